@@ -1,0 +1,1 @@
+"""Read-only analyses of PrimFuncs: accesses, reducers, PIT axes. They always say why."""

@@ -1,0 +1,125 @@
+"""Chains of operators that treat every element by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from tvm import te, tirx
+from tvm.ir import Expr, Var
+
+from ..errors import DTypeError, ShapeError, mismatch
+from .arguments import DTypes, Extent, resolve_dtypes, resolve_extent
+from .epilogue import ACTIVATIONS, check_activation
+
+# "relu" works on the chain's value alone, "add" takes one more operand, ("mul", 0.5) a number.
+Stage: TypeAlias = str | tuple[str, float]
+
+BINARY: dict[str, Callable[[Expr, Expr], Expr]] = {
+    "add": lambda x, y: x + y,
+    "sub": lambda x, y: x - y,
+    "mul": lambda x, y: x * y,
+    "max": tirx.max,
+    "min": tirx.min,
+}
+_AXES = ("p", "q")
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One checked stage: what it does to the value, and what its second operand is."""
+
+    apply: Callable[..., Expr]
+    operand: te.Tensor | float | None
+
+
+def elementwise(
+    shape: Sequence[Extent],
+    stages: Sequence[Stage],
+    *,
+    dtype: str = "float32",
+    out_dtype: str | None = None,
+) -> list[te.Tensor]:
+    """``out = stage(.. stage(data, rhs) ..)`` element by element; axes p, or p and q.
+
+    ``elementwise((None, 64), ["add", "relu", ("mul", 0.5)])`` is ``0.5 * relu(data + rhs)`` for
+    ``data`` and ``rhs`` of shape [p, 64]. Every stage is a stage of the tensor expression.
+
+    Parameters
+    ----------
+    shape
+        One or two extents; None is symbolic.
+    stages
+        At least one of "add", "sub", "mul", "max", "min", alone or with a number, "relu", "gelu",
+        "gelu_tanh", "silu". Alone the first five take one more operand of the same shape, in
+        order ``rhs``, ``rhs2``, ``rhs3`` ...
+    dtype, out_dtype
+        Types of the operands and of the result (`arguments.resolve_dtypes` has the table). 16-bit
+        types are computed in float32, int8 in int32.
+
+    Returns
+    -------
+    [data, rhs..., out]
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        A shape, type or stage is not one of those above.
+    """
+    dtypes = resolve_dtypes(dtype, out_dtype)
+    if not 1 <= len(shape) <= len(_AXES):
+        raise ShapeError(mismatch("shape", "one or two extents", tuple(shape)))
+    if not stages:
+        raise ShapeError(mismatch("stages", "at least one", "none"))
+    axes = list(_AXES[: len(shape)])
+    extents = tuple(resolve_extent(name, value) for name, value in zip(axes, shape, strict=True))
+    data = te.placeholder(extents, dtype, "data")
+    operands: list[te.Tensor] = []
+    value = data
+    for position, stage in enumerate(stages):
+        step = _read_stage(stage, operands, extents, dtypes)
+        last = position == len(stages) - 1
+        value = te.compute(
+            extents,
+            _body(value, step, dtypes, dtypes.output if last else dtypes.epilogue),
+            name="out" if last else f"stage{position}",
+            varargs_names=axes,
+        )
+    return [data, *operands, value]
+
+
+def _read_stage(
+    stage: Stage, operands: list[te.Tensor], extents: tuple[int | Var, ...], dtypes: DTypes
+) -> _Step:
+    """Check one stage; a binary one without a number appends its operand to ``operands``."""
+    if isinstance(stage, str):
+        if stage in BINARY:
+            name = f"rhs{len(operands) + 1}" if operands else "rhs"
+            operands.append(te.placeholder(extents, dtypes.storage, name))
+            return _Step(BINARY[stage], operands[-1])
+        if stage in ACTIVATIONS:
+            check_activation(stage, dtypes)
+            return _Step(ACTIVATIONS[stage], None)
+    elif isinstance(stage, tuple) and len(stage) == 2 and stage[0] in BINARY:
+        number = stage[1]
+        whole = isinstance(number, int) and not isinstance(number, bool)
+        if whole or (isinstance(number, float) and dtypes.epilogue == "float32"):
+            return _Step(BINARY[stage[0]], number)
+    expected = f"one of {', '.join([*BINARY, *ACTIVATIONS])}, or (binary stage, number)"
+    advice = "an integer chain takes integers" if dtypes.epilogue == "int32" else ""
+    raise DTypeError(mismatch("stages", expected, repr(stage), advice))
+
+
+def _body(value: te.Tensor, step: _Step, dtypes: DTypes, dtype: str) -> Callable[..., Expr]:
+    """Element of one stage over ``value``, computed in the epilogue's type, cast to ``dtype``."""
+
+    def element(*index: Var) -> Expr:
+        arguments = [value(*index).astype(dtypes.epilogue)]
+        if isinstance(step.operand, te.Tensor):
+            arguments.append(step.operand(*index).astype(dtypes.epilogue))
+        elif step.operand is not None:
+            arguments.append(tirx.const(step.operand, dtypes.epilogue))
+        return step.apply(*arguments).astype(dtype)
+
+    return element

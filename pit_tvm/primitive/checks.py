@@ -1,0 +1,100 @@
+"""Preconditions that the primitives share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+from tvm.ir import prim
+
+from ..errors import ScheduleError, mismatch
+
+
+def block_of(sch: s_tir.Schedule, block: Any, primitive: str, note: str | None = None) -> Any:
+    """The block behind ``block``; ScheduleError if it lacks the annotation ``note``."""
+    found = sch.get(block)
+    if not isinstance(found, s_tir.SBlock):
+        raise ScheduleError(mismatch(f"{primitive}: block", "a block", type(found).__name__))
+    if note is not None and note not in (found.annotations or {}):
+        raise ScheduleError(
+            mismatch(
+                f"{primitive}: block {found.name_hint}",
+                f"annotation {note}",
+                sorted(found.annotations or {}) or "none",
+                "call it on a function from insert_sread_swrite",
+            )
+        )
+    return found
+
+
+def loop_of(sch: s_tir.Schedule, loop: Any, primitive: str) -> tirx.For:
+    """The loop behind ``loop``; ScheduleError if it is something else."""
+    found = sch.get(loop)
+    if not isinstance(found, tirx.For):
+        raise ScheduleError(mismatch(f"{primitive}: loop", "a loop", type(found).__name__))
+    return found
+
+
+def loop_depth(sch: s_tir.Schedule, block: Any, loop: Any, what: str) -> int:
+    """Number of loops down to ``loop`` above ``block``; ScheduleError if it is not one of them."""
+    target = sch.get_sref(loop)
+    for depth, above in enumerate(sch.get_loops(block), start=1):
+        if sch.get_sref(above).same_as(target):
+            return depth
+    name = sch.get(loop).loop_var.name
+    raise ScheduleError(mismatch(what, "a loop above it", f"loop {name}, which is not"))
+
+
+def guarded(loop: tirx.For) -> bool:
+    """Whether a block below ``loop`` binds it to an iterator of a position that a guard tests."""
+    hits: list[bool] = []
+
+    def visit(realize: s_tir.SBlockRealize) -> None:
+        bound = {
+            iv.var
+            for iv, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
+            if uses_any(value, {loop.loop_var})
+        }
+        found = conjuncts(realize.block.body)
+        hits.append(any(isinstance(c, prim.LT) and uses_any(c.a, bound) for c in found))
+
+    tvm_ffi.structural_walk(loop.body, (s_tir.SBlockRealize, visit))
+    return any(hits)
+
+
+def is_choice(call: ir.Call) -> bool:
+    """Whether a call is ``if_then_else``, which evaluates only the side that it takes."""
+    return getattr(call.op, "name", "") == "prim.if_then_else"
+
+
+def conjuncts(stmt: tirx.Stmt) -> list[Any]:
+    """Parts of the conditions of all ``if`` statements and ``if_then_else`` calls in ``stmt``."""
+    out: list[Any] = []
+
+    def choice(call: ir.Call) -> None:
+        if is_choice(call):
+            out.extend(split_and(call.args[0]))
+
+    walk = [(tirx.IfThenElse, lambda s: out.extend(split_and(s.condition))), (ir.Call, choice)]
+    tvm_ffi.structural_walk(stmt, walk)
+    return out
+
+
+def split_and(condition: Any) -> list[Any]:
+    """The conditions whose conjunction ``condition`` is."""
+    if isinstance(condition, prim.And):
+        return [*split_and(condition.a), *split_and(condition.b)]
+    return [condition]
+
+
+def uses_any(expr: Any, variables: set[ir.Var]) -> bool:
+    """Whether ``expr`` uses one of ``variables``."""
+    found: list[ir.Var] = []
+    tvm_ffi.structural_walk(expr, (ir.Var, found.append))
+    return any(v in variables for v in found)
+
+
+def loop_names(sch: s_tir.Schedule, block: Any) -> dict[str, Any]:
+    """Loops above a block by the names of their variables, outermost first."""
+    return {sch.get(loop).loop_var.name: loop for loop in sch.get_loops(block)}

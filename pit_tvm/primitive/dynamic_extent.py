@@ -1,0 +1,49 @@
+"""``dynamic_extent``: a loop that ends with the live positions of an index."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import s_tir, tirx
+
+from ..errors import ScheduleError, mismatch
+from .checks import guarded, loop_of
+
+DYNAMIC_EXTENT = "pit.dynamic_extent"
+
+
+def dynamic_extent(sch: s_tir.Schedule, loop: Any) -> None:
+    """Let ``loop`` end with the live positions instead of the capacity.
+
+    Recorded as an annotation; ``pit_tvm.transform.lower_dynamic_extent`` turns it into an extent
+    read from the count.
+
+    Requirements: the loop is serial, and binds an iterator of a block below it that is guarded by
+    ``position < count``.
+
+    Before::
+
+        for t in range(capacity // 64):
+            for r in range(64):
+                if t * 64 + r < count[0]: ...
+
+    ``dynamic_extent(sch, t)``, then lowered::
+
+        for t in range(min((count[0] + 63) // 64, capacity // 64)):
+            for r in range(64):
+                if t * 64 + r < count[0]: ...
+
+    Raises
+    ------
+    ScheduleError
+        A requirement does not hold.
+    """
+    found = loop_of(sch, loop, "dynamic_extent")
+    name = found.loop_var.name
+    if found.kind != tirx.ForKind.SERIAL:
+        kind = tirx.ForKind(found.kind).name.lower()
+        raise ScheduleError(mismatch(f"dynamic_extent: loop {name}", "serial", kind))
+    if not guarded(found):
+        expected = "a block below it with a guard on this loop"
+        raise ScheduleError(mismatch(f"dynamic_extent: loop {name}", expected, "no such block"))
+    sch.annotate(loop, DYNAMIC_EXTENT, 1)

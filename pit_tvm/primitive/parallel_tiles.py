@@ -1,0 +1,55 @@
+"""``parallel_tiles``: a nest of tile loops spread over the threads as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import s_tir, tirx
+
+from ..errors import ScheduleError, mismatch
+from .checks import loop_of
+
+PARALLEL_TILES = "pit.parallel_tiles"
+
+
+def parallel_tiles(sch: s_tir.Schedule, loops: Sequence[Any]) -> None:
+    """Spread a perfect nest of serial loops, outermost first, over the threads as one loop.
+
+    Recorded as an annotation with the nest's depth, because ``fuse`` would hide a dynamic extent
+    in a division; :func:`pit_tvm.transform.lower_parallel_tiles` fuses after extents are known.
+
+    Before::
+
+        for nb in range(4):
+            for t in range(tiles): ...
+
+    ``parallel_tiles(sch, [nb, t])``, then lowered::
+
+        for f in T.parallel(4 * tiles): ...  # nb = f // tiles, t = f % tiles
+
+    Raises
+    ------
+    ScheduleError
+        No loop is given, one is not serial, or they are not directly nested.
+    """
+    if not loops:
+        raise ScheduleError(mismatch("parallel_tiles: loops", "at least one", "none"))
+    nest = [loop_of(sch, loop, "parallel_tiles") for loop in loops]
+    for outer, inner in zip(nest, nest[1:], strict=False):
+        if not outer.body.same_as(inner):
+            raise ScheduleError(
+                mismatch(
+                    f"parallel_tiles: loop {inner.loop_var.name}",
+                    f"to be all that loop {outer.loop_var.name} holds",
+                    "something else between or beside them",
+                    "reorder first",
+                )
+            )
+    for loop in nest:
+        if loop.kind != tirx.ForKind.SERIAL:
+            kind = tirx.ForKind(loop.kind).name.lower()
+            raise ScheduleError(
+                mismatch(f"parallel_tiles: loop {loop.loop_var.name}", "serial", kind)
+            )
+    sch.annotate(loops[0], PARALLEL_TILES, len(nest))

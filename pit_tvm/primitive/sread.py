@@ -1,0 +1,45 @@
+"""``sread``: gather one operand into a dense panel where it is consumed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import s_tir
+
+from ..errors import ScheduleError, mismatch
+from .checks import block_of, guarded, loop_depth, loop_of
+from .dynamic_extent import dynamic_extent
+
+SREAD = "pit.sread"
+
+
+def sread(sch: s_tir.Schedule, block: Any, loop: Any, *, dynamic: bool = True) -> list[Any]:
+    """Compute the gathered copy ``block`` of an operand at ``loop`` of its consumer.
+
+    The panel then holds what one iteration of ``loop`` needs, dense and in list order; the inner
+    kernel reads it without an index. With ``dynamic`` the copy loops end with the live positions:
+    the rest of the panel is unspecified, and only speculative positions read it. Without, the
+    rest is filled with zeros.
+
+    Requirements: ``block`` was made by ``insert_sread_swrite`` (annotation ``pit.sread``), it has
+    one consumer, and ``loop`` is a loop above that consumer.
+
+    Returns the copy's loops inside ``loop``, outermost first.
+
+    Raises
+    ------
+    ScheduleError
+        A requirement does not hold.
+    """
+    name = block_of(sch, block, "sread", SREAD).name_hint
+    loop_of(sch, loop, "sread")
+    consumers = sch.get_consumers(block)
+    if len(consumers) != 1:
+        raise ScheduleError(mismatch(f"sread: consumers of {name}", 1, len(consumers)))
+    depth = loop_depth(sch, consumers[0], loop, f"sread: consumer of {name}")
+    sch.compute_at(block, loop)
+    inner = list(sch.get_loops(block)[depth:])
+    for copy in inner if dynamic else []:
+        if guarded(sch.get(copy)):
+            dynamic_extent(sch, copy)
+    return inner

@@ -1,0 +1,1 @@
+"""Run time: arrays in and out, detection, the kernel cache and dispatch."""

@@ -1,0 +1,397 @@
+"""Arrays in and out without copies: numpy, torch on the CPU, and anything else with DLPack.
+
+A compiled function takes numpy arrays and torch tensors directly (0.25 us each, less than an
+explicit conversion first). What it does not take is given another view of the same memory here:
+read-only numpy arrays, numpy's bfloat16, booleans read as bytes, and tensors that require a
+gradient. numpy's bfloat16 is the type of the optional package ml_dtypes.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+from tvm import runtime as tvm_runtime
+
+from ..errors import BackendUnavailable, DTypeError, ShapeError, mismatch
+
+# Compiled functions store whole cache lines fastest where lines begin.
+_ALIGNMENT = 64
+
+_NUMPY_DTYPES = {
+    name: np.dtype(name)
+    for name in (
+        *("float16", "float32", "float64", "bool"),
+        *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    )
+}
+
+
+def kind(array: Any) -> str:
+    """Library that ``array`` belongs to: "numpy", "torch" or "dlpack" for every other one.
+
+    Raises
+    ------
+    DTypeError
+        It is no array: it has no ``__dlpack__``.
+    """
+    if isinstance(array, np.ndarray):
+        return "numpy"
+    if _is_torch(array):
+        return "torch"
+    if hasattr(array, "__dlpack__"):
+        return "dlpack"
+    raise _no_array("array", array)
+
+
+def dtype_of(array: Any) -> str:
+    """Name of the element type of any array that `kind` knows, such as "bfloat16"."""
+    library = kind(array)
+    if library == "numpy":
+        return array.dtype.name
+    if library == "torch":
+        return str(array.dtype).removeprefix("torch.")
+    return str(_import("array", array).dtype)
+
+
+def check_array(
+    name: str, array: Any, dtype: str, shape: Sequence[int | None], writable: bool = False
+) -> None:
+    """Refuse an array that a compiled CPU function could not take as argument ``name``.
+
+    ``shape`` holds an extent per dimension, None for any. ``dtype`` "uint8" takes booleans too,
+    as bytes 0 and 1. ``writable`` is for results.
+
+    Raises
+    ------
+    DTypeError
+        Another element type or byte order, another device, or no array at all.
+    ShapeError
+        Another rank or extent, not contiguous, not aligned to its elements, or not writable.
+    """
+    if isinstance(array, np.ndarray):
+        _check_numpy(name, array, dtype, tuple(shape), writable)
+    elif _is_torch(array):
+        _check_torch(name, array, dtype, tuple(shape), writable)
+    else:
+        _dlpack_argument(name, array, dtype, tuple(shape), writable)
+
+
+def as_tensor(
+    name: str, array: Any, *, dtype: str, shape: Sequence[int | None], writable: bool = False
+) -> Any:
+    """The checked ``array`` in the form that a compiled function takes, sharing its memory.
+
+    Booleans become bytes if ``dtype`` is "uint8". Errors are those of `check_array`.
+    """
+    if isinstance(array, np.ndarray):
+        _check_numpy(name, array, dtype, tuple(shape), writable)
+        return _numpy_argument(array, dtype)
+    if _is_torch(array):
+        return _torch_argument(name, array, dtype, tuple(shape), writable)
+    return _dlpack_argument(name, array, dtype, tuple(shape), writable)
+
+
+def check_overlap(name: str, out: Any, inputs: Mapping[str, Any]) -> None:
+    """Refuse a contiguous result ``out`` whose memory one of the contiguous inputs shares.
+
+    Raises
+    ------
+    ShapeError
+        The message names both arguments.
+    """
+    for other, array in inputs.items():
+        if isinstance(out, np.ndarray) and isinstance(array, np.ndarray):
+            shared = np.may_share_memory(out, array)  # exact for contiguous arrays
+        else:
+            (begin, end), (first, last) = _span(out), _span(array)
+            shared = begin < last and first < end
+        if shared:
+            advice = "pass another array as the result"
+            raise ShapeError(mismatch(name, "memory of its own", f"memory of {other}", advice))
+
+
+def empty_like_kind(kind_of: Any, shape: Sequence[int], dtype: str) -> Any:
+    """New uninitialised array of the library that ``kind_of`` belongs to, on the CPU.
+
+    A DLPack object gives a TVM tensor. Memory is aligned to 64 bytes.
+
+    Raises
+    ------
+    BackendUnavailable
+        A numpy bfloat16 array without the package ml_dtypes.
+    """
+    library = kind(kind_of)
+    if library == "numpy":
+        element = _numpy_dtype(dtype)
+        size = element.itemsize * math.prod(shape)
+        raw = np.empty(size + _ALIGNMENT, np.uint8)
+        begin = -raw.ctypes.data % _ALIGNMENT
+        return raw[begin : begin + size].view(element).reshape(shape)
+    if library == "torch":
+        import torch
+
+        return torch.empty(tuple(shape), dtype=getattr(torch, dtype))
+    return _empty(tuple(shape), dtype)
+
+
+def as_numpy(array: Any) -> np.ndarray:
+    """``array`` as a numpy array of the same memory; BackendUnavailable as in `empty_like_kind`."""
+    if isinstance(array, np.ndarray):
+        return array
+    if _is_torch(array):
+        import torch
+
+        if array.dtype == torch.bfloat16:
+            return array.detach().view(torch.int16).numpy().view(_ml_bfloat16())
+        return array.detach().numpy()
+    tensor = _import("array", array)
+    if tensor.dtype == "bfloat16":
+        return np.from_dlpack(_retype(tensor, "uint16")).view(_ml_bfloat16())
+    return np.from_dlpack(tensor)
+
+
+def as_torch(array: Any) -> Any:
+    """``array`` as a torch tensor of the same memory, without gradient."""
+    import torch
+
+    if _is_torch(array):
+        return array.detach()
+    if not isinstance(array, np.ndarray):
+        return torch.from_dlpack(_import("array", array))
+    if array.flags.writeable and array.dtype.kind != "V":
+        return torch.from_numpy(array)
+    return torch.from_dlpack(_from_numpy(array))
+
+
+def library_matmul(
+    lhs: Any, rhs: Any, out: Any, *, transpose_lhs: bool = False, transpose_rhs: bool = False
+) -> Any:
+    """``out[...] = lhs @ rhs`` on the whole operands by the library's BLAS; returns ``out``.
+
+    Torch's product if any of the three is a torch tensor, else numpy's. Operands have two
+    dimensions, or more with equal leading ones; a transposed operand has its last two swapped.
+    Sums of 16-bit types are float32: torch does this by itself where all three types are equal;
+    otherwise, and always in numpy (which has no 16-bit BLAS), the operands are converted to
+    float32 first, which costs a copy of each. int8 is multiplied in float64, which is exact.
+
+    Shapes and types are the caller's to check.
+    """
+    use_torch = any(_is_torch(array) for array in (lhs, rhs, out))
+    convert = as_torch if use_torch else as_numpy
+    left, right, result = convert(lhs), convert(rhs), convert(out)
+    left = left.swapaxes(-1, -2) if transpose_lhs else left
+    right = right.swapaxes(-1, -2) if transpose_rhs else right
+    if use_torch:
+        _torch_matmul(left, right, result)
+    else:
+        _numpy_matmul(left, right, result)
+    return out
+
+
+# --------------------------------------------------------------------------------------------
+# One library at a time
+
+
+def _is_torch(array: Any) -> bool:
+    torch = sys.modules.get("torch")  # absent: no torch tensor can exist
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+@cache
+def _ml_bfloat16() -> np.dtype[Any]:
+    try:
+        from ml_dtypes import bfloat16
+    except ImportError as error:
+        advice = "install ml_dtypes, or pass torch tensors"
+        text = mismatch("bfloat16", "the package ml_dtypes for numpy arrays", "none", advice)
+        raise BackendUnavailable(text) from error
+    return np.dtype(bfloat16)
+
+
+def _numpy_dtype(dtype: str) -> np.dtype[Any]:
+    return _ml_bfloat16() if dtype == "bfloat16" else _NUMPY_DTYPES[dtype]
+
+
+def _is_element(element: np.dtype[Any], dtype: str) -> bool:
+    # bfloat16 is a type from outside numpy, of kind V; ml_dtypes is asked for only then.
+    if dtype == "bfloat16":
+        return element.kind == "V" and element == _ml_bfloat16()
+    return element == _NUMPY_DTYPES[dtype] or (dtype == "uint8" and element == np.bool_)
+
+
+def _check_shape(name: str, shape: tuple[int, ...], expected: tuple[int | None, ...]) -> None:
+    if shape == expected:
+        return
+    fits = len(shape) == len(expected)
+    for got, want in zip(shape, expected, strict=False):
+        fits = fits and (want is None or got == want)
+    if not fits:
+        wanted = ", ".join("any" if extent is None else str(extent) for extent in expected)
+        raise ShapeError(mismatch(name, f"shape [{wanted}]", f"shape {list(shape)}"))
+
+
+def _check_numpy(
+    name: str, array: np.ndarray, dtype: str, shape: tuple[int | None, ...], writable: bool
+) -> None:
+    if not _is_element(array.dtype, dtype):
+        advice = f"convert it with .astype('{dtype}')"
+        raise DTypeError(mismatch(name, dtype, array.dtype, advice))
+    if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
+        advice = "pass .data and the mask apart"
+        raise DTypeError(mismatch(name, "a plain array", "numpy.ma.MaskedArray", advice))
+    _check_shape(name, array.shape, shape)
+    flags = array.flags
+    if not flags.c_contiguous:
+        got = f"strides {array.strides} bytes"
+        advice = "pass np.ascontiguousarray(...)"
+        raise ShapeError(mismatch(name, "a contiguous array", got, advice))
+    if not flags.aligned:
+        raise ShapeError(mismatch(name, "aligned elements", "unaligned", "pass a copy"))
+    if writable and not flags.writeable:
+        raise ShapeError(mismatch(name, "a writable array", "a read-only one"))
+
+
+def _check_torch(
+    name: str, array: Any, dtype: str, shape: tuple[int | None, ...], writable: bool
+) -> None:
+    import torch
+
+    if not array.is_cpu:
+        advice = "pass .cpu(), or compile for that device"
+        raise DTypeError(mismatch(name, "a tensor on the CPU", str(array.device), advice))
+    is_bytes = dtype == "uint8" and array.dtype is torch.bool
+    if array.dtype is not getattr(torch, dtype) and not is_bytes:
+        advice = f"convert it with .to(torch.{dtype})"
+        raise DTypeError(mismatch(name, dtype, dtype_of(array), advice))
+    _check_shape(name, array.shape, shape)
+    if array.layout is not torch.strided:
+        raise ShapeError(mismatch(name, "a strided tensor", array.layout, "pass .to_dense()"))
+    if not array.is_contiguous():
+        got = f"strides {array.stride()} elements"
+        raise ShapeError(mismatch(name, "a contiguous tensor", got, "pass .contiguous()"))
+    if array.data_ptr() % array.itemsize:
+        raise ShapeError(mismatch(name, "aligned elements", "unaligned", "pass .clone()"))
+    if writable and array.requires_grad:
+        got = "one that requires grad"
+        raise ShapeError(mismatch(name, "a tensor to write to", got, "pass .detach()"))
+
+
+def _no_array(name: str, array: Any) -> DTypeError:
+    expected = "a numpy array, a torch tensor or an object with __dlpack__"
+    return DTypeError(mismatch(name, expected, type(array).__name__))
+
+
+def _import(name: str, array: Any) -> tvm_ffi.Tensor:
+    """A DLPack object as a TVM tensor of the same memory; DTypeError if it is not on the CPU."""
+    if not hasattr(array, "__dlpack__"):
+        raise _no_array(name, array)
+    device = array.__dlpack_device__()
+    if device[0] != tvm_ffi.DLDeviceType.kDLCPU:
+        raise DTypeError(mismatch(name, "an array on the CPU", f"DLPack device {device}"))
+    if isinstance(array, tvm_ffi.Tensor):
+        return array
+    try:
+        return tvm_ffi.from_dlpack(array)
+    except BufferError:  # read-only memory: only later versions of DLPack say so
+        return tvm_ffi.from_dlpack(array.__dlpack__(max_version=(1, 0)))
+
+
+def _itemsize(dtype: str) -> int:
+    return 2 if dtype == "bfloat16" else _NUMPY_DTYPES[dtype].itemsize
+
+
+def _numpy_argument(array: np.ndarray, dtype: str) -> Any:
+    if array.size == 0:
+        return _empty(array.shape, dtype)
+    if dtype == "uint8" and array.dtype == np.bool_:
+        array = array.view(np.uint8)
+    return array if array.flags.writeable and dtype != "bfloat16" else _from_numpy(array)
+
+
+def _torch_argument(
+    name: str, array: Any, dtype: str, shape: tuple[int | None, ...], writable: bool
+) -> Any:
+    import torch
+
+    _check_torch(name, array, dtype, shape, writable)
+    if array.numel() == 0:
+        return _empty(tuple(array.shape), dtype)
+    if dtype == "uint8" and array.dtype is torch.bool:
+        array = array.view(torch.uint8)
+    return array.detach() if array.requires_grad else array
+
+
+def _dlpack_argument(
+    name: str, array: Any, dtype: str, shape: tuple[int | None, ...], writable: bool
+) -> Any:
+    tensor = _import(name, array)
+    if dtype == "uint8" and tensor.dtype == "bool":
+        tensor = _retype(tensor, dtype)
+    if tensor.dtype != dtype:
+        raise DTypeError(mismatch(name, dtype, tensor.dtype))
+    _check_shape(name, tensor.shape, shape)
+    if not tensor.is_contiguous():
+        got = f"strides {tensor.strides} elements"
+        raise ShapeError(mismatch(name, "a contiguous tensor", got, "pass a copy"))
+    if tensor.data_ptr() % _itemsize(dtype):
+        raise ShapeError(mismatch(name, "aligned elements", "unaligned", "pass a copy"))
+    if writable and not isinstance(array, tvm_ffi.Tensor):
+        # Only numpy reads DLPack's read-only flag; it has no bfloat16 to read it with.
+        if dtype == "bfloat16" or not np.from_dlpack(array).flags.writeable:
+            expected = "a numpy array, a torch tensor or a TVM tensor to write to"
+            raise ShapeError(mismatch(name, expected, type(array).__name__))
+    return _empty(tensor.shape, dtype) if 0 in tensor.shape else tensor
+
+
+def _empty(shape: tuple[int, ...], dtype: str) -> Any:
+    # Stands for empty arrays too: other libraries give those strides of zero, which compiled
+    # functions refuse.
+    return tvm_runtime.empty(shape, dtype)
+
+
+def _retype(tensor: Any, dtype: str) -> Any:
+    """The same memory read as another type of the same size."""
+    return tensor._create_view(tensor.shape, dtype)
+
+
+def _from_numpy(array: np.ndarray) -> tvm_ffi.Tensor:
+    """A numpy array that DLPack's first version cannot express: read-only, or bfloat16."""
+    bits = array.view(np.uint16) if _is_element(array.dtype, "bfloat16") else array
+    tensor = tvm_ffi.from_dlpack(bits.__dlpack__(max_version=(1, 0)))
+    return tensor if bits is array else _retype(tensor, "bfloat16")
+
+
+def _span(array: Any) -> tuple[int, int]:
+    """First byte and the one after the last of a contiguous array."""
+    if isinstance(array, np.ndarray):
+        begin, size = array.ctypes.data, array.nbytes
+    elif _is_torch(array):
+        begin, size = array.data_ptr(), array.numel() * array.itemsize
+    else:
+        tensor = _import("array", array)
+        begin, size = tensor.data_ptr(), tensor.numel() * _itemsize(str(tensor.dtype))
+    return begin, begin + size
+
+
+def _torch_matmul(left: Any, right: Any, out: Any) -> None:
+    import torch
+
+    if left.dtype == right.dtype == out.dtype and out.dtype.is_floating_point:
+        torch.matmul(left, right, out=out)
+        return
+    wide = torch.float32 if left.dtype.is_floating_point else torch.float64
+    out.copy_(torch.matmul(left.to(wide), right.to(wide)))
+
+
+def _numpy_matmul(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
+    if left.dtype == right.dtype == out.dtype and out.dtype in (np.float32, np.float64):
+        np.matmul(left, right, out=out)
+        return
+    wide = np.float64 if left.dtype.kind in "iu" else np.float32
+    np.copyto(out, np.matmul(left.astype(wide), right.astype(wide)), casting="unsafe")

@@ -1,0 +1,124 @@
+"""Kernels that turn flags of micro-tiles into the lists of live ones, without a branch per flag.
+
+Lists come out ascending: a slot is one task. Nothing is written past ``ids``, whatever the flags.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import tvm
+from tvm.script import tirx as T
+
+PAD = 64  # lists are filled with valid positions up to the next multiple of this
+WORD_SLACK = 8  # bytes that compact may read past the last flag
+
+BIT_0_OF_BYTES = 0x0101010101010101
+GATHER_BITS = 0x0102040810204080  # as a factor: moves bit 0 of byte i to bit 56 + i
+
+
+def bit_positions() -> npt.NDArray[np.uint8]:
+    """uint8 ``[2048]``: entry ``8 * b + i`` is the position of the i-th set bit of byte ``b``."""
+    table = np.zeros((256, 8), np.uint8)
+    for byte in range(256):
+        found = [bit for bit in range(8) if byte >> bit & 1]
+        table[byte, : len(found)] = found
+    return table.reshape(-1)
+
+
+def compact(bits: bool, parallel: bool) -> tvm.IRModule:
+    """Positions of the live flags of each slot, ascending: the lists of live micro-tiles.
+
+    ``src``: uint8 ``[slots, pitch]``, per position a flag of 0 or 1 (readable for 8 bytes past
+    the end), or with ``bits`` one bit, least significant first. ``table``:
+    :func:`bit_positions`. ``ids``: int32 ``[slots, capacity]``, with ``capacity`` at least
+    ``rows`` rounded up to a multiple of 64; ``count``: int32 ``[slots]``.
+
+    Branch-free: eight flags become one byte, whose row of ``table`` is stored at the end of the
+    list, all eight lanes; the list then grows by the number of set bits. The list never holds
+    more than the positions seen so far, so the store stays inside ``capacity``.
+    """
+    loop = T.parallel if parallel else T.serial
+
+    def live_byte(src: tvm.ir.Expr, at: tvm.ir.Expr, word: tvm.ir.Expr) -> tvm.ir.Expr:
+        if bits:
+            return T.Cast("int64", src[at + word])
+        flags = T.reinterpret("uint64", src[T.Ramp(at + word * 8, T.int64(1), 8)])
+        packed = (flags & T.uint64(BIT_0_OF_BYTES)) * T.uint64(GATHER_BITS)
+        return T.Cast("int64", packed >> T.uint64(56))
+
+    @T.prim_func(s_tir=True)
+    def main(
+        p_src: T.handle,
+        p_table: T.handle,
+        p_ids: T.handle,
+        p_count: T.handle,
+        slots: T.int64,
+        rows: T.int64,
+        pitch: T.int64,
+        capacity: T.int64,
+    ):
+        n_src = T.int64()
+        n_ids = T.int64()
+        n_count = T.int64()
+        src = T.match_buffer(p_src, (n_src,), "uint8", align=1)
+        table = T.match_buffer(p_table, (2048,), "uint8", align=1)
+        ids = T.match_buffer(p_ids, (n_ids,), "int32", align=4)
+        count = T.match_buffer(p_count, (n_count,), "int32", align=4)
+        for slot in loop(slots):
+            end = T.alloc_buffer((1,), "int64")
+            end[0] = slot * capacity
+            for word in range(T.ceildiv(rows, 8)):
+                seen: T.let = T.min(T.int64(8), rows - word * 8)
+                byte: T.let = live_byte(src, slot * pitch, word) & (
+                    T.shift_left(T.int64(1), seen) - T.int64(1)
+                )
+                for lane in T.vectorized(8):
+                    ids[end[0] + lane] = T.Cast("int32", table[byte * 8 + lane]) + T.Cast(
+                        "int32", word * 8
+                    )
+                end[0] = end[0] + T.Cast("int64", T.popcount(byte))
+            found: T.let = end[0] - slot * capacity
+            count[slot] = T.Cast("int32", found)
+            for lane in range(T.ceildiv(found, PAD) * PAD - found):
+                ids[slot * capacity + found + lane] = 0
+
+    return tvm.IRModule({"main": main})
+
+
+def compact_blocks(parallel: bool) -> tvm.IRModule:
+    """As :func:`compact`, with one flag (uint8, any non-zero) for each ``grain`` positions."""
+    loop = T.parallel if parallel else T.serial
+
+    @T.prim_func(s_tir=True)
+    def main(
+        p_src: T.handle,
+        p_ids: T.handle,
+        p_count: T.handle,
+        slots: T.int64,
+        rows: T.int64,
+        pitch: T.int64,
+        capacity: T.int64,
+        grain: T.int64,
+    ):
+        n_src = T.int64()
+        n_ids = T.int64()
+        n_count = T.int64()
+        src = T.match_buffer(p_src, (n_src,), "uint8", align=1)
+        ids = T.match_buffer(p_ids, (n_ids,), "int32", align=4)
+        count = T.match_buffer(p_count, (n_count,), "int32", align=4)
+        for slot in loop(slots):
+            end = T.alloc_buffer((1,), "int64")
+            end[0] = slot * capacity
+            for block in range(T.ceildiv(rows, grain)):
+                if src[slot * pitch + block] != T.uint8(0):
+                    size: T.let = T.min(grain, rows - block * grain)
+                    for i in range(size):
+                        ids[end[0] + i] = T.Cast("int32", block * grain + i)
+                    end[0] = end[0] + size
+            found: T.let = end[0] - slot * capacity
+            count[slot] = T.Cast("int32", found)
+            for lane in range(T.ceildiv(found, PAD) * PAD - found):
+                ids[slot * capacity + found + lane] = 0
+
+    return tvm.IRModule({"main": main})

@@ -1,0 +1,172 @@
+"""Kernels that turn row ids, lengths and group ids into the lists of live slices.
+
+Each reads its input once or twice, checks it while reading and reports faults in ``bad``; it
+writes nothing outside ``ids``, whatever the input holds. Ids come in as int32 or int64 (``bits``)
+and leave as int32; lists are padded with 0 to the next multiple of 64.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm.script import tirx as T
+
+from .detect_compact import PAD
+
+
+def copy_rows(bits: int) -> tvm.IRModule:
+    """Copy ``src[size]`` to ``ids``; ``bad[0]`` is 1 if an id is outside ``0 .. rows - 1``.
+
+    ``ids`` must have room for ``size`` rounded up to a multiple of 64.
+    """
+    dtype = f"int{bits}"
+
+    @T.prim_func(s_tir=True)
+    def main(
+        p_src: T.handle,
+        p_ids: T.handle,
+        p_count: T.handle,
+        p_bad: T.handle,
+        size: T.int64,
+        rows: T.int64,
+    ):
+        n_src = T.int64()
+        n_ids = T.int64()
+        src = T.match_buffer(p_src, (n_src,), dtype, align=bits // 8)
+        ids = T.match_buffer(p_ids, (n_ids,), "int32", align=4)
+        count = T.match_buffer(p_count, (1,), "int32", align=4)
+        bad = T.match_buffer(p_bad, (1,), "int32", align=4)
+        outside = T.alloc_buffer((1,), "int32")
+        outside[0] = 0
+        for i in range(size):
+            ids[i] = T.Cast("int32", src[i])
+            below: T.let = src[i] < T.Cast(dtype, 0)
+            above: T.let = T.Cast("int64", src[i]) >= rows
+            outside[0] = outside[0] | T.Cast("int32", below) | T.Cast("int32", above)
+        for i in range(T.ceildiv(size, PAD) * PAD - size):
+            ids[size + i] = 0
+        count[0] = T.Cast("int32", size)
+        bad[0] = outside[0]
+
+    return tvm.IRModule({"main": main})
+
+
+def expand_lengths(bits: int, cumulative: bool) -> tvm.IRModule:
+    """Rows of the sequences of ``padded`` rows each: the first ``length`` of each are live.
+
+    ``src`` holds ``batch`` lengths, or ``batch + 1`` running sums of them. ``bad[0]`` is 1 if a
+    length is outside ``0 .. padded`` or the sums do not start at 0; such lengths count as 0.
+    """
+    dtype = f"int{bits}"
+
+    def length_of(src: tvm.ir.Expr, i: tvm.ir.Expr) -> tvm.ir.Expr:
+        if cumulative:
+            return T.Cast("int64", src[i + 1]) - T.Cast("int64", src[i])
+        return T.Cast("int64", src[i])
+
+    @T.prim_func(s_tir=True)
+    def main(
+        p_src: T.handle,
+        p_ids: T.handle,
+        p_count: T.handle,
+        p_bad: T.handle,
+        batch: T.int64,
+        padded: T.int64,
+    ):
+        n_src = T.int64()
+        n_ids = T.int64()
+        src = T.match_buffer(p_src, (n_src,), dtype, align=bits // 8)
+        ids = T.match_buffer(p_ids, (n_ids,), "int32", align=4)
+        count = T.match_buffer(p_count, (1,), "int32", align=4)
+        bad = T.match_buffer(p_bad, (1,), "int32", align=4)
+        end = T.alloc_buffer((1,), "int64")
+        end[0] = T.int64(0)
+        bad[0] = 0
+        if cumulative:
+            if src[0] != T.Cast(dtype, 0):
+                bad[0] = 1
+        for sequence in range(batch):
+            length: T.let = length_of(src, sequence)
+            if T.And(length >= T.int64(0), length <= padded):
+                for i in range(length):
+                    ids[end[0] + i] = T.Cast("int32", sequence * padded + i)
+                end[0] = end[0] + length
+            else:
+                bad[0] = 1
+        count[0] = T.Cast("int32", end[0])
+        for i in range(T.ceildiv(end[0], PAD) * PAD - end[0]):
+            ids[end[0] + i] = 0
+
+    return tvm.IRModule({"main": main})
+
+
+def split_groups(bits: int, parallel: bool) -> tvm.IRModule:
+    """Rows of every group, ascending: row ``i`` goes to group ``src[i]``, or nowhere if -1.
+
+    ``ids``: ``[groups, capacity]``, ``capacity`` at least ``rows`` rounded up to a multiple of
+    64; ``count``: ``[groups]``; ``starts``: int32 scratch ``[parts, groups]``. The rows are cut
+    into ``parts`` pieces: count each piece, turn the counts into starts, then write each piece.
+    ``bad[0]`` is 1 if an id is outside ``-1 .. groups - 1``; such rows go nowhere.
+    """
+    dtype = f"int{bits}"
+    loop = T.parallel if parallel else T.serial
+
+    def known(group: tvm.ir.Expr, groups: tvm.ir.Expr) -> tvm.ir.Expr:
+        return T.And(group >= T.Cast(dtype, 0), T.Cast("int64", group) < groups)
+
+    @T.prim_func(s_tir=True)
+    def main(
+        p_src: T.handle,
+        p_ids: T.handle,
+        p_count: T.handle,
+        p_starts: T.handle,
+        p_bad: T.handle,
+        rows: T.int64,
+        groups: T.int64,
+        capacity: T.int64,
+        parts: T.int64,
+    ):
+        n_src = T.int64()
+        n_ids = T.int64()
+        n_count = T.int64()
+        n_starts = T.int64()
+        src = T.match_buffer(p_src, (n_src,), dtype, align=bits // 8)
+        ids = T.match_buffer(p_ids, (n_ids,), "int32", align=4)
+        count = T.match_buffer(p_count, (n_count,), "int32", align=4)
+        starts = T.match_buffer(p_starts, (n_starts,), "int32", align=4)
+        bad = T.match_buffer(p_bad, (1,), "int32", align=4)
+        bad[0] = 0
+        for part in loop(parts):
+            for group in range(groups):
+                starts[part * groups + group] = 0
+            begin: T.let = rows * part // parts
+            for i in range(rows * (part + 1) // parts - begin):
+                group: T.let = src[begin + i]
+                if known(group, groups):
+                    at: T.let = part * groups + T.Cast("int64", group)
+                    starts[at] = starts[at] + 1
+                else:
+                    if group != T.Cast(dtype, -1):
+                        bad[0] = 1
+        for group in range(groups):
+            end = T.alloc_buffer((2,), "int32")
+            end[0] = 0
+            for part in range(parts):
+                end[1] = starts[part * groups + group]
+                starts[part * groups + group] = end[0]
+                end[0] = end[0] + end[1]
+            count[group] = end[0]
+            found: T.let = T.Cast("int64", end[0])
+            for i in range(T.ceildiv(found, PAD) * PAD - found):
+                ids[group * capacity + found + i] = 0
+        for part in loop(parts):
+            begin: T.let = rows * part // parts
+            for i in range(rows * (part + 1) // parts - begin):
+                group: T.let = src[begin + i]
+                if known(group, groups):
+                    at: T.let = part * groups + T.Cast("int64", group)
+                    ids[T.Cast("int64", group) * capacity + T.Cast("int64", starts[at])] = T.Cast(
+                        "int32", begin + i
+                    )
+                    starts[at] = starts[at] + 1
+
+    return tvm.IRModule({"main": main})

@@ -1,0 +1,325 @@
+"""Compiled kernels by the content they were built from, in memory and on disk.
+
+On disk a kernel is one file ``<key>.so`` in ``$PIT_TVM_CACHE``, else in ``pit-tvm`` under
+``$XDG_CACHE_HOME`` or ``~/.cache``. Behind the shared library stand a mark and the library's
+SHA-256 (the loader ignores trailing bytes), so that file and checksum are replaced as one. Files
+are written under a temporary name and renamed: processes may share the folder. Two that build
+the same kernel at the same time both succeed, and the later one's file stays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Protocol
+
+from tvm import runtime
+from tvm.support import cc
+from tvm.target import Target
+
+from .. import __version__
+from ..errors import BackendUnavailable, DTypeError, ShapeError, mismatch
+from ..locations import source_root
+
+# The folders whose code decides what a kernel looks like; runtime holds the detection kernels.
+_GENERATORS = ("op", "analysis", "primitive", "transform", "schedules", "runtime")
+_UNFINISHED = ".tmp.so"  # the loader wants the ending ".so"
+_OWN_FILE = re.compile(r"[0-9a-f]{64}(\w*\.tmp)?\.so")
+_MARK = b"pit-tvm-sha256:"
+_TRAILER = len(_MARK) + hashlib.sha256().digest_size
+
+
+class KernelCacheWarning(UserWarning):
+    """The disk part of a kernel cache cannot be used; kernels are kept in memory only."""
+
+
+class Exportable(Protocol):
+    """What `KernelCache.get` builds: a `tvm.runtime.Executable`, or anything alike."""
+
+    @property
+    def mod(self) -> Any:
+        """The module, callable where it was built."""
+
+    def export_library(self, file_name: str) -> Any:
+        """Write a shared library."""
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """What a cache did so far. Times are seconds."""
+
+    memory_hits: int = 0
+    disk_hits: int = 0
+    builds: int = 0
+    corrupt: int = 0
+    load_seconds: float = 0.0
+    build_seconds: float = 0.0
+    export_seconds: float = 0.0
+
+
+def default_directory() -> Path:
+    """``$PIT_TVM_CACHE``, else ``$XDG_CACHE_HOME/pit-tvm``, else ``~/.cache/pit-tvm``."""
+    own = os.environ.get("PIT_TVM_CACHE")
+    if own:
+        return Path(own).expanduser()
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path.home() / ".cache") / "pit-tvm"
+
+
+def content_key(*parts: object) -> str:
+    """SHA-256, as 64 hexadecimal digits, of ``parts`` and of what generates code.
+
+    That is the versions of tvm, tvm-ffi and pit_tvm, the machine's architecture and pit_tvm's own
+    source. A part is None, a bool, int, float, str or bytes; a list or tuple, a mapping (in any
+    order) or a dataclass of parts; a TVM target; or a TVM object that prints as TVMScript.
+
+    Raises
+    ------
+    DTypeError
+        A part is anything else, which could differ in ways that its text does not show.
+    """
+    return hashlib.sha256(_canonical((_fingerprint(), *parts)).encode()).hexdigest()
+
+
+class KernelCache:
+    """Loads or builds kernels, each at most once per process at a time; safe to share by threads.
+
+    ``directory`` None means `default_directory`. If it cannot be used (read-only, a full disk, no
+    C compiler to link with) the cache warns once with `KernelCacheWarning` and works in memory.
+    """
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self.directory = Path(directory) if directory is not None else default_directory()
+        self._modules: dict[str, Any] = {}
+        self._lock = threading.Lock()  # guards everything below and _modules
+        self._key_locks: dict[str, threading.Lock] = {}
+        self._counts: dict[str, Any] = {}
+        self._warned = False
+
+    def get(
+        self, key: str, build: Callable[[], Exportable], entry: str = "main"
+    ) -> Callable[..., Any]:
+        """The function ``entry`` of the kernel ``key``, which ``build`` makes if it is nowhere.
+
+        Keep the function: it keeps its module loaded, and asking again costs microseconds.
+
+        Raises
+        ------
+        ShapeError
+            ``key`` is not of the form that `content_key` gives.
+        AttributeError
+            The kernel has no such function.
+        """
+        return self.module(key, build)[entry]
+
+    def module(self, key: str, build: Callable[[], Exportable]) -> Any:
+        """The loaded module of ``key``, for kernels with several entry points; see `get`."""
+        with self._lock:
+            module = self._modules.get(key)
+            if module is not None:
+                self._count(memory_hits=1)
+                return module
+            _check_key(key)
+            key_lock = self._key_locks.setdefault(key, threading.Lock())
+        with key_lock:
+            with self._lock:
+                module = self._modules.get(key)
+                if module is not None:
+                    self._count(memory_hits=1)
+                    return module
+            module = self._load(key)
+            if module is None:
+                module = self._build(key, build)
+            with self._lock:
+                self._modules[key] = module
+            return module
+
+    @property
+    def stats(self) -> CacheStats:
+        """What this cache did so far; a snapshot."""
+        with self._lock:
+            return CacheStats(**self._counts)
+
+    def clear(self) -> tuple[int, int]:
+        """Forget the kernels in memory and delete the files; returns (files, bytes) deleted.
+
+        Functions that were handed out stay valid.
+        """
+        files = size = 0
+        with self._lock:
+            self._modules.clear()
+        for path in self._files():
+            try:
+                bytes_here = path.stat().st_size
+                path.unlink()
+            except FileNotFoundError:  # another process was quicker
+                continue
+            files, size = files + 1, size + bytes_here
+        return files, size
+
+    def disk_usage(self) -> tuple[int, int]:
+        """(files, bytes) in the folder."""
+        sizes = [path.stat().st_size for path in self._files()]
+        return len(sizes), sum(sizes)
+
+    def _files(self) -> list[Path]:
+        """Kernels, and what interrupted writers left behind."""
+        if not self.directory.is_dir():
+            return []
+        return [path for path in self.directory.iterdir() if _OWN_FILE.fullmatch(path.name)]
+
+    def _count(self, **more: float) -> None:
+        """Add to the statistics; the caller holds the lock."""
+        for name, value in more.items():
+            self._counts[name] = self._counts.get(name, 0) + value
+
+    def _path(self, key: str) -> Path:
+        return self.directory / f"{key}.so"
+
+    def _load(self, key: str) -> Any:
+        """The module on disk; None if there is none, or only a damaged one."""
+        start = time.perf_counter()
+        try:
+            module = _load_sound(self._path(key))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._warn(error)
+            return None
+        with self._lock:
+            if module is None:
+                self._count(corrupt=1)
+            else:
+                self._count(disk_hits=1, load_seconds=time.perf_counter() - start)
+        return module
+
+    def _build(self, key: str, build: Callable[[], Exportable]) -> Any:
+        start = time.perf_counter()
+        executable = build()
+        built = time.perf_counter()
+        module = executable.mod
+        try:
+            module = _store(executable, self._path(key))
+        except (OSError, RuntimeError) as error:
+            self._warn(error)
+        with self._lock:
+            done = time.perf_counter()
+            self._count(builds=1, build_seconds=built - start, export_seconds=done - built)
+        return module
+
+    def _warn(self, error: Exception) -> None:
+        with self._lock:
+            first, self._warned = not self._warned, True
+        if first:
+            advice = "kernels stay in memory; set PIT_TVM_CACHE to another folder"
+            text = mismatch("kernel cache", f"to use the folder {self.directory}", error, advice)
+            warnings.warn(text, KernelCacheWarning, stacklevel=4)
+
+
+# --------------------------------------------------------------------------------------------
+# Files
+
+
+def _check_key(key: str) -> None:
+    if not re.fullmatch("[0-9a-f]{64}", key):
+        expected = "64 hexadecimal digits"
+        raise ShapeError(mismatch("key", expected, repr(key), "make it with content_key"))
+
+
+def _store(executable: Exportable, path: Path) -> Any:
+    """Link, add the checksum, load, and move to ``path`` in one step; returns the loaded module.
+
+    That is what later processes run. It is loaded under its temporary name, because the loader
+    takes a name that it knows for the library it knows by that name; and a library that cannot be
+    loaded is not left for others. Raises OSError if the folder cannot be written,
+    BackendUnavailable without a C compiler, RuntimeError if linking or loading fails.
+    """
+    if cc.get_cc() is None:
+        raise BackendUnavailable(mismatch("kernel cache", "a C compiler on PATH", "none"))
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="pit-tvm-") as scratch:
+        library = Path(scratch) / "kernel.so"
+        executable.export_library(str(library))
+        content = library.read_bytes()
+    # In the same folder: a rename across file systems is a copy.
+    handle, name = tempfile.mkstemp(prefix=path.stem, suffix=_UNFINISHED, dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content + _MARK + hashlib.sha256(content).digest())
+        os.chmod(name, 0o700)
+        module = runtime.load_module(name)
+        os.replace(name, path)
+    finally:
+        Path(name).unlink(missing_ok=True)
+    return module
+
+
+def _load_sound(path: Path) -> Any:
+    """The module in a file that `_store` wrote; None if it is damaged or cannot run here."""
+    content = path.read_bytes()
+    library, trailer = content[:-_TRAILER], content[-_TRAILER:]
+    if trailer != _MARK + hashlib.sha256(library).digest():
+        return None
+    try:
+        return runtime.load_module(str(path))
+    except (RuntimeError, ValueError):  # not loadable; deleted since it was read
+        return None
+
+
+# --------------------------------------------------------------------------------------------
+# Keys
+
+
+@cache
+def _fingerprint() -> str:
+    """Digest of the versions, and of the source files that decide what a kernel looks like."""
+    digest = hashlib.sha256()
+    for package in ("apache-tvm", "apache-tvm-ffi"):
+        digest.update(f"{package}={metadata.version(package)};".encode())
+    digest.update(f"pit_tvm={__version__};{platform.machine()};".encode())
+    for folder in map(_generator_folder, _GENERATORS):
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(f"{path.relative_to(folder.parent).as_posix()}:".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _generator_folder(name: str) -> Path:
+    package, root = Path(__file__).resolve().parent.parent, source_root()
+    for parent in (package, *([root] if root else [])):
+        if (parent / name).is_dir():
+            return parent / name
+    advice = "install the package again"
+    raise BackendUnavailable(mismatch(f"pit_tvm/{name}", "a folder of source", "none", advice))
+
+
+def _canonical(part: object) -> str:
+    """Text that two parts share only if they are equal and of one type."""
+    if part is None or isinstance(part, (bool, int, float, str, bytes)):
+        return f"{type(part).__name__}:{part!r}"
+    if isinstance(part, (list, tuple)):
+        return f"[{','.join(map(_canonical, part))}]"
+    if isinstance(part, Mapping):
+        items = sorted(f"{_canonical(k)}={_canonical(v)}" for k, v in part.items())
+        return f"{{{','.join(items)}}}"
+    if is_dataclass(part) and not isinstance(part, type):
+        values = {field.name: getattr(part, field.name) for field in fields(part)}
+        return f"{type(part).__qualname__}{_canonical(values)}"
+    if isinstance(part, Target):
+        return f"target:{str(part)!r}"
+    script = getattr(part, "script", None)
+    if callable(script):
+        return f"script:{script(show_meta=True)!r}"
+    expected = "plain values, containers, dataclasses, targets and TVM objects with a script"
+    raise DTypeError(mismatch("content_key", expected, type(part).__name__))

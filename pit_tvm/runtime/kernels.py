@@ -1,0 +1,146 @@
+"""The compiled functions of one operator, each built when it is first needed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import tvm
+from tvm import s_tir, te, tirx
+from tvm.target import Target
+
+from ..errors import AxisError, mismatch
+from ..schedules import contraction, generic
+from ..schedules.contraction_forms import contraction_form, pack_func, packed_shape
+from ..schedules.contraction_space import lanes_of
+from ..structs import Groups, MicroTile, Tile
+from ..target import TargetInfo
+from ..transform.insert_sread_swrite import SparseForm, insert_sread_swrite
+from ..transform.pipeline import lower
+from ..transform.split_epilogue import dead_value, split_epilogue
+from ..transform.unalign import unalign
+from .kernel_cache import KernelCache, content_key
+from .program import Program
+
+Kernel = Callable[..., Any]
+_GENERIC_TILE = 16  # positions to a parallel step of the generic schedule
+
+
+class Kernels:
+    """Kernels of one program on one target; threads may share it."""
+
+    def __init__(self, program: Program, target: TargetInfo, cache: KernelCache) -> None:
+        self.program, self.target, self.cache = program, target, cache
+        self._known: dict[object, Kernel] = {}
+        self._lock = threading.Lock()
+
+    def sparse(self, micro_tile: MicroTile, tile: Tile | None) -> Kernel:
+        """Kernel of one micro-tile: inputs, ids, count, output. ``tile`` None: generic."""
+        return self._get((micro_tile, tile), lambda: self._sparse_module(micro_tile, tile))
+
+    def dense(self, tile: Tile | None) -> Kernel:
+        """Dense kernel by our own tile, or by the generic schedule: inputs, output."""
+        return self._get(("dense", tile), lambda: self._sparse_module(None, tile))
+
+    def pack(self) -> Kernel:
+        """Packs the dense operand of a contraction: operand, packed."""
+        return self._get("pack", self._pack_module)
+
+    def epilogue(self) -> Kernel | None:
+        """What follows the sums: sums, inputs that it reads, output. None if nothing does."""
+        if self._epilogue_func is None:
+            return None
+        return self._get("epilogue", lambda: self._plain(self._epilogue_func))
+
+    def dead(self) -> Kernel | None:
+        """The output where the operand is zero: inputs that it reads, output. None if zero."""
+        if self._dead_func is None:
+            return None
+        return self._get("dead", lambda: self._plain(self._dead_func))
+
+    @cached_property
+    def _epilogue_func(self) -> tirx.PrimFunc | None:
+        return split_epilogue(self.program.func, self.program.main)
+
+    @cached_property
+    def _dead_func(self) -> tirx.PrimFunc | None:
+        return dead_value(self.program.func, self.program.main, self.program.operand)
+
+    def epilogue_inputs(self) -> list[str]:
+        """Names of the inputs that the epilogue reads, in order."""
+        return self._names(self._epilogue_func)[1:]
+
+    def dead_inputs(self) -> list[str]:
+        """Names of the inputs that :meth:`dead` reads, in order."""
+        return self._names(self._dead_func)
+
+    def _names(self, func: tirx.PrimFunc | None) -> list[str]:
+        return [] if func is None else [str(p.name) for p in func.params[:-1]]
+
+    def clear(self) -> Kernel:
+        """Clears a vector of bytes with all threads."""
+        return self._get("clear", self._clear_module)
+
+    def packed_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of the packed form of a dense operand of ``shape``."""
+        con = self.program.contraction
+        if con is None:
+            raise AxisError(mismatch("operator", "a contraction to pack for", "another expression"))
+        return tuple(int(e) for e in packed_shape(con, list(shape), lanes_of(self.target.isa)))
+
+    def for_detection(self, name: str, build: Callable[[], tvm.IRModule], _: Any) -> Kernel:
+        """A detection kernel, kept in the same cache."""
+        key = content_key("detect", name, self.target.tvm_target)
+        return self.cache.get(key, lambda: self._compile(build()))
+
+    # -- building
+
+    def _get(self, name: object, module: Callable[[], tvm.IRModule]) -> Kernel:
+        if name in self._known:
+            return self._known[name]
+        with self._lock:
+            if name not in self._known:
+                self._known[name] = self._build(name, module)
+        return self._known[name]
+
+    def _build(self, name: object, module: Callable[[], tvm.IRModule]) -> Kernel:
+        parts = self.program.func.script(), self.target.tvm_target, self._groups()
+        key = content_key(name, self.program.operand, *parts)
+        return self.cache.get(key, lambda: self._compile(module()))
+
+    def _compile(self, mod: tvm.IRModule) -> Any:
+        return tvm.compile(mod, target=Target(self.target.tvm_target))
+
+    def _plain(self, func: tirx.PrimFunc) -> tvm.IRModule:
+        sch = s_tir.Schedule(unalign(func).with_attr("global_symbol", "main"))
+        generic.apply(sch)
+        return lower(sch.mod)
+
+    def _pack_module(self) -> tvm.IRModule:
+        con = self.program.contraction
+        if con is None:
+            raise AxisError(mismatch("operator", "a contraction to pack for", "another expression"))
+        return self._plain(pack_func(self.program.func, con, lanes_of(self.target.isa)))
+
+    def _clear_module(self) -> tvm.IRModule:
+        size = te.var("size", "int64")
+        zeros = te.compute((size,), lambda _: tirx.const(0, "uint8"), name="cleared")
+        return self._plain(te.create_prim_func([zeros]))
+
+    def _groups(self) -> int:
+        spec = self.program.spec
+        return spec.num_groups if isinstance(spec, Groups) else 0
+
+    def _sparse_module(self, micro_tile: MicroTile | None, tile: Tile | None) -> tvm.IRModule:
+        func, con = self.program.func, self.program.contraction
+        if tile is None or con is None:
+            if micro_tile is None:
+                return self._plain(func)
+            return self._plain(insert_sread_swrite(func, micro_tile, SparseForm(_GENERIC_TILE)))
+        lanes = lanes_of(self.target.isa)
+        form, roles = contraction_form(func, con, tile, lanes, micro_tile, self._groups())
+        sch = s_tir.Schedule(form.with_attr("global_symbol", "main"))
+        contraction.apply(sch, roles, reg_m=tile.knob("reg_m"), lanes=lanes)
+        return lower(sch.mod)

@@ -1,0 +1,210 @@
+"""Plans for one operator: what selection needs to know of a pattern, and a cache of decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..schedules.contraction_space import BLOCKS, DEPTH, lanes_of, starting_tiles
+from ..selection import select as selection
+from ..selection.cover import Cover, bucket
+from ..selection.rates import Rates, rates_from_records
+from ..structs import BitMask, Lengths, MicroTile, Plan, Rows, Tile
+from ..target import TargetInfo
+from ..tile_db.store import TileStore
+from .bind import resolve
+from .program import Program, Route
+
+_SHORTLIST = 4  # tiles of a family that are weighed at run time
+_MAX_PLANS = 4096
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """What is known of one call's sparsity: covered density per route, and a key for the cache."""
+
+    covered: tuple[float, ...]
+    key: tuple[int, ...]
+
+
+class Planner:
+    """Chooses plans for one program on one target."""
+
+    def __init__(self, program: Program, target: TargetInfo, store: TileStore) -> None:
+        self.program, self.target, self.store = program, target, store
+        self._rates: dict[str, Rates] = {}
+        self._plans: dict[object, Plan] = {}
+        self._tiles: dict[object, tuple[Tile, ...]] = {}
+
+    def plan(
+        self, pattern: Pattern, sizes: Mapping[str, int], library: str, packed: bool
+    ) -> Plan:
+        """The plan of a pattern; decided once for a density bucket, then remembered."""
+        key = (pattern.key, tuple(sizes.values()), library, packed)
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
+            plan = self._plans[key] = self.decide(pattern, sizes, library, packed)
+        return plan
+
+    def decide(
+        self, pattern: Pattern, sizes: Mapping[str, int], library: str, packed: bool
+    ) -> Plan:
+        """Algorithm 1 on one pattern, without the cache."""
+        rates = self.rates(library)
+        facts = _Facts(self.program, sizes, packed)
+        routes = [
+            facts.route(route, covered)
+            for route, covered in zip(self.program.routes, pattern.covered, strict=True)
+        ]
+        dense = facts.dense(pattern, library)
+        return selection.select(routes, dense, rates, self.tiles(rates, facts))
+
+    def rates(self, library: str) -> Rates:
+        """Rates of the operator's data type with one library as the dense peer."""
+        if library not in self._rates:
+            dtype = self._dtype()
+            generic = starting_tiles(self.target.isa, dtype)
+            records = self.store.all()
+            self._rates[library] = rates_from_records(
+                records, dtype, self.target.isa, self.target.threads, library, generic
+            )
+        return self._rates[library]
+
+    def tiles(self, rates: Rates, facts: _Facts) -> tuple[Tile, ...]:
+        """The shortlist of each family at these column and depth sizes."""
+        key = (id(rates), facts.n, facts.k)
+        if key not in self._tiles:
+            families: dict[str, list[tuple[float, Tile]]] = {}
+            for tile in rates.tiles:
+                cost = rates.tile_us(tile, 512, facts.n, facts.k)
+                families.setdefault(tile.family, []).append((cost, tile))
+            chosen: list[Tile] = []
+            for ranked in families.values():
+                ranked.sort(key=lambda entry: (entry[0], str(entry[1])))
+                chosen += [tile for _, tile in ranked[:_SHORTLIST]]
+            self._tiles[key] = tuple(chosen)
+        return self._tiles[key]
+
+    def _dtype(self) -> str:
+        return next(p.dtype for p in self.program.inputs if p.name == self.program.operand)
+
+
+class _Facts:
+    """Sizes of one call, as the cost model needs them."""
+
+    def __init__(self, program: Program, sizes: Mapping[str, int], packed: bool) -> None:
+        self.program, self.packed = program, packed
+        shapes = {p.name: resolve(p.shape, sizes) for p in program.inputs}
+        self.operand = shapes[program.operand]
+        self.output = resolve(program.output.shape, sizes)
+        con = program.contraction
+        self.m = self.n = self.k = self.batch = 1
+        if con is not None:
+            dense = shapes[con.dense]
+            self.m = self.operand[con.sparse_axes.index(con.row)]
+            self.k = self.operand[con.sparse_axes.index(con.reduce)]
+            self.n = dense[con.dense_axes.index(con.column)]
+            for axis in con.batch:
+                self.batch *= self.operand[con.sparse_axes.index(axis)]
+        self.out_bytes = 4.0 * float(np.prod(self.output, dtype=np.float64))
+
+    def route(self, route: Route, covered: float) -> selection.Route:
+        """Slots, live entries and traffic of one micro-tile."""
+        micro, spec = route.micro_tile, self.program.spec
+        size = self.operand[micro.dim]
+        slots, entry = self._slots(micro)
+        m, k, extra = 1.0, float(self.k), 0.0
+        if route.family == DEPTH:
+            row = self.program.contraction.sparse_axes.index(self.program.contraction.row)
+            m = float(micro.extents[row] or self.m)
+            k = 1.0
+        elif route.family == BLOCKS:
+            k = float(entry)
+            extra = self.out_bytes * (2 if self.program.has_epilogue else 1)
+        elif spec.promises_zero:
+            extra = self.out_bytes
+        if self.program.contraction is None:
+            m = float(np.prod(self.operand, dtype=np.float64)) / max(size, 1)
+            k = 1.0
+        elif micro.axis in self.program.contraction.batch:
+            m = float(self.m)
+        live = covered * size
+        if self.program.contraction is not None and self.program.contraction.group:
+            live /= slots
+        if not self.packed and route.family:
+            extra += 8.0 * self.n * self.k * self.batch
+        return selection.Route(
+            micro_tile=micro,
+            family=route.family,
+            covered=covered,
+            index_bytes=self._index_bytes(micro),
+            slots=slots,
+            live=live,
+            entry_m=m,
+            entry_k=k,
+            n=self.n,
+            extra_bytes=extra,
+        )
+
+    def dense(self, pattern: Pattern, library: str) -> selection.DenseRoute | None:
+        """The dense candidate, where it gives the promised result: see design, section 3."""
+        spec, con = self.program.spec, self.program.contraction
+        if not spec.promises_zero and (min(pattern.covered) < 1.0 or (con and con.group)):
+            return None
+        if con is None or self.program.product is None:
+            work = int(np.prod(self.operand, dtype=np.int64))
+            return selection.DenseRoute(1, self.n, work, 1, self.out_bytes, "generic")
+        extra = self.out_bytes if self.program.has_epilogue else 0.0
+        return selection.DenseRoute(self.m, self.n, self.k, self.batch, extra, library)
+
+    def _slots(self, micro: MicroTile) -> tuple[int, int]:
+        """Number of lists, and the extent of the slot dimension along the reduction."""
+        number, depth = 1, self.k
+        con = self.program.contraction
+        for dim, extent in enumerate(micro.extents):
+            if dim != micro.dim and extent:
+                number *= -(-self.operand[dim] // extent)
+                if con is not None and con.sparse_axes[dim] == con.reduce:
+                    depth = extent
+        if con is not None and con.group:
+            number = max(1, getattr(self.program.spec, "num_groups", 1))
+        return number, depth
+
+    def _index_bytes(self, micro: MicroTile) -> float:
+        spec = self.program.spec
+        if not spec.promises_zero:
+            return 8.0 * self.operand[micro.dim] if not isinstance(spec, (Rows, Lengths)) else 0.0
+        size = float(np.prod(self.operand, dtype=np.float64))
+        return size / 8 if isinstance(spec, BitMask) else size
+
+
+def sampled(program: Program, densities: Any, rows_live: float) -> Pattern:
+    """Pattern of a mask from sampled covered densities (``Detector.sample``) and live rows."""
+    cover = Cover.from_samples(densities)
+    con = program.contraction
+    covered = []
+    for route in program.routes:
+        extents = route.micro_tile.extents
+        if con is None or route.micro_tile.axis in con.batch:
+            covered.append(1.0)
+            continue
+        row = con.sparse_axes.index(con.row)
+        depth = con.sparse_axes.index(con.reduce)
+        if extents[depth] == 0:
+            covered.append(rows_live)
+            continue
+        pair = (extents[row], extents[depth])
+        covered.append(cover.density(pair if row < depth else pair[::-1]))
+    return Pattern(tuple(covered), (*cover.buckets, bucket(rows_live)))
+
+
+def counted(program: Program, live: int, total: int) -> Pattern:
+    """Pattern of slices that are named: an exact count."""
+    share = live / total if total else 0.0
+    key = (bucket(share), int(live == total))
+    return Pattern((share,) * len(program.routes), key)

@@ -1,0 +1,232 @@
+"""What is known of an operator before any array arrives: its axes, its sparse forms, its product."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, tirx
+from tvm.ir import TensorLoad, prim
+
+from ..analysis.access import BlockInfo
+from ..analysis.contraction import Contraction, contraction_of
+from ..analysis.pit_axis import as_prim_func, pit_axes
+from ..analysis.reduction import Reducer, reducer_of
+from ..errors import AxisError, ShapeError, mismatch
+from ..schedules.contraction_space import BLOCKS, DEPTH, MICRO_DEPTH, MICRO_ROWS, ROWS
+from ..structs import BitMask, BlockMask, Groups, Mask, MicroTile, SparsitySpec, Values
+from ..transform.insert_sread_swrite import main_block, operand_axes
+from ..transform.unalign import is_buffer
+
+GENERIC = ""
+_ROW_STEPS = range(8, 129, 8)  # extents of k-axis micro-tiles that register blocks divide
+_DEPTH_STEPS = range(16, 513, 16)
+
+
+@dataclass(frozen=True)
+class Param:
+    """One array of the operator; ``shape`` holds ints, and expressions where it is symbolic."""
+
+    name: str
+    dtype: str
+    shape: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Route:
+    """A micro-tile on a PIT axis, and the family of tiles that runs it (GENERIC: none)."""
+
+    micro_tile: MicroTile
+    family: str
+    reduces: bool
+
+
+@dataclass(frozen=True)
+class Product:
+    """How a library computes the contraction: operands in order, and which are transposed."""
+
+    left: str
+    right: str
+    transpose_left: bool
+    transpose_right: bool
+
+
+@dataclass(frozen=True)
+class Program:
+    """An operator, the sparsity of one operand, and everything that follows from the two.
+
+    ``main`` is the block that reads the operand, ``sums`` what it writes; ``contraction`` and
+    ``product`` are None where the block is none, or no library computes it.
+    """
+
+    func: tirx.PrimFunc
+    inputs: tuple[Param, ...]
+    output: Param
+    operand: str
+    spec: SparsitySpec
+    main: str
+    sums: Param
+    contraction: Contraction | None
+    product: Product | None
+    routes: tuple[Route, ...]
+    has_epilogue: bool
+
+
+def analyse(tensors: Any, sparse: dict[str, SparsitySpec]) -> Program:
+    """The program of TE tensors (or a PrimFunc) for one sparse operand.
+
+    Raises
+    ------
+    AxisError
+        There is no such operand or no PIT axis for its pattern; or zeros of the operand would
+        change the result (a maximum, say), so that a mask promises nothing.
+    ShapeError
+        The specification does not fit the operand's rank.
+    """
+    func = as_prim_func(tensors)
+    operand, spec = _single(sparse)
+    params = [_param(p) for p in func.params if is_buffer(p)]
+    if operand not in [p.name for p in params[:-1]]:
+        raise AxisError(
+            mismatch("sparse", f"an input, one of {[p.name for p in params[:-1]]}", operand)
+        )
+    info = main_block(func, operand)
+    con = contraction_of(func, operand)
+    _check_rank(spec, next(p for p in params if p.name == operand))
+    if spec.promises_zero:
+        _check_zero(info, operand)
+    if isinstance(spec, Groups) and (con is None or not con.group):
+        raise AxisError(mismatch(f"sparse[{operand!r}]", "a grouped product for Groups", "another"))
+    routes = tuple(_routes(func, info, con, operand, spec))
+    if not routes:
+        report = pit_axes(func)
+        why = report.rejected[info.name] or "its dimensions are no bare axes"
+        raise AxisError(mismatch(f"sparse[{operand!r}]", "a PIT axis on it", f"none: {why}"))
+    return Program(
+        func=func,
+        inputs=tuple(params[:-1]),
+        output=params[-1],
+        operand=operand,
+        spec=spec,
+        main=info.name,
+        sums=_param(info.updates[0].target.buffer),
+        contraction=con,
+        product=_product(con, info) if con else None,
+        routes=routes,
+        has_epilogue=info.updates[0].target.buffer not in func.params,
+    )
+
+
+def _single(sparse: dict[str, SparsitySpec]) -> tuple[str, SparsitySpec]:
+    if len(sparse) != 1:
+        advice = "compile one operator per sparse operand"
+        raise AxisError(mismatch("sparse", "one sparse operand", sorted(sparse), advice))
+    ((operand, spec),) = sparse.items()
+    if not isinstance(spec, SparsitySpec):
+        expected = "Mask, BitMask, BlockMask, Values, Rows, Lengths or Groups"
+        raise AxisError(mismatch(f"sparse[{operand!r}]", expected, type(spec).__name__))
+    return operand, spec
+
+
+def _param(buffer: ir.Var) -> Param:
+    shape = tuple(int(e) if isinstance(e, tirx.IntImm) else e for e in buffer.shape)
+    return Param(str(buffer.name), str(buffer.dtype), shape)
+
+
+def _check_rank(spec: SparsitySpec, param: Param) -> None:
+    rank = len(param.shape)
+    if isinstance(spec, (Mask, BitMask, BlockMask, Values)):
+        if spec.extents and len(spec.extents) != rank:
+            what = f"{type(spec).__name__} of {param.name}"
+            raise ShapeError(mismatch(what, f"{rank} extents", spec.extents))
+    elif not 0 <= spec.dim < rank:  # type: ignore[attr-defined]
+        what = f"{type(spec).__name__}.dim of {param.name}"
+        raise ShapeError(mismatch(what, f"0 to {rank - 1}", spec.dim))  # type: ignore[attr-defined]
+
+
+# --------------------------------------------------------------------------------------------
+# Zeros that contribute nothing
+
+
+def _check_zero(info: BlockInfo, operand: str) -> None:
+    """A reduction must get its identity from a zero of the operand."""
+    if not any(kind == "reduce" for kind in info.kinds.values()):
+        return
+    reducer = reducer_of(info, info.updates[0].target.buffer)
+    terms = reducer.terms if isinstance(reducer, Reducer) and reducer.op == "sum" else ()
+    if not terms or not all(_vanishes(term, operand) for term in terms):
+        expected = "a sum of products with the operand, so that its zeros add nothing"
+        advice = "name the rows that exist (Rows, Lengths) instead"
+        raise AxisError(mismatch(f"sparse[{operand!r}]", expected, "another reduction", advice))
+
+
+def _vanishes(expr: Any, operand: str) -> bool:
+    """Whether an expression is zero wherever ``operand`` is."""
+    if isinstance(expr, prim.Cast):
+        return _vanishes(expr.value, operand)
+    if isinstance(expr, prim.Mul):
+        return _vanishes(expr.a, operand) or _vanishes(expr.b, operand)
+    return isinstance(expr, TensorLoad) and str(expr.source.name) == operand
+
+
+# --------------------------------------------------------------------------------------------
+# Routes
+
+
+def _routes(
+    func: tirx.PrimFunc, info: BlockInfo, con: Contraction | None, operand: str, spec: SparsitySpec
+) -> list[Route]:
+    accepted = pit_axes(func).accepted[info.name]
+    axes = operand_axes(info, operand)
+    out: list[Route] = []
+    for dim, axis in enumerate(axes):
+        if axis is None or axis not in accepted or axes.count(axis) > 1:
+            continue
+        if not spec.promises_zero and dim != spec.dim:  # type: ignore[attr-defined]
+            continue
+        reduces = info.kinds[axis] == "reduce"
+        for family, extents in _micro_tiles(con, spec, dim, axis, len(axes)):
+            out.append(Route(MicroTile(operand, axis, dim, extents), family, reduces))
+    return out
+
+
+def _micro_tiles(
+    con: Contraction | None, spec: SparsitySpec, dim: int, axis: str, rank: int
+) -> list[tuple[str, tuple[int, ...]]]:
+    """Families and extents of the micro-tiles on one axis."""
+    whole = tuple(1 if d == dim else 0 for d in range(rank))
+    if con is None:
+        return [(GENERIC, whole)]
+    family = DEPTH if axis == con.reduce else ROWS
+    if not spec.promises_zero or axis in con.batch:
+        return [(family, whole)]
+    sliced = [1 if d == dim or a in con.batch else 0 for d, a in enumerate(con.sparse_axes)]
+    granularity = getattr(spec, "extents", ()) or (1,) * rank
+    if axis == con.reduce:
+        row = con.sparse_axes.index(con.row)
+        steps = {MICRO_ROWS} | {granularity[row]} & set(_ROW_STEPS)
+        return [(DEPTH, _with(sliced, row, step)) for step in sorted(steps)]
+    depth = con.sparse_axes.index(con.reduce)
+    steps = {MICRO_DEPTH} | {granularity[depth]} & set(_DEPTH_STEPS)
+    split = [(BLOCKS, _with(sliced, depth, step)) for step in sorted(steps)]
+    return [(ROWS, tuple(sliced)), *split]
+
+
+def _with(extents: list[int], position: int, value: int) -> tuple[int, ...]:
+    return tuple(value if d == position else e for d, e in enumerate(extents))
+
+
+def _product(con: Contraction, info: BlockInfo) -> Product | None:
+    """The library call for a contraction: leading batch axes in one order, then the two."""
+    written = [info.iter_vars.get(i, "") for i in info.updates[0].target.indices]
+    if con.group or len(written) < 2 or sorted(written[-2:]) != sorted((con.row, con.column)):
+        return None
+    sides = {con.sparse: con.sparse_axes, con.dense: con.dense_axes}
+    left, right = con.sparse, con.dense
+    if written[-2] == con.column:
+        left, right = right, left
+    batch = tuple(written[:-2])
+    first, second = sides[left], sides[right]
+    if first[:-2] != batch or second[:-2] != batch:
+        return None
+    return Product(left, right, first[-2] == con.reduce, second[-1] == con.reduce)

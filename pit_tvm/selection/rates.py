@@ -1,0 +1,107 @@
+"""What tiles and libraries cost on a device: measured records, or defaults of an instruction set."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..structs import Tile, TileTask
+from ..tile_db.record import TileRecord
+
+# Without records: cautious rates per thread in 1e9 operations per second, by instruction set, and
+# what a library's dense product reaches beside them.
+_TILE_GFLOPS = {"avx512": 60.0, "avx2": 40.0, "generic": 8.0}
+_DENSE_OVER_TILE = 1.3
+_DEFAULT_PROFILE = {
+    "gather_gbps": 8.0,
+    "gather_cached_gbps": 30.0,
+    "launch_us": 10.0,
+    "detect_gbps": 8.0,
+    "store_gbps": 4.0,
+}
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Costs of one data type on one device with ``threads`` threads.
+
+    ``tiles``: measurements of each tile. ``dense``: measurements of the library's product.
+    ``profile``: constants of the device (GB/s and microseconds); ``tuned`` is False if ``tiles``
+    are generic ones that nobody measured here.
+    """
+
+    isa: str
+    threads: int
+    tiles: dict[Tile, tuple[tuple[TileTask, float], ...]]
+    dense: tuple[tuple[TileTask, float], ...]
+    profile: dict[str, float] = field(default_factory=dict)
+    tuned: bool = True
+
+    def constant(self, name: str) -> float:
+        """A constant of the device, or its default."""
+        return self.profile.get(name) or _DEFAULT_PROFILE[name]
+
+    def tile_us(self, tile: Tile, m: float, n: int, k: float) -> float:
+        """Microseconds of a product of ``m x n x k`` live steps by ``tile``, gather included."""
+        measured = self.tiles.get(tile, ())
+        if not measured:
+            rate = _TILE_GFLOPS[self.isa] * self.threads
+            return 2e-3 * m * n * k / rate
+        return _scaled(measured, m, n, k)
+
+    def dense_us(self, m: int, n: int, k: int) -> float:
+        """Microseconds of the library's dense product."""
+        if not self.dense:
+            rate = _DENSE_OVER_TILE * _TILE_GFLOPS[self.isa] * self.threads
+            return 2e-3 * m * n * k / rate
+        return _scaled(self.dense, m, n, k)
+
+
+def _scaled(measured: Sequence[tuple[TileTask, float]], m: float, n: float, k: float) -> float:
+    """Time of the measured product nearest in shape, in proportion to the work."""
+
+    def distance(entry: tuple[TileTask, float]) -> float:
+        task = entry[0]
+        return (
+            abs(math.log(max(m, 1) / task.m))
+            + abs(math.log(max(n, 1) / task.n))
+            + abs(math.log(max(k, 1) / task.k))
+        )
+
+    task, secs = min(measured, key=distance)
+    return 1e6 * secs * (m * n * k) / (task.m * task.n * task.k)
+
+
+def rates_from_records(
+    records: Sequence[TileRecord],
+    dtype: str,
+    isa: str,
+    threads: int,
+    library: str,
+    generic: Sequence[Tile],
+) -> Rates:
+    """Rates of one data type: records of a store, or ``generic`` tiles where it has none.
+
+    ``library`` names the BLAS of the dense candidate, "numpy" or "torch". Records of another
+    number of threads are scaled in proportion.
+    """
+    tiles: dict[Tile, list[tuple[TileTask, float]]] = {}
+    dense: list[tuple[TileTask, float]] = []
+    profile: dict[str, float] = {}
+    for record in records:
+        share = record.provenance.threads / threads
+        if record.kind == "profile":
+            profile.update(record.profile)
+        elif record.task is None or record.task.dtype != dtype:
+            continue
+        elif record.kind == "pit" and record.tile is not None and record.tile.isa == isa:
+            tiles.setdefault(record.tile, []).append((record.task, record.secs * share))
+        elif record.kind == "library" and record.note == library:
+            dense.append((record.task, record.secs * share))
+    tuned = bool(tiles)
+    for tile in generic:
+        if not any(known.family == tile.family for known in tiles):
+            tiles[tile] = []
+    frozen = {tile: tuple(entries) for tile, entries in tiles.items()}
+    return Rates(isa, threads, frozen, tuple(dense), profile, tuned)

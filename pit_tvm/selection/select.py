@@ -1,0 +1,110 @@
+"""Algorithm 1 of PIT (SOSP'23, section 3.3): over tiles, PIT axes and micro-tiles, the cheapest.
+
+Costs are in microseconds. A candidate costs its index, its product counted in live tiles, what the
+epilogue and the dead part of the output take, and its launch. Dense is a candidate wherever it
+gives the promised result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..structs import Candidate, MicroTile, Plan, Tile
+from .rates import Rates
+
+_COLUMN_SPLIT_WASTE = 0.03  # share of the work that another column block repeats by gathering
+
+
+@dataclass(frozen=True)
+class Route:
+    """One PIT axis and micro-tile that an operator can be run on.
+
+    ``family``: tile family, "" for the generic schedule. ``index_bytes``: bytes that detection
+    reads. ``covered``: share of micro-tiles that are live. ``rounds``: what the kernel runs, as
+    ``slots`` lists of ``live`` entries each, an entry standing for ``m x k`` dense steps at
+    ``n`` columns. ``extra_bytes``: output traffic beside the kernel's own.
+    """
+
+    micro_tile: MicroTile
+    family: str
+    covered: float
+    index_bytes: float
+    slots: int
+    live: float
+    entry_m: float
+    entry_k: float
+    n: int
+    extra_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class DenseRoute:
+    """The whole operand: product sizes per matrix, matrices, and epilogue traffic in bytes."""
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    extra_bytes: float
+    note: str
+
+
+def select(
+    routes: Sequence[Route], dense: DenseRoute | None, rates: Rates, tiles: Sequence[Tile]
+) -> Plan:
+    """The plan for one pattern: all candidates, and the cheapest of them."""
+    candidates = [
+        _sparse(route, tile, rates)
+        for route in routes
+        for tile in (tiles if route.family else (None,))
+        if tile is None or tile.family == route.family
+    ]
+    if dense is not None:
+        candidates.append(_dense(dense, rates))
+    choice = min(candidates, key=lambda c: c.cost_us)
+    return Plan(choice, tuple(candidates), _reason(choice, candidates), rates.tuned)
+
+
+def _sparse(route: Route, tile: Tile | None, rates: Rates) -> Candidate:
+    index = route.index_bytes / rates.constant("detect_gbps") * 1e-3
+    launch = rates.constant("launch_us")
+    if tile is None:
+        steps = route.slots * route.live * route.entry_m * route.entry_k * route.n
+        product = 2e-3 * steps / (4.0 * rates.threads)
+    else:
+        product = _product_us(route, tile, rates)
+    other = route.extra_bytes / rates.constant("store_gbps") * 1e-3
+    parts = (("index", index), ("product", product), ("output", other), ("launch", launch))
+    cost = sum(us for _, us in parts)
+    return Candidate("pit", route.micro_tile, tile, cost, parts, route.covered)
+
+
+def _product_us(route: Route, tile: Tile, rates: Rates) -> float:
+    """Live tiles times their cost; tails of register blocks and idle threads counted."""
+    live = route.live
+    if route.entry_m == 1:  # entries are rows: they are computed in register blocks
+        reg_m = tile.knob("reg_m")
+        live = -(-live // reg_m) * reg_m
+        rows, m, k = live, live, route.entry_k
+    else:
+        rows, m, k = route.entry_m, route.entry_m, live
+    total = route.slots * rates.tile_us(tile, m, route.n, k)
+    tiles = route.slots * max(1, -(-rows // tile.tile_m)) * max(1, -(-route.n // tile.tile_n))
+    busy = tiles / (-(-tiles // rates.threads) * rates.threads)
+    return total / busy
+
+
+def _dense(route: DenseRoute, rates: Rates) -> Candidate:
+    product = route.batch * rates.dense_us(route.m, route.n, route.k)
+    other = route.extra_bytes / rates.constant("store_gbps") * 1e-3
+    parts = (("product", product), ("output", other))
+    return Candidate("dense", None, None, product + other, parts, 1.0, route.note)
+
+
+def _reason(choice: Candidate, candidates: Sequence[Candidate]) -> str:
+    others = [c.cost_us for c in candidates if c.kind != choice.kind]
+    if not others:
+        return f"cheapest of {len(candidates)}; {choice.kind} only"
+    other = "dense" if choice.kind == "pit" else "pit"
+    return f"cheapest of {len(candidates)}, {min(others) / max(choice.cost_us, 1e-9):.2f}x {other}"

@@ -1,0 +1,234 @@
+"""Immutable records that the layers share: sparsity specifications, micro-tiles, tiles and plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import ShapeError, mismatch
+
+# --------------------------------------------------------------------------------------------
+# What the user says about one operand at compile time
+
+
+@dataclass(frozen=True)
+class SparsitySpec:
+    """How the live part of one operand is told at run time.
+
+    ``promises_zero`` is True for patterns that promise zeros outside (masks and values) and
+    False for patterns that name the slices which exist (rows, lengths, groups).
+    """
+
+    @property
+    def promises_zero(self) -> bool:
+        return isinstance(self, (Mask, BlockMask, BitMask, Values))
+
+
+def _check_extents(owner: str, extents: tuple[int, ...]) -> None:
+    if any(not isinstance(e, int) or isinstance(e, bool) or e < 1 for e in extents):
+        raise ShapeError(mismatch(owner, "extents that are integers of at least 1", extents))
+
+
+@dataclass(frozen=True, init=False)
+class _Granular(SparsitySpec):
+    """A zero pattern made of blocks; one extent per operand dimension, or none if unknown."""
+
+    extents: tuple[int, ...]
+
+    def __init__(self, *extents: int) -> None:
+        _check_extents(type(self).__name__, extents)
+        object.__setattr__(self, "extents", tuple(extents))
+
+
+class Mask(_Granular):
+    """Boolean array of the operand's shape. ``Mask(32, 1)``: zeros come in 32x1 blocks."""
+
+
+class BitMask(_Granular):
+    """Bits of a boolean mask packed along the last dimension, least significant bit first.
+
+    uint8 array of shape ``[..., ceil(last / 8)]``, as ``numpy.packbits(mask, axis=-1,
+    bitorder="little")`` gives it.
+    """
+
+
+class BlockMask(_Granular):
+    """Boolean array with one element per block: shape ``ceil(dim / extent)`` in each dimension."""
+
+    def __init__(self, *extents: int) -> None:
+        if not extents:
+            raise ShapeError(mismatch("BlockMask", "one block extent per dimension", "none"))
+        super().__init__(*extents)
+
+
+class Values(_Granular):
+    """No array at the call: the non-zero elements of the operand itself are live."""
+
+
+@dataclass(frozen=True)
+class Rows(SparsitySpec):
+    """int32 or int64 ids of the slices that exist along dimension ``dim``; unordered, no repeats."""
+
+    dim: int = 0
+
+
+@dataclass(frozen=True)
+class Lengths(SparsitySpec):
+    """Lengths of padded sequences laid out one after the other along dimension ``dim``.
+
+    The call passes ``lengths`` of shape ``[batch]``, or with ``cumulative=True`` ``cu_seqlens``
+    of shape ``[batch + 1]``. The padded length is the extent of ``dim`` over ``batch``.
+    """
+
+    dim: int = 0
+    cumulative: bool = False
+
+
+@dataclass(frozen=True)
+class Groups(SparsitySpec):
+    """A group (expert) id for every slice of dimension ``dim``; -1 marks a slice that is dead."""
+
+    num_groups: int
+    dim: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_groups < 0:
+            raise ShapeError(mismatch("Groups.num_groups", "at least 0", self.num_groups))
+
+
+# --------------------------------------------------------------------------------------------
+# Analysis, micro-tiles and tiles
+
+
+@dataclass(frozen=True)
+class AxisReport:
+    """Which axes of each block are permutation invariant, and why the others are not.
+
+    ``accepted[block]`` is a set of axis names as the tensor expression spells them;
+    ``rejected[block][axis]`` is a reason that names the buffer and the index.
+    """
+
+    accepted: dict[str, frozenset[str]]
+    rejected: dict[str, dict[str, str]]
+
+    def __str__(self) -> str:
+        lines = []
+        for block, axes in self.accepted.items():
+            lines.append(f"{block}: PIT axes {', '.join(sorted(axes)) or 'none'}")
+            lines += [f"  not {axis}: {why}" for axis, why in self.rejected[block].items()]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class MicroTile:
+    """The piece of ``operand`` that moves as one: extent 1 on dimension ``dim``, the PIT axis.
+
+    ``extents`` holds one number per dimension of the operand; 0 stands for the whole dimension.
+    """
+
+    operand: str
+    axis: str
+    dim: int
+    extents: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dim < len(self.extents) or self.extents[self.dim] != 1:
+            raise ShapeError(
+                mismatch("MicroTile.extents", f"extent 1 on dimension {self.dim}", self.extents)
+            )
+
+    def __str__(self) -> str:
+        return "x".join("*" if e == 0 else str(e) for e in self.extents)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A dense tile: what the inner kernel computes. It never sees an index.
+
+    ``knobs`` are the schedule's own decisions (register blocking, unrolling ...), sorted by name.
+    """
+
+    family: str
+    isa: str
+    dtype: str
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    knobs: tuple[tuple[str, int], ...] = ()
+
+    def knob(self, name: str) -> int:
+        """Value of one knob; KeyError if the tile's family has no such knob."""
+        return dict(self.knobs)[name]
+
+    def __str__(self) -> str:
+        extra = " ".join(f"{k}={v}" for k, v in self.knobs)
+        return f"{self.isa} {self.tile_m}x{self.tile_n}x{self.tile_k} {extra}".rstrip()
+
+
+# --------------------------------------------------------------------------------------------
+# Run time
+
+
+@dataclass(frozen=True)
+class Index:
+    """Live micro-tiles of one operand, unordered: the result of detection.
+
+    ``ids``: int32 ``[*slots, capacity]``, positions on the PIT axis; in each slot the first
+    ``count[slot]`` entries are live and the others are unspecified. ``count``: int32 ``[*slots]``.
+    There is one slot dimension per operand dimension whose micro-tile extent is neither 1 on the
+    PIT axis nor the whole dimension, in the order of the dimensions; groups give one of their own.
+    Without any, the shapes are ``[1, capacity]`` and ``[1]``.
+    """
+
+    ids: Any
+    count: Any
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run an operator, with its predicted cost in microseconds, part by part."""
+
+    kind: str  # "pit" or "dense"
+    micro_tile: MicroTile | None
+    tile: Tile | None
+    cost_us: float
+    parts: tuple[tuple[str, float], ...] = ()
+    covered: float = 1.0  # share of the operand that the live micro-tiles cover
+    note: str = ""
+
+    def __str__(self) -> str:
+        if self.kind == "dense":
+            return f"dense ({self.note})" if self.note else "dense"
+        return f"{self.micro_tile} on {self.micro_tile.axis if self.micro_tile else '-'}, {self.tile}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The candidate that was chosen, all the others, and why."""
+
+    choice: Candidate
+    candidates: tuple[Candidate, ...] = field(default=())
+    reason: str = ""
+    tuned: bool = True
+
+    def __str__(self) -> str:
+        head = f"{'candidate':58} {'covered':>8} {'cost us':>10}  parts"
+        rows = [head, "-" * len(head)]
+        for c in sorted(self.candidates, key=lambda c: c.cost_us):
+            parts = " ".join(f"{name}={us:.1f}" for name, us in c.parts)
+            mark = "*" if c is self.choice else " "
+            rows.append(f"{mark}{str(c):57} {c.covered:8.3f} {c.cost_us:10.1f}  {parts}")
+        rows.append(f"{'tuned' if self.tuned else 'untuned'}: {self.reason}")
+        return "\n".join(rows)
+
+
+@dataclass(frozen=True)
+class TileTask:
+    """One dense product to tune: ``out[m, n] += lhs[m, k] * rhs[k, n]`` in ``dtype`` storage."""
+
+    family: str  # "contraction"
+    isa: str  # "avx512", "avx2", "generic"
+    dtype: str
+    m: int
+    n: int
+    k: int

@@ -1,0 +1,251 @@
+"""Targets: which instruction set a tile may use, how many threads, and what TVM is told.
+
+tvm is imported inside functions only, and only where LLVM must be asked.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import UnsupportedTarget, mismatch
+
+if TYPE_CHECKING:
+    from tvm.target import Target
+
+# Instruction sets, best first: the features each one needs, the -mcpu that gives exactly them
+# (code for it runs on every CPU of the class, unlike code for one CPU's name), vector bits.
+_X86_ISAS: tuple[tuple[str, frozenset[str], str, int], ...] = (
+    (
+        "avx512",
+        frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma"}),
+        "x86-64-v4",
+        512,
+    ),
+    ("avx2", frozenset({"avx2", "fma", "f16c", "bmi2"}), "x86-64-v3", 256),
+)
+_GENERIC_BITS = 128
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True)
+class TargetInfo:
+    """One resolved target.
+
+    ``isa`` is "avx512", "avx2" or "generic"; ``vector_bits`` the width of its registers;
+    ``tvm_target`` what ``tvm.target.Target`` takes.
+    """
+
+    kind: str
+    isa: str
+    mcpu: str
+    threads: int
+    vector_bits: int
+    tvm_target: dict[str, Any] = field(compare=False)
+
+    @property
+    def device(self) -> str:
+        """Folder of this machine's records in a tile database, such as "xeon-avx512"."""
+        return device_name(self.isa)
+
+
+def resolve_target(target: str | Mapping[str, Any] | Target = "llvm") -> TargetInfo:
+    """Parse, complete and check a target.
+
+    Parameters
+    ----------
+    target
+        ``"llvm"`` (this machine's CPU), ``"llvm -mcpu=x86-64-v3"`` (also ``-mattr``, ``-mtriple``
+        and ``-num-cores``), TVM's dictionary form, or a ``tvm.target.Target``.
+
+    Raises
+    ------
+    UnsupportedTarget
+        The kind has no tile family, or TVM or LLVM does not know an option or the CPU.
+    """
+    options = _options(target)
+    kind = str(options.pop("kind", ""))
+    if kind != "llvm":
+        raise UnsupportedTarget(
+            mismatch("target", "kind 'llvm'", repr(kind), "no other kind has tile families yet")
+        )
+    threads = _threads(options.pop("num-cores", None))
+    if options:
+        mcpu, features = _described_cpu(options)
+    else:
+        features = host_features()
+        mcpu = _portable_mcpu(features)
+    isa, bits = _isa_of(features)
+    tvm_target = {"kind": kind, "mcpu": mcpu, "num-cores": threads, **options}
+    return TargetInfo(kind, isa, mcpu, threads, bits, tvm_target)
+
+
+def host_features() -> frozenset[str]:
+    """Features of this machine's CPU, by the names that LLVM and Linux share.
+
+    The kernel's list comes first: a virtual machine may hide features that LLVM would conclude
+    from the CPU's model.
+    """
+    for line in _cpuinfo_lines():
+        if line.startswith("flags"):
+            return frozenset(line.partition(":")[2].split())
+    from tvm.target import codegen
+
+    return _llvm_features({"mcpu": str(codegen.llvm_get_system_cpu())})
+
+
+def runs_here(info: TargetInfo) -> bool:
+    """Whether code of this instruction set runs on this machine's CPU."""
+    needed = next((features for isa, features, _, _ in _X86_ISAS if isa == info.isa), None)
+    if needed is not None:
+        return needed <= host_features()
+    triple = str(info.tvm_target.get("mtriple", platform.machine()))
+    return triple.split("-")[0] == platform.machine()
+
+
+def device_name(isa: str) -> str:
+    """Short name of this machine's CPU with an instruction set: "xeon-avx512"."""
+    model = platform.processor() or platform.machine()
+    for line in _cpuinfo_lines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2]
+            break
+    return f"{_slug(model)}-{isa}"
+
+
+def start_thread_pool(threads: int) -> int:
+    """Ask TVM for ``threads`` workers; returns the number that this thread really gets.
+
+    TVM reads ``TVM_NUM_THREADS`` when a host thread launches its first parallel loop, and without
+    it takes half of the logical CPUs. A number that the user set stays. A pool that is already
+    running can shrink but not grow.
+    """
+    import tvm_ffi
+    from tvm import runtime  # noqa: F401  (registers the functions used here)
+
+    os.environ.setdefault("TVM_NUM_THREADS", str(threads))
+    count = tvm_ffi.get_global_func("runtime.NumThreads")
+    if count() > threads:
+        # 1 is TVM's "big cores" mode, the pool's own default.
+        tvm_ffi.get_global_func("runtime.config_threadpool")(1, threads)
+    return int(count())
+
+
+# --------------------------------------------------------------------------------------------
+
+
+def _options(target: str | Mapping[str, Any] | Target) -> dict[str, Any]:
+    """Kind and options as one dictionary, without what TVM fills in by itself."""
+    if isinstance(target, str):
+        return _parse(target)
+    if isinstance(target, Mapping):
+        options = dict(target)
+    elif hasattr(target, "export"):
+        options = dict(target.export())
+        # An exported Target always names a triple; the host's own says nothing.
+        if options.get("mtriple") == _host_triple():
+            del options["mtriple"]
+    else:
+        raise UnsupportedTarget(
+            mismatch("target", "a string, a dictionary or a tvm Target", type(target).__name__)
+        )
+    for name in ("tag", "keys", "host"):
+        options.pop(name, None)
+    return options
+
+
+def _parse(text: str) -> dict[str, Any]:
+    """``llvm -mcpu=x -mattr=+a,+b`` as a dictionary; TVM itself no longer takes this form."""
+    words = shlex.split(text)
+    options: dict[str, Any] = {"kind": words[0] if words else ""}
+    for word in words[1:]:
+        name, equals, value = word.lstrip("-").partition("=")
+        if not word.startswith("-") or not equals or not value:
+            raise UnsupportedTarget(mismatch("target", "options of the form -name=value", word))
+        options[name] = value.split(",") if name == "mattr" else value
+    return options
+
+
+def _threads(num_cores: Any) -> int:
+    """The target's own number, else the user's for TVM, else the CPUs this process may use."""
+    asked = num_cores if num_cores is not None else os.environ.get("TVM_NUM_THREADS")
+    if asked is None:
+        if hasattr(os, "sched_getaffinity"):
+            return len(os.sched_getaffinity(0))
+        return os.cpu_count() or 1
+    try:
+        threads = int(asked)
+    except (TypeError, ValueError):
+        threads = 0
+    if threads < 1:
+        raise UnsupportedTarget(mismatch("num-cores", "an integer of at least 1", repr(asked)))
+    return threads
+
+
+def _described_cpu(options: dict[str, Any]) -> tuple[str, frozenset[str]]:
+    """Take -mcpu out of ``options``; its name, and the features that LLVM gives the target."""
+    given = options.pop("mcpu", None)
+    triple = str(options.get("mtriple") or _host_triple())
+    mcpu = str(given) if given else _default_mcpu(triple)
+    from tvm.target import codegen
+
+    if not codegen.llvm_is_valid_cpu(mcpu, triple):
+        raise UnsupportedTarget(
+            mismatch("target -mcpu", f"a CPU that LLVM knows for {triple}", repr(mcpu))
+        )
+    return mcpu, _llvm_features({"mcpu": mcpu, **options})
+
+
+def _default_mcpu(triple: str) -> str:
+    if triple.split("-")[0] != platform.machine():
+        return "generic"
+    return _portable_mcpu(host_features())
+
+
+def _portable_mcpu(features: frozenset[str]) -> str:
+    for _, needed, mcpu, _ in _X86_ISAS:
+        if needed <= features:
+            return mcpu
+    return "x86-64" if platform.machine() in ("x86_64", "AMD64") else "generic"
+
+
+def _isa_of(features: frozenset[str]) -> tuple[str, int]:
+    for isa, needed, _, bits in _X86_ISAS:
+        if needed <= features:
+            return isa, bits
+    return "generic", _GENERIC_BITS
+
+
+def _llvm_features(options: dict[str, Any]) -> frozenset[str]:
+    from tvm.target import Target, codegen
+
+    try:
+        described = Target({"kind": "llvm", **options})
+    except (ValueError, TypeError, RuntimeError) as error:
+        last_line = str(error).strip().splitlines()[-1]
+        raise UnsupportedTarget(mismatch("target", "options that TVM knows", last_line)) from error
+    return frozenset(str(name) for name in codegen.llvm_get_cpu_features(described))
+
+
+def _host_triple() -> str:
+    from tvm.target import codegen
+
+    return str(codegen.llvm_get_system_triple())
+
+
+def _cpuinfo_lines() -> list[str]:
+    return _CPUINFO.read_text(encoding="utf-8").splitlines() if _CPUINFO.is_file() else []
+
+
+def _slug(model: str) -> str:
+    """A CPU's marketing name as a folder name: vendor, frequency and filler words dropped."""
+    text = re.sub(r"\((r|tm)\)|@.*$|\b\d+-core\b", " ", model.lower())
+    words = re.findall(r"[a-z0-9]+", text)
+    filler = {"intel", "amd", "cpu", "processor", "core", "with", "virtual"}
+    return "-".join(word for word in words if word not in filler) or "cpu"

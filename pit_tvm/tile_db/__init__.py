@@ -1,0 +1,1 @@
+"""Tile database: tuned dense tiles with their measured costs and their provenance."""

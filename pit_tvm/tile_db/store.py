@@ -1,0 +1,222 @@
+"""The records of one device: found, read once when first asked for, and appended to atomically.
+
+On disk a database is a folder with one folder per device; each of those holds ``tiles.json``,
+one JSON object per line.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+
+from ..errors import DatabaseError, mismatch
+from ..locations import tuning_logs_dir
+from ..structs import TileTask
+from .record import TileRecord, record_from_json
+
+FILE_NAME = "tiles.json"
+
+
+class TileStore:
+    """Records of one device in a database folder; made by ``open`` or ``create``.
+
+    Nothing is read before the first question. A store without records for its device answers with
+    nothing: the caller then takes generic tiles and says ``untuned``.
+    """
+
+    def __init__(self, root: Path, device: str = "", isa: str = "") -> None:
+        self.root = root
+        self.device = device
+        self.isa = isa
+
+    @classmethod
+    def open(cls, path: str | Path | None = None, *, device: str = "", isa: str = "") -> TileStore:
+        """A store over a database folder, one of its device folders, or a ``tiles.json``.
+
+        Parameters
+        ----------
+        path
+            None for the records shipped with the package.
+        device
+            Folder to prefer, such as ``TargetInfo.device`` gives it.
+        isa
+            Without a folder of that name, the first (by name) tuned for this instruction set.
+
+        Raises
+        ------
+        DatabaseError
+            ``path`` does not exist.
+        """
+        if path is None:
+            return cls(tuning_logs_dir(), device, isa)
+        found = Path(path)
+        if not found.exists():
+            raise DatabaseError(
+                mismatch("database", "a path that exists", found, "run pit-tvm tune --out")
+            )
+        if found.is_file():
+            found = found.parent
+        if (found / FILE_NAME).is_file():
+            return cls(found.parent, found.name, isa)
+        if not found.is_dir():
+            raise DatabaseError(mismatch("database", f"a folder or {FILE_NAME}", found))
+        return cls(found, device, isa)
+
+    @classmethod
+    def create(cls, path: str | Path, *, device: str = "", isa: str = "") -> TileStore:
+        """The same, after making the database folder where it is missing."""
+        try:
+            Path(path).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DatabaseError(mismatch("database", "a folder that can be made", error)) from error
+        return cls.open(path, device=device, isa=isa)
+
+    @property
+    def path(self) -> Path | None:
+        """File that is read: the device's own, else one of its instruction set, else None."""
+        names = [self.device] if self.device else []
+        if self.isa:
+            names += [name for name in self.folders() if name.endswith(f"-{self.isa}")]
+        for name in names:
+            if (self.root / name / FILE_NAME).is_file():
+                return self.root / name / FILE_NAME
+        return None
+
+    def folders(self) -> tuple[str, ...]:
+        """Names of the device folders, sorted."""
+        return tuple(sorted(file.parent.name for file in self.root.glob(f"*/{FILE_NAME}")))
+
+    @cached_property
+    def _all(self) -> tuple[TileRecord, ...]:
+        path = self.path
+        return () if path is None else tuple(read_records(path))
+
+    def all(self) -> tuple[TileRecord, ...]:
+        """Every record of the device, of every kind."""
+        return self._all
+
+    def records(
+        self, family: str | None = None, dtype: str | None = None, isa: str | None = None
+    ) -> tuple[TileRecord, ...]:
+        """Tuned tiles with these properties; None takes any."""
+        return tuple(
+            record
+            for record in self._all
+            if record.kind == "pit"
+            and record.tile is not None
+            and family in (None, record.tile.family)
+            and dtype in (None, record.tile.dtype)
+            and isa in (None, record.tile.isa)
+        )
+
+    def best(self, task: TileTask) -> TileRecord | None:
+        """The fastest tuned tile measured on exactly this task; None if there is none."""
+        measured = [record for record in self.records(task.family) if record.task == task]
+        return min(measured, key=lambda record: record.secs, default=None)
+
+    def library(self, dtype: str, name: str | None = None) -> tuple[TileRecord, ...]:
+        """Measured dense products of a BLAS, of the library ``name`` or of all of them."""
+        return tuple(
+            record
+            for record in self._all
+            if record.kind == "library"
+            and record.task is not None
+            and record.task.dtype == dtype
+            and name in (None, record.note)
+        )
+
+    def profile(self) -> dict[str, float]:
+        """The device's constants; empty if they were not measured."""
+        merged: dict[str, float] = {}
+        for record in self._all:
+            merged.update(record.profile)
+        return merged
+
+    def append(self, records: Sequence[TileRecord]) -> None:
+        """Write records into the folders of their devices; safe among processes.
+
+        A record replaces the one of the same kind, tile, task, library and device. Each file is
+        written under a temporary name and renamed.
+
+        Raises
+        ------
+        DatabaseError
+            An existing file is corrupt (it is left as it is), or a folder cannot be written.
+        """
+        devices = dict.fromkeys(record.provenance.device for record in records)
+        for device in devices:
+            mine = [record for record in records if record.provenance.device == device]
+            try:
+                _merge(self.root / _folder_name(device), mine)
+            except OSError as error:
+                raise DatabaseError(
+                    mismatch("database", "a folder that can be written", error)
+                ) from error
+        self.__dict__.pop("_all", None)
+
+
+def read_records(path: Path) -> Iterator[TileRecord]:
+    """The records of one file, in its order.
+
+    Raises
+    ------
+    DatabaseError
+        The file is unreadable, or a line is no record; the message starts with path and line.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DatabaseError(f"{path}:1: cannot be read as UTF-8 text: {error}") from error
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            yield record_from_json(json.loads(line))
+        except (json.JSONDecodeError, DatabaseError) as error:
+            raise DatabaseError(f"{path}:{number}: not a pit-tvm record: {error}") from error
+
+
+def _folder_name(device: str) -> str:
+    """A device is one folder beside the others, never a path that leads elsewhere."""
+    if device in ("", ".", "..") or Path(device).name != device:
+        raise DatabaseError(mismatch("provenance.device", "a folder name", repr(device)))
+    return device
+
+
+def _merge(folder: Path, records: Iterable[TileRecord]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / FILE_NAME
+    with _locked(folder):
+        known = {record.key: record for record in read_records(path)} if path.exists() else {}
+        known.update({record.key: record for record in records})
+        lines = [json.dumps(r.to_json(), separators=(",", ":")) for r in known.values()]
+        write_atomically(path, "".join(f"{line}\n" for line in lines))
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Held while a file of the folder is read and rewritten; the lock leaves no file behind."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a whole file under a temporary name beside it, then rename it into place."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    finally:
+        Path(name).unlink(missing_ok=True)

@@ -1,0 +1,130 @@
+"""What may take the place of an axis: tiles of it, a permutation of it, a padded form of it.
+
+An :class:`AxisMap` names the new iterators, the coordinate on the original axis that they stand
+for, and where they stand for none (the guard). SRead, SWrite, row tiles and packed operands are
+all axis maps. PIT, SOSP'23, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import ir, tirx
+
+Expr = Any  # tvm gives its scalar expressions no common Python type
+Vars = Mapping[str, Expr]
+
+SREAD, SWRITE, SPECULATIVE = "pit.sread", "pit.swrite", "pit.speculative"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One new iterator. ``reduces`` None inherits the kind of the axis that it replaces."""
+
+    name: str
+    extent: Expr
+    reduces: bool | None = None
+
+
+@dataclass(frozen=True)
+class AxisMap:
+    """New iterators of one axis; ``coord`` and ``guard`` get all new iterators of a block by name.
+
+    A ``padded`` axis is read through operands that hold zeros beyond it, so that its reductions
+    need no guard.
+    """
+
+    parts: tuple[Part, ...]
+    coord: Callable[[Vars], Expr]
+    guard: Callable[[Vars], Expr] | None = None
+    padded: bool = False
+
+    def has(self, names: Mapping[str, Any]) -> bool:
+        """Whether a block with the iterators ``names`` has all parts of this axis."""
+        return all(p.name in names for p in self.parts)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A parameter that replaces an operand: laid out anew, padded with zeros."""
+
+    param: ir.Var
+    load: Callable[[Vars, list[Expr]], Expr]  # (iterators, original indices) -> load
+
+
+@dataclass(frozen=True)
+class Remap:
+    """All that :func:`remap_axes` is asked to do to the block ``main`` and what depends on it.
+
+    ``staged`` operands are copied into list order by a block of their own, cast to
+    ``stage_dtype``. ``overrides`` replace the loads of an operand by an expression (the group of
+    a tile row). With ``accumulate`` the function ends at ``main``, whose result is added to an
+    output parameter of dtype ``stage_dtype`` that the caller has cleared.
+    """
+
+    main: str
+    maps: Mapping[str, AxisMap]
+    index_params: tuple[ir.Var, ...] = ()
+    staged: tuple[str, ...] = ()
+    stage_dtype: str = "float32"
+    packed: Mapping[str, Packed] = field(default_factory=dict)
+    overrides: Mapping[str, Callable[[Vars], Expr]] = field(default_factory=dict)
+    accumulate: bool = False
+
+
+def rows_map(name: str, extent: Expr, tile: int) -> AxisMap:
+    """``name`` in tiles of ``tile``: iterators ``{name}_t`` and ``{name}_r``, no index."""
+    outer, inner = f"{name}_t", f"{name}_r"
+
+    def coord(v: Vars) -> Expr:
+        return v[outer] * tile + v[inner]
+
+    exact = isinstance(extent, int | tirx.IntImm) and int(extent) % tile == 0
+    guard = None if exact else (lambda v: coord(v) < extent)
+    return AxisMap((Part(outer, _tiles(extent, tile)), Part(inner, tile)), coord, guard)
+
+
+def index_map(
+    name: str,
+    ids: ir.Var,
+    count: ir.Var,
+    tile: int,
+    slots: Callable[[Vars], list[Expr]],
+    extra: tuple[Part, ...] = (),
+) -> AxisMap:
+    """``name`` in the order of an index: ``{name}_t`` and ``{name}_r`` are positions in a list.
+
+    ``ids`` is ``[*slots, capacity]``, ``count`` is ``[*slots]``; ``slots`` gives the list that an
+    iteration reads. ``extra`` parts (the group) come first.
+    """
+    outer, inner = f"{name}_t", f"{name}_r"
+    capacity = ids.shape[-1]
+
+    def position(v: Vars) -> Expr:
+        return v[outer] * tile + v[inner]
+
+    return AxisMap(
+        (*extra, Part(outer, _tiles(capacity, tile)), Part(inner, tile)),
+        coord=lambda v: tirx.BufferLoad(ids, [*slots(v), position(v)]),
+        guard=lambda v: position(v) < tirx.BufferLoad(count, slots(v)),
+    )
+
+
+def padded_map(name: str, extent: Expr, width: int) -> AxisMap:
+    """``name`` in panels of ``width``: iterators ``{name}_p`` and ``{name}_l``."""
+    outer, inner = f"{name}_p", f"{name}_l"
+
+    def coord(v: Vars) -> Expr:
+        return v[outer] * width + v[inner]
+
+    exact = isinstance(extent, int | tirx.IntImm) and int(extent) % width == 0
+    guard = None if exact else (lambda v: coord(v) < extent)
+    return AxisMap((Part(outer, _tiles(extent, width)), Part(inner, width)), coord, guard, True)
+
+
+def _tiles(extent: Expr, tile: int) -> Expr:
+    if isinstance(extent, int | tirx.IntImm):
+        return -(-int(extent) // tile)
+    return tirx.floordiv(extent + (tile - 1), tile)

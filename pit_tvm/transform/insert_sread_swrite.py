@@ -1,0 +1,172 @@
+"""Rewrites a dense block for one sparse operand and one PIT axis: SRead, SWrite, live counts.
+
+PIT, SOSP'23, section 3: along a permutation-invariant axis the live micro-tiles may be gathered in
+any order (SRead), computed densely, and scattered back (SWrite).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tvm import ir, tirx
+
+from ..analysis.access import BlockInfo, block_infos
+from ..analysis.pit_axis import pit_axes
+from ..errors import AxisError, ShapeError, mismatch
+from ..structs import MicroTile
+from .axis_map import AxisMap, Expr, Packed, Part, Remap, Vars, index_map, rows_map
+from .remap_axes import remap_axes
+
+GROUP = "group"
+
+
+@dataclass(frozen=True)
+class SparseForm:
+    """How an operator is rewritten.
+
+    ``tile``: positions on the PIT axis to a tile. ``maps``: further axes that the schedule wants
+    tiled or padded. ``staged`` and ``packed``: see :class:`~.axis_map.Remap`. ``groups``: number
+    of groups, and the operand that holds each slice's group, whose loads become the group itself.
+    """
+
+    tile: int
+    maps: Mapping[str, AxisMap] = field(default_factory=dict)
+    staged: tuple[str, ...] = ()
+    stage_dtype: str = "float32"
+    packed: Mapping[str, Packed] = field(default_factory=dict)
+    groups: tuple[int, str] | None = None
+
+
+def insert_sread_swrite(
+    func: tirx.PrimFunc, micro_tile: MicroTile, form: SparseForm
+) -> tirx.PrimFunc:
+    """The sparse form of ``func`` for the operand and axis of ``micro_tile``.
+
+    Two parameters come before the output: ``ids`` int32 ``[*slots, capacity]`` and ``count`` int32
+    ``[*slots]`` (see :class:`~pit_tvm.structs.Index`). Results:
+
+    * reduction axis: every output is written, from the live terms only;
+    * spatial axis: only the live slices of the output are written;
+    * spatial axis in slots along a reduction (1x64 of ``lhs[m, k]``): partial results are **added**
+      to the output, an array in ``form.stage_dtype`` that the caller has cleared.
+
+    Raises
+    ------
+    AxisError
+        The axis is not permutation invariant, or a dimension cannot be cut into slots.
+    ShapeError
+        The micro-tile's rank is not the operand's.
+    """
+    info = main_block(func, micro_tile.operand)
+    _check(func, info, micro_tile)
+    return _Builder(func, info, micro_tile, form).build()
+
+
+def main_block(func: tirx.PrimFunc, operand: str) -> BlockInfo:
+    """The first block that reads ``operand``; AxisError if there is none."""
+    for info in block_infos(func):
+        if any(a.buffer_name == operand for a in info.reads):
+            return info
+    names = [p.name for p in func.params]
+    raise AxisError(mismatch("operand", f"an input, one of {names}", operand))
+
+
+def operand_axes(info: BlockInfo, operand: str) -> list[str | None]:
+    """Axis of each dimension of ``operand`` in its first read; None where the index is not bare."""
+    access = next(a for a in info.reads if a.buffer_name == operand)
+    return [info.iter_vars.get(i) if isinstance(i, ir.Var) else None for i in access.indices]
+
+
+def _check(func: tirx.PrimFunc, info: BlockInfo, micro_tile: MicroTile) -> None:
+    axes = operand_axes(info, micro_tile.operand)
+    if len(axes) != len(micro_tile.extents):
+        what = f"micro-tile of {micro_tile.operand}"
+        raise ShapeError(mismatch(what, f"{len(axes)} extents", micro_tile.extents))
+    if axes[micro_tile.dim] != micro_tile.axis:
+        what = f"axis on dimension {micro_tile.dim} of {micro_tile.operand}"
+        raise AxisError(mismatch(what, axes[micro_tile.dim], micro_tile.axis))
+    report = pit_axes(func)
+    if micro_tile.axis not in report.accepted[info.name]:
+        why = report.rejected[info.name].get(micro_tile.axis, "it is no axis of this block")
+        raise AxisError(mismatch(f"axis {micro_tile.axis}", "a PIT axis", f"none: {why}"))
+
+
+class _Builder:
+    def __init__(
+        self, func: tirx.PrimFunc, info: BlockInfo, micro_tile: MicroTile, form: SparseForm
+    ) -> None:
+        self.func, self.info, self.micro_tile, self.form = func, info, micro_tile, form
+        self.maps: dict[str, AxisMap] = dict(form.maps)
+        self.accumulate = False
+
+    def build(self) -> tirx.PrimFunc:
+        slots = self._slots()
+        names = [name for name, _ in slots]
+        shape = [extent for _, extent in slots] or [1]
+        extra: tuple[Part, ...] = ()
+        overrides = {}
+        if self.form.groups is not None:
+            number, operand = self.form.groups
+            extra, names, shape = (Part(GROUP, number),), [GROUP], [number]
+            overrides = {operand: lambda v: v[GROUP]}
+        capacity = tirx.Var("capacity", "int32")
+        ids = tirx.decl_buffer([*shape, capacity], "int32", "ids", data_alignment=4)
+        count = tirx.decl_buffer(shape, "int32", "count", data_alignment=4)
+
+        def slot_of(v: Vars) -> list[Expr]:
+            return [v[name] for name in names] or [tirx.const(0, "int32")]
+
+        axis = self.micro_tile.axis
+        self.maps[axis] = index_map(axis, ids, count, self.form.tile, slot_of, extra)
+        spec = Remap(
+            main=self.info.name,
+            maps=self.maps,
+            index_params=(ids, count),
+            staged=self.form.staged,
+            stage_dtype=self.form.stage_dtype,
+            packed=self.form.packed,
+            overrides=overrides,
+            accumulate=self.accumulate,
+        )
+        return remap_axes(self.func, spec)
+
+    def _slots(self) -> list[tuple[str, Expr]]:
+        """Iterator and extent of every slot dimension, in the order of the operand's dimensions."""
+        out: list[tuple[str, Expr]] = []
+        axes = operand_axes(self.info, self.micro_tile.operand)
+        for dim, (axis, extent) in enumerate(zip(axes, self.micro_tile.extents, strict=True)):
+            if dim == self.micro_tile.dim or extent == 0:
+                continue
+            if axis is None:
+                what = f"micro-tile {self.micro_tile}, dimension {dim}"
+                raise AxisError(mismatch(what, "0 (the whole), its index is not bare", extent))
+            out.append(self._slot(axis, extent))
+        return out
+
+    def _slot(self, axis: str, extent: int) -> tuple[str, Expr]:
+        size = self._extent(axis)
+        if axis in self.maps:  # the schedule tiles it in this very extent
+            part = self.maps[axis].parts[0]
+            return part.name, part.extent
+        crosses = self.info.kinds[axis] == "reduce" and self._spatial()
+        if extent == 1 and not crosses:
+            return axis, size
+        amap = rows_map(axis, size, extent)
+        outer, inner = amap.parts
+        if crosses:
+            self.accumulate = True
+            outer = Part(outer.name, outer.extent, reduces=False)
+            amap = AxisMap((outer, inner), amap.coord, amap.guard)
+        self.maps[axis] = amap
+        return outer.name, outer.extent
+
+    def _spatial(self) -> bool:
+        return self.info.kinds[self.micro_tile.axis] == "spatial"
+
+    def _extent(self, axis: str) -> Expr:
+        return next(
+            iv.dom.extent
+            for iv in self.info.block.iter_vars
+            if self.info.iter_vars[iv.var] == axis
+        )

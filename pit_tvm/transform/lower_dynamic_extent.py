@@ -1,0 +1,192 @@
+"""Lowers ``pit.dynamic_extent``: loops end with the live positions, and the guards they imply go.
+
+Runs on opaque blocks whose buffers are already compacted, so that data-dependent extents reach
+loops only and never an allocation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tvm_ffi
+from tvm import ir, s_tir, sym, tirx
+from tvm.ir import prim
+
+from ..errors import ScheduleError, mismatch
+from ..primitive.checks import conjuncts, is_choice, split_and, uses_any
+from ..primitive.dynamic_extent import DYNAMIC_EXTENT
+from .axis_map import SPECULATIVE, Expr
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """``base + sum(coefficient * var) < limit``, linear in the loop variables."""
+
+    coefficients: dict[ir.Var, int]
+    base: Expr
+    limit: Expr
+
+
+def lower_dynamic_extent(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Give every annotated loop the extent that its live positions need.
+
+    A guard ``position < count`` tells it: with the inner loops at 0, the loop runs while its first
+    position is live. Guards that the new extents imply are removed; so are the outer guards of
+    blocks marked speculative, whose dead positions nobody reads.
+
+    Raises
+    ------
+    ScheduleError
+        No guard under an annotated loop bounds it, or two disagree.
+    """
+    annotated: list[tirx.For] = []
+
+    def collect(loop: tirx.For) -> None:
+        if DYNAMIC_EXTENT in (loop.annotations or {}):
+            annotated.append(loop)
+
+    tvm_ffi.structural_walk(func.body, (tirx.For, collect))
+    if not annotated:
+        return func
+    extents = {loop.loop_var: _extent(loop) for loop in annotated}
+    body = _remove_guards(func.body, set(extents))
+    return func.with_body(
+        tvm_ffi.structural_map(body, [(tirx.For, lambda loop: _resize(loop, extents))])
+    )
+
+
+def _resize(loop: tirx.For, extents: dict[ir.Var, Expr]) -> tirx.For:
+    if loop.loop_var not in extents:
+        return loop
+    notes = {k: v for k, v in loop.annotations.items() if k != DYNAMIC_EXTENT}
+    return tirx.For(
+        loop.loop_var,
+        loop.min,
+        extents[loop.loop_var],
+        loop.kind,
+        loop.body,
+        loop.thread_binding,
+        notes,
+    )
+
+
+def _extent(loop: tirx.For) -> Expr:
+    inner: list[ir.Var] = [loop.loop_var]
+    tvm_ffi.structural_walk(loop.body, (tirx.For, lambda f: inner.append(f.loop_var)))
+    found: list[Expr] = []
+    for condition in conjuncts(loop.body):
+        bound = _linear(condition, inner)
+        if bound is None or not bound.coefficients.get(loop.loop_var):
+            continue
+        if uses_any(bound.limit, set(inner)):
+            continue
+        stride = bound.coefficients[loop.loop_var]
+        live = sym.Analyzer().simplify(
+            tirx.floordiv(bound.limit - bound.base + (stride - 1), tirx.const(stride, "int32"))
+        )
+        extent = tirx.max(tirx.min(live, loop.extent), tirx.const(0, "int32"))
+        if not any(tvm_ffi.structural_equal(extent, other) for other in found):
+            found.append(extent)
+    if len(found) != 1:
+        raise ScheduleError(
+            mismatch(
+                f"dynamic extent of loop {loop.loop_var.name}",
+                "one bound from the guards below it",
+                [str(f) for f in found] or "none",
+            )
+        )
+    return found[0]
+
+
+def _linear(condition: Expr, variables: list[ir.Var]) -> _Bound | None:
+    if not isinstance(condition, prim.LT):
+        return None
+    found = sym.detect_linear_equation(condition.a, variables)
+    if len(found) == 0 or not all(isinstance(c, tirx.IntImm) for c in found[:-1]):
+        return None
+    used = {v: int(c) for v, c in zip(variables, found[:-1], strict=True) if int(c)}
+    return _Bound(used, found[-1], condition.b)
+
+
+# --------------------------------------------------------------------------------------------
+# Guards that the extents imply
+
+
+def _remove_guards(body: tirx.Stmt, dynamic: set[ir.Var]) -> tirx.Stmt:
+    """``body`` without the conditions whose innermost loop ends with the live positions."""
+
+    def visit(stmt: tirx.Stmt, loops: list[ir.Var]) -> tirx.Stmt:
+        def on_loop(loop: tirx.For, _: object) -> tirx.Stmt:
+            inner = visit(loop.body, [*loops, loop.loop_var])
+            return tirx.For(
+                loop.loop_var,
+                loop.min,
+                loop.extent,
+                loop.kind,
+                inner,
+                loop.thread_binding,
+                loop.annotations,
+            )
+
+        def on_if(cond: tirx.IfThenElse, _: object) -> tirx.Stmt:
+            left = [c for c in split_and(cond.condition) if not _implied(c, loops, dynamic)]
+            inner = visit(cond.then_case, loops)
+            if cond.else_case is not None or not left:
+                return inner if cond.else_case is None else cond
+            return tirx.IfThenElse(_conjunction(left), inner, None)
+
+        def on_choice(call: ir.Call, mutator: object) -> Expr:
+            if not is_choice(call):
+                return mutator.default_mutate(call)  # type: ignore[attr-defined]
+            left = [c for c in split_and(call.args[0]) if not _implied(c, loops, dynamic)]
+            value = visit(call.args[1], loops)
+            return tirx.if_then_else(_conjunction(left), value, call.args[2]) if left else value
+
+        return tvm_ffi.structural_mutate(
+            stmt,
+            [
+                (tirx.For, on_loop),
+                (tirx.IfThenElse, on_if),
+                (ir.Call, on_choice),
+            ],
+        )
+
+    return visit(_drop_speculative(body), [])
+
+
+def _drop_speculative(body: tirx.Stmt) -> tirx.Stmt:
+    def drop(block: s_tir.SBlock) -> s_tir.SBlock:
+        if SPECULATIVE not in (block.annotations or {}):
+            return block
+        notes = {k: v for k, v in block.annotations.items() if k != SPECULATIVE}
+        inner = block.body
+        if isinstance(inner, tirx.IfThenElse):
+            inner = inner.then_case
+        return s_tir.SBlock(
+            block.iter_vars,
+            block.reads,
+            block.writes,
+            block.name_hint,
+            inner,
+            block.init,
+            block.alloc_buffers,
+            block.match_buffers,
+            notes,
+        )
+
+    return tvm_ffi.structural_map(body, [(s_tir.SBlock, drop)])
+
+
+def _implied(condition: Expr, loops: list[ir.Var], dynamic: set[ir.Var]) -> bool:
+    bound = _linear(condition, loops)
+    if bound is None or not bound.coefficients:
+        return False
+    innermost = max(bound.coefficients, key=loops.index)
+    return innermost in dynamic and not uses_any(bound.limit, {innermost})
+
+
+def _conjunction(conditions: list[Expr]) -> Expr:
+    out = conditions[0]
+    for condition in conditions[1:]:
+        out = tirx.And(out, condition)
+    return out

@@ -1,0 +1,218 @@
+"""Rewrites the axes of a PrimFunc: the one mechanism under SRead, SWrite and packed operands.
+
+Inputs are read at coordinates, outputs are written at coordinates under the guards, and what lies
+between lives in the space of the new iterators: dense, and in the order of the index. A chain of
+blocks that shares a permuted axis has one SRead at its entry and one SWrite at its exit.
+PIT, SOSP'23, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tvm import ir, s_tir, tirx
+from tvm.ir import Range
+from tvm.tirx import BufferStore, IterVar
+
+from ..analysis.access import BlockInfo, block_infos
+from ..errors import AxisError, mismatch
+from .axis_map import SPECULATIVE, SREAD, SWRITE, Part, Remap
+from .remap_scope import Buffers, Scope, every, guard
+from .unalign import is_buffer, unaligned
+
+
+def remap_axes(func: tirx.PrimFunc, spec: Remap) -> tirx.PrimFunc:
+    """Rewrite ``func``, as ``te.create_prim_func`` gives it, the way ``spec`` says.
+
+    The index parameters come before the last parameter, the output.
+
+    Raises
+    ------
+    AxisError
+        There is no block ``spec.main``, a block is not one store in a plain loop nest, or a
+        mapped axis is used as more than a bare index of an intermediate buffer.
+    """
+    return _Remapper(func, spec).run()
+
+
+class _Remapper:
+    def __init__(self, func: tirx.PrimFunc, spec: Remap) -> None:
+        self.func, self.spec = func, spec
+        self.infos = block_infos(func)
+        if spec.main not in [info.name for info in self.infos]:
+            names = [info.name for info in self.infos]
+            raise AxisError(mismatch("block", f"one of {names}", spec.main))
+        stored = [_store(info).buffer for info in self.infos]
+        self.outputs = {buffer for buffer in stored if buffer in func.params}
+        self.buffers = Buffers({p: self._param(p) for p in func.params if is_buffer(p)})
+        self.allocs: list[ir.Var] = []
+        self.nests: list[tirx.Stmt] = []
+
+    def run(self) -> tirx.PrimFunc:
+        for info in self.infos:
+            self._rewrite(info)
+            if self.spec.accumulate and info.name == self.spec.main:
+                break
+        body = self.nests[0] if len(self.nests) == 1 else tirx.SeqStmt(self.nests)
+        root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=self.allocs)
+        realize = s_tir.SBlockRealize([], True, root)
+        return tirx.PrimFunc(self._params(), realize, self.func.ret_type, self.func.attrs)
+
+    # -- parameters
+
+    def _param(self, param: ir.Var) -> ir.Var:
+        if param.name in self.spec.packed:
+            return self.spec.packed[param.name].param
+        if self.spec.accumulate and param in self.outputs:
+            main = next(i for i in self.infos if i.name == self.spec.main)
+            return unaligned(param, _store(main).buffer.shape, self.spec.stage_dtype)
+        return unaligned(param)
+
+    def _params(self) -> list[ir.Var]:
+        read = {p for p in self.func.params if p not in self.outputs}
+        if self.spec.accumulate:
+            main = next(i for i in self.infos if i.name == self.spec.main)
+            read &= {a.buffer for a in main.reads}
+        dropped = set(self.spec.overrides)
+        kept = [p for p in self.func.params if p in read and p.name not in dropped]
+        inputs = [self.buffers.params.get(p, p) for p in kept]
+        outputs = [self.buffers.params[p] for p in self.func.params if p in self.outputs]
+        return [*inputs, *self.spec.index_params, *outputs]
+
+    # -- axes
+
+    def _classes(self, info: BlockInfo) -> dict[ir.Var, str]:
+        """Axis of the main block that each iterator of ``info`` follows, where there is one."""
+        if info.name == self.spec.main:
+            return dict(info.iter_vars)
+        found: dict[ir.Var, str] = {}
+        for access in (*info.reads, *info.writes):
+            axes = self.buffers.axes.get(access.buffer, [])
+            for index, axis in zip(access.indices, axes, strict=False):
+                if axis is None:
+                    continue
+                if not isinstance(index, ir.Var):
+                    what = f"block {info.name}, {info.access_text(access)}"
+                    advice = "the permutation cannot pass through this block"
+                    raise AxisError(
+                        mismatch(what, f"axis {axis} as a bare index", info.text(index), advice)
+                    )
+                found[index] = axis
+        return found
+
+    def _parts(self, info: BlockInfo, classes: Mapping[ir.Var, str]) -> list[tuple[Part, bool]]:
+        out: list[tuple[Part, bool]] = []
+        for iv in info.block.iter_vars:
+            name = classes.get(iv.var, info.iter_vars[iv.var])
+            reduces = info.kinds[info.iter_vars[iv.var]] == "reduce"
+            amap = self.spec.maps.get(classes.get(iv.var, ""))
+            parts = amap.parts if amap else (Part(name, iv.dom.extent),)
+            out += [(p, reduces if p.reduces is None else p.reduces) for p in parts]
+        return out
+
+    # -- blocks
+
+    def _rewrite(self, info: BlockInfo) -> None:
+        classes, store = self._classes(info), _store(info)
+        scope = Scope(self.spec, self.buffers, info, classes, self._parts(info, classes))
+        if info.name == self.spec.main:
+            for name in self.spec.staged:
+                self._emit_sread(name, scope)
+        if info.block.init is None and store.buffer in self.outputs:
+            self._emit_swrite(info.name, scope, store, scope.value(store.value))
+            return
+        indices = self._move(store, scope)
+        buffer = self.buffers.moved[store.buffer]
+        body: tirx.Stmt = BufferStore(buffer, scope.value(store.value), indices)
+        notes: dict[str, Any] = dict(info.block.annotations or {})
+        init = None
+        if info.block.init is not None:
+            body, speculative = scope.guarded_update(body)
+            notes |= {SPECULATIVE: 1} if speculative else {}
+            init = BufferStore(buffer, scope.value(info.block.init.value), indices)
+        self._emit(info.name, scope, body, notes, init)
+        if store.buffer in self.outputs or self.spec.accumulate:
+            spatial = scope.over([(p, False) for p, reduces in scope.parts if not reduces])
+            result = tirx.BufferLoad(buffer, spatial.positions(store.buffer, list(store.indices)))
+            self._emit_swrite(f"{info.name}_swrite", spatial, store, result)
+
+    def _move(self, store: BufferStore, scope: Scope) -> list[Any]:
+        """Gives the stored buffer its new dimensions; returns the store's indices into it."""
+        old = store.buffer
+        axes = [scope.classes.get(i) if isinstance(i, ir.Var) else None for i in store.indices]
+        slots = scope.reduction_slots()
+        shape = [p.extent for p in slots]
+        for axis, extent in zip(axes, old.shape, strict=True):
+            amap = self.spec.maps.get(axis or "")
+            shape += [p.extent for p in amap.parts] if amap else [extent]
+        self.buffers.axes[old], self.buffers.slots[old] = axes, slots
+        name = f"{old.name}_acc" if old in self.outputs else old.name
+        self.buffers.moved[old] = tirx.decl_buffer(shape, old.dtype, name)
+        self.allocs.append(self.buffers.moved[old])
+        return scope.positions(old, list(store.indices))
+
+    def _emit_swrite(self, name: str, scope: Scope, store: BufferStore, value: Any) -> None:
+        """The output at its coordinates, under every guard."""
+        indices = [scope.coordinate(i) for i in store.indices]
+        if self.spec.accumulate:
+            target = self._params()[-1]
+            value = tirx.BufferLoad(target, indices) + value
+        else:
+            target = self.buffers.params[store.buffer]
+        body = guard(scope.guards(), BufferStore(target, value, indices))
+        self._emit(name, scope, body, {SWRITE: 1})
+
+    def _emit_sread(self, name: str, scope: Scope) -> None:
+        """A block that copies one operand into list order, with zeros where there is none."""
+        info = scope.info
+        access = next((a for a in info.reads if a.buffer_name == name), None)
+        if access is None or not all(isinstance(i, ir.Var) for i in access.indices):
+            got = "no read of it" if access is None else info.access_text(access)
+            raise AxisError(mismatch(f"staged operand {name}", "bare indices", got))
+        wanted = [iv for i in access.indices for iv in info.block.iter_vars if iv.var.same_as(i)]
+        parts: list[tuple[Part, bool]] = []
+        for iv in wanted:
+            amap = scope.map_of(iv.var)
+            own = (Part(info.iter_vars[iv.var], iv.dom.extent),)
+            parts += [(p, False) for p in (amap.parts if amap else own)]
+        local, dtype = scope.over(parts), self.spec.stage_dtype
+        where = [local.coordinate(i) for i in access.indices]
+        value = tirx.BufferLoad(self.buffers.params[access.buffer], where).astype(dtype)
+        if guards := local.guards():
+            value = tirx.if_then_else(every(guards), value, tirx.const(0, dtype))
+        panel = tirx.decl_buffer([p.extent for p, _ in parts], dtype, f"{name}_panel")
+        self.allocs.append(panel)
+        self.buffers.panels[name] = (panel, [p.name for p, _ in parts])
+        store = BufferStore(panel, value, [local.vars[p.name] for p, _ in parts])
+        self._emit(f"{name}_sread", local, store, {SREAD: name})
+
+    def _emit(
+        self,
+        name: str,
+        scope: Scope,
+        body: tirx.Stmt,
+        notes: Mapping[str, Any],
+        init: tirx.Stmt | None = None,
+    ) -> None:
+        kinds = {True: IterVar.CommReduce, False: IterVar.DataPar}
+        iters = [IterVar(Range(0, p.extent), scope.vars[p.name], kinds[r]) for p, r in scope.parts]
+        bare = s_tir.SBlock(iters, [], [], name, body, init, annotations=dict(notes))
+        known = {b: b for b in (*self._params(), *self.allocs) if is_buffer(b)}
+        reads, writes, _ = s_tir.analysis.get_sblock_access_region(bare, known)
+        # An accumulating store reads its target too; to declare it would forbid every schedule.
+        reads = [r for r in reads if all(not r.source.same_as(w.source) for w in writes)]
+        block = s_tir.SBlock(iters, reads, writes, name, body, init, annotations=dict(notes))
+        loops = [tirx.Var(p.name, "int32") for p, _ in scope.parts]
+        nest: tirx.Stmt = s_tir.SBlockRealize(loops, True, block)
+        zero = tirx.const(0, "int32")
+        for loop, (part, _) in zip(reversed(loops), reversed(scope.parts), strict=True):
+            nest = tirx.For(loop, zero, part.extent, tirx.ForKind.SERIAL, nest)
+        self.nests.append(nest)
+
+
+def _store(info: BlockInfo) -> BufferStore:
+    body = info.block.body
+    if not isinstance(body, BufferStore):
+        raise AxisError(mismatch(f"block {info.name}", "one store", type(body).__name__))
+    return body

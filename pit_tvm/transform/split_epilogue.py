@@ -1,0 +1,96 @@
+"""Cuts a function after its main block: what is left to do to the sums, and to no sums at all."""
+
+from __future__ import annotations
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+from tvm.ir import TensorLoad
+
+from ..analysis.access import BlockInfo, block_infos
+from ..errors import AxisError, mismatch
+from .axis_map import Expr
+from .unalign import is_buffer
+
+
+def split_epilogue(func: tirx.PrimFunc, main: str) -> tirx.PrimFunc | None:
+    """The blocks after ``main``, reading its result from a first parameter of its own.
+
+    Parameters: the result of ``main``, the inputs that the rest reads, the output. None if ``main``
+    writes the output itself.
+    """
+    info = _block(func, main)
+    result = info.updates[0].target.buffer
+    if result in func.params:
+        return None
+    param = tirx.decl_buffer(result.shape, result.dtype, result.name)
+    body = _rest(func, main)
+    body = tvm_ffi.structural_map(body, [(ir.Var, lambda v: param if v.same_as(result) else v)])
+    return _assemble(func, [param], body, {result})
+
+
+def dead_value(func: tirx.PrimFunc, main: str, operand: str) -> tirx.PrimFunc | None:
+    """What the output is where ``operand`` is zero: parameters are inputs that matter, then output.
+
+    A reduction ``main`` must get nothing from a zero of ``operand``; its result is then the
+    reducer's identity. Other blocks are evaluated with zero for the operand. None if the answer
+    is zero everywhere.
+    """
+    info = _block(func, main)
+    result = info.updates[0].target.buffer
+    if info.init and result in func.params:
+        return None
+    if info.init:
+        identity = info.init[0].value
+        body = _replace_loads(_rest(func, main), result, identity)
+        return _assemble(func, [], body, {result})
+    source = next(p for p in func.params if p.name == operand)
+    zero = tirx.const(0, source.dtype)
+    return _assemble(func, [], _replace_loads(func.body.block.body, source, zero), set())
+
+
+def _block(func: tirx.PrimFunc, main: str) -> BlockInfo:
+    for info in block_infos(func):
+        if info.name == main:
+            return info
+    raise AxisError(mismatch("block", "a block of the function", main))
+
+
+def _replace_loads(stmt: tirx.Stmt, source: ir.Var, value: Expr) -> tirx.Stmt:
+    def replace(load: TensorLoad) -> Expr:
+        return value if load.source.same_as(source) else load
+
+    def refresh(block: s_tir.SBlock) -> s_tir.SBlock:
+        reads = [r for r in block.reads if not r.source.same_as(source)]
+        return s_tir.SBlock(
+            block.iter_vars, reads, block.writes, block.name_hint, block.body, block.init
+        )
+
+    return tvm_ffi.structural_map(stmt, [(TensorLoad, replace), (s_tir.SBlock, refresh)])
+
+
+def _rest(func: tirx.PrimFunc, main: str) -> tirx.Stmt:
+    """The nests of the root that come after the one that holds ``main``."""
+    root = func.body.block.body
+    nests = list(root.seq) if isinstance(root, tirx.SeqStmt) else [root]
+    holding = next(i for i, nest in enumerate(nests) if main in _names(nest))
+    left = nests[holding + 1 :]
+    return left[0] if len(left) == 1 else tirx.SeqStmt(left)
+
+
+def _names(stmt: tirx.Stmt) -> list[str]:
+    names: list[str] = []
+    tvm_ffi.structural_walk(stmt, (s_tir.SBlock, lambda b: names.append(str(b.name_hint))))
+    return names
+
+
+def _assemble(
+    func: tirx.PrimFunc, first: list[ir.Var], body: tirx.Stmt, gone: set[ir.Var]
+) -> tirx.PrimFunc:
+    """A function of ``body``: parameters ``first``, then those of ``func`` that it uses."""
+    used: list[ir.Var] = []
+    tvm_ffi.structural_walk(body, (ir.Var, used.append))
+    params = [p for p in func.params if is_buffer(p) and p in used]
+    allocs = [b for b in func.body.block.alloc_buffers if b not in gone and b in used]
+    root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=allocs)
+    realize = s_tir.SBlockRealize([], True, root)
+    return tirx.PrimFunc([*first, *params], realize, func.ret_type, func.attrs)

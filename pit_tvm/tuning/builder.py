@@ -1,0 +1,63 @@
+"""Builds candidates in this process.
+
+MetaSchedule's LocalBuilder starts workers that each import all tensor intrinsics first, which
+takes longer than its own time limit.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import tvm
+from tvm.ir.utils import derived_object
+from tvm.s_tir import meta_schedule as ms
+
+# What TVM raises for a candidate that cannot be lowered, compiled or run.
+CANDIDATE_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+def error_text(error: Exception) -> str:
+    """Kind and last line of an error: TVM's messages hold a whole backtrace."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"
+
+
+@derived_object
+class TileBuilder(ms.builder.PyBuilder):
+    """Lowers with ``lower``, compiles, and writes a library into ``folder``.
+
+    ``suffix`` is ".so", linked here, or ".tar", linked by the machine that runs it. Whoever runs
+    the artifact deletes it.
+    """
+
+    def __init__(
+        self, lower: Callable[[tvm.IRModule], tvm.IRModule], folder: Path, suffix: str = ".so"
+    ) -> None:
+        super().__init__()
+        self.lower = lower
+        self.folder = folder
+        self.suffix = suffix
+        self.numbers = itertools.count()
+
+    def build(self, build_inputs: list[ms.builder.BuilderInput]) -> list[ms.builder.BuilderResult]:
+        results = []
+        for item in build_inputs:
+            path = self.folder / f"candidate-{next(self.numbers)}{self.suffix}"
+            try:
+                built = tvm.compile(self.lower(item.mod), target=item.target)
+                built.export_library(str(path))
+                results.append(ms.builder.BuilderResult(str(path), None))
+            except CANDIDATE_ERRORS as error:
+                path.unlink(missing_ok=True)
+                results.append(ms.builder.BuilderResult(None, error_text(error)))
+        return results

@@ -1,0 +1,242 @@
+"""An offline tuning job: tasks in, records in a tile database out; interruptible and resumable."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tqdm import tqdm
+from tvm.target import Target
+
+from ..errors import TuningError, UnsupportedTarget, mismatch
+from ..structs import TileTask
+from ..target import TargetInfo, runs_here, start_thread_pool
+from ..tile_db.record import Provenance, TileRecord, make_provenance
+from ..tile_db.store import TileStore
+from .calibrate import NUMPY, Library, measure_library, measure_profile
+from .history import work_folder
+from .runner import OpenSession, local_session
+from .task_run import Bench, Counts, Settings, TaskRun
+from .tasks import Space, load_space
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """What a job did: the records that it wrote, and what became of the candidates.
+
+    ``measured`` candidates are new, ``reused`` ones are from earlier runs of the work folder;
+    ``wrong`` are those of the ``failed`` whose result was wrong.
+    """
+
+    records: tuple[TileRecord, ...]
+    measured: int
+    reused: int
+    failed: int
+    wrong: int
+    interrupted: bool
+
+
+@dataclass(frozen=True)
+class TuneJob:
+    """Tunes ``tasks`` for ``target`` and appends the best tiles to ``store``.
+
+    Parameters
+    ----------
+    work_dir
+        MetaSchedule's database of every candidate. A job that is run again there continues.
+    spaces
+        Search space by family; families that it lacks come from the registry.
+    sessions
+        Where candidates run: this process, or ``rpc.rpc_sessions``.
+    device
+        Folder of the records; "" for this machine's.
+    calibrate
+        Also measure the libraries on every task, and the device's constants. Local only.
+    """
+
+    tasks: Sequence[TileTask]
+    target: TargetInfo
+    work_dir: Path
+    store: TileStore
+    settings: Settings = Settings()
+    spaces: Mapping[str, Space] = field(default_factory=dict)
+    sessions: OpenSession = local_session
+    device: str = ""
+    calibrate: bool = True
+    libraries: Sequence[Library] = (NUMPY,)
+    progress: bool = True
+
+    def run(self) -> TuneResult:
+        """Run until done, or until SIGINT or SIGTERM asks to stop; a second signal ends at once.
+
+        After every task its records are in the store. An interrupted job records the best tiles
+        found so far.
+
+        Raises
+        ------
+        UnsupportedTarget
+            This machine cannot run the target's code, or a task is for another instruction set.
+        TuningError
+            There are no tasks, another job holds the work folder, or no tile could be recorded.
+        """
+        self._check()
+        counts = Counts()
+        records: list[TileRecord] = []
+        with work_folder(self.work_dir), _stop_signals() as stop, self._bar() as bar:
+            provenance = self._provenance()
+            with _artifacts(self.work_dir) as artifacts:
+                bench = Bench(
+                    Target(self.target.tvm_target),
+                    self.sessions,
+                    self.work_dir,
+                    artifacts,
+                    ".so" if self._local else ".tar",
+                )
+                for task in self.tasks:
+                    if stop.is_set():
+                        break
+                    found = self._tune(task, bench, provenance, counts, stop, bar)
+                    self.store.append(found)
+                    records += found
+            if self.calibrate and not stop.is_set():
+                measured = self._calibrate(provenance)
+                self.store.append(measured)
+                records += measured
+            interrupted = stop.is_set()
+        if not interrupted and not any(record.kind == "pit" for record in records):
+            last = counts.errors[-1] if counts.errors else "no candidate"
+            raise TuningError(mismatch("tuning job", "at least one right tile", last))
+        return TuneResult(
+            tuple(records),
+            counts.measured,
+            counts.reused,
+            counts.failed,
+            counts.wrong,
+            interrupted,
+        )
+
+    @property
+    def _local(self) -> bool:
+        return self.sessions is local_session
+
+    def _check(self) -> None:
+        if not self.tasks:
+            raise TuningError(mismatch("tasks", "at least one", "none"))
+        if self.settings.trials < 1 or self.settings.keep < 1 or self.settings.batch < 1:
+            raise TuningError(mismatch("settings", "numbers of at least 1", self.settings))
+        other = [task for task in self.tasks if task.isa != self.target.isa]
+        if other:
+            raise UnsupportedTarget(mismatch("task.isa", self.target.isa, other[0].isa))
+        if self._local and not runs_here(self.target):
+            raise UnsupportedTarget(
+                mismatch(
+                    "target",
+                    "an instruction set of this machine",
+                    self.target.isa,
+                    "tune for it over RPC",
+                )
+            )
+        if self.calibrate and not self._local:
+            raise TuningError(mismatch("calibrate", "False for a job over RPC", True))
+
+    def _provenance(self) -> Provenance:
+        """Of all records; a server decides by itself how many threads it runs."""
+        start_thread_pool(self.target.threads)
+        with self.sessions() as session:
+            threads = session.threads
+        return make_provenance(self.device or self.target.device, self.target.mcpu, threads)
+
+    def _bar(self) -> tqdm:
+        total = len(self.tasks) * self.settings.trials
+        return tqdm(total=total, unit="trial", disable=None if self.progress else True)
+
+    def _tune(
+        self,
+        task: TileTask,
+        bench: Bench,
+        provenance: Provenance,
+        counts: Counts,
+        stop: _Stop,
+        bar: Any,
+    ) -> list[TileRecord]:
+        """One task; adds what happened to ``counts``."""
+        bar.set_description(f"{task.dtype} {task.m}x{task.n}x{task.k}")
+
+        def tick(fastest: float) -> None:
+            bar.set_postfix_str(f"best {2e-9 * task.m * task.n * task.k / fastest:.1f} GFLOP/s")
+            bar.update()
+
+        space = self.spaces.get(task.family) or load_space(task.family)
+        run = TaskRun(task, space, self.settings, bench, stop.is_set, tick)
+        bar.update(run.counts.reused)
+        found = run.run(provenance)
+        counts.measured += run.counts.measured
+        counts.reused += run.counts.reused
+        counts.failed += run.counts.failed
+        counts.wrong += run.counts.wrong
+        counts.errors += run.counts.errors
+        return found
+
+    def _calibrate(self, provenance: Provenance) -> list[TileRecord]:
+        library = [
+            measure_library(task, provenance, library, self.settings.seed)
+            for task in self.tasks
+            for library in self.libraries
+        ]
+        return [*library, measure_profile(self.target)]
+
+
+@dataclass
+class _Stop:
+    """How often SIGINT or SIGTERM came: once asks to stop, twice interrupts."""
+
+    signals: int = 0
+
+    def is_set(self) -> bool:
+        return self.signals > 0
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        self.signals += 1
+        if self.signals > 1:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def _stop_signals() -> Iterator[_Stop]:
+    """Counts the signals. Handlers belong to the main thread: in any other none are counted."""
+    stop = _Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    earlier = {
+        number: signal.signal(number, stop.handle) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield stop
+    except RuntimeError as error:
+        # On its way through a callback of MetaSchedule an interrupt loses its type.
+        if stop.signals > 1:
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _artifacts(work_dir: Path) -> Iterator[Path]:
+    """An empty folder for built candidates, removed at the end; also one that was left over."""
+    folder = work_dir / "artifacts"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""Search spaces and tile families, one module per operator family and instruction set."""

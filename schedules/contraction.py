@@ -1,0 +1,58 @@
+"""Search space and tiles of contractions on CPUs: gathered panel, packed operand, register blocks.
+
+One schedule serves every axis: rows gathered (m), both operands gathered (k), rows per k-block
+with accumulation, groups, and the dense form. What differs are the loops' roles, which the
+rewritten function brings along.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import s_tir
+
+from pit_tvm.primitive.checks import guarded, loop_names
+from pit_tvm.primitive.dynamic_extent import dynamic_extent
+from pit_tvm.primitive.parallel_tiles import parallel_tiles
+from pit_tvm.primitive.sread import sread
+from pit_tvm.primitive.swrite import swrite
+
+from .contraction_forms import Roles
+
+
+def apply(sch: s_tir.Schedule, roles: Roles, *, reg_m: int, lanes: int) -> None:
+    """Schedule a rewritten contraction: register blocks of ``reg_m`` rows and one column panel,
+    in vectors of ``lanes`` accumulators."""
+    block = sch.get_sblock(roles.block)
+    copies = [p for p in sch.get_producers(block)]
+    store = _store_of(sch, block)
+    loops = loop_names(sch, block)
+    column, inner_panel = sch.split(loops[roles.panel], [None, roles.panels])
+    row_block, row = sch.split(loops[roles.row], [None, reg_m])
+    vector, lane = sch.split(loops[roles.lane], [None, lanes])
+    threads = [loops[name] if name else column for name in roles.threads]
+    outer = [*threads, *(loops[name] for name in roles.serial)]
+    reduce_outer = [loops[roles.reduce_outer]] if roles.reduce_outer else []
+    reduce_inner = loops[roles.reduce_inner]
+    sch.reorder(*outer, *reduce_outer, inner_panel, row_block, reduce_inner, row, vector, lane)
+    swrite(sch, store, outer[-1], vector=lanes)
+    for copy in copies:
+        sread(sch, copy, reduce_outer[0] if reduce_outer else outer[-1])
+    sch.vectorize(lane)
+    sch.unroll(vector)
+    sch.unroll(row)
+    start = reduce_outer[0] if reduce_outer else inner_panel
+    init = sch.decompose_reduction(block, start)
+    sch.vectorize(sch.get_loops(init)[-1])
+    for loop in (*outer, *reduce_outer, row_block, reduce_inner):
+        if guarded(sch.get(loop)):
+            dynamic_extent(sch, loop)
+    parallel_tiles(sch, threads)
+
+
+def _store_of(sch: s_tir.Schedule, block: Any) -> Any:
+    """The store at the end of the chain that starts at ``block``."""
+    consumers = sch.get_consumers(block)
+    while sch.get_consumers(consumers[0]):
+        consumers = sch.get_consumers(consumers[0])
+    return consumers[0]

@@ -1,0 +1,52 @@
+"""The schedule for any function: outer loops on the threads, live positions only, init apart.
+
+Vectorisation is left to LLVM, which knows which accesses are contiguous.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.ir import TensorLoad
+
+from pit_tvm.primitive.checks import guarded
+from pit_tvm.primitive.dynamic_extent import dynamic_extent
+from pit_tvm.primitive.parallel_tiles import parallel_tiles
+
+
+def apply(sch: s_tir.Schedule) -> None:
+    """Schedule every block of ``sch`` by itself."""
+    for block in sch.get_child_blocks(sch.get_sblock("root")):
+        _schedule(sch, block)
+
+
+def _schedule(sch: s_tir.Schedule, block: Any) -> None:
+    loops = list(sch.get_loops(block))
+    kinds = [iv.iter_type for iv in sch.get(block).iter_vars]
+    if not loops or len(loops) != len(kinds):
+        return
+    spatial = kinds[0] == tirx.IterVar.DataPar
+    bounded = [loop for loop in loops if guarded(sch.get(loop))]
+    accumulates = _accumulates(sch.get(block))
+    if tirx.IterVar.CommReduce in kinds and sch.get(block).init is not None:
+        sch.decompose_reduction(block, loops[kinds.index(tirx.IterVar.CommReduce)])
+    for loop in bounded:
+        dynamic_extent(sch, loop)
+    if spatial and not accumulates:
+        parallel_tiles(sch, loops[:1])
+
+
+def _accumulates(block: s_tir.SBlock) -> bool:
+    """Whether a block without init adds to what it stores, as a split reduction's SWrite does."""
+    if block.init is not None:
+        return False
+    written = [region.source for region in block.writes]
+    hits: list[bool] = []
+
+    def visit(load: TensorLoad) -> None:
+        hits.append(any(load.source.same_as(buffer) for buffer in written))
+
+    tvm_ffi.structural_walk(block.body, (TensorLoad, visit))
+    return any(hits)

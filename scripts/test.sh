@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Makes a virtual environment, installs the project for development, lints, checks types, tests.
+# Arguments go to pytest. PYTHON names the interpreter, PIT_TVM_VENV the environment's folder.
+set -euo pipefail
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+venv="${PIT_TVM_VENV:-$root/.venv-test}"
+. "$root/scripts/venv.sh"
+make_environment "$root" "$venv" dev ""
+venv="$(cd "$venv" && pwd)"
+python="$venv/bin/python"
+cd "$root"
+
+echo "ruff"
+"$python" -m ruff check .
+"$python" -m ruff format --check .
+
+echo "mypy"
+# mypy knows a module by its place, so it gets a view in which schedules/ is inside pit_tvm/.
+view="$venv/mypy-view"
+rm -rf "$view"
+mkdir -p "$view/pit_tvm"
+ln -s "$root"/pit_tvm/* "$root/schedules" "$view/pit_tvm/"
+ln -s "$root/scripts" "$root/setup.py" "$view/"
+(cd "$view" && "$python" -m mypy --config-file "$root/pyproject.toml" .)
+
+echo "pytest"
+"$python" -m pytest -m "not gpu" -q "$@"

@@ -1,0 +1,131 @@
+"""Blocks that are no tensor expression, and arguments that cannot be analysed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tvm
+from tvm import te, tirx
+from tvm.script import tirx as T
+
+from pit_tvm.analysis.pit_axis import pit_axes
+from pit_tvm.errors import AxisError, PitError
+from tests.analysis import operators as ops
+from tests.analysis.operators import tensor
+
+# --------------------------------------------------------------------------------------------
+# Blocks that are no tensor expression
+
+
+@T.prim_func(s_tir=True)
+def opaque(A: T.Buffer((4, 4), "float32"), B: T.Buffer((4, 4), "float32")):
+    for i, j in T.grid(4, 4):
+        with T.sblock("call"):
+            vi, vj = T.axis.remap("SS", [i, j])
+            T.evaluate(T.call_extern("int32", "f", T.address_of(B[vi, vj])))
+    for i, j in T.grid(4, 4):
+        with T.sblock("while"):
+            vi, vj = T.axis.remap("SS", [i, j])
+            while B[vi, vj] < T.float32(1):
+                B[vi, vj] = B[vi, vj] + A[vi, vj]
+    for i in range(4):
+        with T.sblock("view"):
+            vi = T.axis.spatial(4, i)
+            row = T.match_buffer(A[vi, 0:4], (4,))
+            B[vi, 0] = row[1]
+    for i in range(4):
+        with T.sblock("opaque_axis"):
+            vi = T.axis.opaque(4, i)
+            B[vi, 0] = A[vi, 0]
+    for i in range(4):
+        with T.sblock("nothing"):
+            vi = T.axis.spatial(4, i)
+            T.evaluate(0)
+    with T.sblock("whole"):
+        T.reads(A[0:4, 0:4])
+        T.writes(B[0:4, 0:4])
+        T.evaluate(T.call_extern("int32", "f", A.data, B.data))
+
+
+@pytest.mark.parametrize(
+    "block, axis, fragment",
+    [
+        ("call", "i", "call_extern"),
+        ("call", "j", "call_extern"),
+        ("while", "i", "While"),
+        ("view", "i", "T.match_buffer"),
+        ("opaque_axis", "i", "neither spatial nor a reduction of B[i, 0]"),
+        ("whole", "*", "call_extern"),
+    ],
+)
+def test_a_block_that_is_no_tensor_expression_is_rejected_with_a_reason(block, axis, fragment):
+    report = pit_axes(opaque)
+    assert report.accepted[block] == frozenset()
+    assert fragment in report.rejected[block][axis]
+
+
+def test_an_axis_of_a_block_that_writes_nothing_is_free():
+    assert pit_axes(opaque).accepted["nothing"] == {"i"}
+
+
+def test_an_external_operation_of_te_is_rejected_with_a_reason():
+    a = tensor("A", 8)
+    out = te.extern(
+        (8,), [a], lambda i, o: tirx.call_extern("int32", "f", i[0].data), name="ext", dtype="int8"
+    )
+    assert "call_extern" in pit_axes([a, out]).rejected["ext"]["*"]
+
+
+def test_a_block_with_loops_inside_but_no_axes_is_rejected_with_a_reason():
+    a = tensor("A", 4, 8)
+    report = pit_axes([a, tvm.topi.cumsum(a, axis=1)])
+    assert report.accepted == {"cumsum_generic": frozenset()}
+    assert "out_buf[" in report.rejected["cumsum_generic"]["*"]
+
+
+# --------------------------------------------------------------------------------------------
+# Bad arguments
+
+
+def scan() -> list[Any]:
+    x = tensor("X", 4)
+    state = te.placeholder((5, 4), name="state")
+    first = te.compute((1, 4), lambda _, i: x[i], name="first")
+    step = te.compute((5, 4), lambda t, i: state[t - 1, i] + x[i], name="step")
+    return [x, te.scan(first, step, state, name="scanned")]
+
+
+def conditional_sum() -> list[Any]:
+    x, k = tensor("X", 4), te.reduce_axis((0, 4), "k")
+    return [x, te.compute((1,), lambda i: te.sum(x[k], axis=k, where=x[k] > 0.0), name="C")]
+
+
+@T.prim_func(s_tir=True)
+def plain_loops(A: T.Buffer((4,), "float32"), B: T.Buffer((4,), "float32")):
+    for i in range(4):
+        B[i] = A[i]
+
+
+@pytest.mark.parametrize(
+    "argument, fragments",
+    [
+        (7, ("tensors_or_primfunc", "int")),
+        (tensor("A", 4), ("tensors_or_primfunc", "a list of TE tensors")),
+        ([tensor("A", 4), 3], ("tensors_or_primfunc[1]", "int")),
+        ([], ("at least one block",)),
+        ([tensor("A", 4)], ("at least one block",)),
+        (ops.matmul()[2:], ("the input", "among them")),
+        (scan(), ("te.scan scanned", "PrimFunc")),
+        (conditional_sum(), ("where=", "if_then_else")),
+        (plain_loops, ("at least one block", "T.sblock")),
+        (tvm.IRModule({}), ("an IRModule with one PrimFunc", "0 PrimFuncs")),
+        (tvm.IRModule({"f": plain_loops, "g": plain_loops}), ("2 PrimFuncs",)),
+    ],
+)
+def test_a_bad_argument_raises_a_typed_error_that_says_what_was_expected(argument, fragments):
+    with pytest.raises(AxisError) as error:
+        pit_axes(argument)
+    assert isinstance(error.value, PitError)
+    for fragment in fragments:
+        assert fragment in str(error.value)

@@ -1,0 +1,81 @@
+"""Elementwise chains against the float64 reference."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pit_tvm.errors import DTypeError, ShapeError
+from pit_tvm.op import elementwise
+from pit_tvm.op.elementwise import BINARY
+from pit_tvm.op.epilogue import ACTIVATIONS
+from pit_tvm.reference import ops as reference
+
+STAGES = st.one_of(
+    st.sampled_from([*BINARY, *ACTIVATIONS]),
+    st.tuples(st.sampled_from(list(BINARY)), st.sampled_from([0.5, -2.0, 3])),
+)
+
+
+def inputs_for(operand, stages, shape, dtype):
+    return [operand(shape, dtype) for _ in range(1 + sum(stage in BINARY for stage in stages))]
+
+
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    stages=st.lists(STAGES, min_size=1, max_size=4),
+    shape=st.one_of(st.tuples(st.integers(0, 33)), st.tuples(st.integers(1, 9), st.just(7))),
+)
+def test_random_chains(run, operand, assert_close, stages, shape):
+    inputs = inputs_for(operand, stages, shape, "float32")
+    got = run(elementwise([None, *shape[1:]], stages), inputs, shape)
+    truth = reference.elementwise(stages, *inputs)
+    # One chain may cancel what another rounds: compare at the size of what went in.
+    scale = max([1.0, *(abs(array).max(initial=0) for array in inputs), abs(truth).max(initial=0)])
+    assert abs(got - truth).max(initial=0) <= 2e-5 * scale
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+def test_every_storage_type(run, operand, assert_close, dtype):
+    stages = ["add", "relu", ("mul", 3), "sub"]
+    inputs = inputs_for(operand, stages, (5, 7), dtype)
+    tensors = elementwise((5, None), stages, dtype=dtype)
+    assert_close(run(tensors, inputs, (5, 7)), reference.elementwise(stages, *inputs))
+
+
+def test_names_of_operands_stages_and_axes():
+    tensors = elementwise((3, 4), ["add", "relu", "mul", "max"])
+    assert [t.op.name for t in tensors] == ["data", "rhs", "rhs2", "rhs3", "out"]
+    assert [axis.var.name for axis in tensors[-1].op.axis] == ["p", "q"]
+    assert tensors[-1].op.input_tensors[0].op.name == "stage2"
+
+
+@pytest.mark.parametrize(
+    "stage", ["pow", ("relu", 1.0), ("add", "x"), ("add",), ("add", True), 3, ("mul", 1.0, 2.0)]
+)
+def test_an_unknown_stage_is_refused(stage):
+    with pytest.raises(DTypeError, match="^stages: expected one of add"):
+        elementwise((3,), [stage])
+
+
+def test_fractions_in_an_integer_chain_are_refused():
+    with pytest.raises(DTypeError, match="an integer chain takes integers"):
+        elementwise((3,), [("mul", 0.5)], dtype="int8")
+    with pytest.raises(DTypeError, match="^activation"):
+        elementwise((3,), ["silu"], dtype="int8")
+
+
+@pytest.mark.parametrize("shape", [(), (2, 3, 4)])
+def test_a_shape_of_neither_one_nor_two_extents_is_refused(shape):
+    with pytest.raises(ShapeError, match="^shape: expected one or two extents"):
+        elementwise(shape, ["relu"])
+
+
+def test_no_stage_is_refused():
+    with pytest.raises(ShapeError, match="^stages: expected at least one"):
+        elementwise((3,), [])
