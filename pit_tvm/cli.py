@@ -203,6 +203,8 @@ def _print_result(job: TuneJob, result: TuneResult) -> None:
         f"{result.measured} candidates measured ({result.failed} failed, {result.wrong} of them "
         f"wrong), {result.reused} known before; records in {job.store.root / job.store.device}"
     )
+    if result.errors:
+        print(f"most frequent failure: {result.errors[0]}")
     if result.interrupted:
         print("interrupted: run the same command again to continue")
 

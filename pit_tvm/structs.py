@@ -1,4 +1,4 @@
-"""Immutable records that the layers share: sparsity specifications, micro-tiles, tiles and plans."""
+"""Immutable records that the layers share: sparsity specifications, micro-tiles, tiles, plans."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Values(_Granular):
 
 @dataclass(frozen=True)
 class Rows(SparsitySpec):
-    """int32 or int64 ids of the slices that exist along dimension ``dim``; unordered, no repeats."""
+    """int32 or int64 ids of the slices that exist along ``dim``; unordered, no repeats."""
 
     dim: int = 0
 
@@ -199,7 +199,8 @@ class Candidate:
     def __str__(self) -> str:
         if self.kind == "dense":
             return f"dense ({self.note})" if self.note else "dense"
-        return f"{self.micro_tile} on {self.micro_tile.axis if self.micro_tile else '-'}, {self.tile}"
+        axis = self.micro_tile.axis if self.micro_tile else "-"
+        return f"{self.micro_tile} on {axis}, {self.tile or 'generic'}"
 
 
 @dataclass(frozen=True)

@@ -122,16 +122,17 @@ def device_name(isa: str) -> str:
 def start_thread_pool(threads: int) -> int:
     """Ask TVM for ``threads`` workers; returns the number that this thread really gets.
 
-    TVM reads ``TVM_NUM_THREADS`` when a host thread launches its first parallel loop, and without
-    it takes half of the logical CPUs. A number that the user set stays. A pool that is already
-    running can shrink but not grow.
+    TVM reads ``TVM_NUM_THREADS`` when a host thread launches its first parallel loop (each host
+    thread has a pool of its own), and without it takes half of the logical CPUs. A value that the
+    user set stays the upper limit, and so does the number of CPUs; a pool that is already running
+    does not grow above the number that it started with.
     """
     import tvm_ffi
     from tvm import runtime  # noqa: F401  (registers the functions used here)
 
     os.environ.setdefault("TVM_NUM_THREADS", str(threads))
     count = tvm_ffi.get_global_func("runtime.NumThreads")
-    if count() > threads:
+    if count() != threads:
         # 1 is TVM's "big cores" mode, the pool's own default.
         tvm_ffi.get_global_func("runtime.config_threadpool")(1, threads)
     return int(count())

@@ -37,7 +37,8 @@ def apply(sch: s_tir.Schedule, roles: Roles, *, reg_m: int, lanes: int) -> None:
     sch.reorder(*outer, *reduce_outer, inner_panel, row_block, reduce_inner, row, vector, lane)
     swrite(sch, store, outer[-1], vector=lanes)
     for copy in copies:
-        sread(sch, copy, reduce_outer[0] if reduce_outer else outer[-1])
+        where = reduce_outer[0] if reduce_outer else outer[-1]
+        sread(sch, copy, where, pad=(roles.row, reg_m))
     sch.vectorize(lane)
     sch.unroll(vector)
     sch.unroll(row)

@@ -70,7 +70,9 @@ def contraction_form(
     if micro_tile is None:
         rewritten = remap_axes(
             func,
-            Remap(con.block, maps, staged=(con.sparse,), stage_dtype=con.accumulator, packed=packed),
+            Remap(
+                con.block, maps, staged=(con.sparse,), stage_dtype=con.accumulator, packed=packed
+            ),
         )
     else:
         positions = {con.row: tile.tile_m, con.reduce: tile.tile_k}.get(axis, 1)
@@ -87,9 +89,7 @@ def axis_extents(func: tirx.PrimFunc, con: Contraction) -> dict[str, Expr]:
     sizes: dict[str, Expr] = {}
     for iv in info.block.iter_vars:
         extent = iv.dom.extent
-        sizes[info.iter_vars[iv.var]] = (
-            int(extent) if isinstance(extent, tirx.IntImm) else extent
-        )
+        sizes[info.iter_vars[iv.var]] = int(extent) if isinstance(extent, tirx.IntImm) else extent
     return sizes
 
 
@@ -167,10 +167,10 @@ def _extent_on(con: Contraction, micro_tile: MicroTile, axis: str) -> int:
 
 def _roles(con: Contraction, axis: str, splits: bool, panels: int) -> Roles:
     row, reduce = con.row, con.reduce
-    batch = tuple(
-        name for b in con.batch for name in ((f"{b}_t", f"{b}_r") if b == axis else (b,))
-    )
-    outer, serial = f"{reduce}_t", ()
+    batch = tuple(name for b in con.batch for name in ((f"{b}_t", f"{b}_r") if b == axis else (b,)))
+    outer = f"{reduce}_t"
+    serial: tuple[str, ...] = ()
+    threads: tuple[str, ...]
     if splits:
         threads, serial, outer = (*batch, ""), (f"{reduce}_t", f"{row}_t"), ""
     elif axis == row and con.group:

@@ -12,6 +12,7 @@ gathered, and each is measured with its gather and scatter:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tvm
@@ -24,7 +25,7 @@ from pit_tvm.structs import MicroTile, Tile, TileTask
 from pit_tvm.transform.pipeline import lower as lower_scheduled
 
 from .contraction import apply
-from .contraction_forms import DEPTH_STEP, PANEL_VECTORS, contraction_form
+from .contraction_forms import DEPTH_STEP, PANEL_VECTORS, Roles, contraction_form
 
 ROWS, DEPTH, BLOCKS = "contraction-rows", "contraction-depth", "contraction-blocks"
 FAMILIES = (ROWS, DEPTH, BLOCKS)
@@ -35,7 +36,7 @@ TILE_N = (128, 256, 512, 1024, 4096)
 TILE_K = (64, 128, 192, 256, 384, 512, 1024)
 MICRO_ROWS, MICRO_DEPTH = 32, 64  # micro-tiles 32x1 and 1x64
 SPARSITY = 8  # stored over live steps of depth, or rows, in the workloads of DEPTH and BLOCKS
-TILE = "pit.tile"
+TILE, TASK = "pit.tile", "pit.task"
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def workload(task: TileTask) -> tirx.PrimFunc:
 def sample(sch: s_tir.Schedule, task: TileTask) -> None:
     """Sample the knobs and annotate the first block with them."""
 
-    def pick(values: tuple[int, ...]) -> object:
+    def pick(values: tuple[int, ...]) -> Any:
         return sch.sample_categorical(list(values), [1.0 / len(values)] * len(values))
 
     reg_m = pick(_reg_m(task))
@@ -72,6 +73,8 @@ def sample(sch: s_tir.Schedule, task: TileTask) -> None:
     tile_n, tile_k = pick(TILE_N), pick(TILE_K if task.family != BLOCKS else (MICRO_DEPTH,))
     block = sch.get_sblock("lhs_sread")
     sch.annotate(block, TILE, [reg_m, blocks, tile_n, tile_k])
+    sizes = (str(size) for size in (task.m, task.n, task.k))
+    sch.annotate(block, TASK, [task.family, task.isa, task.dtype, *sizes])
 
 
 def tile_of(sch: s_tir.Schedule, task: TileTask) -> Tile:
@@ -79,11 +82,15 @@ def tile_of(sch: s_tir.Schedule, task: TileTask) -> Tile:
     return _tile(sch.mod, task)
 
 
-def lower(mod: tvm.IRModule, task: TileTask) -> tvm.IRModule:
+def lower(mod: tvm.IRModule) -> tvm.IRModule:
     """The kernel of a sampled module, ready for ``tvm.compile``."""
-    form, roles = _form(task, _tile(mod, task))
+    notes = _notes(mod)
+    family, isa, dtype, *sizes = (str(part) for part in notes[TASK])
+    task = TileTask(family, isa, dtype, *(int(size) for size in sizes))
+    tile = _tile(mod, task)
+    form, roles = _form(task, tile)
     sch = s_tir.Schedule(form.with_attr("global_symbol", "main"))
-    apply(sch, roles, reg_m=_tile(mod, task).knob("reg_m"), lanes=lanes_of(task.isa))
+    apply(sch, roles, reg_m=tile.knob("reg_m"), lanes=lanes_of(isa))
     return lower_scheduled(sch.mod)
 
 
@@ -114,7 +121,7 @@ def _reg_m(task: TileTask) -> tuple[int, ...]:
     return values
 
 
-def _form(task: TileTask, tile: Tile) -> tuple[tirx.PrimFunc, object]:
+def _form(task: TileTask, tile: Tile) -> tuple[tirx.PrimFunc, Roles]:
     stored = _stored(task)
     tensors = matmul(stored.m, task.n, stored.k, dtype=task.dtype, out_dtype=_wide(task.dtype))
     func = te.create_prim_func(tensors)
@@ -125,14 +132,18 @@ def _form(task: TileTask, tile: Tile) -> tuple[tirx.PrimFunc, object]:
 
 
 def _tile(mod: tvm.IRModule, task: TileTask) -> Tile:
-    sch = s_tir.Schedule(mod)
-    notes = sch.get(sch.get_sblock("lhs_sread")).annotations
-    if TILE not in notes:
-        raise TuningError(mismatch("module", f"a block annotated with {TILE}", sorted(notes)))
-    reg_m, blocks, tile_n, tile_k = (int(v) for v in notes[TILE])
+    reg_m, blocks, tile_n, tile_k = (int(value) for value in _notes(mod)[TILE])
     tile_m = MICRO_ROWS if task.family == DEPTH else reg_m * blocks
     knobs = (("reg_m", reg_m),)
     return Tile(task.family, task.isa, task.dtype, tile_m, tile_n, tile_k, knobs)
+
+
+def _notes(mod: tvm.IRModule) -> dict[str, Any]:
+    sch = s_tir.Schedule(mod)
+    notes = dict(sch.get(sch.get_sblock("lhs_sread")).annotations)
+    if TILE not in notes or TASK not in notes:
+        raise TuningError(mismatch("module", f"annotations {TILE} and {TASK}", sorted(notes)))
+    return notes
 
 
 def _wide(dtype: str) -> str:

@@ -47,20 +47,37 @@ def loop_depth(sch: s_tir.Schedule, block: Any, loop: Any, what: str) -> int:
 
 
 def guarded(loop: tirx.For) -> bool:
-    """Whether a block below ``loop`` binds it to an iterator of a position that a guard tests."""
+    """Whether a block below ``loop`` binds it to an iterator of a position that a guard tests.
+
+    The guard's limit must be known where the loop starts: it uses no loop from ``loop`` on.
+    """
     hits: list[bool] = []
+    own = {loop.loop_var}
+    inside = {loop.loop_var}
+    tvm_ffi.structural_walk(loop.body, (tirx.For, lambda inner: inside.add(inner.loop_var)))
 
     def visit(realize: s_tir.SBlockRealize) -> None:
-        bound = {
-            iv.var
-            for iv, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
-            if uses_any(value, {loop.loop_var})
-        }
-        found = conjuncts(realize.block.body)
-        hits.append(any(isinstance(c, prim.LT) and uses_any(c.a, bound) for c in found))
+        pairs = list(zip(realize.block.iter_vars, realize.iter_values, strict=True))
+        bound = {iv.var for iv, value in pairs if uses_any(value, own)}
+        late = {iv.var for iv, value in pairs if uses_any(value, inside)}
+        for c in conjuncts(realize.block.body):
+            hits.append(isinstance(c, prim.LT) and uses_any(c.a, bound) and not uses_any(c.b, late))
 
     tvm_ffi.structural_walk(loop.body, (s_tir.SBlockRealize, visit))
     return any(hits)
+
+
+def bound_iterator(loop: tirx.For) -> str:
+    """Name, without ``v_``, of the block iterator that ``loop`` alone binds; "" if none."""
+    names: list[str] = []
+
+    def visit(realize: s_tir.SBlockRealize) -> None:
+        for iv, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
+            if value.same_as(loop.loop_var):
+                names.append(str(iv.var.name).removeprefix("v_"))
+
+    tvm_ffi.structural_walk(loop.body, (s_tir.SBlockRealize, visit))
+    return names[0] if len(names) == 1 else ""
 
 
 def is_choice(call: ir.Call) -> bool:

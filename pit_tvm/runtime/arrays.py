@@ -21,7 +21,8 @@ from tvm import runtime as tvm_runtime
 from ..errors import BackendUnavailable, DTypeError, ShapeError, mismatch
 
 # Compiled functions store whole cache lines fastest where lines begin.
-_ALIGNMENT = 64
+# Two cache lines: the neighbour that the hardware fetches along then belongs to the same row.
+_ALIGNMENT = 128
 
 _NUMPY_DTYPES = {
     name: np.dtype(name)
@@ -302,7 +303,8 @@ def _import(name: str, array: Any) -> tvm_ffi.Tensor:
         return tvm_ffi.from_dlpack(array.__dlpack__(max_version=(1, 0)))
 
 
-def _itemsize(dtype: str) -> int:
+def itemsize(dtype: str) -> int:
+    """Bytes of one element of a type given by name."""
     return 2 if dtype == "bfloat16" else _NUMPY_DTYPES[dtype].itemsize
 
 
@@ -339,7 +341,7 @@ def _dlpack_argument(
     if not tensor.is_contiguous():
         got = f"strides {tensor.strides} elements"
         raise ShapeError(mismatch(name, "a contiguous tensor", got, "pass a copy"))
-    if tensor.data_ptr() % _itemsize(dtype):
+    if tensor.data_ptr() % itemsize(dtype):
         raise ShapeError(mismatch(name, "aligned elements", "unaligned", "pass a copy"))
     if writable and not isinstance(array, tvm_ffi.Tensor):
         # Only numpy reads DLPack's read-only flag; it has no bfloat16 to read it with.
@@ -375,7 +377,7 @@ def _span(array: Any) -> tuple[int, int]:
         begin, size = array.data_ptr(), array.numel() * array.itemsize
     else:
         tensor = _import("array", array)
-        begin, size = tensor.data_ptr(), tensor.numel() * _itemsize(str(tensor.dtype))
+        begin, size = tensor.data_ptr(), tensor.numel() * itemsize(str(tensor.dtype))
     return begin, begin + size
 
 

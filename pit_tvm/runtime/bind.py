@@ -10,8 +10,10 @@ import tvm_ffi
 from tvm import ir, sym
 
 from ..errors import ShapeError, mismatch
-from .arrays import as_tensor
-from .program import Param
+from .arrays import as_tensor, kind
+from .program import Param, Program
+
+_MAX_LAYOUTS = 4096
 
 
 @dataclass(frozen=True)
@@ -28,48 +30,118 @@ class PackedOperand:
 
 
 @dataclass(frozen=True)
-class Bound:
-    """The checked arrays of one call. ``tensors`` are what compiled functions take, by name;
-    ``arrays`` what the caller passed; ``sizes`` the symbolic extents by name."""
+class Layout:
+    """Everything that follows from the shapes of a call's arrays: worked out once for each.
 
+    ``shapes`` of the inputs in order, ``sizes`` of the symbolic extents, and the shapes of the
+    sparse operand, of the output and of the sums before the epilogue. ``library`` is the dense
+    peer's, "torch" if any array is torch's.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    sizes: dict[str, int]
+    operand: tuple[int, ...]
+    output: tuple[int, ...]
+    sums: tuple[int, ...]
+    library: str
+    key: tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The checked arrays of one call: ``tensors`` are what compiled functions take, by name,
+    ``arrays`` what the caller passed, ``packed`` the packed operands among them."""
+
+    layout: Layout
     arrays: dict[str, Any]
     tensors: dict[str, Any]
     packed: dict[str, Any]
-    sizes: dict[str, int]
 
 
-def bind(inputs: Sequence[Param], arrays: Sequence[Any], owner: object) -> Bound:
-    """Check ``arrays`` against ``inputs``, in order.
+class Binder:
+    """Checks arrays against a program's signature; remembers the layouts that it has seen."""
 
-    Raises
-    ------
-    ShapeError, DTypeError
-        Another number of arrays, a wrong shape, dtype, device or layout; names the argument.
-    """
-    if len(arrays) != len(inputs):
-        names = ", ".join(p.name for p in inputs)
-        raise ShapeError(mismatch("arguments", f"{len(inputs)} arrays ({names})", len(arrays)))
-    bound = Bound({}, {}, {}, {})
-    for param, given in zip(inputs, arrays, strict=True):
-        array = given
-        if isinstance(given, PackedOperand):
-            if given.owner is not owner or given.name != param.name:
-                what = f"{param.name}: packed operand"
-                raise ShapeError(mismatch(what, f"{param.name} packed by this operator", given.name))
-            array, bound.packed[param.name] = given.array, given.packed
-        expected = tuple(e if isinstance(e, int) else _known(e, bound.sizes) for e in param.shape)
-        tensor = as_tensor(param.name, array, dtype=param.dtype, shape=expected)
-        if None in expected:
-            _learn(param, tensor.shape, bound.sizes)
-        bound.arrays[param.name], bound.tensors[param.name] = array, tensor
-    return bound
+    def __init__(self, program: Program, owner: object) -> None:
+        self.program, self.owner = program, owner
+        self._layouts: dict[tuple[object, ...], Layout] = {}
+
+    def bind(self, given: Sequence[Any]) -> Bound:
+        """Check ``given`` against the inputs, in order.
+
+        Raises
+        ------
+        ShapeError, DTypeError
+            Another number of arrays, a wrong shape, dtype, device or layout; names the argument.
+        """
+        inputs = self.program.inputs
+        if len(given) != len(inputs):
+            names = ", ".join(p.name for p in inputs)
+            raise ShapeError(mismatch("arguments", f"{len(inputs)} arrays ({names})", len(given)))
+        packed: dict[str, Any] = {}
+        arrays: dict[str, Any] = {}
+        for param, array in zip(inputs, given, strict=True):
+            if isinstance(array, PackedOperand):
+                self._check_owner(param, array)
+                packed[param.name], array = array.packed, array.array
+            arrays[param.name] = array
+        layout = self._layout(arrays)
+        tensors = {
+            p.name: as_tensor(p.name, arrays[p.name], dtype=p.dtype, shape=shape)
+            for p, shape in zip(inputs, layout.shapes, strict=True)
+        }
+        return Bound(layout, arrays, tensors, packed)
+
+    def layout_of(self, sizes: Mapping[str, int], library: str) -> Layout:
+        """The layout of known symbolic extents, without arrays."""
+        program = self.program
+        shapes = tuple(resolve(p.shape, sizes) for p in program.inputs)
+        names = [p.name for p in program.inputs]
+        return Layout(
+            shapes=shapes,
+            sizes=dict(sizes),
+            operand=shapes[names.index(program.operand)],
+            output=resolve(program.output.shape, sizes),
+            sums=resolve(program.sums.shape, sizes),
+            library=library,
+            key=(*shapes, library),
+        )
+
+    def _check_owner(self, param: Param, packed: PackedOperand) -> None:
+        if packed.owner is not self.owner or packed.name != param.name:
+            what = f"{param.name}: packed operand"
+            expected = f"{param.name} packed by this operator"
+            raise ShapeError(mismatch(what, expected, f"{packed.name} of another call of pack"))
+
+    def _layout(self, arrays: Mapping[str, Any]) -> Layout:
+        key = tuple((type(a), getattr(a, "shape", None)) for a in arrays.values())
+        layout = self._layouts.get(key)
+        if layout is None:
+            library = "torch" if any(kind(a) == "torch" for a in arrays.values()) else "numpy"
+            layout = self.layout_of(self._sizes(arrays), library)
+            if len(self._layouts) >= _MAX_LAYOUTS:
+                self._layouts.clear()
+            self._layouts[key] = layout
+        return layout
+
+    def _sizes(self, arrays: Mapping[str, Any]) -> dict[str, int]:
+        sizes: dict[str, int] = {}
+        for param in self.program.inputs:
+            expected = tuple(_known(e, sizes) for e in param.shape)
+            tensor = as_tensor(param.name, arrays[param.name], dtype=param.dtype, shape=expected)
+            for extent, actual in zip(param.shape, tensor.shape, strict=True):
+                if isinstance(extent, ir.Var):
+                    known = sizes.setdefault(str(extent.name), int(actual))
+                    if known != actual:
+                        what = f"{param.name}: extent {extent.name}"
+                        raise ShapeError(mismatch(what, known, int(actual)))
+        return sizes
 
 
 def resolve(shape: Sequence[Any], sizes: Mapping[str, int]) -> tuple[int, ...]:
     """``shape`` with its symbolic extents replaced; ShapeError if one is unknown."""
     out = []
     for extent in shape:
-        value = extent if isinstance(extent, int) else _known(extent, sizes)
+        value = _known(extent, sizes)
         if value is None:
             advice = "pass the arrays, or sizes={...}"
             raise ShapeError(mismatch(f"size {extent}", "a known extent", sorted(sizes), advice))
@@ -78,6 +150,8 @@ def resolve(shape: Sequence[Any], sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def _known(extent: Any, sizes: Mapping[str, int]) -> int | None:
+    if isinstance(extent, int):
+        return extent
     if isinstance(extent, ir.Var):
         return sizes.get(str(extent.name))
     unknown: list[str] = []
@@ -91,12 +165,3 @@ def _known(extent: Any, sizes: Mapping[str, int]) -> int | None:
 
     value = tvm_ffi.structural_map(extent, [(ir.Var, replace)])
     return None if unknown else int(sym.Analyzer().simplify(value))
-
-
-def _learn(param: Param, shape: Sequence[int], sizes: dict[str, int]) -> None:
-    for extent, actual in zip(param.shape, shape, strict=True):
-        if isinstance(extent, ir.Var):
-            known = sizes.setdefault(str(extent.name), int(actual))
-            if known != actual:
-                what = f"{param.name}: extent {extent.name}"
-                raise ShapeError(mismatch(what, known, int(actual)))

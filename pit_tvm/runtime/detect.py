@@ -22,8 +22,9 @@ from ..errors import AxisError, DTypeError, ShapeError, mismatch
 from ..structs import BitMask, BlockMask, Index, Mask, MicroTile, SparsitySpec, Values
 from .detect_compact import bit_positions
 from .detect_ids import SliceCall
-from .detect_plan import Build, Elements, MaskPlan, kernel_name, plan_mask
+from .detect_plan import Build, MaskPlan, kernel_name, plan_mask
 from .detect_sample import SamplePlan, plan_sample
+from .detect_view import Elements
 from .detect_workspace import Array, Workspace, flat_view, fresh
 
 Kernel = Callable[..., Any]
@@ -35,7 +36,7 @@ UINT8 = np.dtype(np.uint8)
 MAX_PLANS = 1024  # kept by one detector; making one again costs some 50 us
 
 # What makes an element of each type live: everything, or for floating point all but the sign.
-INTEGERS = {f"{sign}int{bits}": bits for sign in ("", "u") for bits in (8, 16, 32, 64)}
+INTEGERS = {"bool": 8, **{f"{u}int{bits}": bits for u in ("", "u") for bits in (8, 16, 32, 64)}}
 FLOATS = {"float16": 16, "bfloat16": 16, "uint16": 16, "float32": 32, "float64": 64}
 
 
@@ -65,7 +66,9 @@ class Detector:
         are kept in this object.
     """
 
-    def __init__(self, target: str | Mapping[str, Any], get_kernel: GetKernel | None = None) -> None:
+    def __init__(
+        self, target: str | Mapping[str, Any], get_kernel: GetKernel | None = None
+    ) -> None:
         self.target = target
         self._get_kernel = get_kernel or compile_kernel
         self._kernels: dict[Any, Kernel] = {}

@@ -19,8 +19,9 @@ BLOCK = 64  # rows and slots that fold_columns turns at a time: whole cache line
 
 
 def fold_rows(bits: int, sign: int, raw: bool, parallel: bool) -> tvm.IRModule:
-    """OR over runs of the middle dimension: ``src[outer, size, inner] -> dst[outer, slots, inner]``.
+    """OR over runs of the middle dimension.
 
+    ``src[outer, size, inner] -> dst[outer, slots, inner]``
     Slot ``q`` covers positions ``q * extent .. min((q + 1) * extent, limit)`` of the dimension;
     one entry of ``src`` stands for ``grain`` positions. ``src``: unsigned integers of ``bits``
     bits; an entry is live if any bit of ``sign`` is set in it. ``dst``: uint8, 0 or 1, or with
@@ -84,9 +85,10 @@ def fold_rows(bits: int, sign: int, raw: bool, parallel: bool) -> tvm.IRModule:
 
 
 def fold_columns(bits: int, sign: int, run: int, blocks: bool, parallel: bool) -> tvm.IRModule:
-    """OR over runs of the last dimension, and transpose: ``src[outer, rows, size] ->
-    dst[outer, slots, pitch]``, of which the first ``rows`` of each ``pitch`` are written.
+    """OR over runs of the last dimension, and transpose.
 
+    ``src[outer, rows, size] -> dst[outer, slots, pitch]``, of which the first ``rows`` of each
+    ``pitch`` are written.
     Parameters as in :func:`fold_rows`; ``run`` is ``extent`` as a constant, for short runs, or 0
     for any extent. Without ``blocks``, ``grain`` must be 1 (this saves two divisions per flag).
     ``pitch`` should be an odd number of cache lines: with a multiple of 4096 bytes all slots of
@@ -153,10 +155,10 @@ def fold_columns(bits: int, sign: int, run: int, blocks: bool, parallel: bool) -
                             turned[s * BLOCK + r] = live(
                                 src[_lanes(line + (slot + s) * run, run)], run
                             )
-                        for s in range(tops - whole):
+                        if whole < tops:
                             tail: T.let = (slot + whole) * run
-                            to: T.let = whole * BLOCK + r
-                            fold_any(src, line + tail, limit - tail, acc, one, turned, to)
+                            below: T.let = whole * BLOCK + r
+                            fold_any(src, line + tail, limit - tail, acc, one, turned, below)
                     else:
                         for s in range(tops):
                             begin: T.let = (slot + s) * extent

@@ -7,15 +7,19 @@ the PIT dimension is moved before it. One flag per micro-tile is left, PIT inner
 
 from __future__ import annotations
 
+import hashlib
 import math
+import sys
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 
 import tvm
 
 from ..errors import ShapeError, mismatch
 from ..structs import MicroTile
 from . import detect_compact, detect_kernels
+from .detect_view import FLAGS, Dim, Elements, dimension, folded, merge, odd_pitch, product
 
 Build = partial[tvm.IRModule]
 
@@ -25,31 +29,6 @@ PARALLEL_POSITIONS = 1 << 15  # the same for compact, which takes eight position
 SHORT_RUNS = (1, 8, 16, 32)  # extents that fold_columns takes as constants
 LONG_RUN = 256  # extents from which fold_rows works in two steps,
 PART_RUN = 64  # the first of which folds this many rows
-
-
-@dataclass(frozen=True)
-class Elements:
-    """What one entry of the user's array is: ``bits`` wide; live if a bit of ``sign`` is set.
-
-    ``packed``: every entry is eight elements of the last dimension. ``grains``: elements per
-    entry in each dimension, for block masks, or none.
-    """
-
-    bits: int
-    sign: int
-    packed: bool = False
-    grains: tuple[int, ...] = ()
-
-    def entries(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of the user's array for an operand of ``shape``."""
-        if self.packed:
-            return (*shape[:-1], -(-shape[-1] // 8))
-        if self.grains:
-            return tuple(-(-n // g) for n, g in zip(shape, self.grains, strict=True))
-        return shape
-
-
-FLAGS = Elements(8, 0xFF)
 
 
 @dataclass(frozen=True)
@@ -88,31 +67,20 @@ class MaskPlan:
     capacity: int
 
 
-@dataclass(frozen=True)
-class _Dim:
-    """``size`` entries of ``grain`` positions each, of ``limit`` positions in all."""
-
-    size: int
-    extent: int
-    grain: int
-    limit: int
-
-    @property
-    def slots(self) -> int:
-        return -(-self.limit // self.extent)
-
-    @property
-    def done(self) -> bool:
-        return self.extent == 1 and self.grain == 1
-
-
 def kernel_name(build: Build) -> str:
-    """Name of the kernel that a template makes with its parameters."""
-    return "_".join(["detect", build.func.__name__, *map(_word, build.args)])
+    """Name of the kernel that a template makes with its parameters.
+
+    It ends with a digest of the template's file, so that it can be the key of a cache on disk.
+    """
+    template = build.func
+    words = [a if isinstance(a, str) else f"{int(a):x}" for a in build.args]
+    return "_".join(["detect", template.__name__, *words, _digest(template.__module__)])
 
 
-def _word(argument: int | str) -> str:
-    return argument if isinstance(argument, str) else f"{int(argument):x}"
+@cache
+def _digest(module: str) -> str:
+    path = Path(str(sys.modules[module].__file__))
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def capacity_of(rows: int) -> int:
@@ -175,13 +143,13 @@ class _Builder:
         if elements.packed and not self.bits and not bytewise:
             self._unpack(shape)
         dims = [
-            _dim(n, min(e or n, n), self.elements, d, last)
+            dimension(n, min(e or n, n), self.elements, d, last)
             for d, (n, e) in enumerate(zip(shape, tile.extents, strict=True))
         ]
         self.rows = dims[tile.dim].size
         self.grain = dims[tile.dim].grain
-        self.before = _merge(dims[: tile.dim])
-        self.after = _merge(dims[tile.dim + 1 :])
+        self.before = merge(dims[: tile.dim])
+        self.after = merge(dims[tile.dim + 1 :])
 
     def fold(self) -> None:
         """Fold every dimension to its slots, and move the ones after PIT before it."""
@@ -189,7 +157,7 @@ class _Builder:
             for place in reversed(range(len(self.after))):
                 if not self.after[place].done:
                     self._fold_after(place)
-            self.after = _merge(self.after)
+            self.after = merge(self.after)
         if self.after and not self.after[0].done:
             self._turn()
         for place in range(len(self.before)):
@@ -198,7 +166,7 @@ class _Builder:
         if self.after:
             self._turn()
         if not self.steps and not self.bits and self.grain == 1:
-            one = _Dim(1, 1, 1, 1)  # nothing to fold: only test the elements
+            one = Dim(1, 1, 1, 1)  # nothing to fold: only test the elements
             self._add(*self._rows_kernel(one, 1, self._size()))
 
     def compact(self, rows: int, slots: int, capacity: int) -> Step:
@@ -211,7 +179,7 @@ class _Builder:
 
     def _size(self) -> int:
         """Entries of the view."""
-        return _product(self.before) * self.rows * _product(self.after)
+        return product(self.before) * self.rows * product(self.after)
 
     def _add(self, build: Build, args: tuple[int, ...]) -> None:
         """One more step, which leaves the view as it is now."""
@@ -226,53 +194,53 @@ class _Builder:
         self.elements = FLAGS
 
     def _fold_before(self, place: int) -> None:
-        dim, outer = self.before[place], _product(self.before[:place])
-        inner = _product(self.before[place + 1 :]) * self.rows * _product(self.after)
+        dim, outer = self.before[place], product(self.before[:place])
+        inner = product(self.before[place + 1 :]) * self.rows * product(self.after)
         long = dim.grain == 1 and dim.extent >= LONG_RUN
         if long and (dim.extent == dim.size or dim.extent % PART_RUN == 0):
             # two steps: narrow columns of many rows are slow to read, and few tasks
             self._add(*self._shorten(place, dim, outer, inner))
             dim = self.before[place]
         kernel = self._rows_kernel(dim, outer, inner)
-        self.before[place] = _folded(dim)
+        self.before[place] = folded(dim)
         self._add(*kernel)
 
     def _shorten(
-        self, place: int, dim: _Dim, outer: int, inner: int
+        self, place: int, dim: Dim, outer: int, inner: int
     ) -> tuple[Build, tuple[int, ...]]:
         """Fold a dimension to pieces of its micro-tiles."""
-        part = _Dim(dim.size, PART_RUN, 1, dim.limit)
+        part = Dim(dim.size, PART_RUN, 1, dim.limit)
         kernel = self._rows_kernel(part, outer, inner)
-        self.before[place] = _Dim(part.slots, -(-dim.extent // PART_RUN), 1, part.slots)
+        self.before[place] = Dim(part.slots, -(-dim.extent // PART_RUN), 1, part.slots)
         return kernel
 
     def _fold_after(self, place: int) -> None:
-        dim, inner = self.after[place], _product(self.after[place + 1 :])
-        outer = _product(self.before) * self.rows * _product(self.after[:place])
+        dim, inner = self.after[place], product(self.after[place + 1 :])
+        outer = product(self.before) * self.rows * product(self.after[:place])
         if place == len(self.after) - 1:
             kernel = self._columns_kernel(dim, outer, 1, 1)
         else:
             kernel = self._rows_kernel(dim, outer, inner)
-        self.after[place] = _folded(dim)
+        self.after[place] = folded(dim)
         self._add(*kernel)
 
     def _turn(self) -> None:
         """Fold the only dimension after PIT and move it before it."""
         (dim,) = self.after
-        pitch = _pitch(self.rows) if dim.slots > 1 else self.rows
-        kernel = self._columns_kernel(dim, _product(self.before), self.rows, pitch)
-        self.before.append(_folded(dim))
+        pitch = odd_pitch(self.rows) if dim.slots > 1 else self.rows
+        kernel = self._columns_kernel(dim, product(self.before), self.rows, pitch)
+        self.before.append(folded(dim))
         self.after, self.rows = [], pitch
         self._add(*kernel)
 
-    def _rows_kernel(self, dim: _Dim, outer: int, inner: int) -> tuple[Build, tuple[int, ...]]:
+    def _rows_kernel(self, dim: Dim, outer: int, inner: int) -> tuple[Build, tuple[int, ...]]:
         e = self.elements
         parallel = outer * dim.size * inner * e.bits // 8 >= PARALLEL_BYTES
         build = partial(detect_kernels.fold_rows, e.bits, e.sign, self.bits, parallel)
         return build, (outer, dim.size, inner, dim.slots, dim.extent, dim.grain, dim.limit)
 
     def _columns_kernel(
-        self, dim: _Dim, outer: int, rows: int, pitch: int
+        self, dim: Dim, outer: int, rows: int, pitch: int
     ) -> tuple[Build, tuple[int, ...]]:
         e, blocks = self.elements, dim.grain > 1
         parallel = outer * rows * dim.size * e.bits // 8 >= PARALLEL_BYTES
@@ -280,47 +248,3 @@ class _Builder:
         build = partial(detect_kernels.fold_columns, e.bits, e.sign, run, blocks, parallel)
         sizes = (dim.size, dim.slots, dim.extent, dim.grain, dim.limit)
         return build, (outer, rows, *sizes, pitch)
-
-
-def _dim(n: int, extent: int, elements: Elements, d: int, last: int) -> _Dim:
-    """Dimension ``d`` of ``n`` elements in entries, its extent too where it is whole entries."""
-    grain = 8 if elements.packed and d == last else 1
-    if elements.grains:
-        grain = elements.grains[d]
-    size = -(-n // grain)
-    if elements.packed and d == last and extent == 1:
-        return _Dim(size, 1, 1, size)  # PIT itself: compact reads the bits
-    if extent == n:
-        return _Dim(size, size, 1, size)
-    if extent % grain == 0:
-        return _Dim(size, extent // grain, 1, size)
-    return _Dim(size, extent, grain, n)
-
-
-def _folded(dim: _Dim) -> _Dim:
-    return _Dim(dim.slots, 1, 1, dim.slots)
-
-
-def _product(dims: list[_Dim]) -> int:
-    return math.prod(d.size for d in dims)
-
-
-def _merge(dims: list[_Dim]) -> list[_Dim]:
-    """Neighbours as one dimension wherever the runs of the two together are runs of one."""
-    merged: list[_Dim] = []
-    for dim in dims:
-        left = merged[-1] if merged else None
-        if left is None or left.grain > 1 or dim.grain > 1:
-            merged.append(dim)
-        elif dim.extent == dim.size or (left.extent == 1 and dim.size % dim.extent == 0):
-            size = left.size * dim.size
-            merged[-1] = _Dim(size, left.extent * dim.extent, 1, size)
-        else:
-            merged.append(dim)
-    return [d for d in merged if d.limit > 1 or d.grain > 1]
-
-
-def _pitch(rows: int) -> int:
-    """At least ``rows`` bytes, an odd number of cache lines: slots spread over cache sets."""
-    lines = -(-rows // 64)
-    return 64 * (lines + 1 - lines % 2)

@@ -14,8 +14,9 @@ from tvm.tirx import const
 
 from ..errors import ShapeError, mismatch
 from ..selection.cover import SAMPLE_EXTENTS, WINDOW
-from .detect_compact import BIT_0_OF_BYTES, GATHER_BITS
-from .detect_plan import Build, Elements
+from .detect_compact import GATHER_BITS
+from .detect_plan import Build
+from .detect_view import Elements
 
 GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -187,9 +188,9 @@ def sample_windows(bits: int, sign: int, layout: str) -> tvm.IRModule:
             width: T.let = where[window * 5 + 4]
             for r in range(height):
                 if layout == "blocks":
-                    at: T.let = base + (row + r) // grain_rows * pitch
+                    blocks: T.let = base + (row + r) // grain_rows * pitch
                     if T.Or(r == 0, (row + r) % grain_rows == 0):
-                        block_line(src, at, column, width, grain_columns, line)
+                        block_line(src, blocks, column, width, grain_columns, line)
                     lines[r] = line[0]
                 else:
                     at: T.let = base + (row + r) * pitch + column // (8 if layout == "bits" else 1)

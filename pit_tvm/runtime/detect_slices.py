@@ -136,8 +136,8 @@ def split_groups(bits: int, parallel: bool) -> tvm.IRModule:
         bad = T.match_buffer(p_bad, (1,), "int32", align=4)
         bad[0] = 0
         for part in loop(parts):
-            for group in range(groups):
-                starts[part * groups + group] = 0
+            for each in range(groups):
+                starts[part * groups + each] = 0
             begin: T.let = rows * part // parts
             for i in range(rows * (part + 1) // parts - begin):
                 group: T.let = src[begin + i]
@@ -147,26 +147,25 @@ def split_groups(bits: int, parallel: bool) -> tvm.IRModule:
                 else:
                     if group != T.Cast(dtype, -1):
                         bad[0] = 1
-        for group in range(groups):
+        for each in range(groups):
             end = T.alloc_buffer((2,), "int32")
             end[0] = 0
             for part in range(parts):
-                end[1] = starts[part * groups + group]
-                starts[part * groups + group] = end[0]
+                end[1] = starts[part * groups + each]
+                starts[part * groups + each] = end[0]
                 end[0] = end[0] + end[1]
-            count[group] = end[0]
+            count[each] = end[0]
             found: T.let = T.Cast("int64", end[0])
             for i in range(T.ceildiv(found, PAD) * PAD - found):
-                ids[group * capacity + found + i] = 0
+                ids[each * capacity + found + i] = 0
         for part in loop(parts):
-            begin: T.let = rows * part // parts
-            for i in range(rows * (part + 1) // parts - begin):
-                group: T.let = src[begin + i]
-                if known(group, groups):
-                    at: T.let = part * groups + T.Cast("int64", group)
-                    ids[T.Cast("int64", group) * capacity + T.Cast("int64", starts[at])] = T.Cast(
-                        "int32", begin + i
-                    )
-                    starts[at] = starts[at] + 1
+            first: T.let = rows * part // parts
+            for i in range(rows * (part + 1) // parts - first):
+                owner: T.let = src[first + i]
+                if known(owner, groups):
+                    place: T.let = part * groups + T.Cast("int64", owner)
+                    list_end: T.let = T.Cast("int64", owner) * capacity + starts[place]
+                    ids[list_end] = T.Cast("int32", first + i)
+                    starts[place] = starts[place] + 1
 
     return tvm.IRModule({"main": main})

@@ -13,7 +13,7 @@ from ..errors import ShapeError, mismatch
 
 Array = npt.NDArray[Any]
 
-ALIGNMENT = 64
+ALIGNMENT = 128  # two cache lines, which the hardware fetches together
 
 
 class Workspace:

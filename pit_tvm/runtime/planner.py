@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from ..schedules.contraction_space import BLOCKS, DEPTH, lanes_of, starting_tiles
+from ..schedules.contraction_space import BLOCKS, DEPTH, starting_tiles
 from ..selection import select as selection
 from ..selection.cover import Cover, bucket
 from ..selection.rates import Rates, rates_from_records
 from ..structs import BitMask, Lengths, MicroTile, Plan, Rows, Tile
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
-from .bind import resolve
+from .bind import Layout
 from .program import Program, Route
 
 _SHORTLIST = 4  # tiles of a family that are weighed at run time
@@ -39,29 +37,25 @@ class Planner:
         self._plans: dict[object, Plan] = {}
         self._tiles: dict[object, tuple[Tile, ...]] = {}
 
-    def plan(
-        self, pattern: Pattern, sizes: Mapping[str, int], library: str, packed: bool
-    ) -> Plan:
+    def plan(self, pattern: Pattern, layout: Layout, packed: bool) -> Plan:
         """The plan of a pattern; decided once for a density bucket, then remembered."""
-        key = (pattern.key, tuple(sizes.values()), library, packed)
+        key = (pattern.key, layout.key, packed)
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
-            plan = self._plans[key] = self.decide(pattern, sizes, library, packed)
+            plan = self._plans[key] = self.decide(pattern, layout, packed)
         return plan
 
-    def decide(
-        self, pattern: Pattern, sizes: Mapping[str, int], library: str, packed: bool
-    ) -> Plan:
+    def decide(self, pattern: Pattern, layout: Layout, packed: bool) -> Plan:
         """Algorithm 1 on one pattern, without the cache."""
-        rates = self.rates(library)
-        facts = _Facts(self.program, sizes, packed)
+        rates = self.rates(layout.library)
+        facts = _Facts(self.program, layout, packed)
         routes = [
             facts.route(route, covered)
             for route, covered in zip(self.program.routes, pattern.covered, strict=True)
         ]
-        dense = facts.dense(pattern, library)
+        dense = facts.dense(pattern, layout.library)
         return selection.select(routes, dense, rates, self.tiles(rates, facts))
 
     def rates(self, library: str) -> Rates:
@@ -97,11 +91,11 @@ class Planner:
 class _Facts:
     """Sizes of one call, as the cost model needs them."""
 
-    def __init__(self, program: Program, sizes: Mapping[str, int], packed: bool) -> None:
+    def __init__(self, program: Program, layout: Layout, packed: bool) -> None:
         self.program, self.packed = program, packed
-        shapes = {p.name: resolve(p.shape, sizes) for p in program.inputs}
-        self.operand = shapes[program.operand]
-        self.output = resolve(program.output.shape, sizes)
+        names = [p.name for p in program.inputs]
+        shapes = dict(zip(names, layout.shapes, strict=True))
+        self.operand, self.output = layout.operand, layout.output
         con = program.contraction
         self.m = self.n = self.k = self.batch = 1
         if con is not None:
@@ -111,7 +105,7 @@ class _Facts:
             self.n = dense[con.dense_axes.index(con.column)]
             for axis in con.batch:
                 self.batch *= self.operand[con.sparse_axes.index(axis)]
-        self.out_bytes = 4.0 * float(np.prod(self.output, dtype=np.float64))
+        self.out_bytes = 4.0 * float(math.prod(self.output))
 
     def route(self, route: Route, covered: float) -> selection.Route:
         """Slots, live entries and traffic of one micro-tile."""
@@ -120,16 +114,14 @@ class _Facts:
         slots, entry = self._slots(micro)
         m, k, extra = 1.0, float(self.k), 0.0
         if route.family == DEPTH:
-            row = self.program.contraction.sparse_axes.index(self.program.contraction.row)
-            m = float(micro.extents[row] or self.m)
-            k = 1.0
+            m, k = float(self._row_extent(micro) or self.m), 1.0
         elif route.family == BLOCKS:
             k = float(entry)
             extra = self.out_bytes * (2 if self.program.has_epilogue else 1)
         elif spec.promises_zero:
             extra = self.out_bytes
         if self.program.contraction is None:
-            m = float(np.prod(self.operand, dtype=np.float64)) / max(size, 1)
+            m = float(math.prod(self.operand)) / max(size, 1)
             k = 1.0
         elif micro.axis in self.program.contraction.batch:
             m = float(self.m)
@@ -157,10 +149,14 @@ class _Facts:
         if not spec.promises_zero and (min(pattern.covered) < 1.0 or (con and con.group)):
             return None
         if con is None or self.program.product is None:
-            work = int(np.prod(self.operand, dtype=np.int64))
+            work = math.prod(self.operand)
             return selection.DenseRoute(1, self.n, work, 1, self.out_bytes, "generic")
         extra = self.out_bytes if self.program.has_epilogue else 0.0
         return selection.DenseRoute(self.m, self.n, self.k, self.batch, extra, library)
+
+    def _row_extent(self, micro: MicroTile) -> int:
+        con = self.program.contraction
+        return micro.extents[con.sparse_axes.index(con.row)] if con else 0
 
     def _slots(self, micro: MicroTile) -> tuple[int, int]:
         """Number of lists, and the extent of the slot dimension along the reduction."""
@@ -179,7 +175,7 @@ class _Facts:
         spec = self.program.spec
         if not spec.promises_zero:
             return 8.0 * self.operand[micro.dim] if not isinstance(spec, (Rows, Lengths)) else 0.0
-        size = float(np.prod(self.operand, dtype=np.float64))
+        size = float(math.prod(self.operand))
         return size / 8 if isinstance(spec, BitMask) else size
 
 

@@ -1,4 +1,4 @@
-"""What is known of an operator before any array arrives: its axes, its sparse forms, its product."""
+"""What is known of an operator before any array arrives: axes, sparse forms, product."""
 
 from __future__ import annotations
 

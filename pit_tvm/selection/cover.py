@@ -79,7 +79,11 @@ class Cover:
         The estimate takes the nearest sampled micro-tile inside and the nearest one around, and
         is geometric in the number of elements between them; with only one of the two it assumes
         that pieces are live independently. Covered density grows with the micro-tile.
+
+        ShapeError if an extent is below 1: a whole dimension has no sampled extent.
         """
+        if min(extents) < 1:
+            raise ShapeError(mismatch("extents", "extents of at least 1", extents))
         known = dict(self.densities)
         if extents in known:
             return known[extents]

@@ -1,4 +1,4 @@
-"""What tiles and libraries cost on a device: measured records, or defaults of an instruction set."""
+"""What tiles and libraries cost on a device: measured records, or an instruction set's defaults."""
 
 from __future__ import annotations
 

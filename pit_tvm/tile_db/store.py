@@ -60,7 +60,7 @@ class TileStore:
             raise DatabaseError(
                 mismatch("database", "a path that exists", found, "run pit-tvm tune --out")
             )
-        if found.is_file():
+        if found.name == FILE_NAME:
             found = found.parent
         if (found / FILE_NAME).is_file():
             return cls(found.parent, found.name, isa)

@@ -166,7 +166,5 @@ class _Builder:
 
     def _extent(self, axis: str) -> Expr:
         return next(
-            iv.dom.extent
-            for iv in self.info.block.iter_vars
-            if self.info.iter_vars[iv.var] == axis
+            iv.dom.extent for iv in self.info.block.iter_vars if self.info.iter_vars[iv.var] == axis
         )

@@ -1,4 +1,4 @@
-"""Lowers ``pit.parallel_tiles``: fuses a nest, whose extents may be dynamic, into one parallel loop."""
+"""Lowers ``pit.parallel_tiles``: a nest, whose extents may be dynamic, becomes one loop."""
 
 from __future__ import annotations
 
@@ -11,25 +11,46 @@ from .axis_map import Expr
 
 
 def lower_parallel_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Fuse every annotated nest into one parallel loop over the product of its extents."""
-    return func.with_body(tvm_ffi.structural_map(func.body, [(tirx.For, _fuse)]))
+    """Fuse every annotated nest into one parallel loop over the product of its extents.
+
+    Raises
+    ------
+    ScheduleError
+        A nest is no longer perfect.
+    """
+    # Errors inside a callback of structural_map lose their type: nests are found before.
+    marked: list[tirx.For] = []
+    tvm_ffi.structural_walk(
+        func.body, (tirx.For, lambda f: marked.append(f) if _depth(f) else None)
+    )
+    for loop in marked:
+        _nest(loop)
+    body = tvm_ffi.structural_map(func.body, [(tirx.For, lambda f: _fuse(f) if _depth(f) else f)])
+    return func.with_body(body)
 
 
-def _fuse(loop: tirx.For) -> tirx.For:
-    depth = int((loop.annotations or {}).get(PARALLEL_TILES, 0))
-    if not depth:
-        return loop
+def _depth(loop: tirx.For) -> int:
+    return int((loop.annotations or {}).get(PARALLEL_TILES, 0))
+
+
+def _nest(loop: tirx.For) -> list[tirx.For]:
     nest = [loop]
-    while len(nest) < depth:
+    while len(nest) < _depth(loop):
         body = nest[-1].body
         if not isinstance(body, tirx.For):
             what = f"parallel_tiles: nest at loop {loop.loop_var.name}"
-            raise ScheduleError(mismatch(what, f"{depth} loops", len(nest)))
+            raise ScheduleError(mismatch(what, f"{_depth(loop)} loops", len(nest)))
         nest.append(body)
-    zero, one = tirx.const(0, "int32"), tirx.const(1, "int32")
+    return nest
+
+
+def _fuse(loop: tirx.For) -> tirx.For:
+    nest = _nest(loop)
+    dtype = str(loop.loop_var.ty.dtype)
+    zero, one = tirx.const(0, dtype), tirx.const(1, dtype)
     values: dict[ir.Var, Expr] = {part.loop_var: zero for part in nest}
     real = [part for part in nest if not _is_one(part.extent)]
-    fused = tirx.Var("_".join(part.loop_var.name for part in nest), "int32")
+    fused = tirx.Var("_".join(part.loop_var.name for part in nest), dtype)
     total, rest = one, fused
     for part in reversed(real):
         # An empty nest never runs its body; the maximum keeps the division defined all the same.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
+from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
@@ -13,14 +15,9 @@ from .lower_parallel_tiles import lower_parallel_tiles
 FuncPass = Callable[[tirx.PrimFunc], tirx.PrimFunc]
 
 
-def _each(transform: FuncPass) -> tvm.transform.Pass:
-    @tirx.transform.prim_func_pass(opt_level=0, name=transform.__name__)
-    def run(
-        func: tirx.PrimFunc, _mod: tvm.IRModule, _ctx: tvm.transform.PassContext
-    ) -> tirx.PrimFunc:
-        return transform(func)
-
-    return run
+def _each(mod: tvm.IRModule, transform: FuncPass) -> tvm.IRModule:
+    """``transform`` on every function, outside TVM's passes, which would hide our errors' types."""
+    return tvm.IRModule({var: transform(func) for var, func in mod.functions_items()})
 
 
 def lower(mod: tvm.IRModule, dump: Callable[[str, str], None] | None = None) -> tvm.IRModule:
@@ -29,20 +26,21 @@ def lower(mod: tvm.IRModule, dump: Callable[[str, str], None] | None = None) -> 
     The first passes are TVM's own, in its order: our loops become dynamic only once buffers have
     their final size. ``dump(pass name, script)`` sees the module after every pass.
     """
-    passes = [
+    passes: list[Any] = [
         s_tir.transform.CanonicalizeLoop(),
         s_tir.transform.LowerInitBlock(),
         s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
         s_tir.transform.ConvertBlocksToOpaque(),
         s_tir.transform.CompactBufferAllocation(),
-        _each(lower_dynamic_extent),
-        _each(lower_parallel_tiles),
+        lower_dynamic_extent,
+        lower_parallel_tiles,
         s_tir.transform.LowerMatchBuffer(),
         s_tir.transform.StmtSimplify(),
         s_tir.transform.LowerOpaqueBlock(),
     ]
     for step in passes:
-        mod = step(mod)
+        ours = isinstance(step, FunctionType)
+        mod = _each(mod, step) if ours else step(mod)
         if dump is not None:
-            dump(step.info.name, mod.script())
+            dump(step.__name__ if ours else step.info.name, mod.script())
     return mod

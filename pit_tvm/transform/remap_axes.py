@@ -124,7 +124,11 @@ class _Remapper:
             return
         indices = self._move(store, scope)
         buffer = self.buffers.moved[store.buffer]
-        body: tirx.Stmt = BufferStore(buffer, scope.value(store.value), indices)
+        value = scope.value(store.value)
+        if info.block.init is None and (guards := scope.guards()):
+            # Dead positions hold anything: a gather by it, or a division, must not happen.
+            value = tirx.if_then_else(every(guards), value, tirx.const(0, str(store.buffer.dtype)))
+        body: tirx.Stmt = BufferStore(buffer, value, indices)
         notes: dict[str, Any] = dict(info.block.annotations or {})
         init = None
         if info.block.init is not None:

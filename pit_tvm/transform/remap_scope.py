@@ -81,8 +81,9 @@ class Scope:
         Dropping it is harmless if the permuted axes reach staged or packed operands only: dead
         positions then compute on what the panel holds, and no store reads them.
         """
-        inner = guard(self.guards("reduce", padded=False), update)
-        outer = self.guards("spatial", padded=False)
+        padded = self.info.name != self.spec.main  # what follows reads no padded operand
+        inner = guard(self.guards("reduce", padded), update)
+        outer = self.guards("spatial", padded)
         safe = {*self.buffers.panels, *self.spec.packed, *self.spec.overrides}
         safe |= {a.buffer_name for a in self.info.writes}
         exposed = {a.buffer_name for a in self.info.reads if self._follows_spatial(a)} - safe

@@ -6,7 +6,8 @@ takes longer than its own time limit.
 
 from __future__ import annotations
 
-import itertools
+import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,12 +48,11 @@ class TileBuilder(ms.builder.PyBuilder):
         self.lower = lower
         self.folder = folder
         self.suffix = suffix
-        self.numbers = itertools.count()
 
     def build(self, build_inputs: list[ms.builder.BuilderInput]) -> list[ms.builder.BuilderResult]:
         results = []
         for item in build_inputs:
-            path = self.folder / f"candidate-{next(self.numbers)}{self.suffix}"
+            path = self._new_path()
             try:
                 built = tvm.compile(self.lower(item.mod), target=item.target)
                 built.export_library(str(path))
@@ -61,3 +61,10 @@ class TileBuilder(ms.builder.PyBuilder):
                 path.unlink(missing_ok=True)
                 results.append(ms.builder.BuilderResult(None, error_text(error)))
         return results
+
+    def _new_path(self) -> Path:
+        """A name never used before: of a library that is still loaded under the same name, the
+        loader would hand out the old code."""
+        handle, name = tempfile.mkstemp(prefix="candidate-", suffix=self.suffix, dir=self.folder)
+        os.close(handle)
+        return Path(name)

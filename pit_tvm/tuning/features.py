@@ -90,25 +90,31 @@ class DecisionFeatures(ms.feature_extractor.PyFeatureExtractor):
         return [tensor(feature_vector(self.task, item.sch)) for item in candidates]
 
 
+def mutate(trace: Trace, seed: int) -> Trace | None:
+    """The trace with one of its categorical knobs moved to another value; None if it has no
+    choice."""
+    movable = [
+        (inst, int(decision))
+        for inst, decision in trace.decisions.items()
+        if inst.kind.name == "SampleCategorical" and len(inst.attrs[0]) > 1
+    ]
+    if not movable:
+        return None
+    rng = np.random.default_rng(abs(seed))
+    inst, current = movable[rng.integers(len(movable))]
+    other = int(rng.integers(len(inst.attrs[0]) - 1))
+    return trace.with_decision(inst, other + (other >= current), remove_postproc=True)
+
+
 @derived_object
 class MutateCategorical(ms.mutator.PyMutator):
-    """Moves one sampled categorical knob to another of its values."""
+    """MetaSchedule's face of `mutate`."""
 
     def _initialize_with_tune_context(self, context: ms.TuneContext) -> None:
         """The mutator needs nothing of the context."""
 
     def apply(self, trace: Trace, seed: int) -> Trace | None:
-        movable = [
-            (inst, int(decision))
-            for inst, decision in trace.decisions.items()
-            if inst.kind.name == "SampleCategorical" and len(inst.attrs[0]) > 1
-        ]
-        if not movable:
-            return None
-        rng = np.random.default_rng(abs(int(seed)))
-        inst, current = movable[rng.integers(len(movable))]
-        other = int(rng.integers(len(inst.attrs[0]) - 1))
-        return trace.with_decision(inst, other + (other >= current), remove_postproc=True)
+        return mutate(trace, int(seed))
 
     def clone(self) -> Any:
         return MutateCategorical()

@@ -94,9 +94,10 @@ class History:
             return
         attempts = {key: attempts.get(key, 0) + 1}
         write_atomically(path, json.dumps(attempts))
-        yield True
-        # Not in a finally clause: only a measurement that came to an end counts as one.
-        path.unlink(missing_ok=True)
+        try:
+            yield True
+        finally:  # stays behind only if the process itself ends here
+            path.unlink(missing_ok=True)
 
     def succeeded(self) -> list[ms.database.TuningRecord]:
         """Records of candidates that ran and were right, fastest first."""

@@ -32,7 +32,8 @@ class TuneResult:
     """What a job did: the records that it wrote, and what became of the candidates.
 
     ``measured`` candidates are new, ``reused`` ones are from earlier runs of the work folder;
-    ``wrong`` are those of the ``failed`` whose result was wrong.
+    ``wrong`` are those of the ``failed`` whose result was wrong. ``errors`` are the texts of the
+    failures, most frequent first.
     """
 
     records: tuple[TileRecord, ...]
@@ -40,6 +41,7 @@ class TuneResult:
     reused: int
     failed: int
     wrong: int
+    errors: tuple[str, ...]
     interrupted: bool
 
 
@@ -110,15 +112,17 @@ class TuneJob:
                 self.store.append(measured)
                 records += measured
             interrupted = stop.is_set()
+        errors = tuple(text for text, _ in counts.errors.most_common())
         if not interrupted and not any(record.kind == "pit" for record in records):
-            last = counts.errors[-1] if counts.errors else "no candidate"
-            raise TuningError(mismatch("tuning job", "at least one right tile", last))
+            why = errors[0] if errors else "no candidate, or none that ran in earlier runs"
+            raise TuningError(mismatch("tuning job", "at least one right tile", why))
         return TuneResult(
             tuple(records),
             counts.measured,
             counts.reused,
             counts.failed,
             counts.wrong,
+            errors,
             interrupted,
         )
 
@@ -177,11 +181,7 @@ class TuneJob:
         run = TaskRun(task, space, self.settings, bench, stop.is_set, tick)
         bar.update(run.counts.reused)
         found = run.run(provenance)
-        counts.measured += run.counts.measured
-        counts.reused += run.counts.reused
-        counts.failed += run.counts.failed
-        counts.wrong += run.counts.wrong
-        counts.errors += run.counts.errors
+        counts.add(run.counts)
         return found
 
     def _calibrate(self, provenance: Provenance) -> list[TileRecord]:

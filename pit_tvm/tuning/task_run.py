@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -60,13 +61,21 @@ class Counts:
     reused: int = 0
     failed: int = 0
     wrong: int = 0
-    errors: list[str] = field(default_factory=list)
+    errors: Counter[str] = field(default_factory=Counter)
 
     def add_failure(self, message: str) -> None:
         """Count a candidate that did not build or run, or whose result was wrong."""
         self.failed += 1
         self.wrong += WRONG in message
-        self.errors.append(message)
+        self.errors[message] += 1
+
+    def add(self, other: Counts) -> None:
+        """Count another task's candidates too."""
+        self.measured += other.measured
+        self.reused += other.reused
+        self.failed += other.failed
+        self.wrong += other.wrong
+        self.errors += other.errors
 
 
 class TaskRun:

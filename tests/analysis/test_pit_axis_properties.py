@@ -23,7 +23,7 @@ from pit_tvm.analysis.pit_axis import pit_axes
 from tests.analysis.interpreter import Permutation, run
 
 SIZE = 8  # every dimension of every buffer; indices stay below
-SETTINGS = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SETTINGS = settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 DATA, SPATIAL, REDUCE = "int32", tirx.IterVar.DataPar, tirx.IterVar.CommReduce
 
 
@@ -151,7 +151,7 @@ def _block(
         inner = [_innermost(s) for s in stores]
         init = _sequence([st.BufferStore(s.buffer, 0, s.indices) for s in inner])
     predicate = True
-    if program.pick(True, *(False,) * 5):
+    if program.pick(True, False, False):
         predicate = program.predicate(loops, plain)
     block = SBlock(iter_vars, [], [], name, _sequence(stores), init)
     return SBlockRealize(values, predicate, block)

@@ -33,7 +33,7 @@ def sample(sch: Schedule, task: TileTask) -> None:
     """Rows, register rows, panels, depth of the tile."""
     block = sch.get_sblock("out")
     i, j, k = sch.get_loops(block)
-    tile_m = sch.sample_categorical([1, 2, 4], [1 / 3] * 3)
+    tile_m = sch.sample_categorical([1, 2], [0.5, 0.5])
     reg_m = sch.sample_categorical([1, 2, 4], [1 / 3] * 3)
     panels = sch.sample_categorical([1, 2], [0.5, 0.5])
     tile_k = sch.sample_categorical([8, 16], [0.5, 0.5])

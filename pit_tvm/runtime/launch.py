@@ -1,0 +1,146 @@
+"""Runs a chosen candidate: the library's product or a kernel, and what surrounds it."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+
+from ..schedules.contraction_space import BLOCKS
+from ..structs import Candidate, Index, MicroTile, Tile
+from .arrays import itemsize, library_matmul
+from .bind import Bound
+from .detect_workspace import Workspace
+from .kernels import Kernels
+from .program import Program
+
+
+class Launcher:
+    """Launches candidates of one program; threads may share it, each has its own workspace."""
+
+    def __init__(self, program: Program, kernels: Kernels, dead: str) -> None:
+        self.program, self.kernels, self.dead = program, kernels, dead
+        self._memory = threading.local()
+        self._ready: dict[tuple[MicroTile, Tile | None], Callable[..., None]] = {}
+
+    def workspace(self) -> Workspace:
+        """Memory of the calling thread."""
+        try:
+            return self._memory.workspace
+        except AttributeError:
+            self._memory.workspace = Workspace()
+            return self._memory.workspace
+
+    def launch(self, choice: Candidate, index: Index | None, bound: Bound, out: Any) -> None:
+        """Compute ``out`` (what compiled functions take) by ``choice``."""
+        if index is None or choice.micro_tile is None:
+            self._dense(bound, out)
+            return
+        key = (choice.micro_tile, choice.tile)
+        ready = self._ready.get(key)
+        if ready is None:
+            ready = self._ready[key] = self._prepare(choice.micro_tile, choice.tile)
+        ready(index, bound, out)
+
+    # -- candidates
+
+    def _dense(self, bound: Bound, out: Any) -> None:
+        product = self.program.product
+        if product is None:
+            kernel = self.kernels.dense(None)
+            kernel(*(bound.tensors[p.name] for p in self.program.inputs), out)
+            return
+        epilogue = self.kernels.epilogue()
+        sums = out if epilogue is None else self._sums(bound)
+        library_matmul(
+            bound.arrays[product.left],
+            bound.arrays[product.right],
+            sums,
+            transpose_lhs=product.transpose_left,
+            transpose_rhs=product.transpose_right,
+        )
+        self._finish(epilogue, sums, bound, out)
+
+    def _prepare(self, micro_tile: MicroTile, tile: Tile | None) -> Callable[..., None]:
+        """The launch of one kernel, with everything looked up that no call changes."""
+        kernel = self.kernels.sparse(micro_tile, tile)
+        if tile is not None and tile.family == BLOCKS:
+            return self._blocks(kernel)
+        names = self._arguments(packed=tile is not None)
+        dense = self.program.contraction.dense if tile and self.program.contraction else None
+        reduces = next(r.reduces for r in self.program.routes if r.micro_tile == micro_tile)
+        fill = None if reduces else self._dead_fill()
+
+        def run(index: Index, bound: Bound, out: Any) -> None:
+            if fill is not None:
+                fill(bound, out)
+            tensors = bound.tensors
+            inputs = [self._packed(bound, n) if n == dense else tensors[n] for n in names]
+            kernel(*inputs, index.ids, index.count, out)
+
+        return run
+
+    def _blocks(self, kernel: Callable[..., Any]) -> Callable[..., None]:
+        con, epilogue = self.program.contraction, self.kernels.epilogue()
+        operands = (con.sparse, con.dense) if con else ()
+        names = [name for name in self._arguments(packed=True) if name in operands]
+
+        def run(index: Index, bound: Bound, out: Any) -> None:
+            sums = out if epilogue is None else self._sums(bound)
+            self._clear(sums)
+            inputs = [
+                self._packed(bound, n) if con and n == con.dense else bound.tensors[n]
+                for n in names
+            ]
+            kernel(*inputs, index.ids, index.count, sums)
+            self._finish(epilogue, sums, bound, out)
+
+        return run
+
+    def _dead_fill(self) -> Callable[[Bound, Any], None] | None:
+        """Gives the output's dead slices what the pattern promises, before live ones overwrite."""
+        if not self.program.spec.promises_zero:
+            return (lambda _, out: self._clear(out)) if self.dead == "zero" else None
+        kernel = self.kernels.dead()
+        if kernel is None:
+            return lambda _, out: self._clear(out)
+        reads = self.kernels.dead_inputs()
+        return lambda bound, out: kernel(*(bound.tensors[name] for name in reads), out)
+
+    # -- pieces
+
+    def _finish(
+        self, epilogue: Callable[..., Any] | None, sums: Any, bound: Bound, out: Any
+    ) -> None:
+        if epilogue is not None:
+            reads = self.kernels.epilogue_inputs()
+            epilogue(sums, *(bound.tensors[name] for name in reads), out)
+
+    def _arguments(self, *, packed: bool) -> list[str]:
+        """Names of a kernel's inputs in order; packed kernels read no group operand."""
+        con = self.program.contraction
+        names = [p.name for p in self.program.inputs]
+        return [n for n in names if not (packed and con is not None and n == con.group)]
+
+    def _packed(self, bound: Bound, name: str) -> Any:
+        found = bound.packed.get(name)
+        if found is None:
+            tensor = bound.tensors[name]
+            shape = self.kernels.packed_shape(tuple(int(e) for e in tensor.shape))
+            con = self.program.contraction
+            found = self.workspace().take("packed", shape, con.accumulator if con else "float32")
+            self.kernels.pack()(tensor, found)
+        return found
+
+    def _sums(self, bound: Bound) -> np.ndarray:
+        sums = self.program.sums
+        return self.workspace().take("sums", bound.layout.sums, sums.dtype)
+
+    def _clear(self, array: Any) -> None:
+        tensor: Any = tvm_ffi.from_dlpack(array)
+        size = math.prod(tensor.shape) * itemsize(str(tensor.dtype))
+        self.kernels.clear()(tensor._create_view((size,), "uint8"))

@@ -1,0 +1,144 @@
+"""The CPU benchmark: tiles, masked products, index, selection and call overhead against peers.
+
+Peers run in the same process, in turn with pit-tvm; times are medians. The shapes of ``HELD_OUT``
+in bench_cpu_cases.py and all seeds of the benchmark are never tuned on, and held-out shapes have
+rows and targets of their own. The text ends with one line of JSON that says which targets are met.
+The exit status is 1 if a result is wrong, and 2 if something is missing; a target that is not met
+does not change it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quickstart import positive
+
+from pit_tvm.errors import BackendUnavailable, PitError, mismatch
+
+if TYPE_CHECKING:
+    from bench_cpu_measure import Settings, Suite
+    from bench_cpu_report import Result
+
+SUITES = ("dense", "masks", "index", "select", "call")
+REPEATS, QUICK_REPEATS = 11, 3
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--suite", action="append", choices=SUITES, help="repeat for several (default: all)")
+    add("--repeats", type=positive, help=f"turns of each contender (default {REPEATS})")
+    add("--seed", type=int, default=0, help="of the benchmark's own random data (default 0)")
+    add("--threads", type=positive, default=len(os.sched_getaffinity(0)), help="default: all")
+    add("--quick", action="store_true", help="small sizes, which are held to no target")
+    add("--held-out", action="store_true", help="only the shapes that are never tuned on")
+    add("--json", type=Path, metavar="FILE", help="write everything measured to FILE")
+    add("--plot", type=Path, metavar="DIR", help="draw one PNG for each suite into DIR")
+    options = parser.parse_args(argv)
+    if options.seed < 0:
+        parser.error("--seed must not be negative")
+    options.suite = [name for name in SUITES if name in (options.suite or SUITES)]
+    options.repeats = options.repeats or (QUICK_REPEATS if options.quick else REPEATS)
+    return options
+
+
+def require(option: str, packages: Sequence[str], extra: str) -> None:
+    """Raise BackendUnavailable unless the packages are installed."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        advice = f"pip install 'pit-tvm[{extra}]'"
+        what = f"the packages {', '.join(packages)}"
+        raise BackendUnavailable(mismatch(option, what, f"no {', '.join(missing)}", advice))
+
+
+def measure(suite: Suite, settings: Settings, held_out_only: bool) -> Result:
+    """All cases of one suite, with a progress bar on a terminal."""
+    from bench_cpu_report import Result
+    from tqdm import tqdm
+
+    rows = []
+    cases = [case for case in suite.cases(settings.quick) if case.held_out or not held_out_only]
+    with tqdm(cases, unit="case", leave=False, disable=None) as bar:
+        for case in bar:
+            bar.set_description(f"{suite.name} {case.label}")
+            rows.append(suite.measure(case, settings))
+    return Result(suite, tuple(rows))
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, print and write; the exit status."""
+    require("bench_cpu", ("torch", "scipy"), "quickstart")
+    if options.plot:
+        require("--plot", ("matplotlib",), "plot")
+    # Read by the libraries when they are imported, hence before that.
+    for name in ("OMP", "OPENBLAS", "MKL", "TVM"):
+        os.environ[f"{name}_NUM_THREADS"] = str(options.threads)
+    import bench_cpu_report as report
+    import torch
+    from bench_cpu_index import index_suite
+    from bench_cpu_measure import Settings
+    from bench_cpu_products import dense_suite, masks_suite
+    from bench_cpu_steps import call_suite, select_suite
+
+    from pit_tvm.target import start_thread_pool
+
+    torch.set_num_threads(options.threads)
+    threads = start_thread_pool(options.threads)
+    settings = Settings(options.repeats, options.seed, options.quick)
+    where = report.describe(settings, threads)
+    print(heading(where))
+    made = (dense_suite(), masks_suite(), index_suite(), select_suite(), call_suite())
+    results: list[Result] = []
+    targets = [report.held_out_target()]
+    for suite in made:
+        if suite.name not in options.suite:
+            continue
+        result = measure(suite, settings, options.held_out)
+        results.append(result)
+        targets += result.targets()
+        print(f"\n{report.table(result)}", flush=True)
+        # After every suite, so that an interrupted run leaves what it has.
+        if options.json:
+            report.write(options.json, report.to_json(where, results, targets))
+        if options.plot and result.rows:
+            print(report.plot(options.plot, result))
+    outcome = report.summary(results, targets, options.quick)
+    print(f"\n{json.dumps(outcome)}")
+    return 1 if outcome["wrong"] else 0
+
+
+def heading(where: dict[str, Any]) -> str:
+    """Machine, versions and state, in a few lines."""
+    database, versions = where["tile database"], where["versions"]
+    tiles = f"tiles of {database['folder']}" if database["folder"] else "no tuned tiles"
+    return (
+        f"{where['cpu']}, {where['threads']} threads, load {where['load'][0]:.2f}; {tiles}, "
+        f"{database['records']} records\n"
+        f"{', '.join(f'{name} {version}' for name, version in versions.items())}\n"
+        f"{where['repeats']} turns of each contender, seed {where['seeds'][-1]}"
+        f"{', quick: small sizes' if where['quick'] else ''}"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark; the exit status."""
+    options = parse(argv)
+    try:
+        return run(options)
+    except PitError as error:
+        print(f"bench_cpu: error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""The pit-tvm command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pit_tvm import __version__
+from pit_tvm.cli import main
+from pit_tvm.target import resolve_target
+from pit_tvm.tile_db.record import make_provenance
+from pit_tvm.tile_db.store import FILE_NAME, TileStore
+from pit_tvm.tuning import task_run, tasks
+from pit_tvm.tuning.runner import Repeats
+from tests.tile_db.records import example_record
+from tests.tuning.stand_in import SPACE
+
+HOST = resolve_target("llvm")
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The registry's space is the stand-in, measured as briefly as possible."""
+    quick = Repeats(repeat=1, min_repeat_ms=0)
+    monkeypatch.setattr("pit_tvm.tuning.job.load_space", lambda family: SPACE)
+    monkeypatch.setattr(task_run.Settings, "repeats", quick)
+    monkeypatch.setattr(task_run.Settings, "final", quick)
+
+
+def tune(root: Path, *more: str) -> int:
+    fixed = ["tune", "--out", str(root / "db"), "--work-dir", str(root / "work")]
+    return main([*fixed, *more])
+
+
+def test_tune_records_tiles_libraries_and_constants(
+    stand_in: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shapes = ("--shape", "16,32,32", "--shape", "8x16x16", "--shape", "16,32,32")
+    assert tune(tmp_path, *shapes, "--trials", "2", "--seed", "1") == 0
+    store = TileStore.open(tmp_path / "db", device=HOST.device)
+    assert {(r.task.m, r.task.n, r.task.k) for r in store.records()} == {(16, 32, 32), (8, 16, 16)}
+    assert {record.task.family for record in store.records()} == {tasks.OPERATORS["matmul"]}
+    assert {record.note for record in store.library("float32")} >= {"numpy"}
+    assert store.profile()
+    printed = capsys.readouterr().out
+    assert "GFLOP/s" in printed and "4 candidates measured (0 failed" in printed
+
+
+def test_tune_without_calibration_records_tiles_only(stand_in: None, tmp_path: Path) -> None:
+    assert tune(tmp_path, "--shape", "8,16,16", "--trials", "1", "--no-calibrate") == 0
+    store = TileStore.open(tmp_path / "db", device=HOST.device)
+    assert {record.kind for record in store.all()} == {"pit"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--shape", "8,8,8", "--target", "cuda"), "target: expected kind 'llvm'"),
+        (("--shape", "8,8,8", "--op", "sort"), "op: expected one of"),
+        (
+            ("--shape", "8,8,8", "--rpc-tracker", "127.0.0.1:1", "--rpc-key", "a"),
+            "rpc tracker: expected an answer at 127.0.0.1:1",
+        ),
+    ],
+)
+def test_error_is_one_line_and_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    assert tune(tmp_path, *arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"pit-tvm: error: {message}")
+    assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("tune",),
+        ("tune", "--shape", "8,8"),
+        ("tune", "--shape", "8,0,8"),
+        ("tune", "--shape", "8,8,8", "--trials", "0"),
+        ("tune", "--shape", "8,8,8", "--rpc-key", "a"),
+        ("cache", "burn"),
+        ("nonsense",),
+        (),
+    ],
+)
+def test_wrong_usage_is_status_2(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "error" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("tune", "--help"), ("info", "--help")])
+def test_help_is_printed_with_examples(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 0
+    printed = capsys.readouterr().out
+    assert "usage: pit-tvm" in printed
+    assert len(arguments) == 1 or "examples:\n  pit-tvm" in printed
+
+
+def test_help_and_parsing_load_neither_tvm_nor_torch() -> None:
+    code = (
+        "import sys; from pit_tvm.cli import make_parser\n"
+        "make_parser().parse_args(['tune', '--shape', '8,8,8'])\n"
+        "assert not {'tvm', 'torch', 'numpy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})
+
+
+def test_info_names_versions_target_databases_and_cache(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIT_TVM_CACHE", str(tmp_path / "cache"))
+    mine = example_record()
+    local = make_provenance(HOST.device, HOST.mcpu, 1)
+    store = TileStore.create(tmp_path / "db")
+    store.append([example_record("other-sve"), mine, example_record("other-sve", tile_m=8)])
+    assert main(["info", "--database", str(tmp_path / "db")]) == 0
+    printed = capsys.readouterr().out
+    for part in (__version__, HOST.mcpu, HOST.isa, local.device, local.tvm, "other-sve: 2 pit"):
+        assert part in printed
+    assert f"{tmp_path / 'cache'}: 0 files" in printed
+
+
+def test_info_marks_the_folder_that_this_machine_uses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    TileStore.create(tmp_path / "db").append([example_record(HOST.device)])
+    main(["info", "--database", str(tmp_path / "db")])
+    assert f"{HOST.device}: 1 pit (used here)" in capsys.readouterr().out
+
+
+def test_info_says_untuned_where_no_records_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["info", "--database", str(tmp_path)]) == 0
+    assert "untuned" in capsys.readouterr().out
+
+
+def test_info_refuses_missing_and_corrupt_databases(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["info", "--database", str(tmp_path / "absent")]) == 2
+    assert "absent" in capsys.readouterr().err
+    path = tmp_path / "a-avx2" / FILE_NAME
+    path.parent.mkdir()
+    path.write_text(json.dumps({"kind": "pit"}) + "\n")
+    assert main(["info", "--database", str(tmp_path)]) == 2
+    assert f"{path}:1: " in capsys.readouterr().err
+
+
+def test_cache_is_shown_and_emptied(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIT_TVM_CACHE", str(tmp_path))
+    (tmp_path / f"{'0' * 64}.so").write_bytes(bytes(2**20))
+    assert main(["cache", "info"]) == 0
+    assert capsys.readouterr().out.strip() == f"{tmp_path}: 1 files, 1.0 MiB"
+    assert main(["cache", "clear"]) == 0
+    assert "deleted 1 files, 1.0 MiB" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+    assert main(["cache", "clear"]) == 0
+    assert "deleted 0 files" in capsys.readouterr().out

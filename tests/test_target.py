@@ -1,0 +1,170 @@
+"""Targets: instruction sets, threads, refusals."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tvm.target import Target
+
+from pit_tvm import target as target_module
+from pit_tvm.errors import UnsupportedTarget
+from pit_tvm.target import device_name, resolve_target, runs_here
+
+CPUINFO = "processor : 0\nmodel name : {name}\nflags : fpu {flags}\n"
+AVX2 = "avx2 fma f16c bmi2"
+AVX512 = f"{AVX2} avx512f avx512bw avx512cd avx512dq avx512vl"
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Pretends that this machine's CPU has a name and flags."""
+
+    def pretend(flags: str, name: str = "Some CPU") -> None:
+        (tmp_path / "cpuinfo").write_text(CPUINFO.format(name=name, flags=flags))
+        monkeypatch.setattr(target_module, "_CPUINFO", tmp_path / "cpuinfo")
+
+    monkeypatch.delenv("TVM_NUM_THREADS", raising=False)
+    monkeypatch.setattr(target_module.platform, "machine", lambda: "x86_64")
+    return pretend
+
+
+@pytest.mark.parametrize(
+    ("flags", "isa", "mcpu", "bits"),
+    [
+        (AVX512, "avx512", "x86-64-v4", 512),
+        (AVX512.replace("avx512vl", ""), "avx2", "x86-64-v3", 256),
+        (AVX2, "avx2", "x86-64-v3", 256),
+        (AVX2.replace("fma", ""), "generic", "x86-64", 128),
+        ("sse2", "generic", "x86-64", 128),
+    ],
+)
+def test_host_target_follows_the_cpus_flags(machine, flags, isa, mcpu, bits) -> None:
+    machine(flags)
+    info = resolve_target("llvm")
+    assert (info.kind, info.isa, info.mcpu, info.vector_bits) == ("llvm", isa, mcpu, bits)
+    assert info.threads == len(os.sched_getaffinity(0))
+    assert info.tvm_target == {"kind": "llvm", "mcpu": mcpu, "num-cores": info.threads}
+    assert Target(info.tvm_target).kind.name == "llvm"
+
+
+@pytest.mark.parametrize(
+    ("target", "isa", "mcpu"),
+    [
+        ("llvm -mcpu=haswell", "avx2", "haswell"),
+        ("llvm -mcpu=skylake-avx512", "avx512", "skylake-avx512"),
+        ("llvm --mcpu=x86-64-v3", "avx2", "x86-64-v3"),
+        ("llvm -mcpu=x86-64 -mattr=+avx2,+fma,+f16c,+bmi2", "avx2", "x86-64"),
+        ({"kind": "llvm", "mcpu": "znver4"}, "avx512", "znver4"),
+        (Target({"kind": "llvm", "mcpu": "x86-64-v3"}), "avx2", "x86-64-v3"),
+        ("llvm -mtriple=aarch64-linux-gnu", "generic", "generic"),
+    ],
+)
+def test_named_cpu_is_kept_and_llvm_tells_its_instruction_set(machine, target, isa, mcpu) -> None:
+    machine("sse2")
+    info = resolve_target(target)
+    assert (info.isa, info.mcpu) == (isa, mcpu)
+    assert Target(info.tvm_target).attrs["mcpu"] == mcpu
+
+
+def test_plain_tvm_target_is_this_machine(machine) -> None:
+    machine(AVX2)
+    assert resolve_target(Target("llvm")) == resolve_target("llvm")
+
+
+def test_resolved_dictionary_resolves_to_the_same(machine) -> None:
+    machine(AVX512)
+    info = resolve_target("llvm -mcpu=haswell -num-cores=3")
+    assert resolve_target(info.tvm_target) == info
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "cuda",
+        "",
+        "nonsense",
+        "llvm -mcpu=nonsense",
+        "llvm -mcpu",
+        "llvm mcpu=haswell",
+        "llvm -frobnicate=1",
+        "llvm -num-cores=0",
+        "llvm -num-cores=many",
+        {"kind": "cuda", "arch": "sm_90"},
+        {},
+        7,
+    ],
+)
+def test_unknown_target_is_refused(target) -> None:
+    with pytest.raises(UnsupportedTarget):
+        resolve_target(target)
+
+
+def test_threads_follow_the_target_then_the_environment(
+    machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(AVX2)
+    monkeypatch.setenv("TVM_NUM_THREADS", "5")
+    assert resolve_target("llvm").threads == 5
+    assert resolve_target("llvm -num-cores=3").threads == 3
+
+
+def test_code_for_more_than_the_cpu_has_does_not_run_here(machine) -> None:
+    machine(AVX2)
+    assert runs_here(resolve_target("llvm"))
+    assert runs_here(resolve_target("llvm -mcpu=haswell"))
+    assert not runs_here(resolve_target("llvm -mcpu=x86-64-v4"))
+    assert not runs_here(resolve_target("llvm -mtriple=aarch64-linux-gnu"))
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("Intel(R) Xeon(R) Processor", "xeon-avx2"),
+        ("Intel(R) Xeon(R) Platinum 8480+ @ 2.00GHz", "xeon-platinum-8480-avx2"),
+        ("AMD EPYC 9654 96-Core Processor", "epyc-9654-avx2"),
+        ("Intel(R) Core(TM) i7-1185G7 @ 3.00GHz", "i7-1185g7-avx2"),
+        ("../../etc", "etc-avx2"),
+        ("(R)", "cpu-avx2"),
+    ],
+)
+def test_device_is_a_folder_name(machine, name: str, device: str) -> None:
+    machine(AVX2, name)
+    assert device_name("avx2") == resolve_target("llvm").device == device
+
+
+def run_python(code: str, **environment: str) -> list[str]:
+    """Words that a fresh interpreter prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": os.pathsep.join(sys.path), **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split()
+
+
+def test_thread_pool_gets_every_cpu_shrinks_and_comes_back() -> None:
+    cpus = len(os.sched_getaffinity(0))
+    code = (
+        "from pit_tvm.target import start_thread_pool as start\n"
+        f"print(start({cpus}), start(1), start({cpus}))"
+    )
+    assert run_python(code) == [str(cpus), "1", str(cpus)]
+
+
+def test_thread_pool_keeps_the_limit_that_the_user_set() -> None:
+    code = "from pit_tvm.target import start_thread_pool\nprint(start_thread_pool(2))"
+    assert run_python(code, TVM_NUM_THREADS="1") == ["1"]
+
+
+def test_host_target_is_resolved_without_tvm() -> None:
+    code = (
+        "import sys; from pit_tvm.target import resolve_target; resolve_target()\n"
+        "print('tvm' in sys.modules)"
+    )
+    assert run_python(code) == ["False"]

@@ -1,0 +1,82 @@
+"""Traces through JSON: replay, and MetaSchedule's records there and back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tvm
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
+from tvm.target import Target
+
+from pit_tvm.errors import DatabaseError
+from pit_tvm.tile_db.meta_json import (
+    from_tuning_record,
+    replay,
+    to_tuning_record,
+    trace_to_json,
+)
+from pit_tvm.tile_db.record import TileRecord, record_from_json
+from pit_tvm.tuning.tasks import workload_module
+from tests.tile_db.records import example_record
+from tests.tuning.stand_in import SPACE, sample, task, tile_of
+
+TARGET = {"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 2}
+TASK = task("avx2")
+
+
+def scheduled(seed: int) -> Schedule:
+    sch = Schedule(workload_module(SPACE, TASK), seed=seed)
+    sample(sch, TASK)
+    return sch
+
+
+def recorded(sch: Schedule, secs: float = 1e-3) -> TileRecord:
+    provenance = example_record("any-avx2").provenance
+    mod = workload_module(SPACE, TASK)
+    args = ms.arg_info.ArgInfo.from_entry_func(mod)
+    record = ms.database.TuningRecord(
+        sch.trace, ms.database.Workload(mod), [secs, 2 * secs], Target(TARGET), args
+    )
+    return from_tuning_record(record, tile_of(sch, TASK), TASK, provenance)
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_record_from_json_replays_to_an_equal_module(seed: int) -> None:
+    sch = scheduled(seed)
+    record = record_from_json(recorded(sch).to_json())
+    again = replay(record, workload_module(SPACE, TASK))
+    tvm.ir.assert_structural_equal(again.mod, sch.mod)
+    assert trace_to_json(again.trace) == trace_to_json(sch.trace)
+
+
+def test_metaschedule_record_comes_back_through_its_own_database(tmp_path: Path) -> None:
+    sch = scheduled(7)
+    record = recorded(sch)
+    mod = workload_module(SPACE, TASK)
+    files = [str(tmp_path / "workload.json"), str(tmp_path / "record.json")]
+    database = ms.database.JSONDatabase(*files)
+    database.commit_workload(mod)
+    database.commit_tuning_record(to_tuning_record(record, mod, TARGET))
+    (loaded,) = ms.database.JSONDatabase(*files).get_all_tuning_records()
+    assert str(loaded.target) == str(Target(TARGET))
+    back = from_tuning_record(loaded, tile_of(sch, TASK), TASK, record.provenance)
+    assert back == record
+
+
+def test_record_without_trace_cannot_be_replayed() -> None:
+    with pytest.raises(DatabaseError, match="record.trace"):
+        replay(replace(recorded(scheduled(1)), trace=""), workload_module(SPACE, TASK))
+
+
+def test_trace_of_another_workload_is_refused() -> None:
+    record = replace(recorded(scheduled(1)), trace='[[["GetSBlock",[],["gone","main"],["b0"]]],[]]')
+    with pytest.raises(DatabaseError, match="record.trace"):
+        replay(record, workload_module(SPACE, TASK))
+
+
+def test_failed_candidate_is_no_tile() -> None:
+    with pytest.raises(DatabaseError, match="record.run_secs"):
+        recorded(scheduled(1), secs=1e10)

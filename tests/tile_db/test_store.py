@@ -1,0 +1,233 @@
+"""The store: which folder is read, questions, atomic appending, refusals."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pit_tvm.errors import DatabaseError
+from pit_tvm.tile_db import store as store_module
+from pit_tvm.tile_db.record import TileRecord
+from pit_tvm.tile_db.store import FILE_NAME, TileStore, read_records
+from tests.tile_db.records import any_records, example_record
+
+PROFILE = TileRecord("profile", example_record().provenance, profile=(("launch_us", 2.0),))
+
+
+def library(name: str, dtype: str = "float32") -> TileRecord:
+    record = example_record()
+    assert record.task is not None
+    task = replace(record.task, dtype=dtype)
+    return TileRecord("library", record.provenance, task=task, run_secs=(1.0,), note=name)
+
+
+@settings(max_examples=20, deadline=None)
+@given(records=st.lists(any_records(), max_size=6))
+def test_appended_records_come_back_deduplicated(
+    tmp_path_factory: pytest.TempPathFactory, records: list[TileRecord]
+) -> None:
+    root = tmp_path_factory.mktemp("db")
+    TileStore.open(root).append(records)
+    for device in {record.provenance.device for record in records}:
+        mine = [record for record in records if record.provenance.device == device]
+        expected = {record.key: record for record in mine}
+        assert TileStore.open(root, device=device).all() == tuple(expected.values())
+
+
+def test_later_measurement_replaces_the_earlier_one(tmp_path: Path) -> None:
+    store = TileStore.open(tmp_path, device="xeon-avx512")
+    store.append([example_record(secs=1.0), example_record(secs=3.0, tile_m=16)])
+    assert [record.secs for record in store.records()] == [1.0, 3.0]
+    store.append([example_record(secs=2.0)])
+    assert [record.secs for record in store.records()] == [2.0, 3.0]
+
+
+def test_exact_device_is_preferred_to_one_of_the_same_isa(tmp_path: Path) -> None:
+    root = TileStore.open(tmp_path)
+    root.append([example_record("b-avx512"), example_record("a-avx512"), example_record("c-avx2")])
+    assert root.folders() == ("a-avx512", "b-avx512", "c-avx2")
+
+    def read(device: str, isa: str) -> str | None:
+        path = TileStore.open(tmp_path, device=device, isa=isa).path
+        return path.parent.name if path else None
+
+    assert read("b-avx512", "avx512") == "b-avx512"
+    assert read("unknown-avx512", "avx512") == "a-avx512"
+    assert read("unknown-avx2", "avx2") == "c-avx2"
+    assert read("unknown-generic", "generic") is None
+    assert read("unknown-generic", "") is None
+
+
+def test_device_without_records_answers_with_nothing(tmp_path: Path) -> None:
+    store = TileStore.open(tmp_path, device="xeon-avx512", isa="avx512")
+    assert store.path is None
+    assert store.all() == store.records() == store.library("float32") == ()
+    assert store.profile() == {}
+    task = example_record().task
+    assert task is not None and store.best(task) is None
+
+
+def test_device_folder_and_file_can_be_named(tmp_path: Path) -> None:
+    TileStore.open(tmp_path).append([example_record()])
+    folder = tmp_path / "xeon-avx512"
+    for path in (folder, folder / FILE_NAME, str(folder)):
+        assert TileStore.open(path, device="other", isa="avx2").records() == (example_record(),)
+
+
+def test_questions_select_by_kind_and_properties(tmp_path: Path) -> None:
+    slow, fast = example_record(secs=2.0), example_record(secs=1.0, tile_m=8)
+    numpy, torch, narrow = library("numpy"), library("torch"), library("numpy", "float16")
+    store = TileStore.open(tmp_path, device="xeon-avx512")
+    store.append([slow, fast, numpy, torch, narrow, PROFILE])
+    assert store.records("contraction", "float32", "avx512") == (slow, fast)
+    assert store.records(dtype="float16") == store.records("other") == store.records(isa="avx2")
+    assert store.records(isa="avx2") == ()
+    assert slow.task is not None
+    assert store.best(slow.task) == fast
+    assert store.best(replace(slow.task, m=65)) is None
+    assert store.library("float32") == (numpy, torch)
+    assert store.library("float32", "torch") == (torch,)
+    assert store.library("float16") == (narrow,)
+    assert store.profile() == {"launch_us": 2.0}
+
+
+def test_nothing_is_read_before_the_first_question(tmp_path: Path) -> None:
+    TileStore.open(tmp_path).append([example_record()])
+    store = TileStore.open(tmp_path, device="xeon-avx512")
+    (tmp_path / "xeon-avx512" / FILE_NAME).write_text("broken\n")
+    with pytest.raises(DatabaseError):
+        store.records()
+
+
+def test_missing_path_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DatabaseError, match="database: expected a path that exists"):
+        TileStore.open(tmp_path / "absent")
+
+
+def test_create_makes_the_folder(tmp_path: Path) -> None:
+    store = TileStore.create(tmp_path / "a" / "b", device="xeon-avx512")
+    store.append([example_record()])
+    assert len(store.records()) == 1
+
+
+def test_create_over_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DatabaseError, match="a folder that can be made"):
+        TileStore.create(tmp_path / "file")
+
+
+def test_file_of_another_name_is_refused(tmp_path: Path) -> None:
+    TileStore.open(tmp_path).append([example_record()])
+    notes = tmp_path / "xeon-avx512" / "notes.txt"
+    notes.write_text("hello")
+    with pytest.raises(DatabaseError, match="a folder or tiles.json"):
+        TileStore.open(notes)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("not json", "Expecting value"),
+        ("[1, 2]", "a JSON object"),
+        ("{}", "record.schema"),
+        ("", "Expecting value"),
+    ],
+)
+def test_corrupt_line_is_refused_with_path_and_number(
+    tmp_path: Path, line: str, reason: str
+) -> None:
+    path = tmp_path / "xeon-avx512" / FILE_NAME
+    TileStore.open(tmp_path).append([example_record()])
+    good = path.read_text()
+    path.write_text(f"{good}{line}\n{good}")
+    with pytest.raises(DatabaseError, match=f"{path}:2: .*{reason}"):
+        list(read_records(path))
+
+
+def test_tile_without_provenance_is_refused_with_path_and_number(tmp_path: Path) -> None:
+    path = tmp_path / "xeon-avx512" / FILE_NAME
+    path.parent.mkdir()
+    value = example_record().to_json()
+    del value["provenance"]["arch"]
+    path.write_text(json.dumps(value) + "\n")
+    with pytest.raises(DatabaseError, match=f"{path}:1: .*provenance.arch"):
+        TileStore.open(tmp_path, device="xeon-avx512").records()
+
+
+def test_binary_file_is_refused_with_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "xeon-avx512" / FILE_NAME
+    path.parent.mkdir()
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DatabaseError, match=f"{path}:1: cannot be read"):
+        TileStore.open(tmp_path, device="xeon-avx512").records()
+
+
+def test_appending_to_a_corrupt_file_leaves_it_alone(tmp_path: Path) -> None:
+    path = tmp_path / "xeon-avx512" / FILE_NAME
+    path.parent.mkdir()
+    path.write_text("broken\n")
+    with pytest.raises(DatabaseError, match=f"{path}:1"):
+        TileStore.open(tmp_path).append([example_record()])
+    assert path.read_text() == "broken\n"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_failed_write_leaves_the_old_file_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = TileStore.open(tmp_path, device="xeon-avx512")
+    store.append([example_record()])
+
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(store_module.os, "replace", fail)
+    with pytest.raises(DatabaseError, match="disk full"):
+        store.append([example_record(tile_m=8)])
+    assert list((tmp_path / "xeon-avx512").iterdir()) == [tmp_path / "xeon-avx512" / FILE_NAME]
+    assert store.records() == (example_record(),)
+
+
+@pytest.mark.parametrize("device", ["", ".", "..", "a/b", "../up"])
+def test_device_that_is_no_folder_name_is_refused(tmp_path: Path, device: str) -> None:
+    record = replace(
+        example_record(), provenance=replace(example_record().provenance, device=device)
+    )
+    with pytest.raises(DatabaseError, match="provenance.device"):
+        TileStore.open(tmp_path).append([record])
+    assert list(tmp_path.iterdir()) == []
+
+
+def append_many(root: Path, first: int) -> None:
+    for tile_m in range(first, first + 10):
+        TileStore.open(root).append([example_record(tile_m=tile_m)])
+
+
+def test_processes_that_append_at_once_lose_nothing(tmp_path: Path) -> None:
+    context = get_context("spawn")
+    workers = [context.Process(target=append_many, args=(tmp_path, 1 + 10 * i)) for i in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    records = TileStore.open(tmp_path, device="xeon-avx512").records()
+    assert sorted(record.tile.tile_m for record in records if record.tile) == list(range(1, 21))
+
+
+def test_reading_imports_neither_tvm_nor_torch(tmp_path: Path) -> None:
+    TileStore.open(tmp_path).append([example_record()])
+    code = (
+        "import sys; from pit_tvm.tile_db.store import TileStore\n"
+        f"assert len(TileStore.open({str(tmp_path)!r}, isa='avx512').records()) == 1\n"
+        "assert not {'tvm', 'torch', 'numpy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})
