@@ -77,7 +77,8 @@ setup(
         "apache-tvm==0.27.0.post1",
         # 0.1.15 crashes inside Schedule.tensorize and when a trace or database is written as JSON.
         "apache-tvm-ffi==0.1.14.post1",
-        "numpy>=2.0",
+        # 2.1 is the first to export read-only arrays through DLPack.
+        "numpy>=2.1",
         # MetaSchedule's cost model.
         "xgboost>=3.0,<4",
         "tqdm",

@@ -83,13 +83,18 @@ class Operator:
         return self._dispatcher.pack(name, array)
 
     def explain(
-        self, *arrays: Any, sparsity: Any = None, sizes: Mapping[str, int] | None = None
+        self,
+        *arrays: Any,
+        sparsity: Any = None,
+        sizes: Mapping[str, int] | None = None,
+        library: str = "numpy",
     ) -> Plan:
         """The plan for a pattern with all candidates and their predicted costs; ``print`` it.
 
-        Without arrays, ``sizes`` gives the symbolic extents by name and a packed weight is assumed.
+        Without arrays, ``sizes`` gives the symbolic extents by name, a packed weight is assumed,
+        and ``library`` names the dense peer, "numpy" or "torch".
         """
-        return self._dispatcher.explain(arrays, sparsity, dict(sizes or {}))
+        return self._dispatcher.explain(arrays, sparsity, dict(sizes or {}), library)
 
     def profile(self, *arrays: Any, sparsity: Any = None, out: Any = None) -> Profile:
         """Run once, as :meth:`__call__` does, and report where the time went."""

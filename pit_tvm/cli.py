@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import __version__
+from .cli_explain import add_explain
 from .errors import DatabaseError, PitError
 from .locations import tuning_logs_dir
 from .target import TargetInfo, resolve_target
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _PACKAGES = "apache-tvm apache-tvm-ffi numpy xgboost torch"
+
+_MASK_SIZE = 4096
+_DETECT_RUNS = 21
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -64,6 +68,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"pit-tvm {__version__}")
     subparsers = parser.add_subparsers(title="subcommands", metavar="NAME", required=True)
     add_tune(subparsers)
+    add_explain(subparsers)
     add_info(subparsers)
     add_cache(subparsers)
     return parser
@@ -99,7 +104,12 @@ def add_tune(subparsers: Subparsers) -> None:
         help="element type; repeat for several (default: float32)",
     )
     add("--target", default="llvm", help="TVM target (default: this machine's CPU)")
-    add("--trials", type=_positive, default=64, help="candidates per product (default: 64)")
+    add(
+        "--trials",
+        type=_positive,
+        default=64,
+        help="candidates per product and tile family (default: 64)",
+    )
     add(
         "--out",
         type=Path,
@@ -159,17 +169,19 @@ def _tune_job(args: argparse.Namespace) -> TuneJob:
         # The libraries and constants of this machine say nothing about the servers'.
         calibrate=not args.no_calibrate and not remote,
         libraries=_libraries(),
+        constants={"detect_gbps": lambda: _detect_gbps(target)},
     )
 
 
 def _tasks(args: argparse.Namespace, target: TargetInfo) -> list[TileTask]:
-    """Every shape in every dtype, without repetitions."""
-    from .tuning.tasks import make_task
+    """Every shape in every dtype and family, without repetitions."""
+    from .tuning.tasks import make_tasks
 
     tasks = [
-        make_task(args.op, shape, dtype, target.isa)
+        task
         for dtype in args.dtype or ["float32"]
         for shape in args.shape
+        for task in make_tasks(args.op, shape, dtype, target.isa)
     ]
     return list(dict.fromkeys(tasks))
 
@@ -188,21 +200,48 @@ def _libraries() -> list[Library]:
     return [NUMPY, Library(type(tensor).__module__, library_matmul, as_torch)]
 
 
+def _detect_gbps(target: TargetInfo) -> float:
+    """Bytes of a boolean mask that are indexed per second (1e9): micro-tiles 32x1, 10 % live."""
+    import time
+    from statistics import median
+
+    import numpy as np
+
+    from .runtime.detect import Detector
+    from .structs import Mask, MicroTile
+
+    blocks = np.random.default_rng(0).random((_MASK_SIZE // 32, _MASK_SIZE)) < 0.1
+    mask = np.repeat(blocks, 32, axis=0)
+    detector = Detector(target.tvm_target)
+    secs = []
+    for _ in range(_DETECT_RUNS):
+        start = time.perf_counter()
+        detector.detect(Mask(32, 1), mask, mask.shape, MicroTile("lhs", "k", 1, (32, 1)))
+        secs.append(time.perf_counter() - start)
+    return 1e-9 * mask.size / median(secs)
+
+
 def _print_result(job: TuneJob, result: TuneResult) -> None:
-    print(f"{'kind':8} {'dtype':9} {'m x n x k':>18} {'GFLOP/s':>9}  what")
+    print(f"{'kind':8} {'dtype':9} {'m x n x k':>18} {'GFLOP/s':>9}  {'family':18}  what")
     for record in result.records:
         if record.task is None:
             constants = ", ".join(f"{name} {value:.3g}" for name, value in record.profile)
-            print(f"{record.kind:8} {'':9} {'':18} {'':9}  {constants}")
+            print(f"{record.kind:8} {'':9} {'':18} {'':9}  {'':18}  {constants}")
             continue
         task = record.task
         extents = f"{task.m}x{task.n}x{task.k}"
+        family = record.tile.family if record.tile else "dense"
         what = record.note or str(record.tile)
-        print(f"{record.kind:8} {task.dtype:9} {extents:>18} {record.gflops:9.1f}  {what}")
+        rate = f"{record.gflops:9.1f}"
+        print(f"{record.kind:8} {task.dtype:9} {extents:>18} {rate}  {family:18}  {what}")
     print(
         f"{result.measured} candidates measured ({result.failed} failed, {result.wrong} of them "
         f"wrong), {result.reused} known before; records in {job.store.root / job.store.device}"
     )
+    with_tile = {record.task for record in result.records if record.kind == "pit"}
+    for task in job.tasks:
+        if task not in with_tile:
+            print(f"no right tile: {task.family} {task.dtype} {task.m}x{task.n}x{task.k}")
     if result.errors:
         print(f"most frequent failure: {result.errors[0]}")
     if result.interrupted:

@@ -16,6 +16,7 @@ from pit_tvm.structs import MicroTile, Tile
 from pit_tvm.transform.axis_map import AxisMap, Expr, Packed, Remap, Vars, padded_map, rows_map
 from pit_tvm.transform.insert_sread_swrite import GROUP, SparseForm, insert_sread_swrite
 from pit_tvm.transform.remap_axes import remap_axes
+from pit_tvm.transform.unalign import parameter
 
 DEPTH_STEP = 64  # packed operands hold a multiple of this many reduction steps
 # Column panels are two vectors wide in every tile, so that one packed copy serves them all.
@@ -119,7 +120,7 @@ def pack_func(func: tirx.PrimFunc, con: Contraction, lanes: int) -> tirx.PrimFun
 
 def _packed(con: Contraction, dense: tirx.Var, lanes: int) -> Packed:
     shape = packed_shape(con, dense.shape, lanes)
-    param = tirx.decl_buffer(shape, con.accumulator, con.dense, data_alignment=4)
+    param = parameter(con.dense, shape, con.accumulator)
     depth = con.dense_axes.index(con.reduce)
     lead = [d for d, a in enumerate(con.dense_axes) if a not in (con.column, con.reduce)]
 

@@ -108,7 +108,7 @@ class Target:
 
     def __str__(self) -> str:
         sign, apart = (">=" if self.at_least else "<="), " (held out)" if self.held_out else ""
-        return f"{self.name}{apart}: {self.got:.3g}, wanted {sign} {self.limit:g}"
+        return f"{self.name}{apart}: {self.got:.4g}, wanted {sign} {self.limit:g}"
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pit_tvm.structs import Candidate, SparsitySpec
 from pit_tvm.target import resolve_target
 
 
-class Product:
+class PitProduct:
     """``matmul(None, n, k)`` with a sparse lhs: the operator, and its kernels one by one."""
 
     def __init__(self, n: int, k: int, spec: SparsitySpec) -> None:

@@ -32,7 +32,7 @@ from bench_cpu_measure import (
     profiled,
     time_column,
 )
-from bench_cpu_pit import Product as PitProduct
+from bench_cpu_pit import PitProduct
 
 import pit_tvm
 

@@ -75,7 +75,7 @@ def held_out_target() -> Target:
     target = resolve_target("llvm")
     records = TileStore.open(device=target.device, isa=target.isa).all()
     known = sum(knows(record, shape) for record in records for shape in HELD_OUT)
-    return Target("database: records of held-out shapes", 0, False, known, True)
+    return Target("database: records of held-out shapes", 0, False, known)
 
 
 def knows(record: TileRecord, shape: Shape) -> bool:
@@ -88,7 +88,9 @@ def knows(record: TileRecord, shape: Shape) -> bool:
 
 def table(result: Result) -> str:
     """The suite's rows in columns; held-out ones apart."""
-    columns = result.suite.columns
+    columns, title = result.suite.columns, f"{result.suite.name}: {result.suite.title}"
+    if not result.rows:
+        return f"{title}\nno held-out shapes: nothing here is tuned"
     lines = [["", *(column.heading for column in columns)]]
     lines += [[row.label, *(column.text(row) for column in columns)] for row in result.rows]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
@@ -102,8 +104,9 @@ def table(result: Result) -> str:
     head, *body = map(text, lines)
     ordinary = [line for line, row in zip(body, result.rows, strict=True) if not row.held_out]
     apart = [line for line, row in zip(body, result.rows, strict=True) if row.held_out]
-    lines_out = [f"{result.suite.name}: {result.suite.title}", head, *ordinary]
-    return "\n".join([*lines_out, "held out, never tuned on:", *apart] if apart else lines_out)
+    return "\n".join(
+        [title, head, *ordinary, *(["held out, never tuned on:"] if apart else []), *apart]
+    )
 
 
 def to_json(where: dict[str, Any], results: Sequence[Result], targets: Sequence[Target]) -> str:
@@ -178,7 +181,7 @@ def plot(folder: Path, result: Result) -> Path:
     axes.set_xticks([at + middle for at in range(len(rows))], labels, rotation=60, ha="right")
     axes.set_yscale("log")
     axes.set_ylabel("us")
-    axes.set_title(result.suite.title, fontsize="medium")
+    axes.set_title(f"{result.suite.name}: medians and quartiles")
     axes.legend()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{result.suite.name}.png"

@@ -32,7 +32,7 @@ from bench_cpu_measure import (
     profiled,
     time_column,
 )
-from bench_cpu_pit import Product
+from bench_cpu_pit import PitProduct
 
 import pit_tvm
 from pit_tvm.runtime.bind import Binder
@@ -122,12 +122,12 @@ def measure_call(case: Called, settings: Settings) -> Row:
     if spec.promises_zero:
         lhs *= value
     outs = {name: poisoned(m, n) for name in ("call", "kernel", "library")}
-    arrays = [lhs, rhs, value, *outs.values()]
+    arrays: list[Any] = [lhs, rhs, value, *outs.values()]
     if case.library == "torch":
         arrays = [torch.from_numpy(array) for array in arrays]
     left, right, told, out, kernel_out, library_out = arrays
 
-    pit = Product(n, k, spec)
+    pit = PitProduct(n, k, spec)
     packed = pit.operator.pack(rhs=right)
 
     def profile() -> Any:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+from tvm import IRModule
 
 from pit_tvm import __version__
 from pit_tvm.cli import main
@@ -16,19 +21,25 @@ from pit_tvm.tile_db.record import make_provenance
 from pit_tvm.tile_db.store import FILE_NAME, TileStore
 from pit_tvm.tuning import task_run, tasks
 from pit_tvm.tuning.runner import Repeats
+from pit_tvm.tuning.tasks import Space
 from tests.tile_db.records import example_record
-from tests.tuning.stand_in import SPACE
+from tests.tuning.stand_in import SPACE, space_with
 
 HOST = resolve_target("llvm")
 
 
 @pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The registry's space is the stand-in, measured as briefly as possible."""
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Space], None]:
+    """Makes the registry give a stand-in space, which is measured as briefly as possible."""
     quick = Repeats(repeat=1, min_repeat_ms=0)
-    monkeypatch.setattr("pit_tvm.tuning.job.load_space", lambda family: SPACE)
-    monkeypatch.setattr(task_run.Settings, "repeats", quick)
-    monkeypatch.setattr(task_run.Settings, "final", quick)
+    settings = partial(task_run.Settings, repeats=quick, final=quick)
+    monkeypatch.setattr("pit_tvm.tuning.task_run.Settings", settings)
+
+    def use(space: Space) -> None:
+        monkeypatch.setattr("pit_tvm.tuning.job.load_space", lambda family: space)
+
+    use(SPACE)
+    return use
 
 
 def tune(root: Path, *more: str) -> int:
@@ -37,23 +48,54 @@ def tune(root: Path, *more: str) -> int:
 
 
 def test_tune_records_tiles_libraries_and_constants(
-    stand_in: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    stand_in: Callable[[Space], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shapes = ("--shape", "16,32,32", "--shape", "8x16x16", "--shape", "16,32,32")
     assert tune(tmp_path, *shapes, "--trials", "2", "--seed", "1") == 0
     store = TileStore.open(tmp_path / "db", device=HOST.device)
     assert {(r.task.m, r.task.n, r.task.k) for r in store.records()} == {(16, 32, 32), (8, 16, 16)}
-    assert {record.task.family for record in store.records()} == {tasks.OPERATORS["matmul"]}
+    assert {record.task.family for record in store.records()} == set(tasks.OPERATORS["matmul"])
     assert {record.note for record in store.library("float32")} >= {"numpy"}
-    assert store.profile()
+    assert store.profile()["detect_gbps"] > 0
     printed = capsys.readouterr().out
-    assert "GFLOP/s" in printed and "4 candidates measured (0 failed" in printed
+    assert "GFLOP/s" in printed and "12 candidates measured (0 failed" in printed
 
 
-def test_tune_without_calibration_records_tiles_only(stand_in: None, tmp_path: Path) -> None:
+def test_tune_without_calibration_records_tiles_only(
+    stand_in: Callable[[Space], None], tmp_path: Path
+) -> None:
     assert tune(tmp_path, "--shape", "8,16,16", "--trials", "1", "--no-calibrate") == 0
     store = TileStore.open(tmp_path / "db", device=HOST.device)
     assert {record.kind for record in store.all()} == {"pit"}
+
+
+def test_task_without_right_tile_is_named(
+    stand_in: Callable[[Space], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse_small(mod: IRModule) -> IRModule:
+        if int(mod["main"].params[0].ty.shape[0]) == 8:
+            raise ValueError("too small")
+        return mod
+
+    stand_in(space_with(lower=refuse_small))
+    shapes = ("--shape", "16,16,16", "--shape", "8,16,16")
+    assert tune(tmp_path, *shapes, "--trials", "1", "--no-calibrate") == 0
+    printed = capsys.readouterr().out
+    assert printed.count("no right tile: ") == printed.count("float32 8x16x16") == 3
+    assert "most frequent failure: ValueError: too small" in printed
+
+
+def test_interrupted_tune_is_status_130_and_says_how_to_continue(
+    stand_in: Callable[[Space], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(mod: IRModule) -> IRModule:
+        os.kill(os.getpid(), signal.SIGINT)
+        return mod
+
+    stand_in(space_with(lower=interrupt))
+    assert tune(tmp_path, "--shape", "8,16,16", "--trials", "3") == 130
+    assert "run the same command again" in capsys.readouterr().out
+    assert len(TileStore.open(tmp_path / "db", device=HOST.device).records()) == 1
 
 
 @pytest.mark.parametrize(

@@ -24,12 +24,13 @@ LAYERS = (
     ("api",),
     ("torch",),
     ("model",),
+    ("cli_explain",),
     ("cli",),
 )
 
 # A file imports only files listed before it; a folder's __init__ comes last.
 ORDER = {
-    "reference": ("ops",),
+    "reference": ("ops", "index"),
     "op": (
         "arguments",
         "epilogue",
@@ -42,10 +43,18 @@ ORDER = {
         "elementwise",
         "conv2d",
     ),
-    "analysis": ("expr", "access", "iteration", "reduction", "pit_axis", "contraction"),
+    "analysis": (
+        "expr",
+        "stores",
+        "access",
+        "iteration",
+        "reduction",
+        "pit_axis",
+        "contraction",
+    ),
     "tile_db": ("record", "meta_json", "store"),
     "primitive": ("checks", "dynamic_extent", "parallel_tiles", "sread", "swrite"),
-    "selection": (),
+    "selection": ("cover", "rates", "select"),
     "transform": (
         "axis_map",
         "annotate_pit_axes",
@@ -53,18 +62,30 @@ ORDER = {
         "unalign",
         "remap_axes",
         "insert_sread_swrite",
+        "split_epilogue",
         "lower_dynamic_extent",
         "lower_parallel_tiles",
         "pipeline",
     ),
-    "schedules": ("contraction_forms", "contraction"),
+    "schedules": ("contraction_forms", "contraction", "contraction_space", "generic"),
     "runtime": (
         "arrays",
+        "kernel_cache",
+        "program",
+        "detect_workspace",
         "detect_kernels",
         "detect_compact",
+        "detect_view",
         "detect_plan",
         "detect_slices",
-        "kernel_cache",
+        "detect_ids",
+        "detect_sample",
+        "detect",
+        "bind",
+        "planner",
+        "kernels",
+        "launch",
+        "dispatch",
     ),
     "tuning": (
         "tasks",
@@ -150,8 +171,11 @@ def imports(module: str, is_package: bool, tree: ast.Module) -> Iterator[tuple[s
             base = absolute(module, is_package, node)
             names = [f"{base}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            is_module = re.fullmatch(r"pit_tvm(\.\w+)+|torch", node.value) is not None
-            names = [node.value] if is_module and node.value in {*MODULES, "torch"} else []
+            names = [node.value] if re.fullmatch(r"pit_tvm(\.\w+)+", node.value) else []
+            names = [name for name in names if name in MODULES]
+        elif isinstance(node, ast.Call) and "import" in ast.unparse(node.func):
+            given = [a.value for a in node.args if isinstance(a, ast.Constant)]
+            names = [name for name in given if name == "torch"]
         else:
             continue
         for name in names:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import TensorLoad, prim
 
@@ -38,11 +39,13 @@ class Contraction:
 def contraction_of(func: tirx.PrimFunc, sparse: str) -> Contraction | None:
     """The contraction of ``func`` whose sparse operand is the input ``sparse``; None if none is.
 
-    It must be a sum of products of two inputs, with one row, one column and one reduction axis,
-    every index bare but the group's, and it must be the only block that reads the two.
+    It must be a sum from zero of products of two inputs, with one row, one column and one
+    reduction axis, every index bare but the group's, and it must be the only block that reads the
+    two. All other blocks are elementwise: what follows keeps rows and columns apart.
     """
-    readers = [i for i in block_infos(func) if any(a.buffer_name == sparse for a in i.reads)]
-    if len(readers) != 1:
+    infos = block_infos(func)
+    readers = [i for i in infos if _reads(i, sparse)]
+    if len(readers) != 1 or not _elementwise_around(infos, readers[0]):
         return None
     info = readers[0]
     factors = _factors(info)
@@ -50,6 +53,8 @@ def contraction_of(func: tirx.PrimFunc, sparse: str) -> Contraction | None:
         return None
     own, other = factors if factors[0].source.name == sparse else reversed(factors)
     if not {own.source, other.source} <= set(func.params) or own.source.same_as(other.source):
+        return None
+    if [i.name for i in infos if _reads(i, other.source.name)] != [info.name]:
         return None
     sparse_axes = [_bare(info, i) for i in own.indices]
     dense_axes = [_bare(info, i) for i in other.indices]
@@ -97,6 +102,9 @@ def _factors(info: BlockInfo) -> list[TensorLoad] | None:
     """The two loads of ``acc = acc + a * b``, casts aside; None for any other update."""
     if len(info.updates) != 1 or info.opaque or info.updates[0].conditions:
         return None
+    zero = tirx.const(0, str(info.updates[0].target.buffer.dtype))
+    if not all(tvm_ffi.structural_equal(store.value, zero) for store in info.init):
+        return None
     value = info.updates[0].value
     if not isinstance(value, prim.Add) or not _is_load_of(value.a, info.updates[0].target):
         return None
@@ -105,6 +113,40 @@ def _factors(info: BlockInfo) -> list[TensorLoad] | None:
         return None
     loads = [_through_cast(product.a), _through_cast(product.b)]
     return loads if all(isinstance(load, TensorLoad) for load in loads) else None
+
+
+def _elementwise_around(infos: list[BlockInfo], main: BlockInfo) -> bool:
+    """Whether no other block reduces, and those after ``main`` keep each of its axes an axis."""
+    axes: dict[ir.Var, list[str]] = {}
+    for info in infos:
+        if info is main:
+            found = dict(info.iter_vars)
+        elif info.opaque or any(kind != "spatial" for kind in info.kinds.values()):
+            return False
+        else:
+            followed = _followed(info, axes)
+            if followed is None:
+                return False
+            found = followed
+        for access in info.writes if found else []:
+            axes[access.buffer] = [
+                found.get(i, "") if isinstance(i, ir.Var) else "" for i in access.indices
+            ]
+    return True
+
+
+def _followed(info: BlockInfo, axes: dict[ir.Var, list[str]]) -> dict[ir.Var, str] | None:
+    """Axis of the sums that each iterator of a later block stands for; None if one is not clear."""
+    found: dict[ir.Var, str] = {}
+    for access in info.reads:
+        for index, axis in zip(access.indices, axes.get(access.buffer, []), strict=False):
+            if axis and (not isinstance(index, ir.Var) or found.setdefault(index, axis) != axis):
+                return None
+    return found if len(set(found.values())) == len(found) else None
+
+
+def _reads(info: BlockInfo, name: str) -> bool:
+    return any(access.buffer_name == name for access in info.reads)
 
 
 def _through_cast(expr: object) -> object:

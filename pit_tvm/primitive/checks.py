@@ -49,8 +49,11 @@ def loop_depth(sch: s_tir.Schedule, block: Any, loop: Any, what: str) -> int:
 def guarded(loop: tirx.For) -> bool:
     """Whether a block below ``loop`` binds it to an iterator of a position that a guard tests.
 
-    The guard's limit must be known where the loop starts: it uses no loop from ``loop`` on.
+    The guard's limit must be known where the loop starts: it uses no loop from ``loop`` on. A
+    loop of one iteration has nothing to end earlier.
     """
+    if is_one(loop.extent):
+        return False
     hits: list[bool] = []
     own = {loop.loop_var}
     inside = {loop.loop_var}
@@ -103,6 +106,11 @@ def split_and(condition: Any) -> list[Any]:
     if isinstance(condition, prim.And):
         return [*split_and(condition.a), *split_and(condition.b)]
     return [condition]
+
+
+def is_one(extent: Any) -> bool:
+    """Whether a loop of ``extent`` has exactly one iteration, known at compile time."""
+    return isinstance(extent, tirx.IntImm) and int(extent) == 1
 
 
 def uses_any(expr: Any, variables: set[ir.Var]) -> bool:

@@ -54,5 +54,6 @@ def sread(
         if pad is not None and bound_iterator(sch.get(copy)) == pad[0]:
             inner[position : position + 1] = sch.split(copy, [None, pad[1]])
             copy = inner[position]
-        dynamic_extent(sch, copy)
+        if guarded(sch.get(copy)):  # a split into one piece leaves nothing to bound
+            dynamic_extent(sch, copy)
     return inner

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import s_tir
+from tvm import s_tir, tirx
 
 from ..errors import ScheduleError, mismatch
 from .checks import block_of, guarded, loop_depth, loop_of
@@ -32,31 +32,63 @@ def swrite(sch: s_tir.Schedule, block: Any, loop: Any, *, vector: int = 0) -> li
     """
     name = block_of(sch, block, "swrite", SWRITE).name_hint
     loop_of(sch, loop, "swrite")
-    producer = _inline_epilogue(sch, block, name)
+    producer = _producer(sch, block, loop, name)
+    _inline_epilogue(sch, block, producer)
     depth = loop_depth(sch, producer, loop, f"swrite: producer of {name}")
     sch.reverse_compute_at(block, loop)
     inner = list(sch.get_loops(block)[depth:])
-    if vector and not guarded(sch.get(inner[-1])) and int(sch.get(inner[-1]).extent) % vector == 0:
+    vectors = bool(inner) and _takes(sch.get(inner[-1]), vector)
+    if vectors:
         inner[-1:] = sch.split(inner[-1], [None, vector])
         sch.vectorize(inner[-1])
-    for store in inner[:-1] if vector else inner:
+    for store in inner[:-1] if vectors else inner:
         if guarded(sch.get(store)):
             dynamic_extent(sch, store)
     return inner
 
 
-def _inline_epilogue(sch: s_tir.Schedule, block: Any, name: str) -> Any:
-    """Inlines what stands between the reduction and the store; returns the reduction."""
+def _takes(loop: tirx.For, vector: int) -> bool:
+    """Whether ``loop`` is made of whole vectors, at every live count."""
+    known = isinstance(loop.extent, tirx.IntImm)
+    return vector > 0 and not guarded(loop) and known and int(loop.extent) % vector == 0
+
+
+def _producer(sch: s_tir.Schedule, block: Any, loop: Any, name: str) -> Any:
+    """The one block below ``loop`` that ``block`` depends on, through elementwise blocks only."""
+    found: dict[str, Any] = {}
+    stages = [block]
+    while stages:
+        for producer in _producers(sch, stages.pop()):
+            if _is_below(sch, producer, loop):
+                found[sch.get(producer).name_hint] = producer
+            elif sch.get(producer).init is None:
+                stages.append(producer)
+    if len(found) != 1:
+        what = f"swrite: producer of {name}"
+        expected = f"one block below loop {sch.get(loop).loop_var.name}"
+        raise ScheduleError(mismatch(what, expected, sorted(found) or "none"))
+    return next(iter(found.values()))
+
+
+def _inline_epilogue(sch: s_tir.Schedule, block: Any, producer: Any) -> None:
+    """Inlines the elementwise blocks that ``block`` reads, but ``producer``."""
     while True:
-        producers = [p for p in sch.get_producers(block) if not _is_copy(sch, p)]
-        if len(producers) != 1:
-            raise ScheduleError(mismatch(f"swrite: producers of {name}", 1, len(producers)))
-        if sch.get(producers[0]).init is not None:
-            return producers[0]
-        if not sch.get_producers(producers[0]):
-            return producers[0]
-        sch.compute_inline(producers[0])
+        stages = [
+            stage
+            for stage in _producers(sch, block)
+            if sch.get(stage).init is None and sch.get_sref(stage) != sch.get_sref(producer)
+        ]
+        if not stages:
+            return
+        sch.compute_inline(stages[0])
 
 
-def _is_copy(sch: s_tir.Schedule, block: Any) -> bool:
-    return "pit.sread" in (sch.get(block).annotations or {})
+def _is_below(sch: s_tir.Schedule, block: Any, loop: Any) -> bool:
+    target = sch.get_sref(loop)
+    return any(sch.get_sref(above).same_as(target) for above in sch.get_loops(block))
+
+
+def _producers(sch: s_tir.Schedule, block: Any) -> list[Any]:
+    """Blocks whose results ``block`` reads, without gathered copies."""
+    found = sch.get_producers(block)
+    return [p for p in found if "pit.sread" not in (sch.get(p).annotations or {})]

@@ -3,8 +3,8 @@
 Masks of every kind are read once, in parallel, by the kernels of `detect_kernels` and
 `detect_compact`; row ids, lengths and group ids by those of `detect_slices`. Every list but that
 of row ids comes out ascending, since one list is one task, so ``deterministic`` costs nothing
-there; row ids keep the user's order and are sorted on demand. (The paper's index, "PIT, SOSP'23,
-section 3.3", is unordered; a CPU would gain nothing from that.)
+there; row ids keep the user's order and are sorted on demand. (The paper's index, PIT, SOSP'23,
+section 3, is unordered; a CPU would gain nothing from that.)
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Detector:
         -------
         Index
             ``capacity`` is the size of the PIT dimension rounded up to a multiple of 64, at
-            least 64; entries past ``count`` are 0 up to the next multiple of 64.
+            least 64; the 64 entries after ``count`` hold 0, as far as there is room.
 
         Raises
         ------

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import tvm
 from tvm.script import tirx as T
 
-PAD = 64  # lists are filled with valid positions up to the next multiple of this
+PAD = 64  # entries after a list's end that hold 0, as far as there is room
 WORD_SLACK = 8  # bytes that compact may read past the last flag
 
 BIT_0_OF_BYTES = 0x0101010101010101
@@ -80,7 +80,7 @@ def compact(bits: bool, parallel: bool) -> tvm.IRModule:
                 end[0] = end[0] + T.Cast("int64", T.popcount(byte))
             found: T.let = end[0] - slot * capacity
             count[slot] = T.Cast("int32", found)
-            for lane in range(T.ceildiv(found, PAD) * PAD - found):
+            for lane in range(T.min(T.int64(PAD), capacity - found)):
                 ids[slot * capacity + found + lane] = 0
 
     return tvm.IRModule({"main": main})
@@ -118,7 +118,7 @@ def compact_blocks(parallel: bool) -> tvm.IRModule:
                     end[0] = end[0] + size
             found: T.let = end[0] - slot * capacity
             count[slot] = T.Cast("int32", found)
-            for lane in range(T.ceildiv(found, PAD) * PAD - found):
+            for lane in range(T.min(T.int64(PAD), capacity - found)):
                 ids[slot * capacity + found + lane] = 0
 
     return tvm.IRModule({"main": main})

@@ -94,7 +94,7 @@ class SliceCall:
         if bad[0]:
             if spec.cumulative and given[0] != 0:
                 raise ShapeError(mismatch(argument, "running sums that start at 0", given[0]))
-            lengths = np.diff(given) if spec.cumulative else given
+            lengths = np.diff(given.astype(np.int64)) if spec.cumulative else given
             _refuse(argument, lengths, (lengths < 0) | (lengths > padded), f"0 to {padded} rows")
         return Index(lists, count)
 

@@ -52,13 +52,18 @@ def fold_rows(bits: int, sign: int, raw: bool, parallel: bool) -> tvm.IRModule:
         src = T.match_buffer(p_src, (n_src,), dtype, align=bits // 8)
         dst = T.match_buffer(p_dst, (n_dst,), "uint8", align=1)
         for task in loop(outer * slots * T.ceildiv(inner, chunk)):
-            chunks: T.let = T.ceildiv(inner, chunk)
-            start: T.let = task % chunks * chunk
-            slot: T.let = task // chunks % slots
+            # through memory, because TVM takes 10 s to simplify bound variables with divisions
+            place = T.alloc_buffer((4,), "int64")
+            place[0] = task // T.ceildiv(inner, chunk)
+            place[1] = task - place[0] * T.ceildiv(inner, chunk)
+            place[2] = place[0] // slots
+            place[3] = place[0] - place[2] * slots
+            start: T.let = place[1] * chunk
+            slot: T.let = place[3]
             first: T.let = slot * extent // grain
             last: T.let = T.min(T.ceildiv(T.min((slot + 1) * extent, limit), grain), size)
-            source: T.let = (task // chunks // slots * size + first) * inner + start
-            target: T.let = task // chunks * inner + start
+            source: T.let = (place[2] * size + first) * inner + start
+            target: T.let = place[0] * inner + start
             width: T.let = T.min(T.int64(chunk), inner - start)
             acc = T.alloc_buffer((lanes,), dtype)
             if width >= lanes:

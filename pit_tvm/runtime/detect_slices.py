@@ -2,7 +2,8 @@
 
 Each reads its input once or twice, checks it while reading and reports faults in ``bad``; it
 writes nothing outside ``ids``, whatever the input holds. Ids come in as int32 or int64 (``bits``)
-and leave as int32; lists are padded with 0 to the next multiple of 64.
+and leave as int32; the 64 entries after a list's
+end hold 0, as far as there is room.
 """
 
 from __future__ import annotations
@@ -14,10 +15,7 @@ from .detect_compact import PAD
 
 
 def copy_rows(bits: int) -> tvm.IRModule:
-    """Copy ``src[size]`` to ``ids``; ``bad[0]`` is 1 if an id is outside ``0 .. rows - 1``.
-
-    ``ids`` must have room for ``size`` rounded up to a multiple of 64.
-    """
+    """Copy ``src[size]`` to ``ids``; ``bad[0]`` is 1 if an id is outside ``0 .. rows - 1``."""
     dtype = f"int{bits}"
 
     @T.prim_func(s_tir=True)
@@ -42,7 +40,7 @@ def copy_rows(bits: int) -> tvm.IRModule:
             below: T.let = src[i] < T.Cast(dtype, 0)
             above: T.let = T.Cast("int64", src[i]) >= rows
             outside[0] = outside[0] | T.Cast("int32", below) | T.Cast("int32", above)
-        for i in range(T.ceildiv(size, PAD) * PAD - size):
+        for i in range(T.min(T.int64(PAD), n_ids - size)):
             ids[size + i] = 0
         count[0] = T.Cast("int32", size)
         bad[0] = outside[0]
@@ -93,8 +91,9 @@ def expand_lengths(bits: int, cumulative: bool) -> tvm.IRModule:
             else:
                 bad[0] = 1
         count[0] = T.Cast("int32", end[0])
-        for i in range(T.ceildiv(end[0], PAD) * PAD - end[0]):
-            ids[end[0] + i] = 0
+        live: T.let = end[0]
+        for i in range(T.min(T.int64(PAD), n_ids - live)):
+            ids[live + i] = 0
 
     return tvm.IRModule({"main": main})
 
@@ -102,9 +101,9 @@ def expand_lengths(bits: int, cumulative: bool) -> tvm.IRModule:
 def split_groups(bits: int, parallel: bool) -> tvm.IRModule:
     """Rows of every group, ascending: row ``i`` goes to group ``src[i]``, or nowhere if -1.
 
-    ``ids``: ``[groups, capacity]``, ``capacity`` at least ``rows`` rounded up to a multiple of
-    64; ``count``: ``[groups]``; ``starts``: int32 scratch ``[parts, groups]``. The rows are cut
-    into ``parts`` pieces: count each piece, turn the counts into starts, then write each piece.
+    ``ids``: ``[groups, capacity]``, ``capacity`` at least ``rows``; ``count``: ``[groups]``;
+    ``starts``: int32 scratch ``[parts, groups]``. The rows are cut into ``parts`` pieces: count
+    each piece, turn the counts into starts, then write each piece.
     ``bad[0]`` is 1 if an id is outside ``-1 .. groups - 1``; such rows go nowhere.
     """
     dtype = f"int{bits}"
@@ -156,7 +155,7 @@ def split_groups(bits: int, parallel: bool) -> tvm.IRModule:
                 end[0] = end[0] + end[1]
             count[each] = end[0]
             found: T.let = T.Cast("int64", end[0])
-            for i in range(T.ceildiv(found, PAD) * PAD - found):
+            for i in range(T.min(T.int64(PAD), capacity - found)):
                 ids[each * capacity + found + i] = 0
         for part in loop(parts):
             first: T.let = rows * part // parts

@@ -92,12 +92,14 @@ class Dispatcher:
             clock.kernel_us = clock.lap()
         return out, plan
 
-    def explain(self, arrays: Sequence[Any], sparsity: Any, sizes: dict[str, int] | None) -> Plan:
-        """The plan of a pattern, undecided before, without running it."""
+    def explain(
+        self, arrays: Sequence[Any], sparsity: Any, sizes: dict[str, int], library: str
+    ) -> Plan:
+        """The plan of a pattern, decided anew, without running it."""
         if arrays:
             bound = self.binder.bind(arrays)
         else:
-            layout = self.binder.layout_of(sizes or {}, "numpy")
+            layout = self.binder.layout_of(sizes, library)
             bound = Bound(layout, {}, {}, {})
         pattern, _ = self._pattern(bound, self._value(bound, sparsity))
         return self.planner.decide(pattern, bound.layout, not arrays or bool(bound.packed))

@@ -2,7 +2,7 @@
 
 The covered density of a micro-tile is the share of micro-tiles that are live; it is at least the
 density of the pattern, and it is what a sparse product costs relative to the dense one.
-(PIT, SOSP'23, section 3.2: the cover that Algorithm 1 compares.) Everything here is numpy.
+(PIT, SOSP'23, section 3: the cover that Algorithm 1 compares.) Everything here is numpy.
 """
 
 from __future__ import annotations

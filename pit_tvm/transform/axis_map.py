@@ -33,13 +33,14 @@ class AxisMap:
     """New iterators of one axis; ``coord`` and ``guard`` get all new iterators of a block by name.
 
     A ``padded`` axis is read through operands that hold zeros beyond it, so that its reductions
-    need no guard.
+    need no guard. ``needs`` names iterators of other axes that ``coord`` and ``guard`` use.
     """
 
     parts: tuple[Part, ...]
     coord: Callable[[Vars], Expr]
     guard: Callable[[Vars], Expr] | None = None
     padded: bool = False
+    needs: tuple[str, ...] = ()
 
     def has(self, names: Mapping[str, Any]) -> bool:
         """Whether a block with the iterators ``names`` has all parts of this axis."""
@@ -93,11 +94,12 @@ def index_map(
     tile: int,
     slots: Callable[[Vars], list[Expr]],
     extra: tuple[Part, ...] = (),
+    needs: tuple[str, ...] = (),
 ) -> AxisMap:
     """``name`` in the order of an index: ``{name}_t`` and ``{name}_r`` are positions in a list.
 
     ``ids`` is ``[*slots, capacity]``, ``count`` is ``[*slots]``; ``slots`` gives the list that an
-    iteration reads. ``extra`` parts (the group) come first.
+    iteration reads, from the iterators ``needs``. ``extra`` parts (the group) come first.
     """
     outer, inner = f"{name}_t", f"{name}_r"
     capacity = ids.shape[-1]
@@ -109,6 +111,7 @@ def index_map(
         (*extra, Part(outer, _tiles(capacity, tile)), Part(inner, tile)),
         coord=lambda v: tirx.BufferLoad(ids, [*slots(v), position(v)]),
         guard=lambda v: position(v) < tirx.BufferLoad(count, slots(v)),
+        needs=needs,
     )
 
 

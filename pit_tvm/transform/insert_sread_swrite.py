@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import tvm_ffi
 from tvm import ir, tirx
 
 from ..analysis.access import BlockInfo, block_infos
 from ..analysis.pit_axis import pit_axes
+from ..analysis.reduction import Reducer, reducer_of
 from ..errors import AxisError, ShapeError, mismatch
 from ..structs import MicroTile
 from .axis_map import AxisMap, Expr, Packed, Part, Remap, Vars, index_map, rows_map
 from .remap_axes import remap_axes
+from .unalign import is_buffer, parameter
 
 GROUP = "group"
 
@@ -64,11 +67,13 @@ def insert_sread_swrite(
 
 
 def main_block(func: tirx.PrimFunc, operand: str) -> BlockInfo:
-    """The first block that reads ``operand``; AxisError if there is none."""
-    for info in block_infos(func):
+    """The first block that reads the input ``operand``; AxisError if there is none."""
+    infos = block_infos(func)
+    written = {access.buffer for info in infos for access in info.writes}
+    names = [p.name for p in func.params if is_buffer(p) and p not in written]
+    for info in infos if operand in names else []:
         if any(a.buffer_name == operand for a in info.reads):
             return info
-    names = [p.name for p in func.params]
     raise AxisError(mismatch("operand", f"an input, one of {names}", operand))
 
 
@@ -111,14 +116,15 @@ class _Builder:
             extra, names, shape = (Part(GROUP, number),), [GROUP], [number]
             overrides = {operand: lambda v: v[GROUP]}
         capacity = tirx.Var("capacity", "int32")
-        ids = tirx.decl_buffer([*shape, capacity], "int32", "ids", data_alignment=4)
-        count = tirx.decl_buffer(shape, "int32", "count", data_alignment=4)
+        ids = parameter("ids", [*shape, capacity], "int32")
+        count = parameter("count", shape, "int32")
 
         def slot_of(v: Vars) -> list[Expr]:
             return [v[name] for name in names] or [tirx.const(0, "int32")]
 
         axis = self.micro_tile.axis
-        self.maps[axis] = index_map(axis, ids, count, self.form.tile, slot_of, extra)
+        tile, needs = self.form.tile, tuple(names)
+        self.maps[axis] = index_map(axis, ids, count, tile, slot_of, extra, needs)
         spec = Remap(
             main=self.info.name,
             maps=self.maps,
@@ -138,9 +144,10 @@ class _Builder:
         for dim, (axis, extent) in enumerate(zip(axes, self.micro_tile.extents, strict=True)):
             if dim == self.micro_tile.dim or extent == 0:
                 continue
-            if axis is None:
+            if axis is None or axis == self.micro_tile.axis:
                 what = f"micro-tile {self.micro_tile}, dimension {dim}"
-                raise AxisError(mismatch(what, "0 (the whole), its index is not bare", extent))
+                why = "is not bare" if axis is None else f"is {axis} again"
+                raise AxisError(mismatch(what, f"0 (the whole), its index {why}", extent))
             out.append(self._slot(axis, extent))
         return out
 
@@ -155,11 +162,23 @@ class _Builder:
         amap = rows_map(axis, size, extent)
         outer, inner = amap.parts
         if crosses:
+            self._check_sum(axis)
             self.accumulate = True
             outer = Part(outer.name, outer.extent, reduces=False)
             amap = AxisMap((outer, inner), amap.coord, amap.guard)
         self.maps[axis] = amap
         return outer.name, outer.extent
+
+    def _check_sum(self, axis: str) -> None:
+        """Slots along a reduction are added up: AxisError if that is not the reduction."""
+        target = self.info.updates[0].target.buffer
+        reducer = reducer_of(self.info, target)
+        zero = tirx.const(0, str(target.dtype))
+        starts = [tvm_ffi.structural_equal(store.value, zero) for store in self.info.init]
+        got = reducer.op if isinstance(reducer, Reducer) else reducer.reason
+        if got != "sum" or not all(starts):
+            got = got if got != "sum" else "another start"
+            raise AxisError(mismatch(f"slots along axis {axis}", "a sum from zero", got))
 
     def _spatial(self) -> bool:
         return self.info.kinds[self.micro_tile.axis] == "spatial"

@@ -13,7 +13,7 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.ir import prim
 
 from ..errors import ScheduleError, mismatch
-from ..primitive.checks import conjuncts, is_choice, split_and, uses_any
+from ..primitive.checks import conjuncts, is_choice, is_one, split_and, uses_any
 from ..primitive.dynamic_extent import DYNAMIC_EXTENT
 from .axis_map import SPECULATIVE, Expr
 
@@ -39,20 +39,42 @@ def lower_dynamic_extent(func: tirx.PrimFunc) -> tirx.PrimFunc:
     ScheduleError
         No guard under an annotated loop bounds it, or two disagree.
     """
+    body = _without_unit_variables(func.body)
     annotated: list[tirx.For] = []
-
-    def collect(loop: tirx.For) -> None:
-        if DYNAMIC_EXTENT in (loop.annotations or {}):
-            annotated.append(loop)
-
-    tvm_ffi.structural_walk(func.body, (tirx.For, collect))
+    tvm_ffi.structural_walk(
+        body, (tirx.For, lambda loop: annotated.append(loop) if _is_dynamic(loop) else None)
+    )
     if not annotated:
         return func
     extents = {loop.loop_var: _extent(loop) for loop in annotated}
-    body = _remove_guards(func.body, set(extents))
+    body = _remove_guards(body, set(extents))
     return func.with_body(
         tvm_ffi.structural_map(body, [(tirx.For, lambda loop: _resize(loop, extents))])
     )
+
+
+def _is_dynamic(loop: tirx.For) -> bool:
+    return DYNAMIC_EXTENT in (loop.annotations or {})
+
+
+def _without_unit_variables(body: tirx.Stmt) -> tirx.Stmt:
+    """``body`` with 0 for the variables of loops that run once: blocks that share such a loop may
+    spell the same bound with and without it."""
+
+    def replace(loop: tirx.For) -> tirx.For:
+        once = isinstance(loop.extent, tirx.IntImm) and int(loop.extent) == 1
+        if not once or _is_dynamic(loop):
+            return loop
+        # Only its own variable, and only where it is used: a loop keeps the one that it defines.
+        var, zero = loop.loop_var, tirx.const(0, str(loop.loop_var.ty.dtype))
+        inner = tvm_ffi.structural_map(
+            loop.body, [(ir.Var, lambda v: zero if v.same_as(var) else v)]
+        )
+        return tirx.For(
+            var, loop.min, loop.extent, loop.kind, inner, loop.thread_binding, loop.annotations
+        )
+
+    return tvm_ffi.structural_map(body, [(tirx.For, replace)])
 
 
 def _resize(loop: tirx.For, extents: dict[ir.Var, Expr]) -> tirx.For:
@@ -105,6 +127,8 @@ def _linear(condition: Expr, variables: list[ir.Var]) -> _Bound | None:
     if len(found) == 0 or not all(isinstance(c, tirx.IntImm) for c in found[:-1]):
         return None
     used = {v: int(c) for v, c in zip(variables, found[:-1], strict=True) if int(c)}
+    if any(c < 0 for c in used.values()):  # the first position would not be the lowest
+        return None
     return _Bound(used, found[-1], condition.b)
 
 
@@ -115,9 +139,9 @@ def _linear(condition: Expr, variables: list[ir.Var]) -> _Bound | None:
 def _remove_guards(body: tirx.Stmt, dynamic: set[ir.Var]) -> tirx.Stmt:
     """``body`` without the conditions whose innermost loop ends with the live positions."""
 
-    def visit(stmt: tirx.Stmt, loops: list[ir.Var]) -> tirx.Stmt:
+    def visit(stmt: tirx.Stmt, loops: list[tirx.For]) -> tirx.Stmt:
         def on_loop(loop: tirx.For, _: object) -> tirx.Stmt:
-            inner = visit(loop.body, [*loops, loop.loop_var])
+            inner = visit(loop.body, [*loops, loop])
             return tirx.For(
                 loop.loop_var,
                 loop.min,
@@ -177,12 +201,20 @@ def _drop_speculative(body: tirx.Stmt) -> tirx.Stmt:
     return tvm_ffi.structural_map(body, [(s_tir.SBlock, drop)])
 
 
-def _implied(condition: Expr, loops: list[ir.Var], dynamic: set[ir.Var]) -> bool:
-    bound = _linear(condition, loops)
-    if bound is None or not bound.coefficients:
+def _implied(condition: Expr, loops: list[tirx.For], dynamic: set[ir.Var]) -> bool:
+    variables = [loop.loop_var for loop in loops]
+    bound = _linear(condition, variables)
+    if bound is None:
         return False
-    innermost = max(bound.coefficients, key=loops.index)
-    return innermost in dynamic and not uses_any(bound.limit, {innermost})
+    # A loop of one iteration adds nothing to the position.
+    used = [
+        position
+        for position, loop in enumerate(loops)
+        if loop.loop_var in bound.coefficients and not is_one(loop.extent)
+    ]
+    if not used or variables[used[-1]] not in dynamic:
+        return False
+    return not uses_any(bound.limit, set(variables[used[-1] :]))
 
 
 def _conjunction(conditions: list[Expr]) -> Expr:

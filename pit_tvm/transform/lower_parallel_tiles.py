@@ -6,6 +6,7 @@ import tvm_ffi
 from tvm import ir, tirx
 
 from ..errors import ScheduleError, mismatch
+from ..primitive.checks import is_one, uses_any
 from ..primitive.parallel_tiles import PARALLEL_TILES
 from .axis_map import Expr
 
@@ -16,7 +17,7 @@ def lower_parallel_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
     Raises
     ------
     ScheduleError
-        A nest is no longer perfect.
+        A nest is no longer perfect, or an extent in it depends on another of its loops.
     """
     # Errors inside a callback of structural_map lose their type: nests are found before.
     marked: list[tirx.For] = []
@@ -40,6 +41,9 @@ def _nest(loop: tirx.For) -> list[tirx.For]:
         if not isinstance(body, tirx.For):
             what = f"parallel_tiles: nest at loop {loop.loop_var.name}"
             raise ScheduleError(mismatch(what, f"{_depth(loop)} loops", len(nest)))
+        if uses_any(body.extent, {outer.loop_var for outer in nest}):
+            what = f"parallel_tiles: extent of loop {body.loop_var.name}"
+            raise ScheduleError(mismatch(what, "none of the nest's loops in it", body.extent))
         nest.append(body)
     return nest
 
@@ -49,7 +53,7 @@ def _fuse(loop: tirx.For) -> tirx.For:
     dtype = str(loop.loop_var.ty.dtype)
     zero, one = tirx.const(0, dtype), tirx.const(1, dtype)
     values: dict[ir.Var, Expr] = {part.loop_var: zero for part in nest}
-    real = [part for part in nest if not _is_one(part.extent)]
+    real = [part for part in nest if not is_one(part.extent)]
     fused = tirx.Var("_".join(part.loop_var.name for part in nest), dtype)
     total, rest = one, fused
     for part in reversed(real):
@@ -61,7 +65,3 @@ def _fuse(loop: tirx.For) -> tirx.For:
         total = total * part.extent
     body = tvm_ffi.structural_map(nest[-1].body, [(ir.Var, lambda v: values.get(v, v))])
     return tirx.For(fused, zero, total, tirx.ForKind.PARALLEL, body)
-
-
-def _is_one(extent: Expr) -> bool:
-    return isinstance(extent, tirx.IntImm) and int(extent) == 1

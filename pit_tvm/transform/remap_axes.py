@@ -16,7 +16,7 @@ from tvm.ir import Range
 from tvm.tirx import BufferStore, IterVar
 
 from ..analysis.access import BlockInfo, block_infos
-from ..errors import AxisError, mismatch
+from ..errors import AxisError, ShapeError, mismatch
 from .axis_map import SPECULATIVE, SREAD, SWRITE, Part, Remap
 from .remap_scope import Buffers, Scope, every, guard
 from .unalign import is_buffer, unaligned
@@ -30,8 +30,11 @@ def remap_axes(func: tirx.PrimFunc, spec: Remap) -> tirx.PrimFunc:
     Raises
     ------
     AxisError
-        There is no block ``spec.main``, a block is not one store in a plain loop nest, or a
-        mapped axis is used as more than a bare index of an intermediate buffer.
+        There is no block ``spec.main``, a block is not one store in a plain loop nest, a mapped
+        axis is used as more than one bare index of an intermediate buffer, or a staged operand is
+        read elsewhere too.
+    ShapeError
+        An axis is indexed by another type than int32.
     """
     return _Remapper(func, spec).run()
 
@@ -45,6 +48,8 @@ class _Remapper:
             raise AxisError(mismatch("block", f"one of {names}", spec.main))
         stored = [_store(info).buffer for info in self.infos]
         self.outputs = {buffer for buffer in stored if buffer in func.params}
+        if spec.accumulate:
+            self.infos = _up_to(self.infos, spec.main)
         self.buffers = Buffers({p: self._param(p) for p in func.params if is_buffer(p)})
         self.allocs: list[ir.Var] = []
         self.nests: list[tirx.Stmt] = []
@@ -52,8 +57,6 @@ class _Remapper:
     def run(self) -> tirx.PrimFunc:
         for info in self.infos:
             self._rewrite(info)
-            if self.spec.accumulate and info.name == self.spec.main:
-                break
         body = self.nests[0] if len(self.nests) == 1 else tirx.SeqStmt(self.nests)
         root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=self.allocs)
         realize = s_tir.SBlockRealize([], True, root)
@@ -65,15 +68,14 @@ class _Remapper:
         if param.name in self.spec.packed:
             return self.spec.packed[param.name].param
         if self.spec.accumulate and param in self.outputs:
-            main = next(i for i in self.infos if i.name == self.spec.main)
-            return unaligned(param, _store(main).buffer.shape, self.spec.stage_dtype)
+            sums = _store(self.infos[-1]).buffer
+            return unaligned(param, sums.shape, self.spec.stage_dtype)
         return unaligned(param)
 
     def _params(self) -> list[ir.Var]:
         read = {p for p in self.func.params if p not in self.outputs}
         if self.spec.accumulate:
-            main = next(i for i in self.infos if i.name == self.spec.main)
-            read &= {a.buffer for a in main.reads}
+            read &= {a.buffer for info in self.infos for a in info.reads}
         dropped = set(self.spec.overrides)
         kept = [p for p in self.func.params if p in read and p.name not in dropped]
         inputs = [self.buffers.params.get(p, p) for p in kept]
@@ -90,26 +92,41 @@ class _Remapper:
         for access in (*info.reads, *info.writes):
             axes = self.buffers.axes.get(access.buffer, [])
             for index, axis in zip(access.indices, axes, strict=False):
-                if axis is None:
+                bare = isinstance(index, ir.Var)
+                if axis is None or (bare and found.get(index) == axis):
                     continue
-                if not isinstance(index, ir.Var):
+                if bare and index not in found and axis not in found.values():
+                    found[index] = axis
+                elif axis in self.spec.maps or found.get(index) in self.spec.maps:
                     what = f"block {info.name}, {info.access_text(access)}"
+                    expected = f"axis {axis} as one bare index"
                     advice = "the permutation cannot pass through this block"
-                    raise AxisError(
-                        mismatch(what, f"axis {axis} as a bare index", info.text(index), advice)
-                    )
-                found[index] = axis
+                    raise AxisError(mismatch(what, expected, info.text(index), advice))
         return found
 
     def _parts(self, info: BlockInfo, classes: Mapping[ir.Var, str]) -> list[tuple[Part, bool]]:
         out: list[tuple[Part, bool]] = []
         for iv in info.block.iter_vars:
             name = classes.get(iv.var, info.iter_vars[iv.var])
+            if iv.var.ty.dtype != "int32":
+                what = f"axis {info.iter_vars[iv.var]} of block {info.name}"
+                raise ShapeError(mismatch(what, "an int32 extent", iv.var.ty.dtype))
             reduces = info.kinds[info.iter_vars[iv.var]] == "reduce"
             amap = self.spec.maps.get(classes.get(iv.var, ""))
             parts = amap.parts if amap else (Part(name, iv.dom.extent),)
             out += [(p, reduces if p.reduces is None else p.reduces) for p in parts]
+        self._check_parts(info, classes, out)
         return out
+
+    def _check_parts(
+        self, info: BlockInfo, classes: Mapping[ir.Var, str], parts: list[tuple[Part, bool]]
+    ) -> None:
+        names = [part.name for part, _ in parts]
+        maps = [self.spec.maps[axis] for axis in classes.values() if axis in self.spec.maps]
+        missing = {need for amap in maps for need in amap.needs} - set(names)
+        if missing or len(set(names)) < len(names):
+            expected = f"distinct iterators, {', '.join(sorted(missing)) or 'each once'} among them"
+            raise AxisError(mismatch(f"block {info.name}", expected, names))
 
     # -- blocks
 
@@ -152,7 +169,7 @@ class _Remapper:
             shape += [p.extent for p in amap.parts] if amap else [extent]
         self.buffers.axes[old], self.buffers.slots[old] = axes, slots
         name = f"{old.name}_acc" if old in self.outputs else old.name
-        self.buffers.moved[old] = tirx.decl_buffer(shape, old.dtype, name)
+        self.buffers.moved[old] = tirx.decl_buffer(shape, old.dtype, name, layout=None)
         self.allocs.append(self.buffers.moved[old])
         return scope.positions(old, list(store.indices))
 
@@ -170,22 +187,26 @@ class _Remapper:
     def _emit_sread(self, name: str, scope: Scope) -> None:
         """A block that copies one operand into list order, with zeros where there is none."""
         info = scope.info
-        access = next((a for a in info.reads if a.buffer_name == name), None)
-        if access is None or not all(isinstance(i, ir.Var) for i in access.indices):
-            got = "no read of it" if access is None else info.access_text(access)
-            raise AxisError(mismatch(f"staged operand {name}", "bare indices", got))
+        reads = [(i, a) for i in self.infos for a in i.reads if a.buffer_name == name]
+        access = next((a for i, a in reads if i is info), None)
+        bare = access is not None and all(isinstance(i, ir.Var) for i in access.indices)
+        if access is None or not bare or len(reads) > 1:
+            got = ", ".join(i.access_text(a) for i, a in reads) or "none"
+            raise AxisError(mismatch(f"staged operand {name}", "one read by bare indices", got))
         wanted = [iv for i in access.indices for iv in info.block.iter_vars if iv.var.same_as(i)]
         parts: list[tuple[Part, bool]] = []
         for iv in wanted:
             amap = scope.map_of(iv.var)
             own = (Part(info.iter_vars[iv.var], iv.dom.extent),)
             parts += [(p, False) for p in (amap.parts if amap else own)]
+        self._check_parts(info, {iv.var: info.iter_vars[iv.var] for iv in wanted}, parts)
         local, dtype = scope.over(parts), self.spec.stage_dtype
         where = [local.coordinate(i) for i in access.indices]
         value = tirx.BufferLoad(self.buffers.params[access.buffer], where).astype(dtype)
         if guards := local.guards():
             value = tirx.if_then_else(every(guards), value, tirx.const(0, dtype))
-        panel = tirx.decl_buffer([p.extent for p, _ in parts], dtype, f"{name}_panel")
+        shape = [p.extent for p, _ in parts]
+        panel = tirx.decl_buffer(shape, dtype, f"{name}_panel", layout=None)
         self.allocs.append(panel)
         self.buffers.panels[name] = (panel, [p.name for p, _ in parts])
         store = BufferStore(panel, value, [local.vars[p.name] for p, _ in parts])
@@ -213,6 +234,17 @@ class _Remapper:
         for loop, (part, _) in zip(reversed(loops), reversed(scope.parts), strict=True):
             nest = tirx.For(loop, zero, part.extent, tirx.ForKind.SERIAL, nest)
         self.nests.append(nest)
+
+
+def _up_to(infos: list[BlockInfo], main: str) -> list[BlockInfo]:
+    """The block ``main``, last, and those before it that it needs."""
+    names = [info.name for info in infos]
+    kept = [infos[names.index(main)]]
+    for info in reversed(infos[: names.index(main)]):
+        needed = {access.buffer for later in kept for access in later.reads}
+        if any(access.buffer in needed for access in info.writes):
+            kept.insert(0, info)
+    return kept
 
 
 def _store(info: BlockInfo) -> BufferStore:

@@ -22,7 +22,7 @@ def split_epilogue(func: tirx.PrimFunc, main: str) -> tirx.PrimFunc | None:
     result = info.updates[0].target.buffer
     if result in func.params:
         return None
-    param = tirx.decl_buffer(result.shape, result.dtype, result.name)
+    param = tirx.decl_buffer(result.shape, result.dtype, result.name, layout=None)
     body = _rest(func, main)
     body = tvm_ffi.structural_map(body, [(ir.Var, lambda v: param if v.same_as(result) else v)])
     return _assemble(func, [param], body, {result})
@@ -69,18 +69,24 @@ def _replace_loads(stmt: tirx.Stmt, source: ir.Var, value: Expr) -> tirx.Stmt:
 
 
 def _rest(func: tirx.PrimFunc, main: str) -> tirx.Stmt:
-    """The nests of the root that come after the one that holds ``main``."""
+    """The nests of the root after the one that holds ``main``, and what they need from before."""
     root = func.body.block.body
     nests = list(root.seq) if isinstance(root, tirx.SeqStmt) else [root]
-    holding = next(i for i, nest in enumerate(nests) if main in _names(nest))
+    blocks = [_blocks(nest) for nest in nests]
+    holding = next(i for i, found in enumerate(blocks) if main in {b.name_hint for b in found})
     left = nests[holding + 1 :]
+    needed = {r.source for found in blocks[holding + 1 :] for b in found for r in b.reads}
+    for nest, found in zip(reversed(nests[:holding]), reversed(blocks[:holding]), strict=True):
+        if any(w.source in needed for b in found for w in b.writes):
+            left.insert(0, nest)
+            needed |= {r.source for b in found for r in b.reads}
     return left[0] if len(left) == 1 else tirx.SeqStmt(left)
 
 
-def _names(stmt: tirx.Stmt) -> list[str]:
-    names: list[str] = []
-    tvm_ffi.structural_walk(stmt, (s_tir.SBlock, lambda b: names.append(str(b.name_hint))))
-    return names
+def _blocks(stmt: tirx.Stmt) -> list[s_tir.SBlock]:
+    blocks: list[s_tir.SBlock] = []
+    tvm_ffi.structural_walk(stmt, (s_tir.SBlock, blocks.append))
+    return blocks
 
 
 def _assemble(

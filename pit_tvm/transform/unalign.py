@@ -25,14 +25,14 @@ def unaligned(
     param: ir.Var, shape: Sequence[Any] | None = None, dtype: str | None = None
 ) -> ir.Var:
     """A buffer like ``param`` at its element's alignment, of another shape or dtype if given."""
-    dtype = dtype or str(param.dtype)
+    return parameter(param.name, param.shape if shape is None else shape, dtype or str(param.dtype))
+
+
+def parameter(name: str, shape: Sequence[Any], dtype: str) -> ir.Var:
+    """A buffer parameter at its element's alignment, row-major like those of ``te``."""
     plain = {"bfloat16": "uint16", "bool": "uint8"}.get(dtype, dtype)
-    return tirx.decl_buffer(
-        param.shape if shape is None else shape,
-        dtype,
-        param.name,
-        data_alignment=np.dtype(plain).itemsize,
-    )
+    align = np.dtype(plain).itemsize
+    return tirx.decl_buffer(shape, dtype, name, data_alignment=align, layout=None)
 
 
 def is_buffer(param: ir.Var) -> bool:

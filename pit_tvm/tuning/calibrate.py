@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,8 @@ from ..tile_db.record import Provenance, TileRecord, make_provenance
 from .tasks import random_array
 
 _WARMUPS = 2
-_REPEATS = 7
-_BUDGET_SECS = 2.0
+_MIN_RUNS, _MAX_RUNS = 7, 101
+_ENOUGH_SECS, _BUDGET_SECS = 0.2, 2.0
 _ROW_BYTES = 4096
 _MEMORY_ROWS = 16384  # 64 MiB, above the last-level cache of most CPUs
 _CHAINS = 8  # independent sums, so that the latency of an addition does not bound the rate
@@ -74,27 +75,36 @@ def measure_library(
     return TileRecord("library", provenance, task=task, run_secs=secs, note=library.name)
 
 
-def measure_profile(target: TargetInfo) -> TileRecord:
-    """Constants of this machine: ``gather_gbps`` and ``gather_cached_gbps``, bytes read per
-    second (1e9) when rows of 4 KiB are gathered from memory and from cache; ``launch_us``, one
-    parallel loop without work, in microseconds. All with the target's threads.
+def measure_profile(
+    target: TargetInfo, more: Mapping[str, Callable[[], float]] = MappingProxyType({})
+) -> TileRecord:
+    """Constants of this machine, measured with the target's threads.
+
+    ``gather_gbps`` and ``gather_cached_gbps``: bytes read per second (1e9) when rows of 4 KiB are
+    gathered from memory and from cache. ``store_gbps``: bytes read and written per second by an
+    elementwise pass over memory. ``launch_us``: one parallel loop without work, in microseconds.
+    ``more``: constants that higher layers know how to measure, by name.
     """
     threads = start_thread_pool(target.threads)
     profile = {
         "gather_gbps": _gather_gbps(target, _MEMORY_ROWS),
         "gather_cached_gbps": _gather_gbps(target, _CACHE_ROWS),
+        "store_gbps": _store_gbps(target),
         "launch_us": _launch_us(target, threads),
+        **{name: measure() for name, measure in more.items()},
     }
     provenance = make_provenance(target.device, target.mcpu, threads)
     return TileRecord("profile", provenance, profile=tuple(sorted(profile.items())))
 
 
 def _times(run: Callable[[], None]) -> tuple[float, ...]:
-    """Seconds of several runs after warming up, as many as fit the budget, at least one."""
+    """Seconds of several runs after warming up: some tenths of a second, of slow ones fewer."""
     for _ in range(_WARMUPS):
         run()
     secs: list[float] = []
-    while len(secs) < _REPEATS and sum(secs) < _BUDGET_SECS:
+    while len(secs) < _MAX_RUNS and (
+        sum(secs) < _ENOUGH_SECS or (len(secs) < _MIN_RUNS and sum(secs) < _BUDGET_SECS)
+    ):
         start = time.perf_counter()
         run()
         secs.append(time.perf_counter() - start)
@@ -127,6 +137,19 @@ def _gather_gbps(target: TargetInfo, rows: int) -> float:
         np.zeros((rows, width), np.float32),
     ]
     return 1e-9 * rows * _ROW_BYTES / _evaluate(sch, target, arrays)
+
+
+def _store_gbps(target: TargetInfo) -> float:
+    """Traffic of adding to every element of an array that no cache holds."""
+    rows, columns, lanes = _MEMORY_ROWS, _ROW_BYTES // 4, target.vector_bits // 32
+    src = te.placeholder((rows, columns), "float32", "src")
+    out = te.compute((rows, columns), lambda i, j: src[i, j] + te.const(1.0, "float32"), name="out")
+    sch = Schedule(te.create_prim_func([src, out]))
+    i, j = sch.get_loops(sch.get_sblock("out"))
+    sch.parallel(i)
+    sch.vectorize(sch.split(j, [None, lanes])[1])
+    arrays = [np.ones((rows, columns), np.float32), np.zeros((rows, columns), np.float32)]
+    return 2e-9 * rows * _ROW_BYTES / _evaluate(sch, target, arrays)
 
 
 def _launch_us(target: TargetInfo, threads: int) -> float:

@@ -45,13 +45,14 @@ class History:
 
     @classmethod
     def load(cls, folder: Path, mod: IRModule, target: Target) -> History:
-        """Read ``folder``, after dropping a last line that a killed process left half written.
+        """Read ``folder``, made if missing, without what a killed process left half written.
 
         Raises
         ------
         DatabaseError
             A file is corrupt anywhere else, or no database of MetaSchedule.
         """
+        folder.mkdir(exist_ok=True)
         for name in (WORKLOADS, RECORDS):
             _drop_torn_line(folder / name)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,7 +60,8 @@ class TuneJob:
     device
         Folder of the records; "" for this machine's.
     calibrate
-        Also measure the libraries on every task, and the device's constants. Local only.
+        Also measure ``libraries`` on every product, and the device's constants: this layer's and
+        those of ``constants``, by name. Local only.
     """
 
     tasks: Sequence[TileTask]
@@ -73,6 +74,7 @@ class TuneJob:
     device: str = ""
     calibrate: bool = True
     libraries: Sequence[Library] = (NUMPY,)
+    constants: Mapping[str, Callable[[], float]] = field(default_factory=dict)
     progress: bool = True
 
     def run(self) -> TuneResult:
@@ -185,12 +187,14 @@ class TuneJob:
         return found
 
     def _calibrate(self, provenance: Provenance) -> list[TileRecord]:
+        """Every library on every product once, whatever families of tiles were tuned for it."""
+        products = {(task.dtype, task.m, task.n, task.k): task for task in reversed(self.tasks)}
         library = [
             measure_library(task, provenance, library, self.settings.seed)
-            for task in self.tasks
+            for task in reversed(products.values())
             for library in self.libraries
         ]
-        return [*library, measure_profile(self.target)]
+        return [*library, measure_profile(self.target, self.constants)]
 
 
 @dataclass

@@ -104,6 +104,7 @@ def start_search(
 
     def schedule(sch: Schedule) -> None:
         space.sample(sch, task)
+        _keep_samples(sch)
 
     generator = ms.space_generator.ScheduleFn(
         schedule, sch_rules=[], postprocs=[], mutator_probs={MutateCategorical(): 1.0}
@@ -123,6 +124,18 @@ def start_search(
         raise TuningError(mismatch(f"space of {task}", "a schedule", reason)) from error
     context.pre_tuning(trials, batch, spaces, database, model)
     return Search(context, model)
+
+
+def _keep_samples(sch: Schedule) -> None:
+    """Annotate the root with every sampled value by itself.
+
+    MetaSchedule drops samples that nothing uses, and does not look for them inside the lists that
+    a space annotates.
+    """
+    root = sch.get_sblock("root")
+    samples = [inst for inst in sch.trace.insts if inst.kind.name == "SampleCategorical"]
+    for number, inst in enumerate(samples):
+        sch.annotate(root, f"pit.sample.{number}", inst.outputs[0])
 
 
 def _strategy(name: str, batch: int) -> ms.SearchStrategy:

@@ -99,7 +99,8 @@ class TaskRun:
         self.tick = tick
         self.counts = Counts()
         self.mod = workload_module(space, task)
-        self.history = History.load(bench.work_dir, self.mod, bench.target)
+        # A folder per family: two of them may share a workload, but not the meaning of decisions.
+        self.history = History.load(bench.work_dir / task.family, self.mod, bench.target)
         self.counts.reused = min(len(self.history.known), settings.trials)
         self.builder = TileBuilder(space.lower, bench.artifacts, bench.suffix)
 

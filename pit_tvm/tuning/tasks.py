@@ -9,18 +9,24 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import tvm_ffi
 from tvm import IRModule
-from tvm.s_tir import Schedule
+from tvm.ir import TensorLoad
+from tvm.s_tir import SBlock, Schedule
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
-from tvm.tirx import PrimFunc
+from tvm.tirx import IntImm, PrimFunc, decl_buffer
 
 from ..errors import DTypeError, ShapeError, TileNotFound, TuningError, mismatch
 from ..structs import Tile, TileTask
 
-# Operator of the command line -> family, and family -> module of its search space.
-OPERATORS: Mapping[str, str] = MappingProxyType({"matmul": "contraction"})
-FAMILIES: Mapping[str, str] = MappingProxyType({"contraction": "pit_tvm.schedules.contraction"})
-PIPELINE = "pit_tvm.transform.pipeline"
+# Operator of the command line -> families of its tiles, and family -> module of its search space.
+OPERATORS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"matmul": ("contraction-rows", "contraction-depth", "contraction-blocks")}
+)
+FAMILIES: Mapping[str, str] = MappingProxyType(
+    dict.fromkeys(OPERATORS["matmul"], "pit_tvm.schedules.contraction_space")
+)
+_REQUIRED = ("workload", "sample", "tile_of", "lower")
 
 # Largest error of a right tile, relative to the largest element of the exact result.
 _TOLERANCES = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
@@ -33,21 +39,24 @@ class Example:
 
     ``inputs``: the parameters but the last, in order. ``expected``: float64, of the output's
     shape. ``dtype``: the output's type. ``tolerance``: relative to the largest ``expected``.
+    ``accumulates``: the output's old elements are added to, so it starts at 0; any other output
+    starts with poison.
     """
 
     inputs: tuple[np.ndarray, ...]
     expected: np.ndarray
     dtype: str
     tolerance: float
+    accumulates: bool = False
 
 
 @dataclass(frozen=True)
 class Space:
     """The search space of one family.
 
-    ``workload(task)``: PrimFunc of static shape, its output last. ``sample(sch, task)``: samples
-    the knobs and applies the schedule. ``tile_of(sch, task)``: reads the decided tile back.
-    ``lower(mod)``: the passes that run between scheduling and ``tvm.compile``.
+    ``workload(task)``: PrimFunc, its output last; symbolic extents are those of the example.
+    ``sample(sch, task)``: samples the knobs and applies the schedule. ``tile_of(sch, task)``:
+    reads the decided tile back. ``lower(mod)``: what runs between scheduling and ``tvm.compile``.
     ``example(task, rng)``: inputs and the float64 result; None where the parameters are
     ``lhs [m, k]``, ``rhs [k, n]`` or packed ``[panels, k, width]``, and ``out [m, n]``.
     """
@@ -74,26 +83,21 @@ def load_space(family: str, families: Mapping[str, str] = FAMILIES) -> Space:
     if family not in families:
         raise TileNotFound(mismatch("task.family", f"one of {sorted(families)}", repr(family)))
     module = import_module(families[family])
-    missing = [name for name in ("workload", "sample", "tile_of") if not hasattr(module, name)]
+    missing = [name for name in _REQUIRED if not hasattr(module, name)]
     if missing:
         raise TuningError(mismatch(f"search space {module.__name__}", missing, "none of them"))
-    return Space(
-        workload=module.workload,
-        sample=module.sample,
-        tile_of=module.tile_of,
-        lower=import_module(PIPELINE).lower,
-        example=getattr(module, "example", None),
-    )
+    functions = {name: getattr(module, name) for name in _REQUIRED}
+    return Space(**functions, example=getattr(module, "example", None))
 
 
-def make_task(
+def make_tasks(
     op: str,
     shape: Sequence[int],
     dtype: str,
     isa: str,
-    operators: Mapping[str, str] = OPERATORS,
-) -> TileTask:
-    """Task of the operator ``op`` at ``shape`` (m, n, k).
+    operators: Mapping[str, tuple[str, ...]] = OPERATORS,
+) -> tuple[TileTask, ...]:
+    """Tasks of the operator ``op`` at ``shape`` (m, n, k), one for each family of its tiles.
 
     Raises
     ------
@@ -107,12 +111,21 @@ def make_task(
     if len(shape) != 3 or any(extent < 1 for extent in shape):
         raise ShapeError(mismatch("shape", "m,n,k, integers of at least 1", tuple(shape)))
     m, n, k = shape
-    return TileTask(operators[op], isa, dtype, m, n, k)
+    return tuple(TileTask(family, isa, dtype, m, n, k) for family in operators[op])
 
 
 def workload_module(space: Space, task: TileTask) -> IRModule:
-    """The task's unscheduled module, its one function named ``main``."""
-    return IRModule({"main": space.workload(task).with_attr("global_symbol", "main")})
+    """The task's unscheduled module, its one function named ``main``, of static shape.
+
+    MetaSchedule refuses symbolic extents; they are bound to those of the space's example.
+    """
+    func = space.workload(task).with_attr("global_symbol", "main")
+    if space.example is not None and any(not _is_static(param.ty) for param in func.params):
+        inputs, _ = space.example(task, np.random.default_rng(0))
+        for param, array in zip(func.params, inputs, strict=False):
+            if not _is_static(param.ty):
+                func = func.specialize({param: _bound(param, array.shape)})
+    return IRModule({"main": func})
 
 
 def parameters(mod: IRModule) -> list[tuple[tuple[int, ...], str]]:
@@ -131,7 +144,8 @@ def make_example(space: Space, task: TileTask, rng: np.random.Generator) -> Exam
     DTypeError
         No tolerance is known for the output's dtype.
     """
-    params = parameters(workload_module(space, task))
+    mod = workload_module(space, task)
+    params = parameters(mod)
     shape, dtype = params[-1]
     if space.example is not None:
         inputs, expected = space.example(task, rng)
@@ -143,7 +157,8 @@ def make_example(space: Space, task: TileTask, rng: np.random.Generator) -> Exam
     tolerance = 0.0 if "int" in dtype else _TOLERANCES.get(dtype)
     if tolerance is None:
         raise DTypeError(mismatch("workload output", f"one of {sorted(_TOLERANCES)}", dtype))
-    return Example(tuple(inputs), expected.astype(np.float64), dtype, tolerance)
+    exact = expected.astype(np.float64)
+    return Example(tuple(inputs), exact, dtype, tolerance, _accumulates(mod))
 
 
 def random_array(shape: Sequence[int], dtype: str, rng: np.random.Generator) -> np.ndarray:
@@ -161,6 +176,32 @@ def numpy_dtype(dtype: str) -> Any:
 
         return np.dtype(ml_dtypes.bfloat16)
     return np.dtype(dtype)
+
+
+def _is_static(buffer: Any) -> bool:
+    return all(isinstance(extent, IntImm) for extent in buffer.shape)
+
+
+def _bound(param: Any, shape: tuple[int, ...]) -> Any:
+    """A buffer like the parameter, with extents."""
+    kind = param.ty
+    return decl_buffer(shape, str(kind.dtype), param.name, data_alignment=int(kind.data_alignment))
+
+
+def _accumulates(mod: IRModule) -> bool:
+    """Whether a block without initial value reads the output."""
+    func = mod["main"]
+    found: list[bool] = []
+
+    def visit(block: SBlock) -> None:
+        inner: list[SBlock] = []
+        loads: list[TensorLoad] = []
+        tvm_ffi.structural_walk(block.body, [(SBlock, inner.append), (TensorLoad, loads.append)])
+        reads = any(load.source.same_as(func.params[-1]) for load in loads)
+        found.append(reads and block.init is None and not inner)
+
+    tvm_ffi.structural_walk(func.body, (SBlock, visit))
+    return any(found)
 
 
 def _product_example(

@@ -58,7 +58,7 @@ def masks(draw: st.DrawFn) -> Case:
     kind = draw(st.sampled_from(["mask", "bytes", "bits", "blocks", "values"]))
     live = rng.random(shape) < density
     spec: SparsitySpec = Mask()
-    value = live
+    value: np.ndarray = live
     if kind == "bytes":
         value = live * rng.integers(1, 256, shape).astype(np.uint8)
     elif kind == "bits":
@@ -162,7 +162,8 @@ def test_empty_operand_gives_empty_lists(
     dim: int,
     extents: tuple[int, int],
 ) -> None:
-    columns = {BitMask: -(-shape[1] // 8), BlockMask: -(-shape[1] // 4)}.get(type(kind), shape[1])
+    grain = 8 if isinstance(kind, BitMask) else 4 if isinstance(kind, BlockMask) else 1
+    columns = -(-shape[1] // grain)
     rows = -(-shape[0] // 4) if isinstance(kind, BlockMask) else shape[0]
     index = detector.detect(
         kind, np.zeros((rows, columns), np.uint8), shape, MicroTile("lhs", "k", dim, extents)

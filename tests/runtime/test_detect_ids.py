@@ -115,6 +115,8 @@ def test_ids_may_be_strided_and_read_only(detector: Detector) -> None:
         (Lengths(cumulative=True), [0, 5, 6], ShapeError, "0 to 4 rows.*5 at position 0"),
         (Lengths(cumulative=True), [0, 3, 2], ShapeError, "-1 at position 1"),
         (Lengths(cumulative=True), np.zeros(0, np.int32), ShapeError, "cu_seqlens"),
+        (Lengths(cumulative=True), np.array([0, 2**31 - 1, -1], np.int32), ShapeError, "0 to 4"),
+        (Lengths(), np.array([-(2**63), 1]), ShapeError, "-9223372036854775808 at position 0"),
         (Groups(2), [0] * 7, ShapeError, "group ids.*8 ids.*7"),
         (Groups(2), [0] * 7 + [2], ShapeError, "-1 .dead. to 1.*2 at position 7"),
         (Groups(2), [-2] + [0] * 7, ShapeError, "-2 at position 0"),

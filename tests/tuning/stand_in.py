@@ -30,13 +30,22 @@ def workload(task: TileTask) -> tirx.PrimFunc:
 
 
 def sample(sch: Schedule, task: TileTask) -> None:
-    """Rows, register rows, panels, depth of the tile."""
+    """24 candidates."""
+    _sample(sch, rows=(1, 2), registers=(1, 2, 4))
+
+
+def sample_few(sch: Schedule, task: TileTask) -> None:
+    """4 candidates."""
+    _sample(sch, rows=(2,), registers=(2,))
+
+
+def _sample(sch: Schedule, rows: tuple[int, ...], registers: tuple[int, ...]) -> None:
     block = sch.get_sblock("out")
     i, j, k = sch.get_loops(block)
-    tile_m = sch.sample_categorical([1, 2], [0.5, 0.5])
-    reg_m = sch.sample_categorical([1, 2, 4], [1 / 3] * 3)
-    panels = sch.sample_categorical([1, 2], [0.5, 0.5])
-    tile_k = sch.sample_categorical([8, 16], [0.5, 0.5])
+    tile_m, reg_m, panels, tile_k = (
+        sch.sample_categorical(values, [1 / len(values)] * len(values))
+        for values in (rows, registers, (1, 2), (8, 16))
+    )
     i_outer, i_tile, i_reg = sch.split(i, [None, tile_m, reg_m])
     j_outer, j_panel, lane = sch.split(j, [None, panels, LANES])
     k_outer, k_inner = sch.split(k, [None, tile_k])

@@ -19,7 +19,7 @@ def test_numpy_is_measured_in_every_dtype(dtype: str) -> None:
     task = TileTask("contraction", "avx2", dtype, 17, 33, 65)
     record = measure_library(task, PROVENANCE, seed=3)
     assert (record.kind, record.note, record.task) == ("library", "numpy", task)
-    assert len(record.run_secs) == 7 and record.secs > 0
+    assert len(record.run_secs) >= 7 and record.secs > 0
     assert record_from_json(record.to_json()) == record
 
 
@@ -44,11 +44,12 @@ def test_wrong_library_is_refused() -> None:
 
 def test_profile_holds_plausible_constants() -> None:
     target = resolve_target("llvm")
-    record = measure_profile(target)
+    record = measure_profile(target, {"other_gbps": lambda: 3.0})
     profile = dict(record.profile)
-    assert set(profile) == {"gather_gbps", "gather_cached_gbps", "launch_us"}
-    assert 0.01 < profile["gather_gbps"] < 1e5
-    assert 0.01 < profile["gather_cached_gbps"] < 1e5
-    assert 0.01 < profile["launch_us"] < 1e5
+    own = {"gather_gbps", "gather_cached_gbps", "store_gbps", "launch_us"}
+    assert set(profile) == {*own, "other_gbps"}
+    assert all(0.01 < profile[name] < 1e5 for name in own - {"launch_us"}), profile
+    assert 0 < profile["launch_us"] < 1e4  # next to nothing where there is one thread
+    assert profile["other_gbps"] == 3.0
     assert (record.provenance.device, record.provenance.arch) == (target.device, target.mcpu)
     assert record_from_json(record.to_json()) == record

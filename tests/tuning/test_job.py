@@ -23,12 +23,11 @@ from pit_tvm.tuning.job import TuneJob, TuneResult
 from pit_tvm.tuning.runner import Repeats
 from pit_tvm.tuning.task_run import Settings
 from pit_tvm.tuning.tasks import Space, workload_module
-from tests.tuning.stand_in import FAMILY, SPACE, space_with, task, tile_of
+from tests.tuning.stand_in import FAMILY, SPACE, sample_few, space_with, task, tile_of
 
 HOST = resolve_target("llvm")
 TASK = task(HOST.isa)
 QUICK = Repeats(repeat=1, min_repeat_ms=0)
-SPACE_SIZE = 24
 
 
 def make_job(root: Path, trials: int, space: Space = SPACE, **options: Any) -> TuneJob:
@@ -85,8 +84,8 @@ def test_finished_job_leaves_only_databases(tmp_path: Path) -> None:
     run(tmp_path, trials=3)
     files = {p.relative_to(tmp_path) for p in tmp_path.rglob("*") if p.is_file()}
     assert {str(path) for path in files} == {
-        "work/database_workload.json",
-        "work/database_tuning_record.json",
+        f"work/{FAMILY}/database_workload.json",
+        f"work/{FAMILY}/database_tuning_record.json",
         f"db/{HOST.device}/{FILE_NAME}",
     }
 
@@ -100,11 +99,11 @@ def test_job_continues_from_its_work_folder(tmp_path: Path) -> None:
     assert (done.measured, done.reused) == (0, 10)
 
 
-def test_small_space_ends_the_job_and_nothing_is_measured_twice(tmp_path: Path) -> None:
-    result = run(tmp_path, trials=2 * SPACE_SIZE)
-    assert SPACE_SIZE // 2 < result.measured <= SPACE_SIZE
-    lines = (tmp_path / "work" / "database_tuning_record.json").read_text().splitlines()
-    assert len(set(lines)) == len(lines) == result.measured
+def test_small_space_is_measured_once_and_ends_the_job(tmp_path: Path) -> None:
+    result = run(tmp_path, trials=20, space=space_with(sample=sample_few))
+    assert result.measured == 4
+    lines = (tmp_path / "work" / FAMILY / "database_tuning_record.json").read_text().splitlines()
+    assert len(set(lines)) == len(lines) == 4
 
 
 def test_wrong_tiles_are_never_recorded(tmp_path: Path) -> None:
@@ -149,7 +148,7 @@ def test_second_signal_ends_at_once(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, trials=4, space=space_with(lower=After(3, twice)))
-    assert not (tmp_path / "work" / RUNNING).exists()
+    assert not (tmp_path / "work" / FAMILY / RUNNING).exists()
     assert run(tmp_path, trials=4).reused == 2
 
 
@@ -170,7 +169,7 @@ run(Path({str(tmp_path)!r}), trials=6, space=space_with(lower=After(4, die)))
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True
     )
     assert (done.returncode, done.stdout.strip()) == (-signal.SIGKILL, "False"), done.stderr
-    assert (tmp_path / "work" / RUNNING).exists()
+    assert (tmp_path / "work" / FAMILY / RUNNING).exists()
     resumed = run(tmp_path, trials=6)
     assert (resumed.measured, resumed.reused) == (3, 3)
     assert not (tmp_path / "work" / "artifacts").exists()

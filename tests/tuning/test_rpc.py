@@ -66,10 +66,10 @@ def test_key_without_server_is_refused(farm: str) -> None:
 
 
 def test_session_is_not_waited_for_without_end(farm: str, tmp_path: Path) -> None:
-    open_session = rpc_sessions(farm, KEY, timeout_secs=1)
+    patient, hasty = (rpc_sessions(farm, KEY, timeout_secs=secs) for secs in (30, 1))
     example = make_example(SPACE, TASK, np.random.default_rng(0))
-    with open_session() as taken:
-        with pytest.raises(BackendUnavailable, match="free"), open_session():
+    with patient() as taken:
+        with pytest.raises(BackendUnavailable, match="free"), hasty():
             pass
         with pytest.raises(OSError):
             measure(taken, tmp_path / "absent.tar", example, QUICK, 1.0)

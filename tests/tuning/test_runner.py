@@ -26,6 +26,7 @@ from pit_tvm.tuning.runner import (
     relative_error,
 )
 from pit_tvm.tuning.tasks import Example, make_example, workload_module
+from tests.tuning import adding
 from tests.tuning.stand_in import SPACE, sample, space_with, task
 
 HOST = resolve_target("llvm")
@@ -131,6 +132,14 @@ def test_bfloat16_arguments_run(tmp_path: Path) -> None:
     built = TileBuilder(SPACE.lower, tmp_path).build([item])[0]
     assert built.error_msg is None
     assert run(Measurer(local_session, exact, QUICK), built.artifact_path).error_msg is None
+
+
+def test_output_that_is_added_to_starts_at_zero(tmp_path: Path) -> None:
+    space = space_with(workload=lambda of: adding.add_rows, example=adding.example)
+    item = ms.builder.BuilderInput(workload_module(space, TASK), Target(HOST.tvm_target))
+    built = TileBuilder(space.lower, tmp_path).build([item])[0]
+    example = make_example(space, TASK, np.random.default_rng(0))
+    assert run(Measurer(local_session, example, QUICK), built.artifact_path).error_msg is None
 
 
 def small_integers(of, rng):

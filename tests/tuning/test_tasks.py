@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -11,7 +13,17 @@ from tvm import te
 
 from pit_tvm.errors import DTypeError, ShapeError, TileNotFound, TuningError
 from pit_tvm.structs import TileTask
-from pit_tvm.tuning.tasks import load_space, make_example, make_task, random_array
+from pit_tvm.tuning.tasks import (
+    FAMILIES,
+    OPERATORS,
+    load_space,
+    make_example,
+    make_tasks,
+    parameters,
+    random_array,
+    workload_module,
+)
+from tests.tuning import adding
 from tests.tuning.stand_in import LANES, SPACE, space_with, task
 
 
@@ -77,6 +89,25 @@ def test_example_of_other_shapes_is_refused() -> None:
         make_example(space, task("avx2"), np.random.default_rng(0))
 
 
+ADDING = space_with(workload=lambda task: adding.add_rows, example=adding.example)
+
+
+def test_symbolic_extents_become_those_of_the_example() -> None:
+    shapes = [shape for shape, _ in parameters(workload_module(ADDING, task("avx2")))]
+    assert shapes == [(adding.SIZE,)] * 3
+
+
+def test_only_a_workload_that_reads_its_output_adds_to_it() -> None:
+    rng = np.random.default_rng(0)
+    plain = space_with(workload=plain_workload)
+    spaces = (ADDING, SPACE, plain)
+    assert [make_example(space, task("avx2"), rng).accumulates for space in spaces] == [
+        True,
+        False,
+        False,
+    ]
+
+
 def test_unknown_parameter_layout_asks_for_an_example() -> None:
     def transposed(task: TileTask):
         lhs = te.placeholder((task.k, task.m), "float32", "lhs")
@@ -109,20 +140,31 @@ def test_random_bfloat16_is_ml_dtypes_own() -> None:
     assert random_array((4,), "bfloat16", np.random.default_rng(0)).dtype == ml_dtypes.bfloat16
 
 
-def test_make_task_names_the_family() -> None:
-    wanted = TileTask("contraction", "avx512", "float16", 1, 2, 3)
-    assert make_task("matmul", (1, 2, 3), "float16", "avx512") == wanted
+def test_operator_gives_a_task_for_each_family() -> None:
+    made = make_tasks("matmul", (1, 2, 3), "float16", "avx512")
+    assert [task.family for task in made] == list(OPERATORS["matmul"])
+    assert {replace(task, family="") for task in made} == {
+        TileTask("", "avx512", "float16", 1, 2, 3)
+    }
+
+
+def test_registry_gives_a_complete_space_for_every_family() -> None:
+    families = {family for families in OPERATORS.values() for family in families}
+    assert families == set(FAMILIES)
+    for family in families:
+        space = load_space(family)
+        assert all(map(callable, (space.workload, space.sample, space.tile_of, space.lower)))
 
 
 @pytest.mark.parametrize("shape", [(1, 2), (1, 2, 3, 4), (0, 1, 1), (1, -1, 1)])
 def test_shape_of_a_task_is_checked(shape: tuple[int, ...]) -> None:
     with pytest.raises(ShapeError, match="shape"):
-        make_task("matmul", shape, "float32", "avx2")
+        make_tasks("matmul", shape, "float32", "avx2")
 
 
 def test_unknown_operator_and_family_are_refused() -> None:
     with pytest.raises(TileNotFound, match="conv9d"):
-        make_task("conv9d", (1, 1, 1), "float32", "avx2")
+        make_tasks("conv9d", (1, 1, 1), "float32", "avx2")
     with pytest.raises(TileNotFound, match="scan"):
         load_space("scan")
 

@@ -1,0 +1,29 @@
+"""One kernel folder for the whole session, so that every kernel is compiled once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture(scope="session")
+def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the compiled kernels of this session lie."""
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture(autouse=True)
+def shared_kernels(kernel_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every operator of these tests keeps its kernels in the session's folder, and none checks."""
+    monkeypatch.setenv("PIT_TVM_CACHE", str(kernel_folder))
+    monkeypatch.delenv("PIT_TVM_CHECK", raising=False)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """Fresh random numbers; pytest shows the seed of a test that fails."""
+    seed = int(np.random.default_rng().integers(2**32))
+    print(f"seed {seed}")
+    return np.random.default_rng(seed)

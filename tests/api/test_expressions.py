@@ -1,0 +1,156 @@
+"""Tensor expressions that are none of `pit_tvm.op`: what the analysis accepts, runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from tvm import te, tirx
+
+import pit_tvm
+from pit_tvm import op
+from pit_tvm.errors import AxisError
+from pit_tvm.structs import Lengths, Mask, Rows, SparsitySpec, Values
+from tests.api.running import assert_close, every_candidate, poison, random_array, untouched
+
+M, N, K = 43, 17, 29
+
+
+def row_maximum() -> list[te.Tensor]:
+    """``out[m] = max_k data[m, k]``."""
+    data = te.placeholder((te.var("m"), K), "float32", "data")
+    k = te.reduce_axis((0, K), "k")
+    return [data, te.compute((data.shape[0],), lambda m: te.max(data[m, k], axis=k), "out")]
+
+
+def outer_product() -> list[te.Tensor]:
+    """``out[m, n] = left[m] * right[n]``."""
+    left = te.placeholder((te.var("m"),), "float32", "left")
+    right = te.placeholder((N,), "float32", "right")
+    shape = (left.shape[0], N)
+    return [left, right, te.compute(shape, lambda m, n: left[m] * right[n], "out")]
+
+
+def weighted_product() -> list[te.Tensor]:
+    """``out[m, n] = sum_k left[m, k] * weight[k] * right[k, n]``: three operands."""
+    left = te.placeholder((te.var("m"), K), "float32", "left")
+    weight = te.placeholder((K,), "float32", "weight")
+    right = te.placeholder((K, N), "float32", "right")
+    k = te.reduce_axis((0, K), "k")
+    out = te.compute(
+        (left.shape[0], N),
+        lambda m, n: te.sum(left[m, k] * weight[k] * right[k, n], axis=k),
+        "out",
+    )
+    return [left, weight, right, out]
+
+
+def lookup() -> list[te.Tensor]:
+    """``out[m, n] = table[tokens[m], n]``: a gather by an index operand."""
+    table = te.placeholder((K, N), "float32", "table")
+    tokens = te.placeholder((te.var("m"),), "int32", "tokens")
+    shape = (tokens.shape[0], N)
+    return [table, tokens, te.compute(shape, lambda m, n: table[tokens[m], n], "out")]
+
+
+def row_norm() -> list[te.Tensor]:
+    """``out[m, k] = data[m, k] / sqrt(sum_k data[m, k] ** 2)``: the operand is read twice."""
+    data = te.placeholder((te.var("m"), K), "float32", "data")
+    k = te.reduce_axis((0, K), "k")
+    total = te.compute((data.shape[0],), lambda m: te.sum(data[m, k] * data[m, k], axis=k), "total")
+    shape = data.shape
+    return [data, te.compute(shape, lambda m, k: data[m, k] / tirx.sqrt(total[m]), "out")]
+
+
+ROWS: tuple[tuple[Callable[[], list[te.Tensor]], str, Callable[..., np.ndarray]], ...] = (
+    (row_maximum, "data", lambda data: data.max(axis=1)),
+    (outer_product, "left", np.outer),
+    (weighted_product, "left", lambda left, weight, right: (left * weight) @ right),
+    (lookup, "tokens", lambda table, tokens: table[tokens.astype(int)]),
+    (row_norm, "data", lambda data: data / np.sqrt((data**2).sum(axis=1, keepdims=True))),
+)
+
+
+def inputs_of(tensors: list[te.Tensor], rng: np.random.Generator) -> list[np.ndarray]:
+    """Random arrays for the inputs, M rows where the extent is symbolic."""
+    arrays = []
+    for tensor in tensors[:-1]:
+        shape = tuple(int(e) if isinstance(e, tirx.IntImm) else M for e in tensor.shape)
+        arrays.append(
+            rng.integers(0, K, shape).astype(np.int32)
+            if tensor.dtype == "int32"
+            else random_array(shape, str(tensor.dtype), rng)
+        )
+    return arrays
+
+
+def wide(arrays: list[np.ndarray]) -> list[np.ndarray]:
+    return [a.astype(np.float64) for a in arrays]
+
+
+@pytest.mark.parametrize("spec", [Rows(), Lengths()], ids=["rows", "lengths"])
+@pytest.mark.parametrize(("build", "operand", "truth"), ROWS, ids=[b.__name__ for b, _, _ in ROWS])
+def test_named_rows_of_any_accepted_expression_are_right(
+    build: Callable[[], list[te.Tensor]],
+    operand: str,
+    truth: Callable[..., np.ndarray],
+    spec: SparsitySpec,
+    rng: np.random.Generator,
+) -> None:
+    tensors = build()
+    arrays = inputs_of(tensors, rng)
+    live = rng.random(M) < 0.5
+    sparsity = rng.permutation(np.flatnonzero(live))
+    if isinstance(spec, Lengths):
+        sparsity = np.array([int(rng.integers(M + 1))])
+        live = np.arange(M) < sparsity[0]
+    wanted = truth(*wide(arrays))
+    operator = pit_tvm.compile(tensors, sparse={operand: spec})
+    for candidate, out in every_candidate(operator, arrays, sparsity, wanted.shape, "float32"):
+        assert untouched(out[~live])
+        assert_close(out[live], wanted[live], str(candidate))
+
+
+@pytest.mark.parametrize("spec", [Mask(), Values()], ids=["mask", "values"])
+@pytest.mark.parametrize("operand", ["left", "weight", "right"])
+def test_mask_on_any_of_three_factors_gives_the_dense_result(
+    operand: str, spec: SparsitySpec, rng: np.random.Generator
+) -> None:
+    tensors = weighted_product()
+    arrays = inputs_of(tensors, rng)
+    place = ["left", "weight", "right"].index(operand)
+    mask = rng.random(arrays[place].shape) < 0.3
+    arrays[place] = arrays[place] * mask
+    left, weight, right = wide(arrays)
+    wanted = (left * weight) @ right
+    operator = pit_tvm.compile(tensors, sparse={operand: spec})
+    given = mask if isinstance(spec, Mask) else None
+    for candidate, out in every_candidate(operator, arrays, given, wanted.shape, "float32"):
+        assert_close(out, wanted, str(candidate))
+
+
+def test_prim_func_compiles_as_its_tensors_do(rng: np.random.Generator) -> None:
+    func = te.create_prim_func(op.matmul(None, N, K, activation="relu"))
+    operator = pit_tvm.compile(func, sparse={"lhs": Rows()})
+    lhs, rhs = random_array((M, K), "float32", rng), random_array((K, N), "float32", rng)
+    ids = rng.permutation(M)[: M // 2]
+    out = operator(lhs, rhs, sparsity=ids, out=poison((M, N), "float32"))
+    wanted = np.maximum(lhs.astype(np.float64) @ rhs, 0)
+    assert_close(out[ids], wanted[ids])
+
+
+def test_mask_on_a_maximum_is_refused() -> None:
+    with pytest.raises(AxisError, match="sparse.*data.*sum of products"):
+        pit_tvm.compile(row_maximum(), sparse={"data": Mask()})
+
+
+def test_two_operators_of_one_expression_do_not_mix(rng: np.random.Generator) -> None:
+    """Names of kernels come from their content: other constants, other kernels."""
+    data, mask = random_array((M, N), "float32", rng), np.ones((M, N), bool)
+    for factor in (2.0, 3.0):
+        tensors = op.elementwise((None, None), [("mul", factor)])
+        operator = pit_tvm.compile(tensors, sparse={"data": Mask()})
+        wanted = factor * data.astype(np.float64)
+        for _, out in every_candidate(operator, [data], mask, (M, N), "float32"):
+            assert_close(out, wanted)
