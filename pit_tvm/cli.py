@@ -103,6 +103,12 @@ def add_tune(subparsers: Subparsers) -> None:
         action="append",
         help="element type; repeat for several (default: float32)",
     )
+    add(
+        "--family",
+        action="append",
+        metavar="NAME",
+        help="tile family; repeat for several (default: all of the operator's)",
+    )
     add("--target", default="llvm", help="TVM target (default: this machine's CPU)")
     add(
         "--trials",
@@ -182,6 +188,7 @@ def _tasks(args: argparse.Namespace, target: TargetInfo) -> list[TileTask]:
         for dtype in args.dtype or ["float32"]
         for shape in args.shape
         for task in make_tasks(args.op, shape, dtype, target.isa)
+        if not args.family or task.family in args.family
     ]
     return list(dict.fromkeys(tasks))
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from .errors import ShapeError, mismatch
 from .structs import Lengths, Mask, SparsitySpec
 
 if TYPE_CHECKING:
+    import numpy as np
+
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _EXAMPLES = """\
@@ -65,6 +65,8 @@ def run_explain(args: argparse.Namespace) -> int:
 
 def _pattern(args: argparse.Namespace) -> tuple[SparsitySpec, np.ndarray]:
     """A random pattern of the density that was asked for."""
+    import numpy as np
+
     if not 0.0 <= args.density <= 1.0:
         raise ShapeError(mismatch("--density", "0 to 1", args.density))
     rng = np.random.default_rng(args.seed)

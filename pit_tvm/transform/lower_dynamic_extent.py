@@ -62,8 +62,7 @@ def _without_unit_variables(body: tirx.Stmt) -> tirx.Stmt:
     spell the same bound with and without it."""
 
     def replace(loop: tirx.For) -> tirx.For:
-        once = isinstance(loop.extent, tirx.IntImm) and int(loop.extent) == 1
-        if not once or _is_dynamic(loop):
+        if not is_one(loop.extent) or _is_dynamic(loop):
             return loop
         # Only its own variable, and only where it is used: a loop keeps the one that it defines.
         var, zero = loop.loop_var, tirx.const(0, str(loop.loop_var.ty.dtype))
@@ -139,9 +138,9 @@ def _linear(condition: Expr, variables: list[ir.Var]) -> _Bound | None:
 def _remove_guards(body: tirx.Stmt, dynamic: set[ir.Var]) -> tirx.Stmt:
     """``body`` without the conditions whose innermost loop ends with the live positions."""
 
-    def visit(stmt: tirx.Stmt, loops: list[tirx.For]) -> tirx.Stmt:
+    def visit(stmt: tirx.Stmt, loops: list[ir.Var]) -> tirx.Stmt:
         def on_loop(loop: tirx.For, _: object) -> tirx.Stmt:
-            inner = visit(loop.body, [*loops, loop])
+            inner = visit(loop.body, [*loops, loop.loop_var])
             return tirx.For(
                 loop.loop_var,
                 loop.min,
@@ -201,17 +200,11 @@ def _drop_speculative(body: tirx.Stmt) -> tirx.Stmt:
     return tvm_ffi.structural_map(body, [(s_tir.SBlock, drop)])
 
 
-def _implied(condition: Expr, loops: list[tirx.For], dynamic: set[ir.Var]) -> bool:
-    variables = [loop.loop_var for loop in loops]
+def _implied(condition: Expr, variables: list[ir.Var], dynamic: set[ir.Var]) -> bool:
     bound = _linear(condition, variables)
     if bound is None:
         return False
-    # A loop of one iteration adds nothing to the position.
-    used = [
-        position
-        for position, loop in enumerate(loops)
-        if loop.loop_var in bound.coefficients and not is_one(loop.extent)
-    ]
+    used = [position for position, v in enumerate(variables) if v in bound.coefficients]
     if not used or variables[used[-1]] not in dynamic:
         return False
     return not uses_any(bound.limit, set(variables[used[-1] :]))

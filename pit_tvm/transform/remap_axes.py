@@ -153,7 +153,8 @@ class _Remapper:
             notes |= {SPECULATIVE: 1} if speculative else {}
             init = BufferStore(buffer, scope.value(info.block.init.value), indices)
         self._emit(info.name, scope, body, notes, init)
-        if store.buffer in self.outputs or self.spec.accumulate:
+        added = self.spec.accumulate and info.name == self.spec.main
+        if store.buffer in self.outputs or added:
             spatial = scope.over([(p, False) for p, reduces in scope.parts if not reduces])
             result = tirx.BufferLoad(buffer, spatial.positions(store.buffer, list(store.indices)))
             self._emit_swrite(f"{info.name}_swrite", spatial, store, result)

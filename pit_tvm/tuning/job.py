@@ -109,6 +109,7 @@ class TuneJob:
                     found = self._tune(task, bench, provenance, counts, stop, bar)
                     self.store.append(found)
                     records += found
+                records += self._compare(records, bench, provenance, counts, stop)
             if self.calibrate and not stop.is_set():
                 measured = self._calibrate(provenance)
                 self.store.append(measured)
@@ -185,6 +186,37 @@ class TuneJob:
         found = run.run(provenance)
         counts.add(run.counts)
         return found
+
+    def _compare(
+        self,
+        records: Sequence[TileRecord],
+        bench: Bench,
+        provenance: Provenance,
+        counts: Counts,
+        stop: _Stop,
+    ) -> list[TileRecord]:
+        """Every task's fastest tile on the other tasks: selection compares like with like."""
+        fastest: dict[TileTask, TileRecord] = {}
+        for record in sorted((r for r in records if r.trace), key=lambda r: r.secs):
+            if record.task is not None:
+                fastest.setdefault(record.task, record)
+        known = {(record.task, record.tile) for record in records}
+        added: list[TileRecord] = []
+        for task in tqdm(fastest, desc="compare", disable=None if self.progress else True):
+            if stop.is_set():
+                break
+            others = {
+                record.tile: record
+                for other, record in fastest.items()
+                if (other.family, other.dtype) == (task.family, task.dtype)
+                and (task, record.tile) not in known
+            }
+            space = self.spaces.get(task.family) or load_space(task.family)
+            run = TaskRun(task, space, self.settings, bench, stop.is_set, lambda _: None)
+            added += run.measure(others.values(), provenance)
+            counts.errors += run.counts.errors
+        self.store.append(added)
+        return added
 
     def _calibrate(self, provenance: Provenance) -> list[TileRecord]:
         """Every library on every product once, whatever families of tiles were tuned for it."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from ..structs import Tile, TileTask
-from ..tile_db.meta_json import from_tuning_record
+from ..tile_db.meta_json import from_tuning_record, trace_to_json
 from ..tile_db.record import Provenance, TileRecord
 from .builder import TileBuilder
 from .features import decision_key
@@ -110,6 +112,36 @@ class TaskRun:
             self._search()
         stamped = replace(provenance, trials=len(self.history.known))
         return self._keep(stamped)
+
+    def measure(self, others: Iterable[TileRecord], provenance: Provenance) -> list[TileRecord]:
+        """This task run with the decisions of other tasks' records; wrong ones are left out."""
+        measurer = self._measurer(self.settings.final, data=1)
+        records: list[TileRecord] = []
+        for other in others:
+            if self.stop():
+                break
+            sch = self._decided(other)
+            candidate = ms.MeasureCandidate(sch, ms.arg_info.ArgInfo.from_entry_func(self.mod))
+            result = self._build_and_run(candidate, measurer)
+            if result.error_msg is not None:
+                self.counts.add_failure(str(result.error_msg))
+                continue
+            tile, trace = self.space.tile_of(sch, self.task), trace_to_json(sch.trace)
+            secs = tuple(float(value) for value in result.run_secs)
+            records.append(TileRecord("pit", provenance, tile, self.task, secs, trace=trace))
+        return records
+
+    def _decided(self, record: TileRecord) -> Schedule:
+        """A schedule of this task with the decisions of a record of the same space."""
+        first = Schedule(self.mod)
+        self.space.sample(first, self.task)
+        trace = first.trace
+        decisions = [decision for _, decision in json.loads(record.trace)[1]]
+        for inst, decision in zip(list(trace.decisions), decisions, strict=True):
+            trace = trace.with_decision(inst, decision, remove_postproc=True)
+        decided = Schedule(self.mod)
+        trace.apply_to_schedule(decided, remove_postproc=True)
+        return decided
 
     def _search(self) -> None:
         measurer = self._measurer(self.settings.repeats, data=0)
