@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from .errors import ShapeError, mismatch
@@ -233,3 +235,8 @@ class TileTask:
     m: int
     n: int
     k: int
+
+    @cached_property
+    def logs(self) -> tuple[float, float, float]:
+        """Natural logarithms of the extents, by which shapes are compared."""
+        return math.log(self.m), math.log(self.n), math.log(self.k)

@@ -16,7 +16,9 @@ from ..tile_db.store import TileStore
 from .bind import Layout
 from .program import Program, Route
 
-_SHORTLIST = 4  # tiles of a family that are weighed at run time
+_SHORTLIST = 2  # tiles of a family that are weighed for each of these shares of live entries
+_SHARES = (1.0, 1 / 8, 1 / 64)
+_ROWS = 2048
 _MAX_PLANS = 4096
 
 
@@ -73,14 +75,17 @@ class Planner:
         """The shortlist of each family at these column and depth sizes."""
         key = (id(rates), facts.n, facts.k)
         if key not in self._tiles:
-            families: dict[str, list[tuple[float, Tile]]] = {}
+            families: dict[str, list[Tile]] = {}
             for tile in rates.tiles:
-                cost = rates.tile_us(tile, 512, facts.n, facts.k)
-                families.setdefault(tile.family, []).append((cost, tile))
-            chosen: list[Tile] = []
-            for ranked in families.values():
-                ranked.sort(key=lambda entry: (entry[0], str(entry[1])))
-                chosen += [tile for _, tile in ranked[:_SHORTLIST]]
+                families.setdefault(tile.family, []).append(tile)
+            chosen: dict[Tile, None] = {}
+            for family, tiles in families.items():
+                # Few and many live entries want different tiles.
+                for share in _SHARES:
+                    m = _ROWS if family == DEPTH else _ROWS * share
+                    k = facts.k * share if family == DEPTH else facts.k
+                    ranked = [(rates.tile_us(t, m, facts.n, k), str(t), t) for t in tiles]
+                    chosen |= dict.fromkeys(t for _, _, t in sorted(ranked)[:_SHORTLIST])
             self._tiles[key] = tuple(chosen)
         return self._tiles[key]
 
@@ -141,6 +146,8 @@ class _Facts:
             entry_k=k,
             n=self.n,
             extra_bytes=extra,
+            splits=route.family == BLOCKS,
+            floor_bytes=self.out_bytes if route.family == DEPTH else 0.0,
         )
 
     def dense(self, pattern: Pattern, library: str) -> selection.DenseRoute | None:

@@ -60,17 +60,14 @@ class Rates:
 
 def _scaled(measured: Sequence[tuple[TileTask, float]], m: float, n: float, k: float) -> float:
     """Time of the measured product nearest in shape, in proportion to the work."""
-
-    def distance(entry: tuple[TileTask, float]) -> float:
-        task = entry[0]
-        return (
-            abs(math.log(max(m, 1) / task.m))
-            + abs(math.log(max(n, 1) / task.n))
-            + abs(math.log(max(k, 1) / task.k))
-        )
-
-    task, secs = min(measured, key=distance)
-    return 1e6 * secs * (m * n * k) / (task.m * task.n * task.k)
+    log_m, log_n, log_k = (math.log(max(size, 1.0)) for size in (m, n, k))
+    nearest, unit = math.inf, 0.0
+    for task, secs in measured:
+        of_m, of_n, of_k = task.logs
+        distance = abs(log_m - of_m) + abs(log_n - of_n) + abs(log_k - of_k)
+        if distance < nearest:
+            nearest, unit = distance, secs / (task.m * task.n * task.k)
+    return 1e6 * unit * m * n * k
 
 
 def rates_from_records(

@@ -24,6 +24,8 @@ class Route:
     reads. ``covered``: share of micro-tiles that are live. ``rounds``: what the kernel runs, as
     ``slots`` lists of ``live`` entries each, an entry standing for ``m x k`` dense steps at
     ``n`` columns. ``extra_bytes``: output traffic beside the kernel's own.
+    ``splits``: the slots cut the depth, not the rows. ``floor_bytes``: what the kernel writes
+    however little is live.
     """
 
     micro_tile: MicroTile
@@ -36,6 +38,8 @@ class Route:
     entry_k: float
     n: int
     extra_bytes: float = 0.0
+    splits: bool = False
+    floor_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,14 @@ def _product_us(route: Route, tile: Tile, rates: Rates) -> float:
         rows, m, k = live, live, route.entry_k
     else:
         rows, m, k = route.entry_m, route.entry_m, live
-    total = route.slots * rates.tile_us(tile, m, route.n, k)
+    # All slots are one product of the kind that was measured.
+    if route.splits:
+        total = rates.tile_us(tile, m, route.n, k * route.slots)
+    else:
+        total = rates.tile_us(tile, m * route.slots, route.n, k)
+    total = max(total, route.floor_bytes / rates.constant("store_gbps") * 1e-3)
     tiles = route.slots * max(1, -(-rows // tile.tile_m)) * max(1, -(-route.n // tile.tile_n))
+    tiles = max(1, tiles)
     busy = tiles / (-(-tiles // rates.threads) * rates.threads)
     return total / busy
 

@@ -1,0 +1,112 @@
+"""Arrays against a signature: symbolic extents, layouts that are worked out once, refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tvm import te
+
+from pit_tvm import op
+from pit_tvm.errors import DTypeError, ShapeError
+from pit_tvm.runtime.bind import Binder, PackedOperand, resolve
+from pit_tvm.runtime.program import analyse
+from pit_tvm.structs import Groups, Mask, Rows
+
+
+@pytest.fixture
+def binder() -> Binder:
+    """Of ``linear(m, 5, 7)``."""
+    return Binder(analyse(op.linear(None, 5, 7), {"lhs": Rows()}), owner="me")
+
+
+def arrays(m: int) -> list[np.ndarray]:
+    return [np.ones(shape, np.float32) for shape in ((m, 7), (5, 7), (5,))]
+
+
+def test_sizes_and_shapes_follow_from_the_arrays(binder: Binder) -> None:
+    given = arrays(11)
+    bound = binder.bind(given)
+    assert bound.layout.sizes == {"m": 11}
+    assert bound.layout.shapes == ((11, 7), (5, 7), (5,))
+    assert bound.layout.operand == (11, 7)
+    assert bound.layout.output == bound.layout.sums == (11, 5)
+    assert all(bound.arrays[name] is each for name, each in zip(bound.arrays, given, strict=True))
+    assert list(bound.tensors) == ["lhs", "rhs", "bias"] and bound.packed == {}
+
+
+def test_layouts_are_worked_out_once_for_equal_shapes(binder: Binder) -> None:
+    first = binder.bind(arrays(11)).layout
+    assert binder.bind(arrays(11)).layout is first
+    assert binder.bind(arrays(12)).layout is not first
+
+
+def test_elements_are_checked_on_known_layouts_too(binder: Binder) -> None:
+    binder.bind(arrays(11))
+    lhs, rhs, bias = arrays(11)
+    with pytest.raises(DTypeError, match="^rhs"):
+        binder.bind([lhs, rhs.astype(np.float64), bias])
+    with pytest.raises(ShapeError, match="^lhs.*contiguous"):
+        binder.bind([np.ones((7, 11), np.float32).T, rhs, bias])
+
+
+def test_library_is_torch_if_any_array_is(binder: Binder) -> None:
+    given = arrays(11)
+    assert binder.bind(given).layout.library == "numpy"
+    mixed = binder.bind([given[0], torch.ones(5, 7), given[2]]).layout
+    assert mixed.library == "torch"
+    assert mixed.key != binder.bind(given).layout.key
+
+
+def test_packed_operand_keeps_its_original(binder: Binder) -> None:
+    lhs, rhs, bias = arrays(11)
+    bound = binder.bind([lhs, PackedOperand("rhs", rhs, "panels", "me"), bias])
+    assert bound.arrays["rhs"] is rhs and bound.packed == {"rhs": "panels"}
+    for packed in (
+        PackedOperand("rhs", rhs, "panels", "you"),
+        PackedOperand("bias", rhs, "panels", "me"),
+    ):
+        with pytest.raises(ShapeError, match="^rhs: packed operand"):
+            binder.bind([lhs, packed, bias])
+
+
+def test_one_extent_has_one_value() -> None:
+    program = analyse(op.grouped_matmul(None, 5, 7, 3), {"lhs": Groups(3)})
+    lhs, rhs = np.ones((11, 7), np.float32), np.ones((3, 7, 5), np.float32)
+    binder = Binder(program, owner="me")
+    with pytest.raises(ShapeError, match="^group_ids.*11"):
+        binder.bind([lhs, rhs, np.zeros(12, np.int32)])
+    square = te.var("s")
+    program = analyse(op.matmul(square, None, square), {"lhs": Rows()})
+    with pytest.raises(ShapeError, match="^lhs"):
+        Binder(program, owner="me").bind([np.ones((3, 4), np.float32), np.ones((4, 2), np.float32)])
+
+
+def test_extents_of_the_result_may_be_computed() -> None:
+    tensors = op.conv2d(None, 2, 4, None, None, (3, 2), stride=(2, 1), dtype="float16")
+    binder = Binder(analyse(tensors, {"data": Mask()}), owner="me")
+    data, weight = np.ones((6, 2, 14, 9), np.float16), np.ones((4, 2, 3, 2), np.float16)
+    layout = binder.bind([data, weight]).layout
+    assert layout.output == layout.sums == (6, 4, 6, 8)
+    assert layout.sizes == {"n": 6, "height": 14, "width": 9}
+
+
+def test_layout_of_sizes_needs_all_of_them(binder: Binder) -> None:
+    layout = binder.layout_of({"m": 11}, "torch")
+    assert (layout.operand, layout.output, layout.library) == ((11, 7), (11, 5), "torch")
+    with pytest.raises(ShapeError, match="^size m.*sizes"):
+        binder.layout_of({}, "numpy")
+
+
+def test_resolve_replaces_variables_and_expressions() -> None:
+    m = te.var("m")
+    assert resolve([m, 3, m * 2 + 1], {"m": 5}) == (5, 3, 11)
+    with pytest.raises(ShapeError, match="^size"):
+        resolve([m + 1], {"n": 5})
+
+
+@pytest.mark.parametrize("count", [0, 2, 4])
+def test_number_of_arrays_is_checked(binder: Binder, count: int) -> None:
+    given = [*arrays(11), np.ones(1, np.float32)][:count]
+    with pytest.raises(ShapeError, match=f"^arguments.*3 arrays.*lhs, rhs, bias.*{count}"):
+        binder.bind(given)

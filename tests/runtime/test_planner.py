@@ -1,0 +1,251 @@
+"""Plans: the facts that selection gets, the rules for dense, and decisions that are remembered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pit_tvm import op
+from pit_tvm.errors import DatabaseError
+from pit_tvm.runtime import planner as planner_module
+from pit_tvm.runtime.bind import Binder, Layout
+from pit_tvm.runtime.planner import Pattern, Planner, counted, sampled
+from pit_tvm.runtime.program import Program, analyse
+from pit_tvm.schedules.contraction_space import BLOCKS, DEPTH, ROWS
+from pit_tvm.selection.cover import SAMPLE_EXTENTS
+from pit_tvm.structs import Groups, Lengths, Mask, Plan, Rows, SparsitySpec, Tile, TileTask
+from pit_tvm.target import TargetInfo, resolve_target
+from pit_tvm.tile_db.record import Provenance, TileRecord
+
+M, N, K = 2048, 768, 3072
+
+
+class Store:
+    """Some records, as `TileStore.all` gives them."""
+
+    def __init__(self, *records: TileRecord) -> None:
+        self.records = records
+
+    def all(self) -> tuple[TileRecord, ...]:
+        return self.records
+
+
+@pytest.fixture(scope="module")
+def target() -> TargetInfo:
+    return resolve_target({"kind": "llvm", "mcpu": "x86-64-v4", "num-cores": 2})
+
+
+def matmul(spec: SparsitySpec, **options: Any) -> Program:
+    return analyse(op.matmul(None, None, None, **options), {"lhs": spec})
+
+
+def layout(program: Program, library: str = "numpy", **sizes: int) -> Layout:
+    return Binder(program, "me").layout_of({"m": M, "n": N, "k": K, **sizes}, library)
+
+
+def pattern(program: Program, *covered: float) -> Pattern:
+    return Pattern(covered or (1.0,) * len(program.routes), tuple(int(100 * c) for c in covered))
+
+
+def tuned(family: str, reg_m: int, secs: float, m: int = 512, n: int = N, k: int = K) -> TileRecord:
+    tile = Tile(family, "avx512", "float32", 8 * reg_m, 4096, 256, (("reg_m", reg_m),))
+    task = TileTask("contraction", "avx512", "float32", m, n, k)
+    return TileRecord("pit", PROVENANCE, tile=tile, task=task, run_secs=(secs,))
+
+
+PROVENANCE = Provenance("xeon-avx512", "x86-64-v4", 2, "0.27", "0.1.0", "2025-01-02", 8)
+
+
+def decide(program: Program, target: TargetInfo, *covered: float, **sizes: int) -> Plan:
+    planner = Planner(program, target, Store())  # type: ignore[arg-type]
+    return planner.decide(pattern(program, *covered), layout(program, **sizes), packed=True)
+
+
+# --------------------------------------------------------------------------------------------
+# Choices
+
+
+def test_sparser_patterns_are_cheaper_and_dense_wins_when_full(target: TargetInfo) -> None:
+    program = matmul(Mask())
+    costs, kinds = [], []
+    for share in (0.0, 0.02, 0.2, 0.6, 1.0):
+        plan = decide(program, target, share, share, share)
+        costs.append([c.cost_us for c in plan.candidates])
+        kinds.append(plan.choice.kind)
+    assert (np.diff(np.array(costs)[:, :-1], axis=0) > 0).all()
+    assert kinds == ["pit", "pit", "pit", "pit", "dense"]
+
+
+@pytest.mark.parametrize(
+    ("covered", "family"),
+    [((0.05, 1, 1), ROWS), ((1, 0.05, 1), BLOCKS), ((1, 1, 0.05), DEPTH)],
+)
+def test_the_route_that_covers_least_is_chosen(
+    target: TargetInfo, covered: tuple[float, ...], family: str
+) -> None:
+    choice = decide(matmul(Mask()), target, *covered).choice
+    assert choice.tile is not None and choice.tile.family == family
+
+
+def test_dense_needs_every_named_row(target: TargetInfo) -> None:
+    for spec in (Rows(), Lengths()):
+        program = matmul(spec)
+        assert {c.kind for c in decide(program, target, 0.999).candidates} == {"pit"}
+        assert {c.kind for c in decide(program, target, 1.0).candidates} == {"pit", "dense"}
+
+
+def test_groups_have_no_dense_candidate(target: TargetInfo) -> None:
+    tensors = op.grouped_matmul(None, N, K, 8)
+    program = analyse(tensors, {"lhs": Groups(8)})
+    planner = Planner(program, target, Store())  # type: ignore[arg-type]
+    known = Binder(program, "me").layout_of({"m": M}, "numpy")
+    plan = planner.decide(Pattern((1.0,), (0,)), known, packed=True)
+    assert [c.kind for c in plan.candidates] == ["pit"]
+
+
+def test_packing_at_the_call_is_paid_for(target: TargetInfo) -> None:
+    program = matmul(Rows())
+    planner = Planner(program, target, Store())  # type: ignore[arg-type]
+    known, half = layout(program), Pattern((0.5,), (6, 0))
+    packed, plain = (planner.decide(half, known, packed=p).choice.cost_us for p in (True, False))
+    assert plain > packed
+
+
+@pytest.mark.parametrize("sizes", [{"k": 0}, {"n": 0}, {"m": 1, "n": 1, "k": 1}, {"m": 1}])
+def test_extents_of_zero_and_one_have_a_plan(target: TargetInfo, sizes: dict[str, int]) -> None:
+    for spec in (Mask(), Rows()):
+        program = matmul(spec)
+        for share in (0.0, 1.0):
+            plan = decide(program, target, *(share,) * len(program.routes), **sizes)
+            assert all(np.isfinite(c.cost_us) for c in plan.candidates)
+
+
+def test_expressions_without_a_product_have_generic_candidates(target: TargetInfo) -> None:
+    program = analyse(op.reduce_sum(None, None), {"data": Mask()})
+    planner = Planner(program, target, Store())  # type: ignore[arg-type]
+    known = Binder(program, "me").layout_of({"p": 512, "l": 512}, "numpy")
+    plan = planner.decide(Pattern((0.1, 0.1), (1, 1)), known, packed=False)
+    assert [(c.tile, c.note) for c in plan.candidates] == [
+        (None, ""),
+        (None, ""),
+        (None, "generic"),
+    ]
+
+
+# --------------------------------------------------------------------------------------------
+# Records
+
+
+def test_records_of_the_store_decide_and_make_the_plan_tuned(target: TargetInfo) -> None:
+    program = matmul(Rows())
+    store = Store(tuned(ROWS, 12, 3e-2), tuned(ROWS, 14, 1e-2), tuned(ROWS, 4, 9e-2))
+    planner = Planner(program, target, store)  # type: ignore[arg-type]
+    plan = planner.decide(Pattern((0.5,), (6, 0)), layout(program), packed=True)
+    assert plan.tuned and plan.choice.tile is not None
+    assert plan.choice.tile.knob("reg_m") == 14
+
+
+def test_a_fast_library_makes_dense_the_choice(target: TargetInfo) -> None:
+    program = matmul(Mask())
+    task = TileTask("contraction", "avx512", "float32", M, N, K)
+    kinds = []
+    for secs in (1e-6, 10.0):
+        record = TileRecord("library", PROVENANCE, task=task, run_secs=(secs,), note="torch")
+        planner = Planner(program, target, Store(record))  # type: ignore[arg-type]
+        known = layout(program, "torch")
+        kinds.append(planner.decide(pattern(program, 0.5, 0.5, 0.5), known, packed=True))
+    assert [plan.choice.kind for plan in kinds] == ["dense", "pit"]
+    assert kinds[0].choice.note == "torch"
+
+
+def test_few_tiles_of_a_family_are_weighed_the_fastest_ones(target: TargetInfo) -> None:
+    program = matmul(Rows())
+    records = [tuned(ROWS, reg_m, reg_m * 1e-3) for reg_m in range(1, 15)]
+    planner = Planner(program, target, Store(*records))  # type: ignore[arg-type]
+    plan = planner.decide(Pattern((0.5,), (6, 0)), layout(program), packed=True)
+    weighed = [c.tile.knob("reg_m") for c in plan.candidates if c.tile]
+    assert len(weighed) < 8 and weighed == list(range(1, 1 + len(weighed)))
+
+
+def test_another_type_s_records_do_not_count(target: TargetInfo) -> None:
+    program = matmul(Rows(), dtype="int8")
+    planner = Planner(program, target, Store(tuned(ROWS, 14, 1e-9)))  # type: ignore[arg-type]
+    plan = planner.decide(Pattern((0.5,), (6, 0)), layout(program), packed=True)
+    assert not plan.tuned
+    assert plan.choice.tile is not None and plan.choice.tile.dtype == "int8"
+
+
+def test_errors_of_the_store_come_through(target: TargetInfo) -> None:
+    class Corrupt(Store):
+        def all(self) -> tuple[TileRecord, ...]:
+            raise DatabaseError("tiles.json:1: expected JSON, got noise")
+
+    program = matmul(Rows())
+    planner = Planner(program, target, Corrupt())  # type: ignore[arg-type]
+    with pytest.raises(DatabaseError, match="tiles.json:1"):
+        planner.plan(Pattern((0.5,), (6, 0)), layout(program), packed=True)
+
+
+# --------------------------------------------------------------------------------------------
+# Decisions that are remembered
+
+
+def test_equal_questions_get_the_remembered_plan(target: TargetInfo) -> None:
+    program = matmul(Rows())
+    planner = Planner(program, target, Store())  # type: ignore[arg-type]
+    known, other = layout(program), layout(program, m=M + 1)
+    torch = layout(program, "torch")
+    half, third = Pattern((0.5,), (6, 0)), Pattern((0.33,), (10, 0))
+    first = planner.plan(half, known, True)
+    assert planner.plan(Pattern((0.51,), (6, 0)), layout(program), True) is first
+    others = [
+        planner.plan(third, known, True),
+        planner.plan(half, other, True),
+        planner.plan(half, torch, True),
+        planner.plan(half, known, False),
+    ]
+    assert all(plan is not first for plan in others)
+    assert planner.plan(half, known, True) is first
+
+
+def test_full_cache_starts_again(target: TargetInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner_module, "_MAX_PLANS", 3)
+    program = matmul(Rows())
+    planner = Planner(program, target, Store())  # type: ignore[arg-type]
+    known = layout(program)
+    plans = [planner.plan(Pattern((0.5,), (key, 0)), known, True) for key in range(4)]
+    assert planner.plan(Pattern((0.5,), (3, 0)), known, True) is plans[3]
+    assert planner.plan(Pattern((0.5,), (0, 0)), known, True) is not plans[0]
+
+
+# --------------------------------------------------------------------------------------------
+# What is known of a pattern
+
+
+def test_samples_become_covered_densities_of_the_routes() -> None:
+    densities = {extents: 0.01 * (1 + i) for i, extents in enumerate(SAMPLE_EXTENTS)}
+    found = sampled(matmul(Mask()), list(densities.values()), rows_live=0.9)
+    assert found.covered == pytest.approx((0.9, densities[1, 64], densities[32, 1]))
+    turned = analyse(op.matmul(None, None, None, transpose_lhs=True), {"lhs": Mask()})
+    found = sampled(turned, list(densities.values()), rows_live=0.9)
+    by_name = dict(zip([str(r.micro_tile) for r in turned.routes], found.covered, strict=True))
+    assert by_name == pytest.approx(
+        {"1x32": densities[1, 32], "*x1": 0.9, "64x1": densities[64, 1]}
+    )
+
+
+def test_patterns_of_one_bucket_share_a_key() -> None:
+    program, samples = matmul(Mask()), [0.5] * len(SAMPLE_EXTENTS)
+    key = sampled(program, samples, 0.5).key
+    assert sampled(program, [d * 1.01 for d in samples], 0.501).key == key
+    assert sampled(program, [d * 1.5 for d in samples], 0.5).key != key
+    assert sampled(program, samples, 0.9).key != key
+
+
+def test_counts_are_exact_and_full_is_a_bucket_of_its_own() -> None:
+    program = matmul(Rows())
+    assert counted(program, 3, 12).covered == (0.25,)
+    assert counted(program, 0, 0).covered == (0.0,)
+    assert counted(program, 9999, 10000).key != counted(program, 10000, 10000).key

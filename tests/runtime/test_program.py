@@ -1,0 +1,150 @@
+"""What is known of an operator before any array: its routes, its sums, its library product."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pit_tvm import op
+from pit_tvm.errors import AxisError, ShapeError
+from pit_tvm.runtime.program import Product, analyse
+from pit_tvm.structs import BitMask, BlockMask, Groups, Lengths, Mask, Rows, SparsitySpec, Values
+
+ROWS, DEPTH, BLOCKS, GENERIC = "contraction-rows", "contraction-depth", "contraction-blocks", ""
+
+
+def routes(tensors: list[Any], operand: str, spec: SparsitySpec) -> list[tuple[str, str, str]]:
+    """Micro-tile, axis and family of every route."""
+    found = analyse(tensors, {operand: spec}).routes
+    return [(str(r.micro_tile), r.micro_tile.axis, r.family) for r in found]
+
+
+def test_masked_product_may_skip_rows_pieces_of_rows_and_terms() -> None:
+    assert routes(op.matmul(None, None, None), "lhs", Mask()) == [
+        ("1x*", "m", ROWS),
+        ("1x64", "m", BLOCKS),
+        ("32x1", "k", DEPTH),
+    ]
+
+
+@pytest.mark.parametrize("spec", [Mask(), BitMask(), Values(), BlockMask(5, 3)])
+def test_every_zero_pattern_has_the_same_routes(spec: SparsitySpec) -> None:
+    tensors = op.linear(None, 29, 131)
+    assert routes(tensors, "rhs", spec) == routes(tensors, "rhs", Mask())
+    assert [axis for _, axis, _ in routes(tensors, "rhs", spec)] == ["n", "n", "k"]
+
+
+@pytest.mark.parametrize(
+    ("granularity", "more"),
+    [
+        ((8, 1), [("8x1", "k", DEPTH)]),
+        ((1, 16), [("1x16", "m", BLOCKS)]),
+        ((24, 128), [("1x128", "m", BLOCKS), ("24x1", "k", DEPTH)]),
+        ((32, 64), []),
+        ((7, 9), []),  # nothing that register blocks and vectors divide
+        ((4096, 4096), []),
+    ],
+)
+def test_granularity_of_the_pattern_gives_micro_tiles(
+    granularity: tuple[int, int], more: list[tuple[str, str, str]]
+) -> None:
+    tensors = op.matmul(None, None, None)
+    plain = set(routes(tensors, "lhs", Mask()))
+    assert set(routes(tensors, "lhs", Mask(*granularity))) - plain == set(more)
+
+
+def test_transposed_operand_has_transposed_micro_tiles() -> None:
+    tensors = op.matmul(None, None, None, transpose_lhs=True)
+    assert routes(tensors, "lhs", Mask()) == [
+        ("1x32", "k", DEPTH),
+        ("*x1", "m", ROWS),
+        ("64x1", "m", BLOCKS),
+    ]
+
+
+def test_batch_is_an_axis_of_its_own() -> None:
+    tensors = op.batch_matmul(None, None, None, None)
+    assert routes(tensors, "lhs", Mask()) == [
+        ("1x*x*", "b", ROWS),
+        ("1x1x*", "m", ROWS),
+        ("1x1x64", "m", BLOCKS),
+        ("1x32x1", "k", DEPTH),
+    ]
+
+
+@pytest.mark.parametrize("make", [Rows, Lengths])
+def test_named_slices_have_one_route_of_whole_slices(make: Any) -> None:
+    tensors = op.matmul(None, None, None)
+    assert routes(tensors, "lhs", make(0)) == [("1x*", "m", ROWS)]
+    assert routes(tensors, "lhs", make(1)) == [("*x1", "k", DEPTH)]
+    assert routes(tensors, "rhs", make(1)) == [("*x1", "n", ROWS)]
+
+
+def test_other_expressions_run_the_generic_schedule() -> None:
+    conv = op.conv2d(None, 3, 5, 9, 9, 3)
+    assert routes(conv, "data", Mask()) == [("1x*x*x*", "n", GENERIC), ("*x1x*x*", "c", GENERIC)]
+    assert routes(conv, "weight", Rows()) == [("1x*x*x*", "f", GENERIC)]
+    assert routes(op.reduce_sum(None, None), "data", Values()) == [
+        ("1x*", "p", GENERIC),
+        ("*x1", "l", GENERIC),
+    ]
+
+
+def test_reductions_are_marked() -> None:
+    program = analyse(op.matmul(None, None, None), {"lhs": Mask()})
+    assert [r.reduces for r in program.routes] == [False, False, True]
+
+
+def test_inputs_output_and_sums_are_described() -> None:
+    tensors = op.linear(None, 29, 131, dtype="float16")
+    program = analyse(tensors, {"lhs": Rows()})
+    assert [(p.name, p.dtype) for p in program.inputs] == [
+        ("lhs", "float16"),
+        ("rhs", "float16"),
+        ("bias", "float16"),
+    ]
+    assert program.inputs[1].shape == (29, 131)
+    assert not isinstance(program.inputs[0].shape[0], int)
+    assert (program.output.name, program.output.dtype) == ("out", "float16")
+    assert (program.sums.dtype, program.has_epilogue) == ("float32", True)
+    plain = analyse(op.matmul(None, 29, 131), {"lhs": Rows()})
+    assert plain.sums == plain.output and not plain.has_epilogue
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("right", [False, True])
+@pytest.mark.parametrize("operand", ["lhs", "rhs"])
+def test_library_product_keeps_the_operands_order_and_transposes(
+    operand: str, left: bool, right: bool
+) -> None:
+    options = {"transpose_lhs": left, "transpose_rhs": right}
+    for tensors in (
+        op.matmul(None, None, None, **options),
+        op.batch_matmul(None, None, None, None, **options),
+    ):
+        program = analyse(tensors, {operand: Mask()})
+        assert program.product == Product("lhs", "rhs", left, right)
+
+
+def test_no_library_computes_grouped_products_and_convolutions() -> None:
+    grouped = analyse(op.grouped_matmul(None, 5, 7, 3), {"lhs": Groups(3)})
+    assert grouped.contraction is not None and grouped.product is None
+    conv = analyse(op.conv2d(None, 3, 5, 9, 9, 3), {"data": Mask()})
+    assert conv.contraction is None and conv.product is None
+
+
+def test_axis_that_is_no_pit_axis_is_refused_with_the_reason() -> None:
+    with pytest.raises(AxisError, match="sparse.*data.*PIT axis"):
+        analyse(op.conv2d(None, 3, 5, 9, 9, 3), {"data": Rows(3)})
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+def test_zeros_of_a_padded_image_add_nothing_either(padding: int) -> None:
+    program = analyse(op.conv2d(None, 3, 5, 9, 9, 3, padding=padding), {"data": Mask()})
+    assert [r.micro_tile.axis for r in program.routes] == ["n", "c"]
+
+
+def test_specification_of_another_rank_is_refused() -> None:
+    with pytest.raises(ShapeError, match="^Mask of lhs.*2 extents"):
+        analyse(op.matmul(None, 5, 7), {"lhs": Mask(1, 1, 1)})

@@ -1,0 +1,158 @@
+"""Algorithm 1: candidates, their costs, and the choice of the cheapest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pit_tvm.selection.rates import Rates
+from pit_tvm.selection.select import DenseRoute, Route, select
+from pit_tvm.structs import MicroTile, Plan, Tile
+
+ROWS, DEPTH = "contraction-rows", "contraction-depth"
+REG_M = 12
+ROW_TILE = Tile(ROWS, "avx512", "float32", 96, 4096, 256, (("reg_m", REG_M),))
+SMALL_TILE = Tile(ROWS, "avx512", "float32", 8, 4096, 256, (("reg_m", 4),))
+DEPTH_TILE = Tile(DEPTH, "avx512", "float32", 32, 4096, 128, (("reg_m", 8),))
+TILES = (ROW_TILE, SMALL_TILE, DEPTH_TILE)
+GFLOPS = 100.0  # per thread, of the measured tiles below
+
+M, N, K = 2048, 1024, 1536
+ROW = MicroTile("lhs", "m", 0, (1, 0))
+COLUMN = MicroTile("lhs", "k", 1, (32, 1))
+
+
+def rates(threads: int = 2, dense_over_tile: float = 1.3) -> Rates:
+    """Fake rates: every tile at the same speed, the library a little faster."""
+    from pit_tvm.structs import TileTask
+
+    task = TileTask("contraction", "avx512", "float32", 1024, 1024, 1024)
+    secs = 2 * 1024**3 / (1e9 * GFLOPS * threads)
+    measured = ((task, secs),)
+    profile = {"launch_us": 10.0, "detect_gbps": 8.0, "store_gbps": 4.0}
+    dense = ((task, secs / dense_over_tile),)
+    return Rates("avx512", threads, dict.fromkeys(TILES, measured), dense, profile)
+
+
+def rows(covered: float, m: int = M, extra: float = 0.0) -> Route:
+    return Route(ROW, ROWS, covered, float(M * K), 1, covered * m, 1.0, float(K), N, extra)
+
+
+def columns(covered: float) -> Route:
+    return Route(COLUMN, DEPTH, covered, float(M * K), M // 32, covered * K, 32.0, 1.0, N)
+
+
+DENSE = DenseRoute(M, N, K, 1, 0.0, "numpy")
+
+
+def cost(plan: Plan, micro_tile: MicroTile) -> float:
+    return min(c.cost_us for c in plan.candidates if c.micro_tile == micro_tile)
+
+
+def test_candidates_are_the_tiles_of_each_route_s_family_and_dense() -> None:
+    plan = select([rows(0.3), columns(0.2)], DENSE, rates(), TILES)
+    assert [(c.micro_tile, c.tile, c.kind) for c in plan.candidates] == [
+        (ROW, ROW_TILE, "pit"),
+        (ROW, SMALL_TILE, "pit"),
+        (COLUMN, DEPTH_TILE, "pit"),
+        (None, None, "dense"),
+    ]
+    assert [c.covered for c in plan.candidates] == [0.3, 0.3, 0.2, 1.0]
+    assert plan.tuned
+
+
+def test_costs_are_the_sums_of_their_parts() -> None:
+    plan = select([rows(0.3, extra=5e6), columns(0.2)], DENSE, rates(), TILES)
+    for candidate in plan.candidates:
+        assert candidate.cost_us == pytest.approx(sum(us for _, us in candidate.parts))
+        assert all(us >= 0 for _, us in candidate.parts)
+    parts = dict(plan.candidates[0].parts)
+    assert parts["index"] == pytest.approx(M * K / 8e3)
+    assert parts["output"] == pytest.approx(5e6 / 4e3)
+    assert parts["launch"] == 10
+
+
+@settings(max_examples=50)
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=2))
+def test_cost_never_falls_with_density(pair: list[float]) -> None:
+    low, high = sorted(pair)
+    sparse = select([rows(low), columns(low)], DENSE, rates(), TILES)
+    dense = select([rows(high), columns(high)], DENSE, rates(), TILES)
+    for less, more in zip(sparse.candidates, dense.candidates, strict=True):
+        assert less.cost_us <= more.cost_us
+    assert sparse.choice.cost_us <= dense.choice.cost_us
+
+
+def test_dense_wins_at_full_density_and_loses_at_low_density() -> None:
+    kinds = []
+    for covered in (0.0, 0.05, 0.5, 0.7, 0.9, 1.0):
+        plan = select([rows(covered), columns(covered)], DENSE, rates(), TILES)
+        kinds.append(plan.choice.kind)
+        assert plan.choice.cost_us == min(c.cost_us for c in plan.candidates)
+    assert kinds == ["pit", "pit", "pit", "pit", "dense", "dense"]
+
+
+def test_the_axis_that_covers_less_wins() -> None:
+    assert select([rows(0.9), columns(0.1)], DENSE, rates(), TILES).choice.micro_tile == COLUMN
+    assert select([rows(0.1), columns(0.9)], DENSE, rates(), TILES).choice.micro_tile == ROW
+
+
+def test_one_live_row_costs_a_register_block() -> None:
+    one, twelve, thirteen = (
+        select([rows(live / M)], None, rates(), [ROW_TILE]).choice for live in (1, REG_M, REG_M + 1)
+    )
+    assert one.cost_us == pytest.approx(twelve.cost_us)
+    assert dict(thirteen.parts)["product"] == pytest.approx(2 * dict(one.parts)["product"])
+
+
+def test_tiles_that_leave_threads_idle_cost_more() -> None:
+    """96 live rows are one tile of 96 rows or twelve of 8."""
+    plan = select([rows(96 / M)], None, rates(threads=2), TILES)
+    assert plan.choice.tile == SMALL_TILE
+    large, small = (dict(c.parts)["product"] for c in plan.candidates)
+    assert large == pytest.approx(2 * small)
+
+
+def test_more_slots_of_the_same_length_cost_in_proportion() -> None:
+    one = select([columns(0.2)], None, rates(), TILES).choice
+    double = select([replace(columns(0.2), slots=2 * M // 32)], None, rates(), TILES).choice
+    assert dict(double.parts)["product"] == pytest.approx(2 * dict(one.parts)["product"])
+
+
+@pytest.mark.parametrize("route", [rows(0.0), replace(rows(0.0), slots=0), columns(0.0)])
+def test_nothing_live_costs_index_and_launch_alone(route: Route) -> None:
+    """No slots at all is an operand without any depth."""
+    choice = select([route], None, rates(), TILES).choice
+    assert dict(choice.parts)["product"] == 0
+    assert choice.cost_us == pytest.approx(M * K / 8e3 + 10)
+
+
+def test_route_without_a_family_runs_the_generic_schedule() -> None:
+    route = Route(ROW, "", 0.5, 0.0, 1, 0.5 * M, float(K), 1.0, 1)
+    plan = select([route], DENSE, rates(), TILES)
+    assert [c.tile for c in plan.candidates] == [None, None]
+    assert plan.candidates[0].kind == "pit" and plan.candidates[0].cost_us > 10
+
+
+def test_dense_counts_every_matrix_of_a_batch_and_its_epilogue() -> None:
+    once = select([], DENSE, rates(), ()).choice
+    batch = select([], replace(DENSE, batch=8, extra_bytes=8e6), rates(), ()).choice
+    assert batch.cost_us == pytest.approx(8 * once.cost_us + 8e6 / 4e3)
+    assert once.note == "numpy" and str(once) == "dense (numpy)"
+
+
+def test_reason_compares_with_the_other_kind() -> None:
+    plan = select([rows(0.1)], DENSE, rates(), [ROW_TILE])
+    factor = plan.candidates[-1].cost_us / plan.choice.cost_us
+    assert plan.reason == f"cheapest of 2, {factor:.2f}x dense"
+    assert "pit only" in select([rows(0.1)], None, rates(), TILES).reason
+    assert "x pit" in select([rows(1.0)], DENSE, rates(), TILES).reason
+
+
+def test_untuned_rates_make_an_untuned_plan() -> None:
+    plan = select([rows(0.1)], DENSE, replace(rates(), tuned=False), TILES)
+    assert not plan.tuned
+    assert str(plan).splitlines()[-1].startswith("untuned")
