@@ -10,6 +10,8 @@ from tvm.ir import prim
 
 from ..errors import ScheduleError, mismatch
 
+SREAD, SWRITE, SPECULATIVE = "pit.sread", "pit.swrite", "pit.speculative"
+
 
 def block_of(sch: s_tir.Schedule, block: Any, primitive: str, note: str | None = None) -> Any:
     """The block behind ``block``; ScheduleError if it lacks the annotation ``note``."""
@@ -49,8 +51,9 @@ def loop_depth(sch: s_tir.Schedule, block: Any, loop: Any, what: str) -> int:
 def guarded(loop: tirx.For) -> bool:
     """Whether a block below ``loop`` binds it to an iterator of a position that a guard tests.
 
-    The guard's limit must be known where the loop starts: it uses no loop from ``loop`` on. A
-    loop of one iteration has nothing to end earlier.
+    All that the block does must be under the guard, and the guard's limit must be known where the
+    loop starts: it uses no loop from ``loop`` on. A loop of one iteration has nothing to end
+    earlier.
     """
     if is_one(loop.extent):
         return False
@@ -63,7 +66,7 @@ def guarded(loop: tirx.For) -> bool:
         pairs = list(zip(realize.block.iter_vars, realize.iter_values, strict=True))
         bound = {iv.var for iv, value in pairs if uses_any(value, own)}
         late = {iv.var for iv, value in pairs if uses_any(value, inside)}
-        for c in conjuncts(realize.block.body):
+        for c in _guards_of_all(realize.block):
             hits.append(isinstance(c, prim.LT) and uses_any(c.a, bound) and not uses_any(c.b, late))
 
     tvm_ffi.structural_walk(loop.body, (s_tir.SBlockRealize, visit))
@@ -88,17 +91,39 @@ def is_choice(call: ir.Call) -> bool:
     return getattr(call.op, "name", "") == "prim.if_then_else"
 
 
-def conjuncts(stmt: tirx.Stmt) -> list[Any]:
-    """Parts of the conditions of all ``if`` statements and ``if_then_else`` calls in ``stmt``."""
+def guards(stmt: tirx.Stmt) -> list[Any]:
+    """Conditions, taken apart, under which positions are live in the blocks of ``stmt``.
+
+    Those of ``if`` statements without an alternative; and of the choice that a gathered copy or a
+    speculative block stores, whose other value nobody reads. A choice in any other value is part
+    of that value.
+    """
     out: list[Any] = []
 
-    def choice(call: ir.Call) -> None:
-        if is_choice(call):
-            out.extend(split_and(call.args[0]))
+    def branch(stmt: tirx.IfThenElse) -> None:
+        if stmt.else_case is None:
+            out.extend(split_and(stmt.condition))
 
-    walk = [(tirx.IfThenElse, lambda s: out.extend(split_and(s.condition))), (ir.Call, choice)]
+    walk = [(tirx.IfThenElse, branch), (s_tir.SBlock, lambda b: out.extend(_stored_choice(b)))]
     tvm_ffi.structural_walk(stmt, walk)
     return out
+
+
+def _guards_of_all(block: s_tir.SBlock) -> list[Any]:
+    """The conditions of `guards` that hold wherever ``block`` does anything."""
+    out, body = _stored_choice(block), block.body
+    while isinstance(body, tirx.IfThenElse) and body.else_case is None:
+        out += split_and(body.condition)
+        body = body.then_case
+    return out
+
+
+def _stored_choice(block: s_tir.SBlock) -> list[Any]:
+    marked = {SREAD, SPECULATIVE} & set(block.annotations or {})
+    if not marked or not isinstance(block.body, tirx.BufferStore):
+        return []
+    value = block.body.value
+    return split_and(value.args[0]) if isinstance(value, ir.Call) and is_choice(value) else []
 
 
 def split_and(condition: Any) -> list[Any]:

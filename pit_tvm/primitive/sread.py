@@ -7,10 +7,8 @@ from typing import Any
 from tvm import s_tir
 
 from ..errors import ScheduleError, mismatch
-from .checks import block_of, bound_iterator, guarded, loop_depth, loop_of
+from .checks import SREAD, block_of, bound_iterator, guarded, loop_depth, loop_of
 from .dynamic_extent import dynamic_extent
-
-SREAD = "pit.sread"
 
 
 def sread(

@@ -7,10 +7,8 @@ from typing import Any
 from tvm import s_tir, tirx
 
 from ..errors import ScheduleError, mismatch
-from .checks import block_of, guarded, loop_depth, loop_of
+from .checks import SREAD, SWRITE, block_of, guarded, loop_depth, loop_of
 from .dynamic_extent import dynamic_extent
-
-SWRITE = "pit.swrite"
 
 
 def swrite(sch: s_tir.Schedule, block: Any, loop: Any, *, vector: int = 0) -> list[Any]:
@@ -91,4 +89,4 @@ def _is_below(sch: s_tir.Schedule, block: Any, loop: Any) -> bool:
 def _producers(sch: s_tir.Schedule, block: Any) -> list[Any]:
     """Blocks whose results ``block`` reads, without gathered copies."""
     found = sch.get_producers(block)
-    return [p for p in found if "pit.sread" not in (sch.get(p).annotations or {})]
+    return [p for p in found if SREAD not in (sch.get(p).annotations or {})]

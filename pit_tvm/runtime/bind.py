@@ -10,6 +10,7 @@ import tvm_ffi
 from tvm import ir, sym
 
 from ..errors import ShapeError, mismatch
+from ..structs import Groups
 from .arrays import as_tensor, kind
 from .program import Param, Program
 
@@ -96,6 +97,7 @@ class Binder:
         program = self.program
         shapes = tuple(resolve(p.shape, sizes) for p in program.inputs)
         names = [p.name for p in program.inputs]
+        self._check_groups(dict(zip(names, shapes, strict=True)))
         return Layout(
             shapes=shapes,
             sizes=dict(sizes),
@@ -105,6 +107,17 @@ class Binder:
             library=library,
             key=(*shapes, library),
         )
+
+    def _check_groups(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        con, spec = self.program.contraction, self.program.spec
+        if con is None or not con.group or not isinstance(spec, Groups):
+            return
+        number = shapes[con.dense][con.dense_axes.index("")]
+        if number != spec.num_groups:
+            what = f"Groups.num_groups of {self.program.operand}"
+            raise ShapeError(
+                mismatch(what, f"{number}, the groups of {con.dense}", spec.num_groups)
+            )
 
     def _check_owner(self, param: Param, packed: PackedOperand) -> None:
         if packed.owner is not self.owner or packed.name != param.name:
@@ -116,8 +129,9 @@ class Binder:
         key = tuple((type(a), getattr(a, "shape", None)) for a in arrays.values())
         layout = self._layouts.get(key)
         if layout is None:
+            sizes = self._sizes(arrays)  # first, because it names what is no array
             library = "torch" if any(kind(a) == "torch" for a in arrays.values()) else "numpy"
-            layout = self.layout_of(self._sizes(arrays), library)
+            layout = self.layout_of(sizes, library)
             if len(self._layouts) >= _MAX_LAYOUTS:
                 self._layouts.clear()
             self._layouts[key] = layout
@@ -161,7 +175,7 @@ def _known(extent: Any, sizes: Mapping[str, int]) -> int | None:
         if name not in sizes:
             unknown.append(name)
             return var
-        return ir.prim.IntImm(str(var.dtype), sizes[name])
+        return ir.prim.IntImm(str(var.ty.dtype), sizes[name])
 
     value = tvm_ffi.structural_map(extent, [(ir.Var, replace)])
     return None if unknown else int(sym.Analyzer().simplify(value))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import PatternError, ShapeError, mismatch
+from ..errors import DTypeError, PatternError, ShapeError, mismatch
 from ..reference.index import dense_mask
 from ..structs import BitMask, Groups, Index, Plan, Values
 from ..target import TargetInfo
@@ -78,17 +78,15 @@ class Dispatcher:
         bound = self.binder.bind(arrays)
         out, target = self._output(bound, out)
         value = self._value(bound, sparsity)
+        if clock is not None:
+            clock.lap()
+        plan, index = self._plan(bound, value, clock)
         if 0 in target.shape:
             return out, None
         if os.environ.get("PIT_TVM_CHECK") == "1":
             self._check_promise(bound, value)
-        if clock is None:
-            plan, index = self._plan(bound, value)
-            self.launcher.launch(plan.choice, index, bound, target)
-        else:
-            clock.lap()
-            plan, index = self._plan(bound, value, clock)
-            self.launcher.launch(plan.choice, index, bound, target)
+        self.launcher.launch(plan.choice, index, bound, target)
+        if clock is not None:
             clock.kernel_us = clock.lap()
         return out, plan
 
@@ -143,7 +141,7 @@ class Dispatcher:
         if sparsity is None:
             what = f"an array for {type(spec).__name__}"
             raise ShapeError(mismatch("sparsity", what, "none", "pass sparsity=..."))
-        return np.asarray(sparsity) if isinstance(sparsity, (list, tuple)) else as_numpy(sparsity)
+        return _pattern_array(sparsity)
 
     def _check_promise(self, bound: Bound, value: Any) -> None:
         spec, name = self.program.spec, self.program.operand
@@ -220,7 +218,32 @@ class Dispatcher:
         size = value.shape[row]
         step = max(1, size // _SAMPLED_ROWS)
         chosen = np.moveaxis(value, row, 0)[step // 2 :: step]
+        if not chosen.size:
+            return 0.0
         depth = depth + 1 if depth < row else depth
         return float(np.count_nonzero(chosen.any(axis=depth))) / max(
             1, chosen.size // chosen.shape[depth]
         )
+
+
+def _pattern_array(sparsity: Any) -> np.ndarray:
+    """What the caller passed for the pattern, as a numpy array of the same memory.
+
+    Raises
+    ------
+    DTypeError, ShapeError
+        It is no array, not on the CPU, or a ragged list.
+    """
+    if isinstance(sparsity, (list, tuple)):
+        try:
+            array = np.asarray(sparsity)
+        except ValueError as error:
+            raise ShapeError(mismatch("sparsity", "a rectangular list", "a ragged one")) from error
+        return array if array.size else array.astype(np.int64)
+    if not hasattr(sparsity, "__dlpack_device__"):
+        expected = "a list, a numpy array, a torch tensor or an object with __dlpack__"
+        raise DTypeError(mismatch("sparsity", expected, type(sparsity).__name__))
+    device = sparsity.__dlpack_device__()
+    if int(device[0]) != 1:
+        raise DTypeError(mismatch("sparsity", "an array on the CPU", f"DLPack device {device}"))
+    return as_numpy(sparsity)

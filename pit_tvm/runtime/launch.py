@@ -11,7 +11,7 @@ import numpy as np
 import tvm_ffi
 
 from ..schedules.contraction_space import BLOCKS
-from ..structs import Candidate, Index, MicroTile, Tile
+from ..structs import Candidate, Groups, Index, MicroTile, Tile
 from .arrays import itemsize, library_matmul
 from .bind import Bound
 from .detect_workspace import Workspace
@@ -67,6 +67,9 @@ class Launcher:
 
     def _prepare(self, micro_tile: MicroTile, tile: Tile | None) -> Callable[..., None]:
         """The launch of one kernel, with everything looked up that no call changes."""
+        if self.program.spec == Groups(0):  # no kernel has no groups
+            fill = self._dead_fill()
+            return lambda _, bound, out: fill(bound, out) if fill else None
         kernel = self.kernels.sparse(micro_tile, tile)
         if tile is not None and tile.family == BLOCKS:
             return self._blocks(kernel)

@@ -13,6 +13,7 @@ from ..analysis.contraction import Contraction, contraction_of
 from ..analysis.pit_axis import as_prim_func, pit_axes
 from ..analysis.reduction import Reducer, reducer_of
 from ..errors import AxisError, ShapeError, mismatch
+from ..primitive.checks import is_choice
 from ..schedules.contraction_space import BLOCKS, DEPTH, MICRO_DEPTH, MICRO_ROWS, ROWS
 from ..structs import BitMask, BlockMask, Groups, Mask, MicroTile, SparsitySpec, Values
 from ..transform.insert_sread_swrite import main_block, operand_axes
@@ -92,6 +93,8 @@ def analyse(tensors: Any, sparse: dict[str, SparsitySpec]) -> Program:
         )
     info = main_block(func, operand)
     con = contraction_of(func, operand)
+    if con is not None and con.group and not isinstance(spec, Groups):
+        con = None  # rows of several groups share a tile then: the generic schedule takes them
     _check_rank(spec, next(p for p in params if p.name == operand))
     if spec.promises_zero:
         _check_zero(info, operand)
@@ -166,6 +169,12 @@ def _vanishes(expr: Any, operand: str) -> bool:
         return _vanishes(expr.value, operand)
     if isinstance(expr, prim.Mul):
         return _vanishes(expr.a, operand) or _vanishes(expr.b, operand)
+    if isinstance(expr, prim.Select):
+        return all(_vanishes(e, operand) for e in (expr.true_value, expr.false_value))
+    if isinstance(expr, ir.Call) and is_choice(expr):
+        return all(_vanishes(e, operand) for e in expr.args[1:])
+    if isinstance(expr, prim.IntImm | prim.FloatImm):
+        return float(expr.value) == 0.0
     return isinstance(expr, TensorLoad) and str(expr.source.name) == operand
 
 

@@ -26,9 +26,9 @@ _DEFAULT_PROFILE = {
 class Rates:
     """Costs of one data type on one device with ``threads`` threads.
 
-    ``tiles``: measurements of each tile. ``dense``: measurements of the library's product.
-    ``profile``: constants of the device (GB/s and microseconds); ``tuned`` is False if ``tiles``
-    are generic ones that nobody measured here.
+    ``tiles``: measurements of each tile, and estimates on tasks where only others were measured.
+    ``dense``: measurements of the library's product. ``profile``: constants of the device (GB/s
+    and microseconds). ``tuned`` is False if ``tiles`` are generic ones that nobody measured here.
     """
 
     isa: str
@@ -70,6 +70,29 @@ def _scaled(measured: Sequence[tuple[TileTask, float]], m: float, n: float, k: f
     return 1e6 * unit * m * n * k
 
 
+def _complete(tiles: dict[Tile, list[tuple[TileTask, float]]]) -> None:
+    """Estimate each tile on the tasks of its family where only others were measured.
+
+    It is as far behind the fastest tile there as on its own nearest task; without that, a tile
+    that nobody tried on a hard shape would look better there than those that were.
+    """
+    fastest: dict[str, dict[TileTask, float]] = {}
+    for tile, entries in tiles.items():
+        best = fastest.setdefault(tile.family, {})
+        for task, secs in entries:
+            best[task] = min(secs, best.get(task, math.inf))
+    for tile, entries in tiles.items():
+        own = list(entries)
+        for task in fastest[tile.family].keys() - {known for known, _ in own}:
+            near, secs = min(own, key=lambda entry, to=task: _distance(entry[0], to))  # type: ignore[misc]
+            behind = secs / fastest[tile.family][near]
+            entries.append((task, fastest[tile.family][task] * behind))
+
+
+def _distance(one: TileTask, other: TileTask) -> float:
+    return sum(abs(a - b) for a, b in zip(one.logs, other.logs, strict=True))
+
+
 def rates_from_records(
     records: Sequence[TileRecord],
     dtype: str,
@@ -97,6 +120,7 @@ def rates_from_records(
         elif record.kind == "library" and record.note == library:
             dense.append((record.task, record.secs * share))
     tuned = bool(tiles)
+    _complete(tiles)
     for tile in generic:
         if not any(known.family == tile.family for known in tiles):
             tiles[tile] = []

@@ -99,10 +99,17 @@ def _product_us(route: Route, tile: Tile, rates: Rates) -> float:
     else:
         total = rates.tile_us(tile, m * route.slots, route.n, k)
     total = max(total, route.floor_bytes / rates.constant("store_gbps") * 1e-3)
-    tiles = route.slots * max(1, -(-rows // tile.tile_m)) * max(1, -(-route.n // tile.tile_n))
-    tiles = max(1, tiles)
-    busy = tiles / (-(-tiles // rates.threads) * rates.threads)
-    return total / busy
+    return total * _imbalance(route.slots, rows, route.n, tile, rates.threads)
+
+
+def _imbalance(slots: int, rows: float, n: int, tile: Tile, threads: int) -> float:
+    """How much longer the busiest thread works than if all had the same number of rows."""
+    blocks = max(1, -(-n // tile.tile_n))
+    tasks = slots * -(-rows // tile.tile_m) * blocks
+    if not tasks:
+        return 1.0
+    busiest = -(-tasks // threads) * min(rows, tile.tile_m) / blocks
+    return max(1.0, threads * busiest / (slots * rows))
 
 
 def _dense(route: DenseRoute, rates: Rates) -> Candidate:

@@ -16,8 +16,6 @@ from tvm import ir, tirx
 Expr = Any  # tvm gives its scalar expressions no common Python type
 Vars = Mapping[str, Expr]
 
-SREAD, SWRITE, SPECULATIVE = "pit.sread", "pit.swrite", "pit.speculative"
-
 
 @dataclass(frozen=True)
 class Part:

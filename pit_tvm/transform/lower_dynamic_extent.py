@@ -13,9 +13,9 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.ir import prim
 
 from ..errors import ScheduleError, mismatch
-from ..primitive.checks import conjuncts, is_choice, is_one, split_and, uses_any
+from ..primitive.checks import SPECULATIVE, guards, is_choice, is_one, split_and, uses_any
 from ..primitive.dynamic_extent import DYNAMIC_EXTENT
-from .axis_map import SPECULATIVE, Expr
+from .axis_map import Expr
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def lower_dynamic_extent(func: tirx.PrimFunc) -> tirx.PrimFunc:
     if not annotated:
         return func
     extents = {loop.loop_var: _extent(loop) for loop in annotated}
-    body = _remove_guards(body, set(extents))
+    body = _remove_guards(body, extents)
     return func.with_body(
         tvm_ffi.structural_map(body, [(tirx.For, lambda loop: _resize(loop, extents))])
     )
@@ -92,21 +92,12 @@ def _resize(loop: tirx.For, extents: dict[ir.Var, Expr]) -> tirx.For:
 
 
 def _extent(loop: tirx.For) -> Expr:
-    inner: list[ir.Var] = [loop.loop_var]
+    inner: list[ir.Var] = []
     tvm_ffi.structural_walk(loop.body, (tirx.For, lambda f: inner.append(f.loop_var)))
     found: list[Expr] = []
-    for condition in conjuncts(loop.body):
-        bound = _linear(condition, inner)
-        if bound is None or not bound.coefficients.get(loop.loop_var):
-            continue
-        if uses_any(bound.limit, set(inner)):
-            continue
-        stride = bound.coefficients[loop.loop_var]
-        live = sym.Analyzer().simplify(
-            tirx.floordiv(bound.limit - bound.base + (stride - 1), tirx.const(stride, "int32"))
-        )
-        extent = tirx.max(tirx.min(live, loop.extent), tirx.const(0, "int32"))
-        if not any(tvm_ffi.structural_equal(extent, other) for other in found):
+    for condition in guards(loop.body):
+        extent = _live(condition, loop, inner)
+        if extent is not None and not any(tvm_ffi.structural_equal(extent, e) for e in found):
             found.append(extent)
     if len(found) != 1:
         raise ScheduleError(
@@ -117,6 +108,21 @@ def _extent(loop: tirx.For) -> Expr:
             )
         )
     return found[0]
+
+
+def _live(condition: Expr, loop: tirx.For, inner: list[ir.Var]) -> Expr | None:
+    """Extent of ``loop`` from 0 to the last position that ``condition`` lets live, ``inner`` being
+    the loops inside it; None if the condition bounds no such range."""
+    bound = _linear(condition, [loop.loop_var, *inner])
+    if bound is None or uses_any(bound.limit, {loop.loop_var, *inner}):
+        return None
+    stride = bound.coefficients.get(loop.loop_var)
+    if stride is None:
+        return None
+    live = sym.Analyzer().simplify(
+        tirx.floordiv(bound.limit - bound.base + (stride - 1), tirx.const(stride, "int32"))
+    )
+    return tirx.max(tirx.min(live, loop.extent), tirx.const(0, "int32"))
 
 
 def _linear(condition: Expr, variables: list[ir.Var]) -> _Bound | None:
@@ -135,12 +141,12 @@ def _linear(condition: Expr, variables: list[ir.Var]) -> _Bound | None:
 # Guards that the extents imply
 
 
-def _remove_guards(body: tirx.Stmt, dynamic: set[ir.Var]) -> tirx.Stmt:
+def _remove_guards(body: tirx.Stmt, extents: dict[ir.Var, Expr]) -> tirx.Stmt:
     """``body`` without the conditions whose innermost loop ends with the live positions."""
 
-    def visit(stmt: tirx.Stmt, loops: list[ir.Var]) -> tirx.Stmt:
+    def visit(stmt: tirx.Stmt, loops: list[tirx.For]) -> tirx.Stmt:
         def on_loop(loop: tirx.For, _: object) -> tirx.Stmt:
-            inner = visit(loop.body, [*loops, loop.loop_var])
+            inner = visit(loop.body, [*loops, loop])
             return tirx.For(
                 loop.loop_var,
                 loop.min,
@@ -152,7 +158,7 @@ def _remove_guards(body: tirx.Stmt, dynamic: set[ir.Var]) -> tirx.Stmt:
             )
 
         def on_if(cond: tirx.IfThenElse, _: object) -> tirx.Stmt:
-            left = [c for c in split_and(cond.condition) if not _implied(c, loops, dynamic)]
+            left = [c for c in split_and(cond.condition) if not _implied(c, loops, extents)]
             inner = visit(cond.then_case, loops)
             if cond.else_case is not None or not left:
                 return inner if cond.else_case is None else cond
@@ -161,7 +167,7 @@ def _remove_guards(body: tirx.Stmt, dynamic: set[ir.Var]) -> tirx.Stmt:
         def on_choice(call: ir.Call, mutator: object) -> Expr:
             if not is_choice(call):
                 return mutator.default_mutate(call)  # type: ignore[attr-defined]
-            left = [c for c in split_and(call.args[0]) if not _implied(c, loops, dynamic)]
+            left = [c for c in split_and(call.args[0]) if not _implied(c, loops, extents)]
             value = visit(call.args[1], loops)
             return tirx.if_then_else(_conjunction(left), value, call.args[2]) if left else value
 
@@ -200,14 +206,14 @@ def _drop_speculative(body: tirx.Stmt) -> tirx.Stmt:
     return tvm_ffi.structural_map(body, [(s_tir.SBlock, drop)])
 
 
-def _implied(condition: Expr, variables: list[ir.Var], dynamic: set[ir.Var]) -> bool:
-    bound = _linear(condition, variables)
-    if bound is None:
+def _implied(condition: Expr, loops: list[tirx.For], extents: dict[ir.Var, Expr]) -> bool:
+    """Whether the extent of the innermost loop that ``condition`` uses ends where it does."""
+    used = [i for i, loop in enumerate(loops) if uses_any(condition, {loop.loop_var})]
+    if not used or loops[used[-1]].loop_var not in extents:
         return False
-    used = [position for position, v in enumerate(variables) if v in bound.coefficients]
-    if not used or variables[used[-1]] not in dynamic:
-        return False
-    return not uses_any(bound.limit, set(variables[used[-1] :]))
+    loop = loops[used[-1]]
+    live = _live(condition, loop, [inner.loop_var for inner in loops[used[-1] + 1 :]])
+    return live is not None and tvm_ffi.structural_equal(live, extents[loop.loop_var])
 
 
 def _conjunction(conditions: list[Expr]) -> Expr:

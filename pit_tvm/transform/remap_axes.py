@@ -17,7 +17,8 @@ from tvm.tirx import BufferStore, IterVar
 
 from ..analysis.access import BlockInfo, block_infos
 from ..errors import AxisError, ShapeError, mismatch
-from .axis_map import SPECULATIVE, SREAD, SWRITE, Part, Remap
+from ..primitive.checks import SPECULATIVE, SREAD, SWRITE
+from .axis_map import Part, Remap
 from .remap_scope import Buffers, Scope, every, guard
 from .unalign import is_buffer, unaligned
 
@@ -142,11 +143,12 @@ class _Remapper:
         indices = self._move(store, scope)
         buffer = self.buffers.moved[store.buffer]
         value = scope.value(store.value)
+        notes: dict[str, Any] = dict(info.block.annotations or {})
         if info.block.init is None and (guards := scope.guards()):
             # Dead positions hold anything: a gather by it, or a division, must not happen.
             value = tirx.if_then_else(every(guards), value, tirx.const(0, str(store.buffer.dtype)))
+            notes[SPECULATIVE] = 1
         body: tirx.Stmt = BufferStore(buffer, value, indices)
-        notes: dict[str, Any] = dict(info.block.annotations or {})
         init = None
         if info.block.init is not None:
             body, speculative = scope.guarded_update(body)

@@ -95,8 +95,24 @@ def _assemble(
     """A function of ``body``: parameters ``first``, then those of ``func`` that it uses."""
     used: list[ir.Var] = []
     tvm_ffi.structural_walk(body, (ir.Var, used.append))
-    params = [p for p in func.params if is_buffer(p) and p in used]
+    params = _with_definitions(func, [p for p in func.params if is_buffer(p) and p in used], first)
     allocs = [b for b in func.body.block.alloc_buffers if b not in gone and b in used]
     root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=allocs)
     realize = s_tir.SBlockRealize([], True, root)
     return tirx.PrimFunc([*first, *params], realize, func.ret_type, func.attrs)
+
+
+def _with_definitions(func: tirx.PrimFunc, kept: list[ir.Var], first: list[ir.Var]) -> list[ir.Var]:
+    """``kept``, and the parameters whose shapes define symbolic extents that those only use."""
+    defined = {extent for p in (*first, *kept) for extent in p.shape if isinstance(extent, ir.Var)}
+    needed: list[ir.Var] = []
+    for param in (*first, *kept):
+        for extent in param.shape:
+            tvm_ffi.structural_walk(extent, (ir.Var, needed.append))
+    missing = {var for var in needed if var not in defined}
+    out = set(kept)
+    for param in func.params:
+        if is_buffer(param) and missing & {e for e in param.shape if isinstance(e, ir.Var)}:
+            out.add(param)
+            missing -= set(param.shape)
+    return [p for p in func.params if p in out]

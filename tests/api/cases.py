@@ -104,9 +104,7 @@ def _batched_crossed(dtype: str) -> list[Any]:
 
 def _grouped(dtype: str) -> list[Any]:
     activation = _smooth(dtype, "silu")
-    return op.grouped_matmul(
-        None, 29, 53, GROUPS, dtype=dtype, bias=True, activation=activation
-    )
+    return op.grouped_matmul(None, 29, 53, GROUPS, dtype=dtype, bias=True, activation=activation)
 
 
 def _reduce_sum(dtype: str) -> list[Any]:
@@ -238,37 +236,42 @@ PADDED_CONV2D = Case(
     reduced=("c",),
 )
 
-CASES = (
-    MATMUL,
-    CROSSED,
-    LINEAR,
-    BATCHED,
-    BATCHED_CROSSED,
-    GROUPED,
-    REDUCE_SUM,
-    ELEMENTWISE,
-    CONV2D,
-    PADDED_CONV2D,
-)
-# The operands that a pattern may name, with their PIT axes.
-LEGAL: tuple[tuple[Case, str, tuple[str, ...]], ...] = (
-    (MATMUL, "lhs", ("m", "k")),
-    (MATMUL, "rhs", ("k", "n")),
-    (CROSSED, "lhs", ("k", "m")),
-    (CROSSED, "rhs", ("n", "k")),
-    (LINEAR, "lhs", ("m", "k")),
-    (LINEAR, "rhs", ("n", "k")),
-    (BATCHED, "lhs", ("b", "m", "k")),
-    (BATCHED, "rhs", ("b", "k", "n")),
-    (BATCHED_CROSSED, "lhs", ("b", "k", "m")),
-    (BATCHED_CROSSED, "rhs", ("b", "n", "k")),
-    (GROUPED, "lhs", ("m", "k")),
-    (GROUPED, "rhs", ("k", "n")),
-    (REDUCE_SUM, "data", ("p", "q")),
-    (ELEMENTWISE, "data", ("p", "q")),
-    (ELEMENTWISE, "rhs", ("p", "q")),
-    (CONV2D, "data", ("batch", "c")),
-    (CONV2D, "weight", ("f", "c")),
-    (PADDED_CONV2D, "data", ("batch", "c")),
-    (PADDED_CONV2D, "weight", ("f", "c")),
+
+@dataclass(frozen=True, eq=False)
+class Legal:
+    """An operand that a pattern may name, its PIT axes, and the types that are tried on it.
+
+    Types differ in how kernels load and store, which the axes share: `matmul` meets all of them
+    on one operand, and every operator meets float32, a 16-bit type and int8.
+    """
+
+    case: Case
+    operand: str
+    axes: tuple[str, ...]
+    dtypes: tuple[str, ...] = DTYPES
+
+    def __str__(self) -> str:
+        return f"{self.case.name} {self.operand}"
+
+
+LEGAL = (
+    Legal(MATMUL, "lhs", ("m", "k")),
+    Legal(MATMUL, "rhs", ("k", "n"), ("float32", "bfloat16")),
+    Legal(CROSSED, "lhs", ("k", "m"), ("float32", "int8")),
+    Legal(CROSSED, "rhs", ("n", "k"), ("float32",)),
+    Legal(LINEAR, "lhs", ("m", "k"), ("float32", "int8")),
+    Legal(LINEAR, "rhs", ("n", "k"), ("float32", "float16")),
+    Legal(BATCHED, "lhs", ("b", "m", "k"), ("float32", "int8")),
+    Legal(BATCHED, "rhs", ("b", "k", "n"), ("float32",)),
+    Legal(BATCHED_CROSSED, "lhs", ("b", "k", "m"), ("float32", "float16")),
+    Legal(BATCHED_CROSSED, "rhs", ("b", "n", "k"), ("float32",)),
+    Legal(GROUPED, "lhs", ("m", "k"), ("float32", "float16")),
+    Legal(GROUPED, "rhs", ("k", "n"), ("float32", "bfloat16", "int8")),
+    Legal(REDUCE_SUM, "data", ("p", "q")),
+    Legal(ELEMENTWISE, "data", ("p", "q")),
+    Legal(ELEMENTWISE, "rhs", ("p", "q"), ("float32",)),
+    Legal(CONV2D, "data", ("batch", "c"), ("float32", "bfloat16")),
+    Legal(CONV2D, "weight", ("f", "c"), ("float32", "int8")),
+    Legal(PADDED_CONV2D, "data", ("batch", "c"), ("float32", "float16")),
+    Legal(PADDED_CONV2D, "weight", ("f", "c"), ("float32", "int8")),
 )

@@ -12,9 +12,7 @@ from pit_tvm.structs import BitMask, BlockMask, Lengths, Rows, SparsitySpec, Val
 PATTERNS = ("empty", "full", "one live", "random")
 
 
-def live_blocks(
-    pattern: str, shape: tuple[int, ...], rng: np.random.Generator
-) -> np.ndarray:
+def live_blocks(pattern: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
     """Bool array of ``shape`` with one of `PATTERNS`."""
     if pattern == "random":
         return rng.random(shape) < rng.uniform(0.05, 0.7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from tvm import te, tirx
 import pit_tvm
 from pit_tvm import op
 from pit_tvm.errors import AxisError
+from pit_tvm.reference import ops as reference
 from pit_tvm.structs import Lengths, Mask, Rows, SparsitySpec, Values
 from tests.api.running import assert_close, every_candidate, poison, random_array, untouched
 
@@ -63,12 +65,53 @@ def row_norm() -> list[te.Tensor]:
     return [data, te.compute(shape, lambda m, k: data[m, k] / tirx.sqrt(total[m]), "out")]
 
 
+def cut_columns() -> list[te.Tensor]:
+    """``out[m, k] = data[m, k] if k < 5 else 7``: a predicate of the expression itself."""
+    data = te.placeholder((te.var("m"), K), "float32", "data")
+    seven = tirx.const(7, "float32")
+    return [
+        data,
+        te.compute(data.shape, lambda m, k: tirx.if_then_else(k < 5, data[m, k], seven), "out"),
+    ]
+
+
+def cut_sum() -> list[te.Tensor]:
+    """``out[m] = sum_k (data[m, k] if k < 5 else 7)``."""
+    data = te.placeholder((te.var("m"), K), "float32", "data")
+    k, seven = te.reduce_axis((0, K), "k"), tirx.const(7, "float32")
+    out = te.compute(
+        (data.shape[0],),
+        lambda m: te.sum(tirx.if_then_else(k < 5, data[m, k], seven), axis=k),
+        "out",
+    )
+    return [data, out]
+
+
+def cut_product() -> list[te.Tensor]:
+    """``out[m, n] = (left @ right)[m, n] if n < 5 else 7``: a predicate after a contraction."""
+    left = te.placeholder((te.var("m"), K), "float32", "left")
+    right = te.placeholder((K, N), "float32", "right")
+    k, seven = te.reduce_axis((0, K), "k"), tirx.const(7, "float32")
+    shape = (left.shape[0], N)
+    acc = te.compute(shape, lambda m, n: te.sum(left[m, k] * right[k, n], axis=k), "acc")
+    out = te.compute(shape, lambda m, n: tirx.if_then_else(n < 5, acc[m, n], seven), "out")
+    return [left, right, out]
+
+
+def cut(array: np.ndarray) -> np.ndarray:
+    """``array`` with 7 from the fifth column on."""
+    return np.where(np.arange(array.shape[1]) < 5, array, 7)
+
+
 ROWS: tuple[tuple[Callable[[], list[te.Tensor]], str, Callable[..., np.ndarray]], ...] = (
     (row_maximum, "data", lambda data: data.max(axis=1)),
     (outer_product, "left", np.outer),
     (weighted_product, "left", lambda left, weight, right: (left * weight) @ right),
     (lookup, "tokens", lambda table, tokens: table[tokens.astype(int)]),
     (row_norm, "data", lambda data: data / np.sqrt((data**2).sum(axis=1, keepdims=True))),
+    (cut_columns, "data", cut),
+    (cut_sum, "data", lambda data: cut(data).sum(axis=1)),
+    (cut_product, "left", lambda left, right: cut(left @ right)),
 )
 
 
@@ -128,6 +171,34 @@ def test_mask_on_any_of_three_factors_gives_the_dense_result(
     given = mask if isinstance(spec, Mask) else None
     for candidate, out in every_candidate(operator, arrays, given, wanted.shape, "float32"):
         assert_close(out, wanted, str(candidate))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "padding", "stride"), [(1, 1, 1), (3, 1, 1), (2, (0, 3), 1), (1, (2, 0), (3, 2))]
+)
+@pytest.mark.parametrize(("operand", "dim"), [("data", 0), ("data", 1), ("weight", 0)])
+def test_padding_of_an_image_is_zero_and_written(
+    operand: str, dim: int, kernel: int, padding: Any, stride: Any, rng: np.random.Generator
+) -> None:
+    """The borders of the result, where the kernel sees padding alone, are results too."""
+    geometry: Any = {"padding": padding, "stride": stride}
+    tensors = op.conv2d(None, 3, 5, 7, 6, kernel, **geometry)
+    operator = pit_tvm.compile(tensors, sparse={operand: Rows(dim)})
+    arrays = {
+        "data": random_array((4, 3, 7, 6), "float32", rng),
+        "weight": random_array((5, 3, kernel, kernel), "float32", rng),
+    }
+    ids = np.arange(arrays[operand].shape[dim])[1:]
+    kept = np.zeros_like(arrays[operand])
+    chosen = (slice(None),) * dim + (ids,)
+    kept[chosen] = arrays[operand][chosen]
+    inputs = {**arrays, operand: kept}
+    wanted = reference.conv2d(inputs["data"], inputs["weight"], **geometry)
+    place = {("data", 0): (ids,), ("weight", 0): (slice(None), ids)}.get((operand, dim), ())
+    for candidate, out in every_candidate(
+        operator, tuple(arrays.values()), ids, wanted.shape, "float32"
+    ):
+        assert_close(out[place], wanted[place], str(candidate))
 
 
 def test_prim_func_compiles_as_its_tensors_do(rng: np.random.Generator) -> None:

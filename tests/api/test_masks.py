@@ -1,35 +1,44 @@
-"""Masks, bits, blocks and values: every operator, operand, axis and type equals the dense result."""
+"""Masks, bits, blocks and values: every operator, operand and axis gives the dense result."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import pit_tvm
+from pit_tvm import op
 from pit_tvm.structs import BitMask, BlockMask, Mask, SparsitySpec, Values
-from tests.api.cases import CASES, DTYPES, LEGAL, Case
+from pit_tvm.target import runs_here
+from tests.api.cases import LEGAL, MATMUL, Legal
 from tests.api.patterns import PATTERNS, zero_pattern
 from tests.api.running import (
     assert_close,
     compiled,
+    empty_database,
     every_candidate,
+    random_array,
     random_inputs,
     result_dtype,
     truth_of,
 )
 
-OPERANDS = [(case, operand) for case, operand, _ in LEGAL]
-names = [f"{case.name}-{operand}" for case, operand in OPERANDS]
+KINDS: dict[str, Callable[[int], SparsitySpec]] = {
+    "bits": lambda rank: BitMask(),
+    "block mask": lambda rank: BlockMask(*(1,) * (rank - 2), 4, 7),
+    "values": lambda rank: Values(),
+    "granular": lambda rank: Mask(*(1,) * (rank - 2), 3, 5),
+}
 
 
 def check(
-    case: Case,
-    operand: str,
-    spec: SparsitySpec,
-    dtype: str,
-    pattern: str,
-    rng: np.random.Generator,
+    legal: Legal, spec: SparsitySpec, dtype: str, pattern: str, rng: np.random.Generator
 ) -> set[str]:
     """All candidates on one pattern; returns the axes that ran, dense as ""."""
+    case, operand = legal.case, legal.operand
     arrays = random_inputs(case, dtype, rng)
     mask, sparsity = zero_pattern(spec, pattern, arrays[operand].shape, rng)
     arrays[operand] = np.where(mask, arrays[operand], 0).astype(arrays[operand].dtype)
@@ -46,30 +55,88 @@ def check(
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("case", "operand"), OPERANDS, ids=names)
-def test_masked_operand_gives_the_dense_result_by_every_candidate(
-    case: Case, operand: str, dtype: str, pattern: str, rng: np.random.Generator
-) -> None:
-    axes = check(case, operand, Mask(), dtype, pattern, rng)
-    legal = next(axes for c, o, axes in LEGAL if c is case and o == operand)
-    # The operators name some axes otherwise than the cases do.
-    assert len(axes) == len(legal) + 1 and "" in axes
-
-
-# A granularity that gives micro-tiles of its own (8x1, 1x16), and two that no tile divides.
-KINDS = (
-    ("granular", lambda rank: Mask(*(1,) * (rank - 2), 8, 16)),
-    ("odd blocks", lambda rank: Mask(*(1,) * (rank - 2), 3, 5)),
-    ("bits", lambda rank: BitMask()),
-    ("block mask", lambda rank: BlockMask(*(1,) * (rank - 2), 4, 7)),
-    ("values", lambda rank: Values()),
+@pytest.mark.parametrize(
+    ("legal", "dtype"), [(each, dtype) for each in LEGAL for dtype in each.dtypes], ids=str
 )
+def test_masked_operand_gives_the_dense_result_by_every_candidate(
+    legal: Legal, dtype: str, pattern: str, rng: np.random.Generator
+) -> None:
+    axes = check(legal, Mask(), dtype, pattern, rng)
+    assert "" in axes  # dense is always a candidate
+    assert len(axes) == 1 + len(legal.axes)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=[name for name, _ in KINDS])
-@pytest.mark.parametrize(("case", "operand"), OPERANDS, ids=names)
-def test_other_kinds(case, operand, kind, rng) -> None:
-    spec = kind[1](len(case.inputs[operand]))
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("legal", LEGAL, ids=str)
+def test_every_kind_of_zero_pattern_gives_the_dense_result(
+    legal: Legal, kind: str, pattern: str, rng: np.random.Generator
+) -> None:
+    spec = KINDS[kind](len(legal.case.inputs[legal.operand]))
+    check(legal, spec, "float32", pattern, rng)
+
+
+@pytest.mark.parametrize(
+    ("legal", "granularity"),
+    [(LEGAL[0], (8, 16)), (LEGAL[0], (24, 128)), (LEGAL[1], (16, 8)), (LEGAL[1], (64, 96))],
+    ids=str,
+)
+def test_granularity_with_micro_tiles_of_its_own_gives_the_dense_result(
+    legal: Legal, granularity: tuple[int, int], rng: np.random.Generator
+) -> None:
     for pattern in PATTERNS:
-        check(case, operand, spec, "float32", pattern, rng)
+        check(legal, Mask(*granularity), "float32", pattern, rng)
+
+
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_random_sizes_and_densities_give_the_dense_result(data: st.DataObject) -> None:
+    m, n, k = (data.draw(st.integers(1, 200), name) for name in "mnk")
+    operand = data.draw(st.sampled_from(["lhs", "rhs"]), "operand")
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32), "seed"))
+    density = data.draw(st.floats(0, 1), "density")
+    arrays = {
+        "lhs": random_array((m, k), "float32", rng),
+        "rhs": random_array((k, n), "float32", rng),
+    }
+    mask = rng.random(arrays[operand].shape) < density
+    arrays[operand] = arrays[operand] * mask
+    truth = truth_of(MATMUL, arrays)
+    operator = compiled(MATMUL, "float32", operand, Mask())
+    for candidate, out in every_candidate(
+        operator, tuple(arrays.values()), mask, truth.shape, "float32"
+    ):
+        assert_close(out, truth, str(candidate))
+
+
+@pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=x86-64-v3", "llvm -mcpu=x86-64"])
+def test_every_instruction_set_gives_the_dense_result(
+    target: str, rng: np.random.Generator
+) -> None:
+    """Several tiles in every direction; one folder holds the kernels of all targets."""
+    tensors = op.linear(None, 300, 700)
+    operator = pit_tvm.compile(
+        tensors, sparse={"lhs": Mask()}, target=target, database=empty_database()
+    )
+    if not runs_here(operator._dispatcher.target):
+        pytest.skip(f"this CPU does not run {target}")
+    check_linear(operator, 250, rng)
+
+
+def test_every_tile_of_the_shipped_records_gives_the_dense_result(
+    rng: np.random.Generator,
+) -> None:
+    operator = pit_tvm.compile(op.linear(None, 71, 131), sparse={"lhs": Mask()})
+    check_linear(operator, 97, rng)
+
+
+def check_linear(operator: pit_tvm.Operator, m: int, rng: np.random.Generator) -> None:
+    """All candidates of a linear layer whose ``lhs`` has ``m`` rows and a mask."""
+    n, k = operator._dispatcher.program.inputs[1].shape
+    mask = rng.random((m, k)) < 0.02
+    lhs, weight, bias = (random_array(s, "float32", rng) for s in ((m, k), (n, k), (n,)))
+    lhs *= mask
+    truth = lhs.astype(np.float64) @ weight.T + bias
+    runs = every_candidate(operator, (lhs, weight, bias), mask, truth.shape, "float32")
+    for candidate, out in runs:
+        assert_close(out, truth, str(candidate))

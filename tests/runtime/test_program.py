@@ -118,7 +118,7 @@ def test_inputs_output_and_sums_are_described() -> None:
 def test_library_product_keeps_the_operands_order_and_transposes(
     operand: str, left: bool, right: bool
 ) -> None:
-    options = {"transpose_lhs": left, "transpose_rhs": right}
+    options: Any = {"transpose_lhs": left, "transpose_rhs": right}
     for tensors in (
         op.matmul(None, None, None, **options),
         op.batch_matmul(None, None, None, None, **options),

@@ -1,4 +1,4 @@
-"""Random indexes and operands for sparse kernels, in memory that ends or begins at a forbidden page.
+"""Random indexes and operands for sparse kernels, in memory that ends at a forbidden page.
 
 Dead elements of the sparse operand are NaN, dead entries of the lists lie far outside of every
 array, results are NaN before the call: whatever is touched without being live shows.
@@ -10,13 +10,14 @@ import ctypes
 import functools
 import math
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import tvm
+from tvm import te
 from tvm.target import Target
 
 from pit_tvm.runtime.arrays import as_tensor, dtype_of
@@ -141,3 +142,65 @@ def assert_promise(out: np.ndarray, truth: np.ndarray, promised: np.ndarray | No
     limit = TOLERANCE[dtype_of(out)] * max(1.0, np.abs(exact).max(initial=0.0))
     assert np.abs(got - exact).max(initial=0.0) <= limit
     assert is_untouched(out[~where])
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operator, its sparse operand, and what its result is for inputs of ``shapes(m)``.
+
+    ``truth`` takes the inputs and the operand's mask, ``promised`` the mask alone (None: all is
+    promised). ``sums`` is the element type of the sums if they are added to the result.
+    """
+
+    tensors: list[te.Tensor]
+    micro_tile: MicroTile
+    shapes: Callable[[int], list[tuple[int, ...]]]
+    truth: Callable[..., np.ndarray]
+    promised: Callable[[np.ndarray], np.ndarray] | None = None
+    sums: str = ""
+
+    def inputs(self, rng: np.random.Generator, m: int) -> dict[str, np.ndarray]:
+        """Random inputs, in order."""
+        pairs = zip(self.tensors[:-1], self.shapes(m), strict=True)
+        return {t.op.name: random(rng, shape, str(t.dtype)) for t, shape in pairs}
+
+    def result(self, shape: tuple[int, ...]) -> np.ndarray:
+        """The result before the call: poisoned, or zero where sums are added to it."""
+        out = poisoned(shape, self.sums or str(self.tensors[-1].dtype))
+        if self.sums:
+            out[...] = 0
+        return out
+
+
+def check(
+    case: Case,
+    kernel: Callable[..., None],
+    seed: int,
+    m: int,
+    pattern: str,
+    before: bool = False,
+    prepare: Mapping[str, Callable[[np.ndarray], np.ndarray]] | None = None,
+) -> None:
+    """Runs one random example; ``prepare`` turns inputs into what the kernel takes."""
+    rng = np.random.default_rng(seed)
+    inputs = case.inputs(rng, m)
+    operand = inputs[case.micro_tile.operand]
+    index = lists(rng, pattern, operand.shape, case.micro_tile)
+    truth = case.truth(*inputs.values(), index.mask)
+    bury(operand, index.mask)
+    for name, change in (prepare or {}).items():
+        inputs[name] = change(inputs[name])
+    arrays = [*inputs.values(), index.ids, index.count, case.result(truth.shape)]
+    arrays = [fenced(array, before) for array in arrays]
+    kernel(*arrays)
+    assert_promise(arrays[-1], truth, case.promised and case.promised(index.mask))
+
+
+def masked(name: str, function: Callable[..., Any], **options: Any) -> Callable[..., np.ndarray]:
+    """A reference of `Case`: the mask of operand ``name`` comes last."""
+    return lambda *arrays: function(*arrays[:-1], **{f"{name}_mask": arrays[-1]}, **options)
+
+
+def rows(mask: np.ndarray) -> np.ndarray:
+    """Rows of a result that are promised where rows of the operand are live."""
+    return mask.any(axis=-1, keepdims=True)

@@ -11,6 +11,8 @@ import tvm
 from tvm import s_tir, te, tirx
 from tvm.script import tirx as T
 
+from pit_tvm import op
+from pit_tvm.reference import ops as reference
 from pit_tvm.schedules import generic
 from pit_tvm.structs import MicroTile
 from pit_tvm.transform.axis_map import Remap, padded_map, rows_map
@@ -96,6 +98,7 @@ def test_stages_after_a_product_stay_in_list_order_and_idle_at_dead_positions():
                 t, r, j = T.axis.remap("SSS", [m_t, m_r, n])
                 T.reads(count[0], acc[t, r, j])
                 T.writes(gate[t, r, j])
+                T.sblock_attr({"pit.speculative": 1})
                 gate[t, r, j] = T.if_then_else(
                     t * 4 + r < count[0], T.max(acc[t, r, j], T.float32(0)), T.float32(0)
                 )
@@ -204,9 +207,6 @@ def test_padding_of_an_axis_does_not_reach_a_later_maximum(rng, schedule):
 
 
 def test_rows_of_groups_meet_the_matrix_of_their_group(rng, schedule):
-    from pit_tvm import op
-    from pit_tvm.reference import ops as reference
-
     groups = 3
     tensors = op.grouped_matmul(None, N, K, groups, bias=True, activation="relu")
     form = SparseForm(4, groups=(groups, "group_ids"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-from tvm import te
+from tvm import te, tirx
 from tvm.script import tirx as T
 
 from pit_tvm import op
@@ -112,6 +112,7 @@ def test_chain_has_one_sread_at_its_entry_and_one_swrite_at_its_exit():
                 t, r, j = T.axis.remap("SSS", [p_t, p_r, q])
                 T.reads(count[0], panel[t, r, j], rhs[0:6, j], ids[0, t * 2 + r])
                 T.writes(stage0[t, r, j])
+                T.sblock_attr({"pit.speculative": 1})
                 stage0[t, r, j] = T.if_then_else(
                     t * 2 + r < count[0],
                     panel[t, r, j]
@@ -123,6 +124,7 @@ def test_chain_has_one_sread_at_its_entry_and_one_swrite_at_its_exit():
                 t, r, j = T.axis.remap("SSS", [p_t, p_r, q])
                 T.reads(count[0], stage0[t, r, j])
                 T.writes(stage1[t, r, j])
+                T.sblock_attr({"pit.speculative": 1})
                 stage1[t, r, j] = T.if_then_else(
                     t * 2 + r < count[0],
                     T.Select(stage0[t, r, j] < T.float32(0), T.float32(0), stage0[t, r, j]),
@@ -178,6 +180,61 @@ def test_products_of_a_batch():
 
     tensors = op.batch_matmul(4, 6, 5, 7)
     check(tensors, MicroTile("lhs", "b", 0, (1, 0, 0)), SparseForm(1), main)
+
+
+def test_images_of_a_convolution_keep_its_padding():
+    @T.prim_func(s_tir=True)
+    def main(
+        data: T.Buffer((6, 3, 4), "float32", align=4),
+        weight: T.Buffer((5, 3, 3), "float32", align=4),
+        ids: T.Buffer((1, "capacity"), "int32", align=4),
+        count: T.Buffer((1,), "int32", align=4),
+        out: T.Buffer((6, 5, 4), "float32", align=4),
+    ):
+        capacity = T.int32()
+        T.func_attr({"tirx.noalias": True})
+        acc = T.sblock_alloc_buffer(((capacity + 1) // 2, 2, 5, 4))
+        for n_t, n_r, f, x, c, i in T.grid((capacity + 1) // 2, 2, 5, 4, 3, 3):
+            with T.sblock("out"):
+                t, r, vf, vx, vc, vi = T.axis.remap("SSSSRR", [n_t, n_r, f, x, c, i])
+                T.reads(count[0], data[0:6, vc, vx + vi - 1], ids[0, t * 2 + r], weight[vf, vc, vi])
+                T.writes(acc[t, r, vf, vx])
+                with T.init():
+                    acc[t, r, vf, vx] = T.float32(0)
+                if t * 2 + r < count[0]:
+                    acc[t, r, vf, vx] = (
+                        acc[t, r, vf, vx]
+                        + T.if_then_else(
+                            1 <= vx + vi and vx + vi < 5,
+                            data[
+                                T.if_then_else(t * 2 + r < count[0], ids[0, t * 2 + r], 0),
+                                vc,
+                                vx + vi - 1,
+                            ],
+                            T.float32(0),
+                        )
+                        * weight[vf, vc, vi]
+                    )
+        for n_t, n_r, f, x in T.grid((capacity + 1) // 2, 2, 5, 4):
+            with T.sblock("out_swrite"):
+                t, r, vf, vx = T.axis.remap("SSSS", [n_t, n_r, f, x])
+                T.reads(count[0], acc[t, r, vf, vx], ids[0, t * 2 + r])
+                T.writes(out[ids[0, t * 2 + r], vf, vx])
+                T.sblock_attr({"pit.swrite": 1})
+                if t * 2 + r < count[0]:
+                    out[ids[0, t * 2 + r], vf, vx] = acc[t, r, vf, vx]
+
+    data, weight = te.placeholder((6, 3, 4), name="data"), te.placeholder((5, 3, 3), name="weight")
+    c, i = te.reduce_axis((0, 3), "c"), te.reduce_axis((0, 3), "i")
+
+    def element(n: Any, f: Any, x: Any) -> Any:
+        at, zero = x + i - 1, tirx.const(0, "float32")
+        inside = tirx.all(tirx.const(0, "int32") <= at, at < 4)
+        return te.sum(te.if_then_else(inside, data[n, c, at], zero) * weight[f, c, i], axis=[c, i])
+
+    out = te.compute((6, 5, 4), element, name="out")
+    micro_tile = MicroTile("data", "n", 0, (1, 0, 0))
+    check([data, weight, out], micro_tile, SparseForm(2), main)
 
 
 def test_filters_of_a_convolution_are_columns_of_its_weight():

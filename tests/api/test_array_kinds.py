@@ -1,0 +1,195 @@
+"""numpy, torch and DLPack in, the same kind out, and the memory that was passed."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import tvm_ffi
+from tvm import runtime as tvm_runtime
+
+from pit_tvm.reference import ops as reference
+from pit_tvm.runtime.arrays import as_numpy
+from pit_tvm.structs import Lengths, Mask, Rows, Values
+from tests.api.cases import DTYPES, LINEAR, MATMUL
+from tests.api.running import assert_close, compiled, poison, random_array, result_dtype
+
+M, N, K = 61, 71, 131
+
+
+class Capsule:
+    """An array that is known by DLPack alone."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._array.__dlpack_device__()
+
+
+def as_tvm(array: np.ndarray) -> Any:
+    """The same elements in a TVM tensor."""
+    tensor = tvm_runtime.empty(array.shape, array.dtype.name)
+    if array.dtype.name == "bfloat16":
+        bits = np.from_dlpack(tensor._create_view(array.shape, "uint16"))
+        bits[...] = array.view(np.uint16)
+        return tensor
+    return tensor.copyfrom(array)
+
+
+def as_torch(array: np.ndarray) -> torch.Tensor:
+    """The same elements in a torch tensor."""
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(array.copy())
+
+
+WRAPPERS: dict[str, tuple[Callable[[np.ndarray], Any], type]] = {
+    "numpy": (np.array, np.ndarray),
+    "torch": (as_torch, torch.Tensor),
+    "tvm": (as_tvm, tvm_ffi.Tensor),
+}
+
+
+def problem(
+    dtype: str, rng: np.random.Generator
+) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+    """lhs, rhs, a mask and the truth."""
+    mask = rng.random((M, K)) < 0.3
+    lhs = random_array((M, K), dtype, rng)
+    lhs = np.where(mask, lhs, 0).astype(lhs.dtype)
+    rhs = random_array((K, N), dtype, rng)
+    return [lhs, rhs], mask, reference.matmul(lhs, rhs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("library", WRAPPERS)
+def test_result_is_of_the_kind_of_the_inputs(
+    library: str, dtype: str, rng: np.random.Generator
+) -> None:
+    wrap, kind = WRAPPERS[library]
+    arrays, mask, truth = problem(dtype, rng)
+    operator = compiled(MATMUL, dtype, "lhs", Mask())
+    out = operator(*map(wrap, arrays), sparsity=wrap(mask))
+    assert isinstance(out, kind)
+    assert_close(as_numpy(out), truth)
+    given = wrap(poison(truth.shape, result_dtype(dtype)))
+    assert operator(*map(wrap, arrays), sparsity=wrap(mask), out=given) is given
+    assert_close(as_numpy(given), truth)
+
+
+@pytest.mark.parametrize("library", WRAPPERS)
+def test_values_of_every_kind_of_array_are_detected(library: str, rng: np.random.Generator) -> None:
+    wrap, _ = WRAPPERS[library]
+    for dtype in DTYPES:
+        arrays, _, truth = problem(dtype, rng)
+        out = compiled(MATMUL, dtype, "lhs", Values())(*map(wrap, arrays))
+        assert_close(as_numpy(out), truth, dtype)
+
+
+def test_objects_known_by_dlpack_alone_are_taken(rng: np.random.Generator) -> None:
+    arrays, mask, truth = problem("float32", rng)
+    operator = compiled(MATMUL, "float32", "lhs", Mask())
+    out = operator(*map(Capsule, arrays), sparsity=Capsule(mask.view(np.uint8)))
+    assert isinstance(out, tvm_ffi.Tensor)
+    assert_close(as_numpy(out), truth)
+
+
+def test_libraries_may_be_mixed_and_the_sparse_operand_decides(rng: np.random.Generator) -> None:
+    (lhs, rhs), mask, truth = problem("float32", rng)
+    operator = compiled(MATMUL, "float32", "lhs", Mask())
+    out = operator(lhs, as_torch(rhs), sparsity=as_tvm(mask.view(np.uint8)))
+    assert isinstance(out, np.ndarray)
+    assert_close(out, truth)
+    out = operator(as_torch(lhs), as_tvm(rhs), sparsity=mask)
+    assert isinstance(out, torch.Tensor)
+    assert_close(out.numpy(), truth)
+    held = poison(truth.shape, "float32")
+    assert operator(as_torch(lhs), rhs, sparsity=mask, out=held) is held
+    assert_close(held, truth)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
+def test_lengths_may_be_any_sequence(kind: Callable[[Any], Any], rng: np.random.Generator) -> None:
+    (lhs, rhs), _, _ = problem("float32", rng)
+    operator = compiled(MATMUL, "float32", "lhs", Lengths())
+    out = operator(lhs, rhs, sparsity=kind([40]), out=poison((M, N), "float32"))
+    assert_close(out[:40], reference.matmul(lhs, rhs)[:40])
+    assert np.isnan(out[40:]).all()
+
+
+@pytest.mark.parametrize("offset", [1, 3, 4, 15])
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_views_at_odd_offsets_are_taken_and_written(
+    library: str, offset: int, rng: np.random.Generator
+) -> None:
+    """Offsets of 4 to 60 bytes: compiled code must not assume aligned vectors."""
+
+    wrap: Any = np.asarray if library == "numpy" else torch.from_numpy
+
+    def moved(array: np.ndarray) -> Any:
+        room = np.full(array.size + 2 * offset, np.nan, array.dtype)
+        view = room[offset : offset + array.size].reshape(array.shape)
+        view[...] = array
+        return wrap(view)
+
+    (lhs, rhs), mask, truth = problem("float32", rng)
+    out = moved(poison(truth.shape, "float32"))
+    operator = compiled(MATMUL, "float32", "lhs", Mask())
+    operator(moved(lhs), moved(rhs), sparsity=mask, out=out)
+    assert_close(np.asarray(out), truth)
+    linear = compiled(LINEAR, "float32", "lhs", Rows())
+    weight, bias = random_array((71, 131), "float32", rng), random_array((71,), "float32", rng)
+    out, ids = moved(poison(truth.shape, "float32")), rng.permutation(M)[:40]
+    linear(moved(lhs), linear.pack(rhs=moved(weight)), moved(bias), sparsity=wrap(ids), out=out)
+    wanted = LINEAR.truth(lhs, weight, bias)
+    assert_close(np.asarray(out)[ids], wanted[ids])
+
+
+def test_read_only_inputs_are_taken(rng: np.random.Generator) -> None:
+    for dtype in DTYPES:
+        arrays, mask, truth = problem(dtype, rng)
+        for array in (*arrays, mask):
+            array.flags.writeable = False
+        operator = compiled(MATMUL, dtype, "lhs", Mask())
+        assert_close(operator(*arrays, sparsity=mask), truth)
+
+
+def test_tensors_that_require_a_gradient_are_read(rng: np.random.Generator) -> None:
+    (lhs, rhs), mask, truth = problem("float32", rng)
+    weight = as_torch(rhs).requires_grad_()
+    operator = compiled(MATMUL, "float32", "lhs", Mask())
+    out = operator(as_torch(lhs), weight, sparsity=torch.from_numpy(mask))
+    assert not out.requires_grad
+    assert_close(out.numpy(), truth)
+
+
+def test_inputs_are_left_as_they_were(rng: np.random.Generator) -> None:
+    arrays, mask, _ = problem("float32", rng)
+    copies = [array.copy() for array in (*arrays, mask)]
+    operator = compiled(MATMUL, "float32", "lhs", Mask())
+    operator(*arrays, sparsity=mask)
+    for array, copy in zip((*arrays, mask), copies, strict=True):
+        np.testing.assert_array_equal(array, copy)
+
+
+def test_nothing_of_the_size_of_an_operand_is_allocated(rng: np.random.Generator) -> None:
+    """Lengths, a packed weight and an output: after a first call, no memory but an index."""
+    rows = 4096
+    operator = compiled(LINEAR, "float32", "lhs", Lengths())
+    lhs, bias = np.ones((rows, 131), np.float32), np.zeros(71, np.float32)
+    packed = operator.pack(rhs=np.ones((71, 131), np.float32))
+    out, lengths = poison((rows, 71), "float32"), rng.integers(0, 129, 32)
+    operator(lhs, packed, bias, sparsity=lengths, out=out)
+    tracemalloc.start()
+    operator(lhs, packed, bias, sparsity=lengths, out=out)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < out.nbytes / 8

@@ -1,0 +1,152 @@
+"""The schedule for any function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tvm import s_tir, te, tirx
+from tvm.script import tirx as T
+
+from pit_tvm import op
+from pit_tvm.reference import ops as reference
+from pit_tvm.schedules import generic
+from pit_tvm.structs import MicroTile
+from pit_tvm.transform.insert_sread_swrite import SparseForm, insert_sread_swrite
+from pit_tvm.transform.pipeline import lower
+from pit_tvm.transform.unalign import unalign
+from tests.primitive.replay import assert_schedules, fresh
+from tests.schedules import sparse
+
+
+def kernel(tensors: list[te.Tensor]) -> Callable[..., None]:
+    sch = s_tir.Schedule(unalign(te.create_prim_func(tensors)))
+    generic.apply(sch)
+    return sparse.build(lower(sch.mod))
+
+
+def lowered(func: Any) -> str:
+    sch = s_tir.Schedule(func)
+    generic.apply(sch)
+    return lower(sch.mod).script()
+
+
+def test_blocks_are_parallel_dynamic_and_initialised_apart():
+    @T.prim_func(s_tir=True)
+    def before(
+        A: T.Buffer((8, 5), "float32"),
+        count: T.Buffer((1,), "int32"),
+        out: T.Buffer((8,), "float32"),
+    ):
+        for m, k in T.grid(8, 5):
+            with T.sblock("out"):
+                i, c = T.axis.remap("SR", [m, k])
+                T.reads(count[0], A[i, c])
+                T.writes(out[i])
+                with T.init():
+                    out[i] = T.float32(0)
+                if i < count[0]:
+                    out[i] = out[i] + A[i, c]
+
+    @T.prim_func(s_tir=True)
+    def after(
+        A: T.Buffer((8, 5), "float32"),
+        count: T.Buffer((1,), "int32"),
+        out: T.Buffer((8,), "float32"),
+    ):
+        for m in T.serial(8, annotations={"pit.dynamic_extent": 1, "pit.parallel_tiles": 1}):
+            with T.sblock("out_init"):
+                i = T.axis.spatial(8, m)
+                T.reads()
+                T.writes(out[i])
+                out[i] = T.float32(0)
+            for k in range(5):
+                with T.sblock("out_update"):
+                    i, c = T.axis.remap("SR", [m, k])
+                    T.reads(out[i], count[0], A[i, c])
+                    T.writes(out[i])
+                    if i < count[0]:
+                        out[i] = out[i] + A[i, c]
+
+    sch = fresh(before)
+    generic.apply(sch)
+    assert_schedules(sch, before, after)
+
+
+def test_added_results_are_not_written_by_two_threads():
+    func = te.create_prim_func(op.matmul(6, 5, 7))
+    split = insert_sread_swrite(func, MicroTile("lhs", "m", 0, (1, 4)), SparseForm(2))
+    *sums, store = lowered(split).split("T.parallel")
+    assert len(sums) == 1 and "out[" in store
+    assert store.count("for ") > 1 and "T.parallel" not in store
+
+
+def test_choice_of_the_operator_cuts_no_loop():
+    x = te.placeholder((8,), name="x")
+    out = te.compute((8,), lambda i: te.if_then_else(i < 3, x[i], 5.0), name="out")
+    values = np.arange(8, dtype=np.float32)
+    got = sparse.poisoned((8,), "float32")
+    kernel([x, out])(values, got)
+    assert got.tolist() == [0, 1, 2, 5, 5, 5, 5, 5]
+
+
+def test_choice_of_the_operator_stays_beside_the_guards():
+    x = te.placeholder((9, 8), name="x")
+    k = te.reduce_axis((0, 8), "k")
+    total = te.compute((9,), lambda i: te.sum(x[i, k], axis=k), name="total")
+    out = te.compute((9,), lambda i: te.if_then_else(i < 3, total[i], 5.0), name="out")
+    micro_tile = MicroTile("x", "k", 1, (4, 1))  # rows in tiles of 4, guarded by i < 9
+    func = insert_sread_swrite(te.create_prim_func([x, out]), micro_tile, SparseForm(4))
+    sch = s_tir.Schedule(func)
+    generic.apply(sch)
+    rng = np.random.default_rng()
+    index = sparse.lists(rng, "random", (9, 8), micro_tile)
+    values = sparse.random(rng, (9, 8), "float32")
+    truth = np.where(np.arange(9) < 3, np.where(index.mask, values, 0).sum(axis=1), 5.0)
+    sparse.bury(values, index.mask)
+    arrays = (values, index.ids, index.count, sparse.poisoned((9,), "float32"))
+    fenced = [sparse.fenced(array) for array in arrays]
+    sparse.build(lower(sch.mod))(*fenced)
+    sparse.assert_promise(fenced[-1], truth)
+
+
+def test_padding_of_a_convolution_reaches_every_element():
+    tensors = op.conv2d(2, 3, 4, 5, 6, 3, padding=2, stride=2, bias=True)
+    rng = np.random.default_rng()
+    shapes = ((2, 3, 5, 6), (4, 3, 3, 3), (4,))
+    data, weight, bias = (sparse.random(rng, shape, "float32") for shape in shapes)
+    truth = reference.conv2d(data, weight, bias, padding=2, stride=2)
+    out = sparse.fenced(sparse.poisoned(truth.shape, "float32"))
+    kernel(tensors)(*(sparse.fenced(a) for a in (data, weight, bias)), out)
+    sparse.assert_promise(out, truth)
+
+
+def test_reduction_before_its_spatial_loops_is_not_spread_over_threads():
+    @T.prim_func(s_tir=True)
+    def main(A: T.Buffer((5, 8), "float32"), out: T.Buffer((8,), "float32")):
+        for k, m in T.grid(5, 8):
+            with T.sblock("out"):
+                c, i = T.axis.remap("RS", [k, m])
+                with T.init():
+                    out[i] = T.float32(0)
+                out[i] = out[i] + A[c, i]
+
+    sch = s_tir.Schedule(unalign(main))
+    generic.apply(sch)
+    mod = lower(sch.mod)
+    assert "T.parallel" not in mod.script()
+    values = sparse.random(np.random.default_rng(), (5, 8), "float32")
+    got = sparse.poisoned((8,), "float32")
+    sparse.build(mod)(values, got)
+    sparse.assert_promise(got, values.astype(np.float64).sum(axis=0))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0,)])
+def test_few_or_no_elements(shape):
+    x = te.placeholder(shape, name="x")
+    out = te.compute(shape, lambda *i: x(*i) + tirx.const(1.0, "float32"), name="out")
+    got = sparse.poisoned(shape, "float32")
+    kernel([x, out])(np.ones(shape, np.float32), got)
+    assert np.array_equal(got, np.full(shape, 2.0))
