@@ -48,6 +48,11 @@ def public_functions(body: list[ast.stmt]) -> Iterator[Function]:
             yield node
 
 
+def is_script(function: Function) -> bool:
+    """Whether a function is TVMScript (``@T.inline``, ``@T.jit``), which has no Python types."""
+    return any(ast.unparse(d).startswith("T.") for d in function.decorator_list)
+
+
 def is_protocol(name: str) -> bool:
     """Special methods that users call: their arguments are public too."""
     return name in {"__init__", "__call__"}
@@ -70,6 +75,7 @@ def untyped(tree: ast.Module) -> list[str]:
     return [
         f"{function.name}, line {function.lineno}: {', '.join(missing)}"
         for function in public_functions(tree.body)
+        if not is_script(function)
         if (missing := missing_types(function, id(function) in inside))
     ]
 

@@ -67,7 +67,15 @@ ORDER = {
         "lower_parallel_tiles",
         "pipeline",
     ),
-    "schedules": ("contraction_forms", "contraction", "contraction_space", "generic"),
+    "schedules": (
+        "contraction_forms",
+        "contraction",
+        "contraction_space",
+        "generic",
+        "hopper_primitives",
+        "hopper_walk",
+        "hopper_rows",
+    ),
     "runtime": (
         "arrays",
         "kernel_cache",

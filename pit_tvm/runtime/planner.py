@@ -157,7 +157,7 @@ class _Facts:
             return None
         if con is None or self.program.product is None:
             work = math.prod(self.operand)
-            return selection.DenseRoute(1, self.n, work, 1, self.out_bytes, "generic")
+            return selection.DenseRoute(1, self.n, work, 1, self.out_bytes, selection.GENERIC)
         extra = self.out_bytes if self.program.has_epilogue else 0.0
         return selection.DenseRoute(self.m, self.n, self.k, self.batch, extra, library)
 

@@ -8,7 +8,7 @@ from typing import Any
 from tvm import ir, tirx
 from tvm.ir import TensorLoad, prim
 
-from ..analysis.access import BlockInfo
+from ..analysis.access import BlockInfo, block_infos
 from ..analysis.contraction import Contraction, contraction_of
 from ..analysis.pit_axis import as_prim_func, pit_axes
 from ..analysis.reduction import Reducer, reducer_of
@@ -103,7 +103,7 @@ def analyse(tensors: Any, sparse: dict[str, SparsitySpec]) -> Program:
     routes = tuple(_routes(func, info, con, operand, spec))
     if not routes:
         report = pit_axes(func)
-        why = report.rejected[info.name] or "its dimensions are no bare axes"
+        why = report.rejected[info.name] or "indices not bare, or other blocks need it whole"
         raise AxisError(mismatch(f"sparse[{operand!r}]", "a PIT axis on it", f"none: {why}"))
     return Program(
         func=func,
@@ -187,6 +187,10 @@ def _routes(
 ) -> list[Route]:
     accepted = pit_axes(func).accepted[info.name]
     axes = operand_axes(info, operand)
+    infos = block_infos(func)
+    later = infos[[i.name for i in infos].index(info.name) + 1 :]
+    read_again = any(a.buffer_name == operand for i in later for a in i.reads)
+    reduced_again = any(i.block.init is not None for i in later)
     out: list[Route] = []
     for dim, axis in enumerate(axes):
         if axis is None or axis not in accepted or axes.count(axis) > 1:
@@ -194,6 +198,10 @@ def _routes(
         if not spec.promises_zero and dim != spec.dim:  # type: ignore[attr-defined]
             continue
         reduces = info.kinds[axis] == "reduce"
+        # Another reader of the operand would see all of the axis; a later reduction over the
+        # output's axis would miss what dead slices contribute.
+        if (reduces and read_again) or (spec.promises_zero and not reduces and reduced_again):
+            continue
         for family, extents in _micro_tiles(con, spec, dim, axis, len(axes)):
             out.append(Route(MicroTile(operand, axis, dim, extents), family, reduces))
     return out

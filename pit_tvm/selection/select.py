@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from ..structs import Candidate, MicroTile, Plan, Tile
 from .rates import Rates
 
-_COLUMN_SPLIT_WASTE = 0.03  # share of the work that another column block repeats by gathering
+GENERIC = "generic"  # the dense candidate that no library computes
+_GENERIC_GFLOPS = 4.0  # of one thread under the generic schedule
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def _sparse(route: Route, tile: Tile | None, rates: Rates) -> Candidate:
     launch = rates.constant("launch_us")
     if tile is None:
         steps = route.slots * route.live * route.entry_m * route.entry_k * route.n
-        product = 2e-3 * steps / (4.0 * rates.threads)
+        product = _generic_us(steps, rates)
     else:
         product = _product_us(route, tile, rates)
     other = route.extra_bytes / rates.constant("store_gbps") * 1e-3
@@ -112,8 +113,15 @@ def _imbalance(slots: int, rows: float, n: int, tile: Tile, threads: int) -> flo
     return max(1.0, threads * busiest / (slots * rows))
 
 
+def _generic_us(steps: float, rates: Rates) -> float:
+    return 2e-3 * steps / (_GENERIC_GFLOPS * rates.threads)
+
+
 def _dense(route: DenseRoute, rates: Rates) -> Candidate:
-    product = route.batch * rates.dense_us(route.m, route.n, route.k)
+    if route.note == GENERIC:
+        product = _generic_us(route.batch * route.m * route.n * route.k, rates)
+    else:
+        product = route.batch * rates.dense_us(route.m, route.n, route.k)
     other = route.extra_bytes / rates.constant("store_gbps") * 1e-3
     parts = (("product", product), ("output", other))
     return Candidate("dense", None, None, product + other, parts, 1.0, route.note)

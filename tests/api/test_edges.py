@@ -159,6 +159,7 @@ def test_negative_zero_and_denormals_are_values_like_others() -> None:
         assert np.count_nonzero(out[[0, 5]]) == 0, str(candidate)
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered in matmul")  # numpy's BLAS
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_nan_and_infinity_are_live_values(value: float) -> None:
     lhs = np.zeros((37, 131), np.float32)

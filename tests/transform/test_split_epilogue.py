@@ -136,6 +136,13 @@ def test_chain_without_a_reduction_is_evaluated_at_zero():
     tvm.ir.assert_structural_equal(dead_value(func, "stage0", "data"), main)
 
 
+@pytest.mark.parametrize("call", [split_epilogue, lambda f, main: dead_value(f, main, "data")])
+def test_parameter_stays_whose_shape_alone_defines_an_extent(call):
+    tensors = op.conv2d(None, 3, 4, None, 9, 3, dtype="float16", bias=True)
+    func = call(te.create_prim_func(tensors), "acc")
+    assert [p.name for p in func.params if p.name != "acc"] == ["data", "bias", "out"]
+
+
 @pytest.mark.parametrize("call", [split_epilogue, lambda f, main: dead_value(f, main, "lhs")])
 def test_block_that_does_not_exist(call):
     with pytest.raises(AxisError, match="block: expected a block of the function, got sum"):
