@@ -9,7 +9,7 @@ import pit_tvm
 from pit_tvm import op
 from pit_tvm.errors import ShapeError
 from pit_tvm.reference import ops as reference
-from pit_tvm.structs import Groups
+from pit_tvm.structs import Groups, Mask, Rows, SparsitySpec
 from tests.api.cases import DTYPES, GROUPED, GROUPS
 from tests.api.running import (
     assert_close,
@@ -126,3 +126,23 @@ def test_nan_in_dead_slices_does_not_matter(rng: np.random.Generator) -> None:
     operator = compiled(GROUPED, "float32", "lhs", Groups(GROUPS))
     out = operator(*arrays.values(), out=poison(truth.shape, "float32"))
     assert_close(out[ids >= 0], truth[ids >= 0])
+
+
+@pytest.mark.parametrize(
+    ("operand", "spec"), [("lhs", Mask()), ("lhs", Rows()), ("rhs", Mask())], ids=str
+)
+@pytest.mark.parametrize("wrong", [-1, GROUPS])
+def test_group_ids_of_other_patterns_never_leave_the_operand(
+    operand: str, spec: SparsitySpec, wrong: int, rng: np.random.Generator
+) -> None:
+    """Only ``Groups`` knows dead slices; for all others an id outside the matrices is an error."""
+    arrays = random_inputs(GROUPED, "float32", rng)
+    room = random_array((GROUPS + 2, 53, 29), "float32", rng)
+    arrays["rhs"] = room[1:-1]  # what lies around it may be read without a crash
+    arrays["group_ids"][7] = wrong
+    rows = len(arrays["lhs"])
+    given = np.arange(rows) if isinstance(spec, Rows) else np.ones(arrays[operand].shape, bool)
+    out = poison((rows, 29), "float32")
+    with pytest.raises(ShapeError, match="^group_ids.*expected.*got"):
+        compiled(GROUPED, "float32", operand, spec)(*arrays.values(), sparsity=given, out=out)
+    assert untouched(out)
