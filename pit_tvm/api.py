@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import AxisError, mismatch
+from .errors import AxisError, ShapeError, mismatch
 from .runtime.bind import PackedOperand
 from .runtime.dispatch import Clock, Dispatcher
 from .runtime.kernel_cache import CacheStats, KernelCache
@@ -78,7 +78,7 @@ class Operator:
             Another number of operands, or not the dense operand of a product.
         """
         if len(operand) != 1:
-            raise AxisError(mismatch("pack", "one operand, pack(rhs=weight)", sorted(operand)))
+            raise ShapeError(mismatch("pack", "one operand, pack(rhs=weight)", sorted(operand)))
         ((name, array),) = operand.items()
         return self._dispatcher.pack(name, array)
 
@@ -137,7 +137,8 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
     AxisError
         The operand or its axes do not admit the pattern; the message says why.
     UnsupportedTarget, DatabaseError
-        The target has no tile family; ``database`` is missing or corrupt.
+        The target has no tile family; ``database`` is missing. A corrupt one is found by the
+        first plan.
     """
     if dead not in ("skip", "zero"):
         raise AxisError(mismatch("dead", "'skip' or 'zero'", repr(dead)))

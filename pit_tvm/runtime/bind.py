@@ -11,8 +11,8 @@ from tvm import ir, sym
 
 from ..errors import ShapeError, mismatch
 from ..structs import Groups
-from .arrays import as_tensor, kind
-from .program import Param, Program
+from .arrays import as_numpy, as_tensor, kind
+from .program import Lookup, Param, Program
 
 _MAX_LAYOUTS = 4096
 
@@ -90,6 +90,8 @@ class Binder:
             p.name: as_tensor(p.name, arrays[p.name], dtype=p.dtype, shape=shape)
             for p, shape in zip(inputs, layout.shapes, strict=True)
         }
+        for lookup in self.program.lookups:
+            self._check_lookup(lookup, layout, arrays)
         return Bound(layout, arrays, tensors, packed)
 
     def layout_of(self, sizes: Mapping[str, int], library: str) -> Layout:
@@ -107,6 +109,16 @@ class Binder:
             library=library,
             key=(*shapes, library),
         )
+
+    def _check_lookup(self, lookup: Lookup, layout: Layout, arrays: Mapping[str, Any]) -> None:
+        """Compiled code reads wherever an index operand points: it must point inside."""
+        names = [p.name for p in self.program.inputs]
+        extent = layout.shapes[names.index(lookup.operand)][lookup.dim]
+        ids = as_numpy(arrays[lookup.ids])
+        if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= extent):
+            expected = f"indices of {lookup.operand} from 0 to {extent - 1}"
+            got = f"{int(ids.min())} to {int(ids.max())}"
+            raise ShapeError(mismatch(lookup.ids, expected, got))
 
     def _check_groups(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         con, spec = self.program.contraction, self.program.spec

@@ -16,7 +16,7 @@ from ..tile_db.store import TileStore
 from .bind import Layout
 from .program import Program, Route
 
-_SHORTLIST = 2  # tiles of a family that are weighed for each of these shares of live entries
+_SHORTLIST = 1  # tiles of a family that are weighed for each of these shares of live entries
 _SHARES = (1.0, 1 / 32)
 _ROWS = 2048
 _MAX_PLANS = 4096

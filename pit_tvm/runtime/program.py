@@ -53,6 +53,15 @@ class Product:
 
 
 @dataclass(frozen=True)
+class Lookup:
+    """``operand`` is read at an index that the array ``ids`` holds, in dimension ``dim``."""
+
+    ids: str
+    operand: str
+    dim: int
+
+
+@dataclass(frozen=True)
 class Program:
     """An operator, the sparsity of one operand, and everything that follows from the two.
 
@@ -70,6 +79,7 @@ class Program:
     contraction: Contraction | None
     product: Product | None
     routes: tuple[Route, ...]
+    lookups: tuple[Lookup, ...]
     has_epilogue: bool
 
 
@@ -116,8 +126,24 @@ def analyse(tensors: Any, sparse: dict[str, SparsitySpec]) -> Program:
         contraction=con,
         product=_product(con, info) if con else None,
         routes=routes,
+        lookups=_lookups(func, con.group if con else ""),
         has_epilogue=info.updates[0].target.buffer not in func.params,
     )
+
+
+def _lookups(func: tirx.PrimFunc, checked: str) -> tuple[Lookup, ...]:
+    """Reads of inputs at indices that another input holds; detection checks ``checked`` itself."""
+    found = {
+        Lookup(str(index.source.name), access.buffer_name, dim)
+        for info in block_infos(func)
+        for access in info.reads
+        for dim, index in enumerate(access.indices)
+        if access.buffer in func.params
+        and isinstance(index, TensorLoad)
+        and index.source in func.params
+        and str(index.source.name) != checked
+    }
+    return tuple(sorted(found, key=lambda lookup: (lookup.ids, lookup.operand, lookup.dim)))
 
 
 def _single(sparse: dict[str, SparsitySpec]) -> tuple[str, SparsitySpec]:

@@ -22,7 +22,7 @@ class Route:
     """One PIT axis and micro-tile that an operator can be run on.
 
     ``family``: tile family, "" for the generic schedule. ``index_bytes``: bytes that detection
-    reads. ``covered``: share of micro-tiles that are live. ``rounds``: what the kernel runs, as
+    reads. ``covered``: share of micro-tiles that are live. What the kernel runs is
     ``slots`` lists of ``live`` entries each, an entry standing for ``m x k`` dense steps at
     ``n`` columns. ``extra_bytes``: output traffic beside the kernel's own.
     ``splits``: the slots cut the depth, not the rows. ``floor_bytes``: what the kernel writes

@@ -241,7 +241,7 @@ def test_what_cannot_be_packed_is_refused(
 @pytest.mark.parametrize("number", [0, 2])
 def test_one_operand_is_packed_at_a_time(matmul: Operator, number: int) -> None:
     _, rhs, _ = good()
-    with pytest.raises(AxisError, match="^pack.*one operand"):
+    with pytest.raises(ShapeError, match="^pack.*one operand"):
         matmul.pack(**dict.fromkeys(["rhs", "lhs"][:number], rhs))
 
 
