@@ -10,7 +10,7 @@ import torch
 
 import pit_tvm
 from pit_tvm import Operator, op
-from pit_tvm.errors import AxisError, DTypeError, PitError, ShapeError
+from pit_tvm.errors import DTypeError, PitError, ShapeError
 from pit_tvm.structs import Lengths, Mask, Rows
 from tests.api.cases import LINEAR, MATMUL
 from tests.api.running import compiled, poison, untouched
