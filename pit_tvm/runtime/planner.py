@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from ..schedules.contraction_space import BLOCKS, DEPTH, starting_tiles
+from ..schedules.contraction_space import BLOCKS, DEPTH, ROWS, starting_tiles
 from ..selection import select as selection
 from ..selection.cover import Cover, bucket
 from ..selection.rates import Rates, rates_from_records
@@ -16,7 +16,8 @@ from ..tile_db.store import TileStore
 from .bind import Layout
 from .program import Program, Route
 
-_SHORTLIST = 1  # tiles of a family that are weighed for each of these shares of live entries
+# Tiles of a family that are weighed for each of these shares of live entries.
+_SHORTLIST = {ROWS: 2}
 _SHARES = (1.0, 1 / 32)
 _ROWS = 2048
 _MAX_PLANS = 4096
@@ -80,12 +81,13 @@ class Planner:
                 families.setdefault(tile.family, []).append(tile)
             chosen: dict[Tile, None] = {}
             for family, tiles in families.items():
+                number = _SHORTLIST.get(family, 1)
                 # Few and many live entries want different tiles.
                 for share in _SHARES:
                     m = _ROWS if family == DEPTH else _ROWS * share
                     k = facts.k * share if family == DEPTH else facts.k
                     ranked = [(rates.tile_us(t, m, facts.n, k), str(t), t) for t in tiles]
-                    chosen |= dict.fromkeys(t for _, _, t in sorted(ranked)[:_SHORTLIST])
+                    chosen |= dict.fromkeys(t for _, _, t in sorted(ranked)[:number])
             self._tiles[key] = tuple(chosen)
         return self._tiles[key]
 
