@@ -13,7 +13,16 @@ from tvm import te, tirx
 from pit_tvm.analysis.access import block_infos
 from pit_tvm.analysis.contraction import Contraction
 from pit_tvm.structs import MicroTile, Tile
-from pit_tvm.transform.axis_map import AxisMap, Expr, Packed, Remap, Vars, padded_map, rows_map
+from pit_tvm.transform.axis_map import (
+    AxisMap,
+    Expr,
+    Packed,
+    Remap,
+    Vars,
+    ceil_div,
+    padded_map,
+    rows_map,
+)
 from pit_tvm.transform.insert_sread_swrite import GROUP, SparseForm, insert_sread_swrite
 from pit_tvm.transform.remap_axes import remap_axes
 from pit_tvm.transform.unalign import parameter
@@ -138,13 +147,12 @@ def packed_shape(con: Contraction, shape: list[Expr], lanes: int) -> list[Expr]:
     width = PANEL_VECTORS * lanes
     column, depth = con.dense_axes.index(con.column), con.dense_axes.index(con.reduce)
     lead = [extent for d, extent in enumerate(shape) if d not in (column, depth)]
-    return [*lead, _ceil(shape[column], width), _ceil(shape[depth], DEPTH_STEP) * DEPTH_STEP, width]
-
-
-def _ceil(extent: Expr, step: int) -> Expr:
-    if isinstance(extent, int | tirx.IntImm):
-        return -(-int(extent) // step)
-    return tirx.floordiv(extent + (step - 1), step)
+    return [
+        *lead,
+        ceil_div(shape[column], width),
+        ceil_div(shape[depth], DEPTH_STEP) * DEPTH_STEP,
+        width,
+    ]
 
 
 def _even(extent: Expr, tile_k: int) -> int:
@@ -152,7 +160,7 @@ def _even(extent: Expr, tile_k: int) -> int:
     if not isinstance(extent, int):
         return tile_k
     blocks = max(1, round(extent / tile_k))
-    return _ceil(_ceil(extent, blocks), 8) * 8
+    return ceil_div(ceil_div(extent, blocks), 8) * 8
 
 
 def _panels(available: Expr, wanted: int) -> int:

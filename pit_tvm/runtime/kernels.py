@@ -11,6 +11,7 @@ import tvm
 from tvm import s_tir, te, tirx
 from tvm.target import Target
 
+from ..analysis.contraction import Contraction
 from ..errors import AxisError, mismatch
 from ..schedules import contraction, generic
 from ..schedules.contraction_forms import contraction_form, pack_func, packed_shape
@@ -85,9 +86,7 @@ class Kernels:
 
     def packed_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of the packed form of a dense operand of ``shape``."""
-        con = self.program.contraction
-        if con is None:
-            raise AxisError(mismatch("operator", "a contraction to pack for", "another expression"))
+        con = self._contraction()
         return tuple(int(e) for e in packed_shape(con, list(shape), lanes_of(self.target.isa)))
 
     def for_detection(self, name: str, build: Callable[[], tvm.IRModule], _: Any) -> Kernel:
@@ -119,10 +118,14 @@ class Kernels:
         return lower(sch.mod)
 
     def _pack_module(self) -> tvm.IRModule:
+        con = self._contraction()
+        return self._plain(pack_func(self.program.func, con, lanes_of(self.target.isa)))
+
+    def _contraction(self) -> Contraction:
         con = self.program.contraction
         if con is None:
             raise AxisError(mismatch("operator", "a contraction to pack for", "another expression"))
-        return self._plain(pack_func(self.program.func, con, lanes_of(self.target.isa)))
+        return con
 
     def _clear_module(self) -> tvm.IRModule:
         size = te.var("size", "int64")

@@ -82,7 +82,7 @@ def rows_map(name: str, extent: Expr, tile: int) -> AxisMap:
 
     exact = isinstance(extent, int | tirx.IntImm) and int(extent) % tile == 0
     guard = None if exact else (lambda v: coord(v) < extent)
-    return AxisMap((Part(outer, _tiles(extent, tile)), Part(inner, tile)), coord, guard)
+    return AxisMap((Part(outer, ceil_div(extent, tile)), Part(inner, tile)), coord, guard)
 
 
 def index_map(
@@ -106,7 +106,7 @@ def index_map(
         return v[outer] * tile + v[inner]
 
     return AxisMap(
-        (*extra, Part(outer, _tiles(capacity, tile)), Part(inner, tile)),
+        (*extra, Part(outer, ceil_div(capacity, tile)), Part(inner, tile)),
         coord=lambda v: tirx.BufferLoad(ids, [*slots(v), position(v)]),
         guard=lambda v: position(v) < tirx.BufferLoad(count, slots(v)),
         needs=needs,
@@ -122,10 +122,11 @@ def padded_map(name: str, extent: Expr, width: int) -> AxisMap:
 
     exact = isinstance(extent, int | tirx.IntImm) and int(extent) % width == 0
     guard = None if exact else (lambda v: coord(v) < extent)
-    return AxisMap((Part(outer, _tiles(extent, width)), Part(inner, width)), coord, guard, True)
+    return AxisMap((Part(outer, ceil_div(extent, width)), Part(inner, width)), coord, guard, True)
 
 
-def _tiles(extent: Expr, tile: int) -> Expr:
+def ceil_div(extent: Expr, tile: int) -> Expr:
+    """Pieces of ``tile`` that cover ``extent``: an int, or an expression if it is symbolic."""
     if isinstance(extent, int | tirx.IntImm):
         return -(-int(extent) // tile)
     return tirx.floordiv(extent + (tile - 1), tile)
