@@ -7,6 +7,7 @@ rewritten function brings along.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tvm import s_tir
@@ -14,10 +15,13 @@ from tvm import s_tir
 from pit_tvm.primitive.checks import guarded, loop_names
 from pit_tvm.primitive.dynamic_extent import dynamic_extent
 from pit_tvm.primitive.parallel_tiles import parallel_tiles
+from pit_tvm.primitive.prefetch_rows import prefetch_rows
 from pit_tvm.primitive.sread import sread
 from pit_tvm.primitive.swrite import swrite
 
-from .contraction_forms import Roles
+from .contraction_forms import PANEL_VECTORS, Roles
+
+_REGISTERS = {16: 32}  # vector registers by lanes of float32; 16 on narrower machines
 
 
 def apply(sch: s_tir.Schedule, roles: Roles, *, reg_m: int, lanes: int) -> None:
@@ -36,19 +40,39 @@ def apply(sch: s_tir.Schedule, roles: Roles, *, reg_m: int, lanes: int) -> None:
     reduce_inner = loops[roles.reduce_inner]
     sch.reorder(*outer, *reduce_outer, inner_panel, row_block, reduce_inner, row, vector, lane)
     swrite(sch, store, outer[-1], vector=lanes)
+    sch.transform_layout(block, ("write", 0), _by_panels(sch.get(block), roles))
     for copy in copies:
         where = reduce_outer[0] if reduce_outer else outer[-1]
         sread(sch, copy, where, pad=(roles.row, reg_m))
     sch.vectorize(lane)
     sch.unroll(vector)
     sch.unroll(row)
+    if _pairs_fit(reg_m, lanes) and not guarded(sch.get(reduce_inner)):
+        reduce_inner, pair = sch.split(reduce_inner, [None, 2])
+        sch.unroll(pair)
     start = reduce_outer[0] if reduce_outer else inner_panel
     init = sch.decompose_reduction(block, start)
     sch.vectorize(sch.get_loops(init)[-1])
     for loop in (*outer, *reduce_outer, row_block, reduce_inner):
         if guarded(sch.get(loop)):
             dynamic_extent(sch, loop)
+    if roles.gathered:
+        prefetch_rows(sch, row_block, roles.gathered)
     parallel_tiles(sch, threads)
+
+
+def _pairs_fit(reg_m: int, lanes: int) -> bool:
+    """Whether two steps of the reduction at once leave all accumulators in registers."""
+    needed = reg_m * PANEL_VECTORS + 2 * PANEL_VECTORS + 1
+    return needed <= _REGISTERS.get(lanes, 16)
+
+
+def _by_panels(block: Any, roles: Roles) -> Callable[..., list[Any]]:
+    """Layout of the accumulator: one panel's rows side by side, as register blocks meet them."""
+    names = [str(r.min.name).removeprefix("v_") for r in block.writes[0].region]
+    last = [names.index(name) for name in (roles.panel, roles.row, roles.lane)]
+    order = [d for d in range(len(names)) if d not in last] + last
+    return lambda *indices: [indices[d] for d in order]
 
 
 def _store_of(sch: s_tir.Schedule, block: Any) -> Any:

@@ -37,7 +37,8 @@ class Roles:
     """Which loop of the main block does what; names as the rewrite gives them.
 
     ``threads`` are spread over the threads in this order, "" standing for the column blocks;
-    ``serial`` follow inside. ``panels`` column panels make a column block.
+    ``serial`` follow inside. ``panels`` column panels make a column block. ``gathered`` names the
+    dense operand if its rows are picked by the index.
     """
 
     block: str
@@ -49,6 +50,7 @@ class Roles:
     reduce_outer: str  # "" if the reduction has one loop
     reduce_inner: str
     panels: int
+    gathered: str = ""
 
 
 def contraction_form(
@@ -156,11 +158,14 @@ def packed_shape(con: Contraction, shape: list[Expr], lanes: int) -> list[Expr]:
 
 
 def _even(extent: Expr, tile_k: int) -> int:
-    """A panel depth near ``tile_k`` that cuts ``extent`` evenly, in steps of 8."""
+    """A panel depth near ``tile_k`` that cuts ``extent`` evenly, if possible without a rest."""
     if not isinstance(extent, int):
         return tile_k
-    blocks = max(1, round(extent / tile_k))
-    return ceil_div(ceil_div(extent, blocks), 8) * 8
+    near = max(1, round(extent / tile_k))
+    for blocks in (near, near + 1, near - 1):
+        if blocks and extent % (8 * blocks) == 0:
+            return extent // blocks
+    return ceil_div(ceil_div(extent, near), 8) * 8
 
 
 def _panels(available: Expr, wanted: int) -> int:
@@ -200,4 +205,5 @@ def _roles(con: Contraction, axis: str, splits: bool, panels: int) -> Roles:
         reduce_outer=outer,
         reduce_inner=f"{reduce}_r",
         panels=panels,
+        gathered=con.dense if axis == reduce else "",
     )

@@ -5,7 +5,7 @@ space samples the knobs, ``lower`` turns them into the kernel. The three familie
 gathered, and each is measured with its gather and scatter:
 
 * ``rows``: live rows (m axis), the whole depth;
-* ``depth``: per tile of 32 rows, an eighth of the depth (k axis);
+* ``depth``: per tile of 32 rows, an eighth of the depth or less (k axis);
 * ``blocks``: per 64 steps of depth, live rows, results accumulated (m axis, split).
 """
 
@@ -36,6 +36,8 @@ TILE_N = (128, 256, 512, 1024, 4096)
 TILE_K = (64, 128, 192, 256, 384, 512, 1024)
 MICRO_ROWS, MICRO_DEPTH = 32, 64  # micro-tiles 32x1 and 1x64
 SPARSITY = 8  # stored over live steps of depth, or rows, in the workloads of DEPTH and BLOCKS
+# The least depth stored for DEPTH: the dense operand must not fit a cache that it would not fit.
+STORED_DEPTH = 2048
 TILE, TASK = "pit.tile", "pit.task"
 
 
@@ -108,7 +110,8 @@ def _stored(task: TileTask) -> _Stored:
     if task.family == ROWS:
         return _Stored(task.m, task.k, MicroTile("lhs", "m", 0, (1, 0)))
     if task.family == DEPTH:
-        return _Stored(task.m, task.k * SPARSITY, MicroTile("lhs", "k", 1, (MICRO_ROWS, 1)))
+        depth = max(task.k * SPARSITY, STORED_DEPTH)
+        return _Stored(task.m, depth, MicroTile("lhs", "k", 1, (MICRO_ROWS, 1)))
     if task.family == BLOCKS:
         return _Stored(task.m * SPARSITY, task.k, MicroTile("lhs", "m", 0, (1, MICRO_DEPTH)))
     raise TileNotFound(mismatch("task.family", f"one of {FAMILIES}", repr(task.family)))

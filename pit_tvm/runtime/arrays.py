@@ -8,7 +8,6 @@ gradient. numpy's bfloat16 is the type of the optional package ml_dtypes.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -19,10 +18,7 @@ import tvm_ffi
 from tvm import runtime as tvm_runtime
 
 from ..errors import BackendUnavailable, DTypeError, ShapeError, mismatch
-
-# Compiled functions store whole cache lines fastest where lines begin.
-# Two cache lines: the neighbour that the hardware fetches along then belongs to the same row.
-_ALIGNMENT = 128
+from ..memory import aligned_empty
 
 _NUMPY_DTYPES = {
     name: np.dtype(name)
@@ -120,7 +116,7 @@ def check_overlap(name: str, out: Any, inputs: Mapping[str, Any]) -> None:
 def empty_like_kind(kind_of: Any, shape: Sequence[int], dtype: str) -> Any:
     """New uninitialised array of the library that ``kind_of`` belongs to, on the CPU.
 
-    A DLPack object gives a TVM tensor. Memory is aligned to 64 bytes.
+    A DLPack object gives a TVM tensor. Memory begins at a cache line.
 
     Raises
     ------
@@ -129,11 +125,7 @@ def empty_like_kind(kind_of: Any, shape: Sequence[int], dtype: str) -> Any:
     """
     library = kind(kind_of)
     if library == "numpy":
-        element = _numpy_dtype(dtype)
-        size = element.itemsize * math.prod(shape)
-        raw = np.empty(size + _ALIGNMENT, np.uint8)
-        begin = -raw.ctypes.data % _ALIGNMENT
-        return raw[begin : begin + size].view(element).reshape(shape)
+        return aligned_empty(shape, _numpy_dtype(dtype))
     if library == "torch":
         import torch
 

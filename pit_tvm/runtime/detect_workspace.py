@@ -10,10 +10,9 @@ import numpy.typing as npt
 import tvm_ffi
 
 from ..errors import ShapeError, mismatch
+from ..memory import aligned_empty
 
 Array = npt.NDArray[Any]
-
-ALIGNMENT = 128  # two cache lines, which the hardware fetches together
 
 
 class Workspace:
@@ -36,7 +35,7 @@ class Workspace:
         memory = self._memory.get(name)
         if memory is None or memory.nbytes < size:
             grown = 0 if memory is None else 2 * memory.nbytes
-            memory = self._memory[name] = _aligned(max(size, grown))
+            memory = self._memory[name] = aligned_empty((max(size, grown),), np.uint8, lasting=True)
         view = self._views[name] = memory[:size].view(element).reshape(shape)
         return view
 
@@ -68,10 +67,3 @@ def flat_view(argument: str, array: Array, element: npt.DTypeLike) -> Any:
         return vector
     # numpy exports read-only memory only to version 1 of DLPack, which can say so
     return tvm_ffi.from_dlpack(vector.__dlpack__(max_version=(1, 0)))
-
-
-def _aligned(size: int) -> Array:
-    """New bytes that begin at a cache line."""
-    raw = np.empty(size + ALIGNMENT, np.uint8)
-    begin = -raw.ctypes.data % ALIGNMENT
-    return raw[begin : begin + size]

@@ -11,6 +11,7 @@ from tvm import s_tir, tirx
 
 from .lower_dynamic_extent import lower_dynamic_extent
 from .lower_parallel_tiles import lower_parallel_tiles
+from .lower_prefetch_rows import lower_prefetch_rows
 
 FuncPass = Callable[[tirx.PrimFunc], tirx.PrimFunc]
 
@@ -33,6 +34,7 @@ def lower(mod: tvm.IRModule, dump: Callable[[str, str], None] | None = None) -> 
         s_tir.transform.ConvertBlocksToOpaque(),
         s_tir.transform.CompactBufferAllocation(),
         lower_dynamic_extent,
+        lower_prefetch_rows,
         lower_parallel_tiles,
         s_tir.transform.LowerMatchBuffer(),
         s_tir.transform.StmtSimplify(),
