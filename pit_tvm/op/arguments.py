@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TypeAlias
 
 from tvm import te
@@ -46,10 +47,11 @@ def resolve_dtypes(dtype: str, out_dtype: str | None = None) -> DTypes:
     DTypeError
         A type is not in this table.
     """
-    if dtype not in _OUTPUTS:
+    if not isinstance(dtype, str) or dtype not in _OUTPUTS:
         raise DTypeError(mismatch("dtype", f"one of {', '.join(_OUTPUTS)}", repr(dtype)))
     accumulator, outputs = _OUTPUTS[dtype]
-    output = out_dtype or (dtype if dtype in outputs else accumulator)
+    default = dtype if dtype in outputs else accumulator
+    output = default if out_dtype is None else out_dtype
     if output not in outputs:
         expected = f"one of {', '.join(outputs)} for operands of {dtype}"
         raise DTypeError(mismatch("out_dtype", expected, repr(out_dtype)))
@@ -78,10 +80,10 @@ def resolve_extent(argument: str, value: Extent, lowest: int = 0) -> int | Var:
 
 def at_least(argument: str, value: object, lowest: int) -> int:
     """``value`` as an int; ShapeError unless it is an integer of at least ``lowest``."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < lowest:
         expected = f"an integer of at least {lowest}"
         raise ShapeError(mismatch(argument, expected, repr(value)))
-    return value
+    return int(value)
 
 
 def pair(argument: str, value: int | tuple[int, int], lowest: int) -> tuple[int, int]:

@@ -68,8 +68,8 @@ def elementwise(
         A shape, type or stage is not one of those above.
     """
     dtypes = resolve_dtypes(dtype, out_dtype)
-    if not 1 <= len(shape) <= len(_AXES):
-        raise ShapeError(mismatch("shape", "one or two extents", tuple(shape)))
+    if not isinstance(shape, Sequence) or not 1 <= len(shape) <= len(_AXES):
+        raise ShapeError(mismatch("shape", "one or two extents", repr(shape)))
     if not stages:
         raise ShapeError(mismatch("stages", "at least one", "none"))
     axes = list(_AXES[: len(shape)])

@@ -129,7 +129,8 @@ def check_activation(activation: str | None, dtypes: DTypes) -> None:
     DTypeError
         The activation cannot be computed in the epilogue's type.
     """
-    if activation is not None and activation not in ACTIVATIONS:
+    known = isinstance(activation, str) and activation in ACTIVATIONS
+    if activation is not None and not known:
         expected = f"None or one of {', '.join(ACTIVATIONS)}"
         raise DTypeError(mismatch("activation", expected, repr(activation)))
     if activation not in (None, "relu") and dtypes.epilogue != "float32":

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from ..errors import DTypeError, PatternError, ShapeError, mismatch
+from ..errors import (
+    BackendUnavailable,
+    DTypeError,
+    PatternError,
+    ShapeError,
+    UnsupportedTarget,
+    mismatch,
+)
+from ..memory import aligned_empty
 from ..reference.index import dense_mask
-from ..structs import BitMask, Groups, Index, Plan, Values
+from ..structs import BitMask, Candidate, Groups, Index, Plan, Values
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
-from .arrays import (
-    as_numpy,
-    as_tensor,
-    check_overlap,
-    empty_like_kind,
-)
+from .arrays import as_numpy, as_tensor, check_overlap, empty_like_kind
 from .bind import Binder, Bound, PackedOperand
 from .detect import Detector
 from .kernel_cache import KernelCache
@@ -30,6 +33,7 @@ from .planner import Pattern, Planner, counted, sampled
 from .program import Program, Route
 
 _SAMPLED_ROWS = 32
+_LIBRARIES = ("numpy", "torch")
 
 
 @dataclass
@@ -72,17 +76,28 @@ class Dispatcher:
     # -- the call
 
     def run(
-        self, arrays: Sequence[Any], sparsity: Any, out: Any, clock: Clock | None = None
+        self,
+        arrays: Sequence[Any],
+        sparsity: Any,
+        out: Any,
+        clock: Clock | None = None,
+        choose: Callable[[Plan], Candidate] | None = None,
     ) -> tuple[Any, Plan | None]:
-        """Compute into ``out`` (None: a new array); returns it and the plan, None if empty."""
+        """Compute into ``out`` (None: a new array); returns it and the plan, None if empty.
+
+        ``choose`` picks the candidate of a plan that runs (None: the cheapest).
+        """
         bound = self.binder.bind(arrays)
         out, target = self._output(bound, out)
         value = self._value(bound, sparsity)
         if clock is not None:
             clock.lap()
-        plan, index = self._plan(bound, value, clock)
+        plan, index = self._plan(bound, value, clock, choose)
         if 0 in target.shape:
             return out, None
+        if self.program.mask:  # detection has checked its shape and type
+            mask = as_tensor("sparsity", value, dtype="uint8", shape=value.shape)
+            bound = replace(bound, tensors={**bound.tensors, self.program.mask: mask})
         if os.environ.get("PIT_TVM_CHECK") == "1":
             self._check_promise(bound, value)
         self.launcher.launch(plan.choice, index, bound, target)
@@ -94,9 +109,13 @@ class Dispatcher:
         self, arrays: Sequence[Any], sparsity: Any, sizes: dict[str, int], library: str
     ) -> Plan:
         """The plan of a pattern, decided anew, without running it."""
+        if library not in _LIBRARIES:
+            expected = " or ".join(map(repr, _LIBRARIES))
+            raise BackendUnavailable(mismatch("library", expected, repr(library)))
         if arrays:
             bound = self.binder.bind(arrays)
         else:
+            _check_sizes(sizes)
             layout = self.binder.layout_of(sizes, library)
             bound = Bound(layout, {}, {}, {})
         pattern, _ = self._pattern(bound, self._value(bound, sparsity))
@@ -108,15 +127,19 @@ class Dispatcher:
         if con is None or name != con.dense:
             dense = con.dense if con else "none: the operator is no contraction"
             raise ShapeError(mismatch("pack", f"the dense operand ({dense})", name))
-        param = next(p for p in self.program.inputs if p.name == name)
+        param = self.program.input(name)
         shape = tuple(e if isinstance(e, int) else None for e in param.shape)
         tensor = as_tensor(name, array, dtype=param.dtype, shape=shape)
-        packed = empty_like_kind(
-            np.empty(0), self.kernels.packed_shape(tuple(tensor.shape)), con.accumulator
-        )
+        shape = self.kernels.packed_shape(tuple(tensor.shape))
+        packed = aligned_empty(shape, con.accumulator, lasting=True)
         if packed.size:
             self.kernels.pack()(tensor, packed)
         return PackedOperand(name, array, packed, self)
+
+    def build(self, _: dict[str, int]) -> None:
+        """Nothing to compile ahead: TVM compiles for CPUs wherever it runs."""
+        advice = "kernels are compiled when they are first needed"
+        raise UnsupportedTarget(mismatch("build", "a GPU target", self.target.kind, advice))
 
     # -- arguments
 
@@ -145,7 +168,7 @@ class Dispatcher:
 
     def _check_promise(self, bound: Bound, value: Any) -> None:
         spec, name = self.program.spec, self.program.operand
-        if not spec.promises_zero:
+        if not spec.promises_zero or self.program.mask:
             return
         operand = as_numpy(bound.arrays[name])
         wrong = np.count_nonzero(operand[~dense_mask(spec, value, operand.shape)])
@@ -156,12 +179,18 @@ class Dispatcher:
     # -- detect and select
 
     def _plan(
-        self, bound: Bound, value: Any, clock: Clock | None = None
+        self,
+        bound: Bound,
+        value: Any,
+        clock: Clock | None,
+        choose: Callable[[Plan], Candidate] | None,
     ) -> tuple[Plan, Index | None]:
         pattern, indices = self._pattern(bound, value)
         if clock is not None and indices:
             clock.index_us += clock.lap()
         plan = self.planner.plan(pattern, bound.layout, bool(bound.packed))
+        if choose is not None:
+            plan = replace(plan, choice=choose(plan))
         if clock is not None:
             clock.select_us += clock.lap()
         if plan.choice.kind == "dense":
@@ -224,6 +253,12 @@ class Dispatcher:
         return float(np.count_nonzero(chosen.any(axis=depth))) / max(
             1, chosen.size // chosen.shape[depth]
         )
+
+
+def _check_sizes(sizes: dict[str, int]) -> None:
+    for name, size in sizes.items():
+        if not isinstance(size, int) or size < 0:
+            raise ShapeError(mismatch(f"size {name}", "an integer of at least 0", repr(size)))
 
 
 def _pattern_array(sparsity: Any) -> np.ndarray:

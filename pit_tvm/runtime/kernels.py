@@ -16,8 +16,9 @@ from ..errors import AxisError, mismatch
 from ..schedules import contraction, generic
 from ..schedules.contraction_forms import contraction_form, pack_func, packed_shape
 from ..schedules.contraction_space import lanes_of
-from ..structs import Groups, MicroTile, Tile
+from ..structs import BlockMask, MicroTile, Tile
 from ..target import TargetInfo
+from ..transform.apply_mask import apply_mask
 from ..transform.insert_sread_swrite import SparseForm, insert_sread_swrite
 from ..transform.pipeline import lower
 from ..transform.split_epilogue import dead_value, split_epilogue
@@ -30,7 +31,11 @@ _GENERIC_TILE = 16  # positions to a parallel step of the generic schedule
 
 
 class Kernels:
-    """Kernels of one program on one target; threads may share it."""
+    """Kernels of one program on one target; threads may share it.
+
+    If the program applies a mask, the mask follows the operand among the inputs of the kernels
+    that read the operand: see ``Program.reads_mask``.
+    """
 
     def __init__(self, program: Program, target: TargetInfo, cache: KernelCache) -> None:
         self.program, self.target, self.cache = program, target, cache
@@ -39,11 +44,17 @@ class Kernels:
 
     def sparse(self, micro_tile: MicroTile, tile: Tile | None) -> Kernel:
         """Kernel of one micro-tile: inputs, ids, count, output. ``tile`` None: generic."""
-        return self._get((micro_tile, tile), lambda: self._sparse_module(micro_tile, tile))
+        name = (micro_tile, tile, *self._mask_part(micro_tile))
+        return self._get(name, lambda: self._sparse_module(micro_tile, tile))
 
     def dense(self, tile: Tile | None) -> Kernel:
         """Dense kernel by our own tile, or by the generic schedule: inputs, output."""
-        return self._get(("dense", tile), lambda: self._sparse_module(None, tile))
+        name = ("dense", tile, *self._mask_part(None))
+        return self._get(name, lambda: self._sparse_module(None, tile))
+
+    def masked_copy(self) -> Kernel:
+        """The operand with zeros outside its mask, for a library: operand, mask, copy."""
+        return self._get(("masked copy", *self._mask_part(None)), self._copy_module)
 
     def pack(self) -> Kernel:
         """Packs the dense operand of a contraction: operand, packed."""
@@ -59,7 +70,9 @@ class Kernels:
         """The output where the operand is zero: inputs that it reads, output. None if zero."""
         if self._dead_func is None:
             return None
-        return self._get("dead", lambda: self._plain(self._dead_func))
+        masked = self.program.mask and self.program.mask in self.dead_inputs()
+        name = ("dead", *(self._mask_part(None) if masked else ()))
+        return self._get(name, lambda: self._plain(self._dead_func))
 
     @cached_property
     def _epilogue_func(self) -> tirx.PrimFunc | None:
@@ -67,7 +80,8 @@ class Kernels:
 
     @cached_property
     def _dead_func(self) -> tirx.PrimFunc | None:
-        return dead_value(self.program.func, self.program.main, self.program.operand)
+        func = dead_value(self.program.func, self.program.main, self.program.operand)
+        return None if func is None else self._masked(func)
 
     def epilogue_inputs(self) -> list[str]:
         """Names of the inputs that the epilogue reads, in order."""
@@ -82,7 +96,7 @@ class Kernels:
 
     def clear(self) -> Kernel:
         """Clears a vector of bytes with all threads."""
-        return self._get("clear", self._clear_module)
+        return self._get("clear", self._clear_module, shared=True)
 
     def packed_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of the packed form of a dense operand of ``shape``."""
@@ -91,23 +105,39 @@ class Kernels:
 
     def for_detection(self, name: str, build: Callable[[], tvm.IRModule], _: Any) -> Kernel:
         """A detection kernel, kept in the same cache."""
-        key = content_key("detect", name, self.target.tvm_target)
-        return self.cache.get(key, lambda: self._compile(build()))
+        return self._get(("detect", name), build, shared=True)
 
     # -- building
 
-    def _get(self, name: object, module: Callable[[], tvm.IRModule]) -> Kernel:
+    def _get(
+        self, name: object, module: Callable[[], tvm.IRModule], *, shared: bool = False
+    ) -> Kernel:
+        """The kernel ``name``; a ``shared`` one is the same for all programs of the target."""
         if name in self._known:
             return self._known[name]
         with self._lock:
             if name not in self._known:
-                self._known[name] = self._build(name, module)
+                key = content_key(name, self.target.tvm_target, *([] if shared else self._own()))
+                self._known[name] = self.cache.get(key, lambda: self._compile(module()))
         return self._known[name]
 
-    def _build(self, name: object, module: Callable[[], tvm.IRModule]) -> Kernel:
-        parts = self.program.func.script(), self.target.tvm_target, self._groups()
-        key = content_key(name, self.program.operand, *parts)
-        return self.cache.get(key, lambda: self._compile(module()))
+    def _own(self) -> tuple[object, ...]:
+        """What kernels of this program depend on beside their names."""
+        return self.program.func.script(), self.program.operand, self.program.num_groups
+
+    def _mask_part(self, micro_tile: MicroTile | None) -> tuple[object, ...]:
+        """What the kernels of a micro-tile depend on if they read a mask: how they read it."""
+        spec = self.program.spec
+        if not self.program.reads_mask(micro_tile):
+            return ()
+        return type(spec).__name__, spec.extents if isinstance(spec, BlockMask) else ()
+
+    def _masked(self, func: tirx.PrimFunc) -> tirx.PrimFunc:
+        """``func`` reading the operand through the mask, if the program applies one."""
+        program = self.program
+        if not program.mask:
+            return func
+        return apply_mask(func, program.operand, program.spec, program.mask)
 
     def _compile(self, mod: tvm.IRModule) -> Any:
         return tvm.compile(mod, target=Target(self.target.tvm_target))
@@ -132,18 +162,23 @@ class Kernels:
         zeros = te.compute((size,), lambda _: tirx.const(0, "uint8"), name="cleared")
         return self._plain(te.create_prim_func([zeros]))
 
-    def _groups(self) -> int:
-        spec = self.program.spec
-        return spec.num_groups if isinstance(spec, Groups) else 0
+    def _copy_module(self) -> tvm.IRModule:
+        operand = next(p for p in self.program.func.params if p.name == self.program.operand)
+        source = te.placeholder(operand.shape, operand.dtype, operand.name)
+        copy = te.compute(operand.shape, lambda *where: source(*where), name="copy")
+        return self._plain(self._masked(te.create_prim_func([source, copy])))
 
     def _sparse_module(self, micro_tile: MicroTile | None, tile: Tile | None) -> tvm.IRModule:
         func, con = self.program.func, self.program.contraction
         if tile is None or con is None:
-            if micro_tile is None:
-                return self._plain(func)
-            return self._plain(insert_sread_swrite(func, micro_tile, SparseForm(_GENERIC_TILE)))
+            if micro_tile is not None:
+                func = insert_sread_swrite(func, micro_tile, SparseForm(_GENERIC_TILE))
+            return self._plain(self._masked(func))
         lanes = lanes_of(self.target.isa)
-        form, roles = contraction_form(func, con, tile, lanes, micro_tile, self._groups())
+        groups = self.program.num_groups
+        form, roles = contraction_form(func, con, tile, lanes, micro_tile, groups)
+        if self.program.reads_mask(micro_tile):
+            form = self._masked(form)
         sch = s_tir.Schedule(form.with_attr("global_symbol", "main"))
         contraction.apply(sch, roles, reg_m=tile.knob("reg_m"), lanes=lanes)
         return lower(sch.mod)

@@ -12,7 +12,7 @@ import tvm_ffi
 
 from ..schedules.contraction_space import BLOCKS
 from ..structs import Candidate, Groups, Index, MicroTile, Tile
-from .arrays import itemsize, library_matmul
+from .arrays import as_tensor, empty_like_kind, itemsize, library_matmul
 from .bind import Bound
 from .detect_workspace import Workspace
 from .kernels import Kernels
@@ -51,14 +51,15 @@ class Launcher:
     def _dense(self, bound: Bound, out: Any) -> None:
         product = self.program.product
         if product is None:
-            kernel = self.kernels.dense(None)
-            kernel(*(bound.tensors[p.name] for p in self.program.inputs), out)
+            names = self._arguments(None, packed=False)
+            self.kernels.dense(None)(*(bound.tensors[name] for name in names), out)
             return
         epilogue = self.kernels.epilogue()
         sums = out if epilogue is None else self._sums(bound)
+        arrays = self._masked(bound) if self.program.mask else bound.arrays
         library_matmul(
-            bound.arrays[product.left],
-            bound.arrays[product.right],
+            arrays[product.left],
+            arrays[product.right],
             sums,
             transpose_lhs=product.transpose_left,
             transpose_rhs=product.transpose_right,
@@ -67,13 +68,14 @@ class Launcher:
 
     def _prepare(self, micro_tile: MicroTile, tile: Tile | None) -> Callable[..., None]:
         """The launch of one kernel, with everything looked up that no call changes."""
-        if self.program.spec == Groups(0):  # no kernel has no groups
+        spec = self.program.spec
+        if isinstance(spec, Groups) and not spec.num_groups:  # no kernel has no groups
             fill = self._dead_fill()
             return lambda _, bound, out: fill(bound, out) if fill else None
         kernel = self.kernels.sparse(micro_tile, tile)
         if tile is not None and tile.family == BLOCKS:
-            return self._blocks(kernel)
-        names = self._arguments(packed=tile is not None)
+            return self._blocks(kernel, self._arguments(micro_tile, packed=True))
+        names = self._arguments(micro_tile, packed=tile is not None)
         dense = self.program.contraction.dense if tile and self.program.contraction else None
         reduces = next(r.reduces for r in self.program.routes if r.micro_tile == micro_tile)
         fill = None if reduces else self._dead_fill()
@@ -87,10 +89,10 @@ class Launcher:
 
         return run
 
-    def _blocks(self, kernel: Callable[..., Any]) -> Callable[..., None]:
+    def _blocks(self, kernel: Callable[..., Any], inputs_of: list[str]) -> Callable[..., None]:
         con, epilogue = self.program.contraction, self.kernels.epilogue()
-        operands = (con.sparse, con.dense) if con else ()
-        names = [name for name in self._arguments(packed=True) if name in operands]
+        operands = (con.sparse, self.program.mask, con.dense) if con else ()
+        names = [name for name in inputs_of if name in operands]
 
         def run(index: Index, bound: Bound, out: Any) -> None:
             sums = out if epilogue is None else self._sums(bound)
@@ -123,11 +125,22 @@ class Launcher:
             reads = self.kernels.epilogue_inputs()
             epilogue(sums, *(bound.tensors[name] for name in reads), out)
 
-    def _arguments(self, *, packed: bool) -> list[str]:
+    def _arguments(self, micro_tile: MicroTile | None, *, packed: bool) -> list[str]:
         """Names of a kernel's inputs in order; packed kernels read no group operand."""
-        con = self.program.contraction
-        names = [p.name for p in self.program.inputs]
+        program, con = self.program, self.program.contraction
+        names = [p.name for p in program.inputs]
+        if program.reads_mask(micro_tile):
+            names.insert(names.index(program.operand) + 1, program.mask)
         return [n for n in names if not (packed and con is not None and n == con.group)]
+
+    def _masked(self, bound: Bound) -> dict[str, Any]:
+        """The arrays of a call, with zeros outside the mask in a copy of the operand."""
+        program, shape = self.program, bound.layout.operand
+        name, dtype = program.operand, program.input(program.operand).dtype
+        copy = empty_like_kind(bound.arrays[name], shape, dtype)
+        target = as_tensor(name, copy, dtype=dtype, shape=shape, writable=True)
+        self.kernels.masked_copy()(bound.tensors[name], bound.tensors[program.mask], target)
+        return {**bound.arrays, name: copy}
 
     def _packed(self, bound: Bound, name: str) -> Any:
         found = bound.packed.get(name)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..schedules.contraction_space import BLOCKS, DEPTH, ROWS, starting_tiles
 from ..selection import select as selection
 from ..selection.cover import Cover, bucket
 from ..selection.rates import Rates, rates_from_records
-from ..structs import BitMask, Lengths, MicroTile, Plan, Rows, Tile
+from ..structs import BitMask, BlockMask, Lengths, MicroTile, Plan, Rows, Tile, Values
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
+from .arrays import itemsize
 from .bind import Layout
 from .program import Program, Route
 
@@ -59,12 +60,13 @@ class Planner:
             for route, covered in zip(self.program.routes, pattern.covered, strict=True)
         ]
         dense = facts.dense(pattern, layout.library)
-        return selection.select(routes, dense, rates, self.tiles(rates, facts))
+        plan = selection.select(routes, dense, rates, self.tiles(rates, facts))
+        return replace(plan, reason=f"{plan.reason}; mask applied") if self.program.mask else plan
 
     def rates(self, library: str) -> Rates:
         """Rates of the operator's data type with one library as the dense peer."""
         if library not in self._rates:
-            dtype = self._dtype()
+            dtype = self.program.input(self.program.operand).dtype
             generic = starting_tiles(self.target.isa, dtype)
             records = self.store.all()
             self._rates[library] = rates_from_records(
@@ -91,9 +93,6 @@ class Planner:
             self._tiles[key] = tuple(chosen)
         return self._tiles[key]
 
-    def _dtype(self) -> str:
-        return next(p.dtype for p in self.program.inputs if p.name == self.program.operand)
-
 
 class _Facts:
     """Sizes of one call, as the cost model needs them."""
@@ -113,6 +112,7 @@ class _Facts:
             for axis in con.batch:
                 self.batch *= self.operand[con.sparse_axes.index(axis)]
         self.out_bytes = 4.0 * float(math.prod(self.output))
+        self._itemsize = itemsize(program.input(program.operand).dtype)
 
     def route(self, route: Route, covered: float) -> selection.Route:
         """Slots, live entries and traffic of one micro-tile."""
@@ -137,6 +137,8 @@ class _Facts:
             live /= slots
         if not self.packed and route.family:
             extra += 8.0 * self.n * self.k * self.batch
+        if self.program.reads_mask(micro):
+            extra += covered * self._pattern_bytes()
         return selection.Route(
             micro_tile=micro,
             family=route.family,
@@ -157,10 +159,13 @@ class _Facts:
         spec, con = self.program.spec, self.program.contraction
         if not spec.promises_zero and (min(pattern.covered) < 1.0 or (con and con.group)):
             return None
+        masked = self._pattern_bytes() if self.program.mask else 0.0
         if con is None or self.program.product is None:
-            work = math.prod(self.operand)
-            return selection.DenseRoute(1, self.n, work, 1, self.out_bytes, selection.GENERIC)
+            work, extra = math.prod(self.operand), self.out_bytes + masked
+            return selection.DenseRoute(1, self.n, work, 1, extra, selection.GENERIC)
         extra = self.out_bytes if self.program.has_epilogue else 0.0
+        if self.program.mask:  # the library multiplies a masked copy: read, written
+            extra += masked + 2.0 * self._itemsize * math.prod(self.operand)
         return selection.DenseRoute(self.m, self.n, self.k, self.batch, extra, library)
 
     def _row_extent(self, micro: MicroTile) -> int:
@@ -177,15 +182,23 @@ class _Facts:
                 if con is not None and con.sparse_axes[dim] == con.reduce:
                     depth = extent
         if con is not None and con.group:
-            number = max(1, getattr(self.program.spec, "num_groups", 1))
+            number = max(1, self.program.num_groups)
         return number, depth
 
     def _index_bytes(self, micro: MicroTile) -> float:
         spec = self.program.spec
         if not spec.promises_zero:
             return 8.0 * self.operand[micro.dim] if not isinstance(spec, (Rows, Lengths)) else 0.0
-        size = float(math.prod(self.operand))
-        return size / 8 if isinstance(spec, BitMask) else size
+        return self._pattern_bytes()
+
+    def _pattern_bytes(self) -> float:
+        """Bytes of the array that tells a zero pattern."""
+        spec, size = self.program.spec, float(math.prod(self.operand))
+        if isinstance(spec, BitMask):
+            return size / 8
+        if isinstance(spec, BlockMask):
+            return size / math.prod(spec.extents)
+        return size * self._itemsize if isinstance(spec, Values) else size
 
 
 def sampled(program: Program, densities: Any, rows_live: float) -> Pattern:

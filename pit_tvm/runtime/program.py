@@ -8,7 +8,7 @@ from typing import Any
 from tvm import ir, tirx
 from tvm.ir import TensorLoad, prim
 
-from ..analysis.access import BlockInfo, block_infos
+from ..analysis.access import Access, BlockInfo, block_infos
 from ..analysis.contraction import Contraction, contraction_of
 from ..analysis.pit_axis import as_prim_func, pit_axes
 from ..analysis.reduction import Reducer, reducer_of
@@ -16,7 +16,7 @@ from ..errors import AxisError, ShapeError, mismatch
 from ..primitive.checks import is_choice
 from ..schedules.contraction_space import BLOCKS, DEPTH, MICRO_DEPTH, MICRO_ROWS, ROWS
 from ..structs import BitMask, BlockMask, Groups, Mask, MicroTile, SparsitySpec, Values
-from ..transform.insert_sread_swrite import main_block, operand_axes
+from ..transform.insert_sread_swrite import first_read, is_read, main_block, operand_axes
 from ..transform.unalign import is_buffer
 
 GENERIC = ""
@@ -66,7 +66,9 @@ class Program:
     """An operator, the sparsity of one operand, and everything that follows from the two.
 
     ``main`` is the block that reads the operand, ``sums`` what it writes; ``contraction`` and
-    ``product`` are None where the block is none, or no library computes it.
+    ``product`` are None where the block is none, or no library computes it. ``mask`` names the
+    pattern's array among the arguments of kernels that read the operand through it, "" if the
+    pattern promises zeros outside.
     """
 
     func: tirx.PrimFunc
@@ -81,21 +83,51 @@ class Program:
     routes: tuple[Route, ...]
     lookups: tuple[Lookup, ...]
     has_epilogue: bool
+    mask: str = ""
+
+    def input(self, name: str) -> Param:
+        """The input of that name; StopIteration if there is none."""
+        return next(p for p in self.inputs if p.name == name)
+
+    @property
+    def num_groups(self) -> int:
+        """Number of groups of ``Groups``; 0 for all other patterns."""
+        return self.spec.num_groups if isinstance(self.spec, Groups) else 0
+
+    def reads_mask(self, micro_tile: MicroTile | None) -> bool:
+        """Whether the kernels of a micro-tile (None: the whole operand) read the mask.
+
+        A live micro-tile that lies inside one block of a BlockMask is live everywhere, and no
+        contraction reads its operand anywhere else.
+        """
+        if not self.mask or micro_tile is None or self.contraction is None:
+            return bool(self.mask)
+        if not isinstance(self.spec, BlockMask):
+            return True
+        pairs = zip(micro_tile.extents, self.spec.extents, strict=True)
+        return any(extent == 0 or block % extent for extent, block in pairs)
 
 
-def analyse(tensors: Any, sparse: dict[str, SparsitySpec]) -> Program:
+def analyse(tensors: Any, sparse: dict[str, SparsitySpec], *, apply_mask: bool = False) -> Program:
     """The program of TE tensors (or a PrimFunc) for one sparse operand.
+
+    ``apply_mask``: outside its mask the operand counts as zero, instead of being zero.
 
     Raises
     ------
     AxisError
         There is no such operand or no PIT axis for its pattern; or zeros of the operand would
-        change the result (a maximum, say), so that a mask promises nothing.
+        change the result (a maximum, say), so that a mask promises nothing; or there is no mask
+        to apply.
     ShapeError
         The specification does not fit the operand's rank.
     """
     func = as_prim_func(tensors)
     operand, spec = _single(sparse)
+    if apply_mask and not isinstance(spec, (Mask, BitMask, BlockMask)):
+        expected = f"Mask, BitMask or BlockMask for {operand}"
+        advice = "no other pattern has elements outside that a kernel reads"
+        raise AxisError(mismatch("apply_mask", expected, type(spec).__name__, advice))
     params = [_param(p) for p in func.params if is_buffer(p)]
     if operand not in [p.name for p in params[:-1]]:
         raise AxisError(
@@ -128,7 +160,16 @@ def analyse(tensors: Any, sparse: dict[str, SparsitySpec]) -> Program:
         routes=routes,
         lookups=_lookups(func, con.group if con else ""),
         has_epilogue=info.updates[0].target.buffer not in func.params,
+        mask=_mask_name(operand, params) if apply_mask else "",
     )
+
+
+def _mask_name(operand: str, params: list[Param]) -> str:
+    """A name that no array of the operator has."""
+    name = f"{operand}_mask"
+    while name in [p.name for p in params]:
+        name += "_"
+    return name
 
 
 def _lookups(func: tirx.PrimFunc, checked: str) -> tuple[Lookup, ...]:
@@ -168,9 +209,11 @@ def _check_rank(spec: SparsitySpec, param: Param) -> None:
         if spec.extents and len(spec.extents) != rank:
             what = f"{type(spec).__name__} of {param.name}"
             raise ShapeError(mismatch(what, f"{rank} extents", spec.extents))
-    elif not 0 <= spec.dim < rank:  # type: ignore[attr-defined]
+        return
+    dim = spec.dim  # type: ignore[attr-defined]
+    if not isinstance(dim, int) or not 0 <= dim < rank:
         what = f"{type(spec).__name__}.dim of {param.name}"
-        raise ShapeError(mismatch(what, f"0 to {rank - 1}", spec.dim))  # type: ignore[attr-defined]
+        raise ShapeError(mismatch(what, f"0 to {rank - 1}", repr(dim)))
 
 
 # --------------------------------------------------------------------------------------------
@@ -178,30 +221,31 @@ def _check_rank(spec: SparsitySpec, param: Param) -> None:
 
 
 def _check_zero(info: BlockInfo, operand: str) -> None:
-    """A reduction must get its identity from a zero of the operand."""
+    """A reduction must get its identity from a zero of what the index is for."""
     if not any(kind == "reduce" for kind in info.kinds.values()):
         return
     reducer = reducer_of(info, info.updates[0].target.buffer)
     terms = reducer.terms if isinstance(reducer, Reducer) and reducer.op == "sum" else ()
-    if not terms or not all(_vanishes(term, operand) for term in terms):
+    dead = first_read(info, operand)
+    if not terms or not all(_vanishes(term, dead) for term in terms):
         expected = "a sum of products with the operand, so that its zeros add nothing"
         advice = "name the rows that exist (Rows, Lengths) instead"
         raise AxisError(mismatch(f"sparse[{operand!r}]", expected, "another reduction", advice))
 
 
-def _vanishes(expr: Any, operand: str) -> bool:
-    """Whether an expression is zero wherever ``operand`` is."""
+def _vanishes(expr: Any, dead: Access) -> bool:
+    """Whether an expression is zero wherever the element that ``dead`` reads is."""
     if isinstance(expr, prim.Cast):
-        return _vanishes(expr.value, operand)
+        return _vanishes(expr.value, dead)
     if isinstance(expr, prim.Mul):
-        return _vanishes(expr.a, operand) or _vanishes(expr.b, operand)
+        return _vanishes(expr.a, dead) or _vanishes(expr.b, dead)
     if isinstance(expr, prim.Select):
-        return all(_vanishes(e, operand) for e in (expr.true_value, expr.false_value))
+        return all(_vanishes(e, dead) for e in (expr.true_value, expr.false_value))
     if isinstance(expr, ir.Call) and is_choice(expr):
-        return all(_vanishes(e, operand) for e in expr.args[1:])
+        return all(_vanishes(e, dead) for e in expr.args[1:])
     if isinstance(expr, prim.IntImm | prim.FloatImm):
         return float(expr.value) == 0.0
-    return isinstance(expr, TensorLoad) and str(expr.source.name) == operand
+    return isinstance(expr, TensorLoad) and is_read(expr, dead)
 
 
 # --------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from tvm.s_tir import SBlock
 from ..analysis.access import BlockInfo, block_infos
 from ..analysis.pit_axis import pit_axes
 from ..errors import AxisError, mismatch
+from .rebuild import rebuilt_block
 
 PIT_AXES = "pit.axes"
 
@@ -31,7 +32,7 @@ def annotate_pit_axes(func: tirx.PrimFunc) -> tirx.PrimFunc:
         for info in infos:
             if block.same_as(info.block):
                 positions = [p for p, axis in enumerate(info.axes) if axis in accepted[info.name]]
-                return _with_annotation(block, positions)
+                return rebuilt_block(block, annotations={**block.annotations, PIT_AXES: positions})
         return block
 
     # From the outside in: an outer block is still itself when its turn comes.
@@ -56,21 +57,6 @@ def annotated_axes(func: tirx.PrimFunc) -> dict[str, frozenset[str]]:
 def _check(func: tirx.PrimFunc) -> None:
     if not isinstance(func, tirx.PrimFunc):
         raise AxisError(mismatch("func", "a PrimFunc", type(func).__name__))
-
-
-def _with_annotation(block: SBlock, positions: list[int]) -> SBlock:
-    return SBlock(
-        block.iter_vars,
-        block.reads,
-        block.writes,
-        block.name_hint,
-        block.body,
-        block.init,
-        block.alloc_buffers,
-        block.match_buffers,
-        {**block.annotations, PIT_AXES: positions},
-        block.span,
-    )
 
 
 def _read(info: BlockInfo) -> list[str]:

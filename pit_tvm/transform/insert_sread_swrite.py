@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 import tvm_ffi
 from tvm import ir, tirx
+from tvm.ir import TensorLoad
 
-from ..analysis.access import BlockInfo, block_infos
+from ..analysis.access import Access, BlockInfo, block_infos, same_access
 from ..analysis.pit_axis import pit_axes
 from ..analysis.reduction import Reducer, reducer_of
 from ..errors import AxisError, ShapeError, mismatch
@@ -79,8 +80,18 @@ def main_block(func: tirx.PrimFunc, operand: str) -> BlockInfo:
 
 def operand_axes(info: BlockInfo, operand: str) -> list[str | None]:
     """Axis of each dimension of ``operand`` in its first read; None where the index is not bare."""
-    access = next(a for a in info.reads if a.buffer_name == operand)
-    return [info.iter_vars.get(i) if isinstance(i, ir.Var) else None for i in access.indices]
+    indices = first_read(info, operand).indices
+    return [info.iter_vars.get(i) if isinstance(i, ir.Var) else None for i in indices]
+
+
+def first_read(info: BlockInfo, operand: str) -> Access:
+    """The read of ``operand`` that an index is for; other reads of it see every element."""
+    return next(a for a in info.reads if a.buffer_name == operand)
+
+
+def is_read(load: TensorLoad, access: Access) -> bool:
+    """Whether ``load`` reads what ``access`` reads."""
+    return same_access(Access(load.source, access.buffer_name, tuple(load.indices)), access)
 
 
 def _check(func: tirx.PrimFunc, info: BlockInfo, micro_tile: MicroTile) -> None:

@@ -16,6 +16,7 @@ from ..errors import ScheduleError, mismatch
 from ..primitive.checks import SPECULATIVE, guards, is_choice, is_one, split_and, uses_any
 from ..primitive.dynamic_extent import DYNAMIC_EXTENT
 from .axis_map import Expr
+from .rebuild import rebuilt_block, rebuilt_loop
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,7 @@ def _without_unit_variables(body: tirx.Stmt) -> tirx.Stmt:
         inner = tvm_ffi.structural_map(
             loop.body, [(ir.Var, lambda v: zero if v.same_as(var) else v)]
         )
-        return tirx.For(
-            var, loop.min, loop.extent, loop.kind, inner, loop.thread_binding, loop.annotations
-        )
+        return rebuilt_loop(loop, body=inner)
 
     return tvm_ffi.structural_map(body, [(tirx.For, replace)])
 
@@ -80,15 +79,7 @@ def _resize(loop: tirx.For, extents: dict[ir.Var, Expr]) -> tirx.For:
     if loop.loop_var not in extents:
         return loop
     notes = {k: v for k, v in loop.annotations.items() if k != DYNAMIC_EXTENT}
-    return tirx.For(
-        loop.loop_var,
-        loop.min,
-        extents[loop.loop_var],
-        loop.kind,
-        loop.body,
-        loop.thread_binding,
-        notes,
-    )
+    return rebuilt_loop(loop, extent=extents[loop.loop_var], annotations=notes)
 
 
 def _extent(loop: tirx.For) -> Expr:
@@ -146,16 +137,7 @@ def _remove_guards(body: tirx.Stmt, extents: dict[ir.Var, Expr]) -> tirx.Stmt:
 
     def visit(stmt: tirx.Stmt, loops: list[tirx.For]) -> tirx.Stmt:
         def on_loop(loop: tirx.For, _: object) -> tirx.Stmt:
-            inner = visit(loop.body, [*loops, loop])
-            return tirx.For(
-                loop.loop_var,
-                loop.min,
-                loop.extent,
-                loop.kind,
-                inner,
-                loop.thread_binding,
-                loop.annotations,
-            )
+            return rebuilt_loop(loop, body=visit(loop.body, [*loops, loop]))
 
         def on_if(cond: tirx.IfThenElse, _: object) -> tirx.Stmt:
             left = [c for c in split_and(cond.condition) if not _implied(c, loops, extents)]
@@ -191,17 +173,7 @@ def _drop_speculative(body: tirx.Stmt) -> tirx.Stmt:
         inner = block.body
         if isinstance(inner, tirx.IfThenElse):
             inner = inner.then_case
-        return s_tir.SBlock(
-            block.iter_vars,
-            block.reads,
-            block.writes,
-            block.name_hint,
-            inner,
-            block.init,
-            block.alloc_buffers,
-            block.match_buffers,
-            notes,
-        )
+        return rebuilt_block(block, body=inner, annotations=notes)
 
     return tvm_ffi.structural_map(body, [(s_tir.SBlock, drop)])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.ir import TensorLoad
@@ -9,6 +11,8 @@ from tvm.ir import TensorLoad
 from ..analysis.access import BlockInfo, block_infos
 from ..errors import AxisError, mismatch
 from .axis_map import Expr
+from .insert_sread_swrite import first_read, is_read
+from .rebuild import rebuilt_block
 from .unalign import is_buffer
 
 
@@ -32,8 +36,8 @@ def dead_value(func: tirx.PrimFunc, main: str, operand: str) -> tirx.PrimFunc | 
     """What the output is where ``operand`` is zero: parameters are inputs that matter, then output.
 
     A reduction ``main`` must get nothing from a zero of ``operand``; its result is then the
-    reducer's identity. Other blocks are evaluated with zero for the operand. None if the answer
-    is zero everywhere.
+    reducer's identity. Another ``main`` gets zero from its first read, along whose axes elements
+    are dead; reads at other places, which may be live, stay. None if the answer is zero everywhere.
     """
     info = _block(func, main)
     result = info.updates[0].target.buffer
@@ -41,11 +45,12 @@ def dead_value(func: tirx.PrimFunc, main: str, operand: str) -> tirx.PrimFunc | 
         return None
     if info.init:
         identity = info.init[0].value
-        body = _replace_loads(_rest(func, main), result, identity)
+        body = _replace_loads(_rest(func, main), lambda load: load.source.same_as(result), identity)
         return _assemble(func, [], body, {result})
-    source = next(p for p in func.params if p.name == operand)
-    zero = tirx.const(0, source.dtype)
-    return _assemble(func, [], _replace_loads(func.body.block.body, source, zero), set())
+    dead = first_read(info, operand)
+    zero = tirx.const(0, str(dead.buffer.dtype))
+    body = _replace_loads(func.body.block.body, lambda load: is_read(load, dead), zero)
+    return _assemble(func, [], body, set())
 
 
 def _block(func: tirx.PrimFunc, main: str) -> BlockInfo:
@@ -55,17 +60,17 @@ def _block(func: tirx.PrimFunc, main: str) -> BlockInfo:
     raise AxisError(mismatch("block", "a block of the function", main))
 
 
-def _replace_loads(stmt: tirx.Stmt, source: ir.Var, value: Expr) -> tirx.Stmt:
+def _replace_loads(stmt: tirx.Stmt, chosen: Callable[[TensorLoad], bool], value: Expr) -> tirx.Stmt:
     def replace(load: TensorLoad) -> Expr:
-        return value if load.source.same_as(source) else load
+        return value if chosen(load) else load
 
     def refresh(block: s_tir.SBlock) -> s_tir.SBlock:
-        reads = [r for r in block.reads if not r.source.same_as(source)]
-        return s_tir.SBlock(
-            block.iter_vars, reads, block.writes, block.name_hint, block.body, block.init
-        )
+        left: list[ir.Var] = []
+        tvm_ffi.structural_walk(block.body, (TensorLoad, lambda load: left.append(load.source)))
+        return rebuilt_block(block, reads=[r for r in block.reads if r.source in left])
 
-    return tvm_ffi.structural_map(stmt, [(TensorLoad, replace), (s_tir.SBlock, refresh)])
+    replaced = tvm_ffi.structural_map(stmt, [(TensorLoad, replace)])
+    return tvm_ffi.structural_map(replaced, [(s_tir.SBlock, refresh)])
 
 
 def _rest(func: tirx.PrimFunc, main: str) -> tirx.Stmt:

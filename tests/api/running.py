@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import numpy as np
 
 import pit_tvm
 from pit_tvm import Operator
-from pit_tvm.structs import Candidate, Plan, SparsitySpec
+from pit_tvm.structs import Candidate, SparsitySpec
 
 from .cases import GROUPS, Case
 
@@ -36,6 +34,7 @@ def compiled(
     spec: SparsitySpec,
     dead: str = "skip",
     deterministic: bool = False,
+    apply_mask: bool = False,
 ) -> Operator:
     """The operator of a case, compiled once in a session, with one tile of each family."""
     return pit_tvm.compile(
@@ -43,6 +42,7 @@ def compiled(
         sparse={operand: spec},
         dead=dead,
         deterministic=deterministic,
+        apply_mask=apply_mask,
         database=empty_database(),
     )
 
@@ -103,35 +103,19 @@ def assert_close(got: np.ndarray, truth: np.ndarray, what: object = "") -> None:
     assert error <= allowed, f"{what}: error {error}, allowed {allowed}"
 
 
-@contextmanager
-def forced(operator: Operator, number: int) -> Iterator[None]:
-    """Inside, the operator runs the candidate ``number`` of each plan instead of the cheapest."""
-    planner = operator._dispatcher.planner
-    original = planner.plan
-
-    def plan(*args: Any, **kwargs: Any) -> Plan:
-        decided = original(*args, **kwargs)
-        return replace(decided, choice=decided.candidates[number])
-
-    planner.plan = plan  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del planner.plan
-
-
 def every_candidate(
     operator: Operator, arrays: Sequence[Any], sparsity: Any, out_shape: tuple[int, ...], dtype: str
 ) -> Iterator[tuple[Candidate, np.ndarray]]:
     """Run all candidates of a call, each into a poisoned output of its own."""
     candidates = operator.explain(*arrays, sparsity=sparsity).candidates
     assert candidates
-    for number, candidate in enumerate(candidates):
+    for number in range(len(candidates)):
         out = poison(out_shape, dtype)
-        with forced(operator, number):
-            profile = operator.profile(*arrays, sparsity=sparsity, out=out)
-        assert profile.kernel == str(candidate)
-        yield candidate, out
+        _, plan = operator._dispatcher.run(
+            arrays, sparsity, out, choose=lambda plan, n=number: plan.candidates[n]
+        )
+        assert plan is not None and str(plan.choice) == str(candidates[number])
+        yield plan.choice, out
 
 
 def truth_of(case: Case, arrays: Mapping[str, np.ndarray]) -> np.ndarray:

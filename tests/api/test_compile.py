@@ -10,7 +10,14 @@ import pytest
 
 import pit_tvm
 from pit_tvm import op
-from pit_tvm.errors import AxisError, DatabaseError, PitError, ShapeError, UnsupportedTarget
+from pit_tvm.errors import (
+    AxisError,
+    BackendUnavailable,
+    DatabaseError,
+    PitError,
+    ShapeError,
+    UnsupportedTarget,
+)
 from pit_tvm.structs import (
     BitMask,
     BlockMask,
@@ -35,6 +42,8 @@ CONV_TENSORS = op.conv2d(None, 3, 5, 9, 9, 3)
         (MATMUL_TENSORS, {"lhs": Mask(), "rhs": Mask()}, AxisError, "^sparse.*one sparse operand"),
         (MATMUL_TENSORS, {"weight": Mask()}, AxisError, "^sparse.*lhs.*rhs.*weight"),
         (MATMUL_TENSORS, {"out": Mask()}, AxisError, "^sparse.*lhs.*rhs.*out"),
+        (MATMUL_TENSORS, Mask(), AxisError, "^sparse.*dictionary.*Mask"),
+        (MATMUL_TENSORS, {"lhs": Rows("0")}, ShapeError, "^Rows.dim of lhs"),  # type: ignore[arg-type]
         (MATMUL_TENSORS, {"lhs": (32, 1)}, AxisError, "^sparse.*lhs.*Mask.*tuple"),
         (MATMUL_TENSORS, {"lhs": Mask}, AxisError, "^sparse.*lhs.*Mask"),
         (MATMUL_TENSORS, {"lhs": Mask(32)}, ShapeError, "^Mask of lhs.*2 extents"),
@@ -47,7 +56,7 @@ CONV_TENSORS = op.conv2d(None, 3, 5, 9, 9, 3)
     ],
 )
 def test_what_cannot_be_compiled_is_refused_by_name(
-    tensors: Any, sparse: dict[str, Any], error: type[PitError], match: str
+    tensors: Any, sparse: Any, error: type[PitError], match: str
 ) -> None:
     with pytest.raises(error, match=match):
         pit_tvm.compile(tensors, sparse=sparse)
@@ -67,7 +76,9 @@ def test_unknown_fate_of_dead_rows_is_refused(dead: Any) -> None:
         pit_tvm.compile(MATMUL_TENSORS, sparse={"lhs": Rows()}, dead=dead)
 
 
-@pytest.mark.parametrize("target", ["cuda", "llvm -mcpu=pentium-9000", "", 7, {"kind": "rocm"}])
+@pytest.mark.parametrize(
+    "target", ["cuda -arch=sm_70", "llvm -mcpu=pentium-9000", "", 7, {"kind": "rocm"}]
+)
 def test_unknown_target_is_refused(target: Any) -> None:
     with pytest.raises(UnsupportedTarget, match="^target"):
         pit_tvm.compile(MATMUL_TENSORS, sparse={"lhs": Rows()}, target=target)
@@ -155,6 +166,19 @@ def test_explain_needs_the_symbolic_sizes() -> None:
     operator = compiled(MATMUL, "float32", "lhs", Lengths())
     with pytest.raises(ShapeError, match="^size k.*pass"):
         operator.explain(sizes={"m": 64, "n": 3}, sparsity=[40])
+
+
+@pytest.mark.parametrize("size", [-1, 2.0, None])
+def test_explain_needs_sizes_that_are_lengths(size: Any) -> None:
+    operator = compiled(LINEAR, "float32", "lhs", Lengths())
+    with pytest.raises(ShapeError, match="^size m.*at least 0"):
+        operator.explain(sizes={"m": size}, sparsity=[40])
+
+
+def test_explain_knows_two_libraries() -> None:
+    operator = compiled(LINEAR, "float32", "lhs", Lengths())
+    with pytest.raises(BackendUnavailable, match="^library.*numpy.*torch.*jax"):
+        operator.explain(sizes={"m": 64}, sparsity=[40], library="jax")
 
 
 def test_explain_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

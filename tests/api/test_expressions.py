@@ -211,6 +211,65 @@ def test_prim_func_compiles_as_its_tensors_do(rng: np.random.Generator) -> None:
     assert_close(out[ids], wanted[ids])
 
 
+def outer_sum() -> list[te.Tensor]:
+    """``out[p, q] = data[p] + data[q]``: the second read is of no dead element."""
+    data = te.placeholder((te.var("p"),), "float32", "data")
+    shape = (data.shape[0], data.shape[0])
+    return [data, te.compute(shape, lambda p, q: data[p] + data[q], "out")]
+
+
+def two_blocks() -> list[te.Tensor]:
+    """``out[p, q] = 2 * data[p] + data[q]``, the first term a block of its own."""
+    data = te.placeholder((te.var("p"),), "float32", "data")
+    double = te.compute(data.shape, lambda p: data[p] * tirx.const(2, "float32"), "double")
+    shape = (data.shape[0], data.shape[0])
+    return [data, te.compute(shape, lambda p, q: double[p] + data[q], "out")]
+
+
+def weighted_by_itself() -> list[te.Tensor]:
+    """``out[p] = sum_k data[k] * data[p]``: every term vanishes with either factor."""
+    data = te.placeholder((te.var("p"),), "float32", "data")
+    k = te.reduce_axis((0, data.shape[0]), "k")
+    return [data, te.compute(data.shape, lambda p: te.sum(data[k] * data[p], axis=k), "out")]
+
+
+@pytest.mark.parametrize(
+    ("build", "truth"),
+    [
+        (outer_sum, lambda data: data[:, None] + data),
+        (two_blocks, lambda data: 2 * data[:, None] + data),
+        (weighted_by_itself, lambda data: data * data.sum()),
+    ],
+    ids=["one block", "two blocks", "reduction"],
+)
+def test_operand_that_is_read_at_two_places_is_dead_at_one(
+    build: Callable[[], list[te.Tensor]],
+    truth: Callable[[np.ndarray], np.ndarray],
+    rng: np.random.Generator,
+) -> None:
+    tensors = build()
+    operator = pit_tvm.compile(tensors, sparse={"data": Mask()})
+    mask = rng.random(M) < 0.5
+    data = random_array((M,), "float32", rng) * mask
+    wanted = truth(data.astype(np.float64))
+    for candidate, out in every_candidate(operator, [data], mask, wanted.shape, "float32"):
+        assert_close(out, wanted, str(candidate))
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_sum_that_a_dead_element_leaves_something_of_is_refused(first: bool) -> None:
+    """``sum_k data[k] + data[p]``: without the first term the second is still there."""
+    data = te.placeholder((te.var("p"),), "float32", "data")
+    k = te.reduce_axis((0, data.shape[0]), "k")
+
+    def term(p: Any) -> Any:
+        return data[p] + data[k] if first else data[k] + data[p]
+
+    tensors = [data, te.compute(data.shape, lambda p: te.sum(term(p), axis=k), "out")]
+    with pytest.raises(AxisError, match="sparse.*data.*sum of products"):
+        pit_tvm.compile(tensors, sparse={"data": Mask()})
+
+
 def test_mask_on_a_maximum_is_refused() -> None:
     with pytest.raises(AxisError, match="sparse.*data.*sum of products"):
         pit_tvm.compile(row_maximum(), sparse={"data": Mask()})

@@ -25,11 +25,12 @@ def test_symbolic_batch_and_rows_in_every_layout(
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
-def test_every_storage_type_with_an_epilogue(run, operand, assert_close, dtype):
-    inputs = [operand((B, M, K), dtype), operand((B, K, N), dtype)]
-    tensors = batch_matmul(B, M, N, K, dtype=dtype, activation="relu")
-    got = run(tensors, inputs, (B, M, N))
-    assert_close(got, reference.batch_matmul(*inputs, activation="relu"))
+@pytest.mark.parametrize("transpose_rhs", [False, True])
+def test_every_storage_type_with_an_epilogue(run, operand, assert_close, dtype, transpose_rhs):
+    options = {"transpose_rhs": transpose_rhs, "activation": "relu"}
+    inputs = [operand((B, M, K), dtype), operand((B, N, K) if transpose_rhs else (B, K, N), dtype)]
+    tensors = batch_matmul(None, M, N, K, dtype=dtype, **options)
+    assert_close(run(tensors, inputs, (B, M, N)), reference.batch_matmul(*inputs, **options))
 
 
 def test_axes_have_the_fixed_names():

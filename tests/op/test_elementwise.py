@@ -70,7 +70,7 @@ def test_fractions_in_an_integer_chain_are_refused():
         elementwise((3,), ["silu"], dtype="int8")
 
 
-@pytest.mark.parametrize("shape", [(), (2, 3, 4)])
+@pytest.mark.parametrize("shape", [(), (2, 3, 4), 5, None])
 def test_a_shape_of_neither_one_nor_two_extents_is_refused(shape):
     with pytest.raises(ShapeError, match="^shape: expected one or two extents"):
         elementwise(shape, ["relu"])

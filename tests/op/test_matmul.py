@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
+import numpy as np
 import pytest
 from tvm import te
 
@@ -53,6 +54,16 @@ def test_every_storage_type_accumulates_wide(
     assert_close(got, reference.matmul(*inputs, activation="relu"))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear_takes_every_storage_type(run, operand, assert_close, dtype, bias):
+    tensors = linear(None, N, K, dtype=dtype, bias=bias, activation="relu")
+    inputs = [operand((M, K), dtype), operand((N, K), dtype)]
+    if bias:
+        inputs.append(operand((N,), "int32" if dtype == "int8" else dtype))
+    assert_close(run(tensors, inputs, (M, N)), reference.linear(*inputs, activation="relu"))
+
+
 @pytest.mark.parametrize("activation", [None, "relu", "gelu", "gelu_tanh", "silu"])
 def test_linear_is_torchs_linear_with_an_epilogue(run, operand, assert_close, activation):
     tensors = linear(None, N, K, activation=activation)
@@ -94,6 +105,10 @@ def test_an_extent_that_is_no_length_is_refused(extent):
         matmul(M, extent, K)
 
 
+def test_an_extent_may_be_an_integer_of_numpy():
+    assert [int(e) for e in matmul(np.int64(3), np.int32(5), 7)[-1].shape] == [3, 5]
+
+
 def test_a_sum_over_nothing_is_refused():
     with pytest.raises(ShapeError, match="^k: expected an integer of at least 1, got 0"):
         matmul(M, N, 0)
@@ -105,6 +120,9 @@ def test_a_sum_over_nothing_is_refused():
         ({"dtype": "float8_e4m3fn"}, "^dtype: expected one of float32"),
         ({"dtype": "int8", "out_dtype": "int8"}, "^out_dtype: expected one of int32"),
         ({"out_dtype": "float64"}, "^out_dtype: expected one of float32"),
+        ({"dtype": ["float32"]}, "^dtype: expected one of float32"),
+        ({"out_dtype": ""}, "^out_dtype: expected one of float32"),
+        ({"activation": ["relu"]}, "^activation: expected None or one of relu"),
         ({"activation": "swish"}, "^activation: expected None or one of relu"),
         ({"dtype": "int8", "activation": "gelu"}, "pass out_dtype='float32'"),
     ],

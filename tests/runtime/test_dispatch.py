@@ -107,6 +107,19 @@ def test_dense_choice_builds_no_index(folder: Path, monkeypatch: pytest.MonkeyPa
     assert close(out, lhs.astype(np.float64) @ rhs)
 
 
+def test_caller_may_choose_the_candidate(folder: Path) -> None:
+    own = dispatcher(folder, Mask())
+    lhs, rhs = operands()
+    mask = np.ones(lhs.shape, bool)
+    cheapest = own.run([lhs, rhs], mask, None)[1]
+    assert cheapest is not None
+    for number, candidate in enumerate(cheapest.candidates):
+        out, plan = own.run([lhs, rhs], mask, None, choose=lambda p, n=number: p.candidates[n])
+        assert plan is not None and plan.choice is candidate
+        assert close(out, lhs.astype(np.float64) @ rhs)
+    assert own.run([lhs, rhs], mask, None)[1] is cheapest
+
+
 def test_results_of_two_calls_do_not_share_memory(folder: Path) -> None:
     own = dispatcher(folder, Lengths())
     lhs, rhs = operands()

@@ -13,7 +13,7 @@ from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.runtime.kernels import Kernels
 from pit_tvm.runtime.program import Program, analyse
 from pit_tvm.schedules.contraction_space import lanes_of, starting_tiles
-from pit_tvm.structs import Groups, Mask, Rows
+from pit_tvm.structs import BitMask, BlockMask, Groups, Mask, Rows
 from pit_tvm.target import resolve_target
 
 M, N, K = 37, 29, 131
@@ -159,10 +159,51 @@ def test_kernels_are_kept_by_content_among_operators(tmp_path: Path) -> None:
     again.pack(), again.clear()
     assert (first.cache.stats.builds, again.cache.stats.disk_hits) == (2, 2)
     assert again.cache.stats.builds == 0
+    # What clears depends on the target alone.
+    strange = kernels_of(analyse(op.reduce_sum(None, None), {"data": Mask()}), tmp_path)
+    strange.clear()
+    assert (strange.cache.stats.builds, strange.cache.stats.disk_hits) == (0, 1)
     # Same shape of the result, another operand to pack.
     other = kernels_of(analyse(op.matmul(None, 5, 7), {"rhs": Rows()}), tmp_path)
     other.pack()
     assert other.cache.stats.builds == 1
+
+
+def test_kernels_that_read_a_mask_are_others_than_those_that_do_not(tmp_path: Path) -> None:
+    """One folder: only what reads the mask is built again for it, once for each form of it."""
+    built = []
+    for spec, apply in [
+        (BlockMask(32, 64), False),
+        (BlockMask(32, 64), True),
+        (BlockMask(16, 1), True),
+        (Mask(), True),
+        (Mask(32, 1), True),
+        (BitMask(), True),
+    ]:
+        tensors = op.matmul(None, 5, 7, bias=True)
+        kernels = kernels_of(analyse(tensors, {"lhs": spec}, apply_mask=apply), tmp_path)
+        depth = next(r for r in kernels.program.routes if str(r.micro_tile) == "32x1")
+        tile = next(t for t in starting_tiles(TARGET.isa, "float32") if t.family == depth.family)
+        kernels.sparse(depth.micro_tile, tile)
+        kernels.pack()
+        kernels.dead()
+        built.append(kernels.cache.stats.builds)
+    assert built == [3, 0, 1, 1, 0, 1]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_masked_copy_holds_zeros_outside(folder: Path, dtype: str) -> None:
+    tensors = op.matmul(None, N, K, dtype=dtype)
+    program = analyse(tensors, {"lhs": BitMask()}, apply_mask=True)
+    rng = np.random.default_rng()
+    lhs = (100 * rng.standard_normal((M, K))).astype(dtype)
+    mask = rng.random((M, K)) < 0.5
+    if dtype != "int8":
+        lhs[~mask] = np.nan
+    copy = np.full((M, K), 77, dtype)
+    bits = np.packbits(mask, axis=-1, bitorder="little")
+    kernels_of(program, folder).masked_copy()(lhs, bits, copy)
+    np.testing.assert_array_equal(copy, np.where(mask, lhs, 0))
 
 
 def test_numbers_of_groups_have_kernels_of_their_own(tmp_path: Path) -> None:

@@ -15,7 +15,19 @@ from pit_tvm.runtime.planner import Pattern, Planner, counted, sampled
 from pit_tvm.runtime.program import Program, analyse
 from pit_tvm.schedules.contraction_space import BLOCKS, DEPTH, ROWS
 from pit_tvm.selection.cover import SAMPLE_EXTENTS
-from pit_tvm.structs import Groups, Lengths, Mask, Plan, Rows, SparsitySpec, Tile, TileTask
+from pit_tvm.structs import (
+    BitMask,
+    BlockMask,
+    Groups,
+    Lengths,
+    Mask,
+    Plan,
+    Rows,
+    SparsitySpec,
+    Tile,
+    TileTask,
+    Values,
+)
 from pit_tvm.target import TargetInfo, resolve_target
 from pit_tvm.tile_db.record import Provenance, TileRecord
 
@@ -103,6 +115,32 @@ def test_groups_have_no_dense_candidate(target: TargetInfo) -> None:
     known = Binder(program, "me").layout_of({"m": M}, "numpy")
     plan = planner.decide(Pattern((1.0,), (0,)), known, packed=True)
     assert [c.kind for c in plan.candidates] == ["pit"]
+
+
+def test_index_costs_what_the_pattern_s_array_takes_to_read(target: TargetInfo) -> None:
+    costs = []
+    for spec in (BlockMask(32, 64), BlockMask(32, 1), BitMask(), Mask(), Values()):
+        plan = decide(matmul(spec), target, 0.5, 0.5, 0.5)
+        costs.append({dict(c.parts)["index"] for c in plan.candidates if c.kind == "pit"})
+    found = [cost for (cost,) in costs]
+    size = found[3]  # one byte per element
+    wanted = [size / (32 * 64), size / 32, size / 8, size, size * 4]
+    assert found == pytest.approx(wanted)
+
+
+def test_applied_mask_is_paid_for_where_it_is_read(target: TargetInfo) -> None:
+    tensors = op.matmul(None, None, None)
+    plans = []
+    for apply in (False, True):
+        program = analyse(tensors, {"lhs": BlockMask(32, 64)}, apply_mask=apply)
+        plans.append(decide(program, target, 0.5, 0.5, 0.5))
+    pairs = zip(*(plan.candidates for plan in plans), strict=True)
+    assert [masked.cost_us > plain.cost_us for plain, masked in pairs] == [
+        True,  # whole rows
+        False,  # 1x64 and 32x1 lie in blocks
+        False,
+        True,  # dense, by a masked copy
+    ]
 
 
 def test_packing_at_the_call_is_paid_for(target: TargetInfo) -> None:

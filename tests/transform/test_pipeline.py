@@ -23,6 +23,7 @@ PASSES = [
     "s_tir.ConvertBlocksToOpaque",
     "s_tir.CompactBufferAllocation",
     "lower_dynamic_extent",
+    "lower_prefetch_rows",
     "lower_parallel_tiles",
     "s_tir.LowerMatchBuffer",
     "s_tir.StmtSimplify",

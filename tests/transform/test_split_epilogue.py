@@ -136,6 +136,24 @@ def test_chain_without_a_reduction_is_evaluated_at_zero():
     tvm.ir.assert_structural_equal(dead_value(func, "stage0", "data"), main)
 
 
+def test_reads_at_other_places_are_evaluated_as_they_are():
+    @T.prim_func(s_tir=True)
+    def main(data: T.Buffer((6,), "float32"), out: T.Buffer((6, 6), "float32")):
+        T.func_attr({"tirx.noalias": True})
+        for p, q in T.grid(6, 6):
+            with T.sblock("out"):
+                i, j = T.axis.remap("SS", [p, q])
+                # The region of both reads together: wider than what is left, and harmless.
+                T.reads(data[T.min(i, j) : T.min(i, j) + (T.max(i, j) + 1 - T.min(i, j))])
+                T.writes(out[i, j])
+                out[i, j] = T.float32(0) - data[j]
+
+    data = te.placeholder((6,), name="data")
+    out = te.compute((6, 6), lambda p, q: data[p] - data[q], name="out")
+    func = te.create_prim_func([data, out])
+    tvm.ir.assert_structural_equal(dead_value(func, "out", "data"), main)
+
+
 @pytest.mark.parametrize("call", [split_epilogue, lambda f, main: dead_value(f, main, "data")])
 def test_parameter_stays_whose_shape_alone_defines_an_extent(call):
     tensors = op.conv2d(None, 3, 4, None, 9, 3, dtype="float16", bias=True)
