@@ -2,41 +2,84 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
-import tvm
-from tvm.backend.cuda.host import export_cuda_host
-from tvm.target import Target
 
 from pit_tvm.schedules.hopper_rows import RowsTile, rows_kernel
+from tests.schedules.cuda_text import cuda_text
 
 
-def cuda_source(dtype: str, knobs: RowsTile, **options: object) -> str:
-    target = Target({"kind": "cuda", "arch": "sm_90a"}, host="cuda_host")
-    with target:
-        kernel = rows_kernel(dtype, knobs, **options)  # type: ignore[arg-type]
-        mod = tvm.IRModule({"main": kernel})
-        built = tvm.compile(mod, target=target, tir_pipeline="tirx")
-    return export_cuda_host(built.mod)
+def source_of(dtype: str = "float16", knobs: RowsTile | None = None, **options: Any) -> str:
+    return cuda_text(rows_kernel(dtype, RowsTile() if knobs is None else knobs, **options))
+
+
+def boxes(source: str) -> int:
+    """TMA instructions in the kernel's body."""
+    body = source[source.index('extern "C" __global__') :]
+    return len(re.findall(r"_bulk_tensor_\dd_shared__cluster_global\w*\(", body))
+
+
+def transposed(source: str) -> bool:
+    """Whether the wgmma instructions read rhs with n contiguous (the last immediate)."""
+    found = set(re.findall(r"ps0, 1, 1, 0, ([01]);", source))
+    assert len(found) == 1
+    return found == {"1"}
 
 
 @pytest.mark.parametrize(("dtype", "kind"), [("float16", "f16"), ("bfloat16", "bf16")])
 def test_rows_are_gathered_by_cp_async_and_multiplied_by_wgmma(dtype: str, kind: str) -> None:
-    source = cuda_source(dtype, RowsTile())
+    source = source_of(dtype)
     assert f"wgmma.mma_async.sync.aligned.m64n256k16.f32.{kind}.{kind}" in source
     assert "cp.async.cg.shared.global" in source
     assert "cp.async.bulk.tensor.3d" in source  # rhs [groups, n, k] by TMA
 
 
 def test_tile_width_decides_the_instruction_and_clusters_multicast() -> None:
-    source = cuda_source("float16", RowsTile(tile_n=128, cluster=2))
+    source = source_of(knobs=RowsTile(tile_n=128, cluster=2))
     assert "m64n128k16" in source and "m64n256k16" not in source
     assert "multicast::cluster" in source
 
 
 def test_bias_and_activation_are_parameters() -> None:
-    plain = cuda_source("float16", RowsTile())
-    full = cuda_source("float16", RowsTile(), bias=True, act="relu")
-    assert "bias" not in plain and "bias" in full
+    plain = source_of()
+    full = source_of(bias=True, act="relu")
+    assert "bias_ptr" not in plain and "bias_ptr" in full
+    assert "pit_relu" in full and "pit_relu" not in plain
+
+
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_row_major_rhs_is_read_by_64_column_boxes_and_transposed_by_wgmma(cluster: int) -> None:
+    rows = source_of(knobs=RowsTile(cluster=cluster))
+    columns = source_of(knobs=RowsTile(cluster=cluster), rhs_layout="kn")
+    assert not transposed(rows) and transposed(columns)
+    assert boxes(rows) == 1 and boxes(columns) == 4 // cluster
+
+
+def test_gated_pairs_fetch_both_halves_and_multiply() -> None:
+    alone = source_of(gated="halves", act="silu")
+    pair = source_of(knobs=RowsTile(cluster=2), gated="halves", act="silu")
+    assert boxes(alone) == 2 and boxes(pair) == 1  # one half for each CTA of the cluster
+    assert "pit_silu" in alone
+
+
+def test_interleaved_pairs_are_a_four_dimensional_rhs() -> None:
+    source = source_of(gated="interleaved", act="silu", bias=True)
+    assert "cp.async.bulk.tensor.4d" in source
+
+
+def test_row_scale_is_an_operand() -> None:
+    assert "scale_ptr" not in source_of()
+    assert "float* __restrict__ scale_ptr" in source_of(row_scale=True)
+
+
+def test_accumulation_is_an_unordered_float32_addition_without_staging() -> None:
+    source = source_of(accumulate=6)
+    assert "red.relaxed.gpu.global.add.v2.f32" in source
+    assert "float* __restrict__ out_ptr" in source
+    assert "stmatrix" not in source
+    assert "red.relaxed" not in source_of()
 
 
 @pytest.mark.parametrize("knobs", [{"tile_m": 100}, {"tile_n": 12}, {"stages": 99}])

@@ -1,0 +1,108 @@
+"""Sums the choices of every token in fixed order: the deterministic end of top-k routing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm.script import tirx as T
+
+from pit_tvm.errors import ScheduleError, mismatch
+
+THREADS = 256
+CHUNK = 8  # columns of one thread: 16 bytes of a 16-bit type
+
+# The lower and the upper half of a 32-bit word as fp32.
+UNPACK = {
+    "float16": (
+        "return __half2float(__ushort_as_half((unsigned short)(x & 0xffffu)));",
+        "return __half2float(__ushort_as_half((unsigned short)(x >> 16)));",
+    ),
+    "bfloat16": ("return __uint_as_float(x << 16);", "return __uint_as_float(x & 0xffff0000u);"),
+}
+PACK = {"float16": "cvt.rn.f16x2.f32", "bfloat16": "cvt.rn.bf16x2.f32"}
+
+
+def _unpack(word: Any, dtype: str, upper: int) -> Any:
+    name = f"pit_{'upper' if upper else 'lower'}_{dtype}"
+    body = UNPACK[dtype][upper]
+    code = f"__forceinline__ __device__ float {name}(unsigned int x) {{ {body} }}"
+    return T.cuda.func_call(name, word, source_code=code, return_type="float32")
+
+
+@T.jit
+def combined_rows(
+    partial_h: T.handle,
+    weights_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    out_h: T.handle,
+    *,
+    dtype: T.constexpr,
+    out_dtype: T.constexpr,
+):
+    """The template; ``combine_rows`` explains it."""
+    tokens, choices, n = T.int32(), T.int32(), T.int32()
+    partial = T.match_buffer(partial_h, (tokens, choices, n), dtype)
+    if weights_h is not None:
+        weights = T.match_buffer(weights_h, (tokens, choices), "float32")
+    out = T.match_buffer(out_h, (tokens, n), out_dtype)
+    T.device_entry()
+    per_row: T.let = T.truncdiv(n, CHUNK)
+    bx = T.cta_id([T.truncdiv(tokens * T.truncdiv(n, CHUNK) + THREADS - 1, THREADS)])
+    tx = T.thread_id([THREADS])
+    place: T.let = bx * THREADS + tx
+    token: T.let = T.truncdiv(place, per_row)
+    col: T.let = T.truncmod(place, per_row) * CHUNK
+    if token < tokens:
+        total = T.alloc_local([CHUNK], "float32")
+        words = T.alloc_local([4], "uint32")
+        for v in T.unroll(CHUNK):
+            total[v] = T.float32(0)
+        for c in T.serial(choices):
+            factor: T.float32 = T.float32(1)
+            if weights_h is not None:
+                factor = weights[token, c]
+            if factor != T.float32(0):
+                T.ptx["ld.global.v4.b32"](
+                    *[words[i] for i in range(4)],
+                    partial.ptr_to(
+                        [T.cast(token, "int64"), T.cast(c, "int64"), T.cast(col, "int64")]
+                    ),
+                )
+                for w in T.unroll(4):
+                    total[w * 2] = total[w * 2] + factor * _unpack(words[w], dtype, 0)
+                    total[w * 2 + 1] = total[w * 2 + 1] + factor * _unpack(words[w], dtype, 1)
+        if out_dtype == "float32":
+            for v in T.vectorized(4):
+                out[T.cast(token, "int64"), T.cast(col + v, "int64")] = total[v]
+            for v in T.vectorized(4):
+                out[T.cast(token, "int64"), T.cast(col + 4 + v, "int64")] = total[v + 4]
+        else:
+            for w in T.unroll(4):
+                T.ptx[PACK[out_dtype]](words[w], total[w * 2 + 1], total[w * 2])
+            T.ptx["st.global.v4.b32"](
+                out.ptr_to([T.cast(token, "int64"), T.cast(col, "int64")]),
+                *[words[i] for i in range(4)],
+            )
+
+
+def combine_rows(
+    dtype: str, *, weighted: bool = False, out_dtype: str | None = None
+) -> tvm.tirx.PrimFunc:
+    """out[t, :] = sum over choices c, in order, of [weights[t, c] *] partial[t, c, :].
+
+    Arguments of the kernel: partial (tokens, choices, n) of ``dtype``, [weights (tokens, choices)
+    float32,] out (tokens, n) of ``out_dtype`` (``dtype`` if not given; float32 is possible). Sums
+    are fp32 and in order: the result does not depend on when rows were computed. n is a multiple of
+    8, tokens * n / 8 from 1 to 2**31 - 1. Choices whose weight is zero are not read.
+
+    Raises
+    ------
+    ScheduleError (a ValueError) for other element types than float16, bfloat16 (and float32 out)
+    """
+    result = dtype if out_dtype is None else out_dtype
+    if dtype not in UNPACK:
+        raise ScheduleError(mismatch("dtype", "float16 or bfloat16", dtype))
+    if result not in (dtype, "float32"):
+        raise ScheduleError(mismatch("out_dtype", f"{dtype} or float32", result))
+    absent = {} if weighted else {"weights_h": None}
+    return combined_rows.specialize(dtype=dtype, out_dtype=result, **absent)

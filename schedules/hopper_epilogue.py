@@ -1,0 +1,131 @@
+"""The epilogue of a consumer warpgroup: what it fetches early, and its SWrite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm.script import tirx as T
+from tvm.script.tirx import tile as Tx
+
+from .hopper_knobs import RowsOptions, RowsTile
+
+
+@T.meta_class
+class Epilogue:
+    """Bias, row scale and output rows of one warpgroup's part of a tile.
+
+    Parameters
+    ----------
+    pool : SMEMPool, for the staged rows and the tile's bias, one part per warp
+    knobs, options : what the kernel is built with
+    """
+
+    def __init__(self, pool: Any, knobs: RowsTile, options: RowsOptions) -> None:
+        warps = knobs.consumers * 4
+        self.staged = pool.alloc((warps, 16, knobs.store_cols + 8), options.dtype, align=16)
+        self.bias = pool.alloc((warps, 256), options.dtype, align=16)
+        self.options = options
+        self.halves = options.halves
+        self.paired = options.gated == "interleaved"
+        self.width = knobs.tile_n // self.halves
+        self.cols = knobs.store_cols
+        self.lanes = knobs.store_cols // 8  # that store one staged row
+        self.at_once = 32 // self.lanes  # staged rows that a warp stores at once
+        self.blocks = knobs.tile_m // knobs.consumers // 64
+        self.stores = 16 // self.at_once
+        self.by_pair = options.accumulate > 0 or options.row_scale
+        self.into = max(options.accumulate, 1)
+
+    @T.inline
+    def ask(self, mine, ids, group, row0, live, warp, lane):
+        """Ask for the ids of this lane's rows; they are needed after the k loop."""
+        if self.options.accumulate == 0:
+            for p in T.unroll(self.blocks * self.stores):
+                at: T.let = (
+                    row0
+                    + (p // self.stores * 64 + p % self.stores * self.at_once)
+                    + warp * 16
+                    + T.truncdiv(lane, self.lanes)
+                )
+                mine.rows[p] = -1
+                if at < live:
+                    mine.rows[p] = ids[group, at]
+        if self.by_pair:
+            for p in T.unroll(self.blocks * 2):
+                place: T.let = row0 + (p // 2 * 64 + p % 2 * 8) + warp * 16 + T.truncdiv(lane, 4)
+                mine.pair_rows[p] = -1
+                if place < live:
+                    mine.pair_rows[p] = ids[group, place]
+
+    @T.inline
+    def fetch_bias(self, bias, group, col0, n, part, lane):
+        """Copy the tile's bias to this warp's part; wait for it with ``finish_bias``."""
+        if self.paired:
+            if (lane * 8 < self.width * 2) & (col0 * 2 + lane * 8 < n * 2):
+                T.ptx["cp.async.cg.shared.global"](
+                    self.bias.ptr_to([part, lane * 8]),
+                    bias.ptr_to([T.cast(group, "int64"), T.cast(col0 * 2 + lane * 8, "int64")]),
+                    16,
+                )
+        else:
+            for side in T.unroll(self.halves):
+                if (lane * 8 < self.width) & (col0 + lane * 8 < n):
+                    T.ptx["cp.async.cg.shared.global"](
+                        self.bias.ptr_to([part, side * self.width + lane * 8]),
+                        bias.ptr_to(
+                            [
+                                T.cast(group, "int64"),
+                                T.cast(side * n + col0 + lane * 8, "int64"),
+                            ]
+                        ),
+                        16,
+                    )
+
+    @T.inline
+    def finish_bias(self):
+        T.ptx.cp.async_.wait_all()
+        T.cuda.warp_sync()
+
+    @T.inline
+    def fetch_scales(self, mine, scale):
+        """The factors of this lane's two rows per block."""
+        for p in T.unroll(self.blocks * 2):
+            mine.scales[p] = T.float32(0)
+            if mine.pair_rows[p] >= 0:
+                mine.scales[p] = scale[T.cast(mine.pair_rows[p], "int64")]
+
+    @T.inline
+    def write(self, mine, acc, out, col0, part, lane):
+        """Finish the accumulators and store or add them at columns from ``col0``."""
+        if self.options.accumulate > 1:
+            for p in T.unroll(self.blocks * 2):
+                if mine.pair_rows[p] >= 0:
+                    mine.pair_rows[p] = T.truncdiv(mine.pair_rows[p], self.into)
+        Tx.wg.copy(
+            out[0:16, col0 : col0 + self.cols],
+            self.staged[part, 0:16, 0 : self.cols],
+            dispatch="pit_swrite",
+            acc=acc,
+            width=self.width,
+            act=self.options.act,
+            gated=self.options.gated,
+            bias=self.bias,
+            has_bias=int(self.options.bias),
+            scales=mine.scales,
+            scaled=int(self.options.row_scale),
+            warp=part,
+            lane=lane,
+            rows=mine.rows,
+            pair_rows=mine.pair_rows,
+            accumulate=self.options.accumulate,
+        )
+
+
+@T.meta_class
+class EpilogueRows:
+    """Registers of one thread: ``rows`` of its stores, ``pair_rows`` and ``scales`` of its sums."""
+
+    def __init__(self, epilogue: Epilogue) -> None:
+        self.rows = T.alloc_local([epilogue.blocks * epilogue.stores], "int32")
+        self.pair_rows = T.alloc_local([epilogue.blocks * 2], "int32")
+        self.scales = T.alloc_local([epilogue.blocks * 2], "float32")

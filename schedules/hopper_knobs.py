@@ -1,0 +1,122 @@
+"""What the Hopper rows family can be built with: tuning knobs and the operator's options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pit_tvm.errors import ScheduleError, mismatch
+
+TILE_K = 64  # elements: one 128-byte swizzle row of a 16-bit type
+SHARED_LIMIT = 232448  # bytes a CTA may use on sm_90
+TILES_AHEAD = 4  # tiles that the producer announces before the consumers reach them
+ACTS = ("none", "relu", "gelu", "gelu_tanh", "silu")
+
+
+def _require(subject: object, rules: dict[str, bool]) -> None:
+    """Raise ScheduleError for the first rule that does not hold."""
+    for rule, holds in rules.items():
+        if not holds:
+            raise ScheduleError(mismatch("rows_kernel", rule, subject))
+
+
+@dataclass(frozen=True)
+class RowsTile:
+    """Knobs of the family; every field is a tuning decision.
+
+    ``consumers``: warpgroups that multiply; each takes tile_m / consumers rows in blocks of 64.
+    ``cluster``: CTAs that take neighbouring row tiles and share each rhs tile by multicast.
+    ``raster``: bands of rows (tile_m * cluster) walked before the next column tile, to reuse L2.
+    ``lag``: k steps between issuing a gather and announcing it; 0: the copies announce themselves.
+    ``store_cols``: columns that a warp stages in shared memory before it stores 16 bytes per lane.
+    ``most_groups``: the most groups the kernel takes; 1 leaves the search for the group out.
+    ``sms``: CTAs of the persistent grid, one per multiprocessor.
+    """
+
+    tile_m: int = 128
+    tile_n: int = 256
+    stages: int = 4
+    consumers: int = 2
+    cluster: int = 1
+    raster: int = 8
+    lag: int = 0
+    store_cols: int = 64
+    most_groups: int = 1
+    sms: int = 132
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """(producer, consumer) registers per thread, within 65536 per multiprocessor."""
+        return (96, 240) if self.consumers == 1 else (88, 208)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory of one CTA."""
+        ring = self.stages * (self.tile_m + self.tile_n) * TILE_K * 2
+        staged = self.consumers * 4 * (16 * (self.store_cols + 8) + 256) * 2
+        return 1024 + ring + staged + (2 * self.most_groups + 8) * 4
+
+    def check(self) -> None:
+        """Raise ScheduleError (a ValueError) for a combination that the template cannot build."""
+        tall = self.tile_m in (64 * self.consumers, 128 * self.consumers)
+        wide = self.tile_n % 8 == 0 and 8 <= self.tile_n <= 256
+        fits = self.tile_m // max(self.consumers, 1) * self.tile_n <= 128 * 128
+        rules = {
+            "consumers 1 or 2": self.consumers in (1, 2),
+            "tile_m 64 or 128 per consumer": tall,
+            "tile_n a multiple of 8 from 8 to 256": wide,
+            "at most 128 accumulators per thread": fits,
+            "store_cols 32, 64 or 128": self.store_cols in (32, 64, 128),
+            "lag below stages": 0 <= self.lag < self.stages,
+            "cluster 1 or 2, a divisor of sms": self.cluster in (1, 2)
+            and self.sms % self.cluster == 0,
+            f"at most {SHARED_LIMIT} bytes of shared memory": self.shared_bytes <= SHARED_LIMIT,
+        }
+        _require(self, rules)
+
+
+@dataclass(frozen=True)
+class RowsOptions:
+    """What the kernel computes, apart from sizes; ``rows_kernel`` explains each field."""
+
+    dtype: str
+    bias: bool = False
+    act: str = "none"
+    share: int = 1
+    rhs_layout: str = "nk"
+    gated: str = "none"
+    row_scale: bool = False
+    accumulate: int = 0
+
+    @property
+    def out_dtype(self) -> str:
+        """Element type of ``out``: sums are fp32."""
+        return "float32" if self.accumulate else self.dtype
+
+    @property
+    def halves(self) -> int:
+        """rhs columns that make one output column: 2 for gated pairs."""
+        return 1 if self.gated == "none" else 2
+
+    def pieces(self, knobs: RowsTile) -> int:
+        """Boxes that TMA fetches for one rhs tile, all CTAs of the cluster together."""
+        if self.rhs_layout == "kn":
+            return knobs.tile_n // TILE_K
+        even = knobs.tile_n % (8 * knobs.cluster) == 0
+        return max(self.halves, knobs.cluster if even else 1)
+
+    def check(self, knobs: RowsTile) -> None:
+        """Raise ScheduleError (a ValueError) where the options do not fit together or the knobs."""
+        knobs.check()
+        piece = (64 if self.rhs_layout == "kn" else 8) * self.halves
+        rules = {
+            "dtype float16 or bfloat16": self.dtype in ("float16", "bfloat16"),
+            f"act one of {', '.join(ACTS)}": self.act in ACTS,
+            "share 1 or more": self.share >= 1,
+            "accumulate 0 or more": self.accumulate >= 0,
+            "rhs_layout nk or kn": self.rhs_layout in ("nk", "kn"),
+            "gated none, halves or interleaved": self.gated in ("none", "halves", "interleaved"),
+            "rhs_layout nk for interleaved pairs": self.gated != "interleaved"
+            or self.rhs_layout == "nk",
+            f"tile_n a multiple of {piece} for this rhs": knobs.tile_n % piece == 0,
+        }
+        _require((self, knobs), rules)

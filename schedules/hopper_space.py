@@ -1,0 +1,257 @@
+"""Search space of the Hopper m-axis family, for MetaSchedule: the knobs of ``RowsTile``.
+
+A tile shapes the whole kernel, so a candidate is an annotation of a stand-in block: ``sample``
+decides the knobs, and ``lower`` turns them into the kernel, which has the stand-in's parameters.
+Only combinations that ``RowsTile.check`` accepts are sampled. Two families share the kernel:
+
+* ``rows-hopper``: one group of live rows;
+* ``groups-hopper``: live rows spread over ``task.groups`` groups, each with its own weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import s_tir, te, tirx
+
+from pit_tvm.errors import TileNotFound, TuningError, mismatch
+from pit_tvm.structs import Tile, TileTask
+
+from .hopper_rows import SHARED_LIMIT, TILE_K, RowsTile, rows_kernel
+
+ROWS, GROUPS = "rows-hopper", "groups-hopper"
+FAMILIES = (ROWS, GROUPS)
+ISA = "sm_90a"
+DTYPES = ("float16", "bfloat16")
+TILE, TASK = "pit.tile", "pit.task"
+
+# (tile_m, consumers, tile_n). Registers hold 64 rows x 256 columns of a consumer, or 128 x 128.
+FORMS = (
+    *((64, 1, n) for n in (64, 96, 128, 192, 256)),
+    *((128, 2, n) for n in (64, 96, 128, 160, 168, 192, 208, 224, 240, 256)),
+    *((256, 2, n) for n in (96, 128)),
+)
+CLUSTER = (1, 2)
+SPARE = (0, 1)  # stages less than shared memory has room for
+RASTER = (4, 8, 16)
+LAG = (0, 1)
+STORE_COLS = (64, 128)
+_USUAL = (0, 1, 0, 0)  # positions of the usual choices in the four lists above
+# Form and cluster of the candidates that are measured first.
+_FIRST = (
+    *(((64, 1, n), 1) for n in (64, 96, 128, 256)),
+    *(((128, 2, n), 1) for n in (128, 192, 208, 224, 240, 256)),
+    *(((128, 2, n), 2) for n in (128, 160, 168, 192, 240, 256)),
+)
+MOST_STAGES = 8
+# Groups that the kernel takes, by how many there are: each step is a kernel of its own.
+GROUP_STEPS = (1, 256, 1024)
+DEAD_SHARE = 8  # of the workload's stored rows one in so many is dead
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Sizes of a task's arrays: stored rows of ``lhs`` and ``out``, and ids for each group."""
+
+    rows: int
+    capacity: int
+
+
+def stored(task: TileTask) -> Stored:
+    """Live rows and some dead ones among them; a group's list could name every row."""
+    rows = task.m + max(1, task.m // DEAD_SHARE)
+    return Stored(rows, rows)
+
+
+def workload(task: TileTask) -> tirx.PrimFunc:
+    """A stand-in with the kernel's parameters: lhs, ids, count, rhs ``[groups, n, k]``, out.
+
+    It is annotated and replaced, never compiled.
+    """
+    _check(task)
+    size = stored(task)
+    k = te.reduce_axis((0, task.k), "k")
+    lhs = te.placeholder((size.rows, task.k), task.dtype, "lhs")
+    ids = te.placeholder((task.groups, size.capacity), "int32", "ids")
+    count = te.placeholder((task.groups,), "int32", "count")
+    rhs = te.placeholder((task.groups, task.n, task.k), task.dtype, "rhs")
+    out = te.compute(
+        (size.rows, task.n),
+        lambda i, j: te.sum(lhs[ids[0, i] + count[0], k] * rhs[0, j, k], axis=k),
+        name="out",
+    )
+    return te.create_prim_func([lhs, ids, count, rhs, out])
+
+
+def sample(sch: s_tir.Schedule, task: TileTask) -> None:
+    """Sample the knobs and annotate the stand-in's block with them."""
+
+    def pick(values: tuple[int, ...]) -> Any:
+        return sch.sample_categorical(list(values), [1.0 / len(values)] * len(values))
+
+    form = pick(tuple(range(len(FORMS))))
+    knobs = [pick(values) for values in (CLUSTER, SPARE, RASTER, LAG, STORE_COLS)]
+    block = sch.get_sblock("out")
+    sch.annotate(block, TILE, [form, *knobs])
+    sizes = (str(size) for size in (task.m, task.n, task.k, task.groups))
+    sch.annotate(block, TASK, [task.family, task.isa, task.dtype, *sizes])
+
+
+def tile_of(sch: s_tir.Schedule, task: TileTask) -> Tile:
+    """The tile that a sampled schedule is annotated with."""
+    return as_tile(decided(_notes(sch.mod)[TILE], task.groups), task.family, task.dtype)
+
+
+def lower(mod: tvm.IRModule) -> tvm.IRModule:
+    """The kernel of a sampled module, a TIRx function ``main``."""
+    notes = _notes(mod)
+    _, _, dtype, *sizes = (str(part) for part in notes[TASK])
+    return kernel_module(decided(notes[TILE], int(sizes[3])), dtype)
+
+
+def kernel_module(knobs: RowsTile, dtype: str) -> tvm.IRModule:
+    """The family's plain kernel as a module with one function, ``main``."""
+    return tvm.IRModule({"main": rows_kernel(dtype, knobs)})
+
+
+def decided(values: Sequence[Any], groups: int) -> RowsTile:
+    """The knobs that sampled values stand for: form, cluster, spare, raster, lag, store_cols; all
+    the stages that fit but the spare."""
+    form, cluster, spare, raster, lag, store_cols = (int(value) for value in values)
+    tile_m, consumers, tile_n = FORMS[form]
+    knobs = RowsTile(
+        tile_m=tile_m,
+        tile_n=tile_n,
+        stages=MOST_STAGES,
+        consumers=consumers,
+        cluster=cluster,
+        raster=raster,
+        lag=lag,
+        store_cols=store_cols,
+    )
+    fitting = for_groups(knobs, groups)
+    return replace(fitting, stages=max(2, fitting.stages - spare))
+
+
+def starts(task: TileTask) -> list[tuple[int, ...]]:
+    """Decisions of the candidates to measure first: every form of proven use."""
+    return [(FORMS.index(form), CLUSTER.index(cluster), *_USUAL) for form, cluster in _FIRST]
+
+
+def features(tile: Tile, task: TileTask) -> tuple[float, ...]:
+    """What decides a tile's speed on a task beside its knobs: waves of tiles over the chip, the
+    share of the last wave that works, and useful over computed elements."""
+    knobs = rows_tile(tile)
+    bands = task.groups * -(-task.m // (task.groups * knobs.tile_m * knobs.cluster))
+    columns = -(-task.n // knobs.tile_n)
+    places = knobs.sms // knobs.cluster
+    waves = -(-bands * columns // places)
+    computed = bands * knobs.tile_m * knobs.cluster * columns * knobs.tile_n
+    filled = bands * columns / (waves * places)
+    return float(waves), filled, task.m * task.n / computed, float(knobs.stages)
+
+
+def random_index(task: TileTask, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """``ids`` int32 ``[groups, capacity]`` and ``count`` int32 ``[groups]``: ``task.m`` of the
+    stored rows in random order, each in a random group, as a router without bias fills them.
+    Unused ids are -1."""
+    size = stored(task)
+    live = rng.permutation(size.rows)[: task.m].astype(np.int32)
+    group = rng.integers(task.groups, size=task.m)
+    count = np.bincount(group, minlength=task.groups).astype(np.int32)
+    ids = np.full((task.groups, size.capacity), -1, np.int32)
+    for g in range(task.groups):
+        ids[g, : count[g]] = live[group == g]
+    return ids, count
+
+
+def rows_tile(tile: Tile) -> RowsTile:
+    """The kernel's knobs of a tile of these families.
+
+    Raises
+    ------
+    TileNotFound
+        The tile is of another family, has an unknown knob, or the template cannot build it.
+    """
+    names = {field.name for field in fields(RowsTile)}
+    if tile.family not in FAMILIES or tile.tile_k != TILE_K or set(dict(tile.knobs)) - names:
+        raise TileNotFound(mismatch("tile", f"a tile of {FAMILIES}", f"{tile.family} {tile}"))
+    knobs = RowsTile(tile_m=tile.tile_m, tile_n=tile.tile_n, **dict(tile.knobs))
+    try:
+        knobs.check()
+    except ValueError as error:
+        raise TileNotFound(str(error)) from error
+    return knobs
+
+
+def as_tile(knobs: RowsTile, family: str, dtype: str, isa: str = ISA) -> Tile:
+    """The tile of a set of knobs: every further field of ``RowsTile`` is one of its knobs."""
+    rest = {field.name: int(getattr(knobs, field.name)) for field in fields(RowsTile)}
+    tile_m, tile_n = rest.pop("tile_m"), rest.pop("tile_n")
+    return Tile(family, isa, dtype, tile_m, tile_n, TILE_K, tuple(sorted(rest.items())))
+
+
+def for_groups(knobs: RowsTile, groups: int) -> RowsTile:
+    """The same knobs for a kernel that takes at least ``groups`` groups, with as many stages as
+    then fit.
+
+    Raises
+    ------
+    TileNotFound
+        The kernel does not take so many groups.
+    """
+    most = next((step for step in GROUP_STEPS if step >= groups), None)
+    if most is None:
+        raise TileNotFound(mismatch("groups", f"at most {GROUP_STEPS[-1]}", groups))
+    wider = replace(knobs, most_groups=most)
+    while wider.shared_bytes > SHARED_LIMIT and wider.stages > 2:
+        stages = wider.stages - 1
+        wider = replace(wider, stages=stages, lag=min(wider.lag, stages - 1))
+    return wider
+
+
+def starting_tiles(isa: str, dtype: str) -> tuple[Tile, ...]:
+    """Tiles of both families that are sound on every Hopper chip, untuned.
+
+    Raises
+    ------
+    TileNotFound
+        Another instruction set, or a data type that the families do not compute.
+    """
+    if isa != ISA or dtype not in DTYPES:
+        raise TileNotFound(mismatch("isa, dtype", f"{ISA} and one of {DTYPES}", (isa, dtype)))
+    shapes = (
+        RowsTile(cluster=2),
+        RowsTile(),
+        RowsTile(tile_n=128, stages=6),
+        RowsTile(tile_m=64, tile_n=128, consumers=1, stages=6),
+        RowsTile(tile_m=64, tile_n=64, consumers=1, stages=8),
+    )
+    plain = [as_tile(knobs, ROWS, dtype) for knobs in shapes]
+    grouped = [as_tile(for_groups(knobs, 2), GROUPS, dtype) for knobs in shapes]
+    return (*plain, *grouped)
+
+
+def _notes(mod: tvm.IRModule) -> dict[str, Any]:
+    sch = s_tir.Schedule(mod)
+    notes = dict(sch.get(sch.get_sblock("out")).annotations)
+    if TILE not in notes or TASK not in notes:
+        raise TuningError(mismatch("module", f"annotations {TILE} and {TASK}", sorted(notes)))
+    return notes
+
+
+def _check(task: TileTask) -> None:
+    if task.family not in FAMILIES:
+        raise TileNotFound(mismatch("task.family", f"one of {FAMILIES}", repr(task.family)))
+    if task.isa != ISA or task.dtype not in DTYPES:
+        expected = f"{ISA} and one of {DTYPES}"
+        raise TileNotFound(mismatch("task.isa, task.dtype", expected, (task.isa, task.dtype)))
+    if task.n % 8 or task.k % 8:
+        raise TileNotFound(mismatch("task.n, task.k", "multiples of 8", (task.n, task.k)))
+    if (task.family == ROWS) != (task.groups == 1):
+        expected = f"1 for {ROWS}, more for {GROUPS}"
+        raise TileNotFound(mismatch("task.groups", expected, (task.family, task.groups)))

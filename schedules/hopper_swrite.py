@@ -1,0 +1,179 @@
+"""SWrite for sm_90a: what becomes of a warpgroup's accumulators, and how rows reach ``out``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm.script import tirx as T
+from tvm.tirx.tile_primitive import TilePrimitiveCall
+
+PTX_TYPE = {"float16": "f16", "bfloat16": "bf16"}
+CHUNK = 8  # 16-bit elements in 16 bytes
+
+
+# Branch-free forms in fp32 with one or two special-function operations each. gelu by
+# erf(z) = 1 - p(z) ** -16, Abramowitz and Stegun 7.1.28, absolute error below 3e-7; gelu_tanh as
+# x * sigmoid(2 u), u = sqrt(2 / pi) * (x + 0.044715 x ** 3).
+ACTIVATIONS = {
+    "relu": ("pit_relu", "return fmaxf(x, 0.f);"),
+    "silu": ("pit_silu", "return __fdividef(x, 1.f + __expf(-x));"),
+    "gelu_tanh": (
+        "pit_gelu_tanh",
+        "float u = x * fmaf(0.07135481283f, x * x, 1.595769122f);"
+        " return __fdividef(x, 1.f + __expf(-u));",
+    ),
+    "gelu": (
+        "pit_gelu",
+        "float z = fabsf(x) * 0.70710678f;"
+        " float p = fmaf(z, fmaf(z, fmaf(z, fmaf(z, fmaf(z, fmaf(z, 4.30638e-5f, 2.765672e-4f),"
+        " 1.520143e-4f), 9.2705272e-3f), 4.22820123e-2f), 7.05230784e-2f), 1.f);"
+        " p *= p; p *= p; p *= p; p *= p;"
+        " float tail = __fdividef(1.f, p), half_x = 0.5f * x;"
+        " return x < 0.f ? half_x * tail : fmaf(-half_x, tail, x);",
+    ),
+}
+
+
+def activate(act: str, x: Any) -> Any:
+    """The activation ``act`` (none, relu, gelu, gelu_tanh, silu) of an fp32 expression."""
+    if act == "none":
+        return x
+    name, body = ACTIVATIONS[act]
+    code = f"__forceinline__ __device__ float {name}(float x) {{ {body} }}"
+    return T.cuda.func_call(name, x, source_code=code, return_type="float32")
+
+
+class _Values:
+    """The finished fp32 value of one output element, from the configuration of a ``pit_swrite``.
+
+    ``width`` output columns need 2 * width accumulators columns with gated pairs: gates first.
+    """
+
+    def __init__(self, config: Any) -> None:
+        self.acc, self.lane, self.warp = config["acc"], config["lane"], config["warp"]
+        self.act, self.gated = str(config["act"]), str(config["gated"])
+        self.bias = config["bias"] if int(config["has_bias"]) else None
+        self.scales = config["scales"] if int(config["scaled"]) else None
+        self.width = int(config["width"])
+        self.per_block = self.width // 2 * (1 if self.gated == "none" else 2)
+        self.blocks = int(self.acc.shape[0]) // self.per_block
+
+    def _biased(self, register: Any, column: Any) -> Any:
+        x = self.acc[register]
+        return x if self.bias is None else x + T.cast(self.bias[self.warp, column], "float32")
+
+    def at(self, block: Any, column: Any, side: Any, odd: int) -> Any:
+        """Column ``column`` + 2 * (lane % 4) + ``odd`` of row lane // 4 + 8 * ``side`` of a block.
+
+        ``column`` is a multiple of 8 and ``block`` names 16 rows of this warp.
+        """
+        register = block * self.per_block + column // 2 + side * 2 + odd
+        col = column + T.truncmod(self.lane, 4) * 2 + odd
+        if self.gated == "none":
+            x = activate(self.act, self._biased(register, col))
+        else:
+            apart = self.gated == "halves"
+            gate = self._biased(register, col if apart else col * 2)
+            up = self._biased(
+                register + self.width // 2, col + self.width if apart else col * 2 + 1
+            )
+            x = activate(self.act, gate) * up
+        return x if self.scales is None else x * self.scales[block * 2 + side]
+
+
+def swrite(call: Any, _sctx: Any) -> Any:
+    """Epilogue of a warpgroup's accumulators, then rows stored or added at their places in ``out``.
+
+    Configuration: ``acc`` (local fp32, 64-row blocks as ``wgmma`` leaves them), ``width`` output
+    columns of the tile, ``act``, ``gated``, ``bias`` (shared; warps, 256) with ``has_bias``,
+    ``scales`` (local fp32, two rows per block) with ``scaled``, ``warp`` (of the CTA), ``lane``;
+    ``rows`` (local int32) the out row of each 16-byte store of this lane, ``pair_rows`` that of the
+    two rows per block which its accumulators belong to, -1 for none; ``accumulate``.
+    """
+    call = TilePrimitiveCall.downcast(call)
+    values = _Values(call.config)
+    return _add_rows(call, values) if int(call.config["accumulate"]) else _store_rows(call, values)
+
+
+def _add_rows(call: Any, values: _Values) -> Any:
+    """fp32 additions to ``out`` straight from registers, 32 contiguous bytes per row at once."""
+    out, col0 = call.args[0].source, call.args[0].region[-1].min
+    rows, lane, width, blocks = call.config["pair_rows"], values.lane, values.width, values.blocks
+
+    @T.prim_func(check_well_formed=False)
+    def impl():
+        for block in T.unroll(blocks):
+            for side in T.unroll(2):
+                row: T.let = rows[block * 2 + side]
+                if row >= 0:
+                    for j in T.unroll(width // 8):
+                        col: T.let = col0 + j * 8
+                        if col < out.shape[1]:
+                            T.ptx["red.relaxed.gpu.global.add.v2.f32"](
+                                out.ptr_to(
+                                    [
+                                        T.cast(row, "int64"),
+                                        T.cast(col + T.truncmod(lane, 4) * 2, "int64"),
+                                    ]
+                                ),
+                                values.at(block, j * 8, side, 0),
+                                values.at(block, j * 8, side, 1),
+                            )
+
+    return impl
+
+
+def _store_rows(call: Any, values: _Values) -> Any:
+    """Conversion and 16-byte stores, 16 rows x ``cols`` of a warp at a time through ``staged``.
+
+    ``staged`` is (warps, 16, cols + 8): each warp turns its rows in its own part.
+    """
+    out, staged, col0 = call.args[0].source, call.args[1].source, call.args[0].region[-1].min
+    rows, lane, warp = call.config["rows"], values.lane, values.warp
+    width, blocks = values.width, values.blocks
+    cols = int(staged.shape[-1]) - CHUNK
+    lanes = cols // CHUNK  # that store one row
+    at_once = 32 // lanes
+    convert = f"cvt.rn.{PTX_TYPE[out.dtype]}x2.f32"
+
+    @T.prim_func(check_well_formed=False)
+    def impl():
+        pair = T.alloc_local([4], "uint32")
+        for block in T.unroll(blocks):
+            for c in T.unroll((width + cols - 1) // cols):
+                for j in T.unroll(cols // 16):
+                    if c * cols + j * 16 < width:
+                        # 8 x 8 blocks: rows 0-7 and 8-15 of columns 0-7, then of 8-15
+                        for q in T.unroll(4):
+                            if c * cols + j * 16 + q // 2 * 8 < width:
+                                column = T.meta_var(c * cols + j * 16 + q // 2 * 8)
+                                low: T.float32 = values.at(block, column, q % 2, 0)
+                                high: T.float32 = values.at(block, column, q % 2, 1)
+                                T.ptx[convert](pair[q], high, low)
+                        if c * cols + j * 16 + 8 < width:
+                            T.ptx["stmatrix.sync.aligned.m8n8.x4.shared.b16"](
+                                staged.ptr_to(
+                                    [warp, T.truncmod(lane, 16), j * 16 + T.truncdiv(lane, 16) * 8]
+                                ),
+                                *[pair[i] for i in range(4)],
+                            )
+                        else:
+                            T.ptx["stmatrix.sync.aligned.m8n8.x2.shared.b16"](
+                                staged.ptr_to([warp, T.truncmod(lane, 16), j * 16]),
+                                pair[0],
+                                pair[1],
+                            )
+                T.cuda.warp_sync()
+                for p in T.unroll(16 // at_once):
+                    row: T.let = rows[block * (16 // at_once) + p]
+                    off: T.let = c * cols + T.truncmod(lane, lanes) * CHUNK
+                    if (row >= 0) & (off < width) & (col0 + off < out.shape[1]):
+                        for v in T.vectorized(CHUNK):
+                            out[T.cast(row, "int64"), T.cast(col0 + off + v, "int64")] = staged[
+                                warp,
+                                p * at_once + T.truncdiv(lane, lanes),
+                                T.truncmod(lane, lanes) * CHUNK + v,
+                            ]
+                T.cuda.warp_sync()
+
+    return impl

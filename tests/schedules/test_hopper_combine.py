@@ -1,0 +1,32 @@
+"""The kernel that sums choices as CUDA source; running it needs the GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from pit_tvm.errors import ScheduleError
+from pit_tvm.schedules.hopper_combine import combine_rows
+from tests.schedules.cuda_text import cuda_text
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("float16", "f16"), ("bfloat16", "bf16")])
+def test_rows_move_in_16_byte_pieces_and_are_rounded_once(dtype: str, kind: str) -> None:
+    source = cuda_text(combine_rows(dtype))
+    assert "ld.global.v4.b32" in source and "st.global.v4.b32" in source
+    assert f"cvt.rn.{kind}x2.f32" in source
+    assert "weights" not in source
+
+
+def test_weights_and_a_float32_result_are_parameters() -> None:
+    source = cuda_text(combine_rows("float16", weighted=True, out_dtype="float32"))
+    assert "weights_ptr" in source and "float* __restrict__ out_ptr" in source
+    assert "cvt.rn" not in source
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out", "word"),
+    [("float32", None, "dtype"), ("float16", "bfloat16", "out_dtype")],
+)
+def test_other_element_types_are_refused(dtype: str, out: str | None, word: str) -> None:
+    with pytest.raises(ScheduleError, match=word):
+        combine_rows(dtype, out_dtype=out)
