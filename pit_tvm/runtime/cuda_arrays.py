@@ -1,0 +1,217 @@
+"""torch tensors on a CUDA device: checks, and memory for results.
+
+Memory comes from torch's caching allocator: it belongs to the current stream, is handed out again
+without a call of the driver, and inside a CUDA graph's capture it belongs to the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import BackendUnavailable, DTypeError, ShapeError, mismatch
+
+
+def dtype_name(array: Any) -> str:
+    """Name of a tensor's element type, such as "bfloat16"."""
+    return str(array.dtype).removeprefix("torch.")
+
+
+def check_tensor(
+    name: str, array: Any, dtypes: Sequence[str] = (), shape: Sequence[int] | None = None
+) -> None:
+    """Refuse what is no CUDA tensor of one of ``dtypes`` (any, if empty) and of ``shape``.
+
+    With a ``shape`` the tensor must be contiguous.
+
+    Raises
+    ------
+    DTypeError
+        No torch tensor, on another device, or of another type.
+    ShapeError
+        Another shape, sparse, or not contiguous.
+    """
+    import torch
+
+    if not isinstance(array, torch.Tensor) or not array.is_cuda:
+        got = f"one on {array.device}" if isinstance(array, torch.Tensor) else type(array).__name__
+        raise DTypeError(mismatch(name, "a CUDA tensor", got, "pass .cuda()"))
+    if dtypes and dtype_name(array) not in dtypes:
+        raise DTypeError(mismatch(name, " or ".join(dtypes), dtype_name(array)))
+    if array.layout is not torch.strided:
+        raise ShapeError(mismatch(name, "a strided tensor", array.layout, "pass .to_dense()"))
+    if shape is None:
+        return
+    if tuple(array.shape) != tuple(shape):
+        raise ShapeError(mismatch(name, f"shape {list(shape)}", f"shape {list(array.shape)}"))
+    if not array.is_contiguous():
+        got = f"strides {array.stride()} elements"
+        raise ShapeError(mismatch(name, "a contiguous tensor", got, "pass .contiguous()"))
+
+
+def empty_int32(like: Any, shape: tuple[int, ...]) -> Any:
+    """Uninitialised int32 tensor on the device of ``like``."""
+    import torch
+
+    return torch.empty(shape, dtype=torch.int32, device=like.device)
+
+
+def empty_words(like: Any, shape: tuple[int, ...]) -> Any:
+    """Uninitialised uint32 tensor on the device of ``like``."""
+    import torch
+
+    return torch.empty(shape, dtype=torch.uint32, device=like.device)
+
+
+def zero(array: Any) -> None:
+    """Set a tensor to 0, on the current stream."""
+    array.zero_()
+
+
+def first_outside(ids: Any, low: int, high: int) -> tuple[int, int] | None:
+    """The first of ``ids`` not in ``low .. high`` and its position; None if all are.
+
+    Waits for the device: for checks that the user asks for.
+    """
+    outside = ((ids < low) | (ids > high)).nonzero()
+    if not len(outside):
+        return None
+    place = int(outside[0])
+    return int(ids[place]), place
+
+
+def first_repeat(ids: Any) -> tuple[int, int] | None:
+    """An id that stands twice in a vector, and its second position; waits for the device."""
+    order = ids.argsort(stable=True)
+    again = (ids[order].diff() == 0).nonzero()
+    if not len(again):
+        return None
+    place = int(order[int(again[0]) + 1])
+    return int(ids[place]), place
+
+
+def as_cuda(name: str, array: Any) -> Any:
+    """The torch tensor of a CUDA array, without a copy; DTypeError if it is none.
+
+    Raises
+    ------
+    BackendUnavailable
+        torch is not installed.
+    """
+    torch = _torch()
+    if isinstance(array, torch.Tensor):
+        return array
+    if not hasattr(array, "__dlpack__"):
+        raise DTypeError(mismatch(name, "a CUDA tensor", type(array).__name__, "pass torch's"))
+    return torch.from_dlpack(array)
+
+
+def signature(arrays: Sequence[Any]) -> tuple[object, ...]:
+    """Everything about tensors that a check can depend on, but their addresses."""
+    return tuple((a.shape, a.dtype, a.device, a.is_contiguous()) for a in arrays)
+
+
+def outside(ids: Any, groups: int) -> Any:
+    """bool [ids, 1]: which ids name no group."""
+    flat = ids.reshape(-1, 1)
+    return (flat < 0) | (flat >= groups)
+
+
+def live_weights(weights: Any, ids: Any) -> Any:
+    """float32 weights, 0 where an id is negative."""
+    return weights.float().masked_fill(ids < 0, 0.0)
+
+
+def empty(like: Any, shape: Sequence[int]) -> Any:
+    """Uninitialised tensor of the type and on the device of ``like``."""
+    return like.new_empty(tuple(shape))
+
+
+def is_aligned(array: Any) -> bool:
+    """Whether the first element and every row begin at multiples of 16 bytes."""
+    row = array.shape[-1] * array.element_size()
+    return (array.data_ptr() | row) % 16 == 0
+
+
+def overlaps(one: Any, other: Any) -> bool:
+    """Whether two contiguous tensors share memory."""
+    begin, end = one.data_ptr(), one.data_ptr() + one.numel() * one.element_size()
+    first, last = other.data_ptr(), other.data_ptr() + other.numel() * other.element_size()
+    return begin < last and first < end
+
+
+def is_capturing() -> bool:
+    """Whether the current stream is recorded into a CUDA graph."""
+    import torch
+
+    return torch.cuda.is_current_stream_capturing()
+
+
+def synchronize() -> None:
+    """Wait for the device."""
+    import torch
+
+    torch.cuda.synchronize()
+
+
+def dense_product(
+    lhs: Any, rhs: Any, bias: Any, act: str, out: Any, *, transpose_rhs: bool
+) -> None:
+    """``out = act(lhs @ rhs + bias)`` by cuBLAS and torch's activations, all rows."""
+    import torch
+
+    right = rhs.t() if transpose_rhs else rhs
+    if bias is None:
+        torch.mm(lhs, right, out=out)
+    else:
+        torch.addmm(bias, lhs, right, out=out)
+    if act != "none":
+        _activate(out, act)
+
+
+def activated(row: Any, act: str) -> Any:
+    """A copy of a tensor with an activation applied."""
+    copy = row.clone()
+    _activate(copy, act)
+    return copy
+
+
+def _activate(array: Any, act: str) -> None:
+    import torch
+
+    functional = torch.nn.functional
+    if act == "relu":
+        array.relu_()
+    elif act == "silu":
+        functional.silu(array, inplace=True)
+    elif act != "none":
+        array.copy_(functional.gelu(array, approximate="tanh" if act == "gelu_tanh" else "none"))
+
+
+class PinnedCopy:
+    """A copy of a small CUDA tensor on its way to the host."""
+
+    def __init__(self, array: Any) -> None:
+        import torch
+
+        self._host = torch.empty(array.shape, dtype=array.dtype, pin_memory=True)
+        self._host.copy_(array, non_blocking=True)
+        self._event = torch.cuda.Event()
+        self._event.record()
+
+    def ready(self) -> bool:
+        """Whether it has arrived."""
+        return bool(self._event.query())
+
+    def values(self) -> tuple[int, ...]:
+        """The elements, once it is ready."""
+        return tuple(self._host.flatten().tolist())
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        advice = "pip install torch"
+        raise BackendUnavailable(mismatch("target cuda", "torch", "none", advice)) from error
+    return torch

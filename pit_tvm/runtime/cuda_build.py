@@ -1,0 +1,165 @@
+"""CUDA kernels as shared libraries, compiled by nvcc on any machine, with a GPU or without.
+
+TVM's ``cuda_host`` target gives one CUDA source with the kernels and their tvm-ffi launchers. The
+library made of it needs only apache-tvm-ffi and the driver, and the driver only once a kernel is
+called: it loads without one, so a kernel cache can be filled on a machine without a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import runtime as tvm_runtime
+from tvm.backend.cuda.host import export_cuda_host
+from tvm.target import Target
+from tvm_ffi import libinfo
+
+from ..errors import BackendUnavailable, UnsupportedTarget, mismatch
+
+_FLAGS = ("-shared", "-O3", "-std=c++17", "-Xcompiler=-fPIC")
+_QUIET = "-diag-suppress=174,177,550"  # unused names and empty statements of generated code
+
+# The driver's functions that launchers call, found in the driver when they are called. Linked
+# instead, they would have to be loaded, for all to see, before the library.
+_DRIVER = {
+    "cuTensorMapEncodeTiled": (
+        "CUresult",
+        "CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* data,"
+        " const cuuint64_t* dim, const cuuint64_t* stride, const cuuint32_t* box,"
+        " const cuuint32_t* step, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,"
+        " CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill",
+        "map, type, rank, data, dim, stride, box, step, interleave, swizzle, promotion, fill",
+    ),
+    "cuGetErrorString": ("CUresult", "CUresult error, const char** text", "error, text"),
+}
+_LOOK_UP = """
+#include <cuda.h>
+#include <cuda_runtime.h>
+static void* pit_driver_entry(const char* name) {
+  void* entry = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  cudaGetDriverEntryPointByVersion(name, &entry, 12000, cudaEnableDefault, &found);
+  return entry;
+}
+"""
+_ENTRY = """
+extern "C" __attribute__((visibility("hidden"))) {result} CUDAAPI {name}({params}) {{
+  static auto entry = reinterpret_cast<{result}(CUDAAPI*)({params})>(pit_driver_entry("{name}"));
+  return entry ? entry({args}) : CUDA_ERROR_NOT_FOUND;
+}}
+"""
+
+
+class CudaLibrary:
+    """A compiled library of CUDA kernels; what `KernelCache.get` takes from its ``build``."""
+
+    def __init__(self, source: str, library: bytes) -> None:
+        self.source = source
+        self._library = library
+        self._lock = threading.Lock()
+        self._mod: Any = None
+
+    @property
+    def mod(self) -> Any:
+        """The loaded module: ``mod["main"]`` is the function. Loaded when first asked for."""
+        with self._lock:
+            if self._mod is None:
+                with tempfile.TemporaryDirectory(prefix="pit-tvm-") as scratch:
+                    self.export_library(path := os.path.join(scratch, "kernel.so"))
+                    self._mod = tvm_runtime.load_module(path)
+            return self._mod
+
+    def export_library(self, file_name: str) -> None:
+        """Write the shared library; OSError if the file cannot be written."""
+        Path(file_name).write_bytes(self._library)
+
+
+def build_cuda(mod: tvm.IRModule, arch: str = "sm_90a", tirx: bool = False) -> CudaLibrary:
+    """Compile the functions of ``mod`` to machine code of ``arch``; no GPU is needed.
+
+    ``tirx`` lowers TIRx kernels, False scheduled TensorIR. Takes about 5 to 15 seconds, nearly
+    all of it in nvcc.
+
+    Raises
+    ------
+    UnsupportedTarget
+        ``arch`` is not of the form ``sm_<number>`` with an optional ``a`` or ``f``.
+    BackendUnavailable
+        nvcc is not on this machine, or refuses the source.
+    """
+    return compile_source(cuda_source(mod, arch, tirx), arch)
+
+
+def cuda_source(mod: tvm.IRModule, arch: str = "sm_90a", tirx: bool = False) -> str:
+    """The CUDA source of `build_cuda`: kernels, launchers, and what they need of the driver."""
+    _check_arch(arch)
+    target = Target({"kind": "cuda", "arch": arch}, host="cuda_host")
+    with target:
+        pipeline = {"tir_pipeline": "tirx"} if tirx else {}
+        built = tvm.compile(mod, target=target, **pipeline)
+    source = export_cuda_host(built.mod)
+    used = [name for name in _DRIVER if re.search(rf"\b{name}\b", source)]
+    entries = [_entry(name) for name in used]
+    return "".join([source, _LOOK_UP, *entries] if used else [source])
+
+
+def compile_source(source: str, arch: str = "sm_90a") -> CudaLibrary:
+    """The library of a source that `cuda_source` gave; errors as in `build_cuda`."""
+    _check_arch(arch)
+    ffi = Path(libinfo.find_libtvm_ffi()).parent
+    includes = (libinfo.find_include_path(), libinfo.find_dlpack_include_path())
+    with tempfile.TemporaryDirectory(prefix="pit-tvm-") as scratch:
+        unit, library = Path(scratch) / "kernel.cu", Path(scratch) / "kernel.so"
+        unit.write_text(source, encoding="utf-8")
+        command = [find_nvcc(), *_FLAGS, _QUIET, *(f"-I{folder}" for folder in includes)]
+        command += [f"-gencode=arch=compute_{arch[3:]},code={arch}", f"-L{ffi}", "-ltvm_ffi"]
+        done = subprocess.run(
+            [*command, "-o", str(library), str(unit)], capture_output=True, text=True
+        )
+        if done.returncode:
+            got = "\n".join((done.stderr + done.stdout).splitlines()[-20:])
+            advice = f"nvcc must know {arch} and find a C++ compiler"
+            raise BackendUnavailable(mismatch("nvcc", "to compile a kernel", got, advice))
+        return CudaLibrary(source, library.read_bytes())
+
+
+def find_nvcc() -> str:
+    """Path of nvcc: in $CUDA_HOME, else on PATH, else the newest in /usr/local/cuda*.
+
+    Raises
+    ------
+    BackendUnavailable
+        It is in none of them.
+    """
+    home = os.environ.get("CUDA_HOME")
+    folders = [Path(home) / "bin"] if home else []
+    folders += [Path(part) for part in os.get_exec_path()]
+    folders += sorted(Path("/usr/local").glob("cuda*/bin"), key=_version, reverse=True)
+    for folder in folders:
+        found = shutil.which("nvcc", path=str(folder))
+        if found:
+            return found
+    advice = "install the CUDA toolkit, or set CUDA_HOME to its folder"
+    raise BackendUnavailable(mismatch("nvcc", "a CUDA compiler on PATH", "none", advice))
+
+
+def _version(folder: Path) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", folder.parent.name))
+
+
+def _check_arch(arch: str) -> None:
+    if not re.fullmatch(r"sm_\d+[af]?", arch):
+        raise UnsupportedTarget(mismatch("arch", "a name such as sm_90a", repr(arch)))
+
+
+def _entry(name: str) -> str:
+    result, params, args = _DRIVER[name]
+    return _ENTRY.format(name=name, result=result, params=params, args=args)

@@ -1,0 +1,176 @@
+"""Online detection on a CUDA device: lists of live micro-tiles, without a word to the host.
+
+One to three kernels build an index on the current torch stream: no synchronisation, no counter to
+clear, no memory but the result and a few bits, so calls can be captured in a CUDA graph and
+replayed with other contents. CTAs that share a list count what stands before their own part
+instead of taking places by atomics, so every list but that of row ids comes out ascending and
+``deterministic`` costs nothing there. The index is that of PIT, SOSP'23, section 3.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import ShapeError, mismatch
+from ..structs import BitMask, BlockMask, Index, Mask, MicroTile, SparsitySpec, Values
+from .cuda_arrays import check_tensor, dtype_name, empty_words, outside
+from .cuda_detect_ids import SliceCall, new_index
+from .cuda_detect_plan import MaskPlan, plan_mask
+from .cuda_modules import CudaKernels, GetModule
+
+MAX_PLANS = 1024  # kept by one detector
+
+
+class CudaDetector:
+    """Builds indices of CUDA tensors. Threads may share it.
+
+    Parameters
+    ----------
+    get_module
+        ``get_module(name, build)`` returns the loaded module of the kernels that ``build()``
+        makes: see `pit_tvm.runtime.cuda_modules.cached_modules`. It is asked when a kernel is
+        first needed.
+    """
+
+    def __init__(self, get_module: GetModule) -> None:
+        self._kernels = CudaKernels(get_module)
+        self._plans: dict[Any, MaskPlan] = {}
+
+    def detect(
+        self,
+        spec: SparsitySpec,
+        value: Any,
+        shape: tuple[int, ...],
+        micro_tile: MicroTile,
+        *,
+        deterministic: bool = False,
+    ) -> Index:
+        """Lists of the live micro-tiles of one operand, on the device of ``value``.
+
+        Parameters
+        ----------
+        spec, value
+            The operand's specification and the CUDA tensor passed for it: for `Mask` bool or
+            uint8 of ``shape``; for `BitMask` and `BlockMask` of the shapes that they state; for
+            `Values` the operand itself (NaN is live, -0.0 is not). Rows of these may lie any
+            distance apart; elements of a row are neighbours, but for `BlockMask`. For `Rows`,
+            `Lengths` and `Groups` a vector of int32 or int64; for `Groups` also
+            [tokens, top_k], where an id of the result stands for ``token * top_k + choice``.
+        shape
+            The operand's shape: two dimensions for masks and values, any number for the others.
+        micro_tile
+            One extent per dimension; for `Rows`, `Lengths` and `Groups` all 0 but the PIT one,
+            which is the specification's ``dim``.
+        deterministic
+            Ascending lists whatever the input: row ids are sorted, at the cost of one more launch.
+            All other lists always ascend.
+
+        Returns
+        -------
+        Index
+            ``capacity`` is the extent of the PIT dimension rounded up to a multiple of 64, at
+            least 64. Ids out of range (-1 is a dead slice) are dropped and impossible lengths
+            count as 0, since the host never sees them.
+
+        Raises
+        ------
+        ShapeError, DTypeError, AxisError
+            The message names the argument. With ``PIT_TVM_CHECK=1`` in the environment ids and
+            lengths are checked as well, for which the host waits.
+        """
+        return self._detect(spec, value, shape, micro_tile, deterministic, False)[0]
+
+    def detect_split(
+        self,
+        spec: SparsitySpec,
+        value: Any,
+        shape: tuple[int, ...],
+        micro_tile: MicroTile,
+        *,
+        deterministic: bool = False,
+    ) -> tuple[Index, Index]:
+        """`detect`, and the index of all other positions, ascending: the dead ones.
+
+        `Groups` are refused (AxisError): the lists of groups name no slice that is dead.
+        """
+        live, dead = self._detect(spec, value, shape, micro_tile, deterministic, True)
+        assert dead is not None
+        return live, dead
+
+    def detect_ungrouped(self, ids: Any, groups: int) -> Index:
+        """The positions of ``ids``, of any shape, that name none of ``groups`` groups."""
+        mask = outside(ids, groups)
+        shape = (int(mask.shape[0]), 1)
+        return self.detect(Mask(1, 1), mask, shape, MicroTile("ids", "m", 0, (1, 0)))
+
+    def _detect(
+        self,
+        spec: SparsitySpec,
+        value: Any,
+        shape: tuple[int, ...],
+        micro_tile: MicroTile,
+        ascending: bool,
+        split: bool,
+    ) -> tuple[Index, Index | None]:
+        shape = tuple(shape)
+        if isinstance(spec, (Mask, Values, BitMask, BlockMask)):
+            return self._mask(spec, value, shape, micro_tile, split)
+        return SliceCall(self._kernels, spec, value, shape, micro_tile, ascending, split).indices()
+
+    def _mask(
+        self,
+        spec: SparsitySpec,
+        value: Any,
+        shape: tuple[int, ...],
+        micro_tile: MicroTile,
+        split: bool,
+    ) -> tuple[Index, Index | None]:
+        argument = f"sparsity of {micro_tile.operand} ({type(spec).__name__})"
+        check_tensor(argument, value)
+        plan = self._plan(spec, value, shape, micro_tile)
+        if value.shape != plan.value_shape:
+            expected = f"shape {list(plan.value_shape)}"
+            raise ShapeError(mismatch(argument, expected, f"shape {list(value.shape)}"))
+        live = new_index(value, plan.slots, plan.extent)
+        dead = new_index(value, plan.slots, plan.extent) if split else None
+        if plan.slots == 0:
+            return live, dead
+        if plan.lists is not None and dead is None:
+            name, numbers = plan.lists
+            address, stride, wide = _rows_of(argument, value)
+            list_columns = self._kernels.mask(name)
+            list_columns(address, stride, *numbers, wide, plan.keep, live.ids, live.count)
+            return live, None
+        fold = plan.fold
+        lines = empty_words(value, (plan.slots * fold.parts, max(1, plan.words)))
+        if plan.words and isinstance(spec, BlockMask):
+            along, beside = value.stride(micro_tile.dim), value.stride(1 - micro_tile.dim)
+            self._kernels.mask(fold.kernel)(value.data_ptr(), along, beside, *fold.numbers, lines)
+        elif plan.words:
+            address, stride, wide = _rows_of(argument, value)
+            self._kernels.mask(fold.kernel)(address, stride, *fold.numbers, wide, plan.keep, lines)
+        axis = (plan.entries, plan.grain, plan.extent)
+        self._kernels.emit(lines, fold.parts, axis, live, dead)
+        return live, dead
+
+    def _plan(
+        self, spec: SparsitySpec, value: Any, shape: tuple[int, ...], micro_tile: MicroTile
+    ) -> MaskPlan:
+        key = (spec, value.dtype, shape, micro_tile)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = plan_mask(spec, dtype_name(value), shape, micro_tile)
+            if len(self._plans) >= MAX_PLANS:
+                self._plans.clear()
+            self._plans[key] = plan
+        return plan
+
+
+def _rows_of(argument: str, value: Any) -> tuple[int, int, int]:
+    """Address, bytes between rows, and whether all rows begin at multiples of 16 bytes."""
+    if value.numel() and value.shape[1] > 1 and value.stride(1) != 1:
+        got = f"strides {value.stride()} elements"
+        raise ShapeError(mismatch(argument, "contiguous rows", got, "pass .contiguous()"))
+    address = value.data_ptr()
+    stride = value.stride(0) * value.element_size() if value.shape[0] > 1 else 0
+    return address, stride, int((address | stride) % 16 == 0)

@@ -1,0 +1,128 @@
+"""CUDA kernel that turns bits of live positions into ascending lists of live and dead ones."""
+
+from __future__ import annotations
+
+import tvm
+from tvm.script import tirx as T
+
+from .cuda_detect_device import AT_ONCE, WARP, below, cta_scan, cut, is_set, popcount
+
+THREADS = 512  # words of a line that one CTA turns into positions
+
+
+@T.inline
+def _or_lines(lines, line0, at, parts, word):
+    """word[0] = OR of word ``at`` of the ``parts`` lines from ``line0`` on."""
+    word[0] = T.uint32(0)
+    p: T.int32 = 0
+    while p < parts:
+        for u in T.unroll(AT_ONCE):
+            if p + u < parts:
+                word[0] = T.bitwise_or(word[0], lines[line0 + p + u, T.cast(at, "int64")])
+        p = p + AT_ONCE
+
+
+@T.jit
+def _emit(
+    p_lines: T.handle,
+    parts: T.int32,
+    entries: T.int32,
+    grain: T.int32,
+    extent: T.int32,
+    pieces: T.int32,
+    wanted: T.int32,
+    p_ids: T.handle,
+    p_count: T.handle,
+    p_others: T.Optional(T.handle),  # type: ignore[valid-type]
+    p_other_count: T.Optional(T.handle),  # type: ignore[valid-type]
+):
+    """The template of `emit`."""
+    held, size, slots, capacity = T.int32(), T.int32(), T.int32(), T.int32()
+    lines = T.match_buffer(p_lines, (held, size), "uint32", align=4)
+    ids = T.match_buffer(p_ids, (slots, capacity), "int32", align=4)
+    count = T.match_buffer(p_count, (slots,), "int32", align=4)
+    if p_others is not None:
+        others = T.match_buffer(p_others, (slots, capacity), "int32", align=4)
+        other_count = T.match_buffer(p_other_count, (slots,), "int32", align=4)
+    T.device_entry()
+    block = T.cta_id([slots * pieces])
+    thread = T.thread_id([THREADS])
+    words = T.alloc_shared([THREADS], "uint32")
+    before = T.alloc_shared([THREADS], "int32")
+    totals = T.alloc_shared([WARP], "int32")
+    earlier = T.alloc_shared([1], "int32")
+    value = T.alloc_local([1], "int32")
+    total = T.alloc_local([1], "int32")
+    slot: T.int32 = T.truncdiv(block, pieces)
+    word0: T.int32 = T.truncmod(block, pieces) * THREADS
+    word = T.alloc_local([1], "uint32")
+    line0: T.int64 = T.cast(slot, "int64") * parts
+    found: T.int32 = 0
+    at: T.int32 = thread
+    if thread == 0:
+        earlier[0] = 0
+    T.cuda.cta_sync()
+    while at < word0:
+        _or_lines(lines, line0, at, parts, word)
+        found = found + popcount(word[0])
+        at = at + THREADS
+    if found > 0:
+        T.evaluate(T.cuda.atomic_add(T.address_of(earlier[0]), found))
+    word[0] = T.uint32(0)
+    if word0 + thread < size:
+        _or_lines(lines, line0, word0 + thread, parts, word)
+    word[0] = cut(word[0], thread * 32, 0, entries - word0 * 32)
+    value[0] = popcount(word[0])
+    words[thread] = word[0]
+    cta_scan(value, total, totals, thread, THREADS // WARP)
+    before[thread] = value[0]
+    T.cuda.cta_sync()
+    found = earlier[0]
+    at = word0 * 32 * grain + thread
+    last: T.int32 = T.cast(
+        T.min(T.cast(word0 + THREADS, "int64") * 32 * grain, T.cast(extent, "int64")), "int32"
+    )
+    while at < last:
+        entry: T.int32 = at
+        if grain > 1:
+            entry = T.truncdiv(at, grain)
+        mine: T.int32 = T.shift_right(entry - word0 * 32, 5)
+        bit: T.int32 = T.bitwise_and(entry, 31)
+        rank: T.int32 = (
+            found + before[mine] + popcount(T.bitwise_and(words[mine], below(bit)))
+        ) * grain
+        hit: T.int32 = is_set(words[mine], bit)
+        if hit != 0:
+            rank = rank + at - entry * grain
+        else:
+            rank = at - rank
+        if hit == wanted:
+            ids[T.cast(slot, "int64"), T.cast(rank, "int64")] = at
+        else:
+            if p_others is not None:
+                others[T.cast(slot, "int64"), T.cast(rank, "int64")] = at
+        at = at + THREADS
+    if (thread == 0) & (word0 + THREADS >= size):
+        found = (found + total[0]) * grain
+        if entries > 0:
+            # The last block may reach beyond the extent.
+            end: T.let = entries - 1 - word0 * 32
+            found = found - is_set(words[T.shift_right(end, 5)], T.bitwise_and(end, 31)) * (
+                entries * grain - extent
+            )
+        count[slot] = T.if_then_else(wanted != 0, found, extent - found)
+        if p_others is not None:
+            other_count[slot] = T.if_then_else(wanted != 0, extent - found, found)
+
+
+def emit(both: bool) -> tvm.tirx.PrimFunc:
+    """Positions of the bits of every slot that are set, or not: one list, or ``both``.
+
+    ``lines`` (slots * parts, words), uint32: a slot's bits are the OR of its ``parts`` lines, one
+    for each of ``entries``; a bit stands for ``grain`` positions of the ``extent`` on the PIT axis.
+    Set bits go to ``ids`` if ``wanted`` is 1, the clear ones if it is 0, and with ``both`` the
+    remaining ones to ``others``. ``pieces`` CTAs share a slot; each counts the bits before its
+    own, which costs less than telling each other.
+    """
+    absent = {} if both else {"p_others": None, "p_other_count": None}
+    return _emit.specialize(**absent)

@@ -1,0 +1,117 @@
+"""The CUDA kernels of detection in modules that are compiled as one, and how they are had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+
+from ..structs import Index
+from . import cuda_detect_columns, cuda_detect_groups, cuda_detect_rows, cuda_detect_slices
+from .cuda_build import build_cuda
+from .cuda_detect_emit import THREADS, emit
+from .kernel_cache import KernelCache, content_key
+
+Kernel = Callable[..., Any]
+GetModule = Callable[[str, Callable[[], tvm.IRModule]], Any]
+
+
+def cached_modules(cache: KernelCache, arch: str = "sm_90a") -> GetModule:
+    """What `CudaDetector` and `CudaFill` ask for modules: compiled once, kept in ``cache``.
+
+    Compiling needs nvcc and no GPU: see `pit_tvm.runtime.cuda_build.build_cuda`.
+    """
+
+    def get_module(name: str, build: Callable[[], tvm.IRModule]) -> Any:
+        key = content_key(name, arch)
+        return cache.module(key, lambda: build_cuda(build(), arch, tirx=True))
+
+    return get_module
+
+
+def named_module(functions: dict[str, tvm.tirx.PrimFunc]) -> tvm.IRModule:
+    """A module whose functions are called by their names."""
+    return tvm.IRModule({n: f.with_attr("global_symbol", n) for n, f in functions.items()})
+
+
+def mask_module() -> tvm.IRModule:
+    """Kernels that read masks and values."""
+    made = {"fold_blocks": cuda_detect_rows.fold_blocks()}
+    for bits in (1, 8, 16, 32, 64):
+        for threads in (256, 1024):
+            name = f"list_columns_{bits}_{threads}"
+            made[name] = cuda_detect_columns.list_columns(bits, threads)
+        made[f"fold_columns_{bits}"] = cuda_detect_columns.fold_columns(bits)
+        made[f"fold_rows_{bits}"] = cuda_detect_rows.fold_rows(bits)
+    return named_module(made)
+
+
+def slice_module() -> tvm.IRModule:
+    """Kernels that read row ids, lengths and group ids."""
+    made = {}
+    for bits in (32, 64):
+        made[f"copy_rows_{bits}"] = cuda_detect_slices.copy_rows(bits)
+        made[f"mark_rows_{bits}"] = cuda_detect_slices.mark_rows(bits)
+        made[f"search_groups_{bits}"] = cuda_detect_groups.search_groups(bits)
+        made[f"count_groups_{bits}"] = cuda_detect_groups.count_groups(bits)
+        made[f"place_groups_{bits}"] = cuda_detect_groups.place_groups(bits)
+        for kind, cumulative in (("lengths", False), ("sums", True)):
+            for both in (False, True):
+                name = f"spread_{kind}{'_both' * both}_{bits}"
+                made[name] = cuda_detect_slices.spread_lengths(bits, cumulative, both)
+    return named_module(made)
+
+
+def emit_module() -> tvm.IRModule:
+    """Kernels that turn bits into lists."""
+    return named_module({"emit": emit(False), "emit_both": emit(True)})
+
+
+def detection_modules() -> dict[str, Callable[[], tvm.IRModule]]:
+    """Every module of detection by the name under which it is asked for: to build all ahead."""
+    return {"cuda-mask": mask_module, "cuda-slices": slice_module, "cuda-emit": emit_module}
+
+
+class CudaKernels:
+    """Kernels of detection, each module compiled or loaded when it is first needed."""
+
+    def __init__(self, get_module: GetModule) -> None:
+        self._get_module = get_module
+        self._known: dict[tuple[str, str], Kernel] = {}
+
+    def mask(self, name: str) -> Kernel:
+        """A kernel of `mask_module`."""
+        return self._find("cuda-mask", name)
+
+    def slices(self, name: str) -> Kernel:
+        """A kernel of `slice_module`."""
+        return self._find("cuda-slices", name)
+
+    def emit(
+        self,
+        lines: Any,
+        parts: int,
+        axis: tuple[int, int, int],
+        first: Index,
+        second: Index | None = None,
+        wanted: int = 1,
+    ) -> None:
+        """Turn ``lines`` (slots * parts, words), uint32, into lists.
+
+        ``axis``: entries, positions per entry, and positions of the PIT axis. ``first`` gets the
+        set bits if ``wanted`` is 1, else the clear ones; ``second``, if given, the others.
+        """
+        pieces = max(1, -(-lines.shape[1] // THREADS))
+        numbers = (lines, parts, *axis, pieces, wanted, first.ids, first.count)
+        if second is None:
+            self._find("cuda-emit", "emit")(*numbers)
+        else:
+            self._find("cuda-emit", "emit_both")(*numbers, second.ids, second.count)
+
+    def _find(self, module: str, name: str) -> Kernel:
+        kernel = self._known.get((module, name))
+        if kernel is None:
+            build = detection_modules()[module]
+            kernel = self._known[module, name] = self._get_module(module, build)[name]
+        return kernel
