@@ -227,14 +227,18 @@ class Plan:
 
 @dataclass(frozen=True)
 class TileTask:
-    """One dense product to tune: ``out[m, n] += lhs[m, k] * rhs[k, n]`` in ``dtype`` storage."""
+    """One dense product to tune: ``out[m, n] += lhs[m, k] * rhs[k, n]`` in ``dtype`` storage.
+
+    With several ``groups`` the ``m`` rows are spread over them, each with a ``rhs`` of its own.
+    """
 
     family: str  # "contraction"
-    isa: str  # "avx512", "avx2", "generic"
+    isa: str  # "avx512", "avx2", "generic", "sm_90a"
     dtype: str
     m: int
     n: int
     k: int
+    groups: int = 1
 
     @cached_property
     def logs(self) -> tuple[float, float, float]:

@@ -1,6 +1,6 @@
 """Targets: which instruction set a tile may use, how many threads, and what TVM is told.
 
-tvm is imported inside functions only, and only where LLVM must be asked.
+tvm is imported inside functions only, and only where LLVM or the CUDA driver must be asked.
 """
 
 from __future__ import annotations
@@ -31,6 +31,11 @@ _X86_ISAS: tuple[tuple[str, frozenset[str], str, int], ...] = (
     ("avx2", frozenset({"avx2", "fma", "f16c", "bmi2"}), "x86-64-v3", 256),
 )
 _GENERIC_BITS = 128
+
+# GPU architectures that have tile families, with the multiprocessors of a whole chip: what a
+# target is compiled for where no GPU can be asked.
+_CUDA_ARCHS = {"sm_90a": 132}
+_CUDA_REGISTER_BITS = 32
 _CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -38,8 +43,10 @@ _CPUINFO = Path("/proc/cpuinfo")
 class TargetInfo:
     """One resolved target.
 
-    ``isa`` is "avx512", "avx2" or "generic"; ``vector_bits`` the width of its registers;
-    ``tvm_target`` what ``tvm.target.Target`` takes.
+    ``isa`` is "avx512", "avx2", "generic" or a GPU's architecture ("sm_90a"); ``mcpu`` the CPU
+    that code is made for, or the architecture again; ``threads`` the CPU's, or the GPU's
+    multiprocessors; ``vector_bits`` the width of its registers; ``tvm_target`` what
+    ``tvm.target.Target`` takes; ``model`` a GPU's short name, such as "h200".
     """
 
     kind: str
@@ -48,11 +55,12 @@ class TargetInfo:
     threads: int
     vector_bits: int
     tvm_target: dict[str, Any] = field(compare=False)
+    model: str = ""
 
     @property
     def device(self) -> str:
-        """Folder of this machine's records in a tile database, such as "xeon-avx512"."""
-        return device_name(self.isa)
+        """Folder of the device's records in a tile database: "xeon-avx512", "h200-sm_90a"."""
+        return f"{self.model}-{self.isa}" if self.kind == "cuda" else device_name(self.isa)
 
 
 def resolve_target(target: str | Mapping[str, Any] | Target = "llvm") -> TargetInfo:
@@ -62,19 +70,22 @@ def resolve_target(target: str | Mapping[str, Any] | Target = "llvm") -> TargetI
     ----------
     target
         ``"llvm"`` (this machine's CPU), ``"llvm -mcpu=x86-64-v3"`` (also ``-mattr``, ``-mtriple``
-        and ``-num-cores``), TVM's dictionary form, or a ``tvm.target.Target``.
+        and ``-num-cores``), ``"cuda"`` (this machine's GPU), ``"cuda -arch=sm_90a -model=h200"``,
+        TVM's dictionary form, or a ``tvm.target.Target``.
 
     Raises
     ------
     UnsupportedTarget
-        The kind has no tile family, or TVM or LLVM does not know an option or the CPU.
+        The kind or architecture has no tile family, or TVM or LLVM does not know an option or
+        the CPU.
     """
     options = _options(target)
     kind = str(options.pop("kind", ""))
+    if kind == "cuda":
+        return _cuda_target(options)
     if kind != "llvm":
-        raise UnsupportedTarget(
-            mismatch("target", "kind 'llvm'", repr(kind), "no other kind has tile families yet")
-        )
+        advice = "no other kind has tile families yet"
+        raise UnsupportedTarget(mismatch("target", "kind 'llvm' or 'cuda'", repr(kind), advice))
     threads = _threads(options.pop("num-cores", None))
     if options:
         mcpu, features = _described_cpu(options)
@@ -101,7 +112,10 @@ def host_features() -> frozenset[str]:
 
 
 def runs_here(info: TargetInfo) -> bool:
-    """Whether code of this instruction set runs on this machine's CPU."""
+    """Whether code of this instruction set runs on this machine: on its CPU, or its first GPU."""
+    if info.kind == "cuda":
+        gpu = _gpu()
+        return gpu is not None and gpu[0] == info.isa
     needed = next((features for isa, features, _, _ in _X86_ISAS if isa == info.isa), None)
     if needed is not None:
         return needed <= host_features()
@@ -171,6 +185,40 @@ def _parse(text: str) -> dict[str, Any]:
             raise UnsupportedTarget(mismatch("target", "options of the form -name=value", word))
         options[name] = value.split(",") if name == "mattr" else value
     return options
+
+
+def _cuda_target(options: dict[str, Any]) -> TargetInfo:
+    """A GPU: what the user names, else this machine's first one, else a whole Hopper chip."""
+    for name in ("max_num_threads", "thread_warp_size", "libs"):  # filled in by TVM
+        options.pop(name, None)
+    given = options.pop("arch", None)
+    model = options.pop("model", None)
+    if options:
+        raise UnsupportedTarget(
+            mismatch("target", "options -arch and -model of kind 'cuda'", sorted(options))
+        )
+    gpu = _gpu()
+    arch = str(given or (gpu[0] if gpu else next(iter(_CUDA_ARCHS))))
+    if arch not in _CUDA_ARCHS:
+        families = f"{sorted(_CUDA_ARCHS)}, the architectures that have tile families"
+        raise UnsupportedTarget(mismatch("target -arch", f"one of {families}", repr(arch)))
+    here = gpu is not None and gpu[0] == arch
+    name = _slug(str(model)) if model else (gpu[1] if gpu and here else "gpu")
+    count = gpu[2] if gpu and here else _CUDA_ARCHS[arch]
+    tvm_target = {"kind": "cuda", "arch": arch}
+    return TargetInfo("cuda", arch, arch, count, _CUDA_REGISTER_BITS, tvm_target, name)
+
+
+def _gpu() -> tuple[str, str, int] | None:
+    """Architecture, short name and multiprocessors of this machine's first GPU; None without."""
+    import tvm
+
+    device = tvm.cuda(0)
+    if not device.exist:
+        return None
+    sm = "sm_" + str(device.compute_version).replace(".", "")
+    arch = f"{sm}a" if f"{sm}a" in _CUDA_ARCHS else sm
+    return arch, _slug(str(device.device_name)), int(device.multi_processor_count)
 
 
 def _threads(num_cores: Any) -> int:
@@ -245,8 +293,8 @@ def _cpuinfo_lines() -> list[str]:
 
 
 def _slug(model: str) -> str:
-    """A CPU's marketing name as a folder name: vendor, frequency and filler words dropped."""
+    """A chip's marketing name as a folder name: vendor, frequency and filler words dropped."""
     text = re.sub(r"\((r|tm)\)|@.*$|\b\d+-core\b", " ", model.lower())
     words = re.findall(r"[a-z0-9]+", text)
-    filler = {"intel", "amd", "cpu", "processor", "core", "with", "virtual"}
+    filler = {"intel", "amd", "nvidia", "cpu", "gpu", "processor", "core", "with", "virtual"}
     return "-".join(word for word in words if word not in filler) or "cpu"

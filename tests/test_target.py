@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tvm
 from tvm.target import Target
 
 from pit_tvm import target as target_module
@@ -84,7 +85,9 @@ def test_resolved_dictionary_resolves_to_the_same(machine) -> None:
 @pytest.mark.parametrize(
     "target",
     [
-        "cuda",
+        "cuda -arch=sm_80",
+        "cuda -arch=sm_90a -maxrregcount=64",
+        "vulkan",
         "",
         "nonsense",
         "llvm -mcpu=nonsense",
@@ -168,3 +171,60 @@ def test_host_target_is_resolved_without_tvm() -> None:
         "print('tvm' in sys.modules)"
     )
     assert run_python(code) == ["False"]
+
+
+class _NoGpu:
+    exist = False
+
+
+class _H200:
+    exist = True
+    compute_version = "9.0"
+    device_name = "NVIDIA H200"
+    multi_processor_count = 114
+
+
+class _A100(_H200):
+    compute_version = "8.0"
+    device_name = "NVIDIA A100-SXM4-80GB"
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch):
+    """Pretends that this machine has a GPU, or none."""
+    return lambda device: monkeypatch.setattr(tvm, "cuda", lambda number: device)
+
+
+def test_cuda_without_a_gpu_is_a_whole_hopper_chip(gpu) -> None:
+    gpu(_NoGpu)
+    info = resolve_target("cuda")
+    assert (info.kind, info.isa, info.mcpu, info.threads) == ("cuda", "sm_90a", "sm_90a", 132)
+    assert (info.device, info.tvm_target) == ("gpu-sm_90a", {"kind": "cuda", "arch": "sm_90a"})
+    assert not runs_here(info)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "cuda -arch=sm_90a -model=h200",
+        {"kind": "cuda", "arch": "sm_90a", "model": "NVIDIA H200"},
+        Target({"kind": "cuda", "arch": "sm_90a", "model": "h200"}),
+    ],
+)
+def test_cuda_target_that_names_its_model(gpu, target) -> None:
+    gpu(_NoGpu)
+    assert resolve_target(target).device == "h200-sm_90a"
+
+
+def test_cuda_target_follows_the_gpu_of_this_machine(gpu) -> None:
+    gpu(_H200)
+    info = resolve_target("cuda")
+    assert (info.device, info.threads, runs_here(info)) == ("h200-sm_90a", 114, True)
+
+
+def test_gpu_without_tile_families_is_refused(gpu) -> None:
+    gpu(_A100)
+    text = r"target -arch: expected one of \['sm_90a'\], the architectures that have tile families"
+    with pytest.raises(UnsupportedTarget, match=text):
+        resolve_target("cuda")
+    assert not runs_here(resolve_target("cuda -arch=sm_90a"))

@@ -22,7 +22,7 @@ class Provenance:
 
     device: str  # the record's folder, such as "xeon-avx512"
     arch: str  # -mcpu, or the sm version of a GPU
-    threads: int
+    threads: int  # of a CPU, or multiprocessors of a GPU
     tvm: str
     pit_tvm: str
     date: str  # ISO 8601
@@ -74,6 +74,8 @@ class TileRecord:
             out["tile"] = {**asdict(self.tile), "knobs": dict(self.tile.knobs)}
         if self.task is not None:
             out["task"] = asdict(self.task)
+            if self.task.groups == 1:
+                del out["task"]["groups"]
             out["run_secs"] = list(self.run_secs)
         if self.note:
             out["note"] = self.note
@@ -259,4 +261,4 @@ def _tile(where: str, value: Any) -> Tile:
 def _task(where: str, value: Any) -> TileTask:
     sizes: dict[str, _Parser] = dict.fromkeys(("m", "n", "k"), _positive)
     names: dict[str, _Parser] = dict.fromkeys(("family", "isa", "dtype"), _text)
-    return TileTask(**_fields(where, value, {**names, **sizes}))
+    return TileTask(**_fields(where, value, {**names, **sizes}, {"groups": _positive}))

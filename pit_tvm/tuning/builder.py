@@ -49,6 +49,9 @@ class TileBuilder(ms.builder.PyBuilder):
         self.folder = folder
         self.suffix = suffix
 
+    def warm(self, build_inputs: list[ms.builder.BuilderInput]) -> None:
+        """Nothing: this builder compiles a candidate when it is asked for."""
+
     def build(self, build_inputs: list[ms.builder.BuilderInput]) -> list[ms.builder.BuilderResult]:
         results = []
         for item in build_inputs:

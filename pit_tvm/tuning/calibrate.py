@@ -22,8 +22,8 @@ from ..tile_db.record import Provenance, TileRecord, make_provenance
 from .tasks import random_array
 
 _WARMUPS = 2
-_MIN_RUNS, _MAX_RUNS = 7, 101
-_ENOUGH_SECS, _BUDGET_SECS = 0.2, 2.0
+_MIN_RUNS, _MAX_RUNS = 8, 400
+_BUDGET_SECS = 1.5
 _ROW_BYTES = 4096
 _MEMORY_ROWS = 16384  # 64 MiB, above the last-level cache of most CPUs
 _CHAINS = 8  # independent sums, so that the latency of an addition does not bound the rate
@@ -43,11 +43,16 @@ def numpy_product(lhs: np.ndarray, rhs: np.ndarray, out: np.ndarray) -> None:
 @dataclass(frozen=True)
 class Library:
     """A dense product to compare with. ``prepare`` turns a numpy array into what
-    ``product(lhs, rhs, out)`` takes, without a copy; ``product`` writes into ``out``."""
+    ``product(lhs, rhs, out)`` takes; ``product`` writes into ``out``, which ``fetch`` turns into
+    numpy. ``rhs`` is ``[k, n]``, or ``[n, k]`` if ``transposed``. ``times``: seconds of several
+    runs."""
 
     name: str
     product: Callable[[Any, Any, Any], None]
     prepare: Callable[[np.ndarray], Any] = lambda array: array
+    fetch: Callable[[Any], np.ndarray] | None = None
+    transposed: bool = False
+    times: Callable[[Callable[[], None]], tuple[float, ...]] | None = None
 
 
 NUMPY = Library("numpy", numpy_product)
@@ -65,11 +70,15 @@ def measure_library(
     """
     rng = np.random.default_rng(seed)
     lhs = random_array((task.m, task.k), task.dtype, rng)
-    rhs = random_array((task.k, task.n), task.dtype, rng)
+    sizes = (task.n, task.k) if library.transposed else (task.k, task.n)
+    rhs = random_array(sizes, task.dtype, rng)
     out = np.zeros((task.m, task.n), np.int32 if lhs.dtype.kind in "iu" else lhs.dtype)
     operands = [library.prepare(array) for array in (lhs, rhs, out)]
-    secs = _times(lambda: library.product(*operands))
-    expected = lhs[:1].astype(np.float64) @ rhs.astype(np.float64)
+    secs = (library.times or host_times)(lambda: library.product(*operands))
+    if library.fetch is not None:
+        out = library.fetch(operands[2])
+    dense = (rhs.T if library.transposed else rhs).astype(np.float64)
+    expected = lhs[:1].astype(np.float64) @ dense
     if not np.allclose(out[:1].astype(np.float64), expected, rtol=0.02, atol=0.02 * task.k**0.5):
         raise TuningError(mismatch(f"product of {library.name}", "the product", "another result"))
     return TileRecord("library", provenance, task=task, run_secs=secs, note=library.name)
@@ -97,18 +106,22 @@ def measure_profile(
     return TileRecord("profile", provenance, profile=tuple(sorted(profile.items())))
 
 
-def _times(run: Callable[[], None]) -> tuple[float, ...]:
-    """Seconds of several runs after warming up: some tenths of a second, of slow ones fewer."""
+def host_times(run: Callable[[], None]) -> tuple[float, ...]:
+    """Seconds of the three fastest of many runs, after warming up.
+
+    Slower runs shared the machine. (`pace` cannot tell: idle threads of a library spin meanwhile.)
+    """
     for _ in range(_WARMUPS):
         run()
     secs: list[float] = []
-    while len(secs) < _MAX_RUNS and (
-        sum(secs) < _ENOUGH_SECS or (len(secs) < _MIN_RUNS and sum(secs) < _BUDGET_SECS)
+    begin = time.perf_counter()
+    while len(secs) < _MIN_RUNS or (
+        len(secs) < _MAX_RUNS and time.perf_counter() - begin < _BUDGET_SECS
     ):
         start = time.perf_counter()
         run()
         secs.append(time.perf_counter() - start)
-    return tuple(secs)
+    return tuple(sorted(secs)[:3])
 
 
 def _gather_gbps(target: TargetInfo, rows: int) -> float:

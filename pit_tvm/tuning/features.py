@@ -20,10 +20,12 @@ from tvm.s_tir import meta_schedule as ms
 
 from ..structs import TileTask
 from ..tile_db.meta_json import trace_to_json
+from .tasks import Space
 
 # XGBoost wants vectors of one length for all tasks of a job; unused places are -1.
 MAX_KNOBS = 24
 MAX_TILE = 12
+MAX_MORE = 8
 TILE_ANNOTATION = "pit.tile"
 _UNUSED = -1.0
 
@@ -61,8 +63,9 @@ def tile_annotation(mod: IRModule) -> list[int]:
     return found[0] if found else []
 
 
-def feature_vector(task: TileTask, sch: Schedule) -> np.ndarray:
-    """float64 ``[1, 3 + 2 * MAX_KNOBS + MAX_TILE]``: extents, knobs and their logs, ``pit.tile``.
+def feature_vector(task: TileTask, sch: Schedule, space: Space | None = None) -> np.ndarray:
+    """float64 ``[1, 3 + 2 * MAX_KNOBS + MAX_TILE + MAX_MORE]``: extents, knobs and their logs,
+    ``pit.tile``, and what the space adds.
 
     Logarithms, because sizes act by ratio; the plain values too, because a knob may be a choice.
     """
@@ -72,22 +75,27 @@ def feature_vector(task: TileTask, sch: Schedule) -> np.ndarray:
     tile = np.full(MAX_TILE, _UNUSED)
     annotated = tile_annotation(sch.mod)[:MAX_TILE]
     tile[: len(annotated)] = annotated
+    more = np.full(MAX_MORE, _UNUSED)
+    if space is not None and space.features is not None:
+        added = space.features(space.tile_of(sch, task), task)[:MAX_MORE]
+        more[: len(added)] = added
     logs = np.log2(np.maximum(knobs, 0) + 1)
-    return np.concatenate([np.log2([task.m, task.n, task.k]), knobs, logs, tile])[None, :]
+    return np.concatenate([np.log2([task.m, task.n, task.k]), knobs, logs, tile, more])[None, :]
 
 
 @derived_object
 class DecisionFeatures(ms.feature_extractor.PyFeatureExtractor):
-    """Feature extractor over the decisions; ``task`` is the one being searched."""
+    """Feature extractor over the decisions; ``task`` is the one being searched in ``space``."""
 
-    def __init__(self, task: TileTask) -> None:
+    def __init__(self, task: TileTask, space: Space | None = None) -> None:
         super().__init__()
         self.task = task
+        self.space = space
 
     def extract_from(
         self, context: ms.TuneContext, candidates: list[ms.MeasureCandidate]
     ) -> list[Tensor]:
-        return [tensor(feature_vector(self.task, item.sch)) for item in candidates]
+        return [tensor(feature_vector(self.task, item.sch, self.space)) for item in candidates]
 
 
 def mutate(trace: Trace, seed: int) -> Trace | None:

@@ -20,9 +20,9 @@ from ..structs import TileTask
 from ..target import TargetInfo, runs_here, start_thread_pool
 from ..tile_db.record import Provenance, TileRecord, make_provenance
 from ..tile_db.store import TileStore
-from .calibrate import NUMPY, Library, measure_library, measure_profile
+from .backend import Backend, host_backend
+from .calibrate import NUMPY, Library, measure_library
 from .history import work_folder
-from .runner import OpenSession, local_session
 from .task_run import Bench, Counts, Settings, TaskRun
 from .tasks import Space, load_space
 
@@ -55,13 +55,14 @@ class TuneJob:
         MetaSchedule's database of every candidate. A job that is run again there continues.
     spaces
         Search space by family; families that it lacks come from the registry.
-    sessions
-        Where candidates run: this process, or ``rpc.rpc_sessions``.
+    backend
+        How candidates are built and where they run: `host_backend`, over RPC with
+        ``rpc.rpc_sessions``, or ``cuda_backend.cuda_backend``.
     device
         Folder of the records; "" for this machine's.
     calibrate
         Also measure ``libraries`` on every product, and the device's constants: this layer's and
-        those of ``constants``, by name. Local only.
+        those of ``constants``, by name. Only where this process runs the candidates.
     """
 
     tasks: Sequence[TileTask]
@@ -70,7 +71,7 @@ class TuneJob:
     store: TileStore
     settings: Settings = Settings()
     spaces: Mapping[str, Space] = field(default_factory=dict)
-    sessions: OpenSession = local_session
+    backend: Backend = field(default_factory=host_backend)
     device: str = ""
     calibrate: bool = True
     libraries: Sequence[Library] = (NUMPY,)
@@ -96,13 +97,8 @@ class TuneJob:
         with work_folder(self.work_dir), _stop_signals() as stop, self._bar() as bar:
             provenance = self._provenance()
             with _artifacts(self.work_dir) as artifacts:
-                bench = Bench(
-                    Target(self.target.tvm_target),
-                    self.sessions,
-                    self.work_dir,
-                    artifacts,
-                    ".so" if self._local else ".tar",
-                )
+                target = Target(self.target.tvm_target)
+                bench = Bench(target, self.backend, self.work_dir, artifacts)
                 for task in self.tasks:
                     if stop.is_set():
                         break
@@ -129,10 +125,6 @@ class TuneJob:
             interrupted,
         )
 
-    @property
-    def _local(self) -> bool:
-        return self.sessions is local_session
-
     def _check(self) -> None:
         if not self.tasks:
             raise TuningError(mismatch("tasks", "at least one", "none"))
@@ -141,7 +133,7 @@ class TuneJob:
         other = [task for task in self.tasks if task.isa != self.target.isa]
         if other:
             raise UnsupportedTarget(mismatch("task.isa", self.target.isa, other[0].isa))
-        if self._local and not runs_here(self.target):
+        if self.backend.here and not runs_here(self.target):
             raise UnsupportedTarget(
                 mismatch(
                     "target",
@@ -150,13 +142,14 @@ class TuneJob:
                     "tune for it over RPC",
                 )
             )
-        if self.calibrate and not self._local:
+        if self.calibrate and not self.backend.here:
             raise TuningError(mismatch("calibrate", "False for a job over RPC", True))
 
     def _provenance(self) -> Provenance:
         """Of all records; a server decides by itself how many threads it runs."""
-        start_thread_pool(self.target.threads)
-        with self.sessions() as session:
+        if self.target.kind == "llvm":
+            start_thread_pool(self.target.threads)
+        with self.backend.open_session() as session:
             threads = session.threads
         return make_provenance(self.device or self.target.device, self.target.mcpu, threads)
 
@@ -220,13 +213,14 @@ class TuneJob:
 
     def _calibrate(self, provenance: Provenance) -> list[TileRecord]:
         """Every library on every product once, whatever families of tiles were tuned for it."""
-        products = {(task.dtype, task.m, task.n, task.k): task for task in reversed(self.tasks)}
+        single = [task for task in reversed(self.tasks) if task.groups == 1]
+        products = {(task.dtype, task.m, task.n, task.k): task for task in single}
         library = [
             measure_library(task, provenance, library, self.settings.seed)
             for task in reversed(products.values())
             for library in self.libraries
         ]
-        return [*library, measure_profile(self.target, self.constants)]
+        return [*library, self.backend.measure_profile(self.target, self.constants)]
 
 
 @dataclass

@@ -2,41 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import faulthandler
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tvm
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
-from ..errors import BackendUnavailable, TuningError, mismatch
+from ..errors import BackendUnavailable, mismatch
 from .builder import CANDIDATE_ERRORS, error_text
-from .tasks import Example, numpy_dtype
+from .pace import host_pace
 
-WRONG = "wrong result"
+HANG_SECS = 30
 
 
 @dataclass(frozen=True)
 class Session:
-    """A device that is ready: how it loads a library, its TVM device, its worker threads."""
+    """A device that is ready: how it loads a library, its TVM device, its worker threads.
+
+    ``correct`` takes what the device's neighbours cost out of the seconds that a run reports.
+    """
 
     load: Callable[[Path], Any]
     device: Any
     threads: int
+    correct: Callable[[Callable[[], Sequence[float]]], tuple[float, ...]] = lambda run: tuple(run())
 
 
 OpenSession = Callable[[], AbstractContextManager[Session]]
+
+
+class Data(Protocol):
+    """What candidates of one task are run on; ``tasks.Example`` is one."""
+
+    def arguments(self, device: Any) -> Sequence[Any]:
+        """The inputs and a poisoned output on a TVM device."""
+
+    def check(self, arguments: Sequence[Any]) -> None:
+        """TuningError with ``tasks.WRONG`` in its text if the output is wrong."""
 
 
 @contextmanager
 def local_session() -> Iterator[Session]:
     """This process and the CPU that it runs on."""
     threads = tvm.get_global_func("runtime.NumThreads")()
-    yield Session(lambda path: tvm.runtime.load_module(str(path)), tvm.cpu(), int(threads))
+    load = tvm.runtime.load_module
+    yield Session(lambda path: load(str(path)), tvm.cpu(), int(threads), host_pace().correct)
+
+
+@contextmanager
+def cuda_session() -> Iterator[Session]:
+    """This process and its first GPU.
+
+    A kernel that never ends can be stopped by ending the process alone: after ``HANG_SECS`` it is
+    ended, with a traceback. The same job run again goes on behind that candidate.
+
+    Raises
+    ------
+    BackendUnavailable
+        There is none.
+    """
+    gpu = tvm.cuda(0)
+    if not gpu.exist:
+        advice = "run it where the driver finds one"
+        raise BackendUnavailable(mismatch("target", "a GPU on this machine", "none", advice))
+    load = tvm.runtime.load_module
+    faulthandler.dump_traceback_later(HANG_SECS, exit=True)
+    try:
+        yield Session(lambda path: load(str(path)), gpu, int(gpu.multi_processor_count))
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @dataclass(frozen=True)
@@ -44,11 +84,13 @@ class Repeats:
     """How long to measure: the median of ``repeat`` means, each over ``min_repeat_ms`` or more.
 
     A candidate whose first run takes ``hopeless`` times the fastest one's median is not repeated.
+    ``warm_ms``: milliseconds of load before the first of them, for clocks that fall under load.
     """
 
     repeat: int = 3
     min_repeat_ms: int = 20
     hopeless: float = 4.0
+    warm_ms: int = 0
 
 
 @derived_object
@@ -67,26 +109,26 @@ class _Done(ms.runner.PyRunnerFuture):
 
 
 class Measurer:
-    """Runs artifacts on the data of one example, one after the other.
+    """Runs artifacts on the data of one task, one after the other.
 
     ``fastest``: median of the fastest so far, in seconds. ``lost``: why no device could be
     reached, which says nothing about the candidate; errors do not cross MetaSchedule with their
     types, so it is kept here.
     """
 
-    def __init__(self, open_session: OpenSession, example: Example, repeats: Repeats) -> None:
+    def __init__(self, open_session: OpenSession, data: Data, repeats: Repeats) -> None:
         self.open_session = open_session
-        self.example = example
+        self.data = data
         self.repeats = repeats
         self.fastest = float("inf")
         self.lost: BackendUnavailable | None = None
 
     def run(self, artifact: Path) -> ms.runner.RunnerResult:
         """Times of one artifact, which is deleted; an error that holds ``WRONG`` and no times if
-        its result differs from the example's by more than the tolerance."""
+        its result differs from the data's by more than the tolerance."""
         try:
             with self.open_session() as session:
-                secs = measure(session, artifact, self.example, self.repeats, self.fastest)
+                secs = measure(session, artifact, self.data, self.repeats, self.fastest)
         except BackendUnavailable as error:
             self.lost = error
             return ms.runner.RunnerResult(None, str(error))
@@ -111,9 +153,9 @@ class TileRunner(ms.runner.PyRunner):
 
 
 def measure(
-    session: Session, artifact: Path, example: Example, repeats: Repeats, fastest: float
+    session: Session, artifact: Path, data: Data, repeats: Repeats, fastest: float
 ) -> tuple[float, ...]:
-    """Run times in seconds of ``main`` on the example, after its result was checked.
+    """Run times in seconds of ``main`` on the data, after its result was checked.
 
     Raises
     ------
@@ -121,45 +163,21 @@ def measure(
         The result is wrong.
     """
     module = session.load(artifact)
-    inputs = [_to_device(array, session.device) for array in example.inputs]
-    start = 0 if example.accumulates else _poison(example.dtype)
-    before = np.full(example.expected.shape, start, numpy_dtype(example.dtype))
-    out = _to_device(before, session.device)
-    module["main"](*inputs, out)
-    _check(out.numpy(), example)
+    arguments = data.arguments(session.device)
+    module["main"](*arguments)
+    data.check(arguments)
 
     def timed(repeat: int, min_repeat_ms: int) -> tuple[float, ...]:
         evaluator = module.time_evaluator(
             "main", session.device, number=1, repeat=repeat, min_repeat_ms=min_repeat_ms
         )
-        return tuple(float(secs) for secs in evaluator(*inputs, out).results)
+        return tuple(float(secs) for secs in evaluator(*arguments).results)
 
     once = timed(1, 0)
     if once[0] > repeats.hopeless * fastest:
         return once
-    return timed(repeats.repeat, repeats.min_repeat_ms)
-
-
-def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
-    """Largest deviation over the largest expected element; infinite if ``got`` is not finite."""
-    actual = got.astype(np.float64)
-    if not np.isfinite(actual).all():
-        return float("inf")
-    scale = float(np.abs(expected).max(initial=0.0)) or 1.0
-    return float(np.abs(actual - expected).max(initial=0.0)) / scale
-
-
-def _check(got: np.ndarray, example: Example) -> None:
-    error = relative_error(got, example.expected)
-    if error > example.tolerance:
-        expected = f"a relative error of at most {example.tolerance:g}"
-        raise TuningError(mismatch(WRONG, expected, f"{error:.3g}"))
-
-
-def _poison(dtype: str) -> float:
-    """A value that shows where nothing was written."""
-    return 77 if "int" in dtype else float("nan")
-
-
-def _to_device(array: np.ndarray, device: Any) -> Any:
-    return tvm.runtime.tensor(np.ascontiguousarray(array), device)
+    return tuple(
+        secs
+        for _ in range(repeats.repeat)
+        for secs in session.correct(lambda: timed(1, repeats.min_repeat_ms))
+    )

@@ -112,7 +112,7 @@ def start_search(
     # One thread: the schedule function and the mutator are Python and would wait for each other.
     context = _Context(mod, target, generator, _strategy(strategy, batch), 1 + seed, threads=1)
     model = ms.cost_model.XGBModel(
-        extractor=DecisionFeatures(task),
+        extractor=DecisionFeatures(task, space),
         num_warmup_samples=_WARMUP,
         early_stopping_rounds=10,
         num_tuning_cores=1,

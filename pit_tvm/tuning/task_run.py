@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,12 +16,12 @@ from tvm.target import Target
 from ..structs import Tile, TileTask
 from ..tile_db.meta_json import from_tuning_record, trace_to_json
 from ..tile_db.record import Provenance, TileRecord
-from .builder import TileBuilder
+from .backend import Backend
 from .features import decision_key
 from .history import History, median_secs
-from .runner import WRONG, Measurer, OpenSession, Repeats, TileRunner
+from .runner import Measurer, Repeats, TileRunner
 from .search import Search, start_search
-from .tasks import Space, make_example, workload_module
+from .tasks import WRONG, Space, workload_module
 
 # The strategy may propose what is already known; this many batches of only that end the search.
 _STALE_BATCHES = 3
@@ -46,13 +46,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class Bench:
-    """Where candidates are built and run. ``suffix``: of the library, see TileBuilder."""
+    """Where candidates of a job are built and run."""
 
     target: Target
-    open_session: OpenSession
+    backend: Backend
     work_dir: Path
     artifacts: Path
-    suffix: str = ".so"
 
 
 @dataclass
@@ -104,7 +103,7 @@ class TaskRun:
         # A folder per family: two of them may share a workload, but not the meaning of decisions.
         self.history = History.load(bench.work_dir / task.family, self.mod, bench.target)
         self.counts.reused = min(len(self.history.known), settings.trials)
-        self.builder = TileBuilder(space.lower, bench.artifacts, bench.suffix)
+        self.builder = bench.backend.make_builder(space.lower, bench.artifacts)
 
     def run(self, provenance: Provenance) -> list[TileRecord]:
         """Search until the trials are used up, then record the best tiles."""
@@ -115,13 +114,16 @@ class TaskRun:
 
     def measure(self, others: Iterable[TileRecord], provenance: Provenance) -> list[TileRecord]:
         """This task run with the decisions of other tasks' records; wrong ones are left out."""
+        candidates = [self._candidate(decisions_of(other)) for other in others]
+        if not candidates:
+            return []
+        self._warm(candidates, limit=len(candidates))
         measurer = self._measurer(self.settings.final, data=1)
         records: list[TileRecord] = []
-        for other in others:
+        for candidate in candidates:
             if self.stop():
                 break
-            sch = self._decided(other)
-            candidate = ms.MeasureCandidate(sch, ms.arg_info.ArgInfo.from_entry_func(self.mod))
+            sch = candidate.sch
             result = self._build_and_run(candidate, measurer)
             if result.error_msg is not None:
                 self.counts.add_failure(str(result.error_msg))
@@ -131,21 +133,21 @@ class TaskRun:
             records.append(TileRecord("pit", provenance, tile, self.task, secs, trace=trace))
         return records
 
-    def _decided(self, record: TileRecord) -> Schedule:
-        """A schedule of this task with the decisions of a record of the same space."""
+    def _candidate(self, decisions: Sequence[int]) -> ms.MeasureCandidate:
+        """The candidate of given decisions, as positions in the order of sampling."""
         first = Schedule(self.mod)
         self.space.sample(first, self.task)
         trace = first.trace
-        decisions = [decision for _, decision in json.loads(record.trace)[1]]
         for inst, decision in zip(list(trace.decisions), decisions, strict=True):
             trace = trace.with_decision(inst, decision, remove_postproc=True)
         decided = Schedule(self.mod)
         trace.apply_to_schedule(decided, remove_postproc=True)
-        return decided
+        return ms.MeasureCandidate(decided, ms.arg_info.ArgInfo.from_entry_func(self.mod))
 
     def _search(self) -> None:
         measurer = self._measurer(self.settings.repeats, data=0)
         measurer.fastest = min(map(median_secs, self.history.succeeded()), default=float("inf"))
+        self._measure_starts(measurer)
         search = self._start()
         stale = 0
         while not self._finished() and stale < _STALE_BATCHES:
@@ -157,6 +159,12 @@ class TaskRun:
             stale = 0 if len(self.history.known) > before else stale + 1
             search.tell(batch[: len(results)], results)
         search.close()
+
+    def _measure_starts(self, measurer: Measurer) -> None:
+        """The space's own proposals come first: no search ends below them."""
+        if self.space.starts is not None:
+            starts = self.space.starts(self.task)
+            self._measure_batch([self._candidate(one) for one in starts], measurer)
 
     def _start(self) -> Search:
         """A search that knows what earlier runs measured."""
@@ -183,6 +191,7 @@ class TaskRun:
         self, batch: list[ms.MeasureCandidate], measurer: Measurer
     ) -> list[ms.runner.RunnerResult]:
         """Results in the order of the batch, as far as it got before the end."""
+        self._warm(batch, limit=self.settings.trials - len(self.history.known))
         results: list[ms.runner.RunnerResult] = []
         for candidate in batch:
             key = decision_key(candidate.sch.trace)
@@ -193,6 +202,12 @@ class TaskRun:
                 result = self._measure(candidate, key, measurer)
             results.append(result)
         return results
+
+    def _warm(self, batch: Sequence[ms.MeasureCandidate], limit: int) -> None:
+        """Let the builder work ahead on what is not known yet, on ``limit`` candidates at most."""
+        new = [c for c in batch if decision_key(c.sch.trace) not in self.history.known]
+        inputs = [ms.builder.BuilderInput(c.sch.mod, self.bench.target) for c in new]
+        self.builder.warm(inputs[: max(0, limit)])
 
     def _finished(self) -> bool:
         return self.stop() or len(self.history.known) >= self.settings.trials
@@ -230,7 +245,10 @@ class TaskRun:
     def _measurer(self, repeats: Repeats, data: int) -> Measurer:
         """A measurer with random data of its own; ``data`` tells its purposes apart."""
         rng = np.random.default_rng([self.settings.seed, data])
-        return Measurer(self.bench.open_session, make_example(self.space, self.task, rng), repeats)
+        backend = self.bench.backend
+        return Measurer(
+            backend.open_session, backend.make_data(self.space, self.task, rng), repeats
+        )
 
     def _keep(self, provenance: Provenance) -> list[TileRecord]:
         """Records of the fastest tiles of different extents, measured again on other data.
@@ -261,3 +279,8 @@ class TaskRun:
             if len(found) == self.settings.keep:
                 break
         return dict(found.values())
+
+
+def decisions_of(record: TileRecord) -> list[int]:
+    """The decisions of a record's trace, in the order of sampling."""
+    return [decision for _, decision in json.loads(record.trace)[1]]

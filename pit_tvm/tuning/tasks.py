@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -10,26 +11,41 @@ from typing import Any
 
 import numpy as np
 import tvm_ffi
-from tvm import IRModule
+from tvm import IRModule, runtime
 from tvm.ir import TensorLoad
 from tvm.s_tir import SBlock, Schedule
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.tirx import IntImm, PrimFunc, decl_buffer
+from tvm_ffi import DLDeviceType
 
 from ..errors import DTypeError, ShapeError, TileNotFound, TuningError, mismatch
+from ..memory import aligned_empty
 from ..structs import Tile, TileTask
 
-# Operator of the command line -> families of its tiles, and family -> module of its search space.
-OPERATORS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"matmul": ("contraction-rows", "contraction-depth", "contraction-blocks")}
+# Operator of the command line -> families of its tiles, by instruction set; "" is every CPU's.
+OPERATORS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "matmul": {
+            "": ("contraction-rows", "contraction-depth", "contraction-blocks"),
+            "sm_90a": ("rows-hopper",),
+        },
+        "grouped_matmul": {"sm_90a": ("groups-hopper",)},
+    }
 )
+# Family -> module of its search space.
 FAMILIES: Mapping[str, str] = MappingProxyType(
-    dict.fromkeys(OPERATORS["matmul"], "pit_tvm.schedules.contraction_space")
+    {
+        **dict.fromkeys(OPERATORS["matmul"][""], "pit_tvm.schedules.contraction_space"),
+        **dict.fromkeys(("rows-hopper", "groups-hopper"), "pit_tvm.schedules.hopper_space"),
+    }
 )
+WRONG = "wrong result"
 _REQUIRED = ("workload", "sample", "tile_of", "lower")
+_OPTIONAL = ("example", "features", "starts")
 
 # Largest error of a right tile, relative to the largest element of the exact result.
 _TOLERANCES = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
+_MOST_RANDOM = 4_194_301  # a prime, so that no two rows of a tile are alike
 _INTEGER_LIMIT = 8  # random integers are in [-8, 8), so that int8 is exact everywhere
 
 
@@ -49,6 +65,16 @@ class Example:
     tolerance: float
     accumulates: bool = False
 
+    def arguments(self, device: Any) -> list[Any]:
+        """The inputs and an output to write to, on a TVM device."""
+        start = 0 if self.accumulates else poison(self.dtype)
+        before = np.full(self.expected.shape, start, numpy_dtype(self.dtype))
+        return [to_device(array, device) for array in (*self.inputs, before)]
+
+    def check(self, arguments: Sequence[Any]) -> None:
+        """Compare the output that ``arguments`` hold; TuningError with ``WRONG`` in its text."""
+        check_error(relative_error(arguments[-1].numpy(), self.expected), self.tolerance)
+
 
 @dataclass(frozen=True)
 class Space:
@@ -59,6 +85,9 @@ class Space:
     reads the decided tile back. ``lower(mod)``: what runs between scheduling and ``tvm.compile``.
     ``example(task, rng)``: inputs and the float64 result; None where the parameters are
     ``lhs [m, k]``, ``rhs [k, n]`` or packed ``[panels, k, width]``, and ``out [m, n]``.
+    ``features(tile, task)``: numbers for the cost model beside the decisions, at most 8.
+    ``starts(task)``: decisions, as positions in the order of sampling, of candidates to measure
+    first.
     """
 
     workload: Callable[[TileTask], PrimFunc]
@@ -68,6 +97,8 @@ class Space:
     example: Callable[[TileTask, np.random.Generator], tuple[Sequence[np.ndarray], np.ndarray]] | (
         None
     ) = None
+    features: Callable[[Tile, TileTask], Sequence[float]] | None = None
+    starts: Callable[[TileTask], Sequence[Sequence[int]]] | None = None
 
 
 def load_space(family: str, families: Mapping[str, str] = FAMILIES) -> Space:
@@ -86,8 +117,9 @@ def load_space(family: str, families: Mapping[str, str] = FAMILIES) -> Space:
     missing = [name for name in _REQUIRED if not hasattr(module, name)]
     if missing:
         raise TuningError(mismatch(f"search space {module.__name__}", missing, "none of them"))
-    functions = {name: getattr(module, name) for name in _REQUIRED}
-    return Space(**functions, example=getattr(module, "example", None))
+    functions: dict[str, Any] = {name: getattr(module, name) for name in _REQUIRED}
+    functions |= {name: getattr(module, name, None) for name in _OPTIONAL}
+    return Space(**functions)
 
 
 def make_tasks(
@@ -95,31 +127,43 @@ def make_tasks(
     shape: Sequence[int],
     dtype: str,
     isa: str,
-    operators: Mapping[str, tuple[str, ...]] = OPERATORS,
+    groups: int = 1,
+    operators: Mapping[str, Mapping[str, tuple[str, ...]]] = OPERATORS,
 ) -> tuple[TileTask, ...]:
     """Tasks of the operator ``op`` at ``shape`` (m, n, k), one for each family of its tiles.
 
     Raises
     ------
     TileNotFound
-        No family computes the operator.
+        No family computes the operator on that instruction set.
     ShapeError
-        ``shape`` is not three positive integers.
+        ``shape`` is not three positive integers, or ``groups`` is none.
     """
     if op not in operators:
         raise TileNotFound(mismatch("op", f"one of {sorted(operators)}", repr(op)))
-    if len(shape) != 3 or any(extent < 1 for extent in shape):
-        raise ShapeError(mismatch("shape", "m,n,k, integers of at least 1", tuple(shape)))
+    if len(shape) != 3 or any(extent < 1 for extent in (*shape, groups)):
+        expected = "m,n,k and groups, integers of at least 1"
+        raise ShapeError(mismatch("shape", expected, (*shape, groups)))
+    if groups > 1 and not op.startswith("grouped"):
+        raise ShapeError(mismatch("groups", f"1 for {op}", groups, "op grouped_matmul has more"))
+    common = () if isa.startswith("sm_") else operators[op].get("", ())
+    families = operators[op].get(isa, common)
+    if not families:
+        known = sorted(name or "any CPU" for name in operators[op])
+        raise TileNotFound(mismatch(f"target of {op}", f"one of {known}", isa))
     m, n, k = shape
-    return tuple(TileTask(family, isa, dtype, m, n, k) for family in operators[op])
+    return tuple(TileTask(family, isa, dtype, m, n, k, groups) for family in families)
 
 
 def workload_module(space: Space, task: TileTask) -> IRModule:
     """The task's unscheduled module, its one function named ``main``, of static shape.
 
-    MetaSchedule refuses symbolic extents; they are bound to those of the space's example.
+    MetaSchedule refuses symbolic extents; they are bound to those of the space's example. It tells
+    workloads apart by the module, which may not show how much of an operand lives: so the task is
+    noted on it.
     """
-    func = space.workload(task).with_attr("global_symbol", "main")
+    sizes = "x".join(map(str, (task.m, task.n, task.k, task.groups)))
+    func = space.workload(task).with_attr("global_symbol", "main").with_attr("pit.sizes", sizes)
     if space.example is not None and any(not _is_static(param.ty) for param in func.params):
         inputs, _ = space.example(task, np.random.default_rng(0))
         for param, array in zip(func.params, inputs, strict=False):
@@ -154,19 +198,58 @@ def make_example(space: Space, task: TileTask, rng: np.random.Generator) -> Exam
     if [array.shape for array in inputs] != [p[0] for p in params[:-1]] or expected.shape != shape:
         got = ([array.shape for array in inputs], expected.shape)
         raise TuningError(mismatch("example", f"arrays of the shapes {params}", got))
-    tolerance = 0.0 if "int" in dtype else _TOLERANCES.get(dtype)
-    if tolerance is None:
-        raise DTypeError(mismatch("workload output", f"one of {sorted(_TOLERANCES)}", dtype))
+    tolerance = tolerance_of(dtype)
     exact = expected.astype(np.float64)
     return Example(tuple(inputs), exact, dtype, tolerance, _accumulates(mod))
 
 
 def random_array(shape: Sequence[int], dtype: str, rng: np.random.Generator) -> np.ndarray:
-    """Random elements: standard normal, or integers between -8 and 7."""
+    """Random elements: standard normal, or integers between -8 and 7; a large array repeats."""
+    size = math.prod(shape)
+    if size > _MOST_RANDOM:
+        return np.resize(random_array((_MOST_RANDOM,), dtype, rng), tuple(shape))
     if "int" in dtype:
         low = 0 if dtype.startswith("uint") else -_INTEGER_LIMIT
         return rng.integers(low, _INTEGER_LIMIT, shape).astype(dtype)
     return rng.standard_normal(shape).astype(numpy_dtype(dtype))
+
+
+def tolerance_of(dtype: str) -> float:
+    """Largest relative error of a right result of an output type; DTypeError if none is known."""
+    tolerance = 0.0 if "int" in dtype else _TOLERANCES.get(dtype)
+    if tolerance is None:
+        raise DTypeError(mismatch("workload output", f"one of {sorted(_TOLERANCES)}", dtype))
+    return tolerance
+
+
+def check_error(error: float, tolerance: float) -> None:
+    """TuningError with ``WRONG`` in its text if a relative error is above its tolerance."""
+    if error > tolerance:
+        expected = f"a relative error of at most {tolerance:g}"
+        raise TuningError(mismatch(WRONG, expected, f"{error:.3g}"))
+
+
+def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
+    """Largest deviation over the largest expected element; infinite if ``got`` is not finite."""
+    actual = got.astype(np.float64)
+    if not np.isfinite(actual).all():
+        return float("inf")
+    scale = float(np.abs(expected).max(initial=0.0)) or 1.0
+    return float(np.abs(actual - expected).max(initial=0.0)) / scale
+
+
+def poison(dtype: str) -> float:
+    """A value that shows where nothing was written."""
+    return 77 if "int" in dtype else float("nan")
+
+
+def to_device(array: np.ndarray, device: Any) -> Any:
+    """A copy of an array on a TVM device; this CPU's lies on pages like a packed operand's."""
+    if device.dlpack_device_type() != DLDeviceType.kDLCPU or array.dtype.name == "bfloat16":
+        return runtime.tensor(np.ascontiguousarray(array), device)
+    copy = aligned_empty(array.shape, array.dtype, lasting=True)
+    copy[...] = array
+    return runtime.from_dlpack(copy)
 
 
 def numpy_dtype(dtype: str) -> Any:

@@ -19,7 +19,7 @@ def test_numpy_is_measured_in_every_dtype(dtype: str) -> None:
     task = TileTask("contraction", "avx2", dtype, 17, 33, 65)
     record = measure_library(task, PROVENANCE, seed=3)
     assert (record.kind, record.note, record.task) == ("library", "numpy", task)
-    assert len(record.run_secs) >= 7 and record.secs > 0
+    assert len(record.run_secs) == 3 and record.secs > 0
     assert record_from_json(record.to_json()) == record
 
 

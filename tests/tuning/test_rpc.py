@@ -14,6 +14,7 @@ from pit_tvm.errors import BackendUnavailable, TuningError
 from pit_tvm.target import start_thread_pool
 from pit_tvm.tile_db.store import TileStore
 from pit_tvm.tuning import rpc
+from pit_tvm.tuning.backend import host_backend
 from pit_tvm.tuning.rpc import local_farm, rpc_sessions
 from pit_tvm.tuning.runner import measure
 from pit_tvm.tuning.tasks import make_example
@@ -32,7 +33,7 @@ def farm() -> Iterator[str]:
 
 def test_job_runs_over_rpc_and_records_the_servers_device(farm: str, tmp_path: Path) -> None:
     sessions = rpc_sessions(farm, KEY, timeout_secs=20)
-    job = make_job(tmp_path, trials=3, sessions=sessions, device=f"{KEY}-{HOST.isa}")
+    job = make_job(tmp_path, trials=3, backend=host_backend(sessions), device=f"{KEY}-{HOST.isa}")
     result = job.run()
     assert (result.measured, result.failed) == (3, 0)
     records = TileStore.open(tmp_path / "db", device=f"{KEY}-{HOST.isa}").records()
@@ -44,7 +45,9 @@ def test_wrong_result_is_seen_over_rpc(farm: str, tmp_path: Path) -> None:
     sessions = rpc_sessions(farm, KEY, timeout_secs=20)
     space = replace(SPACE, example=doubled)
     with pytest.raises(TuningError, match="wrong result"):
-        make_job(tmp_path, trials=1, space=space, sessions=sessions, device="x-y").run()
+        make_job(
+            tmp_path, trials=1, space=space, backend=host_backend(sessions), device="x-y"
+        ).run()
     assert not list((tmp_path / "db").rglob("*.json"))
 
 
@@ -57,7 +60,7 @@ def doubled(task, rng):
 def test_calibration_over_rpc_is_refused(farm: str, tmp_path: Path) -> None:
     sessions = rpc_sessions(farm, KEY)
     with pytest.raises(TuningError, match="calibrate"):
-        make_job(tmp_path, trials=1, sessions=sessions, calibrate=True).run()
+        make_job(tmp_path, trials=1, backend=host_backend(sessions), calibrate=True).run()
 
 
 def test_key_without_server_is_refused(farm: str) -> None:

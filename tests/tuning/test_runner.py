@@ -17,15 +17,8 @@ from tvm.target import Target
 from pit_tvm.errors import BackendUnavailable
 from pit_tvm.target import resolve_target
 from pit_tvm.tuning.builder import TileBuilder
-from pit_tvm.tuning.runner import (
-    WRONG,
-    Measurer,
-    Repeats,
-    TileRunner,
-    local_session,
-    relative_error,
-)
-from pit_tvm.tuning.tasks import Example, make_example, workload_module
+from pit_tvm.tuning.runner import Measurer, Repeats, TileRunner, local_session
+from pit_tvm.tuning.tasks import WRONG, Example, make_example, relative_error, workload_module
 from tests.tuning import adding
 from tests.tuning.stand_in import SPACE, sample, space_with, task
 

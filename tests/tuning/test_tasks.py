@@ -142,14 +142,14 @@ def test_random_bfloat16_is_ml_dtypes_own() -> None:
 
 def test_operator_gives_a_task_for_each_family() -> None:
     made = make_tasks("matmul", (1, 2, 3), "float16", "avx512")
-    assert [task.family for task in made] == list(OPERATORS["matmul"])
+    assert [task.family for task in made] == list(OPERATORS["matmul"][""])
     assert {replace(task, family="") for task in made} == {
         TileTask("", "avx512", "float16", 1, 2, 3)
     }
 
 
 def test_registry_gives_a_complete_space_for_every_family() -> None:
-    families = {family for families in OPERATORS.values() for family in families}
+    families = {name for sets in OPERATORS.values() for names in sets.values() for name in names}
     assert families == set(FAMILIES)
     for family in families:
         space = load_space(family)
@@ -160,6 +160,25 @@ def test_registry_gives_a_complete_space_for_every_family() -> None:
 def test_shape_of_a_task_is_checked(shape: tuple[int, ...]) -> None:
     with pytest.raises(ShapeError, match="shape"):
         make_tasks("matmul", shape, "float32", "avx2")
+
+
+def test_gpu_has_families_of_its_own() -> None:
+    (single,) = make_tasks("matmul", (8, 16, 24), "float16", "sm_90a")
+    assert single == TileTask("rows-hopper", "sm_90a", "float16", 8, 16, 24)
+    (grouped,) = make_tasks("grouped_matmul", (8, 16, 24), "float16", "sm_90a", groups=3)
+    assert grouped == TileTask("groups-hopper", "sm_90a", "float16", 8, 16, 24, 3)
+    with pytest.raises(TileNotFound, match="target of grouped_matmul: expected one of .'sm_90a'."):
+        make_tasks("grouped_matmul", (8, 16, 24), "float32", "avx2", groups=3)
+    with pytest.raises(TileNotFound, match="target of matmul"):
+        make_tasks("matmul", (8, 16, 24), "float16", "sm_80")
+    with pytest.raises(ShapeError, match="groups: expected 1 for matmul, got 3"):
+        make_tasks("matmul", (8, 16, 24), "float16", "sm_90a", groups=3)
+
+
+def test_large_arrays_repeat_their_random_elements() -> None:
+    array = random_array((4200, 1000), "int8", np.random.default_rng(0))
+    assert (array.reshape(-1)[4_194_301:] == array.reshape(-1)[: 4_200_000 - 4_194_301]).all()
+    assert len(np.unique(array, axis=0)) == 4200
 
 
 def test_unknown_operator_and_family_are_refused() -> None:

@@ -1,0 +1,318 @@
+"""``pit-tvm tune``: measure dense tiles and add the best to a tile database."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .errors import UnsupportedTarget, mismatch
+from .target import TargetInfo, resolve_target
+from .tile_db.store import TileStore
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .structs import TileTask
+    from .tuning.backend import Backend
+    from .tuning.calibrate import Library
+    from .tuning.job import TuneJob, TuneResult
+    from .tuning.task_run import Settings
+
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+EXIT_INTERRUPTED = 130
+
+_MASK_SIZE = 4096
+_DETECT_RUNS = 21
+
+_TUNE_EXAMPLES = """\
+examples:
+  pit-tvm tune --shape 2048,2048,2048 --shape 512,1536,384
+  pit-tvm tune --shape 1024,1024,1024 --dtype float32 --dtype float16 --trials 128
+  pit-tvm tune --shape 1024,1024,1024 --target 'llvm -mcpu=x86-64-v3' --out my_logs
+  pit-tvm tune --target cuda --dtype float16 --shape 1000,4096,4096 --shape 8192,3072,768,64
+  pit-tvm tune --shape 1024,1024,1024 --rpc-tracker 10.0.0.1:9190 --rpc-key epyc
+
+Run the same command again to continue an interrupted job. Ctrl-C records what was found so far;
+a second Ctrl-C ends at once.
+"""
+
+
+def add_tune(subparsers: Subparsers) -> None:
+    """Arguments of ``pit-tvm tune``."""
+    parser = subparsers.add_parser(
+        "tune",
+        help="measure dense tiles and add the best to a tile database",
+        description="Searches dense tiles with MetaSchedule, checks each result against numpy, "
+        "and adds the fastest tiles to a tile database.",
+        epilog=_TUNE_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--op", help="operator (default: matmul, with groups grouped_matmul)")
+    add(
+        "--shape",
+        type=_shape,
+        action="append",
+        required=True,
+        metavar="M,N,K[,GROUPS]",
+        help="extents of one product, and over how many groups its rows are spread; repeat for "
+        "several",
+    )
+    add(
+        "--dtype",
+        action="append",
+        help="element type; repeat for several (default: float32, on a GPU float16)",
+    )
+    add(
+        "--family",
+        action="append",
+        metavar="NAME",
+        help="tile family; repeat for several (default: all of the operator's)",
+    )
+    add("--target", default="llvm", help="TVM target (default: this machine's CPU)")
+    add(
+        "--workers",
+        type=_positive,
+        default=len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        help="processes that compile GPU candidates (default: one for each CPU)",
+    )
+    add(
+        "--trials",
+        type=_positive,
+        default=64,
+        help="candidates per product and tile family (default: 64)",
+    )
+    add(
+        "--out",
+        type=Path,
+        default=Path("tuning_logs"),
+        metavar="DIR",
+        help="tile database, made if missing (default: %(default)s)",
+    )
+    add(
+        "--work-dir",
+        type=Path,
+        default=Path("tuning_work"),
+        metavar="DIR",
+        help="where the job remembers all candidates (default: %(default)s)",
+    )
+    add("--rpc-tracker", metavar="HOST:PORT", help="run candidates on a server of this tracker")
+    add("--rpc-key", metavar="KEY", help="key of those servers; also names the records' folder")
+    add("--seed", type=int, default=0, help="seed of the search and of the data (default: 0)")
+    add(
+        "--no-calibrate",
+        action="store_true",
+        help="do not measure the dense libraries and the device's constants",
+    )
+    parser.set_defaults(run=run_tune, parser=parser)
+
+
+def run_tune(args: argparse.Namespace) -> int:
+    """Run a tuning job and print what it recorded."""
+    if (args.rpc_tracker is None) != (args.rpc_key is None):
+        args.parser.error("--rpc-tracker and --rpc-key go together")
+    target = resolve_target(args.target)
+    with ExitStack() as stack:
+        place = stack.enter_context(_cuda(args, target) if target.kind == "cuda" else _host(args))
+        job = _tune_job(args, target, place)
+        result = job.run()
+    _print_result(job, result)
+    return EXIT_INTERRUPTED if result.interrupted else 0
+
+
+class _Place(NamedTuple):
+    """Where candidates run, how long they are measured, and what they are compared with."""
+
+    backend: Backend
+    settings: Settings
+    libraries: list[Library]
+    constants: dict[str, Callable[[], float]]
+
+
+@contextmanager
+def _host(args: argparse.Namespace) -> Iterator[_Place]:
+    """This machine's CPU, or those behind an RPC tracker."""
+    from .tuning.backend import host_backend
+    from .tuning.runner import OpenSession, local_session
+    from .tuning.task_run import Settings
+
+    sessions: OpenSession = local_session
+    if args.rpc_tracker is not None:
+        from .tuning.rpc import rpc_sessions
+
+        sessions = rpc_sessions(args.rpc_tracker, args.rpc_key)
+    target = resolve_target(args.target)
+    settings = Settings(trials=args.trials, seed=args.seed)
+    constants = {"detect_gbps": lambda: _detect_gbps(target)}
+    yield _Place(host_backend(sessions), settings, _libraries(), constants)
+
+
+@contextmanager
+def _cuda(args: argparse.Namespace, target: TargetInfo) -> Iterator[_Place]:
+    """This machine's GPU; candidates are compiled by ``--workers`` processes."""
+    from .runtime.cuda_build import compile_source, cuda_source
+    from .tuning.cuda_backend import cuda_backend, cuda_settings
+    from .tuning.cuda_builder import Toolchain, worker_pool
+
+    if args.rpc_tracker is not None:
+        raise UnsupportedTarget(mismatch("target over RPC", "a CPU", args.target))
+    toolchain = Toolchain(
+        cuda_source, compile_source, target.isa, args.work_dir / "kernels", args.workers
+    )
+    with worker_pool(args.workers) as pool:
+        settings = cuda_settings(args.trials, args.seed)
+        yield _Place(cuda_backend(toolchain, pool), settings, _cuda_libraries(), {})
+
+
+def _tune_job(args: argparse.Namespace, target: TargetInfo, place: _Place) -> TuneJob:
+    from .tuning.job import TuneJob
+
+    remote = args.rpc_tracker is not None
+    device = f"{args.rpc_key}-{target.isa}" if remote else target.device
+    return TuneJob(
+        tasks=_tasks(args, target),
+        target=target,
+        work_dir=args.work_dir,
+        store=TileStore.create(args.out, device=device, isa=target.isa),
+        settings=place.settings,
+        backend=place.backend,
+        device=device,
+        # The libraries and constants of this machine say nothing about the servers'.
+        calibrate=not args.no_calibrate and not remote,
+        libraries=place.libraries,
+        constants=place.constants,
+    )
+
+
+def _tasks(args: argparse.Namespace, target: TargetInfo) -> list[TileTask]:
+    """Every shape in every dtype and family, without repetitions."""
+    from .tuning.tasks import make_tasks
+
+    tasks: list[TileTask] = []
+    for dtype in args.dtype or ["float16" if target.kind == "cuda" else "float32"]:
+        for m, n, k, groups in args.shape:
+            op = args.op or ("matmul" if groups == 1 else "grouped_matmul")
+            tasks += make_tasks(op, (m, n, k), dtype, target.isa, groups)
+    wanted = [task for task in tasks if not args.family or task.family in args.family]
+    return list(dict.fromkeys(wanted))
+
+
+def _libraries() -> list[Library]:
+    """Dense products to measure: numpy's, and torch's where it is installed."""
+    import numpy as np
+
+    from .runtime.arrays import as_torch, library_matmul
+    from .tuning.calibrate import NUMPY, Library
+
+    try:
+        tensor = as_torch(np.zeros((1, 1), np.float32))
+    except ImportError:
+        return [NUMPY]
+    return [NUMPY, Library(type(tensor).__module__, library_matmul, as_torch)]
+
+
+def _cuda_libraries() -> list[Library]:
+    """torch's product on the GPU, where torch is installed; ``rhs`` as nn.Linear stores it."""
+    import numpy as np
+
+    from .runtime.arrays import as_torch, library_matmul
+    from .tuning.calibrate import Library
+    from .tuning.cuda_backend import cuda_times
+
+    try:
+        name = type(as_torch(np.zeros((1, 1), np.float32))).__module__
+    except ImportError:
+        return []
+
+    def product(lhs: Any, rhs: Any, out: Any) -> None:
+        library_matmul(lhs, rhs, out, transpose_rhs=True)
+
+    def fetch(out: Any) -> np.ndarray:
+        return np.asarray(out.float().cpu())
+
+    def prepare(array: np.ndarray) -> Any:
+        return as_torch(array).cuda()
+
+    return [Library(name, product, prepare, fetch, transposed=True, times=cuda_times)]
+
+
+def _detect_gbps(target: TargetInfo) -> float:
+    """Bytes of a boolean mask that are indexed per second (1e9): micro-tiles 32x1, 10 % live."""
+    import time
+    from statistics import median
+
+    import numpy as np
+
+    from .runtime.detect import Detector
+    from .structs import Mask, MicroTile
+
+    blocks = np.random.default_rng(0).random((_MASK_SIZE // 32, _MASK_SIZE)) < 0.1
+    mask = np.repeat(blocks, 32, axis=0)
+    detector = Detector(target.tvm_target)
+    secs = []
+    for _ in range(_DETECT_RUNS):
+        start = time.perf_counter()
+        detector.detect(Mask(32, 1), mask, mask.shape, MicroTile("lhs", "k", 1, (32, 1)))
+        secs.append(time.perf_counter() - start)
+    return 1e-9 * mask.size / median(secs)
+
+
+def _print_result(job: TuneJob, result: TuneResult) -> None:
+    print(f"{'kind':8} {'dtype':9} {'m x n x k':>18} {'GFLOP/s':>9}  {'family':18}  what")
+    for record in result.records:
+        if record.task is None:
+            constants = ", ".join(f"{name} {value:.3g}" for name, value in record.profile)
+            print(f"{record.kind:8} {'':9} {'':18} {'':9}  {'':18}  {constants}")
+            continue
+        task = record.task
+        extents = _extents(task)
+        family = record.tile.family if record.tile else "dense"
+        what = record.note or str(record.tile)
+        rate = f"{record.gflops:9.1f}"
+        print(f"{record.kind:8} {task.dtype:9} {extents:>18} {rate}  {family:18}  {what}")
+    print(
+        f"{result.measured} candidates measured ({result.failed} failed, {result.wrong} of them "
+        f"wrong), {result.reused} known before; records in {job.store.root / job.store.device}"
+    )
+    with_tile = {record.task for record in result.records if record.kind == "pit"}
+    for task in job.tasks:
+        if task not in with_tile:
+            print(f"no right tile: {task.family} {task.dtype} {_extents(task)}")
+    if result.errors:
+        print(f"most frequent failure: {result.errors[0]}")
+    if result.interrupted:
+        print("interrupted: run the same command again to continue")
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    parts = text.replace("x", ",").split(",")
+    right = all(part.strip().isdigit() and int(part) > 0 for part in parts)
+    if len(parts) not in (3, 4) or not right:
+        expected = "m,n,k or m,n,k,groups, integers of at least 1"
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
+    sizes = [int(part) for part in parts]
+    return (*sizes, 1) if len(sizes) == 3 else tuple(sizes)
+
+
+def _extents(task: TileTask) -> str:
+    return f"{task.m}x{task.n}x{task.k}" + (f"/{task.groups}" if task.groups > 1 else "")
+
+
+def _cpus() -> int:
+    """CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {text!r}")
+    return int(text)

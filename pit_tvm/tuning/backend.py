@@ -1,0 +1,60 @@
+"""How candidates of one kind of target are built, run, checked and compared with a library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from tvm import IRModule
+from tvm.s_tir import meta_schedule as ms
+
+from ..structs import TileTask
+from ..target import TargetInfo
+from ..tile_db.record import TileRecord
+from .builder import TileBuilder
+from .calibrate import measure_profile
+from .runner import Data, OpenSession, local_session
+from .tasks import Space, make_example
+
+Lower = Callable[[IRModule], IRModule]
+
+
+class Builder(Protocol):
+    """A MetaSchedule builder that may work ahead."""
+
+    def warm(self, build_inputs: list[ms.builder.BuilderInput]) -> None:
+        """Prepare for ``build`` of these."""
+
+    def build(self, build_inputs: list[ms.builder.BuilderInput]) -> list[Any]:
+        """Builder results, in order."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """``make_builder(lower, folder)``: a builder that leaves artifacts in a folder.
+    ``make_data(space, task, rng)``: fresh arguments of a task, and their check.
+    ``measure_profile(target, more)``: the device's constants. ``here``: this process runs the
+    candidates."""
+
+    open_session: OpenSession
+    make_builder: Callable[[Lower, Path], Builder]
+    make_data: Callable[[Space, TileTask, np.random.Generator], Data] = make_example
+    measure_profile: Callable[[TargetInfo, Mapping[str, Callable[[], float]]], TileRecord] = (
+        measure_profile
+    )
+    here: bool = True
+
+
+def host_backend(sessions: OpenSession = local_session) -> Backend:
+    """CPU candidates, in this process or where ``sessions`` lead; built in this process, and
+    linked by whoever runs them."""
+    here = sessions is local_session
+    suffix = ".so" if here else ".tar"
+
+    def make_builder(lower: Lower, folder: Path) -> Builder:
+        return TileBuilder(lower, folder, suffix)
+
+    return Backend(sessions, make_builder, here=here)

@@ -1,0 +1,151 @@
+"""Builds CUDA candidates: a batch at a time, on all cores, each different kernel once.
+
+A library is kept under the SHA-256 of its CUDA source, so a job that goes on, other tasks of the
+job and other jobs with the same folder do not compile a kernel again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import pickle
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import tvm
+from tvm.ir.utils import derived_object
+from tvm.s_tir import meta_schedule as ms
+
+from ..errors import BackendUnavailable, mismatch
+from .builder import CANDIDATE_ERRORS, error_text
+
+Lower = Callable[[tvm.IRModule], tvm.IRModule]
+
+
+class Library(Protocol):
+    """A compiled library."""
+
+    def export_library(self, file_name: str) -> Any:
+        """Write a shared library."""
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """How CUDA code is made, by functions of a module: they travel to worker processes by name.
+
+    ``source(mod, arch, tirx)``: CUDA text of a module. ``compile(text, arch)``: its library.
+    ``kernels``: folder of the compiled libraries. ``workers``: processes; 1 is this one.
+    """
+
+    source: Callable[[tvm.IRModule, str, bool], str]
+    compile: Callable[[str, str], Library]
+    arch: str
+    kernels: Path
+    workers: int = 1
+
+    def built(self, mod: tvm.IRModule) -> Path:
+        """Path of the library of a TIRx module, compiled if it is not there."""
+        text = self.source(mod, self.arch, True)
+        name = hashlib.sha256(f"{self.arch}\n{text}".encode()).hexdigest()
+        path = self.kernels / f"{name}.so"
+        if not path.is_file():
+            self.kernels.mkdir(parents=True, exist_ok=True)
+            library = self.compile(text, self.arch)
+            handle, scratch = tempfile.mkstemp(prefix=name, suffix=".tmp", dir=self.kernels)
+            os.close(handle)
+            library.export_library(scratch)
+            os.replace(scratch, path)
+        return path
+
+
+@contextmanager
+def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor | None]:
+    """Processes that compile; None for 1 worker. Started anew, not forked: CUDA and TVM's threads
+    do not survive a fork."""
+    if workers <= 1:
+        yield None
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        yield pool
+
+
+@derived_object
+class CudaBuilder(ms.builder.PyBuilder):
+    """Lowers with ``lower``, compiles by the toolchain, and leaves a link to each library in
+    ``folder``. Whoever runs the artifact deletes the link."""
+
+    def __init__(
+        self, lower: Lower, folder: Path, toolchain: Toolchain, pool: ProcessPoolExecutor | None
+    ) -> None:
+        super().__init__()
+        self.lower = lower
+        self.folder = folder
+        self.toolchain = toolchain
+        self.pool = pool
+        self.found: dict[str, Path | str] = {}
+
+    def warm(self, build_inputs: list[ms.builder.BuilderInput]) -> None:
+        """Compile what ``build`` will be asked for next, side by side.
+
+        Raises
+        ------
+        BackendUnavailable
+            There is no compiler, or a worker process was ended from outside.
+        """
+        wanted = {_key(item.mod): item.mod for item in build_inputs}
+        wanted = {key: mod for key, mod in wanted.items() if key not in self.found}
+        if self.pool is None:
+            self.found |= {k: _attempt(self.lower, self.toolchain, m) for k, m in wanted.items()}
+            return
+        jobs: dict[str, Future[Path | str]] = {
+            key: self.pool.submit(_attempt_pickled, pickle.dumps((self.lower, self.toolchain, mod)))
+            for key, mod in wanted.items()
+        }
+        try:
+            self.found |= {key: job.result() for key, job in jobs.items()}
+        except BrokenProcessPool as error:
+            advice = "memory may be short: use fewer workers"
+            raise BackendUnavailable(
+                mismatch("compiler process", "an answer", error, advice)
+            ) from (error)
+
+    def build(self, build_inputs: list[ms.builder.BuilderInput]) -> list[ms.builder.BuilderResult]:
+        self.warm(build_inputs)
+        return [self._result(self.found[_key(item.mod)]) for item in build_inputs]
+
+    def _result(self, built: Path | str) -> ms.builder.BuilderResult:
+        if isinstance(built, str):
+            return ms.builder.BuilderResult(None, built)
+        scratch = tempfile.mkdtemp(prefix="candidate-", dir=self.folder)
+        link = Path(scratch) / built.name
+        shutil.copyfile(built, link)
+        return ms.builder.BuilderResult(str(link), None)
+
+
+def _key(mod: tvm.IRModule) -> str:
+    return hashlib.sha256(mod.script().encode()).hexdigest()
+
+
+def _attempt(lower: Lower, toolchain: Toolchain, mod: tvm.IRModule) -> Path | str:
+    """The library's path, or what went wrong with this candidate."""
+    try:
+        return toolchain.built(lower(mod))
+    except BackendUnavailable:
+        raise
+    except CANDIDATE_ERRORS as error:
+        return error_text(error)
+
+
+def _attempt_pickled(work: bytes) -> Path | str:
+    """`_attempt` in another process."""
+    lower, toolchain, mod = pickle.loads(work)
+    return _attempt(lower, toolchain, mod)

@@ -1,0 +1,196 @@
+"""The GPU's cost model: its bounds, what records change, and the choice."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pit_tvm.selection.gpu_cost import GpuRates, GpuWork, gpu_rates, select_gpu
+from pit_tvm.structs import MicroTile, Tile, TileTask
+from pit_tvm.tile_db.record import Provenance, TileRecord
+from pit_tvm.tile_db.store import TileStore
+
+FAMILY, GROUPED = "rows", "groups"
+LIVE_ROWS = MicroTile("lhs", "m", 0, (1, 0))
+PROVENANCE = Provenance("h200-sm_90a", "sm_90a", 132, "0.27", "0.1", "2026-11-21", 16)
+PROFILE = TileRecord("profile", PROVENANCE, profile=(("gather_gbps", 4000.0), ("launch_us", 3.0)))
+
+
+def tile(m: int = 128, n: int = 256, cluster: int = 1, family: str = FAMILY) -> Tile:
+    knobs = (("cluster", cluster), ("consumers", 1 if m == 64 else 2), ("sms", 132))
+    return Tile(family, "sm_90a", "float16", m, n, 64, knobs)
+
+
+def task(m: int, n: int = 4096, k: int = 4096, groups: int = 1) -> TileTask:
+    family = FAMILY if groups == 1 else GROUPED
+    return TileTask(family, "sm_90a", "float16", m, n, k, groups)
+
+
+def measured(of: Tile, on: TileTask, us: float) -> TileRecord:
+    return TileRecord("pit", PROVENANCE, of, on, (1e-6 * us,))
+
+
+def library(on: TileTask, us: float) -> TileRecord:
+    return TileRecord("library", PROVENANCE, task=on, run_secs=(1e-6 * us,), note="torch")
+
+
+GENERIC = (tile(), tile(64, 64), tile(family=GROUPED), tile(64, 64, family=GROUPED))
+
+
+def rates(*records: TileRecord) -> GpuRates:
+    return gpu_rates([PROFILE, *records], "float16", "sm_90a", "torch", GENERIC)
+
+
+def predicted(of: GpuRates, work: GpuWork, family: str = FAMILY) -> list[float]:
+    return of.tile_us(family, work)[0].tolist()
+
+
+def test_untuned_tiles_step_with_their_waves() -> None:
+    one, same, two = (predicted(rates(), GpuWork(m, 16 * 256, 4096))[0] for m in (900, 1024, 1025))
+    assert one == same  # 8 x 16 tiles on 132 multiprocessors
+    assert 1.7 < two / one < 2.0  # 9 x 16
+
+
+def test_small_tiles_win_few_rows_and_large_tiles_many() -> None:
+    large, small = predicted(rates(), GpuWork(64, 4096, 4096))
+    assert small < large
+    large, small = predicted(rates(), GpuWork(8192, 4096, 4096))
+    assert large < small
+
+
+def test_record_of_the_very_shape_is_nearly_reproduced() -> None:
+    known = rates(
+        measured(tile(), task(1000), 60.0),
+        measured(tile(), task(8000), 500.0),
+        measured(tile(64, 64), task(1000), 90.0),
+    )
+    assert predicted(known, GpuWork(1000, 4096, 4096)) == pytest.approx([60.0, 90.0], rel=0.05)
+
+
+def test_slower_measurements_raise_predictions_of_their_tile_alone() -> None:
+    fast = rates(measured(tile(), task(1000), 60.0), measured(tile(64, 64), task(1000), 90.0))
+    slow = rates(measured(tile(), task(1000), 120.0), measured(tile(64, 64), task(1000), 90.0))
+    work = GpuWork(2000, 4096, 4096)
+    one, other = predicted(fast, work), predicted(slow, work)
+    assert other[0] == pytest.approx(2 * one[0]) and other[1] == one[1]
+
+
+def test_tile_that_was_not_tried_somewhere_stays_behind_there() -> None:
+    known = rates(
+        measured(tile(), task(1000), 60.0),
+        measured(tile(), task(8000), 500.0),
+        measured(tile(64, 64), task(1000), 90.0),
+    )
+    large, small = predicted(known, GpuWork(8000, 4096, 4096))
+    assert small / large == pytest.approx(90 / 60, rel=0.1)
+
+
+def test_tile_that_was_seldom_tried_is_left_out() -> None:
+    often = [measured(tile(), task(m), 0.06 * m) for m in (1000, 2000, 3000, 4000)]
+    known = rates(*often, measured(tile(64, 64), task(1000), 1.0))
+    assert known.families[FAMILY].tiles == (tile(),)
+
+
+def test_16_bit_types_stand_for_each_other() -> None:
+    records = [PROFILE, measured(tile(), task(1000), 60.0), library(task(1000), 55.0)]
+    other = gpu_rates(records, "bfloat16", "sm_90a", "torch", ())
+    assert other.tuned and other.families[FAMILY].tiles == (replace(tile(), dtype="bfloat16"),)
+    assert predicted(other, GpuWork(1000, 4096, 4096)) == pytest.approx([60.0])
+    assert other.dense_us(1000, 4096, 4096)[0] == pytest.approx(55.0)
+    assert not gpu_rates(records, "float32", "sm_90a", "torch", GENERIC).tuned
+
+
+def test_memory_bounds_groups_with_few_rows() -> None:
+    work = GpuWork(64, 4096, 4096, groups=64, counts=(1,) * 64)
+    us, bound = rates().tile_us(GROUPED, work)
+    weights = 64 * 4096 * 4096 * 2 / 4000e3
+    assert bound >= weights and (us > bound).all()
+
+
+def test_empty_groups_cost_nothing() -> None:
+    counts = (512, *(0,) * 63)
+    one = predicted(rates(), GpuWork(512, 4096, 4096, groups=64, counts=counts), GROUPED)
+    alone = predicted(rates(), GpuWork(512, 4096, 4096), FAMILY)
+    assert one == pytest.approx(alone)
+
+
+def test_uneven_groups_cost_more_tiles_than_even_ones() -> None:
+    even = GpuWork(8192, 4096, 4096, 16, counts=(512,) * 16)
+    uneven = replace(even, counts=(513, 511) * 8)  # 5 and 4 tiles of 128 rows, not 4 and 4
+    one, other = (predicted(rates(), work, GROUPED)[0] for work in (even, uneven))
+    assert other > 1.1 * one
+
+
+def test_groups_of_unknown_counts_cost_what_random_ones_do() -> None:
+    rng = np.random.default_rng(0)
+    for live, groups in ((8192, 64), (49152, 64), (300, 64), (16384, 8)):
+        exact = []
+        for _ in range(20):
+            counts = np.bincount(rng.integers(groups, size=live), minlength=groups)
+            work = GpuWork(live, 2048, 1024, groups, tuple(counts.tolist()))
+            exact.append(predicted(rates(), work, GROUPED))
+        guess = predicted(rates(), GpuWork(live, 2048, 1024, groups), GROUPED)
+        assert guess == pytest.approx(np.mean(exact, axis=0).tolist(), rel=0.1)
+
+
+def test_dense_follows_the_library_and_its_roofline() -> None:
+    known = rates(library(task(1000), 55.0), library(task(8192), 430.0))
+    assert known.dense_us(1000, 4096, 4096)[0] == pytest.approx(55.0, rel=0.05)
+    assert known.dense_us(4096, 4096, 4096)[0] == pytest.approx(215.0, rel=0.1)
+    us, bound = known.dense_us(16, 4096, 4096)
+    assert us > bound > 4096 * 4096 * 2 / 4000e3
+
+
+def test_choice_is_the_cheaper_and_says_how_far_from_its_bound() -> None:
+    known = rates(
+        measured(tile(), task(1000), 60.0),
+        measured(tile(64, 64), task(1000), 90.0),
+        library(task(8192), 400.0),
+    )
+    dense = (8192, 4096, 4096)
+    sparse = select_gpu(FAMILY, LIVE_ROWS, GpuWork(1000, 4096, 4096), dense, known, 8192)
+    assert (sparse.choice.kind, sparse.choice.tile, sparse.tuned) == ("pit", tile(), True)
+    assert sparse.choice.covered == pytest.approx(1000 / 8192)
+    assert "x its bound" in sparse.reason and "x dense" in sparse.reason
+    full = select_gpu(FAMILY, LIVE_ROWS, GpuWork(8192, 4096, 4096), dense, known, 8192)
+    assert full.choice.kind == "dense" and full.choice.note == "torch"
+
+
+def test_cost_is_the_sum_of_its_parts_but_the_bound() -> None:
+    work = GpuWork(1000, 4096, 4096, index_bytes=8192 * 4096, extra_bytes=1e6)
+    plan = select_gpu(FAMILY, LIVE_ROWS, work, None, rates(), 8192)
+    for candidate in plan.candidates:
+        parts = dict(candidate.parts)
+        assert parts["bound"] < parts["product"]
+        assert candidate.cost_us == pytest.approx(sum(parts.values()) - parts["bound"])
+    parts = dict(plan.choice.parts)
+    assert parts["index"] > 8192 * 4096 / 1400e3 and parts["output"] > 0
+    assert not plan.tuned and "dense" not in plan.reason
+
+
+def test_nothing_live_costs_a_launch() -> None:
+    plan = select_gpu(FAMILY, LIVE_ROWS, GpuWork(0, 4096, 4096), None, rates(), 8192)
+    assert 0 < plan.choice.cost_us < 20 and math.isfinite(plan.choice.cost_us)
+    empty = select_gpu(FAMILY, LIVE_ROWS, GpuWork(0, 64, 64, 4), None, rates(), 0)
+    assert empty.choice.covered == 0.0
+
+
+def test_shipped_records_are_reproduced() -> None:
+    records = TileStore.open(device="h200-sm_90a", isa="sm_90a").all()
+    known = gpu_rates(records, "float16", "sm_90a", "torch", ())
+    errors = [
+        abs(known.dense_us(r.task.m, r.task.n, r.task.k)[0] / (1e6 * r.secs) - 1)
+        for r in records
+        if r.kind == "library"
+    ]
+    for r in records:
+        if r.tile is None or r.tile not in known.families[r.tile.family].tiles:
+            continue
+        t, family = r.task, known.families[r.tile.family]
+        us, bound = known.tile_us(r.tile.family, GpuWork(t.m, t.n, t.k, t.groups))
+        errors.append(abs(us[family.tiles.index(r.tile)] / (1e6 * r.secs) - 1))
+        assert bound < 1e6 * r.secs
+    assert np.median(errors) < 0.05
