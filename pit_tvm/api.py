@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .errors import AxisError, ShapeError, mismatch
+from .errors import AxisError, ShapeError, UnsupportedTarget, mismatch
 from .runtime.bind import PackedOperand
 from .runtime.dispatch import Clock, Dispatcher
 from .runtime.kernel_cache import CacheStats, KernelCache
@@ -15,6 +15,9 @@ from .runtime.program import analyse
 from .structs import Plan, SparsitySpec
 from .target import resolve_target, start_thread_pool
 from .tile_db.store import TileStore
+
+if TYPE_CHECKING:
+    from .runtime.cuda_dispatch import CudaDispatcher
 
 __all__ = ["Operator", "PackedOperand", "Profile", "compile"]
 
@@ -34,7 +37,7 @@ class Profile:
 class Operator:
     """A compiled operator. Threads may share it; kernels compile when they are first needed."""
 
-    def __init__(self, dispatcher: Dispatcher, cache: KernelCache) -> None:
+    def __init__(self, dispatcher: Dispatcher | CudaDispatcher, cache: KernelCache) -> None:
         self._dispatcher, self._cache = dispatcher, cache
 
     @property
@@ -48,7 +51,10 @@ class Operator:
         return self._cache.stats
 
     def __call__(self, *arrays: Any, sparsity: Any = None, out: Any = None) -> Any:
-        """Compute on numpy arrays, torch CPU tensors or DLPack objects; the result is of that kind.
+        """Compute on numpy arrays, torch tensors or DLPack objects; the result is of that kind.
+
+        On a GPU the arrays are CUDA tensors, everything runs on torch's current stream, and the
+        host waits for nothing; the result is a torch tensor.
 
         Parameters
         ----------
@@ -82,6 +88,24 @@ class Operator:
         ((name, array),) = operand.items()
         return self._dispatcher.pack(name, array)
 
+    @property
+    def cache_directory(self) -> Path:
+        """Folder of the compiled kernels."""
+        return self._cache.directory
+
+    def build(self, sizes: Mapping[str, int]) -> None:
+        """Compile ahead what calls on a GPU may need, without a GPU; ``sizes`` gives the symbolic
+        extents by name, which decide the tiles that are likely. Kernels serve every shape.
+
+        Raises
+        ------
+        UnsupportedTarget
+            The operator is compiled for a CPU, whose kernels need no other compiler.
+        BackendUnavailable
+            nvcc is not on this machine.
+        """
+        self._dispatcher.build(dict(sizes))
+
     def explain(
         self,
         *arrays: Any,
@@ -93,6 +117,11 @@ class Operator:
 
         Without arrays, ``sizes`` gives the symbolic extents by name, a packed weight is assumed,
         and ``library`` names the dense peer, "numpy" or "torch".
+
+        Raises
+        ------
+        ShapeError, DTypeError, BackendUnavailable
+            An argument does not fit, an extent is unknown, or ``library`` is another one.
         """
         return self._dispatcher.explain(arrays, sparsity, dict(sizes or {}), library)
 
@@ -113,7 +142,9 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
     target: Any = "llvm",
     deterministic: bool = False,
     dead: str = "skip",
+    apply_mask: bool = False,
     database: str | Path | None = None,
+    cache: str | Path | None = None,
 ) -> Operator:
     """Compile an operator for dynamic sparsity of one operand.
 
@@ -124,28 +155,46 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
     sparse
         The sparse operand's name and how its live part is told at run time.
     target
-        ``"llvm"``, ``"llvm -mcpu=x86-64-v3"``, a dictionary or a TVM target.
+        ``"llvm"``, ``"llvm -mcpu=x86-64-v3"``, ``"cuda"``, a dictionary or a TVM target.
     deterministic
         Sorted indices: the same sums in the same order at every call. Only row ids pay for it.
     dead
         "skip": output rows that are not named are not written; "zero": they become zero.
+    apply_mask
+        Masks promise an operand that is zero outside. With True it may hold anything there, NaN
+        included: kernels read it through the mask. For Mask, BitMask and BlockMask.
     database
         A folder of tuned tiles instead of the shipped one.
+    cache
+        A folder of compiled kernels instead of ``$PIT_TVM_CACHE`` or the user's.
 
     Raises
     ------
     AxisError
-        The operand or its axes do not admit the pattern; the message says why.
+        The operand or its axes do not admit the pattern, or there is no mask to apply; the
+        message says why.
     UnsupportedTarget, DatabaseError
-        The target has no tile family; ``database`` is missing. A corrupt one is found by the
-        first plan.
+        The target has no tile family, or applies no masks; ``database`` is missing. A corrupt one
+        is found by the first plan.
     """
     if dead not in ("skip", "zero"):
         raise AxisError(mismatch("dead", "'skip' or 'zero'", repr(dead)))
+    if not isinstance(sparse, Mapping):
+        expected = "a dictionary from the operand's name to its pattern"
+        raise AxisError(mismatch("sparse", expected, type(sparse).__name__))
     info = resolve_target(target)
-    program = analyse(tensors, dict(sparse))
+    if apply_mask and info.kind != "llvm":
+        advice = "make the operand zero outside its mask"
+        raise UnsupportedTarget(
+            mismatch("apply_mask", "a target of kind 'llvm'", repr(info.kind), advice)
+        )
+    program = analyse(tensors, dict(sparse), apply_mask=apply_mask)
     store = TileStore.open(database, device=info.device, isa=info.isa)
+    kernels = KernelCache(None if cache is None else Path(cache))
+    options: dict[str, Any] = {"deterministic": deterministic, "dead": dead}
+    if info.kind == "cuda":
+        from .runtime.cuda_dispatch import CudaDispatcher
+
+        return Operator(CudaDispatcher(program, info, store, kernels, **options), kernels)
     start_thread_pool(info.threads)
-    cache = KernelCache()
-    dispatcher = Dispatcher(program, info, store, cache, deterministic=deterministic, dead=dead)
-    return Operator(dispatcher, cache)
+    return Operator(Dispatcher(program, info, store, kernels, **options), kernels)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .errors import ShapeError, mismatch
 from .structs import Lengths, Mask, SparsitySpec
@@ -84,16 +84,27 @@ def _pattern(args: argparse.Namespace) -> tuple[SparsitySpec, np.ndarray]:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    return _numbers(text, ",", 3)
+    return numbers(text, "M,N,K")
 
 
 def _extents(text: str) -> tuple[int, ...]:
-    return _numbers(text, "x", 2)
+    return numbers(text, "AxB")
 
 
-def _numbers(text: str, separator: str, number: int) -> tuple[int, ...]:
-    parts: list[Any] = text.split(separator)
-    if len(parts) != number or not all(p.isdigit() and int(p) > 0 for p in parts):
-        form = separator.join("MNK"[:number] if number == 3 else "AB")
-        raise argparse.ArgumentTypeError(f"expected {form}, integers of at least 1, got {text!r}")
-    return tuple(int(p) for p in parts)
+def numbers(text: str, *forms: str) -> tuple[int, ...]:
+    """Integers of at least 1, as many as a form such as "M,N,K" or "AxB" has, separated alike.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        The text has none of the forms.
+    """
+    for form in forms:
+        separator = "," if "," in form else "x"
+        parts = text.split(separator)
+        if len(parts) == len(form.split(separator)) and all(
+            part.isdigit() and int(part) > 0 for part in parts
+        ):
+            return tuple(map(int, parts))
+    expected = " or ".join(forms)
+    raise argparse.ArgumentTypeError(f"expected {expected}, integers of at least 1, got {text!r}")

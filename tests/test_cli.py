@@ -54,7 +54,7 @@ def test_tune_records_tiles_libraries_and_constants(
     assert tune(tmp_path, *shapes, "--trials", "2", "--seed", "1") == 0
     store = TileStore.open(tmp_path / "db", device=HOST.device)
     assert {(r.task.m, r.task.n, r.task.k) for r in store.records()} == {(16, 32, 32), (8, 16, 16)}
-    assert {record.task.family for record in store.records()} == set(tasks.OPERATORS["matmul"])
+    assert {record.task.family for record in store.records()} == set(tasks.OPERATORS["matmul"][""])
     assert {record.note for record in store.library("float32")} >= {"numpy"}
     assert store.profile()["detect_gbps"] > 0
     printed = capsys.readouterr().out
@@ -101,7 +101,7 @@ def test_interrupted_tune_is_status_130_and_says_how_to_continue(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--shape", "8,8,8", "--target", "cuda"), "target: expected kind 'llvm'"),
+        (("--shape", "8,8,8", "--target", "vulkan"), "target: expected kind 'llvm'"),
         (("--shape", "8,8,8", "--op", "sort"), "op: expected one of"),
         (
             ("--shape", "8,8,8", "--rpc-tracker", "127.0.0.1:1", "--rpc-key", "a"),
@@ -216,3 +216,32 @@ def test_cache_is_shown_and_emptied(
     assert list(tmp_path.iterdir()) == []
     assert main(["cache", "clear"]) == 0
     assert "deleted 0 files" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--shape", "8,8,8", "--target", "llvm"], "--target: expected a GPU"),
+        (["--shape", "8,8,8", "--op", "grouped_matmul"], "expected M,N,K,GROUPS"),
+        (["--shape", "8,8,8,2"], "--shape of linear: expected M,N,K"),
+        (["--shape", "8,8,8", "--dtype", "float32"], "float16 or bfloat16"),
+    ],
+)
+def test_build_refuses_what_it_cannot_compile(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["build", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_build_says_what_is_in_the_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, int]] = []
+    monkeypatch.setattr(
+        "pit_tvm.runtime.cuda_dispatch.CudaDispatcher.build", lambda _, sizes: asked.append(sizes)
+    )
+    arguments = ["--op", "grouped_matmul", "--shape", "64,16,8,4", "--out", str(tmp_path)]
+    assert main(["build", *arguments]) == 0
+    assert asked == [{"m": 64, "n": 16, "k": 8}]
+    assert str(tmp_path) in capsys.readouterr().out

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # From the lowest layer to the highest. Units of one layer do not import each other.
 LAYERS = (
     ("errors",),
-    ("structs", "locations", "target"),
+    ("structs", "locations", "memory", "target"),
     ("reference",),
     ("op", "analysis", "tile_db"),
     ("primitive", "selection"),
@@ -25,6 +25,7 @@ LAYERS = (
     ("torch",),
     ("model",),
     ("cli_explain",),
+    ("cli_build", "cli_tune"),
     ("cli",),
 )
 
@@ -53,18 +54,33 @@ ORDER = {
         "contraction",
     ),
     "tile_db": ("record", "meta_json", "store"),
-    "primitive": ("checks", "dynamic_extent", "parallel_tiles", "sread", "swrite"),
-    "selection": ("cover", "rates", "select"),
+    "primitive": (
+        "checks",
+        "dynamic_extent",
+        "parallel_tiles",
+        "prefetch_rows",
+        "sread",
+        "swrite",
+    ),
+    "selection": (
+        "cover",
+        "rates",
+        "select",
+        "gpu_cost",
+    ),
     "transform": (
         "axis_map",
+        "rebuild",
         "annotate_pit_axes",
         "remap_scope",
         "unalign",
+        "apply_mask",
         "remap_axes",
         "insert_sread_swrite",
         "split_epilogue",
         "lower_dynamic_extent",
         "lower_parallel_tiles",
+        "lower_prefetch_rows",
         "pipeline",
     ),
     "schedules": (
@@ -72,9 +88,15 @@ ORDER = {
         "contraction",
         "contraction_space",
         "generic",
+        "hopper_knobs",
+        "hopper_swrite",
         "hopper_primitives",
         "hopper_walk",
+        "hopper_epilogue",
+        "hopper_ring",
         "hopper_rows",
+        "hopper_combine",
+        "hopper_space",
     ),
     "runtime": (
         "arrays",
@@ -94,18 +116,45 @@ ORDER = {
         "kernels",
         "launch",
         "dispatch",
+        "cuda_arrays",
+        "cuda_build",
+        "cuda_detect_device",
+        "cuda_detect_groups",
+        "cuda_detect_columns",
+        "cuda_detect_rows",
+        "cuda_detect_plan",
+        "cuda_detect_slices",
+        "cuda_detect_emit",
+        "cuda_modules",
+        "cuda_detect_ids",
+        "cuda_detect",
+        "cuda_fill",
+        "cuda_form",
+        "cuda_bind",
+        "cuda_rows",
+        "cuda_planner",
+        "cuda_watch",
+        "cuda_dispatch",
+        "cuda_experts",
     ),
+    "torch": ("operators", "functional", "modules"),
     "tuning": (
         "tasks",
         "features",
         "search",
         "builder",
+        "pace",
         "runner",
         "calibrate",
         "history",
         "rpc",
+        "backend",
         "task_run",
         "job",
+        "cuda_builder",
+        "cuda_kernels",
+        "cuda_data",
+        "cuda_backend",
     ),
 }
 
@@ -114,7 +163,7 @@ FORBIDDEN = {
     **dict.fromkeys(("errors", "structs", "locations", "reference", "selection"), {"tvm"}),
 }
 TORCH_UNITS = {"torch", "model"}
-TORCH_IN_FUNCTIONS = {"pit_tvm.runtime.arrays"}
+TORCH_IN_FUNCTIONS = {"pit_tvm.runtime.arrays", "pit_tvm.runtime.cuda_arrays"}
 
 
 def module_files() -> dict[str, Path]:

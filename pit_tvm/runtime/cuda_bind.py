@@ -1,0 +1,60 @@
+"""CUDA arrays of one call against the operator's signature."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import ir
+
+from ..errors import DTypeError, ShapeError, mismatch
+from .bind import Binder, Bound, Layout
+from .cuda_arrays import as_cuda, check_tensor, signature
+from .program import Program
+
+_MAX_LAYOUTS = 4096
+
+
+class CudaBinder(Binder):
+    """Checks CUDA tensors; what was checked once is known by shapes, types, strides and device."""
+
+    def __init__(self, program: Program, owner: object) -> None:
+        super().__init__(program, owner)
+        self._seen: dict[tuple[object, ...], Layout] = {}
+
+    def bind(self, given: Sequence[Any]) -> Bound:
+        """Check ``given`` against the inputs, in order; errors as `Binder.bind`, and DTypeError
+        for arrays on several devices."""
+        inputs = self.program.inputs
+        if len(given) != len(inputs):
+            names = ", ".join(p.name for p in inputs)
+            raise ShapeError(mismatch("arguments", f"{len(inputs)} arrays ({names})", len(given)))
+        arrays = [as_cuda(p.name, array) for p, array in zip(inputs, given, strict=True)]
+        key = signature(arrays)
+        layout = self._seen.get(key)
+        if layout is None:
+            layout = self._check(arrays)
+            if len(self._seen) >= _MAX_LAYOUTS:
+                self._seen.clear()
+            self._seen[key] = layout
+        named = {p.name: array for p, array in zip(inputs, arrays, strict=True)}
+        return Bound(layout, named, named, {})
+
+    def _check(self, arrays: Sequence[Any]) -> Layout:
+        sizes: dict[str, int] = {}
+        for param, array in zip(self.program.inputs, arrays, strict=True):
+            check_tensor(param.name, array, (param.dtype,))
+            if array.device != arrays[0].device:
+                first = self.program.inputs[0].name
+                expected = f"the device of {first}, {arrays[0].device}"
+                raise DTypeError(mismatch(param.name, expected, array.device))
+            if len(array.shape) != len(param.shape):
+                expected = f"{len(param.shape)} dimensions"
+                raise ShapeError(mismatch(param.name, expected, tuple(array.shape)))
+            for extent, actual in zip(param.shape, array.shape, strict=True):
+                if isinstance(extent, ir.Var):
+                    sizes.setdefault(str(extent.name), int(actual))
+        layout = self.layout_of(sizes, "torch")
+        for param, array, shape in zip(self.program.inputs, arrays, layout.shapes, strict=True):
+            check_tensor(param.name, array, (param.dtype,), shape)
+        return layout

@@ -1,0 +1,278 @@
+"""One call on a GPU: detect, select, launch, all on the current torch stream, nothing waited for.
+
+PIT, SOSP'23, section 3.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import DTypeError, PatternError, ShapeError, mismatch
+from ..reference.index import dense_mask, index_lists
+from ..structs import Candidate, Groups, Index, Plan, Values
+from ..target import TargetInfo
+from ..tile_db.store import TileStore
+from .bind import Bound, Layout
+from .cuda_arrays import (
+    activated,
+    as_cuda,
+    check_tensor,
+    dense_product,
+    empty,
+    is_aligned,
+    overlaps,
+    synchronize,
+    zero,
+)
+from .cuda_bind import CudaBinder
+from .cuda_detect import CudaDetector
+from .cuda_fill import CudaFill, fill_module
+from .cuda_form import rows_form
+from .cuda_modules import cached_modules, emit_module, mask_module, slice_module
+from .cuda_planner import CudaPlanner
+from .cuda_rows import RowsKernels
+from .cuda_watch import CountWatch
+from .dispatch import Clock
+from .kernel_cache import KernelCache
+from .program import Program
+
+MODULES = (
+    ("cuda-mask", mask_module),
+    ("cuda-slices", slice_module),
+    ("cuda-emit", emit_module),
+    ("cuda-fill", fill_module),
+)
+_STEP = 8  # elements of 16 bits in the 16 bytes that rows are moved by
+
+
+class CudaDispatcher:
+    """Runs one program on one GPU target; threads may share it."""
+
+    def __init__(
+        self,
+        program: Program,
+        target: TargetInfo,
+        store: TileStore,
+        cache: KernelCache,
+        *,
+        deterministic: bool,
+        dead: str,
+    ) -> None:
+        self.program, self.target, self.dead = program, target, dead
+        self.deterministic = deterministic
+        self.form = rows_form(program)
+        self.binder = CudaBinder(program, self)
+        self.planner = CudaPlanner(program, self.form, target, store, dead)
+        self.kernels = RowsKernels(cache, target.isa)
+        self.options = self.form.options
+        self.modules = cached_modules(cache, target.isa)
+        self.detector, self.fill = CudaDetector(self.modules), CudaFill(self.modules)
+        self.watch = CountWatch()
+
+    # -- the call
+
+    def run(
+        self,
+        arrays: Sequence[Any],
+        sparsity: Any,
+        out: Any,
+        clock: Clock | None = None,
+        choose: Callable[[Plan], Candidate] | None = None,
+    ) -> tuple[Any, Plan | None]:
+        """Compute into ``out`` (None: a new tensor); returns it and the plan, None if empty.
+
+        ``choose`` picks the candidate of a plan that runs (None: the cheapest).
+        """
+        bound = self.binder.bind(arrays)
+        layout = bound.layout
+        out = self._output(bound, out)
+        value = self._value(bound, sparsity)
+        if os.environ.get("PIT_TVM_CHECK") == "1":
+            self._check_promise(bound, value)
+        _lap(clock)
+        plan = self.planner.plan(layout, self.watch.counts(layout.key))
+        if clock is not None:
+            clock.select_us = _lap(clock)
+        if 0 in layout.output:
+            return out, None
+        choice = plan.choice if choose is None else choose(plan)
+        learns = self.watch.due(layout.key)
+        if choice.kind == "dense":
+            self._dense(bound, out)
+            if learns:  # the pattern may have become sparser
+                self.watch.report(layout.key, self._detect(layout, value, False)[0].count)
+        else:
+            index, dead = self._detect(layout, value, self._needs_dead())
+            if learns:
+                self.watch.report(layout.key, index.count)
+            if clock is not None:
+                clock.index_us = _lap(clock)
+            self._fill_dead(dead, value, bound, out)
+            self._product(choice, index, bound, out)
+        if clock is not None:
+            clock.kernel_us = _lap(clock)
+        return out, plan
+
+    def explain(
+        self, arrays: Sequence[Any], sparsity: Any, sizes: dict[str, int], library: str
+    ) -> Plan:
+        """The plan of a pattern, decided anew, without running it; waits for the pattern."""
+        layout = (
+            self.binder.bind(arrays).layout if arrays else self.binder.layout_of(sizes, "torch")
+        )
+        spec, named = self.program.spec, dict(zip(self._names(), arrays, strict=False))
+        if sparsity is None and isinstance(spec, Values):
+            sparsity = named.get(self.form.lhs)
+        if sparsity is None and self.program.contraction:
+            sparsity = named.get(self.program.contraction.group)
+        if sparsity is None:
+            raise _no_pattern(spec)
+        host = sparsity.cpu() if hasattr(sparsity, "cpu") else sparsity
+        lists = index_lists(spec, np.asarray(host), layout.operand, self.form.route.micro_tile)
+        return self.planner.decide(layout, tuple(len(ids) for ids in lists))
+
+    def pack(self, name: str, array: Any) -> Any:
+        """The weight as it is: these kernels read it as it is stored."""
+        if name != self.form.rhs:
+            raise ShapeError(mismatch("pack", f"the dense operand ({self.form.rhs})", name))
+        return array
+
+    def build(self, sizes: dict[str, int]) -> None:
+        """Compile what calls of these sizes may need, however much is live; needs no GPU."""
+        layout = self.binder.layout_of(sizes, "torch")
+        for module in MODULES:
+            self.modules(*module)
+        for tile in self.planner.likely_tiles(layout):
+            self.kernels.product(tile, **self.options)
+
+    # -- arguments
+
+    def _names(self) -> list[str]:
+        return [p.name for p in self.program.inputs]
+
+    def _output(self, bound: Bound, out: Any) -> Any:
+        param, shape = self.program.output, bound.layout.output
+        lhs = bound.arrays[self.form.lhs]
+        if out is None:
+            return empty(lhs, shape)
+        check_tensor(param.name, out, (param.dtype,), shape)
+        for name, array in bound.arrays.items():
+            if overlaps(out, array):
+                raise ShapeError(mismatch(param.name, f"memory apart from {name}", "the same"))
+        return out
+
+    def _value(self, bound: Bound, sparsity: Any) -> Any:
+        spec, con = self.program.spec, self.program.contraction
+        if sparsity is None and isinstance(spec, Values):
+            return bound.arrays[self.form.lhs]
+        if sparsity is None and isinstance(spec, Groups) and con:
+            return bound.arrays[con.group]
+        if sparsity is None:
+            raise _no_pattern(spec)
+        value = as_cuda("sparsity", sparsity)
+        if value.device != bound.arrays[self.form.lhs].device:
+            expected = f"the device of {self.form.lhs}"
+            raise DTypeError(mismatch("sparsity", expected, value.device, "pass .cuda()"))
+        return value
+
+    def _check_promise(self, bound: Bound, value: Any) -> None:
+        if not self.program.spec.promises_zero:
+            return
+        lhs = bound.arrays[self.form.lhs].float().cpu().numpy()
+        pattern = value.float().cpu().numpy() if value.is_floating_point() else value.cpu().numpy()
+        wrong = np.count_nonzero(lhs[~dense_mask(self.program.spec, pattern, lhs.shape)])
+        if wrong:
+            what = f"{self.form.lhs} outside its pattern"
+            raise PatternError(mismatch(what, "zeros", f"{wrong} other values"))
+
+    # -- detect
+
+    def _needs_dead(self) -> bool:
+        return not self.form.groups and (self.program.spec.promises_zero or self.dead == "zero")
+
+    def _detect(self, layout: Layout, value: Any, split: bool) -> tuple[Index, Index | None]:
+        spec, micro = self.program.spec, self.form.route.micro_tile
+        options = {"deterministic": self.deterministic}
+        dead = None
+        if split:
+            index, dead = self.detector.detect_split(spec, value, layout.operand, micro, **options)
+        else:
+            index = self.detector.detect(spec, value, layout.operand, micro, **options)
+        return index, dead
+
+    # -- launch
+
+    def _fill_dead(self, dead: Index | None, value: Any, bound: Bound, out: Any) -> None:
+        """What the pattern promises of rows that do not live."""
+        if self.form.groups and self.dead == "zero":
+            dead = self.detector.detect_ungrouped(value, self.form.groups)
+        if dead is None:
+            return
+        row = None
+        if self.program.spec.promises_zero and self.form.bias:
+            row = activated(bound.arrays[self.form.bias], self.form.act)
+        self.fill.fill_rows(out, dead, row)
+
+    def _dense(self, bound: Bound, out: Any) -> None:
+        form, arrays = self.form, bound.arrays
+        bias = arrays[form.bias] if form.bias else None
+        transposed = form.rhs_layout == "nk"
+        dense_product(
+            arrays[form.lhs], arrays[form.rhs], bias, form.act, out, transpose_rhs=transposed
+        )
+
+    def _product(self, choice: Candidate, index: Index, bound: Bound, out: Any) -> None:
+        form, arrays = self.form, bound.arrays
+        lhs, rhs = arrays[form.lhs], arrays[form.rhs]
+        bias = arrays[form.bias] if form.bias else None
+        if choice.tile is None:
+            raise ShapeError(mismatch("choice", "a candidate with a tile", choice))
+        if not form.groups:
+            rhs = rhs.unsqueeze(0)
+            bias = None if bias is None else bias.unsqueeze(0)
+        kernel = self.kernels.product(choice.tile, **self.options)
+        operands = [lhs, rhs, out] if bias is None else [lhs, rhs, bias, out]
+        if lhs.shape[1] == 0 or not all(map(is_aligned, operands)):
+            self._unaligned(kernel, index, lhs, rhs, bias, out)
+            return
+        rest = (out,) if bias is None else (bias, out)
+        kernel(lhs, index.ids, index.count, rhs, *rest)
+
+    def _unaligned(
+        self, kernel: Callable[..., Any], index: Index, lhs: Any, rhs: Any, bias: Any, out: Any
+    ) -> None:
+        """Rows that do not begin at 16 bytes: through padded copies, the output's both ways."""
+        n, k = (-(-size // _STEP) * _STEP for size in (out.shape[1], lhs.shape[1]))
+        sizes = (rhs.shape[0], n, k) if self.form.rhs_layout == "nk" else (rhs.shape[0], k, n)
+        wide = {
+            "lhs": empty(lhs, (lhs.shape[0], k)),
+            "rhs": empty(rhs, sizes),
+            "out": empty(out, (out.shape[0], n)),
+        }
+        zero(wide["rhs"])
+        self.fill.pad_copy(lhs, wide["lhs"])
+        self.fill.pad_copy(rhs, wide["rhs"][:, : rhs.shape[1]])
+        self.fill.pad_copy(out, wide["out"])
+        rest = [wide["out"]]
+        if bias is not None:
+            rest.insert(0, empty(bias, (bias.shape[0], n)))
+            self.fill.pad_copy(bias, rest[0])
+        kernel(wide["lhs"], index.ids, index.count, wide["rhs"], *rest)
+        self.fill.pad_copy(wide["out"], out)
+
+
+def _no_pattern(spec: Any) -> ShapeError:
+    what = f"an array for {type(spec).__name__}"
+    return ShapeError(mismatch("sparsity", what, "none", "pass sparsity=..."))
+
+
+def _lap(clock: Clock | None) -> float:
+    """A lap that ends when the device has done what was asked so far."""
+    if clock is None:
+        return 0.0
+    synchronize()
+    return clock.lap()

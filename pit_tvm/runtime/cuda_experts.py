@@ -1,0 +1,212 @@
+"""Experts on a GPU, each token with several choices: routing ids in, rows or their sums out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import DTypeError, ShapeError, mismatch
+from ..schedules.hopper_space import DTYPES, GROUPS
+from ..selection.cover import bucket
+from ..selection.gpu_cost import GpuRates, GpuWork, select_gpu
+from ..structs import Groups, Index, MicroTile, Tile
+from ..target import TargetInfo
+from ..tile_db.store import TileStore
+from .cuda_arrays import check_tensor, empty, live_weights, signature
+from .cuda_detect import CudaDetector
+from .cuda_fill import CudaFill
+from .cuda_modules import cached_modules
+from .cuda_rows import RowsKernels, rates_of
+from .cuda_watch import CountWatch
+from .kernel_cache import KernelCache
+
+_STEP = 8  # elements of 16 bits in the 16 bytes that rows are moved by
+_MICRO_TILE = MicroTile("x", "m", 0, (1, 0))
+
+
+class CudaExperts:
+    """``out[t] = sum over choices c of weights[t, c] * down[e](act(up[e](x[t])))``, e = ids[t, c].
+
+    Three products of rows and no permutation of any operand: the first gathers tokens and leaves
+    one row for each choice, the second works on those in place, and the choices of a token are
+    summed in fixed order, so the result is the same at every call. Threads may share it.
+    """
+
+    def __init__(self, target: TargetInfo, store: TileStore, cache: KernelCache) -> None:
+        self.target, self.store = target, store
+        self.kernels = RowsKernels(cache, target.isa)
+        modules = cached_modules(cache, target.isa)
+        self.detector, self.fill = CudaDetector(modules), CudaFill(modules)
+        self.watch = CountWatch()
+        self._rates: dict[object, GpuRates] = {}
+        self._tiles: dict[object, Tile] = {}
+        self._checked: set[object] = set()
+
+    def run(
+        self,
+        x: Any,
+        ids: Any,
+        weights: Any,
+        up: Any,
+        down: Any,
+        *,
+        activation: str = "silu",
+        gated: bool = True,
+    ) -> Any:
+        """The layer's output.
+
+        Parameters
+        ----------
+        x
+            [tokens, hidden], float16 or bfloat16.
+        ids, weights
+            [tokens, top_k]: experts, int32 or int64 (-1 for none), and their floating-point
+            weights.
+        up, down
+            [experts, inter, hidden], or with ``gated`` [experts, 2 * inter, hidden] with all gates
+            first; [experts, hidden, inter]. ``inter`` and ``hidden`` are multiples of 8.
+        activation
+            Of ``up``'s result, or with ``gated`` of the gates, which multiply the other half.
+
+        Returns
+        -------
+        [tokens, hidden]
+
+        Raises
+        ------
+        ShapeError, DTypeError
+            An argument does not fit.
+        """
+        key = (*signature((x, ids, weights, up, down)), gated)
+        if key not in self._checked:
+            _check(x, ids, weights, up, down, gated)
+            self._checked.add(key)
+        tokens, top_k = ids.shape
+        out = empty(x, x.shape)
+        if 0 in (tokens, top_k, up.shape[0]):
+            return out.zero_()
+        index = self._index(x, ids, up.shape[0], key)
+        inner = {"act": activation, "share": top_k, "gated": "halves" if gated else "none"}
+        middle = self._product(x, index, up, empty(x, (tokens * top_k, down.shape[2])), key, inner)
+        rows = self._product(middle, index, down, empty(x, (tokens * top_k, x.shape[1])), key, {})
+        self.kernels.combine(_dtype(x))(
+            rows.view(tokens, top_k, x.shape[1]), live_weights(weights, ids), out
+        )
+        return out
+
+    def grouped(self, x: Any, ids: Any, rhs: Any, bias: Any, activation: str) -> Any:
+        """``act(x[t] @ rhs[e].T + bias[e])`` for each choice ``e = ids[t, c]``; zeros where it is
+        no expert.
+
+        ``x`` [tokens, k], ``ids`` [tokens, top_k], ``rhs`` [experts, n, k], ``bias`` [experts, n]
+        or None; returns [tokens * top_k, n]. Errors as `run`.
+        """
+        arrays = (x, ids, rhs) if bias is None else (x, ids, rhs, bias)
+        key = signature(arrays)
+        if key not in self._checked:
+            _check_product(x, ids, rhs, bias)
+            self._checked.add(key)
+        out = empty(x, (ids.numel(), rhs.shape[1]))
+        if 0 in out.shape or 0 in rhs.shape:
+            return out.zero_()
+        options = {"act": activation, "share": ids.shape[1], "bias": bias is not None}
+        dead = self.detector.detect_ungrouped(ids, rhs.shape[0])
+        self.fill.fill_rows(out, dead)
+        index = self._index(x, ids, rhs.shape[0], key)
+        return self._product(x, index, rhs, out, key, options, bias)
+
+    def _index(self, x: Any, ids: Any, experts: int, key: object) -> Index:
+        index = self.detector.detect(Groups(experts), ids, tuple(x.shape), _MICRO_TILE)
+        if self.watch.due(key):
+            self.watch.report(key, index.count)
+        return index
+
+    def _product(
+        self,
+        lhs: Any,
+        index: Index,
+        rhs: Any,
+        out: Any,
+        key: object,
+        options: dict[str, Any],
+        bias: Any = None,
+    ) -> Any:
+        tile = self._tile(lhs, rhs, out.shape[0], self.watch.counts(key), options)
+        rest = (out,) if bias is None else (bias, out)
+        self.kernels.product(tile, **options)(lhs, index.ids, index.count, rhs, *rest)
+        return out
+
+    def _tile(
+        self,
+        lhs: Any,
+        rhs: Any,
+        rows: int,
+        counts: tuple[int, ...] | None,
+        options: dict[str, Any],
+    ) -> Tile:
+        """The cheapest tile for counts of an earlier call, or for an even routing."""
+        peak = bucket(max(counts) / max(sum(counts), 1)) if counts else -1
+        key = (lhs.dtype, tuple(rhs.shape), rows, peak, *options.values())
+        if key not in self._tiles:
+            groups, n, k = rhs.shape
+            live = float(sum(counts)) if counts else float(rows)
+            work = GpuWork(live, int(n), int(k), int(groups), counts or ())
+            rates = self._rates_of(_dtype(lhs), options)
+            plan = select_gpu(GROUPS, _MICRO_TILE, work, None, rates, rows)
+            tile = plan.choice.tile
+            if tile is None:
+                raise ShapeError(mismatch("plan", "a tile", plan.choice))
+            self._tiles[key] = tile
+        return self._tiles[key]
+
+    def _rates_of(self, dtype: str, options: dict[str, Any]) -> GpuRates:
+        key = (dtype, *options.items())
+        if key not in self._rates:
+            self._rates[key] = rates_of(self.store, dtype, self.target.isa, "torch", options)
+        return self._rates[key]
+
+
+def _dtype(array: Any) -> str:
+    return str(array.dtype).removeprefix("torch.")
+
+
+def _check(x: Any, ids: Any, weights: Any, up: Any, down: Any, gated: bool) -> None:
+    _check_product(x, ids, up, None)
+    experts, wide, hidden = up.shape
+    if gated and wide % 2:
+        raise ShapeError(mismatch("up", "an even number of columns, gates and others", wide))
+    inter = wide // 2 if gated else wide
+    check_tensor("down", down, (_dtype(x),), (experts, hidden, inter))
+    check_tensor("weights", weights, ("float32", *DTYPES), tuple(ids.shape))
+    _check_sizes({"inter": inter})
+    _check_devices(x, {"weights": weights, "down": down})
+
+
+def _check_product(x: Any, ids: Any, rhs: Any, bias: Any) -> None:
+    check_tensor("x", x, DTYPES)
+    if len(x.shape) != 2 or len(rhs.shape) != 3 or len(ids.shape) != 2:
+        expected = "x [tokens, k], ids [tokens, top_k], weight [experts, n, k]"
+        got = (tuple(x.shape), tuple(ids.shape), tuple(rhs.shape))
+        raise ShapeError(mismatch("x, ids, weight", expected, got))
+    tokens, depth = x.shape
+    check_tensor("x", x, (_dtype(x),), (tokens, depth))
+    check_tensor("weight", rhs, (_dtype(x),), (rhs.shape[0], rhs.shape[1], depth))
+    check_tensor("ids", ids, ("int32", "int64"), (tokens, ids.shape[1]))
+    others = {"ids": ids, "weight": rhs}
+    if bias is not None:
+        check_tensor("bias", bias, (_dtype(x),), tuple(rhs.shape[:2]))
+        others["bias"] = bias
+    _check_sizes({"n": rhs.shape[1], "k": depth})
+    _check_devices(x, others)
+
+
+def _check_sizes(sizes: dict[str, int]) -> None:
+    for name, size in sizes.items():
+        if size % _STEP:
+            advice = "pad the weights and x with zeros"
+            raise ShapeError(mismatch(name, f"a multiple of {_STEP}", size, advice))
+
+
+def _check_devices(x: Any, others: dict[str, Any]) -> None:
+    for name, array in others.items():
+        if array.device != x.device:
+            raise DTypeError(mismatch(name, f"the device of x, {x.device}", array.device))

@@ -1,0 +1,113 @@
+"""Plans for one program on a GPU: what selection needs to know, and a cache of decisions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..schedules.hopper_space import GROUPS, ROWS
+from ..selection.cover import bucket
+from ..selection.gpu_cost import GpuRates, GpuWork, select_gpu
+from ..structs import BitMask, Plan, Tile
+from ..target import TargetInfo
+from ..tile_db.store import TileStore
+from .bind import Layout
+from .cuda_form import RowsForm
+from .cuda_rows import rates_of
+from .program import Program
+
+_LIBRARY = "torch"
+_UNKNOWN_SHARE = 0.5  # of rows that live, before any count has arrived
+_SHARES = tuple(2.0**-step for step in range(12))
+_MAX_PLANS = 4096
+
+
+class CudaPlanner:
+    """Chooses plans for one program on one GPU."""
+
+    def __init__(
+        self, program: Program, form: RowsForm, target: TargetInfo, store: TileStore, dead: str
+    ) -> None:
+        self.program, self.form, self.target, self.store = program, form, target, store
+        self.fills = program.spec.promises_zero or dead == "zero"
+        self._rates: GpuRates | None = None
+        self._plans: dict[object, Plan] = {}
+        self._recent: dict[object, tuple[tuple[int, ...] | None, Plan]] = {}
+
+    def plan(self, layout: Layout, counts: tuple[int, ...] | None) -> Plan:
+        """The plan for counts of an earlier call (None: unknown); remembered for their bucket."""
+        recent = self._recent.get(layout.key)
+        if recent is not None and recent[0] is counts:
+            return recent[1]
+        plan = self._bucket_plan(layout, counts)
+        if len(self._recent) >= _MAX_PLANS:
+            self._recent.clear()
+        self._recent[layout.key] = (counts, plan)
+        return plan
+
+    def _bucket_plan(self, layout: Layout, counts: tuple[int, ...] | None) -> Plan:
+        rows = self._rows(layout)
+        share = _UNKNOWN_SHARE if counts is None else sum(counts) / max(rows, 1)
+        # Whether groups are even or skewed decides as much as how much is live.
+        peak = max(counts) / max(sum(counts), 1) if counts else 0.0
+        key = (layout.key, bucket(share), bucket(peak), counts is None)
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
+            live = counts if counts is not None else self._assumed(_UNKNOWN_SHARE * rows)
+            plan = self._plans[key] = self.decide(layout, live)
+        return plan
+
+    def decide(self, layout: Layout, counts: tuple[int, ...]) -> Plan:
+        """Algorithm 1 for live counts of each group, without the cache."""
+        form, rows = self.form, self._rows(layout)
+        n, k = self._sizes(layout)
+        live = sum(counts)
+        work = GpuWork(
+            live=float(live),
+            n=n,
+            k=k,
+            groups=max(1, form.groups),
+            counts=counts if form.groups else (),
+            index_bytes=self._index_bytes(layout),
+            extra_bytes=2.0 * (rows - live) * n if self.fills else 0.0,
+        )
+        # Dense writes every row: only masks promise what it would write where nothing lives.
+        dense = (rows, n, k) if self.program.spec.promises_zero else None
+        family = GROUPS if form.groups else ROWS
+        micro = form.route.micro_tile
+        return select_gpu(family, micro, work, dense, self.rates(), rows)
+
+    def rates(self) -> GpuRates:
+        """Rates of the operator's data type on this GPU."""
+        if self._rates is None:
+            self._rates = rates_of(
+                self.store, self.form.dtype, self.target.isa, _LIBRARY, self.form.options
+            )
+        return self._rates
+
+    def likely_tiles(self, layout: Layout) -> tuple[Tile, ...]:
+        """Tiles that plans choose from nothing live to everything, even over the groups."""
+        rows = self._rows(layout)
+        plans = (self.decide(layout, self._assumed(share * rows)) for share in _SHARES)
+        found = [next((c.tile for c in p.candidates if c.tile is not None), None) for p in plans]
+        return tuple(dict.fromkeys(tile for tile in found if tile is not None))
+
+    def _assumed(self, live: float) -> tuple[int, ...]:
+        groups = max(1, self.form.groups)
+        each, rest = divmod(round(live), groups)
+        return tuple(each + (g < rest) for g in range(groups))
+
+    def _rows(self, layout: Layout) -> int:
+        return layout.operand[0]
+
+    def _sizes(self, layout: Layout) -> tuple[int, int]:
+        return layout.output[-1], layout.operand[-1]
+
+    def _index_bytes(self, layout: Layout) -> float | None:
+        spec: Any = self.program.spec
+        if not spec.promises_zero:
+            return 8.0 * layout.operand[0]
+        size = float(math.prod(layout.operand))
+        return size / 8 if isinstance(spec, BitMask) else size

@@ -1,0 +1,79 @@
+"""Kernels of the GPU's m-axis family, each built when it is first needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+
+from ..errors import ScheduleError
+from ..schedules.hopper_combine import combine_rows
+from ..schedules.hopper_knobs import RowsOptions
+from ..schedules.hopper_rows import rows_kernel
+from ..schedules.hopper_space import FAMILIES, rows_tile, starting_tiles
+from ..selection.gpu_cost import GpuRates, gpu_rates
+from ..structs import Tile
+from ..tile_db.store import TileStore
+from .cuda_build import build_cuda
+from .kernel_cache import KernelCache, content_key
+
+Kernel = Callable[..., Any]
+
+
+def fits(tile: Tile | None, dtype: str, options: dict[str, Any]) -> bool:
+    """Whether the kernel of a tile can be built with these options; True without a tile."""
+    if tile is None:
+        return True
+    try:
+        RowsOptions(dtype, **options).check(rows_tile(tile))
+    except ScheduleError:
+        return False
+    return True
+
+
+def rates_of(
+    store: TileStore, dtype: str, isa: str, library: str, options: dict[str, Any]
+) -> GpuRates:
+    """Rates of the family's tiles that can be built with these options."""
+    generic = [t for t in starting_tiles(isa, dtype) if fits(t, dtype, options)]
+    records = [
+        r
+        for r in store.all()
+        if r.tile is None or r.tile.family in FAMILIES and fits(r.tile, r.tile.dtype, options)
+    ]
+    return gpu_rates(records, dtype, isa, library, generic)
+
+
+class RowsKernels:
+    """Threads may share it. A kernel serves every shape: sizes are run-time values."""
+
+    def __init__(self, cache: KernelCache, arch: str) -> None:
+        self.cache, self.arch = cache, arch
+        self._known: dict[object, Kernel] = {}
+
+    def product(self, tile: Tile, **options: Any) -> Kernel:
+        """lhs, ids, count, rhs, [bias,] [scale,] out of ``tile.dtype``; ``options`` are those of
+        `pit_tvm.schedules.hopper_rows.rows_kernel`."""
+        key = (tile, *options.items())
+        kernel = self._known.get(key)
+        if kernel is None:
+            knobs, dtype = rows_tile(tile), tile.dtype
+            content = content_key("hopper-rows", knobs, dtype, options, self.arch)
+            kernel = self._known[key] = self.cache.get(
+                content, lambda: self._build(rows_kernel(dtype, knobs, **options))
+            )
+        return kernel
+
+    def combine(self, dtype: str) -> Kernel:
+        """partial (tokens, choices, n), weights (tokens, choices), out (tokens, n)."""
+        kernel = self._known.get(dtype)
+        if kernel is None:
+            content = content_key("hopper-combine", dtype, self.arch)
+            kernel = self._known[dtype] = self.cache.get(
+                content, lambda: self._build(combine_rows(dtype, weighted=True))
+            )
+        return kernel
+
+    def _build(self, func: tvm.tirx.PrimFunc) -> Any:
+        return build_cuda(tvm.IRModule({"main": func}), self.arch, tirx=True)

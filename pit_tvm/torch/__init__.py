@@ -1,0 +1,16 @@
+"""Dynamically sparse layers for PyTorch: functions, modules, custom operators for torch.compile.
+
+Importing this package registers the operators ``torch.ops.pit_tvm.*``.
+"""
+
+from .functional import grouped_linear, linear_rows, moe_feed_forward
+from .modules import GroupedLinear, LinearRows, MoeFeedForward
+
+__all__ = [
+    "GroupedLinear",
+    "LinearRows",
+    "MoeFeedForward",
+    "grouped_linear",
+    "linear_rows",
+    "moe_feed_forward",
+]

@@ -1,0 +1,243 @@
+"""Linear layers over the rows that exist, as functions and as custom operators.
+
+Each is registered as ``torch.ops.pit_tvm.<name>`` with a fake implementation, so ``torch.compile``
+traces through it without a graph break. Rows that do not exist come out as zeros. They run on the
+CPU in every type of `pit_tvm.op.linear` and on CUDA in float16 and bfloat16. Forward only.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import DTypeError, ShapeError, mismatch
+from .operators import grouped_choices, linear_operator, moe_layer, spec_of
+
+
+def linear_rows(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    lengths: torch.Tensor | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+    rows: torch.Tensor | None = None,
+    activation: str | None = None,
+) -> torch.Tensor:
+    """``activation(x @ weight.T + bias)`` where tokens exist, zeros elsewhere.
+
+    Parameters
+    ----------
+    x
+        ``[..., k]``, contiguous; all dimensions but the last are rows.
+    weight, bias
+        ``[n, k]`` as in ``torch.nn.Linear``, and ``[n]``.
+    lengths, cu_seqlens, rows
+        Exactly one: lengths ``[batch]`` of sequences padded to equal length; their running sums
+        ``[batch + 1]``; or ids of the rows that exist, without repeats. int32 or int64, on the
+        device of ``x``.
+    activation
+        None, "relu", "gelu", "gelu_tanh" or "silu".
+
+    Returns
+    -------
+    ``[..., n]`` of the type of ``x``.
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        An argument does not fit, or not exactly one pattern is given.
+    """
+    given = {"lengths": lengths, "cu_seqlens": cu_seqlens, "rows": rows}
+    named = {kind: pattern for kind, pattern in given.items() if pattern is not None}
+    if len(named) != 1:
+        expected = "exactly one of lengths, cu_seqlens and rows"
+        raise ShapeError(mismatch("pattern", expected, sorted(named) or "none"))
+    ((kind, pattern),) = named.items()
+    _check(x, weight, bias, 2)
+    return torch.ops.pit_tvm.linear_rows(x, weight, bias, pattern, kind, activation)
+
+
+def grouped_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    group_ids: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activation: str | None = None,
+) -> torch.Tensor:
+    """``activation(x[i] @ weight[g].T + bias[g])`` with ``g = group_ids[i]``; zeros where it is -1.
+
+    Parameters
+    ----------
+    x
+        ``[..., k]``, contiguous.
+    weight, bias
+        ``[groups, n, k]`` and ``[groups, n]``. On CUDA n and k are multiples of 8.
+    group_ids
+        int32 or int64, on the device of ``x``: ``[...]``, one for each row, or ``[..., top_k]``,
+        several, as a router gives them.
+    activation
+        As in `linear_rows`.
+
+    Returns
+    -------
+    ``[..., n]``, or ``[..., top_k, n]``, of the type of ``x``.
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        An argument does not fit.
+    """
+    _check(x, weight, bias, 3)
+    lead = tuple(x.shape[:-1])
+    if tuple(group_ids.shape[: len(lead)]) != lead or group_ids.dim() > len(lead) + 1:
+        expected = f"{list(lead)}, or with a last dimension top_k"
+        raise ShapeError(mismatch("group_ids", expected, tuple(group_ids.shape)))
+    return torch.ops.pit_tvm.grouped_linear(x, weight, bias, group_ids, activation)
+
+
+def moe_feed_forward(
+    x: torch.Tensor,
+    expert_ids: torch.Tensor,
+    expert_weights: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    *,
+    activation: str = "silu",
+    gated: bool = True,
+) -> torch.Tensor:
+    """A mixture-of-experts feed-forward layer, from routing to combined rows.
+
+    ``out[t] = sum_c expert_weights[t, c] * down[e] @ h(up[e] @ x[t])``, ``e = expert_ids[t, c]``;
+    ``h`` is the activation, or with ``gated`` the activation of the first half of the columns
+    times the second half (SwiGLU). The order of the sums is fixed.
+
+    Parameters
+    ----------
+    x
+        ``[..., hidden]``, contiguous.
+    expert_ids, expert_weights
+        ``[..., top_k]``: int32 or int64, -1 for none; floating point.
+    up, down
+        ``[experts, inter, hidden]`` (``[experts, 2 * inter, hidden]`` if gated, as transformers
+        stores ``gate_up_proj``) and ``[experts, hidden, inter]``. On CUDA ``hidden`` and ``inter``
+        are multiples of 8.
+    activation
+        As in `linear_rows`.
+
+    Returns
+    -------
+    ``[..., hidden]`` of the type of ``x``.
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        An argument does not fit.
+    """
+    _check(x, up, None, 3)
+    if down.shape[:2] != (up.shape[0], x.shape[-1]) or expert_ids.shape != expert_weights.shape:
+        expected = f"down [{up.shape[0]}, {x.shape[-1]}, inter], weights shaped as ids"
+        got = (tuple(down.shape), tuple(expert_ids.shape), tuple(expert_weights.shape))
+        raise ShapeError(mismatch("down, expert_ids, expert_weights", expected, got))
+    return torch.ops.pit_tvm.moe_feed_forward(
+        x, expert_ids, expert_weights, up, down, activation, gated
+    )
+
+
+def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rank: int) -> None:
+    """What the fake implementations need to be able to tell a shape."""
+    for name, array in (("x", x), ("weight", weight), ("bias", bias)):
+        if array is not None and not isinstance(array, torch.Tensor):
+            raise DTypeError(mismatch(name, "a torch tensor", type(array).__name__))
+    if weight.dim() != rank:
+        raise ShapeError(mismatch("weight", f"{rank} dimensions", tuple(weight.shape)))
+    if x.dim() < 1 or x.shape[-1] != weight.shape[-1]:
+        expected = f"[..., {weight.shape[-1]}], the depth of weight"
+        raise ShapeError(mismatch("x", expected, tuple(x.shape)))
+
+
+# --------------------------------------------------------------------------------------------
+# Custom operators
+
+
+@torch.library.custom_op("pit_tvm::linear_rows", mutates_args=())
+def _linear_rows(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    pattern: torch.Tensor,
+    kind: str,
+    activation: str | None,
+) -> torch.Tensor:
+    operator = linear_operator(x, weight, kind, bias is not None, activation, "zero")
+    operands = (weight,) if bias is None else (weight, bias)
+    out = operator(x.reshape(-1, x.shape[-1]), *operands, sparsity=pattern)
+    return out.reshape(*x.shape[:-1], weight.shape[0])
+
+
+@_linear_rows.register_fake
+def _(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    pattern: torch.Tensor,
+    kind: str,
+    activation: str | None,
+) -> torch.Tensor:
+    spec_of(kind)
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+@torch.library.custom_op("pit_tvm::grouped_linear", mutates_args=())
+def _grouped_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    group_ids: torch.Tensor,
+    activation: str | None,
+) -> torch.Tensor:
+    flat = x.reshape(-1, x.shape[-1])
+    ids = group_ids.reshape(len(flat), -1) if len(flat) else group_ids.reshape(0, 1)
+    out = grouped_choices(flat, ids, weight, bias, activation)
+    return out.reshape(*group_ids.shape, weight.shape[1])
+
+
+@_grouped_linear.register_fake
+def _(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    group_ids: torch.Tensor,
+    activation: str | None,
+) -> torch.Tensor:
+    return x.new_empty((*group_ids.shape, weight.shape[1]))
+
+
+@torch.library.custom_op("pit_tvm::moe_feed_forward", mutates_args=())
+def _moe_feed_forward(
+    x: torch.Tensor,
+    expert_ids: torch.Tensor,
+    expert_weights: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    activation: str,
+    gated: bool,
+) -> torch.Tensor:
+    flat = x.reshape(-1, x.shape[-1])
+    ids, weights = (a.reshape(len(flat), -1) for a in (expert_ids, expert_weights))
+    layer = moe_layer(x.device.type)
+    out = layer(flat, ids, weights, up, down, activation=activation, gated=gated)
+    return out.reshape(x.shape)
+
+
+@_moe_feed_forward.register_fake
+def _(
+    x: torch.Tensor,
+    expert_ids: torch.Tensor,
+    expert_weights: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    activation: str,
+    gated: bool,
+) -> torch.Tensor:
+    return torch.empty_like(x)

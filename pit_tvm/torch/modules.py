@@ -1,0 +1,155 @@
+"""Modules over the functions, with the parameters of their torch counterparts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from .functional import grouped_linear, linear_rows, moe_feed_forward
+
+
+class LinearRows(torch.nn.Linear):
+    """``torch.nn.Linear`` for padded or scattered tokens; see `linear_rows`.
+
+    Parameters and their names are ``nn.Linear``'s, so its checkpoints load.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        activation: str | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
+        self.activation = activation
+
+    @classmethod
+    def of(cls, linear: torch.nn.Linear, *, activation: str | None = None) -> LinearRows:
+        """A module that shares the parameters of ``linear``."""
+        made = cls(
+            linear.in_features,
+            linear.out_features,
+            linear.bias is not None,
+            activation=activation,
+            device="meta",
+        )
+        made.weight, made.bias = linear.weight, linear.bias
+        return made
+
+    def forward(  # type: ignore[override]
+        self,
+        x: torch.Tensor,
+        *,
+        lengths: torch.Tensor | None = None,
+        cu_seqlens: torch.Tensor | None = None,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """``[..., out_features]``; zeros where no token is. Errors: `linear_rows`."""
+        return linear_rows(
+            x,
+            self.weight,
+            self.bias,
+            lengths=lengths,
+            cu_seqlens=cu_seqlens,
+            rows=rows,
+            activation=self.activation,
+        )
+
+    def extra_repr(self) -> str:
+        """Sizes and activation."""
+        return f"{super().extra_repr()}, activation={self.activation}"
+
+
+class GroupedLinear(torch.nn.Module):
+    """One linear layer for each group of rows, such as an expert; see `grouped_linear`.
+
+    Parameters: ``weight`` [groups, out_features, in_features] and ``bias`` [groups, out_features].
+    """
+
+    def __init__(
+        self,
+        groups: int,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        activation: str | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        sizes = (groups, out_features, in_features)
+        self.activation = activation
+        self.weight = torch.nn.Parameter(torch.empty(sizes, device=device, dtype=dtype))
+        offsets = torch.empty(sizes[:2], device=device, dtype=dtype) if bias else None
+        self.bias = None if offsets is None else torch.nn.Parameter(offsets)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As ``nn.Linear`` does for each group."""
+        bound = 1.0 / math.sqrt(max(1, self.weight.shape[2]))
+        for parameter in self.parameters():
+            torch.nn.init.uniform_(parameter, -bound, bound)
+
+    def forward(self, x: torch.Tensor, group_ids: torch.Tensor) -> torch.Tensor:
+        """``[..., out_features]``; zeros where the id is -1. Errors: `grouped_linear`."""
+        return grouped_linear(x, self.weight, group_ids, self.bias, activation=self.activation)
+
+    def extra_repr(self) -> str:
+        """Sizes and activation."""
+        groups, n, k = self.weight.shape
+        return f"groups={groups}, in_features={k}, out_features={n}, activation={self.activation}"
+
+
+class MoeFeedForward(torch.nn.Module):
+    """Experts of a mixture-of-experts layer, without its router; see `moe_feed_forward`.
+
+    Parameters: ``up`` [experts, (2 *) inter, hidden] and ``down`` [experts, hidden, inter].
+    """
+
+    def __init__(
+        self,
+        experts: int,
+        hidden: int,
+        inter: int,
+        *,
+        activation: str = "silu",
+        gated: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.activation, self.gated = activation, gated
+        wide = 2 * inter if gated else inter
+        kind: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.up = torch.nn.Parameter(torch.empty((experts, wide, hidden), **kind))
+        self.down = torch.nn.Parameter(torch.empty((experts, hidden, inter), **kind))
+        for parameter in (self.up, self.down):
+            bound = 1.0 / math.sqrt(max(1, parameter.shape[2]))
+            torch.nn.init.uniform_(parameter, -bound, bound)
+
+    def forward(
+        self, x: torch.Tensor, expert_ids: torch.Tensor, expert_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """``[..., hidden]``. Errors: `moe_feed_forward`."""
+        return moe_feed_forward(
+            x,
+            expert_ids,
+            expert_weights,
+            self.up,
+            self.down,
+            activation=self.activation,
+            gated=self.gated,
+        )
+
+    def extra_repr(self) -> str:
+        """Sizes and activation."""
+        experts, hidden, inter = self.down.shape
+        sizes = f"experts={experts}, hidden={hidden}, inter={inter}"
+        return f"{sizes}, activation={self.activation}, gated={self.gated}"

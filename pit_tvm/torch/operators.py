@@ -1,0 +1,152 @@
+"""Compiled operators behind the torch functions, one for each combination of options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+
+from .. import op as te_op
+from ..api import Operator
+from ..api import compile as compile_operator
+from ..errors import DTypeError, ShapeError, mismatch
+from ..runtime.cuda_experts import CudaExperts
+from ..runtime.kernel_cache import KernelCache
+from ..structs import Groups, Lengths, Rows, SparsitySpec
+from ..target import resolve_target
+from ..tile_db.store import TileStore
+
+KINDS = ("lengths", "cu_seqlens", "rows")
+
+
+def spec_of(kind: str) -> SparsitySpec:
+    """The pattern of rows that a name stands for."""
+    if kind not in KINDS:
+        raise ShapeError(mismatch("kind", f"one of {KINDS}", repr(kind)))
+    return Rows() if kind == "rows" else Lengths(cumulative=kind == "cu_seqlens")
+
+
+def linear_operator(
+    x: torch.Tensor, weight: torch.Tensor, kind: str, bias: bool, activation: str | None, dead: str
+) -> Operator:
+    """``activation(x @ weight.T + bias)`` over the rows that a pattern names."""
+    n, k = _sizes(x, weight.shape)
+    return _linear(x.device.type, _dtype(x), kind, n, k, bias, activation, dead)
+
+
+def grouped_operator(
+    x: torch.Tensor, weight: torch.Tensor, bias: bool, activation: str | None, dead: str
+) -> Operator:
+    """The same with one weight ``[n, k]`` for each group."""
+    n, k = _sizes(x, weight.shape[1:])
+    groups = int(weight.shape[0])
+    return _grouped(x.device.type, _dtype(x), groups, n, k, bias, activation, dead)
+
+
+@cache
+def _cuda_experts() -> CudaExperts:
+    target = resolve_target("cuda")
+    store = TileStore.open(None, device=target.device, isa=target.isa)
+    return CudaExperts(target, store, KernelCache())
+
+
+def moe_layer(device: str) -> Callable[..., torch.Tensor]:
+    """``layer(x, ids, weights, up, down, activation=, gated=)`` on one kind of device."""
+    return _cuda_experts().run if device == "cuda" else _host_moe
+
+
+def grouped_choices(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+) -> torch.Tensor:
+    """[tokens * choices, n]: every choice ``ids[t, c]`` of a row; zeros where it is no group."""
+    if x.is_cuda:
+        return _cuda_experts().grouped(x, ids, weight, bias, activation or "none")
+    rows = x.repeat_interleave(ids.shape[1], 0)
+    operands = (weight,) if bias is None else (weight, bias)
+    operator = grouped_operator(rows, weight, bias is not None, activation, "zero")
+    return operator(rows, *operands, ids.to(torch.int32).reshape(-1))
+
+
+def _host_moe(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    *,
+    activation: str,
+    gated: bool,
+) -> torch.Tensor:
+    """The layer by two grouped products."""
+    rows = grouped_choices(x, ids, up, None, None if gated else activation)
+    if gated:
+        gate, other = rows.chunk(2, -1)
+        rows = (activate(gate.float(), activation) * other.float()).to(x.dtype)
+    rows = grouped_choices(rows, ids.reshape(-1, 1), down, None, None)
+    live = weights.float().masked_fill(ids < 0, 0.0)
+    picked = rows.reshape(*ids.shape, down.shape[1]).float()
+    return (picked * live[..., None]).sum(1).to(x.dtype)
+
+
+def activate(x: torch.Tensor, activation: str) -> torch.Tensor:
+    """torch's own activation of one of our names."""
+    functional = torch.nn.functional
+    if activation in ("gelu", "gelu_tanh"):
+        return functional.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+    if activation in ("relu", "silu"):
+        return getattr(functional, activation)(x)
+    raise DTypeError(mismatch("activation", "relu, gelu, gelu_tanh or silu", repr(activation)))
+
+
+def _sizes(x: torch.Tensor, weight: torch.Size) -> tuple[int | None, int | None]:
+    """Extents to compile for: GPU kernels take every size at run time."""
+    return (None, None) if x.is_cuda else (int(weight[0]), int(weight[1]))
+
+
+def _dtype(x: torch.Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")
+
+
+def _target(device: str) -> str:
+    return "cuda" if device == "cuda" else "llvm"
+
+
+@cache
+def _linear(
+    device: str,
+    dtype: str,
+    kind: str,
+    n: int | None,
+    k: int | None,
+    bias: bool,
+    activation: str | None,
+    dead: str,
+) -> Operator:
+    tensors = te_op.linear(None, n, k, dtype=dtype, bias=bias, activation=activation)
+    return compile_operator(
+        tensors, sparse={"lhs": spec_of(kind)}, target=_target(device), dead=dead
+    )
+
+
+@cache
+def _grouped(
+    device: str,
+    dtype: str,
+    groups: int,
+    n: int | None,
+    k: int | None,
+    bias: bool,
+    activation: str | None,
+    dead: str,
+) -> Operator:
+    tensors = te_op.grouped_matmul(
+        None, n, k, groups, dtype=dtype, transpose_rhs=True, bias=bias, activation=activation
+    )
+    return compile_operator(
+        tensors, sparse={"lhs": Groups(groups)}, target=_target(device), dead=dead
+    )

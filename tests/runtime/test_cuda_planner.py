@@ -1,0 +1,103 @@
+"""Plans for a GPU, made without one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import pit_tvm
+from pit_tvm import op
+from pit_tvm.errors import ShapeError, UnsupportedTarget
+from pit_tvm.runtime import cuda_watch
+from pit_tvm.runtime.cuda_rows import fits
+from pit_tvm.runtime.cuda_watch import PERIOD, CountWatch
+from pit_tvm.schedules.hopper_space import starting_tiles
+
+H200 = "cuda -arch=sm_90a -model=h200"
+
+
+def linear(spec: pit_tvm.structs.SparsitySpec, **options: object) -> pit_tvm.api.Operator:
+    tensors = op.linear(None, 3072, 768, dtype="float16")
+    return pit_tvm.compile(tensors, sparse={"lhs": spec}, target=H200, **options)
+
+
+def test_lengths_are_never_dense() -> None:
+    plan = linear(pit_tvm.Lengths()).explain(
+        sparsity=np.full(256, 128), sizes={"m": 32768}, library="torch"
+    )
+    assert {c.kind for c in plan.candidates} == {"pit"}
+    assert plan.choice.covered == 1.0 and "bound" in str(plan)
+
+
+def test_masks_are_dense_where_nothing_is_saved() -> None:
+    operator = linear(pit_tvm.Mask(1, 64))
+    full = operator.explain(sparsity=np.ones((8192, 768), bool), sizes={"m": 8192})
+    assert full.choice.kind == "dense"
+    few = np.zeros((8192, 768), bool)
+    few[::64] = True
+    assert operator.explain(sparsity=few, sizes={"m": 8192}).choice.kind == "pit"
+
+
+def test_more_live_rows_cost_more() -> None:
+    operator = linear(pit_tvm.Rows())
+    costs = [
+        operator.explain(sparsity=np.arange(live), sizes={"m": 32768}).choice.cost_us
+        for live in (256, 4096, 32768)
+    ]
+    assert costs == sorted(costs) and costs[0] < costs[2]
+
+
+def test_tiles_that_cannot_be_built_for_a_layout_are_no_candidates() -> None:
+    tensors = op.matmul(None, 3072, 768, dtype="float16")
+    plan = pit_tvm.compile(tensors, sparse={"lhs": pit_tvm.Lengths()}, target=H200).explain(
+        sparsity=np.full(256, 64), sizes={"m": 32768}
+    )
+    tiles = [c.tile for c in plan.candidates]
+    assert tiles and all(fits(tile, "float16", {"rhs_layout": "kn"}) for tile in tiles)
+
+
+def test_starting_tiles_fit_the_plain_kernel() -> None:
+    assert all(fits(tile, "float16", {}) for tile in starting_tiles("sm_90a", "float16"))
+
+
+def test_explain_needs_a_pattern() -> None:
+    with pytest.raises(ShapeError, match="sparsity"):
+        linear(pit_tvm.Lengths()).explain(sizes={"m": 128})
+
+
+def test_only_gpu_operators_are_built_ahead() -> None:
+    cpu = pit_tvm.compile(op.matmul(8, 8, 8), sparse={"lhs": pit_tvm.Rows()})
+    with pytest.raises(UnsupportedTarget, match="build"):
+        cpu.build({})
+
+
+class Arriving:
+    """A copy that has arrived once ``arrived`` is set."""
+
+    arrived = False
+
+    def __init__(self, count: tuple[int, ...]) -> None:
+        self.count = count
+
+    def ready(self) -> bool:
+        return Arriving.arrived
+
+    def values(self) -> tuple[int, ...]:
+        return self.count
+
+
+def test_counts_are_known_once_they_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_watch, "PinnedCopy", Arriving)
+    monkeypatch.setattr(cuda_watch, "is_capturing", lambda: False)
+    watch = CountWatch()
+    assert watch.due("a") and watch.counts("a") is None
+    watch.report("a", (5,))
+    assert watch.counts("a") is None  # on its way
+    Arriving.arrived = True
+    assert watch.counts("a") == (5,) and watch.counts("b") is None
+    assert [watch.due("a") for _ in range(PERIOD)].index(True) == PERIOD - 1
+
+
+def test_nothing_is_learnt_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_watch, "is_capturing", lambda: True)
+    assert not CountWatch().due("a")

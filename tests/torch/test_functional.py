@@ -1,0 +1,186 @@
+"""The torch surface on the CPU: values, fake implementations, torch.compile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pit_tvm import torch as pit
+from pit_tvm.errors import PitError, ShapeError
+
+M, N, K, GROUPS = 4, 40, 24, 3  # batch, columns, depth, experts
+PADDED = 7
+
+
+def data(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    make = torch.Generator().manual_seed(seed)
+    x = torch.randn(M, PADDED, K, generator=make)
+    return x, torch.randn(N, K, generator=make), torch.randn(N, generator=make)
+
+
+def exact(x: Any, weight: Any, bias: Any, live: np.ndarray, activation: str | None) -> np.ndarray:
+    out = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    if activation == "relu":
+        out = out.relu()
+    elif activation is not None:
+        gelu = torch.nn.functional.gelu
+        out = torch.nn.functional.silu(out) if activation == "silu" else gelu(out)
+    return np.where(live[..., None], out.detach().numpy(), 0.0)
+
+
+def live_of(lengths: list[int]) -> np.ndarray:
+    return np.arange(PADDED)[None] < np.array(lengths)[:, None]
+
+
+@pytest.mark.parametrize("lengths", [[3, 0, 7, 1], [0] * M, [PADDED] * M])
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
+def test_linear_rows_by_lengths(lengths: list[int], activation: str | None) -> None:
+    x, weight, bias = data()
+    got = pit.linear_rows(x, weight, bias, lengths=torch.tensor(lengths), activation=activation)
+    want = exact(x, weight, bias, live_of(lengths), activation)
+    np.testing.assert_allclose(got.numpy(), want, rtol=1e-4, atol=1e-4)
+
+
+def test_the_three_ways_to_name_rows_agree() -> None:
+    x, weight, _ = data()
+    lengths = [2, 5, 0, 7]
+    live = live_of(lengths)
+    want = exact(x, weight, None, live, None)
+    sums = torch.tensor(np.cumsum([0, *lengths]))
+    rows = torch.tensor(np.random.default_rng().permutation(np.flatnonzero(live)))
+    for pattern in ({"lengths": torch.tensor(lengths)}, {"cu_seqlens": sums}, {"rows": rows}):
+        got = pit.linear_rows(x, weight, **pattern)
+        np.testing.assert_allclose(got.numpy(), want, rtol=1e-4, atol=1e-4)
+
+
+def test_grouped_linear() -> None:
+    x, _, _ = data()
+    weight, bias = torch.randn(GROUPS, N, K), torch.randn(GROUPS, N)
+    ids = torch.randint(-1, GROUPS, (M, PADDED), dtype=torch.int32)
+    got = pit.grouped_linear(x, weight, ids, bias, activation="relu")
+    each = torch.einsum("bsk,gnk->gbsn", x.double(), weight.double()) + bias.double()[:, None, None]
+    picked = torch.zeros(M, PADDED, N, dtype=torch.float64)
+    for group in range(GROUPS):
+        picked = torch.where((ids == group)[..., None], each[group].relu(), picked)
+    np.testing.assert_allclose(got.numpy(), picked.numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_grouped_linear_with_several_choices() -> None:
+    x, weight = torch.randn(5, 6, K), torch.randn(GROUPS, N, K)
+    ids = torch.randint(-1, GROUPS, (5, 6, 2))
+    got = pit.grouped_linear(x, weight, ids)
+    assert got.shape == (5, 6, 2, N)
+    for choice in range(2):
+        alone = pit.grouped_linear(x, weight, ids[..., choice])
+        torch.testing.assert_close(got[:, :, choice], alone)
+    with pytest.raises(ShapeError, match="group_ids"):
+        pit.grouped_linear(x, weight, ids[0])
+
+
+def test_operators_pass_torchs_own_checks() -> None:
+    x, weight, bias = data()
+    arguments = (x, weight, bias, torch.tensor([3, 0, 7, 1]), "lengths", "relu")
+    torch.library.opcheck(torch.ops.pit_tvm.linear_rows.default, arguments)
+    ids = torch.randint(-1, GROUPS, (M, PADDED), dtype=torch.int32)
+    grouped = (x, torch.randn(GROUPS, N, K), None, ids, None)
+    torch.library.opcheck(torch.ops.pit_tvm.grouped_linear.default, grouped)
+
+
+def test_compiled_without_a_graph_break() -> None:
+    x, weight, bias = data()
+    module = pit.LinearRows(K, N, activation="relu")
+
+    def model(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        return module(x * 2, lengths=lengths) + 1
+
+    lengths = torch.tensor([3, 0, 7, 1])
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x, lengths), model(x, lengths))
+
+
+def test_modules_share_the_parameters_of_torchs_own() -> None:
+    linear = torch.nn.Linear(K, N)
+    module = pit.LinearRows.of(linear)
+    assert module.weight is linear.weight and module.bias is linear.bias
+    x = torch.randn(PADDED, K)
+    every = torch.arange(PADDED)
+    torch.testing.assert_close(module(x, rows=every), linear(x), rtol=1e-4, atol=1e-4)
+    assert "activation" in repr(module)
+
+
+def test_grouped_module() -> None:
+    module = pit.GroupedLinear(GROUPS, K, N, activation="silu")
+    x, ids = torch.randn(PADDED, K), torch.zeros(PADDED, dtype=torch.int32)
+    plain = torch.nn.functional.silu(x @ module.weight[0].T + module.bias[0])
+    torch.testing.assert_close(module(x, ids), plain, rtol=1e-4, atol=1e-4)
+    assert f"groups={GROUPS}" in repr(module)
+
+
+def test_a_pattern_must_be_given_once() -> None:
+    x, weight, _ = data()
+    with pytest.raises(ShapeError, match="exactly one of lengths"):
+        pit.linear_rows(x, weight)
+    with pytest.raises(ShapeError, match="exactly one of lengths"):
+        pit.linear_rows(x, weight, lengths=torch.tensor([1]), rows=torch.tensor([1]))
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"weight": torch.zeros(N, K + 1)}, "x: expected"),
+        ({"weight": torch.zeros(N)}, "weight: expected 2 dimensions"),
+        ({"bias": torch.zeros(N + 1)}, "bias"),
+        ({"lengths": torch.tensor([3, 0, 7, PADDED + 1])}, "lengths"),
+        ({"lengths": torch.tensor([1.0] * M)}, "expected int32 or int64"),
+    ],
+)
+def test_arguments_that_do_not_fit(change: dict[str, torch.Tensor], match: str) -> None:
+    x, weight, bias = data()
+    arguments = {"weight": weight, "bias": bias, "lengths": torch.tensor([1] * M), **change}
+    with pytest.raises(PitError, match=match):
+        pit.linear_rows(x, **arguments)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("top_k", [1, 3])
+def test_moe_feed_forward(gated: bool, top_k: int) -> None:
+    hidden, inter, tokens = 16, 24, 11
+    layer = pit.MoeFeedForward(GROUPS, hidden, inter, gated=gated)
+    x = torch.randn(tokens, hidden)
+    ids = torch.randint(-1, GROUPS, (tokens, top_k))
+    weights = torch.rand(tokens, top_k)
+    want = torch.zeros(tokens, hidden, dtype=torch.float64)
+    up, down = layer.up.detach().double(), layer.down.detach().double()
+    for t in range(tokens):
+        for c in range(top_k):
+            expert = int(ids[t, c])
+            if expert >= 0:
+                inner = up[expert] @ x[t].double()
+                silu = torch.nn.functional.silu
+                inner = silu(inner[:inter]) * inner[inter:] if gated else silu(inner)
+                want[t] += float(weights[t, c]) * (down[expert] @ inner)
+    got = layer(x, ids, weights).detach().double()
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    assert f"experts={GROUPS}" in repr(layer)
+
+
+def test_moe_feed_forward_passes_torchs_own_checks() -> None:
+    x, ids, weights = torch.randn(5, 16), torch.randint(0, GROUPS, (5, 2)), torch.rand(5, 2)
+    up, down = torch.randn(GROUPS, 48, 16), torch.randn(GROUPS, 16, 24)
+    arguments = (x, ids, weights, up, down, "silu", True)
+    torch.library.opcheck(torch.ops.pit_tvm.moe_feed_forward.default, arguments)
+
+
+def test_moe_arguments_that_do_not_fit() -> None:
+    x, ids, weights = torch.randn(5, 16), torch.randint(0, GROUPS, (5, 2)), torch.rand(5, 2)
+    up, down = torch.randn(GROUPS, 48, 16), torch.randn(GROUPS, 16, 24)
+    with pytest.raises(ShapeError, match="down"):
+        pit.moe_feed_forward(x, ids, weights, up, down[:, :8])
+    with pytest.raises(ShapeError, match="weight"):
+        pit.moe_feed_forward(x, ids, weights, up[0], down)
+    with pytest.raises(PitError, match="activation"):
+        pit.moe_feed_forward(x, ids, weights, up, down, activation="sine")
