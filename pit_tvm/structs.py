@@ -94,8 +94,9 @@ class Groups(SparsitySpec):
     dim: int = 0
 
     def __post_init__(self) -> None:
-        if self.num_groups < 0:
-            raise ShapeError(mismatch("Groups.num_groups", "at least 0", self.num_groups))
+        number = self.num_groups
+        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            raise ShapeError(mismatch("Groups.num_groups", "an integer of at least 0", number))
 
 
 # --------------------------------------------------------------------------------------------

@@ -23,8 +23,8 @@ from quickstart import positive
 from pit_tvm.errors import BackendUnavailable, PitError, mismatch
 
 if TYPE_CHECKING:
-    from bench_cpu_measure import Settings, Suite
-    from bench_cpu_report import Result
+    from bench_report import Result
+    from bench_rows import Settings, Suite
 
 SUITES = ("dense", "masks", "index", "select", "call")
 REPEATS, QUICK_REPEATS = 11, 3
@@ -63,7 +63,7 @@ def require(option: str, packages: Sequence[str], extra: str) -> None:
 
 def measure(suite: Suite, settings: Settings, held_out_only: bool) -> Result:
     """All cases of one suite, with a progress bar on a terminal."""
-    from bench_cpu_report import Result
+    from bench_report import Result
     from tqdm import tqdm
 
     rows = []
@@ -83,23 +83,24 @@ def run(options: argparse.Namespace) -> int:
     # Read by the libraries when they are imported, hence before that.
     for name in ("OMP", "OPENBLAS", "MKL", "TVM"):
         os.environ[f"{name}_NUM_THREADS"] = str(options.threads)
-    import bench_cpu_report as report
+    import bench_cpu_report
+    import bench_report as report
     import torch
     from bench_cpu_index import index_suite
-    from bench_cpu_measure import Settings
     from bench_cpu_products import dense_suite, masks_suite
     from bench_cpu_steps import call_suite, select_suite
+    from bench_rows import Settings
 
     from pit_tvm.target import start_thread_pool
 
     torch.set_num_threads(options.threads)
     threads = start_thread_pool(options.threads)
     settings = Settings(options.repeats, options.seed, options.quick)
-    where = report.describe(settings, threads)
+    where = bench_cpu_report.describe(settings, threads)
     print(heading(where))
     made = (dense_suite(), masks_suite(), index_suite(), select_suite(), call_suite())
     results: list[Result] = []
-    targets = [report.held_out_target()]
+    targets = [bench_cpu_report.held_out_target()]
     for suite in made:
         if suite.name not in options.suite:
             continue
@@ -111,7 +112,7 @@ def run(options: argparse.Namespace) -> int:
         if options.json:
             report.write(options.json, report.to_json(where, results, targets))
         if options.plot and result.rows:
-            print(report.plot(options.plot, result))
+            print(bench_cpu_report.plot(options.plot, result))
     outcome = report.summary(results, targets, options.quick)
     print(f"\n{json.dumps(outcome)}")
     return 1 if outcome["wrong"] else 0

@@ -1,7 +1,7 @@
 """What the benchmark measures: shapes and patterns, and which shapes are never tuned on.
 
 ``index``, ``select`` and ``call`` have no held-out shapes: nothing about them is tuned. The data
-of every case come from seeds that tuning cannot use, see `bench_cpu_measure.Settings.rng`.
+of every case come from seeds that tuning cannot use, see `bench_rows.Settings.rng`.
 """
 
 from __future__ import annotations

@@ -12,18 +12,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from bench_cpu_cases import Indexed, list_indexed
-from bench_cpu_measure import (
-    Array,
-    Column,
-    Row,
-    Settings,
-    Suite,
-    Target,
-    block_mask,
-    interleave,
-    limits,
-    time_column,
-)
+from bench_cpu_measure import interleave
+from bench_rows import Array, Column, Row, Settings, Suite, Target, block_mask, limits, time_column
 
 import pit_tvm
 from pit_tvm.runtime.detect import Detector

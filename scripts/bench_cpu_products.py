@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 from bench_cpu_cases import Masked, Product, list_masked, list_products
-from bench_cpu_measure import (
+from bench_cpu_measure import interleave, normal, poisoned, product_error, profiled
+from bench_cpu_pit import PitProduct
+from bench_rows import (
     Column,
     Row,
     Settings,
@@ -24,15 +26,9 @@ from bench_cpu_measure import (
     Target,
     block_mask,
     fact_column,
-    interleave,
     limits,
-    normal,
-    poisoned,
-    product_error,
-    profiled,
     time_column,
 )
-from bench_cpu_pit import PitProduct
 
 import pit_tvm
 

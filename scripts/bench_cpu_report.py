@@ -1,22 +1,18 @@
-"""How the benchmark reports: tables, the JSON file, pictures, and the line of targets."""
+"""What the CPU benchmark reports of its machine, and its pictures."""
 
 from __future__ import annotations
 
 import datetime
-import json
-import math
 import os
 import platform
-import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from bench_cpu_cases import HELD_OUT, Shape
-from bench_cpu_measure import SEED_KEY, Row, Settings, Suite, Target
+from bench_report import Result
+from bench_rows import SEED_KEY, Settings, Target
 from quickstart import processor
 
 from pit_tvm import __version__
@@ -26,22 +22,6 @@ from pit_tvm.tile_db.record import TileRecord
 from pit_tvm.tile_db.store import TileStore
 
 PACKAGES = ("apache-tvm", "apache-tvm-ffi", "numpy", "torch")
-
-
-@dataclass(frozen=True)
-class Result:
-    """Everything that was measured of one suite."""
-
-    suite: Suite
-    rows: tuple[Row, ...]
-
-    def targets(self) -> list[Target]:
-        """The suite's limits, for the rows that there are."""
-        return self.suite.targets(self.rows)
-
-    def wrong(self) -> list[str]:
-        """Rows and contenders with wrong results."""
-        return [f"{self.suite.name} {r.label}: {name}" for r in self.rows for name in r.wrong]
 
 
 def describe(settings: Settings, threads: int) -> dict[str, Any]:
@@ -84,80 +64,6 @@ def knows(record: TileRecord, shape: Shape) -> bool:
     if task is None or task.n != shape.n:
         return False
     return task.k in (shape.k, shape.k // SPARSITY) or task.m in (shape.m, shape.m // SPARSITY)
-
-
-def table(result: Result) -> str:
-    """The suite's rows in columns; held-out ones apart."""
-    columns, title = result.suite.columns, f"{result.suite.name}: {result.suite.title}"
-    if not result.rows:
-        return f"{title}\nno held-out shapes: nothing here is tuned"
-    lines = [["", *(column.heading for column in columns)]]
-    lines += [[row.label, *(column.text(row) for column in columns)] for row in result.rows]
-    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
-
-    def text(cells: Sequence[str]) -> str:
-        first, *others = zip(cells, widths, strict=True)
-        padded = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]
-        # The last column may be long text, as a kernel's name is.
-        return "  ".join([*padded[:-1], cells[-1]]).rstrip()
-
-    head, *body = map(text, lines)
-    ordinary = [line for line, row in zip(body, result.rows, strict=True) if not row.held_out]
-    apart = [line for line, row in zip(body, result.rows, strict=True) if row.held_out]
-    return "\n".join(
-        [title, head, *ordinary, *(["held out, never tuned on:"] if apart else []), *apart]
-    )
-
-
-def to_json(where: dict[str, Any], results: Sequence[Result], targets: Sequence[Target]) -> str:
-    """The whole run as one JSON document; an error that is infinite becomes null."""
-
-    def row(measured: Row) -> dict[str, Any]:
-        errors = {n: e if math.isfinite(e) else None for n, e in measured.errors.items()}
-        stats = {name: asdict(stat) for name, stat in measured.stats.items()}
-        return {
-            "label": measured.label,
-            "held_out": measured.held_out,
-            "stats_us": stats,
-            "facts": measured.facts,
-            "errors": errors,
-            "wrong": measured.wrong,
-        }
-
-    document = {
-        **where,
-        "load at the end": list(os.getloadavg()),
-        "suites": {
-            r.suite.name: {"title": r.suite.title, "rows": list(map(row, r.rows))} for r in results
-        },
-        "targets": [{**asdict(t), "met": None if where["quick"] else t.met} for t in targets],
-    }
-    return json.dumps(document, indent=1, allow_nan=False, default=float) + "\n"
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file by renaming a finished one, so that no reader sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=path.name, suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    finally:
-        Path(name).unlink(missing_ok=True)
-
-
-def summary(results: Sequence[Result], targets: Sequence[Target], quick: bool) -> dict[str, Any]:
-    """Targets met and not met, and wrong results; quick sizes are held to no target."""
-    judged = [] if quick else targets
-    return {
-        "quick": quick,
-        "suites": [result.suite.name for result in results],
-        "met": [str(target) for target in judged if target.met],
-        "not_met": [str(target) for target in judged if not target.met],
-        "wrong": [text for result in results for text in result.wrong()],
-    }
 
 
 def plot(folder: Path, result: Result) -> Path:

@@ -15,7 +15,9 @@ from bench_cpu_cases import (
     list_called,
     list_selected,
 )
-from bench_cpu_measure import (
+from bench_cpu_measure import interleave, normal, poisoned, product_error, profiled
+from bench_cpu_pit import PitProduct
+from bench_rows import (
     Array,
     Column,
     Row,
@@ -24,15 +26,9 @@ from bench_cpu_measure import (
     Target,
     block_mask,
     fact_column,
-    interleave,
     limits,
-    normal,
-    poisoned,
-    product_error,
-    profiled,
     time_column,
 )
-from bench_cpu_pit import PitProduct
 
 import pit_tvm
 from pit_tvm.runtime.bind import Binder

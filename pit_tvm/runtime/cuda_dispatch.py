@@ -94,11 +94,15 @@ class CudaDispatcher:
         if os.environ.get("PIT_TVM_CHECK") == "1":
             self._check_promise(bound, value)
         _lap(clock)
+        if 0 in layout.output:
+            return out, None
+        if self.program.spec == Groups(0):  # nothing lives, and no kernel has no groups
+            if self.dead == "zero":
+                zero(out)
+            return out, None
         plan = self.planner.plan(layout, self.watch.counts(layout.key))
         if clock is not None:
             clock.select_us = _lap(clock)
-        if 0 in layout.output:
-            return out, None
         choice = plan.choice if choose is None else choose(plan)
         learns = self.watch.due(layout.key)
         if choice.kind == "dense":
@@ -147,7 +151,7 @@ class CudaDispatcher:
         for module in MODULES:
             self.modules(*module)
         for tile in self.planner.likely_tiles(layout):
-            self.kernels.product(tile, **self.options)
+            self.kernels.product(tile, self.form.groups, **self.options)
 
     # -- arguments
 
@@ -234,7 +238,7 @@ class CudaDispatcher:
         if not form.groups:
             rhs = rhs.unsqueeze(0)
             bias = None if bias is None else bias.unsqueeze(0)
-        kernel = self.kernels.product(choice.tile, **self.options)
+        kernel = self.kernels.product(choice.tile, form.groups, **self.options)
         operands = [lhs, rhs, out] if bias is None else [lhs, rhs, bias, out]
         if lhs.shape[1] == 0 or not all(map(is_aligned, operands)):
             self._unaligned(kernel, index, lhs, rhs, bias, out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import DTypeError, ShapeError, mismatch
-from ..schedules.hopper_space import DTYPES, GROUPS
+from ..schedules.hopper_space import DTYPES, GROUP_STEPS, GROUPS
 from ..selection.cover import bucket
 from ..selection.gpu_cost import GpuRates, GpuWork, select_gpu
 from ..structs import Groups, Index, MicroTile, Tile
@@ -132,7 +132,7 @@ class CudaExperts:
     ) -> Any:
         tile = self._tile(lhs, rhs, out.shape[0], self.watch.counts(key), options)
         rest = (out,) if bias is None else (bias, out)
-        self.kernels.product(tile, **options)(lhs, index.ids, index.count, rhs, *rest)
+        self.kernels.product(tile, rhs.shape[0], **options)(lhs, index.ids, index.count, rhs, *rest)
         return out
 
     def _tile(
@@ -188,6 +188,8 @@ def _check_product(x: Any, ids: Any, rhs: Any, bias: Any) -> None:
         got = (tuple(x.shape), tuple(ids.shape), tuple(rhs.shape))
         raise ShapeError(mismatch("x, ids, weight", expected, got))
     tokens, depth = x.shape
+    if rhs.shape[0] > GROUP_STEPS[-1]:
+        raise ShapeError(mismatch("experts", f"at most {GROUP_STEPS[-1]}", rhs.shape[0]))
     check_tensor("x", x, (_dtype(x),), (tokens, depth))
     check_tensor("weight", rhs, (_dtype(x),), (rhs.shape[0], rhs.shape[1], depth))
     check_tensor("ids", ids, ("int32", "int64"), (tokens, ids.shape[1]))

@@ -13,7 +13,7 @@ from ..analysis.contraction import Contraction
 from ..errors import UnsupportedTarget, mismatch
 from ..op.grouped_matmul import grouped_matmul
 from ..op.matmul import matmul
-from ..schedules.hopper_space import DTYPES
+from ..schedules.hopper_space import DTYPES, GROUP_STEPS
 from ..structs import Groups
 from ..transform.insert_sread_swrite import main_block
 from ..transform.split_epilogue import split_epilogue
@@ -64,6 +64,8 @@ def rows_form(program: Program) -> RowsForm:
         raise _unsupported(f"operands and output all of {' or '.join(DTYPES)}", sorted(types))
     layout = "nk" if con.dense_axes[-1] == con.reduce else "kn"
     groups = program.spec.num_groups if isinstance(program.spec, Groups) else 0
+    if groups > GROUP_STEPS[-1]:
+        raise _unsupported(f"at most {GROUP_STEPS[-1]} groups", groups)
     act, bias = _epilogue(program, con, layout)
     dtype = types.pop()
     return RowsForm(con.sparse, con.dense, bias, layout, act, dtype, groups, route)

@@ -74,7 +74,7 @@ class CudaPlanner:
             extra_bytes=2.0 * (rows - live) * n if self.fills else 0.0,
         )
         # Dense writes every row: only masks promise what it would write where nothing lives.
-        dense = (rows, n, k) if self.program.spec.promises_zero else None
+        dense = (max(rows, 1), n, k) if self.program.spec.promises_zero else None
         family = GROUPS if form.groups else ROWS
         micro = form.route.micro_tile
         return select_gpu(family, micro, work, dense, self.rates(), rows)

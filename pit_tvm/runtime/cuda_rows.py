@@ -11,7 +11,7 @@ from ..errors import ScheduleError
 from ..schedules.hopper_combine import combine_rows
 from ..schedules.hopper_knobs import RowsOptions
 from ..schedules.hopper_rows import rows_kernel
-from ..schedules.hopper_space import FAMILIES, rows_tile, starting_tiles
+from ..schedules.hopper_space import FAMILIES, for_groups, rows_tile, starting_tiles
 from ..selection.gpu_cost import GpuRates, gpu_rates
 from ..structs import Tile
 from ..tile_db.store import TileStore
@@ -52,13 +52,21 @@ class RowsKernels:
         self.cache, self.arch = cache, arch
         self._known: dict[object, Kernel] = {}
 
-    def product(self, tile: Tile, **options: Any) -> Kernel:
-        """lhs, ids, count, rhs, [bias,] [scale,] out of ``tile.dtype``; ``options`` are those of
-        `pit_tvm.schedules.hopper_rows.rows_kernel`."""
-        key = (tile, *options.items())
+    def product(self, tile: Tile, groups: int, **options: Any) -> Kernel:
+        """lhs, ids, count, rhs, [bias,] [scale,] out of ``tile.dtype``, for at most ``groups``
+        groups; ``options`` are those of `pit_tvm.schedules.hopper_rows.rows_kernel`.
+
+        Raises
+        ------
+        TileNotFound
+            No kernel takes so many groups.
+        """
+        key = (tile, groups, *options.items())
         kernel = self._known.get(key)
         if kernel is None:
             knobs, dtype = rows_tile(tile), tile.dtype
+            if knobs.most_groups < groups:
+                knobs = for_groups(knobs, groups)
             content = content_key("hopper-rows", knobs, dtype, options, self.arch)
             kernel = self._known[key] = self.cache.get(
                 content, lambda: self._build(rows_kernel(dtype, knobs, **options))

@@ -19,6 +19,7 @@ _DEFAULT_PROFILE = {
     "launch_us": 10.0,
     "detect_gbps": 8.0,
     "store_gbps": 4.0,
+    "generic_gflops": 0.5,  # of one thread under the generic schedule
 }
 
 

@@ -14,7 +14,6 @@ from ..structs import Candidate, MicroTile, Plan, Tile
 from .rates import Rates
 
 GENERIC = "generic"  # the dense candidate that no library computes
-_GENERIC_GFLOPS = 4.0  # of one thread under the generic schedule
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ def _imbalance(slots: int, rows: float, n: int, tile: Tile, threads: int) -> flo
 
 
 def _generic_us(steps: float, rates: Rates) -> float:
-    return 2e-3 * steps / (_GENERIC_GFLOPS * rates.threads)
+    return 2e-3 * steps / (rates.constant("generic_gflops") * rates.threads)
 
 
 def _dense(route: DenseRoute, rates: Rates) -> Candidate:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 import pit_tvm
 from pit_tvm import op
 from pit_tvm.errors import ShapeError, UnsupportedTarget
-from pit_tvm.runtime import cuda_watch
-from pit_tvm.runtime.cuda_rows import fits
+from pit_tvm.runtime import cuda_rows, cuda_watch
+from pit_tvm.runtime.cuda_rows import RowsKernels, fits
 from pit_tvm.runtime.cuda_watch import PERIOD, CountWatch
+from pit_tvm.schedules.hopper_knobs import RowsTile
 from pit_tvm.schedules.hopper_space import starting_tiles
 
 H200 = "cuda -arch=sm_90a -model=h200"
@@ -101,3 +104,40 @@ def test_counts_are_known_once_they_arrive(monkeypatch: pytest.MonkeyPatch) -> N
 def test_nothing_is_learnt_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_watch, "is_capturing", lambda: True)
     assert not CountWatch().due("a")
+
+
+def test_empty_operands_have_plans() -> None:
+    for spec, pattern in ((pit_tvm.Mask(1, 64), np.zeros((0, 768), bool)), (pit_tvm.Rows(), [])):
+        plan = linear(spec).explain(sparsity=np.asarray(pattern), sizes={"m": 0})
+        assert plan.choice.cost_us >= 0.0
+
+
+@pytest.mark.parametrize(("groups", "most"), [(2, 256), (257, 1024), (1024, 1024)])
+def test_kernels_hold_as_many_groups_as_there_are(
+    groups: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[int] = []
+
+    def kernel(dtype: str, knobs: RowsTile, **options: object) -> None:
+        built.append(knobs.most_groups)
+        return None
+
+    monkeypatch.setattr(cuda_rows, "rows_kernel", kernel)
+    monkeypatch.setattr(RowsKernels, "_build", lambda self, func: func)
+    cache = NoCache()
+    grouped = [t for t in starting_tiles("sm_90a", "float16") if t.family == "groups-hopper"]
+    RowsKernels(cache, "sm_90a").product(grouped[0], groups)  # type: ignore[arg-type]
+    assert built == [most]
+
+
+class NoCache:
+    """Builds at every call."""
+
+    def get(self, key: str, build: Callable[[], object]) -> object:
+        return build()
+
+
+def test_more_groups_than_any_kernel_takes_are_refused() -> None:
+    tensors = op.grouped_matmul(None, 32, 16, 1025, dtype="float16")
+    with pytest.raises(UnsupportedTarget, match="1024 groups"):
+        pit_tvm.compile(tensors, sparse={"lhs": pit_tvm.Groups(1025)}, target=H200)

@@ -12,8 +12,10 @@ import bench_cpu_cases as cases
 import bench_cpu_index as index
 import bench_cpu_measure as measure
 import bench_cpu_products as products
-import bench_cpu_report as report
+import bench_cpu_report as machine
 import bench_cpu_steps as steps
+import bench_report as report
+import bench_rows as base
 import numpy as np
 import pytest
 import torch
@@ -25,7 +27,7 @@ from pit_tvm.reference.index import live_micro_tiles
 from pit_tvm.structs import Index, MicroTile, TileTask
 from pit_tvm.tile_db.record import Provenance, TileRecord
 
-ONCE = measure.Settings(repeats=1, seed=0, quick=True)
+ONCE = base.Settings(repeats=1, seed=0, quick=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,21 +51,19 @@ def main(monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-def row(label: str, held_out: bool = False, us: float = 1.0, **errors: float) -> measure.Row:
+def row(label: str, held_out: bool = False, us: float = 1.0, **errors: float) -> base.Row:
     """A row of one contender, "pit"."""
-    return measure.Row(label, held_out, {"pit": measure.Stat(us, us, us, 1)}, {}, errors)
+    return base.Row(label, held_out, {"pit": base.Stat(us, us, us, 1)}, {}, errors)
 
 
-def suite(*rows: measure.Row) -> measure.Suite:
+def suite(*rows: base.Row) -> base.Suite:
     """A suite that has measured ``rows`` already, held to 2 microseconds."""
 
-    def targets(kept: Sequence[measure.Row]) -> list[measure.Target]:
-        return measure.limits(kept, "time", 2, lambda r: r.us("pit"), at_least=False)
+    def targets(kept: Sequence[base.Row]) -> list[base.Target]:
+        return base.limits(kept, "time", 2, lambda r: r.us("pit"), at_least=False)
 
-    columns = (measure.time_column("pit", "pit", 1),)
-    return measure.Suite(
-        "made", "a title", lambda quick: rows, lambda case, _: case, columns, targets
-    )
+    columns = (base.time_column("pit", "pit", 1),)
+    return base.Suite("made", "a title", lambda quick: rows, lambda case, _: case, columns, targets)
 
 
 # --------------------------------------------------------------------------------------------
@@ -181,20 +181,20 @@ def test_record_of_a_held_out_shape_is_recognised(sizes: tuple[int, ...], known:
     origin = Provenance("cpu-avx512", "x86-64-v4", 2, "0.27", "0.1", "2026-01-01", 0)
     task = TileTask("contraction-rows", "avx512", "float32", *sizes)
     record = TileRecord("library", origin, task=task, run_secs=(1.0,), note="numpy")
-    assert report.knows(record, cases.HELD_OUT[0]) == known
+    assert machine.knows(record, cases.HELD_OUT[0]) == known
 
 
 def test_data_depend_on_the_case_and_the_seed_and_differ_from_those_of_tuning() -> None:
     first = ONCE.rng("a").integers(2**62)
     assert first == ONCE.rng("a").integers(2**62)
-    others = [ONCE.rng("b"), measure.Settings(1, 1).rng("a"), np.random.default_rng(0)]
+    others = [ONCE.rng("b"), base.Settings(1, 1).rng("a"), np.random.default_rng(0)]
     assert first not in [rng.integers(2**62) for rng in others]
 
 
 @pytest.mark.parametrize("grain", cases.GRAINS)
 @pytest.mark.parametrize("zeros", [*cases.ZEROS, 1.0])
 def test_mask_has_the_share_of_zeros_in_whole_blocks(grain: tuple[int, int], zeros: float) -> None:
-    mask = measure.block_mask(np.random.default_rng(7), (128, 256), grain, zeros)
+    mask = base.block_mask(np.random.default_rng(7), (128, 256), grain, zeros)
     blocks = mask.reshape(128 // grain[0], grain[0], 256 // grain[1], grain[1])
     live = blocks.any(axis=(1, 3))
     assert (live == blocks.all(axis=(1, 3))).all()
@@ -217,17 +217,17 @@ def test_contenders_take_turns_and_each_turn_starts_with_another(
 
 
 def test_stat_is_the_median_and_quartiles_in_microseconds() -> None:
-    stat = measure.Stat.of([5e-6, 1e-6, 3e-6, 2e-6, 4e-6])
+    stat = base.Stat.of([5e-6, 1e-6, 3e-6, 2e-6, 4e-6])
     assert (stat.q1, stat.median, stat.q3) == pytest.approx((2.0, 3.0, 4.0))
     assert stat.count == 5
 
 
 def test_target_is_the_worst_row_and_held_out_rows_have_their_own() -> None:
     rows = [row("a", us=1), row("b", us=3), row("c", held_out=True, us=2)]
-    ordinary, apart = measure.limits(rows, "t", 2, lambda r: r.us("pit"), at_least=False)
+    ordinary, apart = base.limits(rows, "t", 2, lambda r: r.us("pit"), at_least=False)
     assert (ordinary.got, ordinary.met, ordinary.held_out) == (3, False, False)
     assert (apart.got, apart.met, apart.held_out) == (2, True, True)
-    (least,) = measure.limits(rows[:2], "t", 2, lambda r: r.us("pit"), at_least=True)
+    (least,) = base.limits(rows[:2], "t", 2, lambda r: r.us("pit"), at_least=True)
     assert (least.got, least.met) == (1, False)
 
 
@@ -287,7 +287,7 @@ def test_held_out_option_leaves_suites_without_such_shapes_empty(
 def test_plot_draws_every_suite(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pictures need the extra 'plot'")
     result = report.Result(suite(), (row("a"), row("b", held_out=True)))
-    path = report.plot(tmp_path / "new", result)
+    path = machine.plot(tmp_path / "new", result)
     assert path.name == "made.png" and path.read_bytes().startswith(b"\x89PNG")
 
 

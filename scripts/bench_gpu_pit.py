@@ -1,0 +1,143 @@
+"""pit-tvm's operators in the GPU benchmark: compiled once, warm, and one candidate at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from bench_gpu_cases import Linear, Moe
+from bench_gpu_measure import WARM_UPS, GpuSettings, poisoned, synchronize
+
+import pit_tvm
+from pit_tvm import Operator
+from pit_tvm.runtime.kernel_cache import KernelCache
+from pit_tvm.structs import Candidate, MicroTile, Plan, SparsitySpec
+from pit_tvm.target import resolve_target
+
+LATER = ("second", "third", "fourth", "fifth", "sixth")
+
+
+@cache
+def operator(
+    kind: str,
+    spec: SparsitySpec,
+    dtype: str,
+    target: str,
+    sizes: tuple[int | None, int | None],
+    groups: int = 0,
+    bias: bool = False,
+    act: str | None = None,
+    dead: str = "skip",
+) -> Operator:
+    """An operator: ``kind`` "linear", "matmul" (rhs ``[k, n]``) or "grouped"; sizes are n and k."""
+    n, k = sizes
+    options: dict[str, Any] = {"dtype": dtype, "bias": bias, "activation": act}
+    if kind == "grouped":
+        tensors = pit_tvm.op.grouped_matmul(None, n, k, groups, transpose_rhs=True, **options)
+    else:
+        transposed = kind == "linear"
+        tensors = pit_tvm.op.matmul(None, n, k, transpose_rhs=transposed, **options)
+    return pit_tvm.compile(tensors, sparse={"lhs": spec}, target=target, dead=dead)
+
+
+def internals(made: Operator) -> Any:
+    """An operator's dispatcher: its planner and kernels, and calls with a candidate of choice."""
+    return made._dispatcher
+
+
+def sizes_for(target: str, n: int, k: int) -> tuple[int | None, int | None]:
+    """Extents to compile for: GPU kernels take every size at run time."""
+    return (None, None) if target.startswith("cuda") else (n, k)
+
+
+def operator_of(case: Linear | Moe, target: str, dead: str = "skip") -> Operator:
+    """The operator that computes a case."""
+    sizes = sizes_for(target, case.n, case.k)
+    if isinstance(case, Moe):
+        spec: SparsitySpec = pit_tvm.Groups(case.experts)
+        return operator("grouped", spec, case.dtype, target, sizes, case.experts, dead=dead)
+    spec = pit_tvm.Lengths() if case.batch else pit_tvm.Rows()
+    act = "gelu" if case.gelu else None
+    return operator("linear", spec, case.dtype, target, sizes, 0, case.gelu, act, dead)
+
+
+@dataclass(frozen=True)
+class Pit:
+    """One operator with the arguments of one case; ``value`` None: the pattern is an array."""
+
+    operator: Operator
+    arrays: tuple[torch.Tensor, ...]
+    value: torch.Tensor | None
+
+    def run(self, out: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """A function that calls the operator once."""
+        call, arrays, value = self.operator, self.arrays, self.value
+        return lambda: call(*arrays, sparsity=value, out=out)
+
+    def run_candidate(self, candidate: Candidate, out: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """A function that runs one candidate of the plan, index and all."""
+        dispatcher, arrays, value = internals(self.operator), self.arrays, self.value
+        return lambda: dispatcher.run(arrays, value, out, choose=lambda plan: candidate)[0]
+
+    def plan(self, out: torch.Tensor) -> Plan:
+        """What calls with these arguments run once the operator knows how much is live."""
+        warm_ups = WARM_UPS if out.is_cuda else 1
+        profiles = [
+            self.operator.profile(*self.arrays, sparsity=self.value, out=out)
+            for _ in range(warm_ups)
+        ]
+        synchronize(out.device.type)
+        plan = profiles[-1].plan
+        if plan is None:
+            raise pit_tvm.errors.ShapeError("an empty case has no plan")
+        return plan
+
+    def others(self, plan: Plan, tiles: int, out: torch.Tensor) -> dict[str, tuple[Candidate, Any]]:
+        """The first ``tiles`` candidates of a plan that have one, but the chosen, with what runs
+        them: by "second", "third" ..."""
+        found = [c for c in plan.candidates if c.tile is not None][:tiles]
+        rest = [c for c in found if c is not plan.choice][: len(LATER)]
+        return {
+            name: (candidate, self.run_candidate(candidate, poisoned(out.shape, out)))
+            for name, candidate in zip(LATER, rest, strict=False)
+        }
+
+
+@cache
+def detector(target: str) -> Any:
+    """Detection alone: a `CudaDetector`, or a `Detector` on a CPU."""
+    info = resolve_target(target)
+    if info.kind == "cuda":
+        from pit_tvm.runtime.cuda_detect import CudaDetector
+        from pit_tvm.runtime.cuda_modules import cached_modules
+
+        return CudaDetector(cached_modules(KernelCache(), info.isa))
+    from pit_tvm.runtime.detect import Detector
+
+    return Detector(info.tvm_target)
+
+
+def detection(
+    settings: GpuSettings,
+    spec: SparsitySpec,
+    value: torch.Tensor,
+    shape: Sequence[int],
+    micro_tile: MicroTile,
+) -> Callable[[], Any]:
+    """A function that builds the index once."""
+    detect, size = detector(settings.target).detect, tuple(shape)
+    given: Any = value if settings.device == "cuda" else value.numpy()
+    return lambda: detect(spec, given, size, micro_tile)
+
+
+def plan_facts(plan: Plan) -> dict[str, Any]:
+    """What ran, and what was predicted of it."""
+    return {
+        "predicted_us": plan.choice.cost_us,
+        "parts_us": dict(plan.choice.parts),
+        "kernel": str(plan.choice),
+        "tuned": plan.tuned,
+    }

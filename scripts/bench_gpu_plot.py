@@ -1,0 +1,83 @@
+"""Pictures of a saved run of the GPU benchmark: one PNG for each suite, without a GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pit_tvm.errors import ShapeError, mismatch
+
+# Contenders that are drawn, in this order, where a suite has them; and facts beside them.
+DRAWN = (
+    *("dense", "gather", "packed", "whole", "sorted", "loop", "cublas"),
+    *("csr", "blocks", "sort", "nonzero", "zero", "pit", "index", "select", "cached"),
+)
+FACTS = {"predicted_us": "predicted", "floor_us": "floor"}
+MARKS = "osD^v<>PX*hpd8"
+
+
+def plot_file(path: Path, folder: Path | None = None) -> list[Path]:
+    """Draw every suite of a saved run into ``folder`` (None: where the file is).
+
+    Raises
+    ------
+    ShapeError
+        The file is not what ``bench_gpu.py --json`` wrote.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        suites: dict[str, Any] = document["suites"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        expected = "a file that bench_gpu.py --json wrote"
+        raise ShapeError(mismatch("--plot", expected, f"{path}: {error}")) from error
+    where = f"{document.get('device', '')}, {document.get('date', '')[:10]}"
+    return [
+        _plot(folder or path.parent, name, suite["rows"], where)
+        for name, suite in suites.items()
+        if any("failed" not in row["facts"] for row in suite["rows"])
+    ]
+
+
+def series(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
+    """Microseconds of each contender and fact in the order of the rows, None where it is absent."""
+    found: dict[str, list[float | None]] = {}
+    for name in DRAWN:
+        values = [row["stats_us"].get(name, {}).get("median") for row in rows]
+        if any(value is not None for value in values):
+            found[name] = values
+    for fact, name in FACTS.items():
+        values = [row["facts"].get(fact) for row in rows]
+        if any(value is not None for value in values):
+            found[name] = values
+    return found
+
+
+def _plot(folder: Path, name: str, rows: Sequence[Mapping[str, Any]], where: str) -> Path:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = [row for row in rows if "failed" not in row["facts"]]
+    extent = (9.0, 1.5 + 0.22 * len(rows))
+    figure, axes = pyplot.subplots(figsize=extent, layout="constrained")
+    for number, (label, values) in enumerate(series(rows).items()):
+        known = [(value, at) for at, value in enumerate(values) if value]
+        size, order = (6, 3) if label == "pit" else (4, 2)
+        xs, ys = [x for x, _ in known], [y for _, y in known]
+        axes.plot(xs, ys, MARKS[number % len(MARKS)], label=label, markersize=size, zorder=order)
+    labels = [f"{row['label']}{' (held out)' * row['held_out']}" for row in rows]
+    axes.set_yticks(range(len(rows)), labels, fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.set_xlabel("us, medians")
+    axes.grid(axis="both", alpha=0.3)
+    axes.set_title(f"{name} ({where})", fontsize=9)
+    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.png"
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    return path

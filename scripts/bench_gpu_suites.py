@@ -1,0 +1,79 @@
+"""The suites of the GPU benchmark by name, and how one is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from bench_gpu_index import index_suite
+from bench_gpu_linear import linear_suite
+from bench_gpu_measure import GpuSettings
+from bench_gpu_moe import moe_suite
+from bench_gpu_report import Printer
+from bench_gpu_search import search_suite
+from bench_report import Result
+from bench_rows import Column, Row, Suite, fact_column, time_column
+
+from pit_tvm.errors import PitError
+
+PRODUCTS = ("padding", "moe")  # the suites whose rows have plans
+
+
+def suites() -> dict[str, Suite]:
+    """All suites, in the order in which they run."""
+    made = (linear_suite(), moe_suite(), index_suite(), search_suite())
+    return {suite.name: suite for suite in made}
+
+
+def plans_of(suite: Suite) -> Suite:
+    """A suite of products with pit-tvm alone, for ``search`` where the suite itself is not run."""
+
+    def measure(case: Any, settings: GpuSettings) -> Row:
+        return suite.measure(case, replace(settings, peers=False))
+
+    columns: tuple[Column, ...] = (
+        time_column("pit", "pit", 1),
+        fact_column("predict", "predicted_us", ".1f"),
+        fact_column("kernel", "kernel"),
+    )
+    return Suite(
+        f"{suite.name} plans", "plans that ran; us", suite.cases, measure, columns, lambda rows: []
+    )
+
+
+def to_run(names: Sequence[str]) -> list[Suite]:
+    """The suites of these names; for ``search`` also what it judges plans by."""
+    known = suites()
+    chosen = [known[name] for name in known if name in names and name != "search"]
+    if "search" in names:
+        chosen += [plans_of(known[name]) for name in PRODUCTS if name not in names]
+        chosen.append(known["search"])
+    return chosen
+
+
+def run_suite(
+    suite: Suite, settings: GpuSettings, match: str, keep: Callable[[Result], None]
+) -> Result:
+    """Measure and print the cases whose labels contain ``match``; ``keep`` gets the result after
+    every row. A row that cannot be measured says why, counts as wrong, and the next one follows."""
+    cases = [case for case in suite.cases(settings.quick) if match in case.label]
+    printer = Printer(suite, [case.label for case in cases])
+    rows: list[Row] = []
+    if cases:
+        print(printer.head(), flush=True)
+    for case in cases:
+        try:
+            row = suite.measure(case, settings)
+        except (PitError, RuntimeError, TypeError, ValueError) as error:
+            text = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+            row = Row(case.label, case.held_out, {}, {"failed": text}, {"row": float("inf")})
+        rows.append(row)
+        print(printer.row(row), flush=True)
+        keep(Result(suite, tuple(rows)))
+    return Result(suite, tuple(rows))
+
+
+def sound(rows: Sequence[Row]) -> list[Row]:
+    """Rows that could be measured."""
+    return [row for row in rows if "failed" not in row.facts]

@@ -1,0 +1,150 @@
+"""Checks the GPU backend: random patterns and shapes against float64, and what calls promise.
+
+Thousands of random calls of each kernel family (linear with weights [n, k], matmul with weights
+[k, n], grouped) through the public interface, every tile in turn; then no synchronisation, CUDA
+graphs, streams, threads, memory and the number of kernels. One line for each check, a summary at
+the end; the exit status is 1 if anything is wrong, and 2 if something is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from bench_cpu import require
+from quickstart import positive
+
+from pit_tvm.errors import BackendUnavailable, PitError, mismatch
+
+if TYPE_CHECKING:
+    from check_gpu_values import Checker
+
+FAMILIES = ("linear", "matmul", "grouped")
+COUNT = 2000
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--count", type=positive, default=COUNT, help=f"cases of a family (default {COUNT})")
+    add("--seed", type=int, help="of the random cases (default: a new one, which is printed)")
+    add("--family", action="append", choices=FAMILIES, help="repeat for several (default: all)")
+    add("--case", type=int, metavar="NUMBER", help="one case of a seed again, and nothing else")
+    add("--tiles", type=positive, default=2, help="tiles of operators with an epilogue (default 2)")
+    add("--only", choices=("values", "runtime"), help="half of the checks")
+    add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: the CPU's operators")
+    add("--build-only", action="store_true", help="compile the kernels; needs nvcc, and no GPU")
+    add("--jobs", type=positive, help="processes that compile kernels (default: all processors)")
+    options = parser.parse_args(argv)
+    if options.case is not None and options.seed is None:
+        parser.error("--case needs the --seed that it was found with")
+    options.seed = secrets.randbelow(2**31) if options.seed is None else options.seed
+    if options.seed < 0:
+        parser.error("--seed must not be negative")
+    options.family = [name for name in FAMILIES if name in (options.family or FAMILIES)]
+    return options
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compile and check; the exit status."""
+    require("check_gpu", ("torch",), "quickstart")
+    import torch
+    from check_gpu_values import Checker
+
+    cuda = options.device == "cuda"
+    if cuda and not options.build_only and not torch.cuda.is_available():
+        advice = "--device cpu checks the CPU's operators"
+        raise BackendUnavailable(mismatch("check_gpu", "a CUDA device", "none", advice))
+    checker = Checker(options.device, options.tiles)
+    print(f"seed {options.seed}", flush=True)
+    if cuda or options.build_only:
+        build(options, checker)
+    if options.build_only:
+        return 0
+    faults: list[str] = []
+    if options.only != "runtime":
+        faults += check_values(options, checker)
+    if options.only != "values" and options.case is None:
+        faults += check_runtime(checker)
+    print(f"\n{len(faults)} faults, seed {options.seed}")
+    return 1 if faults else 0
+
+
+def build(options: argparse.Namespace, checker: Checker) -> None:
+    """Compile what the checks run, many kernels at once."""
+    from bench_gpu_build import all_processors, build_all
+    from check_gpu_values import kernels_of
+
+    start = time.perf_counter()
+    families = options.family if options.only == "values" else FAMILIES
+    number = build_all(kernels_of(families, checker), options.jobs or all_processors())
+    print(f"{number} libraries of kernels in {time.perf_counter() - start:.0f} s", flush=True)
+
+
+def check_values(options: argparse.Namespace, checker: Checker) -> list[str]:
+    """Random cases of every family; the faults."""
+    from check_gpu_values import check_family
+
+    numbers = range(options.count) if options.case is None else [options.case]
+    faults = []
+    for family in options.family:
+        start = time.perf_counter()
+        report = check_family(family, numbers, options.seed, checker)
+        print(
+            f"{family}: {report.cases} cases, {report.calls} calls, {len(report.tiles)} tiles, "
+            f"{len(report.faults)} faults, {time.perf_counter() - start:.0f} s",
+            flush=True,
+        )
+        faults += report.faults
+    return faults
+
+
+def check_runtime(checker: Checker) -> list[str]:
+    """Everything but values, one line each; on a CPU only what it has."""
+    import check_gpu_runtime as runtime
+
+    checks: dict[str, Callable[[Checker], list[str]]] = {"threads": runtime.check_threads}
+    if checker.device == "cuda":
+        checks |= {
+            "no synchronisation": runtime.check_no_waiting,
+            "CUDA graphs": runtime.check_graphs,
+            "streams": runtime.check_streams,
+            "memory": runtime.check_memory,
+            "number of kernels": runtime.check_kernels,
+            "more than 2**31 elements": runtime.check_large,
+            "many groups": runtime.check_many_groups,
+        }
+    faults = []
+    for name, check in checks.items():
+        start = time.perf_counter()
+        try:
+            found = check(checker)
+        except (PitError, RuntimeError) as error:
+            found = [f"{type(error).__name__}: {error}"]
+        for fault in found:
+            print(f"{name}: {fault}")
+        state = f"{len(found)} faults" if found else "right"
+        print(f"{name}: {state}, {time.perf_counter() - start:.0f} s", flush=True)
+        faults += found
+    return faults
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the checks; the exit status."""
+    options = parse(argv)
+    try:
+        return run(options)
+    except PitError as error:
+        print(f"check_gpu: error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

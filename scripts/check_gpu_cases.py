@@ -1,0 +1,293 @@
+"""Random patterns and shapes for ``check_gpu.py``, and what their results must be.
+
+Operands are small whole numbers over a power of two: float32 sums of their products are exact in
+any order, so without an activation that rounds, a kernel's result has one right value.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from bench_rows import Array
+
+import pit_tvm
+from pit_tvm.structs import SparsitySpec
+
+FAMILIES = ("linear", "matmul", "grouped")
+DTYPES = ("float16", "bfloat16")
+EPILOGUES = (
+    (False, None),
+    (True, None),
+    (True, "relu"),
+    (True, "gelu"),
+    (False, "gelu_tanh"),
+    (True, "silu"),
+)
+PATTERNS = ("lengths", "cu_seqlens", "rows", "mask", "bitmask", "blockmask", "values")
+BLOCKS = ((1, 16), (4, 8), (32, 64))
+AMOUNTS = ("empty", "one", "few", "half", "most", "full")
+SHARES = {"empty": 0.0, "few": 0.05, "half": 0.5, "most": 0.95, "full": 1.0}
+GROUPS = (1, 2, 3, 8, 64, 130, 256)
+STEPS = (1, 1, 2, 4, 8, 8, 8, 16)  # extents are multiples of these
+SCALE = 2.0**-4
+EXACT = (None, "relu")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What an operator computes, apart from the pattern."""
+
+    family: str
+    dtype: str
+    bias: bool
+    act: str | None
+
+    @property
+    def plain(self) -> bool:
+        """Without an epilogue."""
+        return not self.bias and self.act is None
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One problem without its data; ``groups`` is 0 but for "grouped"."""
+
+    variant: Variant
+    pattern: str
+    dead: str
+    m: int
+    n: int
+    k: int
+    groups: int = 0
+    batch: int = 1
+    block: tuple[int, int] = (1, 1)
+    offset: int = 0  # elements by which operands and output lie off their alignment
+    wide: bool = False  # int64 lengths and ids
+
+    def __str__(self) -> str:
+        v = self.variant
+        parts = [v.family, v.dtype, f"{self.m}x{self.n}x{self.k}", self.pattern]
+        parts += [f"{self.groups} groups"] * bool(self.groups) + ["bias"] * v.bias
+        parts += [v.act or "", f"dead={self.dead}", f"offset {self.offset}"]
+        return " ".join(filter(None, parts))
+
+    @property
+    def spec(self) -> SparsitySpec:
+        """The pattern's specification."""
+        made: dict[str, SparsitySpec] = {
+            "lengths": pit_tvm.Lengths(),
+            "cu_seqlens": pit_tvm.Lengths(cumulative=True),
+            "rows": pit_tvm.Rows(),
+            "mask": pit_tvm.Mask(),
+            "bitmask": pit_tvm.BitMask(),
+            "blockmask": pit_tvm.BlockMask(*self.block),
+            "values": pit_tvm.Values(),
+            "groups": pit_tvm.Groups(self.groups),
+        }
+        return made[self.pattern]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Arrays of one call. ``written``: rows that the call must write, with ``want`` [m, n]."""
+
+    shape: Shape
+    arrays: tuple[torch.Tensor, ...]
+    value: torch.Tensor | None
+    out: torch.Tensor
+    written: torch.Tensor
+    want: torch.Tensor
+
+    def refill(self, other: Problem) -> Problem:
+        """The values of ``other``, of the same shapes, in the memory of this problem."""
+        for mine, new in zip(self.arrays, other.arrays, strict=True):
+            mine.copy_(new)
+        if self.value is not None and other.value is not None:
+            self.value.copy_(other.value)
+        return replace(self, shape=other.shape, written=other.written, want=other.want)
+
+    def poison(self) -> None:
+        """Make the output show what was not written."""
+        self.out.fill_(float("nan"))
+
+    def fault(self, limit: float) -> str:
+        """What is wrong with the output; "" if nothing is. Elements may be off by ``limit``
+        roundings of their type; 0 wants them equal."""
+        written, rest = self.out[self.written], self.out[~self.written]
+        want = self.want[self.written]
+        if self.shape.dead == "zero":
+            if bool((rest != 0).any()):
+                return "a dead row is not zero"
+        elif not bool(rest.isnan().all()):
+            return "a dead row was written"
+        exact = want.to(self.out.dtype)
+        wrong = ~(written == exact)
+        if limit and want.numel():
+            scale = want.abs() + want.square().mean().sqrt()
+            unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[self.shape.variant.dtype]
+            wrong &= ~((written.double() - want).abs() <= limit * unit * scale)
+        number = int(wrong.sum())
+        if not number:
+            return ""
+        row, column = (int(x) for x in wrong.nonzero()[0])
+        at = int(self.written.nonzero().flatten()[row])
+        got, right = float(written[row, column]), float(want[row, column])
+        return f"{number} wrong elements, first [{at}, {column}] is {got}, wanted {right}"
+
+
+def variants(family: str) -> list[Variant]:
+    """All that are checked of one family."""
+    return [Variant(family, dtype, *epilogue) for epilogue in EPILOGUES for dtype in DTYPES]
+
+
+def case_rng(seed: int, family: str, number: int) -> np.random.Generator:
+    """Random numbers of one case, the same whichever other cases run."""
+    return np.random.default_rng([seed, zlib.crc32(family.encode()), number])
+
+
+def draw_shape(rng: np.random.Generator, variant: Variant) -> Shape:
+    """Random sizes and a random pattern."""
+    pattern = "groups" if variant.family == "grouped" else str(rng.choice(PATTERNS))
+    most = 1500 if rng.random() < 0.05 else 300
+    batch = int(rng.integers(1, 9)) if pattern in ("lengths", "cu_seqlens") else 1
+    m = int(rng.integers(0, 40 if rng.random() < 0.3 else most) // batch) * batch
+    named = pattern in ("lengths", "cu_seqlens", "rows", "groups")
+    groups = int(rng.choice(GROUPS)) if pattern == "groups" else 0
+    most = 96 if groups > 8 else most
+    return Shape(
+        variant,
+        pattern,
+        str(rng.choice(["skip", "zero"])) if named else "skip",
+        m,
+        _extent(rng, most),
+        _extent(rng, most),
+        groups,
+        batch,
+        BLOCKS[rng.integers(len(BLOCKS))],
+        int(rng.integers(1, 8)) if rng.random() < 0.1 else 0,
+        bool(rng.random() < 0.3),
+    )
+
+
+def _extent(rng: np.random.Generator, most: int) -> int:
+    step = int(rng.choice(STEPS))
+    return step * int(rng.integers(1, max(2, most // step)))
+
+
+def draw_problem(
+    rng: np.random.Generator, shape: Shape, amount: str, device: str, share: float = -1.0
+) -> Problem:
+    """Data of a shape; ``amount`` of its rows live, or a ``share`` of them."""
+    live = draw_live(rng, shape, amount, share)
+    value, live, mask = _draw_pattern(rng, shape, live)
+    lhs = _whole(rng, (shape.m, shape.k))
+    if mask is not None:
+        lhs = np.where(mask, np.where(lhs == 0, 1, lhs), 0)
+    sizes = (shape.n, shape.k) if shape.variant.family != "matmul" else (shape.k, shape.n)
+    rhs = _whole(rng, (*[shape.groups] * bool(shape.groups), *sizes)) * SCALE
+    bias = _whole(rng, (*[shape.groups] * bool(shape.groups), shape.n))
+    dtype = getattr(torch, shape.variant.dtype)
+
+    def put(array: Array) -> torch.Tensor:
+        size = array.size
+        room = torch.empty(size + shape.offset, dtype=dtype, device=device)
+        room[shape.offset :] = torch.from_numpy(array.reshape(-1)).to(device)
+        return room[shape.offset :].view(array.shape)
+
+    arrays = [put(lhs), put(rhs), *([put(bias)] if shape.variant.bias else [])]
+    given = None if value is None else torch.from_numpy(value).to(device)
+    want = _truth(shape, arrays, given)
+    if shape.variant.family == "grouped":
+        arrays.append(given)  # type: ignore[arg-type]
+        given = None
+    out = put(np.full((shape.m, shape.n), np.nan))
+    promised = mask is not None
+    written = torch.from_numpy(np.ones(shape.m, bool) if promised else live).to(device)
+    return Problem(shape, tuple(arrays), given, out, written, want)
+
+
+def draw_live(rng: np.random.Generator, shape: Shape, amount: str, share: float) -> Array:
+    """bool ``[m]``: which rows live; runs of them from each sequence's start for lengths."""
+    if share >= 0:  # as many in every draw, so that a captured call sees the same shapes
+        return rng.permutation(shape.m) < round(share * shape.m)
+    if amount == "one":
+        live = np.zeros(shape.m, bool)
+        live[: min(shape.m, 1)] = True
+        return live if shape.batch > 1 else rng.permutation(live)
+    live = rng.random(shape.m) < SHARES[amount]
+    if not shape.pattern.startswith(("lengths", "cu")) or not shape.m:
+        return live
+    padded = shape.m // shape.batch
+    lengths = np.array([part.sum() for part in live.reshape(shape.batch, padded)])
+    return (np.arange(padded) < lengths[:, None]).reshape(-1)
+
+
+def _draw_pattern(
+    rng: np.random.Generator, shape: Shape, live: Array
+) -> tuple[Array | None, Array, Array | None]:
+    """What a call passes, the rows that really live, and the mask where zeros are promised."""
+    whole = np.int64 if shape.wide else np.int32
+    if shape.pattern in ("lengths", "cu_seqlens"):
+        padded = shape.m // shape.batch
+        lengths = live.reshape(shape.batch, padded).sum(axis=1)
+        rows = (np.arange(padded) < lengths[:, None]).reshape(-1)
+        sums = np.concatenate([[0], np.cumsum(lengths)])
+        return (lengths if shape.pattern == "lengths" else sums).astype(whole), rows, None
+    if shape.pattern == "rows":
+        return rng.permutation(np.flatnonzero(live)).astype(whole), live, None
+    if shape.pattern == "groups":
+        skewed = rng.random() < 0.3
+        ids = rng.integers(0, max(1, shape.groups // 8) if skewed else shape.groups, shape.m)
+        return np.where(live, ids, -1).astype(np.int32), live, None
+    return _draw_mask(rng, shape, live)
+
+
+def _draw_mask(
+    rng: np.random.Generator, shape: Shape, live: Array
+) -> tuple[Array | None, Array, Array]:
+    rows, columns = shape.block if shape.pattern == "blockmask" else (1, 1)
+    height, width = -(-shape.m // rows), -(-shape.k // columns)
+    blocks = rng.random((height, width)) < rng.choice([0.02, 0.5, 1.0])
+    alive = np.add.reduceat(live, np.arange(0, shape.m, rows)) > 0 if shape.m else live[:0]
+    blocks &= alive[:, None]
+    blocks[alive, rng.integers(0, width, int(alive.sum()))] = True
+    mask = blocks.repeat(rows, axis=0).repeat(columns, axis=1)[: shape.m, : shape.k]
+    value: Array | None = {"mask": mask, "blockmask": blocks}.get(shape.pattern)
+    if shape.pattern == "bitmask":
+        value = np.packbits(mask, axis=-1, bitorder="little")
+    return None if value is None else np.ascontiguousarray(value), mask.any(axis=1), mask
+
+
+def _whole(rng: np.random.Generator, sizes: tuple[int, ...]) -> Array:
+    return rng.integers(-2, 3, sizes).astype(np.float32)
+
+
+def _truth(shape: Shape, arrays: list[torch.Tensor], ids: torch.Tensor | None) -> torch.Tensor:
+    """float64 ``[m, n]``; rows of no group are NaN."""
+    lhs, rhs, *rest = (array.double() for array in arrays)
+    if shape.variant.family == "grouped":
+        out = torch.full((shape.m, shape.n), float("nan"), dtype=torch.float64, device=lhs.device)
+        for group in torch.unique(ids).tolist() if ids is not None else ():
+            rows = (ids == group).nonzero().flatten()
+            if group >= 0:
+                out[rows] = lhs[rows] @ rhs[group].t() + (rest[0][group] if rest else 0.0)
+    else:
+        out = lhs @ (rhs.t() if shape.variant.family == "linear" else rhs)
+        out = out + rest[0] if rest else out
+    return activation(shape.variant.act)(out)
+
+
+def activation(name: str | None) -> Callable[[torch.Tensor], torch.Tensor]:
+    """torch's activation of one of our names."""
+    functional: Any = torch.nn.functional
+    if name is None:
+        return lambda x: x
+    if name.startswith("gelu"):
+        approximate = "tanh" if name == "gelu_tanh" else "none"
+        return lambda x: functional.gelu(x, approximate=approximate)
+    return getattr(functional, name)

@@ -1,0 +1,257 @@
+"""What calls on a GPU promise beside their values: no waiting, graphs, streams, threads, memory.
+
+Every function returns what was wrong, one line each.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from bench_gpu_pit import internals
+from check_gpu_cases import DTYPES, PATTERNS, Problem, Shape, Variant, draw_problem
+from check_gpu_values import Checker, all_tiles
+
+import pit_tvm
+from pit_tvm.errors import PitError
+
+CALLS = 40  # more than twice as many as an operator makes between two looks at its counts
+ROOM = 1.05  # of the bytes of inputs, output and index
+STREAMS = THREADS = 4
+HANDFUL = 12
+LARGE = 2**31
+
+
+def shapes(checker: Checker) -> Iterator[Shape]:
+    """One shape of every pattern, by kernels that are checked anyway, aligned and not."""
+    for number, pattern in enumerate((*PATTERNS, "groups")):
+        family = "grouped" if pattern == "groups" else ("linear", "matmul")[number % 2]
+        variant = Variant(family, DTYPES[number % 2], False, None)
+        groups = 8 if pattern == "groups" else 0
+        dead = "skip" if number % 2 else "zero"
+        if pattern in ("mask", "bitmask", "blockmask", "values"):
+            dead = "skip"
+        batch = 8 if pattern in ("lengths", "cu_seqlens") else 1
+        for n, k in ((256, 192), (131, 67)):
+            yield Shape(variant, pattern, dead, 640, n, k, groups, batch, (4, 8))
+
+
+def _draw(checker: Checker, shape: Shape, seed: int) -> Problem:
+    return draw_problem(np.random.default_rng(seed), shape, "", checker.device, share=0.4)
+
+
+def _call(checker: Checker, problem: Problem) -> None:
+    made = checker.operator(problem.shape)
+    made(*problem.arrays, sparsity=problem.value, out=problem.out)
+
+
+def _warm(checker: Checker, problem: Problem) -> None:
+    for _ in range(3):
+        _call(checker, problem)
+        torch.cuda.synchronize()
+
+
+def check_no_waiting(checker: Checker) -> list[str]:
+    """Calls while torch refuses every synchronisation."""
+    faults = []
+    for shape in shapes(checker):
+        problem = _draw(checker, shape, 1)
+        _warm(checker, problem)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(CALLS):
+                _call(checker, problem)
+        except RuntimeError as error:
+            faults.append(f"{shape}: {error}")
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.synchronize()
+    return faults
+
+
+def check_graphs(checker: Checker) -> list[str]:
+    """One call captured, then replayed with other contents, operands and pattern."""
+    faults = []
+    for shape in shapes(checker):
+        problem = _draw(checker, shape, 1)
+        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            _warm(checker, problem)
+        try:
+            with torch.cuda.graph(graph, stream=stream):
+                _call(checker, problem)
+        except RuntimeError as error:
+            faults.append(f"{shape}: capture: {error}")
+            continue
+        for seed in range(2, 6):
+            problem = problem.refill(_draw(checker, shape, seed))
+            problem.poison()
+            graph.replay()
+            torch.cuda.synchronize()
+            if fault := problem.fault(0.0):
+                faults.append(f"{shape}: replay {seed}: {fault}")
+    return faults
+
+
+def check_streams(checker: Checker) -> list[str]:
+    """Several streams at once, calls of one operator in all of them."""
+    faults = []
+    for shape in shapes(checker):
+        problems = [_draw(checker, shape, seed) for seed in range(STREAMS)]
+        _warm(checker, problems[0])
+        streams = [torch.cuda.Stream() for _ in problems]
+        for problem in problems:
+            problem.poison()
+        torch.cuda.synchronize()
+        for _ in range(10):
+            for stream, problem in zip(streams, problems, strict=True):
+                with torch.cuda.stream(stream):
+                    _call(checker, problem)
+        torch.cuda.synchronize()
+        found = [problem.fault(0.0) for problem in problems]
+        faults += [f"{shape}: stream {i}: {fault}" for i, fault in enumerate(found) if fault]
+    return faults
+
+
+def check_threads(checker: Checker) -> list[str]:
+    """Several threads that share an operator which none of them has called before."""
+    faults = []
+    for shape in shapes(checker):
+        problems = [_draw(checker, shape, seed) for seed in range(THREADS)]
+        errors: list[str] = []
+        for problem in problems:
+            problem.poison()
+
+        def work(problem: Problem, errors: list[str] = errors) -> None:
+            try:
+                if problem.out.is_cuda:
+                    with torch.cuda.stream(torch.cuda.Stream()):
+                        for _ in range(CALLS):
+                            _call(checker, problem)
+                        torch.cuda.current_stream().synchronize()
+                else:
+                    _call(checker, problem)
+            except (PitError, RuntimeError) as error:
+                errors.append(str(error))
+
+        if checker.device == "cuda":
+            torch.cuda.synchronize()
+        threads = [threading.Thread(target=work, args=(problem,)) for problem in problems]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        found = [*errors, *(problem.fault(0.0) for problem in problems)]
+        faults += [f"{shape}: {fault}" for fault in found if fault]
+    return faults
+
+
+def check_memory(checker: Checker) -> list[str]:
+    """Peak memory of one call, against inputs, output and index."""
+    plain, grouped = (Variant(f, DTYPES[0], False, None) for f in ("linear", "grouped"))
+    large = [
+        Shape(plain, "lengths", "skip", 256 * 128, 3072, 768, 0, 256),
+        Shape(plain, "rows", "skip", 8192, 4096, 4096),
+        Shape(plain, "mask", "skip", 8192, 4096, 4096),
+        Shape(grouped, "groups", "skip", 8192, 3072, 768, 16),
+    ]
+    faults = []
+    for shape in large:
+        problem = _draw(checker, shape, 1)
+        made = checker.operator(shape)
+        _warm(checker, problem)
+        given = [*problem.arrays, *([] if problem.value is None else [problem.value])]
+        inputs = sum(array.nbytes for array in given)
+        index = _index_bytes(internals(made), shape, problem)
+        wanted = inputs + problem.out.nbytes + index
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        result = made(*problem.arrays, sparsity=problem.value)
+        torch.cuda.synchronize()
+        used = inputs + torch.cuda.max_memory_allocated() - before
+        del result
+        if used > ROOM * wanted:
+            more = 1e-6 * (used - wanted)
+            faults.append(f"{shape}: {more:.1f} MB beside inputs, output and index")
+    return faults
+
+
+def _index_bytes(dispatcher: Any, shape: Shape, problem: Problem) -> int:
+    """Bytes of the lists that the call needs, dead rows' included where it writes those."""
+    value = problem.arrays[-1] if problem.value is None else problem.value
+    micro, size = dispatcher.form.route.micro_tile, tuple(problem.arrays[0].shape)
+    index = dispatcher.detector.detect(shape.spec, value, size, micro)
+    one = int(index.ids.nbytes + index.count.nbytes)
+    return 2 * one if shape.spec.promises_zero or shape.dead == "zero" else one
+
+
+def check_large(checker: Checker) -> list[str]:
+    """More than 2**31 elements: of the operand, then of the output; a few rows live, at the end."""
+    faults = []
+    variant = Variant("linear", DTYPES[1], False, None)
+    for n, k in ((64, 32768), (32768, 64)):
+        m = LARGE // 32768 + 1000
+        shape = Shape(variant, "rows", "skip", m, n, k)
+        ids = torch.arange(m - 130, m, dtype=torch.int32, device="cuda")
+        lhs = torch.zeros((m, k), dtype=torch.bfloat16, device="cuda")
+        lhs[m - 130 :] = torch.randint(-2, 3, (130, k), device="cuda").to(lhs.dtype)
+        rhs = torch.randint(-1, 2, (n, k), device="cuda").to(lhs.dtype)
+        out = torch.full((m, n), float("nan"), dtype=lhs.dtype, device="cuda")
+        checker.operator(shape)(lhs, rhs, sparsity=ids, out=out)
+        want = (lhs[m - 130 :].double() @ rhs.double().t()).to(lhs.dtype)
+        if not torch.equal(out[m - 130 :], want):
+            faults.append(f"{shape}: the live rows at the end are wrong")
+        if not bool(out[: m - 130].isnan().all()):
+            faults.append(f"{shape}: dead rows were written")
+        del lhs, rhs, out
+        torch.cuda.empty_cache()
+    return faults
+
+
+def check_kernels(checker: Checker) -> list[str]:
+    """A hundred random shapes: how many kernels their plans need, and that calls with tiles that
+    are there compile nothing more."""
+    rng = np.random.default_rng(7)
+    faults = []
+    for family in ("linear", "grouped"):
+        variant = Variant(family, DTYPES[0], False, None)
+        pattern, groups = ("groups", 64) if family == "grouped" else ("rows", 0)
+        made = checker.operator(Shape(variant, pattern, "skip", 8, 8, 8, groups))
+        dispatcher = internals(made)
+        tiles = set()
+        for _ in range(100):
+            m, n, k = (int(8 * rng.integers(1, 1000)) for _ in range(3))
+            layout = dispatcher.binder.layout_of({"m": m, "n": n, "k": k}, "torch")
+            tiles.add(dispatcher.planner.plan(layout, None).choice.tile)
+        if len(tiles) > HANDFUL:
+            faults.append(f"{family}: {len(tiles)} kernels for 100 shapes, more than {HANDFUL}")
+        before = made.stats
+        for _ in range(20):
+            m, n, k = (int(8 * rng.integers(1, 100)) for _ in range(3))
+            _call(checker, _draw(checker, Shape(variant, pattern, "skip", m, n, k, groups), 1))
+        after = made.stats
+        if after.builds > before.builds + len(all_tiles(variant)):
+            faults.append(f"{family}: {after.builds - before.builds} kernels built by 20 shapes")
+    return faults
+
+
+def check_many_groups(checker: Checker) -> list[str]:
+    """More groups than most kernels hold: right, or refused by a typed error."""
+    faults = []
+    variant = Variant("grouped", DTYPES[1], False, None)
+    for groups in (257, 1000, 1025):
+        shape = Shape(variant, "groups", "skip", 1500, 64, 64, groups)
+        problem = _draw(checker, shape, 1)
+        problem.poison()
+        try:
+            _call(checker, problem)
+        except pit_tvm.errors.PitError:
+            continue
+        if fault := problem.fault(0.0):
+            faults.append(f"{shape}: {fault}")
+    return faults

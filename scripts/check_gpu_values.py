@@ -1,0 +1,242 @@
+"""Values of random calls through the public interface, every tile in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import torch
+from bench_gpu_build import Kernel
+from bench_gpu_measure import synchronize
+from bench_gpu_pit import internals, operator, sizes_for
+from check_gpu_cases import (
+    AMOUNTS,
+    EXACT,
+    Problem,
+    Shape,
+    Variant,
+    case_rng,
+    draw_problem,
+    draw_shape,
+    variants,
+)
+
+from pit_tvm import Operator
+from pit_tvm.errors import PitError
+from pit_tvm.schedules.hopper_space import starting_tiles
+from pit_tvm.structs import Candidate, Plan, Tile
+
+ALL_TILES_EVERY = 16  # cases between two that run all tiles of their operator
+SIZES = ((20_000, 3072, 768), (300, 300, 300), (4096, 4096, 4096))  # m, n, k of plans to look at
+TILE_ROUNDINGS, LIBRARY_ROUNDINGS = 3.0, 4.0  # a library rounds before an activation too
+MOST_FAULTS = 20
+
+
+@dataclass(frozen=True)
+class Checker:
+    """How cases are run: the device, and how many tiles of operators with an epilogue."""
+
+    device: str
+    tiles: int = 2
+
+    @property
+    def target(self) -> str:
+        """What operators are compiled for."""
+        return "cuda" if self.device == "cuda" else "llvm"
+
+    def operator(self, shape: Shape) -> Operator:
+        """The operator of a shape, compiled once."""
+        v = shape.variant
+        sizes = sizes_for(self.target, shape.n, shape.k)
+        options = (shape.groups, v.bias, v.act, shape.dead)
+        return operator(v.family, shape.spec, v.dtype, self.target, sizes, *options)
+
+    def built(self, variant: Variant) -> tuple[Tile, ...]:
+        """Tiles of a variant that are checked on a GPU: all that plans choose from and all
+        untuned ones; of variants with an epilogue only some, other ones for each."""
+        tiles = all_tiles(variant)
+        if variant.plain or self.tiles >= len(tiles):
+            return tiles
+        first = variants(variant.family).index(variant) * self.tiles
+        return tuple(tiles[(first + i) % len(tiles)] for i in range(self.tiles))
+
+
+@dataclass
+class Report:
+    """What was run, and what was wrong with it."""
+
+    cases: int = 0
+    calls: int = 0
+    tiles: set[str] = field(default_factory=set)
+    faults: list[str] = field(default_factory=list)
+
+
+@cache
+def all_tiles(variant: Variant) -> tuple[Tile, ...]:
+    """Tiles that plans of a variant's operator can hold, and the untuned ones that it can use."""
+    target = "cuda -arch=sm_90a -model=h200" if not torch.cuda.is_available() else "cuda"
+    shape = Shape(variant, "groups" if variant.family == "grouped" else "rows", "skip", 8, 8, 8, 8)
+    made = operator(
+        variant.family,
+        shape.spec,
+        variant.dtype,
+        target,
+        (None, None),
+        shape.groups if variant.family == "grouped" else 0,
+        variant.bias,
+        variant.act,
+    )
+    families = internals(made).planner.rates().families
+    names = {tile.family for m, n, k in SIZES for tile in _planned(made, m, n, k)}
+    tuned = [tile for name in names for tile in families[name].tiles]
+    generic = [t for t in starting_tiles("sm_90a", variant.dtype) if t.family in names]
+    usable = tuple(t for t in generic if _usable(t, variant))
+    return tuple(dict.fromkeys((*tuned, *usable)))
+
+
+def _usable(tile: Tile, variant: Variant) -> bool:
+    # A weight stored [k, n] comes in boxes of 64 columns.
+    return variant.family != "matmul" or tile.tile_n % 64 == 0
+
+
+def _planned(made: Operator, m: int, n: int, k: int) -> list[Tile]:
+    dispatcher = internals(made)
+    layout = dispatcher.binder.layout_of({"m": m, "n": n, "k": k}, "torch")
+    plan = dispatcher.planner.plan(layout, None)
+    return [c.tile for c in plan.candidates if c.tile is not None]
+
+
+def kernels_of(families: Sequence[str], checker: Checker) -> list[Kernel]:
+    """What checking some families compiles."""
+    return [
+        Kernel(family, variant.dtype, variant.bias, variant.act, tile)
+        for family in families
+        for variant in variants(family)
+        for tile in checker.built(variant)
+    ]
+
+
+def check_family(
+    family: str,
+    numbers: Sequence[int],
+    seed: int,
+    checker: Checker,
+    tell: Callable[[str], None] = print,
+) -> Report:
+    """Run the cases of these numbers; every fault is told when it is found.
+
+    Stops after `MOST_FAULTS` faults, or when the device itself has failed.
+    """
+    report = Report()
+    for number in numbers:
+        rng = case_rng(seed, family, number)
+        known = variants(family)
+        variant = known[number % len(known)]
+        shape = draw_shape(rng, variant)
+        amount = str(rng.choice(AMOUNTS))
+        failed = False
+        report.cases += 1
+        try:
+            problem = draw_problem(rng, shape, amount, checker.device)
+            faults = check_problem(problem, number, checker, report)
+            synchronize(checker.device)  # raises if a kernel has failed
+        except RuntimeError as error:
+            faults, failed = [f"the device has failed: {error}"], True
+        for fault in faults:
+            text = f"{family} case {number} of seed {seed}: {shape}, {amount} live: {fault}"
+            report.faults.append(text)
+            tell(text)
+        if failed or len(report.faults) >= MOST_FAULTS:
+            break
+    return report
+
+
+def check_problem(
+    problem: Problem, number: int, checker: Checker, report: Report | None = None
+) -> list[str]:
+    """Run one problem as a call does, then with a tile whose turn it is, or now and then with all
+    of them; returns what was wrong."""
+    made, kept = checker.operator(problem.shape), report or Report()
+    choices = _choices(problem, number, checker)
+    faults = []
+    for name, choose in choices:
+        problem.poison()
+        ran: list[Candidate] = []
+
+        def note(plan: Plan, choose: Any = choose, ran: list[Candidate] = ran) -> Candidate:
+            ran.append(choose(plan))
+            return ran[0]
+
+        try:
+            if choose is None:
+                made(*problem.arrays, sparsity=problem.value, out=problem.out)
+            else:
+                internals(made).run(problem.arrays, problem.value, problem.out, choose=note)
+            limit = LIBRARY_ROUNDINGS if choose is None else _limit(problem, ran)
+            fault = problem.fault(limit)
+        except (PitError, RuntimeError, TypeError, ValueError) as error:
+            fault = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        kept.calls += 1
+        kept.tiles.update(str(candidate) for candidate in ran)
+        if fault:
+            faults.append(f"{name}{': ' * bool(ran)}{' '.join(map(str, ran))}: {fault}")
+    return faults
+
+
+def _limit(problem: Problem, ran: Sequence[Candidate]) -> float:
+    if not ran or problem.shape.variant.act in EXACT and ran[0].kind == "pit":
+        return 0.0
+    return TILE_ROUNDINGS if ran[0].kind == "pit" else LIBRARY_ROUNDINGS
+
+
+def _choices(problem: Problem, number: int, checker: Checker) -> list[tuple[str, Any]]:
+    """What to run, by name: None is the call that users make."""
+    if checker.device != "cuda":
+        return [
+            ("call", None),
+            ("turn", lambda plan: plan.candidates[number % len(plan.candidates)]),
+        ]
+    variant = problem.shape.variant
+    tiles = checker.built(variant)
+    tiles = tuple(t for t in tiles if _takes(t, problem.shape.groups))
+    turn = tiles[number // ALL_TILES_EVERY % len(tiles)]
+    everyone = number % ALL_TILES_EVERY == 0
+    chosen = None if variant.plain else _chosen(tiles, turn)
+    rest = [_with(tile) for tile in (tiles if everyone else (turn,))]
+    choices = [("call", chosen), *(("tile", choose) for choose in rest)]
+    return [*choices, ("dense", _dense(turn))] if everyone else choices
+
+
+def _takes(tile: Tile, groups: int) -> bool:
+    """Whether a kernel of this tile takes so many groups."""
+    return dict(tile.knobs).get("most_groups", 1) >= groups
+
+
+def _chosen(tiles: Sequence[Tile], turn: Tile) -> Callable[[Plan], Candidate]:
+    """The plan's own choice where its kernel is among those compiled, else another."""
+
+    def choose(plan: Plan) -> Candidate:
+        known = plan.choice.tile is None or plan.choice.tile in tiles
+        return plan.choice if known else _with(turn)(plan)
+
+    return choose
+
+
+def _with(tile: Tile) -> Callable[[Plan], Candidate]:
+    def choose(plan: Plan) -> Candidate:
+        some = next(c for c in plan.candidates if c.tile is not None)
+        return replace(some, tile=tile)
+
+    return choose
+
+
+def _dense(turn: Tile) -> Callable[[Plan], Candidate]:
+    """The library's product where it is a candidate."""
+
+    def choose(plan: Plan) -> Candidate:
+        dense = next((c for c in plan.candidates if c.kind == "dense"), None)
+        return dense or _with(turn)(plan)
+
+    return choose

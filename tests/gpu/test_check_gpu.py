@@ -1,0 +1,43 @@
+"""On a GPU: the checks of scripts/check_gpu.py with small counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import check_gpu_runtime as runtime
+import pytest
+import torch
+from check_gpu_cases import FAMILIES
+from check_gpu_values import Checker, check_family
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def checker() -> Checker:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    return Checker("cuda", tiles=1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_random_calls_are_right_with_every_tile(checker: Checker, family: str) -> None:
+    report = check_family(family, range(60), 11, checker)
+    assert report.faults == [] and report.cases == 60
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        runtime.check_threads,
+        runtime.check_no_waiting,
+        runtime.check_graphs,
+        runtime.check_streams,
+        runtime.check_memory,
+        runtime.check_kernels,
+        runtime.check_large,
+        runtime.check_many_groups,
+    ],
+)
+def test_calls_keep_their_promises(checker: Checker, check: Callable[[Checker], list[str]]) -> None:
+    assert check(checker) == []

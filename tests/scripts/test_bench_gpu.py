@@ -1,0 +1,191 @@
+"""The GPU benchmark's cases and suites, in a dry run on the CPU."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import bench_gpu_cases as cases
+import bench_gpu_index as index
+import bench_gpu_linear as linear
+import bench_gpu_measure as measure
+import bench_gpu_moe as moe
+import bench_gpu_report as report
+import bench_gpu_search as search
+import bench_gpu_suites as suites
+import numpy as np
+import pytest
+import torch
+
+from pit_tvm.structs import Index
+
+DRY = measure.GpuSettings(1, 0, quick=True, device="cpu", tiles=2)
+LENGTHS = cases.Linear("fc1", 96, 24, 16, "float16", "uniform", 6)
+ROWS = cases.Linear("", 60, 24, 16, "bfloat16", live=31, held_out=True)
+EXPERTS = cases.Moe(5, 2, 24, 16, "zipf", tokens=40)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Kernels of these tests are built once, and not among the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PIT_TVM_CACHE", str(tmp_path_factory.mktemp("kernels")))
+        yield
+
+
+# --------------------------------------------------------------------------------------------
+# Cases
+
+
+@pytest.mark.parametrize(("mix", "share"), [("uniform", 0.5), ("short", 0.24), ("tail", 0.33)])
+def test_lengths_have_the_fill_of_their_mix(mix: str, share: float) -> None:
+    lengths = cases.draw_lengths(np.random.default_rng(1), mix, 100_000, 128)
+    assert lengths.dtype == np.int32 and 1 <= lengths.min() and lengths.max() <= 128
+    assert lengths.mean() / 128 == pytest.approx(share, abs=0.02)
+    if mix == "tail":
+        assert (lengths == 128).mean() == pytest.approx(0.02, abs=0.01)
+
+
+@pytest.mark.parametrize("top_k", [1, 3])
+def test_a_token_goes_to_different_experts_in_the_shares_of_its_routing(top_k: int) -> None:
+    rng = np.random.default_rng(2)
+    for routing in cases.ROUTINGS:
+        ids = cases.draw_routing(rng, routing, 20_000, 16, top_k).reshape(-1, top_k)
+        assert ids.dtype == np.int32 and ids.min() >= 0 and ids.max() < 16
+        assert all(len(set(row)) == top_k for row in ids[:100].tolist())
+        shares = np.sort(np.bincount(ids[:, 0], minlength=16) / len(ids))[::-1]
+        if top_k == 1:
+            peak = {"uniform": 1 / 16, "zipf": 1 / (1 / np.arange(1, 17)).sum(), "hot": 0.84}
+            assert shares[0] == pytest.approx(peak[routing], abs=0.01)
+
+
+def test_patterns_name_the_live_rows() -> None:
+    value, live = LENGTHS.pattern(np.random.default_rng(3))
+    assert len(value) == 6 and len(live) == value.sum()
+    assert all(row % 16 < value[row // 16] for row in live.tolist())
+    ids, live = ROWS.pattern(np.random.default_rng(3))
+    assert np.array_equal(np.sort(ids), live) and len(set(live.tolist())) == 31
+    assert LENGTHS.counts(np.random.default_rng(3)) == (int(value.sum()),)
+    assert sum(EXPERTS.counts(np.random.default_rng(3))) == EXPERTS.rows == 80
+
+
+def test_labels_are_unique_and_held_out_shapes_are_nobody_elses() -> None:
+    for listed in (cases.list_linear(False), cases.list_moe(False), cases.list_indexed(False)):
+        labels = [case.label for case in listed]
+        assert len(set(labels)) == len(labels)
+    shapes: dict[bool, set[Any]] = {False: set(), True: set()}
+    for linear_case in cases.list_linear(False):
+        shapes[linear_case.held_out].add((linear_case.n, linear_case.k))
+    for moe_case in cases.list_moe(False):
+        shapes[moe_case.held_out].add((moe_case.experts, moe_case.n, moe_case.k))
+    assert not shapes[True] & shapes[False]
+    assert 10 * len(shapes[True]) >= len(shapes[True] | shapes[False])
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_sizes_are_multiples_of_what_kernels_and_peers_need(quick: bool) -> None:
+    for case in (*cases.list_linear(quick), *cases.list_moe(quick)):
+        assert case.n % 8 == case.k % 8 == 0
+    for case in cases.list_linear(quick):
+        assert not case.batch or case.stored % case.batch == 0
+        assert case.batch or 0 < case.live <= case.stored
+    assert all(case.experts > case.top_k for case in cases.list_moe(quick))
+
+
+# --------------------------------------------------------------------------------------------
+# Every suite measures right results, in a dry run
+
+
+@pytest.mark.parametrize("case", [LENGTHS, ROWS, replace(LENGTHS, gelu=True)])
+def test_linear_contenders_are_right(case: cases.Linear) -> None:
+    row = linear.measure_linear(case, DRY)
+    assert row.wrong == [] and row.facts["live"] > 0
+    assert {"dense", "gather", "packed", "pit", "zero", "index"} <= set(row.stats)
+    assert {"dense", "gather", "packed", "pit", "zero"} <= set(row.errors)
+    assert report.Printer(linear.linear_suite(), [row.label]).row(row).startswith(row.label)
+
+
+def test_without_peers_only_the_plan_is_measured() -> None:
+    alone = replace(ROWS)
+    settings = measure.GpuSettings(1, 0, True, "cpu", peers=False, tiles=2)
+    row = linear.measure_linear(alone, settings)
+    assert set(row.stats) <= {"pit", "second", "host"} and row.facts["predicted_us"] > 0
+    plans = suites.plans_of(linear.linear_suite())
+    assert report.Printer(plans, [row.label]).row(row)
+
+
+def test_expert_contenders_are_right() -> None:
+    row = moe.measure_moe(EXPERTS, DRY)
+    assert row.wrong == []
+    assert {"whole", "sorted", "loop", "pit"} <= set(row.errors)
+    assert row.facts["over_floor"] == row.us("pit") / row.facts["floor_us"]
+    assert report.Printer(moe.moe_suite(), [row.label]).row(row)
+
+
+def test_floor_is_of_operations_or_of_the_weights_in_use() -> None:
+    few, many = (cases.Moe(64, k, 3072, 768, "uniform") for k in (1, 6))
+    assert moe.floor_us(few, 64) == pytest.approx(70.6, abs=0.1)
+    assert moe.floor_us(few, 32) == pytest.approx(54.1, abs=0.1)
+    assert moe.floor_us(many, 64) == pytest.approx(324.8, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(cases.Indexed("mask", 128, grain, 0.9) for grain in ((32, 1), (1, 64), (1, 0))),
+        cases.Indexed("groups", 200, parts=7),
+        cases.Indexed("lengths", 96, parts=6),
+    ],
+)
+def test_index_is_exact(case: cases.Indexed) -> None:
+    row = index.measure_index(case, DRY)
+    assert row.errors == {"pit": 0.0} and row.facts["live"] > 0
+    assert report.Printer(index.index_suite(), [row.label]).row(row)
+
+
+def test_wrong_lists_are_seen() -> None:
+    want = [np.array([0, 2]), np.array([1])]
+    ids, count = np.array([[2, 0, 9], [1, 9, 9]]), np.array([2, 1])
+    assert index.same_lists(Index(ids, count), want)
+    assert not index.same_lists(Index(ids, count - 1), want)
+    assert not index.same_lists(Index(ids + 1, count), want)
+
+
+@pytest.mark.parametrize("case", [LENGTHS, EXPERTS])
+def test_selection_is_the_cheapest(case: Any) -> None:
+    row = search.measure_select(case, DRY)
+    assert row.errors == {"select": 0.0} and row.stats["select"].count == search.RUNS
+    assert report.Printer(search.search_suite(), [row.label]).row(row)
+    for counts in search.random_counts(case, 80, np.random.default_rng(1)):
+        assert 1 <= sum(counts) <= 80
+        assert len(counts) == (5 if case is EXPERTS else 1)
+
+
+# --------------------------------------------------------------------------------------------
+# Wrong results are seen
+
+
+def test_rounding_error_counts_roundings_and_sees_nan() -> None:
+    want = torch.full((4, 4), 3.0, dtype=torch.float64)
+    got = want.half()
+    assert measure.rounding_error(got, want) == 0.0
+    got[1, 1] += 4 * 2.0**-9
+    assert measure.rounding_error(got, want) == pytest.approx(4 * 2.0**-9 / 6 * 2**11, rel=0.3)
+    got[2, 0] = float("nan")
+    assert math.isinf(measure.rounding_error(got, want))
+    assert math.isinf(measure.rounding_error(got[:2], want))
+    assert measure.rounding_error(got[:0], want[:0]) == 0.0
+
+
+def test_dead_rows_that_were_written_are_seen() -> None:
+    data = linear.make_data(LENGTHS, DRY)
+    out = measure.poisoned((96, 24), data.x)
+    out[data.live] = data.want.half()
+    assert data.judge("untouched")(out) <= 1.0
+    assert math.isinf(data.judge("zero")(out))
+    out[data.dead] = 0
+    assert data.judge("zero")(out) <= 1.0
+    assert math.isinf(data.judge("untouched")(out))
+    out[data.live[0], 0] += 1
+    assert data.judge("any")(out) > measure.ERROR_LIMIT

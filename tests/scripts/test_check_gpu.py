@@ -1,0 +1,223 @@
+"""The GPU checks' own parts, and the checks themselves on the CPU's operators."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import check_gpu
+import check_gpu_cases as cases
+import check_gpu_values as values
+import numpy as np
+import pytest
+import torch
+
+from pit_tvm.reference.index import index_lists
+from pit_tvm.structs import MicroTile
+
+CPU = values.Checker("cpu")
+PLAIN = cases.Variant("linear", "float16", False, None)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Kernels of these tests are built once, and not among the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PIT_TVM_CACHE", str(tmp_path_factory.mktemp("kernels")))
+        yield
+
+
+def shape_of(pattern: str, **more: Any) -> cases.Shape:
+    groups = 5 if pattern == "groups" else 0
+    variant = cases.Variant("grouped" if groups else "linear", "float16", False, None)
+    sizes = {"m": 24, "n": 12, "k": 40, "groups": groups, "batch": 4, "block": (4, 8), **more}
+    return cases.Shape(variant, pattern, "skip", **sizes)
+
+
+def draw(shape: cases.Shape, amount: str = "half", seed: int = 0) -> cases.Problem:
+    return cases.draw_problem(np.random.default_rng(seed), shape, amount, "cpu")
+
+
+def solve(problem: cases.Problem) -> None:
+    """Write what is wanted, as a right kernel would."""
+    problem.poison()
+    problem.out[problem.written] = problem.want[problem.written].to(problem.out.dtype)
+    if problem.shape.dead == "zero":
+        problem.out[~problem.written] = 0
+
+
+# --------------------------------------------------------------------------------------------
+# Problems
+
+
+@pytest.mark.parametrize("amount", cases.AMOUNTS)
+@pytest.mark.parametrize("pattern", [*cases.PATTERNS, "groups"])
+def test_the_pattern_names_the_rows_that_are_wanted(pattern: str, amount: str) -> None:
+    problem = draw(shape_of(pattern), amount)
+    lhs = problem.arrays[0]
+    value = problem.arrays[-1] if pattern == "groups" else problem.value
+    told = (lhs if value is None else value).numpy()
+    rows = MicroTile("lhs", "m", 0, (1, 0))
+    lists = index_lists(problem.shape.spec, told, tuple(lhs.shape), rows)
+    live = np.sort(np.concatenate(lists)) if lists else np.zeros(0)
+    if problem.shape.spec.promises_zero:
+        assert problem.written.all()
+        assert np.array_equal(live, np.flatnonzero(lhs.numpy().any(axis=1)))
+    else:
+        assert np.array_equal(live, np.flatnonzero(problem.written.numpy()))
+    assert amount != "empty" or not len(live)
+    assert amount != "full" or len(live) == len(lhs)
+    assert not problem.want[problem.written].isnan().any()
+
+
+def test_a_case_is_the_same_whichever_others_run_and_differs_with_the_seed() -> None:
+    def shape(seed: int, number: int) -> cases.Shape:
+        return cases.draw_shape(cases.case_rng(seed, "linear", number), PLAIN)
+
+    assert shape(3, 7) == shape(3, 7)
+    assert len({shape(seed, number) for seed in (3, 4) for number in range(20)}) == 40
+
+
+def test_random_shapes_reach_odd_ones_and_every_pattern() -> None:
+    drawn = [cases.draw_shape(cases.case_rng(1, "linear", i), PLAIN) for i in range(600)]
+    assert {s.pattern for s in drawn} == set(cases.PATTERNS)
+    for extents in ([s.n for s in drawn], [s.k for s in drawn]):
+        assert {0, 1} <= {extent % 2 for extent in extents}
+        assert any(extent % 8 == 2 for extent in extents)
+        assert any(extent % 8 == 4 for extent in extents)
+        assert sum(extent % 8 == 0 for extent in extents) > 200
+    assert 0 in [s.m for s in drawn] and {s.dead for s in drawn} == {"skip", "zero"}
+    assert any(s.offset for s in drawn) and {s.wide for s in drawn} == {True, False}
+
+
+def test_offset_arrays_are_contiguous_and_off_their_alignment() -> None:
+    problem = draw(shape_of("rows", offset=3))
+    for array in (problem.arrays[0], problem.out):
+        assert array.is_contiguous() and array.storage_offset() == 3
+
+
+def test_refill_takes_the_other_data_into_the_same_memory() -> None:
+    first, second = (draw(shape_of("lengths"), seed=seed) for seed in (1, 2))
+    place, wanted = first.arrays[0].data_ptr(), second.arrays[0].clone()
+    refilled = first.refill(second)
+    assert refilled.arrays[0].data_ptr() == place
+    assert torch.equal(refilled.arrays[0], wanted) and refilled.want is second.want
+
+
+# --------------------------------------------------------------------------------------------
+# Faults are seen
+
+
+@pytest.mark.parametrize("dead", ["skip", "zero"])
+def test_fault_sees_wrong_missing_and_needless_elements(dead: str) -> None:
+    problem = draw(shape_of("rows"))
+    problem = replace(problem, shape=replace(problem.shape, dead=dead))
+    live = int(problem.written.nonzero()[0])
+    dead_row = int((~problem.written).nonzero()[0])
+    solve(problem)
+    assert problem.fault(0.0) == ""
+    problem.out[live, 3] += 1
+    assert re.search(rf"1 wrong elements, first \[{live}, 3\]", problem.fault(0.0))
+    solve(problem)
+    problem.out[live, 2] = float("nan")
+    assert "1 wrong" in problem.fault(4.0)
+    solve(problem)
+    problem.out[dead_row, 5] = 7.0
+    assert "dead row" in problem.fault(0.0)
+
+
+def test_tolerance_is_in_roundings_of_the_type() -> None:
+    problem = draw(shape_of("lengths"))
+    solve(problem)
+    row = int(problem.written.nonzero()[0])
+    size = float(problem.want[problem.written].square().mean().sqrt())
+    problem.out[row] += 3 * 2.0**-11 * size
+    assert problem.fault(0.0) and problem.fault(0.1) and not problem.fault(8.0)
+
+
+def test_check_problem_names_what_ran_and_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = draw(shape_of("rows"))
+    wrong = replace(problem, want=problem.want + 1)
+    call, turn = values.check_problem(wrong, 0, CPU)
+    assert call.startswith("call: ") and "wrong elements" in call
+    assert "1x* on m" in turn
+    broken = replace(problem, out=problem.out[:, 1:])
+    assert all("ShapeError" in fault for fault in values.check_problem(broken, 0, CPU))
+
+
+def test_a_device_that_fails_ends_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(device: str) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(values, "synchronize", fail)
+    report = values.check_family("linear", range(5), 1, CPU, lambda text: None)
+    assert report.cases == 1 and "illegal memory access" in report.faults[0]
+    assert "linear case 0 of seed 1: linear float16" in report.faults[0]
+
+
+# --------------------------------------------------------------------------------------------
+# Tiles, and the command
+
+
+@pytest.mark.parametrize("family", cases.FAMILIES)
+def test_plain_operators_are_checked_with_all_tiles_and_others_with_some(family: str) -> None:
+    checker = values.Checker("cuda", tiles=2)
+    found = {v: checker.built(v) for v in cases.variants(family)}
+    for variant, tiles in found.items():
+        every = values.all_tiles(variant)
+        assert set(tiles) <= set(every) and len(set(tiles)) == len(tiles)
+        assert len(tiles) == (len(every) if variant.plain else min(2, len(every)))
+        assert family != "matmul" or all(tile.tile_n % 64 == 0 for tile in tiles)
+    assert len(values.kernels_of([family], checker)) == sum(map(len, found.values()))
+
+
+def test_choices_on_a_gpu_take_tiles_in_turn_and_all_of_them_now_and_then() -> None:
+    checker, problem = values.Checker("cuda"), draw(shape_of("mask"))
+    tiles = checker.built(problem.shape.variant)
+    plan = CPU.operator(problem.shape).explain(*problem.arrays, sparsity=problem.value)
+    seen = set()
+    for number in range(values.ALL_TILES_EVERY * len(tiles)):
+        choices = values._choices(problem, number, checker)
+        names = [name for name, _ in choices]
+        if number % values.ALL_TILES_EVERY:
+            assert names == ["call", "tile"]
+            seen.add(choices[1][1](plan).tile)
+        else:
+            assert names == ["call", *["tile"] * len(tiles), "dense"]
+            assert choices[-1][1](plan).kind == "dense"
+    assert seen == set(tiles)
+
+
+def test_main_runs_one_case_again_and_prints_its_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--device", "cpu", "--seed", "5", "--case", "3", "--family", "linear")
+    assert check_gpu.main(options) == 0
+    text = capsys.readouterr().out
+    assert "seed 5" in text and "linear: 1 cases, 2 calls" in text and "0 faults" in text
+
+
+def test_main_fails_where_a_check_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import check_gpu_runtime
+
+    fine: Callable[[Any], list[str]] = lambda checker: []  # noqa: E731
+    monkeypatch.setattr(check_gpu_runtime, "check_threads", fine)
+    assert check_gpu.main(["--device", "cpu", "--only", "runtime"]) == 0
+    monkeypatch.setattr(check_gpu_runtime, "check_threads", lambda checker: ["it is wrong"])
+    assert check_gpu.main(["--device", "cpu", "--only", "runtime"]) == 1
+    assert "threads: it is wrong" in capsys.readouterr().out
+
+
+def test_without_a_gpu_the_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    assert check_gpu.main([]) == 2
+    assert "--device cpu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [["--case", "1"], ["--seed", "-1"], ["--family", "conv2d"]])
+def test_bad_option_is_refused(options: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        check_gpu.parse(options)
