@@ -14,6 +14,8 @@ from ..structs import Candidate, MicroTile, Plan, Tile
 from .rates import Rates
 
 GENERIC = "generic"  # the dense candidate that no library computes
+_ALL = 0.999  # share of live micro-tiles from which nothing is saved
+_PREDICTION_ERROR = 1.25
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class DenseRoute:
 def select(
     routes: Sequence[Route], dense: DenseRoute | None, rates: Rates, tiles: Sequence[Tile]
 ) -> Plan:
-    """The plan for one pattern: all candidates, and the cheapest of them."""
+    """The plan for one pattern: all candidates, and the cheapest of them; where nothing is saved,
+    the library's product unless a tile of ours would be much cheaper."""
     candidates = [
         _sparse(route, tile, rates)
         for route in routes
@@ -66,8 +69,16 @@ def select(
     ]
     if dense is not None:
         candidates.append(_dense(dense, rates))
-    choice = min(candidates, key=lambda c: c.cost_us)
+    library = dense is not None and dense.note != GENERIC
+    choice = min(candidates, key=lambda c: c.cost_us * (_doubt(c) if library else 1.0))
     return Plan(choice, tuple(candidates), _reason(choice, candidates), rates.tuned)
+
+
+def _doubt(candidate: Candidate) -> float:
+    """Factor on the cost of what saves no work: its one merit is a tile that would beat a library
+    at its own product, which predictions cannot promise."""
+    saves = candidate.kind == "dense" or candidate.covered < _ALL
+    return 1.0 if saves else _PREDICTION_ERROR
 
 
 def _sparse(route: Route, tile: Tile | None, rates: Rates) -> Candidate:

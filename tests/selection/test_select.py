@@ -155,3 +155,10 @@ def test_untuned_rates_make_an_untuned_plan() -> None:
     plan = select([rows(0.1)], DENSE, replace(rates(), tuned=False), TILES)
     assert not plan.tuned
     assert str(plan).splitlines()[-1].startswith("untuned")
+
+
+@pytest.mark.parametrize(("dense_over_tile", "kind"), [(0.9, "dense"), (0.7, "pit")])
+def test_a_tile_that_saves_nothing_must_be_much_cheaper(dense_over_tile: float, kind: str) -> None:
+    plan = select([rows(1.0)], DENSE, rates(dense_over_tile=dense_over_tile), TILES)
+    assert cost(plan, ROW) < next(c.cost_us for c in plan.candidates if c.kind == "dense")
+    assert plan.choice.kind == kind
