@@ -119,7 +119,7 @@ def test_explain_lists_every_candidate_and_dense_and_says_untuned(tmp_path: Path
         ("dense", "None"),
     ]
     assert plan.choice in plan.candidates
-    assert plan.choice.cost_us == min(c.cost_us for c in plan.candidates)
+    assert plan.choice.kind == "dense"  # nothing is saved where everything lives
     assert all(c.cost_us > 0 and c.parts for c in plan.candidates)
     assert not plan.tuned
     text = str(plan)
