@@ -21,8 +21,6 @@ from pit_tvm.primitive.swrite import swrite
 
 from .contraction_forms import PANEL_VECTORS, Roles
 
-_REGISTERS = {16: 32}  # vector registers by lanes of float32; 16 on narrower machines
-
 
 def apply(sch: s_tir.Schedule, roles: Roles, *, reg_m: int, lanes: int) -> None:
     """Schedule a rewritten contraction: register blocks of ``reg_m`` rows and one column panel,
@@ -63,8 +61,8 @@ def apply(sch: s_tir.Schedule, roles: Roles, *, reg_m: int, lanes: int) -> None:
 
 def _pairs_fit(reg_m: int, lanes: int) -> bool:
     """Whether two steps of the reduction at once leave all accumulators in registers."""
-    needed = reg_m * PANEL_VECTORS + 2 * PANEL_VECTORS + 1
-    return needed <= _REGISTERS.get(lanes, 16)
+    registers = 32 if lanes == 16 else 16  # AVX-512 has twice as many as the others
+    return reg_m * PANEL_VECTORS + 2 * PANEL_VECTORS + 1 <= registers
 
 
 def _by_panels(block: Any, roles: Roles) -> Callable[..., list[Any]]:

@@ -16,7 +16,7 @@ from bench_gpu_measure import GpuSettings
 from bench_gpu_pit import internals, operator, operator_of
 
 import pit_tvm
-from pit_tvm.runtime.cuda_dispatch import MODULES
+from pit_tvm.runtime.cuda_dispatch import all_modules
 from pit_tvm.runtime.cuda_modules import cached_modules
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.structs import SparsitySpec, Tile
@@ -40,7 +40,7 @@ def build_all(kernels: Iterable[Kernel], jobs: int) -> int:
     """Compile, with ``jobs`` processes, the kernels and detection that the cache lacks; returns
     how many were asked for."""
     unique = sorted(set(kernels), key=str)
-    work: list[str | Kernel] = [*(name for name, _ in MODULES), *unique]  # the longest first
+    work: list[str | Kernel] = [*all_modules(), *unique]  # the longest first
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         return sum(pool.map(build_one, work))
 
@@ -48,7 +48,7 @@ def build_all(kernels: Iterable[Kernel], jobs: int) -> int:
 def build_one(what: str | Kernel) -> int:
     """Compile one kernel, or one module of detection by its name; 1."""
     if isinstance(what, str):
-        cached_modules(KernelCache(), ARCH)(what, dict(MODULES)[what])
+        cached_modules(KernelCache(), ARCH)(what, all_modules()[what])
         return 1
     groups = 2 if what.kind == "grouped" else 0
     spec: SparsitySpec = pit_tvm.Groups(groups) if groups else pit_tvm.Rows()

@@ -99,6 +99,7 @@ ORDER = {
         "hopper_space",
     ),
     "runtime": (
+        "remember",
         "arrays",
         "kernel_cache",
         "program",

@@ -10,11 +10,10 @@ import tvm_ffi
 from tvm import ir, sym
 
 from ..errors import ShapeError, mismatch
-from ..structs import Groups
+from ..structs import Groups, Values
 from .arrays import as_numpy, as_tensor, kind
 from .program import Lookup, Param, Program
-
-_MAX_LAYOUTS = 4096
+from .remember import remember
 
 
 @dataclass(frozen=True)
@@ -75,9 +74,7 @@ class Binder:
             Another number of arrays, a wrong shape, dtype, device or layout; names the argument.
         """
         inputs = self.program.inputs
-        if len(given) != len(inputs):
-            names = ", ".join(p.name for p in inputs)
-            raise ShapeError(mismatch("arguments", f"{len(inputs)} arrays ({names})", len(given)))
+        self._check_number(given)
         packed: dict[str, Any] = {}
         arrays: dict[str, Any] = {}
         for param, array in zip(inputs, given, strict=True):
@@ -109,6 +106,12 @@ class Binder:
             library=library,
             key=(*shapes, library),
         )
+
+    def _check_number(self, given: Sequence[Any]) -> None:
+        inputs = self.program.inputs
+        if len(given) != len(inputs):
+            names = ", ".join(p.name for p in inputs)
+            raise ShapeError(mismatch("arguments", f"{len(inputs)} arrays ({names})", len(given)))
 
     def _check_lookup(self, lookup: Lookup, layout: Layout, arrays: Mapping[str, Any]) -> None:
         """Compiled code reads wherever an index operand points: it must point inside."""
@@ -144,9 +147,7 @@ class Binder:
             sizes = self._sizes(arrays)  # first, because it names what is no array
             library = "torch" if any(kind(a) == "torch" for a in arrays.values()) else "numpy"
             layout = self.layout_of(sizes, library)
-            if len(self._layouts) >= _MAX_LAYOUTS:
-                self._layouts.clear()
-            self._layouts[key] = layout
+            remember(self._layouts, key, layout)
         return layout
 
     def _sizes(self, arrays: Mapping[str, Any]) -> dict[str, int]:
@@ -161,6 +162,25 @@ class Binder:
                         what = f"{param.name}: extent {extent.name}"
                         raise ShapeError(mismatch(what, known, int(actual)))
         return sizes
+
+
+def told_pattern(program: Program, arrays: Mapping[str, Any], sparsity: Any) -> Any:
+    """What tells the pattern: ``sparsity``, or if that is None the operand that tells it itself.
+
+    Raises
+    ------
+    ShapeError
+        Neither is there.
+    """
+    spec, con = program.spec, program.contraction
+    if sparsity is None and isinstance(spec, Values):
+        sparsity = arrays.get(program.operand)
+    if sparsity is None and isinstance(spec, Groups) and con:
+        sparsity = arrays.get(con.group)
+    if sparsity is None:
+        what = f"an array for {type(spec).__name__}"
+        raise ShapeError(mismatch("sparsity", what, "none", "pass sparsity=..."))
+    return sparsity
 
 
 def resolve(shape: Sequence[Any], sizes: Mapping[str, int]) -> tuple[int, ...]:

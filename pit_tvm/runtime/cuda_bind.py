@@ -11,8 +11,7 @@ from ..errors import DTypeError, ShapeError, mismatch
 from .bind import Binder, Bound, Layout
 from .cuda_arrays import as_cuda, check_tensor, signature
 from .program import Program
-
-_MAX_LAYOUTS = 4096
+from .remember import remember
 
 
 class CudaBinder(Binder):
@@ -26,17 +25,12 @@ class CudaBinder(Binder):
         """Check ``given`` against the inputs, in order; errors as `Binder.bind`, and DTypeError
         for arrays on several devices."""
         inputs = self.program.inputs
-        if len(given) != len(inputs):
-            names = ", ".join(p.name for p in inputs)
-            raise ShapeError(mismatch("arguments", f"{len(inputs)} arrays ({names})", len(given)))
+        self._check_number(given)
         arrays = [as_cuda(p.name, array) for p, array in zip(inputs, given, strict=True)]
         key = signature(arrays)
         layout = self._seen.get(key)
         if layout is None:
-            layout = self._check(arrays)
-            if len(self._seen) >= _MAX_LAYOUTS:
-                self._seen.clear()
-            self._seen[key] = layout
+            layout = remember(self._seen, key, self._check(arrays))
         named = {p.name: array for p, array in zip(inputs, arrays, strict=True)}
         return Bound(layout, named, named, {})
 

@@ -17,6 +17,7 @@ from .cuda_arrays import check_tensor, dtype_name, empty_words, outside
 from .cuda_detect_ids import SliceCall, new_index
 from .cuda_detect_plan import MaskPlan, plan_mask
 from .cuda_modules import CudaKernels, GetModule
+from .remember import remember
 
 MAX_PLANS = 1024  # kept by one detector
 
@@ -160,9 +161,7 @@ class CudaDetector:
         plan = self._plans.get(key)
         if plan is None:
             plan = plan_mask(spec, dtype_name(value), shape, micro_tile)
-            if len(self._plans) >= MAX_PLANS:
-                self._plans.clear()
-            self._plans[key] = plan
+            remember(self._plans, key, plan, MAX_PLANS)
         return plan
 
 

@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import tvm
 
 from ..errors import DTypeError, PatternError, ShapeError, mismatch
 from ..reference.index import dense_mask, index_lists
-from ..structs import Candidate, Groups, Index, Plan, Values
+from ..structs import Candidate, Groups, Index, Plan
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
-from .bind import Bound, Layout
+from .bind import Bound, Layout, told_pattern
 from .cuda_arrays import (
     activated,
     as_cuda,
@@ -32,21 +33,13 @@ from .cuda_bind import CudaBinder
 from .cuda_detect import CudaDetector
 from .cuda_fill import CudaFill, fill_module
 from .cuda_form import rows_form
-from .cuda_modules import cached_modules, emit_module, mask_module, slice_module
+from .cuda_modules import cached_modules, detection_modules
 from .cuda_planner import CudaPlanner
-from .cuda_rows import RowsKernels
+from .cuda_rows import ROW_STEP, RowsKernels
 from .cuda_watch import CountWatch
 from .dispatch import Clock
 from .kernel_cache import KernelCache
 from .program import Program
-
-MODULES = (
-    ("cuda-mask", mask_module),
-    ("cuda-slices", slice_module),
-    ("cuda-emit", emit_module),
-    ("cuda-fill", fill_module),
-)
-_STEP = 8  # elements of 16 bits in the 16 bytes that rows are moved by
 
 
 class CudaDispatcher:
@@ -129,13 +122,8 @@ class CudaDispatcher:
             self.binder.bind(arrays).layout if arrays else self.binder.layout_of(sizes, "torch")
         )
         spec, named = self.program.spec, dict(zip(self._names(), arrays, strict=False))
-        if sparsity is None and isinstance(spec, Values):
-            sparsity = named.get(self.form.lhs)
-        if sparsity is None and self.program.contraction:
-            sparsity = named.get(self.program.contraction.group)
-        if sparsity is None:
-            raise _no_pattern(spec)
-        host = sparsity.cpu() if hasattr(sparsity, "cpu") else sparsity
+        told = told_pattern(self.program, named, sparsity)
+        host = told.cpu() if hasattr(told, "cpu") else told
         lists = index_lists(spec, np.asarray(host), layout.operand, self.form.route.micro_tile)
         return self.planner.decide(layout, tuple(len(ids) for ids in lists))
 
@@ -148,8 +136,8 @@ class CudaDispatcher:
     def build(self, sizes: dict[str, int]) -> None:
         """Compile what calls of these sizes may need, however much is live; needs no GPU."""
         layout = self.binder.layout_of(sizes, "torch")
-        for module in MODULES:
-            self.modules(*module)
+        for name, make in all_modules().items():
+            self.modules(name, make)
         for tile in self.planner.likely_tiles(layout):
             self.kernels.product(tile, self.form.groups, **self.options)
 
@@ -170,14 +158,7 @@ class CudaDispatcher:
         return out
 
     def _value(self, bound: Bound, sparsity: Any) -> Any:
-        spec, con = self.program.spec, self.program.contraction
-        if sparsity is None and isinstance(spec, Values):
-            return bound.arrays[self.form.lhs]
-        if sparsity is None and isinstance(spec, Groups) and con:
-            return bound.arrays[con.group]
-        if sparsity is None:
-            raise _no_pattern(spec)
-        value = as_cuda("sparsity", sparsity)
+        value = as_cuda("sparsity", told_pattern(self.program, bound.arrays, sparsity))
         if value.device != bound.arrays[self.form.lhs].device:
             expected = f"the device of {self.form.lhs}"
             raise DTypeError(mismatch("sparsity", expected, value.device, "pass .cuda()"))
@@ -239,18 +220,17 @@ class CudaDispatcher:
             rhs = rhs.unsqueeze(0)
             bias = None if bias is None else bias.unsqueeze(0)
         kernel = self.kernels.product(choice.tile, form.groups, **self.options)
-        operands = [lhs, rhs, out] if bias is None else [lhs, rhs, bias, out]
-        if lhs.shape[1] == 0 or not all(map(is_aligned, operands)):
-            self._unaligned(kernel, index, lhs, rhs, bias, out)
-            return
         rest = (out,) if bias is None else (bias, out)
-        kernel(lhs, index.ids, index.count, rhs, *rest)
+        if all(map(is_aligned, (lhs, rhs, *rest))):
+            kernel(lhs, index.ids, index.count, rhs, *rest)
+        else:
+            self._unaligned(kernel, index, lhs, rhs, bias, out)
 
     def _unaligned(
         self, kernel: Callable[..., Any], index: Index, lhs: Any, rhs: Any, bias: Any, out: Any
     ) -> None:
         """Rows that do not begin at 16 bytes: through padded copies, the output's both ways."""
-        n, k = (-(-size // _STEP) * _STEP for size in (out.shape[1], lhs.shape[1]))
+        n, k = (-(-size // ROW_STEP) * ROW_STEP for size in (out.shape[1], lhs.shape[1]))
         sizes = (rhs.shape[0], n, k) if self.form.rhs_layout == "nk" else (rhs.shape[0], k, n)
         wide = {
             "lhs": empty(lhs, (lhs.shape[0], k)),
@@ -269,9 +249,9 @@ class CudaDispatcher:
         self.fill.pad_copy(wide["out"], out)
 
 
-def _no_pattern(spec: Any) -> ShapeError:
-    what = f"an array for {type(spec).__name__}"
-    return ShapeError(mismatch("sparsity", what, "none", "pass sparsity=..."))
+def all_modules() -> dict[str, Callable[[], tvm.IRModule]]:
+    """Every module but the products, by the name under which it is kept."""
+    return {**detection_modules(), "cuda-fill": fill_module}
 
 
 def _lap(clock: Clock | None) -> float:

@@ -11,15 +11,15 @@ from ..selection.gpu_cost import GpuRates, GpuWork, select_gpu
 from ..structs import Groups, Index, MicroTile, Tile
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
-from .cuda_arrays import check_tensor, empty, live_weights, signature
+from .cuda_arrays import check_tensor, dtype_name, empty, live_weights, signature
 from .cuda_detect import CudaDetector
 from .cuda_fill import CudaFill
 from .cuda_modules import cached_modules
-from .cuda_rows import RowsKernels, rates_of
+from .cuda_rows import ROW_STEP, RowsKernels, rates_of
 from .cuda_watch import CountWatch
 from .kernel_cache import KernelCache
+from .remember import remember
 
-_STEP = 8  # elements of 16 bits in the 16 bytes that rows are moved by
 _MICRO_TILE = MicroTile("x", "m", 0, (1, 0))
 
 
@@ -88,7 +88,7 @@ class CudaExperts:
         inner = {"act": activation, "share": top_k, "gated": "halves" if gated else "none"}
         middle = self._product(x, index, up, empty(x, (tokens * top_k, down.shape[2])), key, inner)
         rows = self._product(middle, index, down, empty(x, (tokens * top_k, x.shape[1])), key, {})
-        self.kernels.combine(_dtype(x))(
+        self.kernels.combine(dtype_name(x))(
             rows.view(tokens, top_k, x.shape[1]), live_weights(weights, ids), out
         )
         return out
@@ -150,12 +150,12 @@ class CudaExperts:
             groups, n, k = rhs.shape
             live = float(sum(counts)) if counts else float(rows)
             work = GpuWork(live, int(n), int(k), int(groups), counts or ())
-            rates = self._rates_of(_dtype(lhs), options)
+            rates = self._rates_of(dtype_name(lhs), options)
             plan = select_gpu(GROUPS, _MICRO_TILE, work, None, rates, rows)
             tile = plan.choice.tile
             if tile is None:
                 raise ShapeError(mismatch("plan", "a tile", plan.choice))
-            self._tiles[key] = tile
+            remember(self._tiles, key, tile)
         return self._tiles[key]
 
     def _rates_of(self, dtype: str, options: dict[str, Any]) -> GpuRates:
@@ -165,17 +165,13 @@ class CudaExperts:
         return self._rates[key]
 
 
-def _dtype(array: Any) -> str:
-    return str(array.dtype).removeprefix("torch.")
-
-
 def _check(x: Any, ids: Any, weights: Any, up: Any, down: Any, gated: bool) -> None:
     _check_product(x, ids, up, None)
     experts, wide, hidden = up.shape
     if gated and wide % 2:
         raise ShapeError(mismatch("up", "an even number of columns, gates and others", wide))
     inter = wide // 2 if gated else wide
-    check_tensor("down", down, (_dtype(x),), (experts, hidden, inter))
+    check_tensor("down", down, (dtype_name(x),), (experts, hidden, inter))
     check_tensor("weights", weights, ("float32", *DTYPES), tuple(ids.shape))
     _check_sizes({"inter": inter})
     _check_devices(x, {"weights": weights, "down": down})
@@ -190,12 +186,12 @@ def _check_product(x: Any, ids: Any, rhs: Any, bias: Any) -> None:
     tokens, depth = x.shape
     if rhs.shape[0] > GROUP_STEPS[-1]:
         raise ShapeError(mismatch("experts", f"at most {GROUP_STEPS[-1]}", rhs.shape[0]))
-    check_tensor("x", x, (_dtype(x),), (tokens, depth))
-    check_tensor("weight", rhs, (_dtype(x),), (rhs.shape[0], rhs.shape[1], depth))
+    check_tensor("x", x, (dtype_name(x),), (tokens, depth))
+    check_tensor("weight", rhs, (dtype_name(x),), (rhs.shape[0], rhs.shape[1], depth))
     check_tensor("ids", ids, ("int32", "int64"), (tokens, ids.shape[1]))
     others = {"ids": ids, "weight": rhs}
     if bias is not None:
-        check_tensor("bias", bias, (_dtype(x),), tuple(rhs.shape[:2]))
+        check_tensor("bias", bias, (dtype_name(x),), tuple(rhs.shape[:2]))
         others["bias"] = bias
     _check_sizes({"n": rhs.shape[1], "k": depth})
     _check_devices(x, others)
@@ -203,9 +199,9 @@ def _check_product(x: Any, ids: Any, rhs: Any, bias: Any) -> None:
 
 def _check_sizes(sizes: dict[str, int]) -> None:
     for name, size in sizes.items():
-        if size % _STEP:
+        if size % ROW_STEP:
             advice = "pad the weights and x with zeros"
-            raise ShapeError(mismatch(name, f"a multiple of {_STEP}", size, advice))
+            raise ShapeError(mismatch(name, f"a multiple of {ROW_STEP}", size, advice))
 
 
 def _check_devices(x: Any, others: dict[str, Any]) -> None:

@@ -13,13 +13,12 @@ from ..analysis.contraction import Contraction
 from ..errors import UnsupportedTarget, mismatch
 from ..op.grouped_matmul import grouped_matmul
 from ..op.matmul import matmul
+from ..schedules.hopper_knobs import ACTS
 from ..schedules.hopper_space import DTYPES, GROUP_STEPS
 from ..structs import Groups
 from ..transform.insert_sread_swrite import main_block
 from ..transform.split_epilogue import split_epilogue
 from .program import Program, Route
-
-ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ def _epilogue(program: Program, con: Contraction, layout: str) -> tuple[str, str
         if tvm_ffi.structural_equal(own, other, map_free_vars=True):
             names = [str(p.name) for p in own.params[1:-1] if str(p.name) != con.group]
             return act, names[0] if has_bias else ""
-    raise _unsupported(f"an epilogue of bias and one of {', '.join(ACTIVATIONS)}", "another one")
+    raise _unsupported(f"an epilogue of bias and one of {', '.join(ACTS)}", "another one")
 
 
 def _known_epilogues(
@@ -98,7 +97,7 @@ def _known_epilogues(
     dense, sparse = program.input(con.dense), program.input(con.sparse)
     n, k = (-2, -1) if layout == "nk" else (-1, -2)
     extents = (sparse.shape[0], dense.shape[n], dense.shape[k])
-    for act in ACTIVATIONS:
+    for act in ACTS:
         for bias in (False, True):
             options: dict[str, Any] = {
                 "dtype": sparse.dtype,

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 from ..schedules.hopper_space import GROUPS, ROWS
 from ..selection.cover import bucket
 from ..selection.gpu_cost import GpuRates, GpuWork, select_gpu
-from ..structs import BitMask, Plan, Tile
+from ..structs import Plan, Tile
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
 from .bind import Layout
 from .cuda_form import RowsForm
 from .cuda_rows import rates_of
+from .planner import pattern_bytes
 from .program import Program
+from .remember import remember
 
 _LIBRARY = "torch"
 _UNKNOWN_SHARE = 0.5  # of rows that live, before any count has arrived
 _SHARES = tuple(2.0**-step for step in range(12))
-_MAX_PLANS = 4096
 
 
 class CudaPlanner:
@@ -40,9 +38,7 @@ class CudaPlanner:
         if recent is not None and recent[0] is counts:
             return recent[1]
         plan = self._bucket_plan(layout, counts)
-        if len(self._recent) >= _MAX_PLANS:
-            self._recent.clear()
-        self._recent[layout.key] = (counts, plan)
+        remember(self._recent, layout.key, (counts, plan))
         return plan
 
     def _bucket_plan(self, layout: Layout, counts: tuple[int, ...] | None) -> Plan:
@@ -53,10 +49,8 @@ class CudaPlanner:
         key = (layout.key, bucket(share), bucket(peak), counts is None)
         plan = self._plans.get(key)
         if plan is None:
-            if len(self._plans) >= _MAX_PLANS:
-                self._plans.clear()
             live = counts if counts is not None else self._assumed(_UNKNOWN_SHARE * rows)
-            plan = self._plans[key] = self.decide(layout, live)
+            plan = remember(self._plans, key, self.decide(layout, live))
         return plan
 
     def decide(self, layout: Layout, counts: tuple[int, ...]) -> Plan:
@@ -105,9 +99,7 @@ class CudaPlanner:
     def _sizes(self, layout: Layout) -> tuple[int, int]:
         return layout.output[-1], layout.operand[-1]
 
-    def _index_bytes(self, layout: Layout) -> float | None:
-        spec: Any = self.program.spec
-        if not spec.promises_zero:
-            return 8.0 * layout.operand[0]
-        size = float(math.prod(layout.operand))
-        return size / 8 if isinstance(spec, BitMask) else size
+    def _index_bytes(self, layout: Layout) -> float:
+        if not self.program.spec.promises_zero:
+            return 8.0 * self._rows(layout)
+        return pattern_bytes(self.program, layout.operand)

@@ -20,6 +20,8 @@ from .kernel_cache import KernelCache, content_key
 
 Kernel = Callable[..., Any]
 
+ROW_STEP = 8  # elements of 16 bits in the 16 bytes that rows are moved by
+
 
 def fits(tile: Tile | None, dtype: str, options: dict[str, Any]) -> bool:
     """Whether the kernel of a tile can be built with these options; True without a tile."""

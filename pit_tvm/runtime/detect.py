@@ -26,6 +26,7 @@ from .detect_plan import Build, MaskPlan, kernel_name, plan_mask
 from .detect_sample import SamplePlan, plan_sample
 from .detect_view import Elements
 from .detect_workspace import Array, Workspace, flat_view, fresh
+from .remember import remember
 
 Kernel = Callable[..., Any]
 GetKernel = Callable[[str, Callable[[], tvm.IRModule], Any], Kernel]
@@ -192,7 +193,7 @@ class Detector:
         tables = (self._positions,) if plan.last is not None and plan.last.needs_table else ()
         operand = micro_tile.operand
         call = _MaskCall(plan, element, folds, last, tables, f"{operand} ids", f"{operand} count")
-        return _remember(self._calls, key, call)
+        return remember(self._calls, key, call, MAX_PLANS)
 
     def _sample_call(self, key: tuple[Any, ...]) -> tuple[SamplePlan, Kernel, np.dtype[Any]]:
         spec, dtype, shape, windows = key
@@ -203,7 +204,8 @@ class Detector:
             raise ShapeError(mismatch("windows", "at least 1", windows))
         elements, element = _elements(spec, dtype, shape, "operand")
         plan = plan_sample(shape, elements, windows)
-        return _remember(self._samples, key, (plan, self._kernel(plan.build), element))
+        call = (plan, self._kernel(plan.build), element)
+        return remember(self._samples, key, call, MAX_PLANS)
 
     def _kernel(self, build: Build) -> Kernel:
         """The compiled kernel of a template; compiled once, whichever thread comes first."""
@@ -224,14 +226,6 @@ def compile_kernel(name: str, build: Callable[[], tvm.IRModule], target: Any) ->
 
 
 # --------------------------------------------------------------------------------------------
-
-
-def _remember(cache: dict[Any, Any], key: Any, made: Any) -> Any:
-    """Keep ``made``; a cache that is full starts again."""
-    if len(cache) >= MAX_PLANS:
-        cache.clear()
-    cache[key] = made
-    return made
 
 
 def _argument(spec: SparsitySpec, operand: str) -> str:

@@ -20,11 +20,11 @@ from ..errors import (
 )
 from ..memory import aligned_empty
 from ..reference.index import dense_mask
-from ..structs import BitMask, Candidate, Groups, Index, Plan, Values
+from ..structs import BitMask, Candidate, Index, Plan
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
 from .arrays import as_numpy, as_tensor, check_overlap, empty_like_kind
-from .bind import Binder, Bound, PackedOperand
+from .bind import Binder, Bound, PackedOperand, told_pattern
 from .detect import Detector
 from .kernel_cache import KernelCache
 from .kernels import Kernels
@@ -156,15 +156,7 @@ class Dispatcher:
 
     def _value(self, bound: Bound, sparsity: Any) -> Any:
         """The array that tells the pattern, as numpy's."""
-        spec, program = self.program.spec, self.program
-        if sparsity is None and isinstance(spec, Values):
-            sparsity = bound.arrays.get(program.operand)
-        if sparsity is None and isinstance(spec, Groups) and program.contraction:
-            sparsity = bound.arrays.get(program.contraction.group)
-        if sparsity is None:
-            what = f"an array for {type(spec).__name__}"
-            raise ShapeError(mismatch("sparsity", what, "none", "pass sparsity=..."))
-        return _pattern_array(sparsity)
+        return _pattern_array(told_pattern(self.program, bound.arrays, sparsity))
 
     def _check_promise(self, bound: Bound, value: Any) -> None:
         spec, name = self.program.spec, self.program.operand

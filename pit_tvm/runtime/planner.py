@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from ..tile_db.store import TileStore
 from .arrays import itemsize
 from .bind import Layout
 from .program import Program, Route
+from .remember import remember
 
 # Tiles of a family that are weighed for each of these shares of live entries.
 _SHORTLIST = {ROWS: 2}
@@ -46,9 +48,8 @@ class Planner:
         key = (pattern.key, layout.key, packed)
         plan = self._plans.get(key)
         if plan is None:
-            if len(self._plans) >= _MAX_PLANS:
-                self._plans.clear()
-            plan = self._plans[key] = self.decide(pattern, layout, packed)
+            plan = self.decide(pattern, layout, packed)
+            remember(self._plans, key, plan, _MAX_PLANS)
         return plan
 
     def decide(self, pattern: Pattern, layout: Layout, packed: bool) -> Plan:
@@ -192,13 +193,19 @@ class _Facts:
         return self._pattern_bytes()
 
     def _pattern_bytes(self) -> float:
-        """Bytes of the array that tells a zero pattern."""
-        spec, size = self.program.spec, float(math.prod(self.operand))
-        if isinstance(spec, BitMask):
-            return size / 8
-        if isinstance(spec, BlockMask):
-            return size / math.prod(spec.extents)
-        return size * self._itemsize if isinstance(spec, Values) else size
+        return pattern_bytes(self.program, self.operand)
+
+
+def pattern_bytes(program: Program, operand: Sequence[int]) -> float:
+    """Bytes of the array that tells a zero pattern of an operand of shape ``operand``."""
+    spec, size = program.spec, float(math.prod(operand))
+    if isinstance(spec, BitMask):
+        return size / 8
+    if isinstance(spec, BlockMask):
+        return size / math.prod(spec.extents)
+    if isinstance(spec, Values):
+        return size * itemsize(program.input(program.operand).dtype)
+    return size
 
 
 def sampled(program: Program, densities: Any, rows_live: float) -> Pattern:

@@ -169,7 +169,7 @@ def _linear_rows(
     kind: str,
     activation: str | None,
 ) -> torch.Tensor:
-    operator = linear_operator(x, weight, kind, bias is not None, activation, "zero")
+    operator = linear_operator(x, weight, kind, bias is not None, activation)
     operands = (weight,) if bias is None else (weight, bias)
     out = operator(x.reshape(-1, x.shape[-1]), *operands, sparsity=pattern)
     return out.reshape(*x.shape[:-1], weight.shape[0])

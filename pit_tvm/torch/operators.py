@@ -10,7 +10,10 @@ import torch
 from .. import op as te_op
 from ..api import Operator
 from ..api import compile as compile_operator
-from ..errors import DTypeError, ShapeError, mismatch
+from ..errors import ShapeError, mismatch
+from ..op.arguments import resolve_dtypes
+from ..op.epilogue import check_activation
+from ..runtime.cuda_arrays import activated, dtype_name
 from ..runtime.cuda_experts import CudaExperts
 from ..runtime.kernel_cache import KernelCache
 from ..structs import Groups, Lengths, Rows, SparsitySpec
@@ -28,20 +31,13 @@ def spec_of(kind: str) -> SparsitySpec:
 
 
 def linear_operator(
-    x: torch.Tensor, weight: torch.Tensor, kind: str, bias: bool, activation: str | None, dead: str
+    x: torch.Tensor, weight: torch.Tensor, kind: str, bias: bool, activation: str | None
 ) -> Operator:
-    """``activation(x @ weight.T + bias)`` over the rows that a pattern names."""
-    n, k = _sizes(x, weight.shape)
-    return _linear(x.device.type, _dtype(x), kind, n, k, bias, activation, dead)
-
-
-def grouped_operator(
-    x: torch.Tensor, weight: torch.Tensor, bias: bool, activation: str | None, dead: str
-) -> Operator:
-    """The same with one weight ``[n, k]`` for each group."""
-    n, k = _sizes(x, weight.shape[1:])
-    groups = int(weight.shape[0])
-    return _grouped(x.device.type, _dtype(x), groups, n, k, bias, activation, dead)
+    """``activation(x @ weight.T + bias)`` over the rows that a pattern names, zeros elsewhere."""
+    # GPU kernels take every size at run time.
+    sizes = (None, None) if x.is_cuda else tuple(map(int, weight.shape))
+    target = "cuda" if x.is_cuda else "llvm"
+    return _linear(target, dtype_name(x), kind, *sizes, bias, activation)
 
 
 @cache
@@ -68,7 +64,8 @@ def grouped_choices(
         return _cuda_experts().grouped(x, ids, weight, bias, activation or "none")
     rows = x.repeat_interleave(ids.shape[1], 0)
     operands = (weight,) if bias is None else (weight, bias)
-    operator = grouped_operator(rows, weight, bias is not None, activation, "zero")
+    sizes = map(int, weight.shape)
+    operator = _host_grouped(dtype_name(x), *sizes, bias is not None, activation)
     return operator(rows, *operands, ids.to(torch.int32).reshape(-1))
 
 
@@ -83,70 +80,37 @@ def _host_moe(
     gated: bool,
 ) -> torch.Tensor:
     """The layer by two grouped products."""
+    check_activation(activation, resolve_dtypes(dtype_name(x)))
     rows = grouped_choices(x, ids, up, None, None if gated else activation)
     if gated:
         gate, other = rows.chunk(2, -1)
-        rows = (activate(gate.float(), activation) * other.float()).to(x.dtype)
+        rows = (activated(gate.float(), activation) * other.float()).to(x.dtype)
     rows = grouped_choices(rows, ids.reshape(-1, 1), down, None, None)
     live = weights.float().masked_fill(ids < 0, 0.0)
     picked = rows.reshape(*ids.shape, down.shape[1]).float()
     return (picked * live[..., None]).sum(1).to(x.dtype)
 
 
-def activate(x: torch.Tensor, activation: str) -> torch.Tensor:
-    """torch's own activation of one of our names."""
-    functional = torch.nn.functional
-    if activation in ("gelu", "gelu_tanh"):
-        return functional.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
-    if activation in ("relu", "silu"):
-        return getattr(functional, activation)(x)
-    raise DTypeError(mismatch("activation", "relu, gelu, gelu_tanh or silu", repr(activation)))
-
-
-def _sizes(x: torch.Tensor, weight: torch.Size) -> tuple[int | None, int | None]:
-    """Extents to compile for: GPU kernels take every size at run time."""
-    return (None, None) if x.is_cuda else (int(weight[0]), int(weight[1]))
-
-
-def _dtype(x: torch.Tensor) -> str:
-    return str(x.dtype).removeprefix("torch.")
-
-
-def _target(device: str) -> str:
-    return "cuda" if device == "cuda" else "llvm"
-
-
 @cache
 def _linear(
-    device: str,
+    target: str,
     dtype: str,
     kind: str,
     n: int | None,
     k: int | None,
     bias: bool,
     activation: str | None,
-    dead: str,
 ) -> Operator:
     tensors = te_op.linear(None, n, k, dtype=dtype, bias=bias, activation=activation)
-    return compile_operator(
-        tensors, sparse={"lhs": spec_of(kind)}, target=_target(device), dead=dead
-    )
+    return compile_operator(tensors, sparse={"lhs": spec_of(kind)}, target=target, dead="zero")
 
 
 @cache
-def _grouped(
-    device: str,
-    dtype: str,
-    groups: int,
-    n: int | None,
-    k: int | None,
-    bias: bool,
-    activation: str | None,
-    dead: str,
+def _host_grouped(
+    dtype: str, groups: int, n: int, k: int, bias: bool, activation: str | None
 ) -> Operator:
+    """A grouped product on the CPU, with one weight ``[n, k]`` for each group."""
     tensors = te_op.grouped_matmul(
         None, n, k, groups, dtype=dtype, transpose_rhs=True, bias=bias, activation=activation
     )
-    return compile_operator(
-        tensors, sparse={"lhs": Groups(groups)}, target=_target(device), dead=dead
-    )
+    return compile_operator(tensors, sparse={"lhs": Groups(groups)}, dead="zero")

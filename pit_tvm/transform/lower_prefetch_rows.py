@@ -16,6 +16,7 @@ from ..errors import ScheduleError, mismatch
 from ..primitive.checks import uses_any
 from ..primitive.prefetch_rows import PREFETCH_ROWS
 from .axis_map import Expr
+from .rebuild import rebuilt_loop
 
 LINE_BYTES = 64
 _READ, _ALL_CACHES, _DATA = 0, 3, 1  # arguments of LLVM's prefetch
@@ -55,9 +56,7 @@ def lower_prefetch_rows(func: tirx.PrimFunc) -> tirx.PrimFunc:
             return loop
         body = tirx.SeqStmt([requests[loop.loop_var], loop.body])
         kept = {k: v for k, v in loop.annotations.items() if k != PREFETCH_ROWS}
-        return tirx.For(
-            loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, kept
-        )
+        return rebuilt_loop(loop, body=body, annotations=kept)
 
     return func.with_body(tvm_ffi.structural_map(func.body, [(tirx.For, insert)]))
 

@@ -211,7 +211,7 @@ def test_every_instruction_set_sees_zeros_outside(target: str, rng: np.random.Ge
         database=empty_database(),
     )
     if not runs_here(operator._dispatcher.target):
-        pytest.skip(f"this CPU does not run {target}")
+        pytest.skip(reason=f"this CPU does not run {target}")
     lhs, rhs = random_array((97, 700), "float32", rng), random_array((700, 300), "float32", rng)
     mask = rng.random(lhs.shape) < 0.02
     truth = np.where(mask, lhs, 0).astype(np.float64) @ rhs

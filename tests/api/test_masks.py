@@ -119,7 +119,7 @@ def test_every_instruction_set_gives_the_dense_result(
         tensors, sparse={"lhs": Mask()}, target=target, database=empty_database()
     )
     if not runs_here(operator._dispatcher.target):
-        pytest.skip(f"this CPU does not run {target}")
+        pytest.skip(reason=f"this CPU does not run {target}")
     check_linear(operator, 250, rng)
 
 

@@ -28,7 +28,7 @@ def tensors_of(activation, lanes=None):
 @pytest.mark.parametrize("target", TARGETS, ids=["sse2", "avx2", "avx512"])
 def test_relative_error_against_float64(run, rng, activation, target):
     if target != "llvm" and not runs_here(target["mcpu"]):
-        pytest.skip(f"this processor has no {target['mcpu']}")
+        pytest.skip(reason=f"this processor has no {target['mcpu']}")
     x = np.concatenate(
         [rng.uniform(-5, 5, 20000), rng.uniform(-1e-3, 1e-3, 500), rng.uniform(5, 1e4, 500)]
     ).astype(np.float32)

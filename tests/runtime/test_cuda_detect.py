@@ -14,8 +14,9 @@ from pit_tvm.errors import AxisError, BackendUnavailable, DTypeError, ShapeError
 from pit_tvm.reference.index import index_lists
 from pit_tvm.runtime.cuda_build import build_cuda, find_nvcc
 from pit_tvm.runtime.cuda_detect import CudaDetector
-from pit_tvm.runtime.cuda_fill import CudaFill, fill_module
-from pit_tvm.runtime.cuda_modules import cached_modules, detection_modules
+from pit_tvm.runtime.cuda_dispatch import all_modules
+from pit_tvm.runtime.cuda_fill import CudaFill
+from pit_tvm.runtime.cuda_modules import cached_modules
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.structs import (
     BitMask,
@@ -32,7 +33,7 @@ from pit_tvm.structs import (
 
 torch = pytest.importorskip("torch")
 
-MODULES = {**detection_modules(), "cuda-fill": fill_module}
+MODULES = all_modules()
 ROWS = MicroTile("lhs", "m", 0, (1, 0))
 WHOLE = [ROWS, MicroTile("lhs", "k", 1, (0, 1))]
 CPU_CASES: list[tuple[SparsitySpec, Any]] = [

@@ -9,13 +9,14 @@ from tvm import te
 
 from pit_tvm import op
 from pit_tvm.errors import UnsupportedTarget
-from pit_tvm.runtime.cuda_form import ACTIVATIONS, rows_form
+from pit_tvm.runtime.cuda_form import rows_form
 from pit_tvm.runtime.program import analyse
+from pit_tvm.schedules.hopper_knobs import ACTS
 from pit_tvm.structs import Groups, Lengths, Mask, Rows
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", ACTS)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("transpose", [False, True])
 @pytest.mark.parametrize("extent", [None, 64])
