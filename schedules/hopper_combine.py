@@ -34,16 +34,21 @@ def _unpack(word: Any, dtype: str, upper: int) -> Any:
 def combined_rows(
     partial_h: T.handle,
     weights_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    ids_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    groups: T.int32,
     out_h: T.handle,
     *,
     dtype: T.constexpr,
     out_dtype: T.constexpr,
+    id_dtype: T.constexpr,
 ):
     """The template; ``combine_rows`` explains it."""
     tokens, choices, n = T.int32(), T.int32(), T.int32()
     partial = T.match_buffer(partial_h, (tokens, choices, n), dtype)
     if weights_h is not None:
         weights = T.match_buffer(weights_h, (tokens, choices), "float32")
+    if ids_h is not None:
+        ids = T.match_buffer(ids_h, (tokens, choices), id_dtype)
     out = T.match_buffer(out_h, (tokens, n), out_dtype)
     T.device_entry()
     per_row: T.let = T.truncdiv(n, CHUNK)
@@ -61,6 +66,10 @@ def combined_rows(
             factor: T.float32 = T.float32(1)
             if weights_h is not None:
                 factor = weights[token, c]
+            if ids_h is not None:
+                chosen: T.int64 = T.cast(ids[token, c], "int64")
+                if (chosen < T.int64(0)) | (chosen >= T.cast(groups, "int64")):
+                    factor = T.float32(0)
             if factor != T.float32(0):
                 T.ptx["ld.global.v4.b32"](
                     *[words[i] for i in range(4)],
@@ -86,23 +95,29 @@ def combined_rows(
 
 
 def combine_rows(
-    dtype: str, *, weighted: bool = False, out_dtype: str | None = None
+    dtype: str, *, weighted: bool = False, ids: str = "", out_dtype: str | None = None
 ) -> tvm.tirx.PrimFunc:
     """out[t, :] = sum over choices c, in order, of [weights[t, c] *] partial[t, c, :].
 
     Arguments of the kernel: partial (tokens, choices, n) of ``dtype``, [weights (tokens, choices)
-    float32,] out (tokens, n) of ``out_dtype`` (``dtype`` if not given; float32 is possible). Sums
-    are fp32 and in order: the result does not depend on when rows were computed. n is a multiple of
-    8, tokens * n / 8 from 1 to 2**31 - 1. Choices whose weight is zero are not read.
+    float32,] [ids (tokens, choices) of type ``ids``,] groups, out (tokens, n) of ``out_dtype``
+    (``dtype`` if not given; float32 is possible). Choices whose id is no group, from 0 to
+    ``groups - 1``, and those whose weight is zero are not read. Sums are fp32 and in order: the
+    result does not depend on when rows were computed. n is a multiple of 8, tokens * n / 8 from 1
+    to 2**31 - 1.
 
     Raises
     ------
-    ScheduleError (a ValueError) for other element types than float16, bfloat16 (and float32 out)
+    ScheduleError (a ValueError) for other element types than float16, bfloat16 (and float32 out),
+    and for ids that are not int32 or int64
     """
     result = dtype if out_dtype is None else out_dtype
     if dtype not in UNPACK:
         raise ScheduleError(mismatch("dtype", "float16 or bfloat16", dtype))
     if result not in (dtype, "float32"):
         raise ScheduleError(mismatch("out_dtype", f"{dtype} or float32", result))
-    absent = {} if weighted else {"weights_h": None}
-    return combined_rows.specialize(dtype=dtype, out_dtype=result, **absent)
+    if ids not in ("", "int32", "int64"):
+        raise ScheduleError(mismatch("ids", "int32 or int64", ids))
+    given = {"weights_h": weighted, "ids_h": bool(ids)}
+    absent = {name: None for name, is_given in given.items() if not is_given}
+    return combined_rows.specialize(dtype=dtype, out_dtype=result, id_dtype=ids, **absent)

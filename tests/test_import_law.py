@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # From the lowest layer to the highest. Units of one layer do not import each other.
 LAYERS = (
     ("errors",),
-    ("structs", "locations", "memory", "target"),
+    ("structs", "locations", "memory", "remember", "target"),
     ("reference",),
     ("op", "analysis", "tile_db"),
     ("primitive", "selection"),
@@ -99,7 +99,6 @@ ORDER = {
         "hopper_space",
     ),
     "runtime": (
-        "remember",
         "arrays",
         "kernel_cache",
         "program",

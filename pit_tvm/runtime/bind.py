@@ -10,10 +10,10 @@ import tvm_ffi
 from tvm import ir, sym
 
 from ..errors import ShapeError, mismatch
+from ..remember import remember
 from ..structs import Groups, Values
 from .arrays import as_numpy, as_tensor, kind
 from .program import Lookup, Param, Program
-from .remember import remember
 
 
 @dataclass(frozen=True)

@@ -117,9 +117,9 @@ def outside(ids: Any, groups: int) -> Any:
     return (flat < 0) | (flat >= groups)
 
 
-def live_weights(weights: Any, ids: Any) -> Any:
-    """float32 weights, 0 where an id is negative."""
-    return weights.float().masked_fill(ids < 0, 0.0)
+def live_weights(weights: Any, ids: Any, groups: int) -> Any:
+    """float32 weights, shaped as ``ids``, 0 where an id names no group."""
+    return weights.float().masked_fill(outside(ids, groups).view(ids.shape), 0.0)
 
 
 def empty(like: Any, shape: Sequence[int]) -> Any:

@@ -8,10 +8,10 @@ from typing import Any
 from tvm import ir
 
 from ..errors import DTypeError, ShapeError, mismatch
+from ..remember import remember
 from .bind import Binder, Bound, Layout
 from .cuda_arrays import as_cuda, check_tensor, signature
 from .program import Program
-from .remember import remember
 
 
 class CudaBinder(Binder):
@@ -49,6 +49,14 @@ class CudaBinder(Binder):
                 if isinstance(extent, ir.Var):
                     sizes.setdefault(str(extent.name), int(actual))
         layout = self.layout_of(sizes, "torch")
+        self._check_depth(layout)
         for param, array, shape in zip(self.program.inputs, arrays, layout.shapes, strict=True):
             check_tensor(param.name, array, (param.dtype,), shape)
         return layout
+
+    def _check_depth(self, layout: Layout) -> None:
+        """A kernel's pipeline has a first step: an empty sum would never end."""
+        con = self.program.contraction
+        if con is not None and layout.operand[con.sparse_axes.index(con.reduce)] == 0:
+            what = f"{self.program.operand}: extent {con.reduce}"
+            raise ShapeError(mismatch(what, "at least 1 on a GPU", 0))

@@ -12,12 +12,12 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import ShapeError, mismatch
+from ..remember import remember
 from ..structs import BitMask, BlockMask, Index, Mask, MicroTile, SparsitySpec, Values
 from .cuda_arrays import check_tensor, dtype_name, empty_words, outside
 from .cuda_detect_ids import SliceCall, new_index
 from .cuda_detect_plan import MaskPlan, plan_mask
 from .cuda_modules import CudaKernels, GetModule
-from .remember import remember
 
 MAX_PLANS = 1024  # kept by one detector
 

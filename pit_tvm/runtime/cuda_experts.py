@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import DTypeError, ShapeError, mismatch
+from ..remember import remember
 from ..schedules.hopper_space import DTYPES, GROUP_STEPS, GROUPS
 from ..selection.cover import bucket
 from ..selection.gpu_cost import GpuRates, GpuWork, select_gpu
 from ..structs import Groups, Index, MicroTile, Tile
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
-from .cuda_arrays import check_tensor, dtype_name, empty, live_weights, signature
+from .cuda_arrays import check_tensor, dtype_name, empty, signature
 from .cuda_detect import CudaDetector
 from .cuda_fill import CudaFill
 from .cuda_modules import cached_modules
 from .cuda_rows import ROW_STEP, RowsKernels, rates_of
 from .cuda_watch import CountWatch
 from .kernel_cache import KernelCache
-from .remember import remember
 
 _MICRO_TILE = MicroTile("x", "m", 0, (1, 0))
 
@@ -63,7 +63,7 @@ class CudaExperts:
             weights.
         up, down
             [experts, inter, hidden], or with ``gated`` [experts, 2 * inter, hidden] with all gates
-            first; [experts, hidden, inter]. ``inter`` and ``hidden`` are multiples of 8.
+            first; [experts, hidden, inter]. ``inter`` and ``hidden`` are multiples of 8, not 0.
         activation
             Of ``up``'s result, or with ``gated`` of the gates, which multiply the other half.
 
@@ -88,9 +88,9 @@ class CudaExperts:
         inner = {"act": activation, "share": top_k, "gated": "halves" if gated else "none"}
         middle = self._product(x, index, up, empty(x, (tokens * top_k, down.shape[2])), key, inner)
         rows = self._product(middle, index, down, empty(x, (tokens * top_k, x.shape[1])), key, {})
-        self.kernels.combine(dtype_name(x))(
-            rows.view(tokens, top_k, x.shape[1]), live_weights(weights, ids), out
-        )
+        combine = self.kernels.combine(dtype_name(x), dtype_name(ids))
+        partial = rows.view(tokens, top_k, x.shape[1])
+        combine(partial, weights.float(), ids, up.shape[0], out)
         return out
 
     def grouped(self, x: Any, ids: Any, rhs: Any, bias: Any, activation: str) -> Any:
@@ -106,7 +106,7 @@ class CudaExperts:
             _check_product(x, ids, rhs, bias)
             self._checked.add(key)
         out = empty(x, (ids.numel(), rhs.shape[1]))
-        if 0 in out.shape or 0 in rhs.shape:
+        if 0 in (out.shape[0], rhs.shape[0]):
             return out.zero_()
         options = {"act": activation, "share": ids.shape[1], "bias": bias is not None}
         dead = self.detector.detect_ungrouped(ids, rhs.shape[0])
@@ -173,7 +173,7 @@ def _check(x: Any, ids: Any, weights: Any, up: Any, down: Any, gated: bool) -> N
     inter = wide // 2 if gated else wide
     check_tensor("down", down, (dtype_name(x),), (experts, hidden, inter))
     check_tensor("weights", weights, ("float32", *DTYPES), tuple(ids.shape))
-    _check_sizes({"inter": inter})
+    _check_sizes(inter=inter)
     _check_devices(x, {"weights": weights, "down": down})
 
 
@@ -193,15 +193,15 @@ def _check_product(x: Any, ids: Any, rhs: Any, bias: Any) -> None:
     if bias is not None:
         check_tensor("bias", bias, (dtype_name(x),), tuple(rhs.shape[:2]))
         others["bias"] = bias
-    _check_sizes({"n": rhs.shape[1], "k": depth})
+    _check_sizes(n=rhs.shape[1], k=depth)
     _check_devices(x, others)
 
 
-def _check_sizes(sizes: dict[str, int]) -> None:
+def _check_sizes(**sizes: int) -> None:
     for name, size in sizes.items():
-        if size % ROW_STEP:
-            advice = "pad the weights and x with zeros"
-            raise ShapeError(mismatch(name, f"a multiple of {ROW_STEP}", size, advice))
+        if size % ROW_STEP or not size:
+            expected = f"a multiple of {ROW_STEP}, at least {ROW_STEP}"
+            raise ShapeError(mismatch(name, expected, size))
 
 
 def _check_devices(x: Any, others: dict[str, Any]) -> None:

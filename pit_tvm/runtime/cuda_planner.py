@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..remember import remember
 from ..schedules.hopper_space import GROUPS, ROWS
 from ..selection.cover import bucket
 from ..selection.gpu_cost import GpuRates, GpuWork, select_gpu
@@ -13,7 +14,6 @@ from .cuda_form import RowsForm
 from .cuda_rows import rates_of
 from .planner import pattern_bytes
 from .program import Program
-from .remember import remember
 
 _LIBRARY = "torch"
 _UNKNOWN_SHARE = 0.5  # of rows that live, before any count has arrived

@@ -75,13 +75,17 @@ class RowsKernels:
             )
         return kernel
 
-    def combine(self, dtype: str) -> Kernel:
-        """partial (tokens, choices, n), weights (tokens, choices), out (tokens, n)."""
-        kernel = self._known.get(dtype)
+    def combine(self, dtype: str, ids: str) -> Kernel:
+        """partial (tokens, choices, n), weights and ids (tokens, choices), groups, out (tokens, n).
+
+        ``ids``: the type of the ids; see `combine_rows`.
+        """
+        key = (dtype, ids)
+        kernel = self._known.get(key)
         if kernel is None:
-            content = content_key("hopper-combine", dtype, self.arch)
-            kernel = self._known[dtype] = self.cache.get(
-                content, lambda: self._build(combine_rows(dtype, weighted=True))
+            content = content_key("hopper-combine", dtype, ids, self.arch)
+            kernel = self._known[key] = self.cache.get(
+                content, lambda: self._build(combine_rows(dtype, weighted=True, ids=ids))
             )
         return kernel
 

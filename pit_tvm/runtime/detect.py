@@ -19,6 +19,7 @@ import numpy.typing as npt
 import tvm
 
 from ..errors import AxisError, DTypeError, ShapeError, mismatch
+from ..remember import remember
 from ..structs import BitMask, BlockMask, Index, Mask, MicroTile, SparsitySpec, Values
 from .detect_compact import bit_positions
 from .detect_ids import SliceCall
@@ -26,7 +27,6 @@ from .detect_plan import Build, MaskPlan, kernel_name, plan_mask
 from .detect_sample import SamplePlan, plan_sample
 from .detect_view import Elements
 from .detect_workspace import Array, Workspace, flat_view, fresh
-from .remember import remember
 
 Kernel = Callable[..., Any]
 GetKernel = Callable[[str, Callable[[], tvm.IRModule], Any], Kernel]

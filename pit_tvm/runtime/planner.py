@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..remember import remember
 from ..schedules.contraction_space import BLOCKS, DEPTH, ROWS, starting_tiles
 from ..selection import select as selection
 from ..selection.cover import Cover, bucket
@@ -17,7 +18,6 @@ from ..tile_db.store import TileStore
 from .arrays import itemsize
 from .bind import Layout
 from .program import Program, Route
-from .remember import remember
 
 # Tiles of a family that are weighed for each of these shares of live entries.
 _SHORTLIST = {ROWS: 2}
@@ -42,6 +42,7 @@ class Planner:
         self._rates: dict[str, Rates] = {}
         self._plans: dict[object, Plan] = {}
         self._tiles: dict[object, tuple[Tile, ...]] = {}
+        self._facts: dict[object, _Facts] = {}
 
     def plan(self, pattern: Pattern, layout: Layout, packed: bool) -> Plan:
         """The plan of a pattern; decided once for a density bucket, then remembered."""
@@ -55,7 +56,10 @@ class Planner:
     def decide(self, pattern: Pattern, layout: Layout, packed: bool) -> Plan:
         """Algorithm 1 on one pattern, without the cache."""
         rates = self.rates(layout.library)
-        facts = _Facts(self.program, layout, packed)
+        key = (layout.key, packed)
+        facts = self._facts.get(key)
+        if facts is None:
+            facts = remember(self._facts, key, _Facts(self.program, layout, packed))
         routes = [
             facts.route(route, covered)
             for route, covered in zip(self.program.routes, pattern.covered, strict=True)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ..remember import remember
 from ..structs import Tile, TileTask
 from ..tile_db.record import TileRecord
 
@@ -13,6 +14,7 @@ from ..tile_db.record import TileRecord
 # what a library's dense product reaches beside them.
 _TILE_GFLOPS = {"avx512": 60.0, "avx2": 40.0, "generic": 8.0}
 _DENSE_OVER_TILE = 1.3
+_GRID = 8  # steps of a size's logarithm in which the nearest measurement is looked up: 13 %
 _DEFAULT_PROFILE = {
     "gather_gbps": 8.0,
     "gather_cached_gbps": 30.0,
@@ -38,6 +40,7 @@ class Rates:
     dense: tuple[tuple[TileTask, float], ...]
     profile: dict[str, float] = field(default_factory=dict)
     tuned: bool = True
+    _units: dict[object, float] = field(default_factory=dict, repr=False, compare=False)
 
     def constant(self, name: str) -> float:
         """A constant of the device, or its default."""
@@ -45,30 +48,35 @@ class Rates:
 
     def tile_us(self, tile: Tile, m: float, n: int, k: float) -> float:
         """Microseconds of a product of ``m x n x k`` live steps by ``tile``, gather included."""
-        measured = self.tiles.get(tile, ())
-        if not measured:
-            rate = _TILE_GFLOPS[self.isa] * self.threads
-            return 2e-3 * m * n * k / rate
-        return _scaled(measured, m, n, k)
+        return self._us(tile, m, n, k)
 
     def dense_us(self, m: int, n: int, k: int) -> float:
         """Microseconds of the library's dense product."""
-        if not self.dense:
-            rate = _DENSE_OVER_TILE * _TILE_GFLOPS[self.isa] * self.threads
-            return 2e-3 * m * n * k / rate
-        return _scaled(self.dense, m, n, k)
+        return self._us(None, m, n, k)
 
+    def _us(self, tile: Tile | None, m: float, n: float, k: float) -> float:
+        """Time of the measured product nearest in shape, in proportion to the work."""
+        at = round(_GRID * math.log(max(m, 1.0))), round(_GRID * math.log(max(k, 1.0)))
+        key = (tile, n, at)
+        unit = self._units.get(key)
+        if unit is None:
+            log_m, log_k = at[0] / _GRID, at[1] / _GRID
+            unit = remember(self._units, key, self._unit(tile, log_m, math.log(max(n, 1)), log_k))
+        return unit * m * n * k
 
-def _scaled(measured: Sequence[tuple[TileTask, float]], m: float, n: float, k: float) -> float:
-    """Time of the measured product nearest in shape, in proportion to the work."""
-    log_m, log_n, log_k = (math.log(max(size, 1.0)) for size in (m, n, k))
-    nearest, unit = math.inf, 0.0
-    for task, secs in measured:
-        of_m, of_n, of_k = task.logs
-        distance = abs(log_m - of_m) + abs(log_n - of_n) + abs(log_k - of_k)
-        if distance < nearest:
-            nearest, unit = distance, secs / (task.m * task.n * task.k)
-    return 1e6 * unit * m * n * k
+    def _unit(self, tile: Tile | None, log_m: float, log_n: float, log_k: float) -> float:
+        """Microseconds of one multiplication and addition near these sizes."""
+        measured = self.dense if tile is None else self.tiles.get(tile, ())
+        if not measured:
+            rate = _TILE_GFLOPS[self.isa] * self.threads
+            return 2e-3 / (rate if tile else _DENSE_OVER_TILE * rate)
+
+        def distance(entry: tuple[TileTask, float]) -> float:
+            of_m, of_n, of_k = entry[0].logs
+            return abs(log_m - of_m) + abs(log_n - of_n) + abs(log_k - of_k)
+
+        task, secs = min(measured, key=distance)
+        return 1e6 * secs / (task.m * task.n * task.k)
 
 
 def _complete(tiles: dict[Tile, list[tuple[TileTask, float]]]) -> None:

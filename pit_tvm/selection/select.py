@@ -7,14 +7,14 @@ gives the promised result.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..structs import Candidate, MicroTile, Plan, Tile
 from .rates import Rates
 
 GENERIC = "generic"  # the dense candidate that no library computes
-_ALL = 0.999  # share of live micro-tiles from which nothing is saved
+ALL = 0.999  # share of live micro-tiles from which nothing is saved
 _PREDICTION_ERROR = 1.25
 
 
@@ -61,12 +61,7 @@ def select(
 ) -> Plan:
     """The plan for one pattern: all candidates, and the cheapest of them; where nothing is saved,
     the library's product unless a tile of ours would be much cheaper."""
-    candidates = [
-        _sparse(route, tile, rates)
-        for route in routes
-        for tile in (tiles if route.family else (None,))
-        if tile is None or tile.family == route.family
-    ]
+    candidates = [c for route in routes for c in _sparse(route, tiles, rates)]
     if dense is not None:
         candidates.append(_dense(dense, rates))
     library = dense is not None and dense.note != GENERIC
@@ -77,22 +72,26 @@ def select(
 def _doubt(candidate: Candidate) -> float:
     """Factor on the cost of what saves no work: its one merit is a tile that would beat a library
     at its own product, which predictions cannot promise."""
-    saves = candidate.kind == "dense" or candidate.covered < _ALL
+    saves = candidate.kind == "dense" or candidate.covered < ALL
     return 1.0 if saves else _PREDICTION_ERROR
 
 
-def _sparse(route: Route, tile: Tile | None, rates: Rates) -> Candidate:
+def _sparse(route: Route, tiles: Sequence[Tile], rates: Rates) -> Iterator[Candidate]:
+    """A route with every tile of its family."""
     index = route.index_bytes / rates.constant("detect_gbps") * 1e-3
     launch = rates.constant("launch_us")
-    if tile is None:
-        steps = route.slots * route.live * route.entry_m * route.entry_k * route.n
-        product = _generic_us(steps, rates)
-    else:
-        product = _product_us(route, tile, rates)
     other = route.extra_bytes / rates.constant("store_gbps") * 1e-3
-    parts = (("index", index), ("product", product), ("output", other), ("launch", launch))
-    cost = sum(us for _, us in parts)
-    return Candidate("pit", route.micro_tile, tile, cost, parts, route.covered)
+    for tile in tiles if route.family else (None,):
+        if tile is None:
+            steps = route.slots * route.live * route.entry_m * route.entry_k * route.n
+            product = _generic_us(steps, rates)
+        elif tile.family == route.family:
+            product = _product_us(route, tile, rates)
+        else:
+            continue
+        parts = (("index", index), ("product", product), ("output", other), ("launch", launch))
+        cost = index + product + other + launch
+        yield Candidate("pit", route.micro_tile, tile, cost, parts, route.covered)
 
 
 def _product_us(route: Route, tile: Tile, rates: Rates) -> float:

@@ -23,10 +23,21 @@ def test_weights_and_a_float32_result_are_parameters() -> None:
     assert "cvt.rn" not in source
 
 
+@pytest.mark.parametrize(("ids", "kind"), [("int32", "int"), ("int64", "int64_t")])
+def test_choices_may_be_told_by_their_ids(ids: str, kind: str) -> None:
+    source = cuda_text(combine_rows("float16", weighted=True, ids=ids))
+    assert f"{kind}* __restrict__ ids_ptr" in source
+    assert "groups" in source
+
+
 @pytest.mark.parametrize(
-    ("dtype", "out", "word"),
-    [("float32", None, "dtype"), ("float16", "bfloat16", "out_dtype")],
+    ("dtype", "options", "word"),
+    [
+        ("float32", {}, "dtype"),
+        ("float16", {"out_dtype": "bfloat16"}, "out_dtype"),
+        ("float16", {"ids": "int16"}, "ids"),
+    ],
 )
-def test_other_element_types_are_refused(dtype: str, out: str | None, word: str) -> None:
+def test_other_element_types_are_refused(dtype: str, options: dict[str, str], word: str) -> None:
     with pytest.raises(ScheduleError, match=word):
-        combine_rows(dtype, out_dtype=out)
+        combine_rows(dtype, **options)  # type: ignore[arg-type]
