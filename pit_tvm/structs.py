@@ -159,6 +159,14 @@ class Tile:
     tile_k: int
     knobs: tuple[tuple[str, int], ...] = ()
 
+    @cached_property
+    def _hash(self) -> int:
+        sizes = (self.tile_m, self.tile_n, self.tile_k)
+        return hash((self.family, self.isa, self.dtype, sizes, self.knobs))
+
+    def __hash__(self) -> int:  # tiles are looked up at every call
+        return self._hash
+
     def knob(self, name: str) -> int:
         """Value of one knob; KeyError if the tile's family has no such knob."""
         return dict(self.knobs)[name]

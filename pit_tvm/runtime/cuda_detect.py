@@ -14,10 +14,11 @@ from typing import Any
 from ..errors import ShapeError, mismatch
 from ..remember import remember
 from ..structs import BitMask, BlockMask, Index, Mask, MicroTile, SparsitySpec, Values
-from .cuda_arrays import check_tensor, dtype_name, empty_words, outside
-from .cuda_detect_ids import SliceCall, new_index
+from .cuda_arrays import check_tensor, dtype_name, empty_words, outside, signature
+from .cuda_detect_ids import SlicePlan, SliceRun
 from .cuda_detect_plan import MaskPlan, plan_mask
 from .cuda_modules import CudaKernels, GetModule
+from .cuda_workspace import Take, new_index
 
 MAX_PLANS = 1024  # kept by one detector
 
@@ -31,11 +32,14 @@ class CudaDetector:
         ``get_module(name, build)`` returns the loaded module of the kernels that ``build()``
         makes: see `pit_tvm.runtime.cuda_modules.cached_modules`. It is asked when a kernel is
         first needed.
+    checked
+        Look for ids and lengths out of range, for which the host waits.
     """
 
-    def __init__(self, get_module: GetModule) -> None:
-        self._kernels = CudaKernels(get_module)
+    def __init__(self, get_module: GetModule, *, checked: bool = False) -> None:
+        self._kernels, self._checked = CudaKernels(get_module), checked
         self._plans: dict[Any, MaskPlan] = {}
+        self._runs: dict[Any, SliceRun] = {}
 
     def detect(
         self,
@@ -45,6 +49,7 @@ class CudaDetector:
         micro_tile: MicroTile,
         *,
         deterministic: bool = False,
+        take: Take = new_index,
     ) -> Index:
         """Lists of the live micro-tiles of one operand, on the device of ``value``.
 
@@ -65,6 +70,8 @@ class CudaDetector:
         deterministic
             Ascending lists whatever the input: row ids are sorted, at the cost of one more launch.
             All other lists always ascend.
+        take
+            Where the result's memory comes from.
 
         Returns
         -------
@@ -76,10 +83,9 @@ class CudaDetector:
         Raises
         ------
         ShapeError, DTypeError, AxisError
-            The message names the argument. With ``PIT_TVM_CHECK=1`` in the environment ids and
-            lengths are checked as well, for which the host waits.
+            The message names the argument.
         """
-        return self._detect(spec, value, shape, micro_tile, deterministic, False)[0]
+        return self._detect(spec, value, shape, micro_tile, deterministic, False, take)[0]
 
     def detect_split(
         self,
@@ -89,20 +95,22 @@ class CudaDetector:
         micro_tile: MicroTile,
         *,
         deterministic: bool = False,
+        take: Take = new_index,
     ) -> tuple[Index, Index]:
         """`detect`, and the index of all other positions, ascending: the dead ones.
 
         `Groups` are refused (AxisError): the lists of groups name no slice that is dead.
         """
-        live, dead = self._detect(spec, value, shape, micro_tile, deterministic, True)
+        live, dead = self._detect(spec, value, shape, micro_tile, deterministic, True, take)
         assert dead is not None
         return live, dead
 
-    def detect_ungrouped(self, ids: Any, groups: int) -> Index:
+    def detect_ungrouped(self, ids: Any, groups: int, take: Take = new_index) -> Index:
         """The positions of ``ids``, of any shape, that name none of ``groups`` groups."""
         mask = outside(ids, groups)
         shape = (int(mask.shape[0]), 1)
-        return self.detect(Mask(1, 1), mask, shape, MicroTile("ids", "m", 0, (1, 0)))
+        tile = MicroTile("ids", "m", 0, (1, 0))
+        return self._mask(Mask(1, 1), mask, shape, tile, False, take, role="dead")[0]
 
     def _detect(
         self,
@@ -112,11 +120,19 @@ class CudaDetector:
         micro_tile: MicroTile,
         ascending: bool,
         split: bool,
+        take: Take,
     ) -> tuple[Index, Index | None]:
         shape = tuple(shape)
         if isinstance(spec, (Mask, Values, BitMask, BlockMask)):
-            return self._mask(spec, value, shape, micro_tile, split)
-        return SliceCall(self._kernels, spec, value, shape, micro_tile, ascending, split).indices()
+            return self._mask(spec, value, shape, micro_tile, split, take)
+        check_tensor(f"sparsity of {micro_tile.operand}", value)
+        key = (spec, *signature((value,)), shape, micro_tile, ascending, split)
+        run = self._runs.get(key)
+        if run is None:
+            asked = (shape, micro_tile, ascending, split, self._checked)
+            plan = SlicePlan(self._kernels, spec, value, *asked)
+            run = remember(self._runs, key, plan.run(), MAX_PLANS)
+        return run(value, take)
 
     def _mask(
         self,
@@ -125,6 +141,8 @@ class CudaDetector:
         shape: tuple[int, ...],
         micro_tile: MicroTile,
         split: bool,
+        take: Take,
+        role: str = "live",
     ) -> tuple[Index, Index | None]:
         argument = f"sparsity of {micro_tile.operand} ({type(spec).__name__})"
         check_tensor(argument, value)
@@ -132,8 +150,8 @@ class CudaDetector:
         if value.shape != plan.value_shape:
             expected = f"shape {list(plan.value_shape)}"
             raise ShapeError(mismatch(argument, expected, f"shape {list(value.shape)}"))
-        live = new_index(value, plan.slots, plan.extent)
-        dead = new_index(value, plan.slots, plan.extent) if split else None
+        live = take(value, role, plan.slots, plan.extent)
+        dead = take(value, "dead", plan.slots, plan.extent) if split else None
         if plan.slots == 0:
             return live, dead
         if plan.lists is not None and dead is None:

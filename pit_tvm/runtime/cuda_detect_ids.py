@@ -1,8 +1,12 @@
-"""Indices, on a CUDA device, of slices that the user names: row ids, lengths and group ids."""
+"""Indices, on a CUDA device, of slices that the user names: row ids, lengths and group ids.
+
+Everything that shapes and types decide is worked out once, into a function that only takes memory
+and launches.
+"""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,25 +23,25 @@ from .cuda_arrays import (
     first_repeat,
     zero,
 )
-from .cuda_detect_plan import SMS, capacity_of, check_extents
+from .cuda_detect_plan import SMS, check_extents
 from .cuda_modules import CudaKernels
+from .cuda_workspace import Take
 
 ID_BITS = {"int32": 32, "int64": 64}
 SEARCH_LIMIT = 1 << 16  # ids that one multiprocessor compares before all groups share the work
 LEAST_SHARE = 1024  # ids of one CTA where groups share
 
-
-def new_index(like: Any, slots: int, extent: int) -> Index:
-    """Memory for lists of positions on an axis of ``extent``, on the device of ``like``."""
-    ids = empty_int32(like, (slots, capacity_of(extent)))
-    return Index(ids, empty_int32(like, (slots,)))
+# run(value, take): the live positions, and the dead ones if they were asked for.
+SliceRun = Callable[[Any, Take], tuple[Index, Index | None]]
+Lists = tuple[Index, Index | None]
 
 
 @dataclass(frozen=True)
-class SliceCall:
-    """One detection on slices: what was passed, and what is asked for.
+class SlicePlan:
+    """One kind of detection on slices: what is passed, and what is asked for.
 
-    ``split``: the dead positions too. ``ascending``: row ids in order.
+    ``value``: a tensor like all those that `run` will get. ``split``: the dead positions too.
+    ``ascending``: row ids in order. ``checked``: look for ids and lengths out of range.
     """
 
     kernels: CudaKernels
@@ -47,16 +51,17 @@ class SliceCall:
     micro_tile: MicroTile
     ascending: bool
     split: bool
+    checked: bool
 
-    def indices(self) -> tuple[Index, Index | None]:
-        """Live positions, and the others if ``split``; see `CudaDetector.detect`."""
+    def run(self) -> SliceRun:
+        """The function that detects; see `CudaDetector.detect`."""
         _check(self.spec, self.shape, self.micro_tile)
         if isinstance(self.spec, Rows):
             return self._rows()
         if isinstance(self.spec, Lengths):
             return self._lengths(self.spec)
         if isinstance(self.spec, Groups) and not self.split:
-            return self._groups(self.spec), None
+            return self._groups(self.spec)
         advice = "lists of groups name no slice that is dead"
         raise AxisError(mismatch("spec", "one slot", self.spec, advice))
 
@@ -68,84 +73,109 @@ class SliceCall:
     def _argument(self, what: str) -> str:
         return f"sparsity of {self.micro_tile.operand} ({what})"
 
-    def _rows(self) -> tuple[Index, Index | None]:
-        argument, rows = self._argument("row ids"), self.rows
-        ids, bits = _vector(argument, self.value)
-        if ids.numel() > rows:
+    def _rows(self) -> SliceRun:
+        argument, rows, split, ascending = (
+            self._argument("row ids"),
+            self.rows,
+            self.split,
+            self.ascending,
+        )
+        flat, bits = _vector(argument, self.value)
+        number = self.value.numel()
+        if number > rows:
             advice = "an id must not occur twice"
-            raise ShapeError(mismatch(argument, f"at most {rows} ids", ids.numel(), advice))
-        if _checking():
-            _refuse(argument, first_outside(ids, 0, rows - 1), f"ids from 0 to {rows - 1}")
-            _refuse(argument, first_repeat(ids), "ids that occur once")
-        live = new_index(ids, 1, rows)
-        dead = new_index(ids, 1, rows) if self.split else None
-        if not self.ascending:
-            share = -(-ids.numel() // (SMS * slices.THREADS)) * slices.THREADS or slices.THREADS
-            self.kernels.slices(f"copy_rows_{bits}")(ids, rows, share, live.ids, live.count)
-        if not self.ascending and dead is None:
-            return live, None
-        lines = empty_words(ids, (1, max(1, -(-rows // 32))))
-        if rows:
-            self.kernels.slices(f"mark_rows_{bits}")(ids, lines)
-        axis = (rows, 1, rows)
-        if self.ascending:
-            self.kernels.emit(lines, 1, axis, live, dead)
-        elif dead is not None:
-            self.kernels.emit(lines, 1, axis, dead, wanted=0)
-        return live, dead
+            raise ShapeError(mismatch(argument, f"at most {rows} ids", number, advice))
+        share = -(-number // (SMS * slices.THREADS)) * slices.THREADS or slices.THREADS
+        axis, words = (rows, 1, rows), max(1, -(-rows // 32))
+        copy = self.kernels.slices(f"copy_rows_{bits}")
+        mark = self.kernels.slices(f"mark_rows_{bits}")
 
-    def _lengths(self, spec: Lengths) -> tuple[Index, Index | None]:
+        def run(value: Any, take: Take) -> Lists:
+            ids = flat(value)
+            if self.checked:
+                _refuse(argument, first_outside(ids, 0, rows - 1), f"ids from 0 to {rows - 1}")
+                _refuse(argument, first_repeat(ids), "ids that occur once")
+            live = take(ids, "live", 1, rows)
+            dead = take(ids, "dead", 1, rows) if split else None
+            if not ascending:
+                copy(ids, rows, share, live.ids, live.count)
+            if ascending or dead is not None:
+                lines = empty_words(ids, (1, words))
+                if rows:
+                    mark(ids, lines)
+                if ascending:
+                    self.kernels.emit(lines, 1, axis, live, dead)
+                elif dead is not None:
+                    self.kernels.emit(lines, 1, axis, dead, wanted=0)
+            return live, dead
+
+        return run
+
+    def _lengths(self, spec: Lengths) -> SliceRun:
         argument = self._argument("cu_seqlens" if spec.cumulative else "lengths")
-        given, bits = _vector(argument, self.value)
-        rows, batch = self.rows, given.numel() - spec.cumulative
+        flat, bits = _vector(argument, self.value)
+        rows, split = self.rows, self.split
+        batch = self.value.numel() - spec.cumulative
         if batch < 0 or (rows % batch if batch else rows):
             expected = f"a number of sequences that divides {rows} rows"
             raise ShapeError(mismatch(argument, expected, f"{max(batch, 0)} sequences"))
         padded = rows // batch if batch else 0
-        if _checking():
-            if spec.cumulative:
-                starts = first_outside(given[:1], 0, 0)
-                _refuse(argument, starts, "running sums that start at 0")
-            lengths = given.diff() if spec.cumulative else given
-            _refuse(argument, first_outside(lengths, 0, padded), f"0 to {padded} rows")
-        live = new_index(given, 1, rows)
-        dead = new_index(given, 1, rows) if self.split else None
-        lists = [index for index in (live, dead) if index is not None]
-        if batch == 0:
-            for index in lists:
-                zero(index.count)
-            return live, dead
-        kind = f"{'sums' if spec.cumulative else 'lengths'}{'_both' * self.split}"
         pieces = max(1, -(-padded // slices.SPREAD))
-        memory = [array for index in lists for array in (index.ids, index.count)]
-        self.kernels.slices(f"spread_{kind}_{bits}")(given, batch, padded, pieces, *memory)
-        return live, dead
+        kind = f"{'sums' if spec.cumulative else 'lengths'}{'_both' * split}"
+        spread = self.kernels.slices(f"spread_{kind}_{bits}")
 
-    def _groups(self, spec: Groups) -> Index:
+        def run(value: Any, take: Take) -> Lists:
+            given = flat(value)
+            if self.checked:
+                _check_lengths(argument, given, spec.cumulative, padded)
+            live = take(given, "live", 1, rows)
+            dead = take(given, "dead", 1, rows) if split else None
+            if batch == 0:
+                for index in (live, dead):
+                    if index is not None:
+                        zero(index.count)
+            elif dead is None:
+                spread(given, batch, padded, pieces, live.ids, live.count)
+            else:
+                memory = (live.ids, live.count, dead.ids, dead.count)
+                spread(given, batch, padded, pieces, *memory)
+            return live, dead
+
+        return run
+
+    def _groups(self, spec: Groups) -> SliceRun:
         argument, groups = self._argument("group ids"), spec.num_groups
-        given, bits = _vector(argument, self.value, top_k=True)
-        size = given.numel()
+        flat, bits = _vector(argument, self.value, top_k=True)
+        size = self.value.numel()
         if self.value.shape[0] != self.rows:
             expected = f"ids of {self.rows} slices"
             raise ShapeError(mismatch(argument, expected, f"shape {tuple(self.value.shape)}"))
         check_extents((size,))
-        if _checking():
-            outside = first_outside(given, -1, groups - 1)
-            _refuse(argument, outside, f"ids from -1 (dead) to {groups - 1}")
-        index = new_index(given, groups, size)
-        if groups == 0:
-            return index
-        if -(-groups // SMS) * size <= SEARCH_LIMIT or groups > sharing.MOST_GROUPS:
-            self.kernels.slices(f"search_groups_{bits}")(given, index.ids, index.count)
-            return index
+        search = self.kernels.slices(f"search_groups_{bits}")
+        count = self.kernels.slices(f"count_groups_{bits}")
+        place = self.kernels.slices(f"place_groups_{bits}")
+        alone = -(-groups // SMS) * size <= SEARCH_LIMIT or groups > sharing.MOST_GROUPS
         step = sharing.SHARE_THREADS
         share = max(LEAST_SHARE, -(-size // (SMS * step)) * step)
-        sizes = empty_int32(given, (-(-size // share), groups))
-        self.kernels.slices(f"count_groups_{bits}")(given, share, sizes)
-        place = self.kernels.slices(f"place_groups_{bits}")
         lanes = min((groups - 1).bit_length(), step.bit_length() - 1)
-        place(given, share, lanes, sizes, index.ids, index.count)
-        return index
+
+        def run(value: Any, take: Take) -> Lists:
+            given = flat(value)
+            if self.checked:
+                outside = first_outside(given, -1, groups - 1)
+                _refuse(argument, outside, f"ids from -1 (dead) to {groups - 1}")
+            index = take(given, "live", groups, size)
+            if groups == 0:
+                return index, None
+            if alone:
+                search(given, index.ids, index.count)
+                return index, None
+            sizes = empty_int32(given, (-(-size // share), groups))
+            count(given, share, sizes)
+            place(given, share, lanes, sizes, index.ids, index.count)
+            return index, None
+
+        return run
 
 
 def _check(spec: SparsitySpec, shape: tuple[int, ...], micro_tile: MicroTile) -> None:
@@ -162,21 +192,25 @@ def _check(spec: SparsitySpec, shape: tuple[int, ...], micro_tile: MicroTile) ->
         raise AxisError(mismatch("micro_tile.dim", expected, micro_tile.dim))
 
 
-def _vector(argument: str, value: Any, top_k: bool = False) -> tuple[Any, int]:
-    """The ids as a contiguous vector, and the bits of one."""
-    check_tensor(argument, value, tuple(ID_BITS))
-    if value.dim() != 1 and not (top_k and value.dim() == 2):
+def _vector(argument: str, like: Any, top_k: bool = False) -> tuple[Callable[[Any], Any], int]:
+    """What makes a contiguous vector of ids such as ``like``, and the bits of one id."""
+    check_tensor(argument, like, tuple(ID_BITS))
+    if like.dim() != 1 and not (top_k and like.dim() == 2):
         expected = "one dimension, or [tokens, top_k]" if top_k else "one dimension"
-        raise ShapeError(mismatch(argument, expected, f"shape {tuple(value.shape)}"))
-    if not value.numel():
-        value = value.new_empty(0)  # strides of empty arrays may be anything
-    if value.dim() > 1 or not value.is_contiguous():
-        value = value.contiguous().view(-1)
-    return value, ID_BITS[dtype_name(value)]
+        raise ShapeError(mismatch(argument, expected, f"shape {tuple(like.shape)}"))
+    bits = ID_BITS[dtype_name(like)]
+    if not like.numel():
+        return lambda value: value.new_empty(0), bits  # its strides may be anything
+    if like.dim() > 1 or not like.is_contiguous():
+        return lambda value: value.contiguous().view(-1), bits
+    return lambda value: value, bits
 
 
-def _checking() -> bool:
-    return os.environ.get("PIT_TVM_CHECK") == "1"
+def _check_lengths(argument: str, given: Any, cumulative: bool, padded: int) -> None:
+    if cumulative:
+        _refuse(argument, first_outside(given[:1], 0, 0), "running sums that start at 0")
+    lengths = given.diff() if cumulative else given
+    _refuse(argument, first_outside(lengths, 0, padded), f"0 to {padded} rows")
 
 
 def _refuse(argument: str, offender: tuple[int, int] | None, expected: str) -> None:

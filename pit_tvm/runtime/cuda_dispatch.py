@@ -5,31 +5,20 @@ PIT, SOSP'23, section 3.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tvm
 
-from ..errors import DTypeError, PatternError, ShapeError, mismatch
-from ..reference.index import dense_mask, index_lists
-from ..structs import Candidate, Groups, Index, Plan
+from ..errors import DTypeError, ShapeError, mismatch
+from ..reference.index import index_lists
+from ..structs import Candidate, Groups, Index, Plan, Tile
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
-from .bind import Bound, Layout, told_pattern
-from .cuda_arrays import (
-    activated,
-    as_cuda,
-    check_tensor,
-    dense_product,
-    empty,
-    is_aligned,
-    overlaps,
-    synchronize,
-    zero,
-)
-from .cuda_bind import CudaBinder
+from .bind import Layout, told_pattern
+from .cuda_arrays import activated, as_cuda, dense_product, empty, synchronize, zero
+from .cuda_bind import CudaBinder, CudaBound
 from .cuda_detect import CudaDetector
 from .cuda_fill import CudaFill, fill_module
 from .cuda_form import rows_form
@@ -37,9 +26,11 @@ from .cuda_modules import cached_modules, detection_modules
 from .cuda_planner import CudaPlanner
 from .cuda_rows import ROW_STEP, RowsKernels
 from .cuda_watch import CountWatch
+from .cuda_workspace import CudaWorkspace
 from .dispatch import Clock
 from .kernel_cache import KernelCache
 from .program import Program
+from .promise import asked_for, check_zeros, zeros_asked_for
 
 
 class CudaDispatcher:
@@ -63,8 +54,11 @@ class CudaDispatcher:
         self.kernels = RowsKernels(cache, target.isa)
         self.options = self.form.options
         self.modules = cached_modules(cache, target.isa)
-        self.detector, self.fill = CudaDetector(self.modules), CudaFill(self.modules)
+        self.checks_zeros = zeros_asked_for(program)
+        self.detector = CudaDetector(self.modules, checked=asked_for())
+        self.fill, self.memory = CudaFill(self.modules), CudaWorkspace()
         self.watch = CountWatch()
+        self._products: dict[Tile, Callable[..., Any]] = {}
 
     # -- the call
 
@@ -80,12 +74,13 @@ class CudaDispatcher:
 
         ``choose`` picks the candidate of a plan that runs (None: the cheapest).
         """
-        bound = self.binder.bind(arrays)
+        bound = self.binder.bind_cuda(arrays, out)
         layout = bound.layout
-        out = self._output(bound, out)
+        if out is None:
+            out = empty(bound.arrays[self.form.lhs], layout.output)
         value = self._value(bound, sparsity)
-        if os.environ.get("PIT_TVM_CHECK") == "1":
-            self._check_promise(bound, value)
+        if self.checks_zeros:
+            self._check_zeros(bound, value)
         _lap(clock)
         if 0 in layout.output:
             return out, None
@@ -119,7 +114,9 @@ class CudaDispatcher:
     ) -> Plan:
         """The plan of a pattern, decided anew, without running it; waits for the pattern."""
         layout = (
-            self.binder.bind(arrays).layout if arrays else self.binder.layout_of(sizes, "torch")
+            self.binder.bind_cuda(arrays, None).layout
+            if arrays
+            else self.binder.layout_of(sizes, "torch")
         )
         spec, named = self.program.spec, dict(zip(self._names(), arrays, strict=False))
         told = told_pattern(self.program, named, sparsity)
@@ -146,33 +143,17 @@ class CudaDispatcher:
     def _names(self) -> list[str]:
         return [p.name for p in self.program.inputs]
 
-    def _output(self, bound: Bound, out: Any) -> Any:
-        param, shape = self.program.output, bound.layout.output
-        lhs = bound.arrays[self.form.lhs]
-        if out is None:
-            return empty(lhs, shape)
-        check_tensor(param.name, out, (param.dtype,), shape)
-        for name, array in bound.arrays.items():
-            if overlaps(out, array):
-                raise ShapeError(mismatch(param.name, f"memory apart from {name}", "the same"))
-        return out
-
-    def _value(self, bound: Bound, sparsity: Any) -> Any:
+    def _value(self, bound: CudaBound, sparsity: Any) -> Any:
         value = as_cuda("sparsity", told_pattern(self.program, bound.arrays, sparsity))
         if value.device != bound.arrays[self.form.lhs].device:
             expected = f"the device of {self.form.lhs}"
             raise DTypeError(mismatch("sparsity", expected, value.device, "pass .cuda()"))
         return value
 
-    def _check_promise(self, bound: Bound, value: Any) -> None:
-        if not self.program.spec.promises_zero:
-            return
+    def _check_zeros(self, bound: CudaBound, value: Any) -> None:
         lhs = bound.arrays[self.form.lhs].float().cpu().numpy()
-        pattern = value.float().cpu().numpy() if value.is_floating_point() else value.cpu().numpy()
-        wrong = np.count_nonzero(lhs[~dense_mask(self.program.spec, pattern, lhs.shape)])
-        if wrong:
-            what = f"{self.form.lhs} outside its pattern"
-            raise PatternError(mismatch(what, "zeros", f"{wrong} other values"))
+        pattern = value.float() if value.is_floating_point() else value
+        check_zeros(self.program, lhs, pattern.cpu().numpy())
 
     # -- detect
 
@@ -181,7 +162,7 @@ class CudaDispatcher:
 
     def _detect(self, layout: Layout, value: Any, split: bool) -> tuple[Index, Index | None]:
         spec, micro = self.program.spec, self.form.route.micro_tile
-        options = {"deterministic": self.deterministic}
+        options: dict[str, Any] = {"deterministic": self.deterministic, "take": self.memory.take}
         dead = None
         if split:
             index, dead = self.detector.detect_split(spec, value, layout.operand, micro, **options)
@@ -191,10 +172,10 @@ class CudaDispatcher:
 
     # -- launch
 
-    def _fill_dead(self, dead: Index | None, value: Any, bound: Bound, out: Any) -> None:
+    def _fill_dead(self, dead: Index | None, value: Any, bound: CudaBound, out: Any) -> None:
         """What the pattern promises of rows that do not live."""
         if self.form.groups and self.dead == "zero":
-            dead = self.detector.detect_ungrouped(value, self.form.groups)
+            dead = self.detector.detect_ungrouped(value, self.form.groups, self.memory.take)
         if dead is None:
             return
         row = None
@@ -202,7 +183,7 @@ class CudaDispatcher:
             row = activated(bound.arrays[self.form.bias], self.form.act)
         self.fill.fill_rows(out, dead, row)
 
-    def _dense(self, bound: Bound, out: Any) -> None:
+    def _dense(self, bound: CudaBound, out: Any) -> None:
         form, arrays = self.form, bound.arrays
         bias = arrays[form.bias] if form.bias else None
         transposed = form.rhs_layout == "nk"
@@ -210,7 +191,7 @@ class CudaDispatcher:
             arrays[form.lhs], arrays[form.rhs], bias, form.act, out, transpose_rhs=transposed
         )
 
-    def _product(self, choice: Candidate, index: Index, bound: Bound, out: Any) -> None:
+    def _product(self, choice: Candidate, index: Index, bound: CudaBound, out: Any) -> None:
         form, arrays = self.form, bound.arrays
         lhs, rhs = arrays[form.lhs], arrays[form.rhs]
         bias = arrays[form.bias] if form.bias else None
@@ -219,9 +200,12 @@ class CudaDispatcher:
         if not form.groups:
             rhs = rhs.unsqueeze(0)
             bias = None if bias is None else bias.unsqueeze(0)
-        kernel = self.kernels.product(choice.tile, form.groups, **self.options)
-        rest = (out,) if bias is None else (bias, out)
-        if all(map(is_aligned, (lhs, rhs, *rest))):
+        kernel = self._products.get(choice.tile)
+        if kernel is None:
+            kernel = self.kernels.product(choice.tile, form.groups, **self.options)
+            self._products[choice.tile] = kernel
+        if bound.aligned:
+            rest = (out,) if bias is None else (bias, out)
             kernel(lhs, index.ids, index.count, rhs, *rest)
         else:
             self._unaligned(kernel, index, lhs, rhs, bias, out)

@@ -65,12 +65,18 @@ class Detector:
         ``get_kernel(name, build, target)`` returns the compiled function of the module that
         ``build()`` makes: a kernel cache. Without it, kernels are compiled here. Either way they
         are kept in this object.
+    checked
+        Look for row ids that are repeated.
     """
 
     def __init__(
-        self, target: str | Mapping[str, Any], get_kernel: GetKernel | None = None
+        self,
+        target: str | Mapping[str, Any],
+        get_kernel: GetKernel | None = None,
+        *,
+        checked: bool = False,
     ) -> None:
-        self.target = target
+        self.target, self._checked = target, checked
         self._get_kernel = get_kernel or compile_kernel
         self._kernels: dict[Any, Kernel] = {}
         self._calls: dict[Any, _MaskCall] = {}
@@ -97,8 +103,7 @@ class Detector:
             ``shape``; for `BitMask` and `BlockMask` of the shapes that they state, padding bits
             0; for `Values` the operand itself (NaN is live, -0.0 is not; uint16 stands for the
             bits of bfloat16 or float16). These must be C-contiguous. For `Rows`, `Lengths` and
-            `Groups` a vector of int32 or int64; repeated row ids are looked for only if the
-            environment has ``PIT_TVM_CHECK=1``.
+            `Groups` a vector of int32 or int64.
         shape
             The operand's shape.
         micro_tile
@@ -124,8 +129,8 @@ class Detector:
         take = fresh if workspace is None else workspace.take
         shape = tuple(shape)
         if not isinstance(spec, (Mask, Values, BitMask, BlockMask)):
-            call = SliceCall(spec, value, shape, micro_tile, take, self._kernel, deterministic)
-            return call.index()
+            options = (take, self._kernel, deterministic, self._checked)
+            return SliceCall(spec, value, shape, micro_tile, *options).index()
         array = value if isinstance(value, np.ndarray) else np.asarray(value)
         key = (spec, array.dtype, shape, micro_tile)
         mask = self._calls.get(key) or self._mask_call(key)

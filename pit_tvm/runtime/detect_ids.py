@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -38,6 +37,7 @@ class SliceCall:
     take: Callable[..., Array]
     kernel: Callable[[Build], Kernel]
     deterministic: bool = False
+    checked: bool = False
 
     def index(self) -> Index:
         """The index of the slices that the value names; see `Detector.detect`."""
@@ -66,7 +66,7 @@ class SliceCall:
         if ids.size > self.rows:
             advice = "an id must not occur twice"
             raise ShapeError(mismatch(argument, f"at most {self.rows} ids", ids.size, advice))
-        if os.environ.get("PIT_TVM_CHECK") == "1":
+        if self.checked:
             _check_repeats(argument, ids)
         lists, count, bad = self._output(1)
         kernel = self.kernel(partial(detect_slices.copy_rows, ID_BITS[ids.dtype]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,13 +12,11 @@ import numpy as np
 from ..errors import (
     BackendUnavailable,
     DTypeError,
-    PatternError,
     ShapeError,
     UnsupportedTarget,
     mismatch,
 )
 from ..memory import aligned_empty
-from ..reference.index import dense_mask
 from ..structs import BitMask, Candidate, Index, Plan
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
@@ -31,6 +28,7 @@ from .kernels import Kernels
 from .launch import Launcher
 from .planner import Pattern, Planner, counted, sampled
 from .program import Program, Route
+from .promise import asked_for, check_zeros, zeros_asked_for
 
 _SAMPLED_ROWS = 32
 _LIBRARIES = ("numpy", "torch")
@@ -71,7 +69,10 @@ class Dispatcher:
         self.binder = Binder(program, self)
         self.planner = Planner(program, target, store)
         self.launcher = Launcher(program, self.kernels, dead)
-        self.detector = Detector(target.tvm_target, self.kernels.for_detection)
+        self.checks_zeros = zeros_asked_for(program)
+        self.detector = Detector(
+            target.tvm_target, self.kernels.for_detection, checked=asked_for()
+        )
 
     # -- the call
 
@@ -98,8 +99,8 @@ class Dispatcher:
         if self.program.mask:  # detection has checked its shape and type
             mask = as_tensor("sparsity", value, dtype="uint8", shape=value.shape)
             bound = replace(bound, tensors={**bound.tensors, self.program.mask: mask})
-        if os.environ.get("PIT_TVM_CHECK") == "1":
-            self._check_promise(bound, value)
+        if self.checks_zeros:
+            check_zeros(self.program, as_numpy(bound.arrays[self.program.operand]), value)
         self.launcher.launch(plan.choice, index, bound, target)
         if clock is not None:
             clock.kernel_us = clock.lap()
@@ -157,16 +158,6 @@ class Dispatcher:
     def _value(self, bound: Bound, sparsity: Any) -> Any:
         """The array that tells the pattern, as numpy's."""
         return _pattern_array(told_pattern(self.program, bound.arrays, sparsity))
-
-    def _check_promise(self, bound: Bound, value: Any) -> None:
-        spec, name = self.program.spec, self.program.operand
-        if not spec.promises_zero or self.program.mask:
-            return
-        operand = as_numpy(bound.arrays[name])
-        wrong = np.count_nonzero(operand[~dense_mask(spec, value, operand.shape)])
-        if wrong:
-            what = f"{name} outside its pattern"
-            raise PatternError(mismatch(what, "zeros", f"{wrong} other values"))
 
     # -- detect and select
 

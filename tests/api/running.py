@@ -12,6 +12,7 @@ import numpy as np
 
 import pit_tvm
 from pit_tvm import Operator
+from pit_tvm.runtime.promise import asked_for
 from pit_tvm.structs import Candidate, SparsitySpec
 
 from .cases import GROUPS, Case
@@ -26,7 +27,6 @@ def empty_database() -> Path:
     return Path(os.environ["PIT_TVM_CACHE"])
 
 
-@cache
 def compiled(
     case: Case,
     dtype: str,
@@ -36,7 +36,25 @@ def compiled(
     deterministic: bool = False,
     apply_mask: bool = False,
 ) -> Operator:
-    """The operator of a case, compiled once in a session, with one tile of each family."""
+    """The operator of a case, compiled once in a session, with one tile of each family.
+
+    Whether it checks what patterns promise is asked of the environment now.
+    """
+    options = (dead, deterministic, apply_mask)
+    return _compiled(case, dtype, operand, spec, *options, asked_for())
+
+
+@cache
+def _compiled(
+    case: Case,
+    dtype: str,
+    operand: str,
+    spec: SparsitySpec,
+    dead: str,
+    deterministic: bool,
+    apply_mask: bool,
+    _checked: bool,
+) -> Operator:
     return pit_tvm.compile(
         case.tensors(dtype),
         sparse={operand: spec},

@@ -213,7 +213,7 @@ def test_groups(detector: CudaDetector, groups: int, tokens: int, choices: int) 
 
 @pytest.mark.gpu
 def test_ids_out_of_range_are_dropped_or_refused(
-    detector: CudaDetector, monkeypatch: pytest.MonkeyPatch
+    detector: CudaDetector, modules: Callable[..., Any]
 ) -> None:
     rows = torch.tensor([3, -1, 8, 2**31 - 1, 0], device="cuda")
     lengths = torch.tensor([2, 5, -1], device="cuda")
@@ -225,12 +225,12 @@ def test_ids_out_of_range_are_dropped_or_refused(
     ]
     for spec, value, shape, expected in calls:
         assert_lists(detector.detect(spec, value, shape, ROWS), [np.array(e) for e in expected])
-    monkeypatch.setenv("PIT_TVM_CHECK", "1")
+    checked = CudaDetector(modules, checked=True)
     for spec, value, shape, _ in calls:
         with pytest.raises(ShapeError, match="at position"):
-            detector.detect(spec, value, shape, ROWS)
+            checked.detect(spec, value, shape, ROWS)
     with pytest.raises(ShapeError, match="occur once"):
-        detector.detect(Rows(), torch.tensor([1, 2, 1], device="cuda"), (8, 4), ROWS)
+        checked.detect(Rows(), torch.tensor([1, 2, 1], device="cuda"), (8, 4), ROWS)
 
 
 @pytest.mark.gpu
