@@ -90,36 +90,38 @@ def first_repeat(ids: Any) -> tuple[int, int] | None:
     return int(ids[place]), place
 
 
-def as_cuda(name: str, array: Any) -> Any:
-    """The torch tensor of a CUDA array, without a copy; DTypeError if it is none.
+def as_cuda(names: Sequence[str], arrays: Sequence[Any]) -> list[Any]:
+    """The torch tensors of CUDA arrays, without copies.
 
     Raises
     ------
+    DTypeError, ShapeError
+        Not an array, or a sparse one; the message names it.
     BackendUnavailable
         torch is not installed.
     """
     torch = _torch()
-    if isinstance(array, torch.Tensor):
-        return array
-    if not hasattr(array, "__dlpack__"):
-        raise DTypeError(mismatch(name, "a CUDA tensor", type(array).__name__, "pass torch's"))
-    return torch.from_dlpack(array)
+    tensors = []
+    for name, array in zip(names, arrays, strict=True):
+        if not isinstance(array, torch.Tensor):
+            if not hasattr(array, "__dlpack__"):
+                got = type(array).__name__
+                raise DTypeError(mismatch(name, "a CUDA tensor", got, "pass torch's"))
+            array = torch.from_dlpack(array)
+        if array.layout is not torch.strided:
+            raise ShapeError(mismatch(name, "a strided tensor", array.layout, "pass .to_dense()"))
+        tensors.append(array)
+    return tensors
 
 
 def signature(arrays: Sequence[Any]) -> tuple[object, ...]:
     """Everything about tensors that a check can depend on, but their addresses."""
-    return tuple((a.shape, a.dtype, a.device, a.is_contiguous()) for a in arrays)
-
-
-def outside(ids: Any, groups: int) -> Any:
-    """bool [ids, 1]: which ids name no group."""
-    flat = ids.reshape(-1, 1)
-    return (flat < 0) | (flat >= groups)
+    return tuple([(a.shape, a.dtype, a.device, a.is_contiguous()) for a in arrays])
 
 
 def live_weights(weights: Any, ids: Any, groups: int) -> Any:
-    """float32 weights, shaped as ``ids``, 0 where an id names no group."""
-    return weights.float().masked_fill(outside(ids, groups).view(ids.shape), 0.0)
+    """float32 weights, 0 where an id names no group."""
+    return weights.float().masked_fill((ids < 0) | (ids >= groups), 0.0)
 
 
 def empty(like: Any, shape: Sequence[int]) -> Any:
@@ -187,22 +189,25 @@ def _activate(array: Any, act: str) -> None:
 
 
 class PinnedCopy:
-    """A copy of a small CUDA tensor on its way to the host."""
+    """Copies of a small CUDA tensor to the host, one at a time; their memory is made once."""
 
-    def __init__(self, array: Any) -> None:
+    def __init__(self, like: Any) -> None:
         import torch
 
-        self._host = torch.empty(array.shape, dtype=array.dtype, pin_memory=True)
-        self._host.copy_(array, non_blocking=True)
+        self._host = torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
         self._event = torch.cuda.Event()
+
+    def start(self, array: Any) -> None:
+        """Copy ``array``, shaped as ``like``, beside the work of the current stream."""
+        self._host.copy_(array, non_blocking=True)
         self._event.record()
 
     def ready(self) -> bool:
-        """Whether it has arrived."""
+        """Whether the copy has arrived."""
         return bool(self._event.query())
 
     def values(self) -> tuple[int, ...]:
-        """The elements, once it is ready."""
+        """The elements, once they have arrived."""
         return tuple(self._host.flatten().tolist())
 
 

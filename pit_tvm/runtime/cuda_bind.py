@@ -9,28 +9,43 @@ from tvm import ir
 
 from ..errors import DTypeError, ShapeError, mismatch
 from ..remember import remember
-from .bind import Binder, Layout
-from .cuda_arrays import as_cuda, check_tensor, signature
+from ..structs import Plan
+from .bind import Binder, Layout, told_pattern
+from .cuda_arrays import as_cuda, check_tensor, empty, signature
+from .cuda_detect_ids import Find
+from .cuda_watch import CountWatch
 from .program import Program
 
 ALIGNMENT = 15  # addresses without these bits are multiples of 16 bytes
 
 
+class CudaCall:
+    """Everything that the signature of a call decides, and what such calls have learnt.
+
+    ``sizes``: bytes of every input and of the output, if it was passed. ``whole``: rows of all
+    operands are whole pieces of 16 bytes. ``fresh``: the output is made by the call. ``finds``:
+    detection without and with the dead rows. ``plan``: the one for ``counts``.
+    """
+
+    def __init__(self, layout: Layout, sizes: tuple[int, ...], whole: bool, fresh: bool) -> None:
+        self.layout, self.sizes, self.whole, self.fresh = layout, sizes, whole, fresh
+        self.watch = CountWatch()
+        self.finds: dict[bool, Find] = {}
+        self.counts: tuple[int, ...] | None = None
+        self.plan: Plan | None = None
+
+
 class CudaBound(NamedTuple):
-    """The checked tensors of one call, by name; ``aligned``: all rows, of the output too, begin at
-    multiples of 16 bytes."""
+    """The checked tensors of one call: inputs in order, what tells the pattern, and the output.
 
-    layout: Layout
-    arrays: dict[str, Any]
+    ``aligned``: all rows of operands and output begin at multiples of 16 bytes.
+    """
+
+    call: CudaCall
+    inputs: list[Any]
+    value: Any
+    out: Any
     aligned: bool
-
-
-class _Seen(NamedTuple):
-    """What one signature means: bytes of every tensor, and whether rows have whole 16 bytes."""
-
-    layout: Layout
-    sizes: tuple[int, ...]
-    whole: bool
 
 
 class CudaBinder(Binder):
@@ -39,10 +54,15 @@ class CudaBinder(Binder):
     def __init__(self, program: Program, owner: object) -> None:
         super().__init__(program, owner)
         self._names = [p.name for p in program.inputs]
-        self._seen: dict[tuple[object, ...], _Seen] = {}
+        # Places of operands and output: group ids are inputs too, and need no alignment.
+        dtype = program.output.dtype
+        moved = [i for i, p in enumerate(program.inputs) if p.dtype == dtype]
+        self._moved = [*moved, len(program.inputs)]
+        self._calls: dict[tuple[object, ...], CudaCall] = {}
 
-    def bind_cuda(self, given: Sequence[Any], out: Any) -> CudaBound:
-        """Check ``given`` against the inputs, in order, and ``out`` unless it is None.
+    def bind_cuda(self, given: Sequence[Any], sparsity: Any, out: Any) -> CudaBound:
+        """Check ``given`` against the inputs, in order, what tells the pattern, and ``out``, which
+        is made if it is None.
 
         Raises
         ------
@@ -51,29 +71,54 @@ class CudaBinder(Binder):
             memory with an input.
         """
         self._check_number(given)
-        arrays = [as_cuda(name, array) for name, array in zip(self._names, given, strict=True)]
-        tensors = arrays
+        if sparsity is None:
+            named = dict(zip(self._names, given, strict=True))
+            sparsity = told_pattern(self.program, named, None)
+        *inputs, value = tensors = as_cuda((*self._names, "sparsity"), (*given, sparsity))
         if out is not None:
             check_tensor(self.program.output.name, out)
-            tensors = [*arrays, out]
+            tensors.append(out)
         key = signature(tensors)
-        seen = self._seen.get(key)
-        if seen is None:
-            seen = remember(self._seen, key, self._check(arrays, out))
-        places = [tensor.data_ptr() for tensor in tensors]
-        if out is not None:
-            self._check_apart(places, seen.sizes)
-        aligned = seen.whole
-        for place in places:
-            aligned = aligned and not place & ALIGNMENT
-        return CudaBound(seen.layout, dict(zip(self._names, arrays, strict=True)), aligned)
+        call = self._calls.get(key)
+        if call is None:
+            call = remember(self._calls, key, self._check(inputs, value, out))
+        places = [tensor.data_ptr() for tensor in inputs]
+        if out is None:
+            out = empty(inputs[0], call.layout.output)
+        else:
+            self._check_apart(places, out.data_ptr(), call.sizes)
+        places.append(out.data_ptr())
+        aligned = call.whole
+        for i in self._moved:
+            aligned = aligned and not places[i] & ALIGNMENT
+        return CudaBound(call, inputs, value, out, aligned)
 
-    def _check(self, arrays: Sequence[Any], out: Any) -> _Seen:
+    def layout_of_inputs(self, given: Sequence[Any]) -> Layout:
+        """The layout of checked inputs; errors as `bind_cuda`."""
+        self._check_number(given)
+        return self._check_inputs(as_cuda(self._names, given))
+
+    def _check(self, inputs: Sequence[Any], value: Any, out: Any) -> CudaCall:
+        layout = self._check_inputs(inputs)
+        self._check_device("sparsity", value, inputs)
+        tensors = list(inputs)
+        shapes = (*layout.shapes, layout.output)
+        rows = [shapes[i] for i in self._moved]
+        if out is not None:
+            param = self.program.output
+            check_tensor(param.name, out, (param.dtype,), layout.output)
+            self._check_device(param.name, out, inputs)
+            tensors.append(out)
+        item = inputs[0].element_size()
+        whole = all(shape[-1] * item & ALIGNMENT == 0 for shape in rows)
+        sizes = tuple(a.numel() * a.element_size() for a in tensors)
+        return CudaCall(layout, sizes, whole, out is None)
+
+    def _check_inputs(self, inputs: Sequence[Any]) -> Layout:
         sizes: dict[str, int] = {}
-        for param, array in zip(self.program.inputs, arrays, strict=True):
+        for param, array in zip(self.program.inputs, inputs, strict=True):
             check_tensor(param.name, array, (param.dtype,))
-            if array.device != arrays[0].device:
-                raise DTypeError(mismatch(param.name, self._device(arrays), array.device))
+            self._check_device(param.name, array, inputs)
             if len(array.shape) != len(param.shape):
                 expected = f"{len(param.shape)} dimensions"
                 raise ShapeError(mismatch(param.name, expected, tuple(array.shape)))
@@ -82,21 +127,14 @@ class CudaBinder(Binder):
                     sizes.setdefault(str(extent.name), int(actual))
         layout = self.layout_of(sizes, "torch")
         self._check_depth(layout)
-        for param, array, shape in zip(self.program.inputs, arrays, layout.shapes, strict=True):
+        for param, array, shape in zip(self.program.inputs, inputs, layout.shapes, strict=True):
             check_tensor(param.name, array, (param.dtype,), shape)
-        tensors, rows = list(arrays), [*layout.shapes, layout.output]
-        if out is not None:
-            param = self.program.output
-            check_tensor(param.name, out, (param.dtype,), layout.output)
-            if out.device != arrays[0].device:
-                raise DTypeError(mismatch(param.name, self._device(arrays), out.device))
-            tensors.append(out)
-        item = arrays[0].element_size()
-        whole = all(shape[-1] * item & ALIGNMENT == 0 for shape in rows)
-        return _Seen(layout, tuple(a.numel() * a.element_size() for a in tensors), whole)
+        return layout
 
-    def _device(self, arrays: Sequence[Any]) -> str:
-        return f"the device of {self._names[0]}, {arrays[0].device}"
+    def _check_device(self, name: str, array: Any, inputs: Sequence[Any]) -> None:
+        if array.device != inputs[0].device:
+            expected = f"the device of {self._names[0]}, {inputs[0].device}"
+            raise DTypeError(mismatch(name, expected, array.device))
 
     def _check_depth(self, layout: Layout) -> None:
         """A kernel's pipeline has a first step: an empty sum would never end."""
@@ -105,9 +143,9 @@ class CudaBinder(Binder):
             what = f"{self.program.operand}: extent {con.reduce}"
             raise ShapeError(mismatch(what, "at least 1 on a GPU", 0))
 
-    def _check_apart(self, places: Sequence[int], sizes: Sequence[int]) -> None:
-        """The output, which comes last, must not share memory with an input."""
-        first, last = places[-1], places[-1] + sizes[-1]
+    def _check_apart(self, places: Sequence[int], first: int, sizes: Sequence[int]) -> None:
+        """The output, which begins at ``first``, must not share memory with an input."""
+        last = first + sizes[-1]
         for name, place, size in zip(self._names, places, sizes, strict=False):
             if place < last and first < place + size:
                 expected = f"memory apart from {name}"

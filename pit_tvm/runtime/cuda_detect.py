@@ -14,8 +14,8 @@ from typing import Any
 from ..errors import ShapeError, mismatch
 from ..remember import remember
 from ..structs import BitMask, BlockMask, Index, Mask, MicroTile, SparsitySpec, Values
-from .cuda_arrays import check_tensor, dtype_name, empty_words, outside, signature
-from .cuda_detect_ids import SlicePlan, SliceRun
+from .cuda_arrays import check_tensor, dtype_name, empty_words, signature
+from .cuda_detect_ids import Find, SlicePlan
 from .cuda_detect_plan import MaskPlan, plan_mask
 from .cuda_modules import CudaKernels, GetModule
 from .cuda_workspace import Take, new_index
@@ -39,7 +39,7 @@ class CudaDetector:
     def __init__(self, get_module: GetModule, *, checked: bool = False) -> None:
         self._kernels, self._checked = CudaKernels(get_module), checked
         self._plans: dict[Any, MaskPlan] = {}
-        self._runs: dict[Any, SliceRun] = {}
+        self._finds: dict[Any, Find] = {}
 
     def detect(
         self,
@@ -85,7 +85,8 @@ class CudaDetector:
         ShapeError, DTypeError, AxisError
             The message names the argument.
         """
-        return self._detect(spec, value, shape, micro_tile, deterministic, False, take)[0]
+        find = self.prepared(spec, value, shape, micro_tile, deterministic, False)
+        return find(value, take)[0]
 
     def detect_split(
         self,
@@ -101,38 +102,33 @@ class CudaDetector:
 
         `Groups` are refused (AxisError): the lists of groups name no slice that is dead.
         """
-        live, dead = self._detect(spec, value, shape, micro_tile, deterministic, True, take)
+        find = self.prepared(spec, value, shape, micro_tile, deterministic, True)
+        live, dead = find(value, take)
         assert dead is not None
         return live, dead
 
-    def detect_ungrouped(self, ids: Any, groups: int, take: Take = new_index) -> Index:
-        """The positions of ``ids``, of any shape, that name none of ``groups`` groups."""
-        mask = outside(ids, groups)
-        shape = (int(mask.shape[0]), 1)
-        tile = MicroTile("ids", "m", 0, (1, 0))
-        return self._mask(Mask(1, 1), mask, shape, tile, False, take, role="dead")[0]
-
-    def _detect(
+    def prepared(
         self,
         spec: SparsitySpec,
         value: Any,
         shape: tuple[int, ...],
         micro_tile: MicroTile,
-        ascending: bool,
+        deterministic: bool,
         split: bool,
-        take: Take,
-    ) -> tuple[Index, Index | None]:
+    ) -> Find:
+        """``find(value, take)``: `detect`, or with ``split`` `detect_split`, for every value that
+        has the type, shape and strides of this one. Errors are theirs."""
         shape = tuple(shape)
         if isinstance(spec, (Mask, Values, BitMask, BlockMask)):
-            return self._mask(spec, value, shape, micro_tile, split, take)
+            return lambda given, take: self._mask(spec, given, shape, micro_tile, split, take)
         check_tensor(f"sparsity of {micro_tile.operand}", value)
-        key = (spec, *signature((value,)), shape, micro_tile, ascending, split)
-        run = self._runs.get(key)
+        key = (spec, *signature((value,)), shape, micro_tile, deterministic, split)
+        run = self._finds.get(key)
         if run is None:
-            asked = (shape, micro_tile, ascending, split, self._checked)
+            asked = (shape, micro_tile, deterministic, split, self._checked)
             plan = SlicePlan(self._kernels, spec, value, *asked)
-            run = remember(self._runs, key, plan.run(), MAX_PLANS)
-        return run(value, take)
+            run = remember(self._finds, key, plan.run(), MAX_PLANS)
+        return run
 
     def _mask(
         self,
@@ -142,7 +138,6 @@ class CudaDetector:
         micro_tile: MicroTile,
         split: bool,
         take: Take,
-        role: str = "live",
     ) -> tuple[Index, Index | None]:
         argument = f"sparsity of {micro_tile.operand} ({type(spec).__name__})"
         check_tensor(argument, value)
@@ -150,7 +145,7 @@ class CudaDetector:
         if value.shape != plan.value_shape:
             expected = f"shape {list(plan.value_shape)}"
             raise ShapeError(mismatch(argument, expected, f"shape {list(value.shape)}"))
-        live = take(value, role, plan.slots, plan.extent)
+        live = take(value, "live", plan.slots, plan.extent)
         dead = take(value, "dead", plan.slots, plan.extent) if split else None
         if plan.slots == 0:
             return live, dead

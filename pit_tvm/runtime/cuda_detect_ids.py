@@ -31,9 +31,8 @@ ID_BITS = {"int32": 32, "int64": 64}
 SEARCH_LIMIT = 1 << 16  # ids that one multiprocessor compares before all groups share the work
 LEAST_SHARE = 1024  # ids of one CTA where groups share
 
-# run(value, take): the live positions, and the dead ones if they were asked for.
-SliceRun = Callable[[Any, Take], tuple[Index, Index | None]]
-Lists = tuple[Index, Index | None]
+Lists = tuple[Index, Index | None]  # live positions, and the dead ones if they were asked for
+Find = Callable[[Any, Take], Lists]  # find(value, take)
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class SlicePlan:
     split: bool
     checked: bool
 
-    def run(self) -> SliceRun:
+    def run(self) -> Find:
         """The function that detects; see `CudaDetector.detect`."""
         _check(self.spec, self.shape, self.micro_tile)
         if isinstance(self.spec, Rows):
@@ -73,7 +72,7 @@ class SlicePlan:
     def _argument(self, what: str) -> str:
         return f"sparsity of {self.micro_tile.operand} ({what})"
 
-    def _rows(self) -> SliceRun:
+    def _rows(self) -> Find:
         argument, rows, split, ascending = (
             self._argument("row ids"),
             self.rows,
@@ -111,7 +110,7 @@ class SlicePlan:
 
         return run
 
-    def _lengths(self, spec: Lengths) -> SliceRun:
+    def _lengths(self, spec: Lengths) -> Find:
         argument = self._argument("cu_seqlens" if spec.cumulative else "lengths")
         flat, bits = _vector(argument, self.value)
         rows, split = self.rows, self.split
@@ -143,7 +142,7 @@ class SlicePlan:
 
         return run
 
-    def _groups(self, spec: Groups) -> SliceRun:
+    def _groups(self, spec: Groups) -> Find:
         argument, groups = self._argument("group ids"), spec.num_groups
         flat, bits = _vector(argument, self.value, top_k=True)
         size = self.value.numel()

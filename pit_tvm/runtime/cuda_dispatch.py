@@ -11,21 +11,21 @@ from typing import Any
 import numpy as np
 import tvm
 
-from ..errors import DTypeError, ShapeError, mismatch
+from ..errors import ShapeError, mismatch
 from ..reference.index import index_lists
 from ..structs import Candidate, Groups, Index, Plan, Tile
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
-from .bind import Layout, told_pattern
-from .cuda_arrays import activated, as_cuda, dense_product, empty, synchronize, zero
-from .cuda_bind import CudaBinder, CudaBound
+from .bind import told_pattern
+from .cuda_arrays import activated, dense_product, empty, synchronize, zero
+from .cuda_bind import CudaBinder, CudaBound, CudaCall
 from .cuda_detect import CudaDetector
-from .cuda_fill import CudaFill, fill_module
+from .cuda_fill import CudaFill
+from .cuda_fill_kernels import fill_module
 from .cuda_form import rows_form
 from .cuda_modules import cached_modules, detection_modules
 from .cuda_planner import CudaPlanner
 from .cuda_rows import ROW_STEP, RowsKernels
-from .cuda_watch import CountWatch
 from .cuda_workspace import CudaWorkspace
 from .dispatch import Clock
 from .kernel_cache import KernelCache
@@ -57,7 +57,9 @@ class CudaDispatcher:
         self.checks_zeros = zeros_asked_for(program)
         self.detector = CudaDetector(self.modules, checked=asked_for())
         self.fill, self.memory = CudaFill(self.modules), CudaWorkspace()
-        self.watch = CountWatch()
+        names = [p.name for p in program.inputs]
+        bias = names.index(self.form.bias) if self.form.bias else None
+        self._places = (names.index(self.form.lhs), names.index(self.form.rhs), bias)
         self._products: dict[Tile, Callable[..., Any]] = {}
 
     # -- the call
@@ -74,37 +76,31 @@ class CudaDispatcher:
 
         ``choose`` picks the candidate of a plan that runs (None: the cheapest).
         """
-        bound = self.binder.bind_cuda(arrays, out)
-        layout = bound.layout
-        if out is None:
-            out = empty(bound.arrays[self.form.lhs], layout.output)
-        value = self._value(bound, sparsity)
+        bound = self.binder.bind_cuda(arrays, sparsity, out)
+        call, out = bound.call, bound.out
         if self.checks_zeros:
-            self._check_zeros(bound, value)
+            self._check_zeros(bound)
         _lap(clock)
-        if 0 in layout.output:
+        if 0 in call.layout.output:
             return out, None
         if self.program.spec == Groups(0):  # nothing lives, and no kernel has no groups
             if self.dead == "zero":
                 zero(out)
             return out, None
-        plan = self.planner.plan(layout, self.watch.counts(layout.key))
+        plan = self._plan(call)
         if clock is not None:
             clock.select_us = _lap(clock)
         choice = plan.choice if choose is None else choose(plan)
-        learns = self.watch.due(layout.key)
-        if choice.kind == "dense":
-            self._dense(bound, out)
-            if learns:  # the pattern may have become sparser
-                self.watch.report(layout.key, self._detect(layout, value, False)[0].count)
+        index, dead = self._indices(bound, choice.kind == "dense")
+        if clock is not None:
+            clock.index_us = _lap(clock)
+        if index is None or choice.kind == "dense":
+            self._dense(bound)
+            if dead is not None:
+                self.fill.fill_rows(out, dead)
         else:
-            index, dead = self._detect(layout, value, self._needs_dead())
-            if learns:
-                self.watch.report(layout.key, index.count)
-            if clock is not None:
-                clock.index_us = _lap(clock)
-            self._fill_dead(dead, value, bound, out)
-            self._product(choice, index, bound, out)
+            self._fill_dead(dead, bound)
+            self._product(choice, index, bound)
         if clock is not None:
             clock.kernel_us = _lap(clock)
         return out, plan
@@ -114,11 +110,12 @@ class CudaDispatcher:
     ) -> Plan:
         """The plan of a pattern, decided anew, without running it; waits for the pattern."""
         layout = (
-            self.binder.bind_cuda(arrays, None).layout
+            self.binder.layout_of_inputs(arrays)
             if arrays
             else self.binder.layout_of(sizes, "torch")
         )
-        spec, named = self.program.spec, dict(zip(self._names(), arrays, strict=False))
+        spec, names = self.program.spec, [p.name for p in self.program.inputs]
+        named = dict(zip(names, arrays, strict=False))
         told = told_pattern(self.program, named, sparsity)
         host = told.cpu() if hasattr(told, "cpu") else told
         lists = index_lists(spec, np.asarray(host), layout.operand, self.form.route.micro_tile)
@@ -140,75 +137,77 @@ class CudaDispatcher:
 
     # -- arguments
 
-    def _names(self) -> list[str]:
-        return [p.name for p in self.program.inputs]
+    def _operands(self, bound: CudaBound) -> tuple[Any, Any, Any]:
+        """lhs, rhs and bias, None if there is none."""
+        inputs, (lhs, rhs, bias) = bound.inputs, self._places
+        return inputs[lhs], inputs[rhs], None if bias is None else inputs[bias]
 
-    def _value(self, bound: CudaBound, sparsity: Any) -> Any:
-        value = as_cuda("sparsity", told_pattern(self.program, bound.arrays, sparsity))
-        if value.device != bound.arrays[self.form.lhs].device:
-            expected = f"the device of {self.form.lhs}"
-            raise DTypeError(mismatch("sparsity", expected, value.device, "pass .cuda()"))
-        return value
-
-    def _check_zeros(self, bound: CudaBound, value: Any) -> None:
-        lhs = bound.arrays[self.form.lhs].float().cpu().numpy()
+    def _check_zeros(self, bound: CudaBound) -> None:
+        lhs, value = self._operands(bound)[0].float(), bound.value
         pattern = value.float() if value.is_floating_point() else value
-        check_zeros(self.program, lhs, pattern.cpu().numpy())
+        check_zeros(self.program, lhs.cpu().numpy(), pattern.cpu().numpy())
 
-    # -- detect
+    # -- select and detect
 
-    def _needs_dead(self) -> bool:
-        return not self.form.groups and (self.program.spec.promises_zero or self.dead == "zero")
+    def _plan(self, call: CudaCall) -> Plan:
+        counts = call.watch.counts()
+        plan = call.plan
+        if plan is None or counts is not call.counts:
+            plan = self.planner.plan(call.layout, counts, call.fresh)
+            call.counts, call.plan = counts, plan
+        return plan
 
-    def _detect(self, layout: Layout, value: Any, split: bool) -> tuple[Index, Index | None]:
-        spec, micro = self.program.spec, self.form.route.micro_tile
-        options: dict[str, Any] = {"deterministic": self.deterministic, "take": self.memory.take}
-        dead = None
-        if split:
-            index, dead = self.detector.detect_split(spec, value, layout.operand, micro, **options)
-        else:
-            index = self.detector.detect(spec, value, layout.operand, micro, **options)
+    def _indices(self, bound: CudaBound, dense: bool) -> tuple[Index | None, Index | None]:
+        """Lists of live and of dead rows, None where nobody reads them."""
+        call, fills = bound.call, self.planner.dense_fills
+        learns = call.watch.due()  # a dense pattern may become sparser
+        if dense and not fills and not learns:
+            return None, None
+        split = fills if dense else self.planner.fills and not self.form.groups
+        find = call.finds.get(split)
+        if find is None:
+            asked = (call.layout.operand, self.form.route.micro_tile, self.deterministic, split)
+            find = self.detector.prepared(self.program.spec, bound.value, *asked)
+            call.finds[split] = find
+        index, dead = find(bound.value, self.memory.take)
+        if learns:
+            call.watch.report(index.count)
         return index, dead
 
     # -- launch
 
-    def _fill_dead(self, dead: Index | None, value: Any, bound: CudaBound, out: Any) -> None:
+    def _fill_dead(self, dead: Index | None, bound: CudaBound) -> None:
         """What the pattern promises of rows that do not live."""
         if self.form.groups and self.dead == "zero":
-            dead = self.detector.detect_ungrouped(value, self.form.groups, self.memory.take)
+            self.fill.clear_ungrouped(bound.out, bound.value, self.form.groups)
         if dead is None:
             return
-        row = None
-        if self.program.spec.promises_zero and self.form.bias:
-            row = activated(bound.arrays[self.form.bias], self.form.act)
-        self.fill.fill_rows(out, dead, row)
+        row, bias = None, self._operands(bound)[2]
+        if self.program.spec.promises_zero and bias is not None:
+            row = activated(bias, self.form.act)
+        self.fill.fill_rows(bound.out, dead, row)
 
-    def _dense(self, bound: CudaBound, out: Any) -> None:
-        form, arrays = self.form, bound.arrays
-        bias = arrays[form.bias] if form.bias else None
-        transposed = form.rhs_layout == "nk"
-        dense_product(
-            arrays[form.lhs], arrays[form.rhs], bias, form.act, out, transpose_rhs=transposed
-        )
+    def _dense(self, bound: CudaBound) -> None:
+        lhs, rhs, bias = self._operands(bound)
+        transposed = self.form.rhs_layout == "nk"
+        dense_product(lhs, rhs, bias, self.form.act, bound.out, transpose_rhs=transposed)
 
-    def _product(self, choice: Candidate, index: Index, bound: CudaBound, out: Any) -> None:
-        form, arrays = self.form, bound.arrays
-        lhs, rhs = arrays[form.lhs], arrays[form.rhs]
-        bias = arrays[form.bias] if form.bias else None
+    def _product(self, choice: Candidate, index: Index, bound: CudaBound) -> None:
+        lhs, rhs, bias = self._operands(bound)
         if choice.tile is None:
             raise ShapeError(mismatch("choice", "a candidate with a tile", choice))
-        if not form.groups:
+        if not self.form.groups:
             rhs = rhs.unsqueeze(0)
             bias = None if bias is None else bias.unsqueeze(0)
         kernel = self._products.get(choice.tile)
         if kernel is None:
-            kernel = self.kernels.product(choice.tile, form.groups, **self.options)
+            kernel = self.kernels.product(choice.tile, self.form.groups, **self.options)
             self._products[choice.tile] = kernel
         if bound.aligned:
-            rest = (out,) if bias is None else (bias, out)
+            rest = (bound.out,) if bias is None else (bias, bound.out)
             kernel(lhs, index.ids, index.count, rhs, *rest)
         else:
-            self._unaligned(kernel, index, lhs, rhs, bias, out)
+            self._unaligned(kernel, index, lhs, rhs, bias, bound.out)
 
     def _unaligned(
         self, kernel: Callable[..., Any], index: Index, lhs: Any, rhs: Any, bias: Any, out: Any

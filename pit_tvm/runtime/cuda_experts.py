@@ -18,7 +18,9 @@ from .cuda_fill import CudaFill
 from .cuda_modules import cached_modules
 from .cuda_rows import ROW_STEP, RowsKernels, rates_of
 from .cuda_watch import CountWatch
+from .cuda_workspace import CudaWorkspace
 from .kernel_cache import KernelCache
+from .promise import asked_for
 
 _MICRO_TILE = MicroTile("x", "m", 0, (1, 0))
 
@@ -35,11 +37,11 @@ class CudaExperts:
         self.target, self.store = target, store
         self.kernels = RowsKernels(cache, target.isa)
         modules = cached_modules(cache, target.isa)
-        self.detector, self.fill = CudaDetector(modules), CudaFill(modules)
-        self.watch = CountWatch()
+        self.detector, self.fill = CudaDetector(modules, checked=asked_for()), CudaFill(modules)
+        self.memory = CudaWorkspace()
         self._rates: dict[object, GpuRates] = {}
         self._tiles: dict[object, Tile] = {}
-        self._checked: set[object] = set()
+        self._watches: dict[object, CountWatch] = {}
 
     def run(
         self,
@@ -77,17 +79,23 @@ class CudaExperts:
             An argument does not fit.
         """
         key = (*signature((x, ids, weights, up, down)), gated)
-        if key not in self._checked:
+        watch = self._watches.get(key)
+        if watch is None:
             _check(x, ids, weights, up, down, gated)
-            self._checked.add(key)
+            watch = remember(self._watches, key, CountWatch())
         tokens, top_k = ids.shape
         out = empty(x, x.shape)
         if 0 in (tokens, top_k, up.shape[0]):
             return out.zero_()
-        index = self._index(x, ids, up.shape[0], key)
+        index = self._index(x, ids, up.shape[0], watch)
+        counts = watch.counts()
         inner = {"act": activation, "share": top_k, "gated": "halves" if gated else "none"}
-        middle = self._product(x, index, up, empty(x, (tokens * top_k, down.shape[2])), key, inner)
-        rows = self._product(middle, index, down, empty(x, (tokens * top_k, x.shape[1])), key, {})
+        middle = self._product(
+            x, index, up, empty(x, (tokens * top_k, down.shape[2])), counts, inner
+        )
+        rows = self._product(
+            middle, index, down, empty(x, (tokens * top_k, x.shape[1])), counts, {}
+        )
         combine = self.kernels.combine(dtype_name(x), dtype_name(ids))
         partial = rows.view(tokens, top_k, x.shape[1])
         combine(partial, weights.float(), ids, up.shape[0], out)
@@ -102,22 +110,23 @@ class CudaExperts:
         """
         arrays = (x, ids, rhs) if bias is None else (x, ids, rhs, bias)
         key = signature(arrays)
-        if key not in self._checked:
+        watch = self._watches.get(key)
+        if watch is None:
             _check_product(x, ids, rhs, bias)
-            self._checked.add(key)
+            watch = remember(self._watches, key, CountWatch())
         out = empty(x, (ids.numel(), rhs.shape[1]))
         if 0 in (out.shape[0], rhs.shape[0]):
             return out.zero_()
         options = {"act": activation, "share": ids.shape[1], "bias": bias is not None}
-        dead = self.detector.detect_ungrouped(ids, rhs.shape[0])
-        self.fill.fill_rows(out, dead)
-        index = self._index(x, ids, rhs.shape[0], key)
-        return self._product(x, index, rhs, out, key, options, bias)
+        self.fill.clear_ungrouped(out, ids, rhs.shape[0])
+        index = self._index(x, ids, rhs.shape[0], watch)
+        return self._product(x, index, rhs, out, watch.counts(), options, bias)
 
-    def _index(self, x: Any, ids: Any, experts: int, key: object) -> Index:
-        index = self.detector.detect(Groups(experts), ids, tuple(x.shape), _MICRO_TILE)
-        if self.watch.due(key):
-            self.watch.report(key, index.count)
+    def _index(self, x: Any, ids: Any, experts: int, watch: CountWatch) -> Index:
+        shape, take = tuple(x.shape), self.memory.take
+        index = self.detector.detect(Groups(experts), ids, shape, _MICRO_TILE, take=take)
+        if watch.due():
+            watch.report(index.count)
         return index
 
     def _product(
@@ -126,11 +135,11 @@ class CudaExperts:
         index: Index,
         rhs: Any,
         out: Any,
-        key: object,
+        counts: tuple[int, ...] | None,
         options: dict[str, Any],
         bias: Any = None,
     ) -> Any:
-        tile = self._tile(lhs, rhs, out.shape[0], self.watch.counts(key), options)
+        tile = self._tile(lhs, rhs, out.shape[0], counts, options)
         rest = (out,) if bias is None else (bias, out)
         self.kernels.product(tile, rhs.shape[0], **options)(lhs, index.ids, index.count, rhs, *rest)
         return out

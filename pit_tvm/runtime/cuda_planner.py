@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..remember import remember
 from ..schedules.hopper_space import GROUPS, ROWS
 from ..selection.cover import bucket
-from ..selection.gpu_cost import GpuRates, GpuWork, select_gpu
+from ..selection.gpu_cost import GpuDense, GpuRates, GpuWork, select_gpu
 from ..structs import Plan, Tile
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
@@ -27,34 +27,29 @@ class CudaPlanner:
         self, program: Program, form: RowsForm, target: TargetInfo, store: TileStore, dead: str
     ) -> None:
         self.program, self.form, self.target, self.store = program, form, target, store
+        self.dead = dead
         self.fills = program.spec.promises_zero or dead == "zero"
         self._rates: GpuRates | None = None
         self._plans: dict[object, Plan] = {}
-        self._recent: dict[object, tuple[tuple[int, ...] | None, Plan]] = {}
 
-    def plan(self, layout: Layout, counts: tuple[int, ...] | None) -> Plan:
-        """The plan for counts of an earlier call (None: unknown); remembered for their bucket."""
-        recent = self._recent.get(layout.key)
-        if recent is not None and recent[0] is counts:
-            return recent[1]
-        plan = self._bucket_plan(layout, counts)
-        remember(self._recent, layout.key, (counts, plan))
-        return plan
+    def plan(self, layout: Layout, counts: tuple[int, ...] | None, fresh: bool = True) -> Plan:
+        """The plan for counts of an earlier call (None: unknown); remembered for their bucket.
 
-    def _bucket_plan(self, layout: Layout, counts: tuple[int, ...] | None) -> Plan:
+        ``fresh``: the output is new, so its dead rows may hold anything.
+        """
         rows = self._rows(layout)
         share = _UNKNOWN_SHARE if counts is None else sum(counts) / max(rows, 1)
         # Whether groups are even or skewed decides as much as how much is live.
         peak = max(counts) / max(sum(counts), 1) if counts else 0.0
-        key = (layout.key, bucket(share), bucket(peak), counts is None)
+        key = (layout.key, bucket(share), bucket(peak), counts is None, fresh)
         plan = self._plans.get(key)
         if plan is None:
             live = counts if counts is not None else self._assumed(_UNKNOWN_SHARE * rows)
-            plan = remember(self._plans, key, self.decide(layout, live))
+            plan = remember(self._plans, key, self.decide(layout, live, fresh))
         return plan
 
-    def decide(self, layout: Layout, counts: tuple[int, ...]) -> Plan:
-        """Algorithm 1 for live counts of each group, without the cache."""
+    def decide(self, layout: Layout, counts: tuple[int, ...], fresh: bool = True) -> Plan:
+        """Algorithm 1 for live counts of each group, without the cache; ``fresh`` as in `plan`."""
         form, rows = self.form, self._rows(layout)
         n, k = self._sizes(layout)
         live = sum(counts)
@@ -67,11 +62,26 @@ class CudaPlanner:
             index_bytes=self._index_bytes(layout),
             extra_bytes=2.0 * (rows - live) * n if self.fills else 0.0,
         )
-        # Dense writes every row: only masks promise what it would write where nothing lives.
-        dense = (max(rows, 1), n, k) if self.program.spec.promises_zero else None
+        dense = self._dense(rows, n, k) if self.dense_is_legal(fresh) else None
         family = GROUPS if form.groups else ROWS
         micro = form.route.micro_tile
         return select_gpu(family, micro, work, dense, self.rates(), rows)
+
+    def dense_is_legal(self, fresh: bool) -> bool:
+        """Whether a product of every row may be written: it is as promised where a mask has nothing
+        live, may be anything in a new output, and is overwritten where zeros are asked for."""
+        if self.form.groups:
+            return False
+        return self.program.spec.promises_zero or fresh or self.dead == "zero"
+
+    @property
+    def dense_fills(self) -> bool:
+        """Whether dead rows are overwritten after a dense product."""
+        return self.dead == "zero" and not self.program.spec.promises_zero
+
+    def _dense(self, rows: int, n: int, k: int) -> GpuDense:
+        passes = 0.0 if self.form.act == "none" else 4.0 * rows * n  # 16 bits read, and written
+        return GpuDense(max(rows, 1), n, k, self.dense_fills, passes)
 
     def rates(self) -> GpuRates:
         """Rates of the operator's data type on this GPU."""

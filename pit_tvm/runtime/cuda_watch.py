@@ -10,7 +10,7 @@ PERIOD = 16  # calls between two copies of one kind of call
 
 
 class CountWatch:
-    """Latest known counts of each kind of call. Threads may share it: a lost update costs nothing.
+    """Latest known counts of one kind of call. Threads may share it: a lost update costs nothing.
 
     A plan needs to know how much is live; the count is on the device. So now and then a count is
     copied to pinned memory beside the work, and a later call reads what has arrived. While a CUDA
@@ -18,24 +18,27 @@ class CountWatch:
     """
 
     def __init__(self) -> None:
-        self._known: dict[object, tuple[int, ...]] = {}
-        self._pending: dict[object, PinnedCopy] = {}
-        self._calls: dict[object, int] = {}
+        self._known: tuple[int, ...] | None = None
+        self._copy: PinnedCopy | None = None
+        self._pending = False
+        self._calls = 0
 
-    def counts(self, key: object) -> tuple[int, ...] | None:
-        """Counts of an earlier call of this kind; None before any has arrived."""
-        pending = self._pending.get(key)
-        if pending is not None and not is_capturing() and pending.ready():
-            self._known[key] = pending.values()
-            self._pending.pop(key, None)
-        return self._known.get(key)
+    def counts(self) -> tuple[int, ...] | None:
+        """Counts of an earlier call; None before any has arrived."""
+        copy = self._copy
+        if self._pending and copy is not None and not is_capturing() and copy.ready():
+            self._known, self._pending = copy.values(), False
+        return self._known
 
-    def due(self, key: object) -> bool:
-        """Whether this call of its kind, one more, should report its count."""
-        number = self._calls.get(key, 0)
-        self._calls[key] = number + 1
-        return number % PERIOD == 0 and key not in self._pending and not is_capturing()
+    def due(self) -> bool:
+        """Whether this call, one more, should report its count."""
+        number = self._calls
+        self._calls = number + 1
+        return number % PERIOD == 0 and not self._pending and not is_capturing()
 
-    def report(self, key: object, count: Any) -> None:
+    def report(self, count: Any) -> None:
         """Copy ``count``, a CUDA tensor [slots], beside the work of the current stream."""
-        self._pending[key] = PinnedCopy(count)
+        if self._copy is None:
+            self._copy = PinnedCopy(count)
+        self._copy.start(count)
+        self._pending = True

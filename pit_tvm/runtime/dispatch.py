@@ -70,9 +70,7 @@ class Dispatcher:
         self.planner = Planner(program, target, store)
         self.launcher = Launcher(program, self.kernels, dead)
         self.checks_zeros = zeros_asked_for(program)
-        self.detector = Detector(
-            target.tvm_target, self.kernels.for_detection, checked=asked_for()
-        )
+        self.detector = Detector(target.tvm_target, self.kernels.for_detection, checked=asked_for())
 
     # -- the call
 

@@ -68,6 +68,21 @@ class GpuWork:
 
 
 @dataclass(frozen=True)
+class GpuDense:
+    """The library's product ``m x n x k`` of all rows.
+
+    ``fills``: dead rows are looked for and overwritten after it. ``extra_bytes``: traffic of passes
+    over the output, as of an activation.
+    """
+
+    m: int
+    n: int
+    k: int
+    fills: bool = False
+    extra_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
 class _Measured:
     """What was measured: ``logs [tasks, 4]`` of the sizes, ``squares [tasks]`` of their lengths,
     and ``ratio [tiles, tasks]``, the logarithm of measured over roofline."""
@@ -109,6 +124,10 @@ class GpuRates:
             return roof * _UNTUNED, bound
         sizes = (max(work.live, 1.0), work.n, work.k, work.groups)
         return roof * tiles.measured.correction(sizes), bound
+
+    def store_us(self, size: float) -> float:
+        """Microseconds of ``size`` bytes written beside a product."""
+        return size / self.constant("store_gbps") * 1e-3
 
     def dense_us(self, m: int, n: int, k: int) -> tuple[float, float]:
         """Predicted time and lower bound of the library's dense product."""
@@ -226,18 +245,18 @@ def select_gpu(
     family: str,
     micro_tile: MicroTile,
     work: GpuWork,
-    dense: tuple[int, int, int] | None,
+    dense: GpuDense | None,
     rates: GpuRates,
     stored_rows: int,
 ) -> Plan:
-    """The cheaper of the family's best tile and the dense product ``(m, n, k)``, None where that
-    gives another result. ``stored_rows``: rows of the operand, live and dead.
+    """The cheaper of the family's best tile and the dense product, None where that gives another
+    result. ``stored_rows``: rows of the operand, live and dead.
 
     Parts of a cost: the index, the product with its launch, what is written beside it, and
     ``bound``, which is no part but what the product takes at least.
     """
     covered = work.live / stored_rows if stored_rows else 0.0
-    other = work.extra_bytes / rates.constant("store_gbps") * 1e-3
+    other = rates.store_us(work.extra_bytes)
     index = 0.0
     if work.index_bytes is not None:
         index = (
@@ -252,9 +271,15 @@ def select_gpu(
         cost = index + us + other
         candidates.append(Candidate("pit", micro_tile, tiles[at], cost, parts, covered))
     if dense is not None:
-        us, least = rates.dense_us(*dense)
-        whole = (("product", us), ("bound", least))
-        candidates.append(Candidate("dense", None, None, us, whole, 1.0, rates.library))
+        us, least = rates.dense_us(dense.m, dense.n, dense.k)
+        parts = (
+            ("index", index if dense.fills else 0.0),
+            ("product", us),
+            ("output", (other if dense.fills else 0.0) + rates.store_us(dense.extra_bytes)),
+            ("bound", least),
+        )
+        cost = sum(part for name, part in parts if name != "bound")
+        candidates.append(Candidate("dense", None, None, cost, parts, 1.0, rates.library))
     choice = min(candidates, key=lambda candidate: candidate.cost_us)
     return Plan(choice, tuple(candidates), _reason(choice, candidates), rates.tuned)
 

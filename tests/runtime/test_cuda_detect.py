@@ -271,6 +271,22 @@ def test_wrong_arrays_are_refused(modules: Callable[..., Any]) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("cols", [1, 7, 64, 333, 3000])
+def test_rows_of_no_group_are_cleared(
+    modules: Callable[..., Any], cols: int, dtype: torch.dtype
+) -> None:
+    ids = torch.randint(-3, 8, (150, 2), device="cuda").to(dtype)
+    out = torch.full((300, cols), 7.0, dtype=torch.float16, device="cuda")
+    expected = out.clone()
+    expected[((ids < 0) | (ids >= 5)).view(-1)] = 0
+    CudaFill(modules).clear_ungrouped(out, ids, 5)
+    assert torch.equal(out, expected)
+    with pytest.raises(ShapeError, match="ids"):
+        CudaFill(modules).clear_ungrouped(out, ids[1:], 5)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.int8])
 @pytest.mark.parametrize("cols", [1, 7, 64, 333, 3000])
 @pytest.mark.parametrize("gap", [0, 3])

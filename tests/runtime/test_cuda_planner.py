@@ -11,10 +11,16 @@ import pit_tvm
 from pit_tvm import op
 from pit_tvm.errors import ShapeError, UnsupportedTarget
 from pit_tvm.runtime import cuda_rows, cuda_watch
+from pit_tvm.runtime.bind import Binder
+from pit_tvm.runtime.cuda_form import rows_form
+from pit_tvm.runtime.cuda_planner import CudaPlanner
 from pit_tvm.runtime.cuda_rows import RowsKernels, fits
 from pit_tvm.runtime.cuda_watch import PERIOD, CountWatch
+from pit_tvm.runtime.program import analyse
 from pit_tvm.schedules.hopper_knobs import RowsTile
 from pit_tvm.schedules.hopper_space import starting_tiles
+from pit_tvm.target import resolve_target
+from pit_tvm.tile_db.store import TileStore
 
 H200 = "cuda -arch=sm_90a -model=h200"
 
@@ -24,12 +30,28 @@ def linear(spec: pit_tvm.structs.SparsitySpec, **options: object) -> pit_tvm.api
     return pit_tvm.compile(tensors, sparse={"lhs": spec}, target=H200, **options)
 
 
-def test_lengths_are_never_dense() -> None:
-    plan = linear(pit_tvm.Lengths()).explain(
-        sparsity=np.full(256, 128), sizes={"m": 32768}, library="torch"
-    )
-    assert {c.kind for c in plan.candidates} == {"pit"}
+@pytest.mark.parametrize("dead", ["skip", "zero"])
+@pytest.mark.parametrize("fresh", [True, False])
+def test_dense_needs_dead_rows_that_it_may_write(dead: str, fresh: bool) -> None:
+    program = analyse(op.linear(None, 3072, 768, dtype="float16"), {"lhs": pit_tvm.Lengths()})
+    target = resolve_target(H200)
+    store = TileStore.open(device=target.device, isa=target.isa)
+    planner = CudaPlanner(program, rows_form(program), target, store, dead)
+    layout = Binder(program, None).layout_of({"m": 32768}, "torch")
+    plan = planner.plan(layout, (32768,), fresh)
     assert plan.choice.covered == 1.0 and "bound" in str(plan)
+    dense = [c for c in plan.candidates if c.kind == "dense"]
+    assert bool(dense) == (fresh or dead == "zero")
+    assert planner.dense_fills == (dead == "zero")
+    if dense:  # a dead row is looked for only to be overwritten
+        assert (dict(dense[0].parts)["index"] > 0) == (dead == "zero")
+
+
+def test_groups_are_never_dense() -> None:
+    tensors = op.grouped_matmul(None, 64, 128, 4, dtype="float16")
+    operator = pit_tvm.compile(tensors, sparse={"lhs": pit_tvm.Groups(4)}, target=H200)
+    plan = operator.explain(sparsity=np.zeros(512, np.int64), sizes={"m": 512})
+    assert {c.kind for c in plan.candidates} == {"pit"}
 
 
 def test_masks_are_dense_where_nothing_is_saved() -> None:
@@ -79,7 +101,10 @@ class Arriving:
 
     arrived = False
 
-    def __init__(self, count: tuple[int, ...]) -> None:
+    def __init__(self, like: tuple[int, ...]) -> None:
+        self.count = like
+
+    def start(self, count: tuple[int, ...]) -> None:
         self.count = count
 
     def ready(self) -> bool:
@@ -93,17 +118,17 @@ def test_counts_are_known_once_they_arrive(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(cuda_watch, "PinnedCopy", Arriving)
     monkeypatch.setattr(cuda_watch, "is_capturing", lambda: False)
     watch = CountWatch()
-    assert watch.due("a") and watch.counts("a") is None
-    watch.report("a", (5,))
-    assert watch.counts("a") is None  # on its way
+    assert watch.due() and watch.counts() is None
+    watch.report((5,))
+    assert watch.counts() is None  # on its way
     Arriving.arrived = True
-    assert watch.counts("a") == (5,) and watch.counts("b") is None
-    assert [watch.due("a") for _ in range(PERIOD)].index(True) == PERIOD - 1
+    assert watch.counts() == (5,)
+    assert [watch.due() for _ in range(PERIOD)].index(True) == PERIOD - 1
 
 
 def test_nothing_is_learnt_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_watch, "is_capturing", lambda: True)
-    assert not CountWatch().due("a")
+    assert not CountWatch().due()
 
 
 def test_empty_operands_have_plans() -> None:

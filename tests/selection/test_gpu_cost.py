@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pit_tvm.selection.gpu_cost import GpuRates, GpuWork, gpu_rates, select_gpu
+from pit_tvm.selection.gpu_cost import GpuDense, GpuRates, GpuWork, gpu_rates, select_gpu
 from pit_tvm.structs import MicroTile, Tile, TileTask
 from pit_tvm.tile_db.record import Provenance, TileRecord
 from pit_tvm.tile_db.store import TileStore
@@ -150,7 +150,7 @@ def test_choice_is_the_cheaper_and_says_how_far_from_its_bound() -> None:
         measured(tile(64, 64), task(1000), 90.0),
         library(task(8192), 400.0),
     )
-    dense = (8192, 4096, 4096)
+    dense = GpuDense(8192, 4096, 4096)
     sparse = select_gpu(FAMILY, LIVE_ROWS, GpuWork(1000, 4096, 4096), dense, known, 8192)
     assert (sparse.choice.kind, sparse.choice.tile, sparse.tuned) == ("pit", tile(), True)
     assert sparse.choice.covered == pytest.approx(1000 / 8192)
@@ -169,6 +169,18 @@ def test_cost_is_the_sum_of_its_parts_but_the_bound() -> None:
     parts = dict(plan.choice.parts)
     assert parts["index"] > 8192 * 4096 / 1400e3 and parts["output"] > 0
     assert not plan.tuned and "dense" not in plan.reason
+
+
+def test_dense_pays_for_dead_rows_and_for_passes_over_the_output() -> None:
+    work = GpuWork(8192, 4096, 4096, index_bytes=8192.0, extra_bytes=1e6)
+
+    def cost(**options: object) -> float:
+        dense = GpuDense(8192, 4096, 4096, **options)  # type: ignore[arg-type]
+        plan = select_gpu(FAMILY, LIVE_ROWS, work, dense, rates(), 8192)
+        return next(c.cost_us for c in plan.candidates if c.kind == "dense")
+
+    assert cost() < cost(fills=True) and cost() < cost(extra_bytes=1e6)
+    assert cost(extra_bytes=1e6) == pytest.approx(cost() + rates().store_us(1e6))
 
 
 def test_nothing_live_costs_a_launch() -> None:

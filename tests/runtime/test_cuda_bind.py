@@ -1,0 +1,144 @@
+"""Arguments of calls on a GPU, and memory that calls use again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pit_tvm
+from pit_tvm import op
+from pit_tvm.errors import DTypeError, PitError, ShapeError
+
+torch = pytest.importorskip("torch")
+
+M, N, K = 300, 64, 40
+
+
+@pytest.fixture(scope="module")
+def linear(tmp_path_factory: pytest.TempPathFactory) -> pit_tvm.Operator:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    tensors = op.linear(None, None, None, dtype="float16", activation="relu")
+    folder: Path = tmp_path_factory.mktemp("kernels")
+    return pit_tvm.compile(tensors, sparse={"lhs": pit_tvm.Rows()}, target="cuda", cache=folder)
+
+
+def arrays(m: int = M, n: int = N, k: int = K) -> list[Any]:
+    shapes = ((m, k), (n, k), (n,))
+    return [torch.randn(shape, device="cuda").half() for shape in shapes]
+
+
+def wanted(given: list[Any]) -> np.ndarray:
+    x, weight, bias = (a.cpu().double().numpy() for a in given)
+    return np.maximum(x @ weight.T + bias, 0)
+
+
+def poisoned(m: int = M, n: int = N) -> Any:
+    return torch.full((m, n), torch.nan, dtype=torch.float16, device="cuda")
+
+
+def right(out: Any, given: list[Any], ids: np.ndarray) -> bool:
+    found, truth = out.cpu().double().numpy(), wanted(given)
+    dead = np.setdiff1d(np.arange(len(found)), ids)
+    return bool(
+        np.abs(found[ids] - truth[ids]).max(initial=0) <= 4e-3 * np.abs(truth).max()
+        and np.isnan(found[dead]).all()
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        (lambda a, ids, out: (a[:2], ids, out), ShapeError, "arguments"),
+        (lambda a, ids, out: ([a[0].cpu(), *a[1:]], ids, out), DTypeError, "lhs"),
+        (lambda a, ids, out: ([a[0].float(), *a[1:]], ids, out), DTypeError, "lhs"),
+        (lambda a, ids, out: ([a[0].to_sparse(), *a[1:]], ids, out), ShapeError, "lhs"),
+        (lambda a, ids, out: ([a[0][:, :8].contiguous(), *a[1:]], ids, out), ShapeError, "rhs"),
+        (lambda a, ids, out: ([a[0].t().contiguous().t(), *a[1:]], ids, out), ShapeError, "lhs"),
+        (lambda a, ids, out: ([[1.0], *a[1:]], ids, out), DTypeError, "lhs"),
+        (lambda a, ids, out: ([a[0], a[1], a[2][:1]], ids, out), ShapeError, "bias"),
+        (lambda a, ids, out: (a, None, out), ShapeError, "sparsity"),
+        (lambda a, ids, out: (a, [1, 2], out), DTypeError, "sparsity"),
+        (lambda a, ids, out: (a, ids.cpu(), out), DTypeError, "sparsity"),
+        (lambda a, ids, out: (a, ids.half(), out), DTypeError, "int32 or int64"),
+        (lambda a, ids, out: (a, ids, out[:, :8]), ShapeError, "out"),
+        (lambda a, ids, out: (a, ids, out.float()), DTypeError, "out"),
+        (lambda a, ids, out: (a, ids, out.cpu()), DTypeError, "out"),
+        (lambda a, ids, out: (a, ids, a[0].flatten()[:0].view(0, N)), ShapeError, "out"),
+    ],
+)
+def test_arguments_that_do_not_fit(
+    linear: pit_tvm.Operator, change: Any, error: type[PitError], text: str
+) -> None:
+    given, out = arrays(), poisoned()
+    changed, ids, into = change(given, torch.arange(5, device="cuda"), out)
+    with pytest.raises(error, match=text):
+        linear(*changed, sparsity=ids, out=into)
+    assert out.isnan().all()
+
+
+@pytest.mark.gpu
+def test_an_output_in_the_memory_of_an_input_is_refused(linear: pit_tvm.Operator) -> None:
+    memory = torch.randn(M * N + M * N, device="cuda").half()
+    given = arrays(k=N)
+    given[0] = memory[: M * N].view(M, N)
+    ids = torch.arange(5, device="cuda")
+    with pytest.raises(ShapeError, match="memory apart from lhs"):
+        linear(*given, sparsity=ids, out=memory[8 : 8 + M * N].view(M, N))
+    linear(*given, sparsity=ids, out=memory[M * N :].view(M, N))
+
+
+@pytest.mark.gpu
+def test_an_empty_depth_is_refused(linear: pit_tvm.Operator) -> None:
+    with pytest.raises(ShapeError, match="at least 1 on a GPU"):
+        linear(*arrays(k=0), sparsity=torch.arange(5, device="cuda"))
+
+
+@pytest.mark.gpu
+def test_rows_that_begin_anywhere(linear: pit_tvm.Operator) -> None:
+    ids = np.array([3, 299, 0])
+    for m, n, k, shift in ((M, 61, 40, 0), (M, 64, 37, 0), (M, 64, 40, 1)):
+        given, out = arrays(m, n, k), poisoned(m, n)
+        if shift:  # whole rows, at odd addresses
+            memory = torch.randn(m * k + shift, device="cuda").half()
+            given[0] = memory[shift:].view(m, k)
+        linear(*given, sparsity=torch.from_numpy(ids).cuda(), out=out)
+        assert right(out, given, ids)
+
+
+@pytest.mark.gpu
+def test_index_memory_is_used_again_in_order(linear: pit_tvm.Operator) -> None:
+    given, streams = arrays(), [torch.cuda.Stream() for _ in range(3)]
+    lists = [np.random.default_rng(i).permutation(M)[: 7 * i] for i in range(30)]
+    told = [torch.from_numpy(ids).cuda() for ids in lists]
+    outs = [poisoned() for _ in lists]
+    torch.cuda.synchronize()
+    for number, (ids, out) in enumerate(zip(told, outs, strict=True)):
+        with torch.cuda.stream(streams[number % 3]):
+            linear(*given, sparsity=ids, out=out)
+    torch.cuda.synchronize()
+    assert all(right(out, given, ids) for out, ids in zip(outs, lists, strict=True))
+
+
+@pytest.mark.gpu
+def test_a_graph_keeps_its_own_index_memory(linear: pit_tvm.Operator) -> None:
+    given, ids = arrays(), torch.arange(40, device="cuda")
+    stream, out = torch.cuda.Stream(), poisoned()
+    with torch.cuda.stream(stream):
+        linear(*given, sparsity=ids, out=out)  # eager, in the stream that is captured next
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        linear(*given, sparsity=ids, out=out)
+    other = poisoned()
+    with torch.cuda.stream(stream):
+        linear(*given, sparsity=ids + 100, out=other)
+    torch.cuda.synchronize()
+    out.fill_(torch.nan)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert right(out, given, np.arange(40)) and right(other, given, np.arange(100, 140))
