@@ -6,23 +6,27 @@ The files land in the kernel cache, from where operators load them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
+from typing import Any
 
-from bench_gpu_cases import Linear, Moe, list_linear, list_moe
+from bench_gpu_cases import Layer, Linear, Moe, list_layers, list_linear, list_moe
+from bench_gpu_experts import products_of
 from bench_gpu_measure import GpuSettings
 from bench_gpu_pit import internals, operator, operator_of
 
 import pit_tvm
 from pit_tvm.runtime.cuda_dispatch import all_modules
 from pit_tvm.runtime.cuda_modules import cached_modules
+from pit_tvm.runtime.cuda_rows import RowsKernels
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.structs import SparsitySpec, Tile
 
 ARCH = "sm_90a"
 TARGET = f"cuda -arch={ARCH} -model=h200"
+IDS = "int32"  # type of the experts' ids in the benchmark
 
 
 @dataclass(frozen=True)
@@ -36,41 +40,67 @@ class Kernel:
     tile: Tile
 
 
-def build_all(kernels: Iterable[Kernel], jobs: int) -> int:
+@dataclass(frozen=True)
+class Library:
+    """One library that `pit_tvm.torch` takes for tokens with several experts: a tile with the
+    kernel's options, or the sum of a token's rows without a tile."""
+
+    dtype: str
+    tile: Tile | None = None
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+def build_all(kernels: Iterable[Kernel | Library], jobs: int) -> int:
     """Compile, with ``jobs`` processes, the kernels and detection that the cache lacks; returns
     how many were asked for."""
     unique = sorted(set(kernels), key=str)
-    work: list[str | Kernel] = [*all_modules(), *unique]  # the longest first
+    work: list[str | Kernel | Library] = [*all_modules(), *unique]  # the longest first
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         return sum(pool.map(build_one, work))
 
 
-def build_one(what: str | Kernel) -> int:
+def build_one(what: str | Kernel | Library) -> int:
     """Compile one kernel, or one module of detection by its name; 1."""
     if isinstance(what, str):
         cached_modules(KernelCache(), ARCH)(what, all_modules()[what])
-        return 1
-    groups = 2 if what.kind == "grouped" else 0
-    spec: SparsitySpec = pit_tvm.Groups(groups) if groups else pit_tvm.Rows()
-    sizes = (None, None)
-    made = operator(what.kind, spec, what.dtype, TARGET, sizes, groups, what.bias, what.act)
-    dispatcher = internals(made)
-    dispatcher.kernels.product(what.tile, groups, **dispatcher.options)
+    elif isinstance(what, Library):
+        kernels = RowsKernels(KernelCache(), ARCH)
+        if what.tile is None:
+            kernels.combine(what.dtype, IDS)
+        else:
+            kernels.product(what.tile, 2, **dict(what.options))
+    else:
+        groups = 2 if what.kind == "grouped" else 0
+        spec: SparsitySpec = pit_tvm.Groups(groups) if groups else pit_tvm.Rows()
+        sizes = (None, None)
+        made = operator(what.kind, spec, what.dtype, TARGET, sizes, groups, what.bias, what.act)
+        dispatcher = internals(made)
+        dispatcher.kernels.product(what.tile, groups, **dispatcher.options)
     return 1
 
 
-def wanted(cases: Sequence[Linear | Moe], settings: GpuSettings) -> list[Kernel]:
+def wanted(cases: Sequence[Linear | Moe | Layer], settings: GpuSettings) -> list[Kernel | Library]:
     """What measuring these cases runs: the candidates that are timed, and what an operator takes
     before it knows how much is live."""
-    kernels = []
-    for case in cases:
-        made = operator_of(case, settings.planned_target)
-        kind = "grouped" if isinstance(case, Moe) else "linear"
-        bias = isinstance(case, Linear) and case.gelu
-        act = "gelu" if bias else None
-        for tile in _tiles(case, made, settings):
-            kernels.append(Kernel(kind, case.dtype, bias, act, tile))
-    return kernels
+    return [kernel for case in cases for kernel in _wanted(case, settings)]
+
+
+def _wanted(case: Linear | Moe | Layer, settings: GpuSettings) -> Iterator[Kernel | Library]:
+    if isinstance(case, Layer) or isinstance(case, Moe) and case.top_k > 1:
+        counts = case.counts(settings.rng(case.label))
+        number = settings.tiles if isinstance(case, Moe) else 1
+        for product in products_of(case):
+            for tile in product.tiles(counts, settings.planned_target, number):
+                yield Library(case.dtype, tile, product.options)
+        if isinstance(case, Layer):
+            yield Library(case.dtype)
+        return
+    made = operator_of(case, settings.planned_target)
+    kind = "grouped" if isinstance(case, Moe) else "linear"
+    bias = isinstance(case, Linear) and case.gelu
+    act = "gelu" if bias else None
+    for tile in _tiles(case, made, settings):
+        yield Kernel(kind, case.dtype, bias, act, tile)
 
 
 def _tiles(case: Linear | Moe, made: pit_tvm.Operator, settings: GpuSettings) -> list[Tile]:
@@ -80,17 +110,19 @@ def _tiles(case: Linear | Moe, made: pit_tvm.Operator, settings: GpuSettings) ->
     layout = dispatcher.binder.layout_of({"m": rows, "n": case.n, "k": case.k}, "torch")
     plan = planner.decide(layout, case.counts(settings.rng(case.label)))
     tiles = [c.tile for c in plan.candidates if c.tile is not None][: settings.tiles]
-    blind = planner.plan(layout, None).choice.tile
+    blind = planner.plan(layout, None, False).choice.tile
     return tiles if blind is None else [*tiles, blind]
 
 
-def product_cases(suites: Sequence[str], quick: bool) -> list[Linear | Moe]:
-    """Cases that some suites run kernels for; ``search`` runs those of both others."""
-    cases: list[Linear | Moe] = []
+def product_cases(suites: Sequence[str], quick: bool) -> list[Linear | Moe | Layer]:
+    """Cases that some suites run kernels for; ``search`` runs those of both suites of products."""
+    cases: list[Linear | Moe | Layer] = []
     if {"padding", "search"} & set(suites):
         cases += list_linear(quick)
     if {"moe", "search"} & set(suites):
         cases += list_moe(quick)
+    if "layer" in suites:
+        cases += list_layers(quick)
     return cases
 
 

@@ -39,6 +39,15 @@ HOT_SHARE = 0.84  # of the tokens, as in a real trace of a Switch transformer
 HELD_OUT_LIVE = ((3500, 7000, 5120, 5120), (2000, 4000, 8192, 2048))
 HELD_OUT_EXPERTS = ((96, 1, 3072, 768),)
 
+# Whole layers: experts, top-k, hidden, inter, activation, whether gates multiply. The first is
+# Switch Transformer's, the others are the sizes of DeepSeek's and Mixtral's experts.
+LAYERS = (
+    (64, 1, 768, 3072, "relu", False),
+    (64, 6, 2048, 1408, "silu", True),
+    (8, 2, 4096, 14336, "silu", True),
+)
+HELD_OUT_LAYERS = ((96, 1, 768, 3072, "relu", False),)
+
 # Of lognormal lengths: mean as a share of the padded length, spread, share at the limit.
 MIXES = {"short": (0.24, 0.6, 0.0), "tail": (0.33, 0.5, 0.02), "documents": (0.34, 0.5, 0.0)}
 
@@ -162,6 +171,56 @@ class Moe:
 
 
 @dataclass(frozen=True)
+class Layer:
+    """A whole feed-forward layer of ``tokens`` tokens, each at ``top_k`` of ``experts`` experts:
+    from ``hidden`` to ``inter`` and back; ``gated``: by gates, ``act`` of a second product."""
+
+    experts: int
+    top_k: int
+    hidden: int
+    inter: int
+    act: str
+    gated: bool
+    routing: str
+    tokens: int = TOKENS
+    dtype: str = "bfloat16"
+    held_out: bool = False
+
+    @property
+    def label(self) -> str:
+        """Name of the case; equal names mean equal data."""
+        sizes = f"{self.hidden}->{self.inter}->{self.hidden}"
+        gated = " gated" * self.gated
+        return f"E={self.experts} top-{self.top_k} {sizes} {self.act}{gated} {self.routing}"
+
+    @property
+    def rows(self) -> int:
+        """Choices of all tokens."""
+        return self.tokens * self.top_k
+
+    @property
+    def products(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """n and k of both products."""
+        wide = 2 * self.inter if self.gated else self.inter
+        return (wide, self.hidden), (self.hidden, self.inter)
+
+    def route(self, rng: np.random.Generator) -> Array:
+        """int32 ``[tokens, top_k]``: the experts of each token."""
+        ids = draw_routing(rng, self.routing, self.tokens, self.experts, self.top_k)
+        return ids.reshape(self.tokens, self.top_k)
+
+    def counts(self, rng: np.random.Generator) -> tuple[int, ...]:
+        """Rows of each expert."""
+        return tuple(np.bincount(self.route(rng).ravel(), minlength=self.experts).tolist())
+
+    def small(self) -> Layer:
+        """The same with extents divided by `QUICK`."""
+        experts = max(self.top_k + 1, self.experts // QUICK)
+        hidden, inter, tokens = self.hidden // QUICK, self.inter // QUICK, self.tokens // QUICK
+        return replace(self, experts=experts, hidden=hidden, inter=inter, tokens=tokens)
+
+
+@dataclass(frozen=True)
 class Indexed:
     """One detection: of a boolean mask with zeros in blocks of ``grain`` (``kind`` "mask"), of
     ``size`` expert ids ("groups"), or of lengths ("lengths", ``parts`` sequences)."""
@@ -212,6 +271,17 @@ def list_moe(quick: bool) -> list[Moe]:
     cases = [
         Moe(*sizes, routing, held_out=apart)
         for shapes, apart in ((EXPERTS, False), (HELD_OUT_EXPERTS, True))
+        for sizes in shapes
+        for routing in ROUTINGS
+    ]
+    return [case.small() for case in cases] if quick else cases
+
+
+def list_layers(quick: bool) -> list[Layer]:
+    """Cases of the suite ``layer``, held-out ones last."""
+    cases = [
+        Layer(*sizes, routing, held_out=apart)
+        for shapes, apart in ((LAYERS, False), (HELD_OUT_LAYERS, True))
         for sizes in shapes
         for routing in ROUTINGS
     ]

@@ -4,6 +4,7 @@
 * gather: the live rows by ``index_select``, cuBLAS, ``index_copy_``, with their ids known;
 * packed: cuBLAS on rows that are packed already, which bounds the others;
 * pit: the operator, lengths or row ids in, index inside, dead rows left alone (``dead="skip"``);
+* new: the same into a new output, whose dead rows may hold anything, so dense is a candidate;
 * zero: the same with ``dead="zero"``; index: its index alone.
 """
 
@@ -99,6 +100,7 @@ def measure_linear(case: Linear, settings: GpuSettings) -> Row:
             zero = _pit(case, data, settings, "zero").run(poisoned(out.shape, out))
             spec: SparsitySpec = pit_tvm.Lengths() if case.batch else pit_tvm.Rows()
             index = detection(settings, spec, data.value, data.x.shape, ROWS)
+            contenders["new"] = Contender(pit.run(None), data.judge("any"))
             contenders["zero"] = Contender(zero, data.judge("zero"))
             contenders["index"] = Contender(index)
         found = measure(contenders, settings)
@@ -146,6 +148,7 @@ def _ratios(row: Row, case: Linear) -> dict[str, Any]:
         "bound_us": row.us("packed"),
         "best_peer": min(("dense", "gather"), key=row.us),
         "over_dense": row.us("dense") / pit,
+        "new_over_dense": row.us("dense") / row.us("new"),
         "over_gather": row.us("gather") / pit,
         "over_peer": min(row.us("dense"), row.us("gather")) / pit,
         "of_bound": row.us("packed") / pit,
@@ -172,7 +175,11 @@ def linear_targets(rows: Sequence[Row]) -> list[Target]:
         *limits(rows, dense, DENSE_SPEED_UP, fact("over_dense"), at_least=True, only=half),
         *limits(rows, gather, GATHER_SPEED_UP, fact("over_gather"), at_least=True, only=half),
         *limits(
-            rows, "padding: over dense, every row", NEVER_BELOW, fact("over_dense"), at_least=True
+            rows,
+            "padding: over dense, every row, new output",
+            NEVER_BELOW,
+            fact("new_over_dense"),
+            at_least=True,
         ),
         *host_targets("padding", rows),
     ]
@@ -191,6 +198,7 @@ def linear_suite() -> Suite:
             time_column("gather", "gather", 1),
             time_column("packed", "packed", 1),
             time_column("pit", "pit", 1),
+            time_column("new", "new", 1),
             time_column("zero", "zero", 1),
             time_column("index", "index", 1),
             fact_column("predict", "predicted_us", ".1f"),

@@ -281,6 +281,17 @@ def _time_once(
         seconds[name].append(1e-3 * begin.elapsed_time(end) / ready[name].calls)
 
 
+def memory_of(run: Run) -> int:
+    """Bytes of the device that one call takes at its peak, its result included."""
+    run()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
 @contextlib.contextmanager
 def fresh_memory(device: str) -> Iterator[None]:
     """Memory of a case goes back to the device when it is done."""

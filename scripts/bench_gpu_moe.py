@@ -1,10 +1,11 @@
 """The suite ``moe``: the first expert product with routing ids in, against grouped products.
 
-* whole: ``argsort`` of the ids, gather, ``torch._grouped_mm``; its result stays sorted;
-* sorted: ``_grouped_mm`` alone, on tokens that are sorted already;
-* loop: one cuBLAS product for each expert on sorted tokens, their counts known to the host;
+* whole: ``sort`` of the ids as bytes, gather, ``torch._grouped_mm``; its result stays sorted;
+* sorted: ``_grouped_mm`` alone, on rows that are sorted already;
+* loop: one cuBLAS product for each expert on sorted rows, their counts known to the host;
 * cublas: one product of as many rows with one weight: the rate that cuBLAS has at these sizes;
-* pit: the operator, ids in, index inside, results in the order of the tokens; index: alone.
+* pit: the operator, or `pit_tvm.torch.grouped_linear` where tokens go to several experts: ids in,
+  index inside, results in the order of the tokens' choices; index: alone.
 
 The floor is the time of the operations at 714 TFLOP/s, or of reading the weights of all experts
 in use once at 4.28 TB/s, whichever is longer.
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from bench_gpu_cases import Moe, list_moe
+from bench_gpu_experts import ROWS, Choices
 from bench_gpu_measure import (
     ERROR_LIMIT,
     Contender,
@@ -34,36 +36,28 @@ from bench_gpu_measure import (
     rounding_error,
 )
 from bench_gpu_pit import Pit, detection, operator_of, plan_facts
+from bench_gpu_rivals import sort_ids
 from bench_rows import Column, Row, Suite, Target, fact_column, limits, time_column
 
 import pit_tvm
-from pit_tvm.structs import MicroTile
 
-ROWS = MicroTile("lhs", "m", 0, (1, 0))
 FLOOR_TFLOPS, FLOOR_TBPS = 714.0, 4.28
 OVER_FLOOR, CUBLAS_SHARE, LOOP_SHARE = 1.6, 0.85, 0.93
 
 
 @dataclass(frozen=True)
 class Data:
-    """Arrays of one case: ``x`` [rows, k], ``weight`` [experts, n, k], ``ids`` int32 [rows]; rows
-    by expert in ``order``, each expert's between two of ``ends``; ``want`` float64 [rows, n]."""
+    """Arrays of one case: ``x`` [tokens, k], ``weight`` [experts, n, k], ``ids`` int32 [rows], a
+    row for each choice of a token; rows by expert in ``order``, their ``tokens``, each expert's
+    between two of ``ends``; ``want`` float64 [rows, n]."""
 
     x: torch.Tensor
     weight: torch.Tensor
     ids: torch.Tensor
     order: torch.Tensor
+    tokens: torch.Tensor
     ends: list[int]
     want: torch.Tensor
-
-
-def expanded(tokens: torch.Tensor, top_k: int) -> torch.Tensor:
-    """What a call passes for tokens that go to ``top_k`` experts: a row for each choice.
-
-    The only place to change for an operator that takes tokens ``[tokens, k]`` themselves; the
-    copy is made before anything is timed, for all contenders.
-    """
-    return tokens.repeat_interleave(top_k, dim=0) if top_k > 1 else tokens
 
 
 def make_data(case: Moe, settings: GpuSettings) -> Data:
@@ -71,29 +65,28 @@ def make_data(case: Moe, settings: GpuSettings) -> Data:
     rng = settings.rng(case.label)
     routing = case.route(rng)
     made = generator(rng, settings.device)
-    x = expanded(normal(made, (case.tokens, case.k), case.dtype), case.top_k)
+    x = normal(made, (case.tokens, case.k), case.dtype)
     weight = normal(made, (case.experts, case.n, case.k), case.dtype) / case.k**0.5
     order = on(settings.device, np.argsort(routing, kind="stable"))
     ends = np.cumsum(np.bincount(routing, minlength=case.experts)).tolist()
     want = torch.empty((case.rows, case.n), dtype=torch.float64, device=settings.device)
     for expert, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
         rows = order[begin:end]
-        want[rows] = x[rows].double() @ weight[expert].double().t()
-    return Data(x, weight, on(settings.device, routing), order, ends, want)
+        want[rows] = x[rows // case.top_k].double() @ weight[expert].double().t()
+    ids = on(settings.device, routing)
+    return Data(x, weight, ids, order, order // case.top_k, ends, want)
 
 
-def floor_us(case: Moe, used: int) -> float:
+def floor_us(rows: int, n: int, k: int, used: int) -> float:
     """Lower bound of one product in which ``used`` experts have rows, in microseconds."""
-    operations = 2e-6 * case.rows * case.n * case.k / FLOOR_TFLOPS
-    return max(operations, 2e-6 * used * case.n * case.k / FLOOR_TBPS)
+    return max(2e-6 * rows * n * k / FLOOR_TFLOPS, 2e-6 * used * n * k / FLOOR_TBPS)
 
 
 def measure_moe(case: Moe, settings: GpuSettings) -> Row:
     """One case: every contender, correct or not."""
     with fresh_memory(settings.device):
         data = make_data(case, settings)
-        operator = operator_of(case, settings.target)
-        pit = Pit(operator, (data.x, data.weight, data.ids), None)
+        pit = _pit(case, data, settings)
         out = poisoned((case.rows, case.n), data.x)
         plan = pit.plan(out)
         others = pit.others(plan, settings.tiles, out)
@@ -102,22 +95,21 @@ def measure_moe(case: Moe, settings: GpuSettings) -> Row:
             return rounding_error(result, data.want)
 
         contenders = {
-            **(_peers(data) if settings.peers else {}),
+            **(_peers(data, case.top_k) if settings.peers else {}),
             "pit": Contender(pit.run(out), error),
             **{name: Contender(run, error) for name, (_, run) in others.items()},
         }
         if settings.peers:
-            spec = pit_tvm.Groups(case.experts)
-            contenders["index"] = Contender(detection(settings, spec, data.ids, data.x.shape, ROWS))
+            spec, shape = pit_tvm.Groups(case.experts), (case.rows, case.k)
+            contenders["index"] = Contender(detection(settings, spec, data.ids, shape, ROWS))
         found = measure(contenders, settings)
         stats = {**found.stats, **host_stats(pit.run(out), found.stats["pit"], settings.device)}
         counts = np.diff([0, *data.ends])
         facts = {
             "sizes": [case.experts, case.top_k, case.n, case.k],
-            "lhs": "a row for each choice of a token" if case.top_k > 1 else "tokens",
             "routing": case.routing,
             "peak": float(counts.max() / max(1, counts.sum())),
-            "floor_us": floor_us(case, int((counts > 0).sum())),
+            "floor_us": floor_us(case.rows, case.n, case.k, int((counts > 0).sum())),
             "without_graph": found.plain,
             **plan_facts(plan),
             "others": {name: [str(c), c.cost_us] for name, (c, _) in others.items()},
@@ -127,18 +119,27 @@ def measure_moe(case: Moe, settings: GpuSettings) -> Row:
     return row
 
 
-def _peers(data: Data) -> dict[str, Contender]:
+def _pit(case: Moe, data: Data, settings: GpuSettings) -> Pit | Choices:
+    if case.top_k == 1:
+        return Pit(operator_of(case, settings.target), (data.x, data.weight, data.ids), None)
+    ids = data.ids.view(case.tokens, case.top_k)
+    counts = tuple(np.diff([0, *data.ends]).tolist())
+    return Choices(case, data.x, data.weight, ids, counts, settings)
+
+
+def _peers(data: Data, top_k: int) -> dict[str, Contender]:
     weights = data.weight.transpose(1, 2)  # [experts, k, n], columns contiguous
     experts = torch.arange(len(weights), dtype=torch.int32, device=data.x.device)
-    packed = data.x[data.order]
+    packed = data.x[data.tokens]
     ends = torch.tensor(data.ends, dtype=torch.int32, device=data.x.device)
     spans = list(zip([0, *data.ends], data.ends, strict=False))
     looped = poisoned(data.want.shape, data.x)
 
     def whole() -> torch.Tensor:
-        order = torch.argsort(data.ids, stable=True)
-        offs = torch.searchsorted(data.ids[order], experts, right=True, out_int32=True)
-        return torch._grouped_mm(data.x[order], weights, offs=offs)
+        ordered, order = sort_ids(data.ids, len(weights))
+        offs = torch.searchsorted(ordered, experts, right=True, out_int32=True)
+        tokens = order // top_k if top_k > 1 else order
+        return torch._grouped_mm(data.x[tokens], weights, offs=offs)
 
     def loop() -> torch.Tensor:
         for expert, (begin, end) in enumerate(spans):

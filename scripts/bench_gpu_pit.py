@@ -72,8 +72,8 @@ class Pit:
     arrays: tuple[torch.Tensor, ...]
     value: torch.Tensor | None
 
-    def run(self, out: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """A function that calls the operator once."""
+    def run(self, out: torch.Tensor | None) -> Callable[[], torch.Tensor]:
+        """A function that calls the operator once; None: the output is new."""
         call, arrays, value = self.operator, self.arrays, self.value
         return lambda: call(*arrays, sparsity=value, out=out)
 

@@ -11,8 +11,9 @@ from pit_tvm.errors import ShapeError, mismatch
 
 # Contenders that are drawn, in this order, where a suite has them; and facts beside them.
 DRAWN = (
-    *("dense", "gather", "packed", "whole", "sorted", "loop", "cublas"),
-    *("csr", "blocks", "sort", "nonzero", "zero", "pit", "index", "select", "cached"),
+    *("dense", "gather", "packed", "whole", "sorted", "grouped", "loop", "ogs", "scatter"),
+    *("cublas", "csr", "blocks", "sort", "nonzero", "new", "zero", "pit", "eager", "index"),
+    *("select", "cached"),
 )
 FACTS = {"predicted_us": "predicted", "floor_us": "floor"}
 MARKS = "osD^v<>PX*hpd8"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from bench_gpu_cases import HELD_OUT_EXPERTS, HELD_OUT_LIVE, Linear, Moe, list_selected
+from bench_gpu_cases import HELD_OUT_EXPERTS, HELD_OUT_LIVE, Linear, Moe, list_layers, list_selected
 from bench_gpu_measure import GpuSettings
 from bench_gpu_pit import LATER, internals, operator_of
 from bench_rows import Column, Row, Stat, Suite, Target, fact_column, limits, time_column
@@ -40,7 +40,7 @@ def measure_select(case: Linear | Moe, settings: GpuSettings) -> Row:
         return planner.decide(layout, next(counts))
 
     def cached() -> Plan:
-        return planner.plan(layout, next(counts))
+        return planner.plan(layout, next(counts), False)
 
     for _ in range(COUNTS):
         cached()
@@ -163,6 +163,8 @@ def held_out_target(records: Sequence[TileRecord]) -> Target:
     """No held-out shape may be among the tasks of the tile database in use."""
     shapes = {(1, n, k) for _, _, n, k in HELD_OUT_LIVE}
     shapes |= {(experts, n, k) for experts, _, n, k in HELD_OUT_EXPERTS}
+    layers = [case for case in list_layers(False) if case.held_out]
+    shapes |= {(case.experts, n, k) for case in layers for n, k in case.products}
     tasks = [record.task for record in records if record.task is not None]
     known = sum((task.groups, task.n, task.k) in shapes for task in tasks)
     return Target("database: records of held-out shapes", 0, False, known)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from bench_gpu_index import index_suite
+from bench_gpu_layer import layer_suite
 from bench_gpu_linear import linear_suite
 from bench_gpu_measure import GpuSettings
 from bench_gpu_moe import moe_suite
@@ -22,7 +23,7 @@ PRODUCTS = ("padding", "moe")  # the suites whose rows have plans
 
 def suites() -> dict[str, Suite]:
     """All suites, in the order in which they run."""
-    made = (linear_suite(), moe_suite(), index_suite(), search_suite())
+    made = (linear_suite(), moe_suite(), layer_suite(), index_suite(), search_suite())
     return {suite.name: suite for suite in made}
 
 

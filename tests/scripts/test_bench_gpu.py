@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
+import sys
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import bench_gpu_cases as cases
+import bench_gpu_experts as experts
 import bench_gpu_index as index
+import bench_gpu_layer as layer
 import bench_gpu_linear as linear
 import bench_gpu_measure as measure
 import bench_gpu_moe as moe
 import bench_gpu_report as report
+import bench_gpu_rivals as rivals
 import bench_gpu_search as search
 import bench_gpu_suites as suites
 import numpy as np
@@ -24,6 +30,8 @@ DRY = measure.GpuSettings(1, 0, quick=True, device="cpu", tiles=2)
 LENGTHS = cases.Linear("fc1", 96, 24, 16, "float16", "uniform", 6)
 ROWS = cases.Linear("", 60, 24, 16, "bfloat16", live=31, held_out=True)
 EXPERTS = cases.Moe(5, 2, 24, 16, "zipf", tokens=40)
+GATED = cases.Layer(5, 2, 16, 24, "silu", True, "hot", tokens=40)
+SWITCH = cases.Layer(4, 1, 16, 24, "relu", False, "zipf", tokens=30, held_out=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -71,7 +79,8 @@ def test_patterns_name_the_live_rows() -> None:
 
 
 def test_labels_are_unique_and_held_out_shapes_are_nobody_elses() -> None:
-    for listed in (cases.list_linear(False), cases.list_moe(False), cases.list_indexed(False)):
+    made = (cases.list_linear, cases.list_moe, cases.list_layers, cases.list_indexed)
+    for listed in (make(False) for make in made):
         labels = [case.label for case in listed]
         assert len(set(labels)) == len(labels)
     shapes: dict[bool, set[Any]] = {False: set(), True: set()}
@@ -79,6 +88,9 @@ def test_labels_are_unique_and_held_out_shapes_are_nobody_elses() -> None:
         shapes[linear_case.held_out].add((linear_case.n, linear_case.k))
     for moe_case in cases.list_moe(False):
         shapes[moe_case.held_out].add((moe_case.experts, moe_case.n, moe_case.k))
+    for layer_case in cases.list_layers(False):
+        for n, k in layer_case.products:
+            shapes[layer_case.held_out].add((layer_case.experts, n, k))
     assert not shapes[True] & shapes[False]
     assert 10 * len(shapes[True]) >= len(shapes[True] | shapes[False])
 
@@ -90,7 +102,10 @@ def test_sizes_are_multiples_of_what_kernels_and_peers_need(quick: bool) -> None
     for case in cases.list_linear(quick):
         assert not case.batch or case.stored % case.batch == 0
         assert case.batch or 0 < case.live <= case.stored
-    assert all(case.experts > case.top_k for case in cases.list_moe(quick))
+    for layer_case in cases.list_layers(quick):
+        assert all(n % 8 == k % 8 == 0 for n, k in layer_case.products)
+    with_experts = (*cases.list_moe(quick), *cases.list_layers(quick))
+    assert all(case.experts > case.top_k for case in with_experts)
 
 
 # --------------------------------------------------------------------------------------------
@@ -101,8 +116,8 @@ def test_sizes_are_multiples_of_what_kernels_and_peers_need(quick: bool) -> None
 def test_linear_contenders_are_right(case: cases.Linear) -> None:
     row = linear.measure_linear(case, DRY)
     assert row.wrong == [] and row.facts["live"] > 0
-    assert {"dense", "gather", "packed", "pit", "zero", "index"} <= set(row.stats)
-    assert {"dense", "gather", "packed", "pit", "zero"} <= set(row.errors)
+    assert {"dense", "gather", "packed", "pit", "new", "zero", "index"} <= set(row.stats)
+    assert {"dense", "gather", "packed", "pit", "new", "zero"} <= set(row.errors)
     assert report.Printer(linear.linear_suite(), [row.label]).row(row).startswith(row.label)
 
 
@@ -123,11 +138,73 @@ def test_expert_contenders_are_right() -> None:
     assert report.Printer(moe.moe_suite(), [row.label]).row(row)
 
 
+@pytest.mark.parametrize("case", [GATED, SWITCH])
+def test_layer_contenders_are_right(case: cases.Layer) -> None:
+    row = layer.measure_layer(case, DRY)
+    assert row.wrong == []
+    assert set(row.errors) == {"grouped", "loop", "pit", "eager"}
+    assert row.facts["over_grouped"] == row.us("grouped") / row.us("pit")
+    assert row.facts["over_rival"] is None and row.held_out == case.held_out
+    assert row.facts["predicted_us"] == pytest.approx(sum(row.facts["parts_us"].values()))
+    text = report.Printer(layer.layer_suite(), [row.label]).row(row)
+    assert text.startswith(row.label) and " - " in text  # no rival
+    assert [t.name for t in layer.layer_targets([row])] == ["layer: over _grouped_mm"]
+
+
+def test_layer_peers_see_wrong_routing() -> None:
+    data = layer.make_data(GATED, DRY)
+    want = layer.wanted(data)
+    run = rivals.torch_peers(data)["grouped"]
+    assert measure.rounding_error(run(), want) < measure.ERROR_LIMIT
+    data.ids[3] = (data.ids[3] + 1) % GATED.experts
+    assert measure.rounding_error(run(), want) > measure.ERROR_LIMIT
+
+
+def test_rivals_are_only_called_where_they_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = layer.make_data(SWITCH, DRY)
+    on_gpu = replace(DRY, device="cuda")
+    monkeypatch.setattr(rivals, "RIVALS", {"none": (("no_such_rival", "no_such_rival.x"), "x")})
+    assert rivals.rivals_of(data, on_gpu) == {}
+    monkeypatch.setattr(rivals, "RIVALS", {"json": (("json", "json.decoder"), "here")})
+    here: Any = SimpleNamespace(variants=lambda data: {"only": len})
+    monkeypatch.setitem(sys.modules, "here", here)
+    assert rivals.rivals_of(data, on_gpu) == {"json": ("only", len)}
+    assert rivals.rivals_of(data, DRY) == {}
+
+
+def test_the_fastest_setting_of_a_rival_is_taken() -> None:
+    runs = {"slow": lambda: time.sleep(2e-3), "fast": lambda: None}
+    assert rivals.fastest(runs, DRY) == ("fast", runs["fast"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("number", [3, 200, 256, 300])
+def test_ids_are_sorted_as_bytes_where_they_fit(number: int) -> None:
+    ids = torch.randint(number, (50, 2), dtype=torch.int32)
+    ids[0, 0], ids[7, 1] = number - 1, number - 1
+    ordered, choices = rivals.sort_ids(ids, number)
+    assert ordered.dtype == torch.int32
+    assert torch.equal(ordered, ids.flatten()[choices])
+    assert torch.equal(choices, ids.flatten().argsort(stable=True))
+    tokens, places, ends = rivals.index_ids(ids, torch.arange(number, dtype=torch.int32))
+    assert torch.equal(tokens, choices // 2) and torch.equal(choices[places], torch.arange(100))
+    assert torch.equal(ends, ids.flatten().bincount(minlength=number).cumsum(0).int())
+
+
+@pytest.mark.parametrize("case", [EXPERTS, GATED])
+def test_plans_of_tokens_with_several_experts_fit_their_kernels(case: Any) -> None:
+    counts = case.counts(np.random.default_rng(1))
+    for product in experts.products_of(case):
+        plan = product.plan(counts, DRY.planned_target)
+        assert plan.choice.tile == product.tiles(counts, DRY.planned_target, 1)[0]
+        with_index = product.plan(counts, DRY.planned_target, indexed=True)
+        assert with_index.choice.cost_us > plan.choice.cost_us
+
+
 def test_floor_is_of_operations_or_of_the_weights_in_use() -> None:
-    few, many = (cases.Moe(64, k, 3072, 768, "uniform") for k in (1, 6))
-    assert moe.floor_us(few, 64) == pytest.approx(70.6, abs=0.1)
-    assert moe.floor_us(few, 32) == pytest.approx(54.1, abs=0.1)
-    assert moe.floor_us(many, 64) == pytest.approx(324.8, abs=0.1)
+    sizes = 3072, 768
+    assert moe.floor_us(8192, *sizes, 64) == pytest.approx(70.6, abs=0.1)
+    assert moe.floor_us(8192, *sizes, 32) == pytest.approx(54.1, abs=0.1)
+    assert moe.floor_us(6 * 8192, *sizes, 64) == pytest.approx(324.8, abs=0.1)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ def product_row(label: str, held_out: bool = False, **more: Any) -> base.Row:
         "sizes": [8192, 4096, 4096],
         "predicted_us": 110.0,
         "over_dense": 2.0,
+        "new_over_dense": 2.0,
         "over_gather": 3.0,
         "of_bound": 0.96,
         "tflops": 600.0,
@@ -190,6 +191,7 @@ def test_predictions_are_judged_by_median_error_and_by_the_fastest_of_those_time
         ((3500, 5120, 5120), 1, 1),
         ((100, 8192, 2048), 1, 1),
         ((8192, 3072, 768), 96, 1),
+        ((8192, 768, 3072), 96, 1),
         ((8192, 3072, 768), 64, 0),
         ((8192, 4096, 4096), 1, 0),
     ],
@@ -207,18 +209,26 @@ def test_shipped_records_know_no_held_out_shape() -> None:
 
 
 def test_kernels_of_all_timed_candidates_are_built() -> None:
-    kernels = build.wanted([LENGTHS, replace(LENGTHS, gelu=True), EXPERTS], DRY)
-    kinds = {(kernel.kind, kernel.dtype, kernel.bias, kernel.act) for kernel in kernels}
+    first = cases.Moe(5, 1, 24, 16, "zipf", tokens=40)
+    layer = cases.Layer(5, 2, 16, 24, "silu", True, "hot", tokens=40)
+    kernels = build.wanted([LENGTHS, replace(LENGTHS, gelu=True), EXPERTS, first, layer], DRY)
+    kinds = {(k.kind, k.dtype, k.bias, k.act) for k in kernels if isinstance(k, build.Kernel)}
     assert kinds == {
         ("linear", "float16", False, None),
         ("linear", "float16", True, "gelu"),
         ("grouped", "bfloat16", False, None),
     }
-    assert {type(case) for case in build.product_cases(["search"], True)} == {
-        cases.Linear,
-        cases.Moe,
+    libraries = [kernel for kernel in kernels if isinstance(kernel, build.Library)]
+    assert {(k.dtype, k.tile is None, k.options) for k in libraries} == {
+        ("bfloat16", False, (("act", "none"), ("share", 2), ("bias", False))),
+        ("bfloat16", False, (("act", "silu"), ("share", 2), ("gated", "halves"))),
+        ("bfloat16", False, ()),
+        ("bfloat16", True, ()),
     }
-    assert build.product_cases(["index"], True) == []
+    found = {name: build.product_cases([name], True) for name in bench_gpu.SUITES}
+    kinds_of = {name: {type(case) for case in some} for name, some in found.items()}
+    assert kinds_of["search"] == {cases.Linear, cases.Moe}
+    assert kinds_of["layer"] == {cases.Layer} and kinds_of["index"] == set()
 
 
 # --------------------------------------------------------------------------------------------
@@ -277,6 +287,7 @@ def test_search_judges_plans_of_products_that_are_not_asked_for() -> None:
     assert [s.name for s in suites.to_run(bench_gpu.SUITES)] == [
         "padding",
         "moe",
+        "layer",
         "index",
         "search",
     ]
