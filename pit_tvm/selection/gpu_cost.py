@@ -186,7 +186,8 @@ class _Family:
         """Elements of a tile in warpgroups that work, where a group has so many rows."""
         if rows >= self.tallest:
             return self.elements
-        busy = np.ceil(rows / self.block) * self.block / self.height
+        # A cluster takes as long as its CTA with the most rows.
+        busy = np.ceil(rows / self.block) * self.block * self.width / self.elements
         return self.elements * np.minimum(busy, 1.0)
 
     def _bands(self, work: GpuWork) -> npt.NDArray[np.float64]:
