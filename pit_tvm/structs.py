@@ -5,9 +5,30 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from .errors import ShapeError, mismatch
+
+Record = TypeVar("Record")
+
+
+def hashed_once(cls: type[Record]) -> type[Record]:
+    """Let objects of a frozen dataclass keep their hash: they are looked up at every call."""
+    made: Any = cls
+    compute = made.__hash__
+
+    def __hash__(self: Any) -> int:
+        kept = self.__dict__.get("_hash")
+        if kept is None:
+            kept = self.__dict__["_hash"] = compute(self)
+        return int(kept)
+
+    def __getstate__(self: Any) -> dict[str, Any]:  # another process hashes text differently
+        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
+
+    made.__hash__, made.__getstate__ = __hash__, __getstate__
+    return cls
+
 
 # --------------------------------------------------------------------------------------------
 # What the user says about one operand at compile time
@@ -122,6 +143,7 @@ class AxisReport:
         return "\n".join(lines)
 
 
+@hashed_once
 @dataclass(frozen=True)
 class MicroTile:
     """The piece of ``operand`` that moves as one: extent 1 on dimension ``dim``, the PIT axis.
@@ -144,6 +166,7 @@ class MicroTile:
         return "x".join("*" if e == 0 else str(e) for e in self.extents)
 
 
+@hashed_once
 @dataclass(frozen=True)
 class Tile:
     """A dense tile: what the inner kernel computes. It never sees an index.
@@ -158,14 +181,6 @@ class Tile:
     tile_n: int
     tile_k: int
     knobs: tuple[tuple[str, int], ...] = ()
-
-    @cached_property
-    def _hash(self) -> int:
-        sizes = (self.tile_m, self.tile_n, self.tile_k)
-        return hash((self.family, self.isa, self.dtype, sizes, self.knobs))
-
-    def __hash__(self) -> int:  # tiles are looked up at every call
-        return self._hash
 
     def knob(self, name: str) -> int:
         """Value of one knob; KeyError if the tile's family has no such knob."""
