@@ -16,7 +16,7 @@ class Epilogue:
 
     Parameters
     ----------
-    pool : SMEMPool, for the staged rows and the tile's bias, one part per warp
+    pool : SMEMPool, for the staged rows, their bits and the tile's bias, one part per warp
     knobs, options : what the kernel is built with
     """
 
@@ -24,6 +24,11 @@ class Epilogue:
         warps = knobs.consumers * 4
         self.staged = pool.alloc((warps, 16, knobs.store_cols + 8), options.dtype, align=16)
         self.bias = pool.alloc((warps, 256), options.dtype, align=16)
+        self.octets = None
+        if options.live_bits:
+            self.octets = pool.alloc(
+                (warps, 16, knobs.tile_n // options.halves // 8), "uint8", align=16
+            )
         self.options = options
         self.halves = options.halves
         self.paired = options.gated == "interleaved"
@@ -56,6 +61,12 @@ class Epilogue:
                 mine.pair_rows[p] = -1
                 if place < live:
                     mine.pair_rows[p] = ids[group, place]
+        if self.octets is not None:
+            for p in T.unroll(self.blocks):
+                place: T.let = row0 + p * 64 + warp * 16 + T.truncdiv(lane, 2)
+                mine.live_rows[p] = -1
+                if place < live:
+                    mine.live_rows[p] = ids[group, place]
 
     @T.inline
     def fetch_bias(self, bias, group, col0, n, part, lane):
@@ -95,8 +106,11 @@ class Epilogue:
                 mine.scales[p] = scale[T.cast(mine.pair_rows[p], "int64")]
 
     @T.inline
-    def write(self, mine, acc, out, col0, part, lane):
-        """Finish the accumulators and store or add them at columns from ``col0``."""
+    def write(self, mine, acc, out, live, col0, part, lane):
+        """Finish the accumulators and store or add them at columns from ``col0``.
+
+        ``live`` gets the bits of what is not zero, unless it is None.
+        """
         if self.options.accumulate > 1:
             for p in T.unroll(self.blocks * 2):
                 if mine.pair_rows[p] >= 0:
@@ -118,14 +132,23 @@ class Epilogue:
             rows=mine.rows,
             pair_rows=mine.pair_rows,
             accumulate=self.options.accumulate,
+            **self.live_config(live, mine),
         )
+
+    def live_config(self, live: Any, mine: Any) -> dict[str, Any]:
+        """What SWrite is told of the bits in ``live``; nothing where it is None."""
+        if live is None:
+            return {}
+        return {"live": live, "octets": self.octets, "live_rows": mine.live_rows}
 
 
 @T.meta_class
 class EpilogueRows:
-    """Registers of one thread: ``rows`` of its stores, ``pair_rows`` and ``scales`` of its sums."""
+    """Registers of one thread: ``rows`` of its stores, ``pair_rows`` and ``scales`` of its sums,
+    ``live_rows`` whose bits it stores."""
 
     def __init__(self, epilogue: Epilogue) -> None:
         self.rows = T.alloc_local([epilogue.blocks * epilogue.stores], "int32")
         self.pair_rows = T.alloc_local([epilogue.blocks * 2], "int32")
         self.scales = T.alloc_local([epilogue.blocks * 2], "float32")
+        self.live_rows = T.alloc_local([epilogue.blocks], "int32")

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pit_tvm.errors import ScheduleError, mismatch
+from pit_tvm.selection.gpu_fit import HEIGHT_STEP
 
 TILE_K = 64  # elements: one 128-byte swizzle row of a 16-bit type
 SHARED_LIMIT = 232448  # bytes a CTA may use on sm_90
+WIDTHS = (16, 32, 64, 96)  # narrow instructions; those above follow more closely
+BAND = 16  # live rows that a flipped tile's producer gathers, and its epilogue stores, at once
 TILES_AHEAD = 4  # tiles that the producer announces before the consumers reach them
 ACTS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 
@@ -28,6 +31,10 @@ class RowsTile:
     ``raster``: bands of rows (tile_m * cluster) walked before the next column tile, to reuse L2.
     ``lag``: k steps between issuing a gather and announcing it; 0: the copies announce themselves.
     ``store_cols``: columns that a warp stages in shared memory before it stores 16 bytes per lane.
+    ``flip``: 1 makes live rows the columns of the tensor cores' tile and weights its rows: tile_n
+    output columns in blocks of 64 per consumer, and as many live rows as the count asks for, in
+    steps of 8 up to tile_m; ``cluster`` CTAs share a tile's depth then. lag is 0, and
+    store_cols has no meaning.
     ``most_groups``: the most groups the kernel takes; 1 leaves the search for the group out.
     ``sms``: CTAs of the persistent grid, one per multiprocessor.
     """
@@ -40,23 +47,40 @@ class RowsTile:
     raster: int = 8
     lag: int = 0
     store_cols: int = 64
+    flip: int = 0
     most_groups: int = 1
     sms: int = 132
 
     @property
     def registers(self) -> tuple[int, int]:
         """(producer, consumer) registers per thread, within 65536 per multiprocessor."""
+        if self.flip:  # up to 16 rows for each thread of the producer
+            return (128, 240) if self.consumers == 1 else (120, 192)
         return (96, 240) if self.consumers == 1 else (88, 208)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Live rows that a flipped tile's instructions take, each with a loop of its own: close to
+        each other where tiles are bound by arithmetic, and weights still as wide."""
+        usual = (*WIDTHS, *range(WIDTHS[-1] + HEIGHT_STEP, 161, HEIGHT_STEP), *range(176, 257, 16))
+        return (*(width for width in usual if width < self.tile_m), self.tile_m)
 
     @property
     def shared_bytes(self) -> int:
         """Bytes of shared memory of one CTA."""
         ring = self.stages * (self.tile_m + self.tile_n) * TILE_K * 2
+        if self.flip:
+            staged = self.consumers * 2 * BAND * (self.tile_n // self.consumers + 8) * 2
+            posted = TILES_AHEAD * self.tile_m * 8
+            return 1024 + ring + staged + posted + 10 * self.most_groups + 64
         staged = self.consumers * 4 * (16 * (self.store_cols + 8) + 256) * 2
-        return 1024 + ring + staged + (2 * self.most_groups + 8) * 4
+        return 1024 + ring + staged + 10 * self.most_groups + 48
 
     def check(self) -> None:
         """Raise ScheduleError (a ValueError) for a combination that the template cannot build."""
+        if self.flip:
+            self._check_flipped()
+            return
         tall = self.tile_m in (64 * self.consumers, 128 * self.consumers)
         wide = self.tile_n % 8 == 0 and 8 <= self.tile_n <= 256
         fits = self.tile_m // max(self.consumers, 1) * self.tile_n <= 128 * 128
@@ -69,6 +93,30 @@ class RowsTile:
             "lag below stages": 0 <= self.lag < self.stages,
             "cluster 1 or 2, a divisor of sms": self.cluster in (1, 2)
             and self.sms % self.cluster == 0,
+            f"at most {SHARED_LIMIT} bytes of shared memory": self.shared_bytes <= SHARED_LIMIT,
+        }
+        _require(self, rules)
+
+    def _sums_fit(self, blocks: int) -> bool:
+        """Whether sums that other CTAs send fit the ring: fp32 for bands of this CTA."""
+        bands = -(-self.tile_m // (BAND * self.cluster))
+        sent = (self.cluster - 1) * bands * blocks * 64 * self.consumers * BAND * 4
+        return sent <= self.stages * (self.tile_m + self.tile_n) * TILE_K * 2
+
+    def _check_flipped(self) -> None:
+        blocks = self.tile_n // (64 * max(self.consumers, 1))
+        rules = {
+            "consumers 1 or 2": self.consumers in (1, 2),
+            "tile_n 64 or 128 per consumer": self.tile_n == 64 * blocks * self.consumers
+            and blocks in (1, 2),
+            "tile_m a multiple of 16 from 16 to 256": self.tile_m % BAND == 0
+            and 16 <= self.tile_m <= 256,
+            "at most 160 accumulators per thread": blocks * self.tile_m <= 320,
+            "lag 0": self.lag == 0,
+            "cluster 1, or 2 with tile_n 64 per consumer, a divisor of sms": self.cluster
+            in (1, 2 // max(blocks, 1))
+            and self.sms % self.cluster == 0,
+            "a ring that holds the cluster's sums": self._sums_fit(blocks),
             f"at most {SHARED_LIMIT} bytes of shared memory": self.shared_bytes <= SHARED_LIMIT,
         }
         _require(self, rules)
@@ -86,6 +134,7 @@ class RowsOptions:
     gated: str = "none"
     row_scale: bool = False
     accumulate: int = 0
+    live_bits: bool = False
 
     @property
     def out_dtype(self) -> str:
@@ -97,6 +146,11 @@ class RowsOptions:
         """rhs columns that make one output column: 2 for gated pairs."""
         return 1 if self.gated == "none" else 2
 
+    def shared_bytes(self, knobs: RowsTile) -> int:
+        """Bytes of shared memory of one CTA, those of the rows' bits included."""
+        octets = knobs.consumers * 4 * 16 * (knobs.tile_n // self.halves // 8)
+        return knobs.shared_bytes + octets * self.live_bits
+
     def pieces(self, knobs: RowsTile) -> int:
         """Boxes that TMA fetches for one rhs tile, all CTAs of the cluster together."""
         if self.rhs_layout == "kn":
@@ -107,16 +161,30 @@ class RowsOptions:
     def check(self, knobs: RowsTile) -> None:
         """Raise ScheduleError (a ValueError) where the options do not fit together or the knobs."""
         knobs.check()
+        if knobs.flip:
+            self._check_flipped(knobs)
         piece = (64 if self.rhs_layout == "kn" else 8) * self.halves
         rules = {
             "dtype float16 or bfloat16": self.dtype in ("float16", "bfloat16"),
             f"act one of {', '.join(ACTS)}": self.act in ACTS,
             "share 1 or more": self.share >= 1,
             "accumulate 0 or more": self.accumulate >= 0,
+            "accumulate 0 for live_bits": not self.live_bits or self.accumulate == 0,
             "rhs_layout nk or kn": self.rhs_layout in ("nk", "kn"),
             "gated none, halves or interleaved": self.gated in ("none", "halves", "interleaved"),
             "rhs_layout nk for interleaved pairs": self.gated != "interleaved"
             or self.rhs_layout == "nk",
             f"tile_n a multiple of {piece} for this rhs": knobs.tile_n % piece == 0,
+            f"at most {SHARED_LIMIT} bytes of shared memory": self.shared_bytes(knobs)
+            <= SHARED_LIMIT,
+        }
+        _require((self, knobs), rules)
+
+    def _check_flipped(self, knobs: RowsTile) -> None:
+        rules = {
+            "accumulate 0 and no live_bits for flip": self.accumulate == 0 and not self.live_bits,
+            "gated none or halves for flip": self.gated in ("none", "halves"),
+            "tile_n 128 per consumer for gated pairs": self.gated == "none"
+            or knobs.tile_n == 128 * knobs.consumers,
         }
         _require((self, knobs), rules)

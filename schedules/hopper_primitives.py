@@ -2,6 +2,7 @@
 
 * copy_async, ``pit_sread``: rows of a matrix gathered into a tile (PIT's SRead)
   ``Tx.copy_async(tile, lhs[0:m, k0:k0 + 64], dispatch="pit_sread", rows=, thread=)``
+* gemm_async, ``pit_wgmma_flip``: acc (+)= weights_tile @ rows_tile.T, live rows as columns
 * gemm_async, ``pit_wgmma``: acc (+)= lhs_tile @ rhs_tile.T, or lhs_tile @ rhs_tile
   ``Tx.wg.gemm_async(acc, lhs_tile, rhs_tile, transB=, accum=, dispatch="pit_wgmma")``
 * copy, ``pit_swrite``: epilogue, then rows scattered through ``staged`` or added (PIT's SWrite)
@@ -40,7 +41,8 @@ def sread(call: Any, _sctx: Any) -> Any:
 
     Each thread fetches one 16-byte column of every such row of the tile; ``rows`` (local, int32)
     holds its row ids in the source. -1 is a dead row, which is filled with zeros and not read, like
-    columns beyond the source's width. The caller commits or announces the copies.
+    columns beyond the source's width. The caller commits or announces the copies. With
+    ``skip_dead``, dead rows are left as they are instead.
     """
     call = TilePrimitiveCall.downcast(call)
     dst, src = call.args[0], call.args[1]
@@ -51,7 +53,17 @@ def sread(call: Any, _sctx: Any) -> Any:
     if width % CHUNK or THREADS % per_row or height % step:
         fail(f"pit_sread: a {height} x {width} tile does not divide among {THREADS} threads")
     rows, thread = call.config["rows"], call.config["thread"]
+    skip_dead = bool(call.config.get("skip_dead", False))
     at, col0 = _starts(dst), src.region[-1].min
+
+    @T.inline
+    def fetch(p, row, col, size):
+        T.ptx["cp.async.cg.shared.global"](
+            tile.ptr_to([*at[:-2], at[-2] + p * step + row, at[-1] + col]),
+            source.ptr_to([T.cast(T.max(rows[p], 0), "int64"), T.cast(col0 + col, "int64")]),
+            16,
+            T.cast(size, "uint32"),
+        )
 
     @T.prim_func(check_well_formed=False)
     def impl():
@@ -59,12 +71,11 @@ def sread(call: Any, _sctx: Any) -> Any:
         col: T.let = T.truncmod(thread, per_row) * CHUNK
         inside: T.let = col0 + col < source.shape[1]
         for p in T.unroll(height // step):
-            T.ptx["cp.async.cg.shared.global"](
-                tile.ptr_to([*at[:-2], at[-2] + p * step + row, at[-1] + col]),
-                source.ptr_to([T.cast(T.max(rows[p], 0), "int64"), T.cast(col0 + col, "int64")]),
-                16,
-                T.cast(T.if_then_else((rows[p] >= 0) & inside, 16, 0), "uint32"),
-            )
+            if skip_dead:
+                if rows[p] >= 0:
+                    fetch(p, row, col, T.if_then_else(inside, 16, 0))
+            else:
+                fetch(p, row, col, T.if_then_else((rows[p] >= 0) & inside, 16, 0))
 
     return impl
 
@@ -117,6 +128,53 @@ def wgmma(call: Any, _sctx: Any) -> Any:
     return impl
 
 
+def wgmma_flip(call: Any, _sctx: Any) -> Any:
+    """One warpgroup multiplies 64-row blocks of a weights tile by gathered rows as columns, and
+    commits the group; no wait.
+
+    ``acc`` is a flat local fp32 buffer of ``blocks`` parts; the first n / 2 of each are used. Both
+    tiles are in the 128-byte-swizzled layout. The rows are (1, n, k). Weights begin at the region's
+    start: rows of k, or with ``transA`` rows of the depth as a row-major (k, 64) matrix has them;
+    ``apart`` rows of 128 bytes from one block to the next.
+    """
+    call = TilePrimitiveCall.downcast(call)
+    acc, a, b = call.args[0].source, call.args[1], call.args[2]
+    turned, accum = int(bool(call.args[3])), call.args[5]
+    weights, rows = a.source, b.source
+    blocks, apart = int(call.config["blocks"]), int(call.config["apart"])
+    n, k = int(b.region[-2].extent), int(b.region[-1].extent)
+    if n % 8 or n > 256 or k % 16 or rows.dtype not in PTX_TYPE:
+        fail(f"pit_wgmma_flip: no instruction for 64 x {n} x {k} {rows.dtype}")
+    kind = PTX_TYPE[rows.dtype]
+    chain = f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind}"
+    each = int(acc.shape[0]) // blocks
+    a0, b0 = _starts(a), _starts(b)
+    step = 128 if turned else 2  # 16 of the depth: 16 rows of 128 bytes, or 32 bytes
+
+    @T.prim_func(check_well_formed=False)
+    def impl():
+        desc_a: T.uint64 = T.uint64(0)
+        desc_b: T.uint64 = T.uint64(0)
+        T.cuda.wgmma.encode_matrix_descriptor(T.address_of(desc_a), weights.ptr_to(a0), 1, 64, 3)
+        T.cuda.wgmma.encode_matrix_descriptor(T.address_of(desc_b), rows.ptr_to(b0), 1, 64, 3)
+        T.ptx.wgmma.fence.sync.aligned()
+        for kk in T.unroll(k // 16):
+            for block in T.unroll(blocks):
+                T.ptx[chain](
+                    *[acc[block * each + i] for i in range(n // 2)],
+                    desc_a + T.uint64(kk * step) + T.cast(block * (apart * 8), "uint64"),
+                    desc_b + T.uint64(kk * 2),
+                    tvm.tirx.any(accum, kk > 0),
+                    1,
+                    1,
+                    turned,
+                    0,
+                )
+        T.ptx.wgmma.commit_group.sync.aligned()
+
+    return impl
+
+
 def _opt_in(name: str):
     def forced(call, _sctx):
         return getattr(call, "dispatch", None) == name, f"only by dispatch={name!r}"
@@ -125,10 +183,11 @@ def _opt_in(name: str):
 
 
 def register() -> None:
-    """Register the three variants with TIRx; a second call does nothing."""
+    """Register the variants with TIRx; a second call does nothing."""
     table: list[tuple[str, str, Callable]] = [
         ("copy_async", "pit_sread", sread),
         ("gemm_async", "pit_wgmma", wgmma),
+        ("gemm_async", "pit_wgmma_flip", wgmma_flip),
         ("copy", "pit_swrite", swrite),
     ]
     known = {

@@ -12,7 +12,7 @@ range: the caller checks. PIT, SOSP'23, section 3.3.
 
 One producer warpgroup walks the tiles, gathers lhs rows by cp.async into the 128-byte-swizzled
 layout that wgmma reads (SRead) and fetches rhs by TMA into a ring of stages; the other warpgroups
-multiply and scatter rows (SWrite).
+multiply and scatter rows (SWrite). ``knobs.flip`` takes the template of ``hopper_flip`` instead.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tvm.script.tirx import tile as Tx
 from tvm.tirx.lang.pipeline import PipelineState
 
 from .hopper_epilogue import Epilogue, EpilogueRows
+from .hopper_flip import flipped_rows
 from .hopper_knobs import SHARED_LIMIT, TILE_K, TILES_AHEAD, RowsOptions, RowsTile
 from .hopper_primitives import register
 from .hopper_ring import RhsTiles, TilePosts, announce, release
@@ -52,6 +53,7 @@ def gathered_rows(
     bias_h: T.Optional(T.handle),  # type: ignore[valid-type]
     scale_h: T.Optional(T.handle),  # type: ignore[valid-type]
     out_h: T.handle,
+    live_h: T.Optional(T.handle),  # type: ignore[valid-type]
     *,
     knobs: T.constexpr,
     options: T.constexpr,
@@ -74,6 +76,10 @@ def gathered_rows(
         scaled = T.int32()
         scale = T.match_buffer(scale_h, (scaled,), "float32")
     out = T.match_buffer(out_h, (out_rows, n), options.out_dtype)
+    if live_h is not None:
+        live_bits = T.match_buffer(live_h, (out_rows, T.truncdiv(n + 127, 128) * 16), "uint8")
+    else:
+        live_bits = T.meta_var(None)
 
     TM = T.meta_var(knobs.tile_m)
     CL = T.meta_var(knobs.cluster)
@@ -103,6 +109,7 @@ def gathered_rows(
     epilogue = Epilogue(pool, knobs, options)
     before = pool.alloc((knobs.most_groups + 1,), "int32", align=16)
     lives = pool.alloc((knobs.most_groups,), "int32", align=16)
+    order = pool.alloc((knobs.most_groups,), "int16", align=16)
     pool.commit()
     full.init((4 if LAG > 0 else 128) + 1)
     empty.init(WGS * CL)
@@ -111,6 +118,7 @@ def gathered_rows(
         count,
         before,
         lives,
+        order,
         groups,
         n,
         knobs.most_groups,
@@ -121,6 +129,7 @@ def gathered_rows(
         knobs.sms,
     )
     if knobs.most_groups > 1:
+        walk.arrange(wg * 128 + thread, (WGS + 1) * 128)
         if (wg == 0) & (warp == 0):
             walk.prefix(lane)
     T.ptx.fence.mbarrier_init.release.cluster()
@@ -246,7 +255,7 @@ def gathered_rows(
                     release(empty, prev, thread, CL)
                     if bias_h is not None:
                         epilogue.finish_bias()
-                    epilogue.write(held, acc, out, tile_col, part, lane)
+                    epilogue.write(held, acc, out, live_bits, tile_col, part, lane)
     if CL > 1:  # a CTA must outlive its neighbours' arrivals
         T.ptx.barrier.cluster.arrive()
         T.ptx.barrier.cluster.wait()
@@ -263,8 +272,9 @@ def rows_kernel(
     gated: str = "none",
     row_scale: bool = False,
     accumulate: int = 0,
+    live_bits: bool = False,
 ) -> tvm.tirx.PrimFunc:
-    """The kernel of one set of knobs; its arguments are lhs, ids, count, rhs, [bias,] [scale,] out.
+    """The kernel of one set of knobs: lhs, ids, count, rhs, [bias,] [scale,] out, [live].
 
     Parameters
     ----------
@@ -278,15 +288,25 @@ def rows_kernel(
     row_scale : scale (float32, one per id) multiplies the finished row: scale[ids[g, i]]
     accumulate : 0 stores; s > 0 adds the row to out[ids[g, i] // s] instead, in float32 and in no
         fixed order (sums differ in the last bits from call to call)
+    live_bits : also say which elements of each stored row are not zero, in live (out_rows, n / 8
+        rounded up to a multiple of 16) uint8. The first n / 8 columns are the `BitMask` of out that
+        the next operator's detection takes, at any micro-tile; the others are undefined. As for
+        `Values` NaN is live and -0.0 is not; rows that ids does not name are not written
 
     Raises
     ------
     ScheduleError (a ValueError) for knobs or options that the template cannot build
     """
-    options = RowsOptions(dtype, bias, act, share, rhs_layout, gated, row_scale, accumulate)
+    options = RowsOptions(
+        dtype, bias, act, share, rhs_layout, gated, row_scale, accumulate, live_bits
+    )
     options.check(knobs)
     register()
     absent = {} if bias else {"bias_h": None}
     if not row_scale:
         absent["scale_h"] = None
+    if knobs.flip:  # RowsOptions.check refuses live_bits there
+        return flipped_rows.specialize(knobs=knobs, options=options, **absent)
+    if not live_bits:
+        absent["live_h"] = None
     return gathered_rows.specialize(knobs=knobs, options=options, **absent)

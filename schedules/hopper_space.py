@@ -19,6 +19,7 @@ import tvm
 from tvm import s_tir, te, tirx
 
 from pit_tvm.errors import TileNotFound, TuningError, mismatch
+from pit_tvm.selection.gpu_fit import even_heights, fitting
 from pit_tvm.structs import Tile, TileTask
 
 from .hopper_rows import SHARED_LIMIT, TILE_K, RowsTile, rows_kernel
@@ -30,22 +31,35 @@ DTYPES = ("float16", "bfloat16")
 TILE, TASK = "pit.tile", "pit.task"
 
 # (tile_m, consumers, tile_n). Registers hold 64 rows x 256 columns of a consumer, or 128 x 128.
-FORMS = (
+ROW_FORMS = (
     *((64, 1, n) for n in (64, 96, 128, 192, 256)),
     *((128, 2, n) for n in (64, 96, 128, 160, 168, 192, 208, 224, 240, 256)),
     *((256, 2, n) for n in (96, 128)),
 )
+# The same with ``flip``. Copies that gather rows are slow: wide tiles where arithmetic counts.
+FLIPPED_FORMS = (
+    *((m, 1, 64) for m in (64, 128)),
+    *((m, 2, 128) for m in (64, 128, 192)),
+    *((m, 2, 256) for m in (96, 128, 144)),
+)
+FORMS = (*ROW_FORMS, *FLIPPED_FORMS)
 CLUSTER = (1, 2)
 SPARE = (0, 1)  # stages less than shared memory has room for
 RASTER = (4, 8, 16)
 LAG = (0, 1)
 STORE_COLS = (64, 128)
 _USUAL = (0, 1, 0, 0)  # positions of the usual choices in the four lists above
-# Form and cluster of the candidates that are measured first.
+# Forms and clusters of the candidates that are measured first, rows' and flipped ones in turn.
+_OFFSETS = (0, len(ROW_FORMS)) * 2
 _FIRST = (
-    *(((64, 1, n), 1) for n in (64, 96, 128, 256)),
-    *(((128, 2, n), 1) for n in (128, 192, 208, 224, 240, 256)),
-    *(((128, 2, n), 2) for n in (128, 160, 168, 192, 240, 256)),
+    (
+        *(((128, 2, 256), cluster) for cluster in (1, 2)),
+        *(((128, 2, 240), cluster) for cluster in (1, 2)),
+        ((128, 2, 192), 2),
+    ),
+    (*(((m, 2, 256), 1) for m in (144, 128)), ((192, 2, 128), 1), ((128, 2, 128), 2)),
+    (((128, 2, 128), 2), ((128, 2, 168), 2), ((128, 2, 128), 1), ((64, 1, 128), 1)),
+    (((128, 1, 64), 2), ((64, 2, 128), 2), ((96, 2, 256), 1)),
 )
 MOST_STAGES = 8
 # Groups that the kernel takes, by how many there are: each step is a kernel of its own.
@@ -133,26 +147,46 @@ def decided(values: Sequence[Any], groups: int) -> RowsTile:
         lag=lag,
         store_cols=store_cols,
     )
+    if form >= len(ROW_FORMS):  # choices that have no meaning there are one choice
+        shared_depth = cluster if tile_n == 64 * consumers else 1
+        knobs = replace(knobs, flip=1, cluster=shared_depth, lag=0, store_cols=STORE_COLS[0])
     fitting = for_groups(knobs, groups)
     return replace(fitting, stages=max(2, fitting.stages - spare))
 
 
 def starts(task: TileTask) -> list[tuple[int, ...]]:
     """Decisions of the candidates to measure first: every form of proven use."""
-    return [(FORMS.index(form), CLUSTER.index(cluster), *_USUAL) for form, cluster in _FIRST]
+    return [
+        (forms.index(form) + at, CLUSTER.index(cluster), *_USUAL)
+        for first, forms, at in zip(_FIRST, (ROW_FORMS, FLIPPED_FORMS) * 2, _OFFSETS, strict=True)
+        for form, cluster in first
+    ]
 
 
 def features(tile: Tile, task: TileTask) -> tuple[float, ...]:
     """What decides a tile's speed on a task beside its knobs: waves of tiles over the chip, the
     share of the last wave that works, and useful over computed elements."""
     knobs = rows_tile(tile)
-    bands = task.groups * -(-task.m // (task.groups * knobs.tile_m * knobs.cluster))
+    each = task.m // task.groups
+    high = knobs.tile_m * knobs.cluster
+    if knobs.flip:
+        high = _fitted(knobs, task)
+    bands = task.groups * -(-each // high)
     columns = -(-task.n // knobs.tile_n)
     places = knobs.sms // knobs.cluster
     waves = -(-bands * columns // places)
-    computed = bands * knobs.tile_m * knobs.cluster * columns * knobs.tile_n
+    computed = bands * high * columns * knobs.tile_n
     filled = bands * columns / (waves * places)
     return float(waves), filled, task.m * task.n / computed, float(knobs.stages)
+
+
+def _fitted(knobs: RowsTile, task: TileTask) -> int:
+    """Height of flipped tiles where each group of a task has as many rows."""
+    if task.groups > 1:
+        each = task.m // task.groups
+        return int(even_heights(each, -(-each // knobs.tile_m)))
+    kind = fitting([knobs.tile_m], [knobs.tile_n], [knobs.sms // knobs.cluster])
+    return int(kind.heights(task.m, task.n)[0])
 
 
 def random_index(task: TileTask, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -230,6 +264,8 @@ def starting_tiles(isa: str, dtype: str) -> tuple[Tile, ...]:
         RowsTile(tile_n=128, stages=6),
         RowsTile(tile_m=64, tile_n=128, consumers=1, stages=6),
         RowsTile(tile_m=64, tile_n=64, consumers=1, stages=8),
+        RowsTile(tile_m=144, tile_n=256, flip=1),
+        RowsTile(tile_m=128, tile_n=128, stages=6, cluster=2, flip=1),
     )
     plain = [as_tile(knobs, ROWS, dtype) for knobs in shapes]
     grouped = [as_tile(for_groups(knobs, 2), GROUPS, dtype) for knobs in shapes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import gcd
 from typing import Any
 
 from tvm.script import tirx as T
@@ -10,6 +11,25 @@ from tvm.tirx.tile_primitive import TilePrimitiveCall
 PTX_TYPE = {"float16": "f16", "bfloat16": "bf16"}
 CHUNK = 8  # 16-bit elements in 16 bytes
 
+# Bit i: element i is not zero; NaN is live, -0.0 is not. ``set`` fills the halves that differ. All
+# loads come first, to wait for shared memory once.
+_LIVE = """__forceinline__ __device__ void pit_live_{kind}_{count}(
+    unsigned char* octets, int wide, const void* staged, int pitch) {{
+  uint4 w[{count}];
+#pragma unroll
+  for (int p = 0; p < {count}; ++p) w[p] = static_cast<const uint4*>(staged)[p * pitch];
+#pragma unroll
+  for (int p = 0; p < {count}; ++p) {{
+    unsigned v[4] = {{w[p].x, w[p].y, w[p].z, w[p].w}}, live = 0u;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {{
+      asm("set.neu.u32.{kind}x2 %0, %0, %1;" : "+r"(v[i]) : "r"(0u));
+      live |= v[i] & (0x00020001u << 2 * i);
+    }}
+    octets[p * wide] = (unsigned char)(live | live >> 16);
+  }}
+}}
+"""
 
 # Branch-free forms in fp32 with one or two special-function operations each. gelu by
 # erf(z) = 1 - p(z) ** -16, Abramowitz and Stegun 7.1.28, absolute error below 3e-7; gelu_tanh as
@@ -81,6 +101,41 @@ class _Values:
         return x if self.scales is None else x * self.scales[block * 2 + side]
 
 
+@T.inline
+def _find_live(octets, staged, c, warp, lane, lanes):
+    """Which elements of the staged rows are not zero, to column ``c`` * lanes on of ``octets``."""
+    count = T.meta_var(lanes // 2)
+    kind = T.meta_var(PTX_TYPE[staged.dtype])
+    row: T.let = T.truncdiv(lane, lanes)
+    place: T.let = T.truncmod(lane, lanes)
+    T.cuda.func_call(
+        f"pit_live_{kind}_{count}",
+        octets.ptr_to([warp, row, c * lanes + place]),
+        int(octets.shape[-1]) * (32 // lanes),
+        staged.ptr_to([warp, row, place * CHUNK]),
+        int(staged.shape[-1]) * (32 // lanes) // CHUNK,
+        source_code=_LIVE.format(kind=kind, count=count),
+    )
+
+
+@T.inline
+def _write_live(live, octets, row, col0, n, warp, lane):
+    """The bytes in ``octets`` of a warp's 16 rows to ``live``: two lanes share a row.
+
+    ``row`` is the out row of this lane's, -1 for none. Rows of ``live`` are whole multiples of 16
+    bytes, so that no store is split.
+    """
+    size = T.meta_var(int(octets.shape[-1]))  # of a row
+    piece = T.meta_var(gcd(size, 16))
+    for q in T.unroll(16 // piece):
+        at: T.let = T.truncmod(lane, 2) * 16 + q * piece
+        if (row >= 0) & (at < size) & (col0 + at * CHUNK < n):
+            for v in T.vectorized(piece):
+                live[T.cast(row, "int64"), T.cast(T.truncdiv(col0, CHUNK) + at + v, "int64")] = (
+                    octets[warp, T.truncdiv(lane, 2), at + v]
+                )
+
+
 def swrite(call: Any, _sctx: Any) -> Any:
     """Epilogue of a warpgroup's accumulators, then rows stored or added at their places in ``out``.
 
@@ -88,7 +143,9 @@ def swrite(call: Any, _sctx: Any) -> Any:
     columns of the tile, ``act``, ``gated``, ``bias`` (shared; warps, 256) with ``has_bias``,
     ``scales`` (local fp32, two rows per block) with ``scaled``, ``warp`` (of the CTA), ``lane``;
     ``rows`` (local int32) the out row of each 16-byte store of this lane, ``pair_rows`` that of the
-    two rows per block which its accumulators belong to, -1 for none; ``accumulate``.
+    two rows per block which its accumulators belong to, -1 for none; ``accumulate``. To say what is
+    not zero: ``live`` (uint8; rows, bytes), ``octets`` (shared uint8; warps, 16, width / 8), and
+    ``live_rows`` (local int32) the out row of row lane // 2 of each block.
     """
     call = TilePrimitiveCall.downcast(call)
     values = _Values(call.config)
@@ -130,17 +187,18 @@ def _store_rows(call: Any, values: _Values) -> Any:
     """
     out, staged, col0 = call.args[0].source, call.args[1].source, call.args[0].region[-1].min
     rows, lane, warp = call.config["rows"], values.lane, values.warp
+    live, octets, live_rows = (call.config.get(n) for n in ("live", "octets", "live_rows"))
     width, blocks = values.width, values.blocks
     cols = int(staged.shape[-1]) - CHUNK
     lanes = cols // CHUNK  # that store one row
-    at_once = 32 // lanes
+    at_once, stores, chunks = 32 // lanes, lanes // 2, -(-width // cols)
     convert = f"cvt.rn.{PTX_TYPE[out.dtype]}x2.f32"
 
     @T.prim_func(check_well_formed=False)
     def impl():
         pair = T.alloc_local([4], "uint32")
         for block in T.unroll(blocks):
-            for c in T.unroll((width + cols - 1) // cols):
+            for c in T.unroll(chunks):
                 for j in T.unroll(cols // 16):
                     if c * cols + j * 16 < width:
                         # 8 x 8 blocks: rows 0-7 and 8-15 of columns 0-7, then of 8-15
@@ -164,8 +222,8 @@ def _store_rows(call: Any, values: _Values) -> Any:
                                 pair[1],
                             )
                 T.cuda.warp_sync()
-                for p in T.unroll(16 // at_once):
-                    row: T.let = rows[block * (16 // at_once) + p]
+                for p in T.unroll(stores):
+                    row: T.let = rows[block * stores + p]
                     off: T.let = c * cols + T.truncmod(lane, lanes) * CHUNK
                     if (row >= 0) & (off < width) & (col0 + off < out.shape[1]):
                         for v in T.vectorized(CHUNK):
@@ -174,6 +232,11 @@ def _store_rows(call: Any, values: _Values) -> Any:
                                 p * at_once + T.truncdiv(lane, lanes),
                                 T.truncmod(lane, lanes) * CHUNK + v,
                             ]
+                if live is not None:
+                    if c * cols + T.truncmod(lane, lanes) * CHUNK < width:
+                        _find_live(octets, staged, c, warp, lane, lanes)
                 T.cuda.warp_sync()
+            if live is not None:
+                _write_live(live, octets, live_rows[block], col0, out.shape[1], warp, lane)
 
     return impl

@@ -6,6 +6,10 @@ from typing import Any
 
 from tvm.script import tirx as T
 
+from pit_tvm.selection.gpu_fit import HEIGHT_STEP, PER_ELEMENT, PER_GATHERED, PER_ROW
+
+KEY_GROUPS, MOST_KEY = 1024, 2**20  # most groups, and counts that are told apart
+
 
 @T.meta_class
 class TileWalk:
@@ -14,15 +18,19 @@ class TileWalk:
     Parameters
     ----------
     count : Buffer (groups,) int32, live rows of each group, in global memory
-    before, lives : Buffer (most_groups + 1,) and (most_groups,) int32, in shared memory; unused
-        for one group
+    before, lives, order : Buffer (most_groups + 1,) and (most_groups,) int32, (most_groups,) int16,
+        in shared memory; unused for one group
     groups, n : run-time sizes
     most_groups : 1, or the most groups that ``before`` holds
     tile_m, tile_n, cluster, raster, sms : the knobs of RowsTile
+    fit : give every group tiles of one height, a multiple of 8 up to ``tile_m``: the fewest bands
+        that its rows need, split evenly; for one group, the height that fills the last wave of
+        tiles best. ``high`` is the height of the tile, ``each`` that of an only group.
 
     Tiles of one group are walked ``raster`` bands of rows at a time, down the rows first, for reuse
-    in L2. With several groups every cluster alternates between the front and the back of the tile
-    list, so that groups bound by arithmetic and groups bound by memory run side by side.
+    in L2. Several groups are walked from the one with the most rows to the one with the fewest, and
+    every cluster alternates between the front and the back of the tile list, so that groups bound
+    by arithmetic and groups bound by memory run side by side.
     """
 
     def __init__(
@@ -30,6 +38,7 @@ class TileWalk:
         count: Any,
         before: Any,
         lives: Any,
+        order: Any,
         groups: Any,
         n: Any,
         most_groups: int,
@@ -38,15 +47,21 @@ class TileWalk:
         cluster: int,
         raster: int,
         sms: int,
+        fit: bool = False,
     ) -> None:
         # The place of this cluster's tile in the order of execution.
         self.turn = T.local_scalar("int32")
         self.total = T.local_scalar("int32")
         self.group = T.local_scalar("int32")
+        self.place = T.local_scalar("int32")
         self.live = T.local_scalar("int32")
         self.row0 = T.local_scalar("int32")
         self.col0 = T.local_scalar("int32")
+        self.high = T.local_scalar("int32")
+        self.each = T.local_scalar("int32")
+        self.fit = fit
         self.count, self.before, self.lives, self.groups = count, before, lives, groups
+        self.order = order
         self.most_groups, self.tile_m, self.tile_n, self.raster = (
             most_groups,
             tile_m,
@@ -59,6 +74,8 @@ class TileWalk:
 
     def bands(self, live: Any) -> Any:
         """Bands of rows that ``live`` rows fill."""
+        if self.fit and self.most_groups == 1:
+            return T.truncdiv(live + (self.each - 1), self.each)
         return T.truncdiv(live + (self.band - 1), self.band)
 
     def more(self) -> Any:
@@ -66,26 +83,73 @@ class TileWalk:
         return self.turn < self.total
 
     @T.inline
-    def prefix(self, lane):
-        """One warp fills lives and before[g], the tiles of groups below g; sync after it."""
-        run: T.int32 = 0
-        for chunk in T.serial(T.truncdiv(self.groups + 31, 32)):
-            g: T.let = chunk * 32 + lane
-            tiles: T.int32 = 0
+    def arrange(self, thread, threads):
+        """The whole CTA fills lives, and order with the groups by falling counts."""
+        rounds: T.let = T.truncdiv(self.groups + (threads - 1), threads)
+        for turn in T.serial(rounds):
+            g: T.let = turn * threads + thread
             if g < self.groups:
                 self.lives[g] = self.count[g]
-                tiles = self.bands(self.lives[g]) * self.cols
+                # A key for each group: no two are equal.
+                self.before[g] = T.min(self.lives[g], MOST_KEY) * KEY_GROUPS + (KEY_GROUPS - 1 - g)
+        T.cuda.cta_sync()
+        for turn in T.serial(rounds):
+            g: T.let = turn * threads + thread
+            if g < self.groups:
+                larger: T.int32 = 0
+                for other in T.serial(self.groups):
+                    if self.before[other] > self.before[g]:
+                        larger = larger + 1
+                self.order[larger] = T.cast(g, "int16")
+        T.cuda.cta_sync()
+
+    @T.inline
+    def prefix(self, lane):
+        """One warp fills before[i], the tiles of the first i groups in order; sync after it."""
+        run: T.int32 = 0
+        for chunk in T.serial(T.truncdiv(self.groups + 31, 32)):
+            i: T.let = chunk * 32 + lane
+            tiles: T.int32 = 0
+            if i < self.groups:
+                tiles = self.bands(self.lives[T.cast(self.order[i], "int32")]) * self.cols
             for s in T.unroll(5):
                 left: T.int32 = T.cuda.__shfl_up_sync(
                     T.uint32(0xFFFFFFFF), tiles, T.shift_left(1, s), 32
                 )
                 if lane >= T.shift_left(1, s):
                     tiles = tiles + left
-            if g < self.groups:
-                self.before[g + 1] = run + tiles
+            if i < self.groups:
+                self.before[i + 1] = run + tiles
             run = run + T.cuda.__shfl_sync(T.uint32(0xFFFFFFFF), tiles, 31, 32)
         if lane == 0:
             self.before[0] = 0
+
+    @T.inline
+    def fit_height(self, lane):
+        """One warp finds the height for an only group's rows whose waves of tiles take the least
+        time, as `gpu_fit.Fitting.heights` does, and leaves it in before[0]; sync after it. (From
+        shared memory, it is the same for all threads in the compiler's eyes, and so is what
+        follows from it.)"""
+        rows: T.let = self.count[0]
+        tall: T.let = T.min((lane + 1) * HEIGHT_STEP, self.band)
+        tiles: T.let = T.truncdiv(rows + (tall - 1), tall) * self.cols
+        waves: T.let = T.truncdiv(tiles + (self.clusters - 1), self.clusters)
+        step: T.let = T.max(
+            T.cast(tall, "float32") * max(self.tile_n * PER_ELEMENT, PER_GATHERED),
+            T.cast(tall + self.tile_n, "float32") * PER_ROW,
+        )
+        cost: T.let = T.cast(waves, "float32") * step
+        # The place takes the last bits of the cost, so that the least of them names its height.
+        key: T.int32 = T.bitwise_or(
+            T.bitwise_and(T.reinterpret("int32", cost), T.int32(-32)), 31 - lane
+        )
+        for s in T.unroll(5):
+            other: T.int32 = T.cuda.__shfl_xor_sync(
+                T.uint32(0xFFFFFFFF), key, T.shift_left(1, s), 32
+            )
+            key = T.min(key, other)
+        if lane == 0:
+            self.before[0] = T.min((32 - T.bitwise_and(key, 31)) * HEIGHT_STEP, self.band)
 
     @T.inline
     def begin(self, cluster_id):
@@ -93,6 +157,8 @@ class TileWalk:
         self.group = 0
         if self.most_groups == 1:
             self.live = self.count[0]
+            if self.fit:
+                self.each = self.before[0]
             self.total = self.bands(self.live) * self.cols
         else:
             self.total = self.before[self.groups]
@@ -121,23 +187,31 @@ class TileWalk:
                 T.bitwise_and(place, 1) == 0, from_end, self.total - 1 - from_end
             )
             self.find(local)
-            local = local - self.before[self.group]
+            local = local - self.before[self.place]
+        if self.fit:
+            self.high = self.each
+            if self.most_groups > 1:
+                even: T.let = self.bands(self.live)
+                most: T.let = T.truncdiv(self.live + (even - 1), even)
+                self.high = T.truncdiv(most + (HEIGHT_STEP - 1), HEIGHT_STEP) * HEIGHT_STEP
         first: T.let = T.truncdiv(local, self.raster * self.cols) * self.raster
         height: T.let = T.min(self.bands(self.live) - first, self.raster)
         inner: T.let = local - first * self.cols
         column: T.let = T.truncdiv(inner, height)
         self.col0 = column * self.tile_n
-        self.row0 = (first + inner - column * height) * self.band + rank * self.tile_m
+        band: T.let = first + inner - column * height
+        self.row0 = band * (self.high if self.fit else self.band) + rank * self.tile_m
 
     @T.inline
     def find(self, tile):
-        """Binary search: the last group that begins at or before ``tile`` (never an empty one)."""
+        """Binary search: the last place that begins at or before ``tile`` (never an empty one)."""
         above: T.int32 = self.groups
-        self.group = 0
-        while above - self.group > 1:
-            middle: T.let = T.truncdiv(self.group + above, 2)
+        self.place = 0
+        while above - self.place > 1:
+            middle: T.let = T.truncdiv(self.place + above, 2)
             if self.before[middle] <= tile:
-                self.group = middle
+                self.place = middle
             else:
                 above = middle
+        self.group = T.cast(self.order[self.place], "int32")
         self.live = self.lives[self.group]

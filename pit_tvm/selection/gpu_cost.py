@@ -21,7 +21,10 @@ import numpy.typing as npt
 
 from ..structs import Candidate, MicroTile, Plan, Tile, TileTask
 from ..tile_db.record import TileRecord
+from .gpu_fit import Fitting, even_heights, expected_bands, fitting
+from .gpu_records import records_for
 
+_Numbers = npt.NDArray[np.float64]
 # Of a whole Hopper chip, where its own were not measured: GB/s and microseconds.
 _DEFAULTS = {
     "gather_gbps": 4200.0,
@@ -37,16 +40,13 @@ _SM_TFLOPS, _CHIP_TFLOPS, _MOST_TFLOPS = 7.2, 720.0, 790.0
 _STEP_US = 0.18  # at least: what a step waits for its copies
 _WRITE_US = 0.5 / (128 * 256)  # of an element of the output, which no product hides
 _STEP = 64  # depth of one step
+_GATHER_US = 0.0043  # of one row in one step: 128 bytes by the copies that gather
 _FILL_US = 1.2  # of a tile's start and end, where nothing hides them
 _UNTUNED = 1.15  # of a tile without records over its roofline
 _BYTES = 2  # of an element
-_ALIKE = {"float16": "bfloat16", "bfloat16": "float16"}
 _SOFT = 0.02  # keeps a record of the very shape from an infinite weight
 _SELDOM = 3  # a tile measured on fewer than one in so many tasks is left out
 _SHOWN = 3  # tiles that a plan lists
-# Five points of the normal distribution and their weights (Gauss and Hermite).
-_POINTS = (-2.857, -1.356, 0.0, 1.356, 2.857)
-_WEIGHTS = (0.01126, 0.22208, 0.53333, 0.22208, 0.01126)
 
 
 @dataclass(frozen=True)
@@ -87,17 +87,17 @@ class _Measured:
     """What was measured: ``logs [tasks, 4]`` of the sizes, ``squares [tasks]`` of their lengths,
     and ``ratio [tiles, tasks]``, the logarithm of measured over roofline."""
 
-    logs: npt.NDArray[np.float64]
-    squares: npt.NDArray[np.float64]
-    ratio: npt.NDArray[np.float64]
+    logs: _Numbers
+    squares: _Numbers
+    ratio: _Numbers
 
-    def correction(self, sizes: tuple[float, ...]) -> npt.NDArray[np.float64]:
+    def correction(self, sizes: tuple[float, ...]) -> _Numbers:
         """Measured over roofline of each tile near these sizes (m, n, k, groups): the mean over
         the tasks, weighted by the inverse square of their distance."""
         here = np.array([math.log(size) for size in sizes])
         away = self.squares - 2.0 * (self.logs @ here) + (float(here @ here) + _SOFT)
         nearness = 1.0 / away
-        corrected: npt.NDArray[np.float64] = np.exp(self.ratio @ nearness / nearness.sum())
+        corrected: _Numbers = np.exp(self.ratio @ nearness / nearness.sum())
         return corrected
 
 
@@ -150,29 +150,38 @@ class _Family:
 
     ``height``: rows of a cluster's tiles; ``block``: rows of one warpgroup, which rests where
     none is live; ``elements``: of a tile of the output; ``cached``: elements that a cluster reads
-    for a step of depth 1; ``share``: part of the multiprocessors in a cluster.
+    for a step of depth 1; ``share``: part of the multiprocessors in a cluster. ``flip``: places of
+    the tiles that fit their height to the count; ``split``: CTAs that share a tile's depth.
     """
 
     tiles: tuple[Tile, ...]
-    height: npt.NDArray[np.float64]
-    width: npt.NDArray[np.float64]
-    block: npt.NDArray[np.float64]
-    elements: npt.NDArray[np.float64]
-    cached: npt.NDArray[np.float64]
-    share: npt.NDArray[np.float64]
+    height: _Numbers
+    width: _Numbers
+    block: _Numbers
+    elements: _Numbers
+    cached: _Numbers
+    share: _Numbers
+    flip: npt.NDArray[np.intp]
+    split: _Numbers
+    fitting: Fitting | None
     sms: float
     tallest: float
     measured: _Measured | None = None
 
-    def roofline(self, work: GpuWork, rates: GpuRates) -> tuple[npt.NDArray[np.float64], float]:
+    def roofline(self, work: GpuWork, rates: GpuRates) -> tuple[_Numbers, float]:
         """Uncorrected time of each tile, and what bytes and operations take at least."""
         used = _used(work)
-        count = self._bands(work) * np.ceil(work.n / self.width)
+        bands = self._bands(work)
+        elements = self._computed(work.live / (used or 1.0))
+        if self.fitting is not None:
+            bands, elements, gathered = self._fitted(work, bands, elements, self.fitting)
+        count = bands * np.ceil(work.n / self.width)
         busy = count * self.share  # tiles over multiprocessors
         slowness = np.maximum(1.0 / _SM_TFLOPS, np.minimum(busy, 1.0) * (self.sms / _CHIP_TFLOPS))
-        elements = self._computed(work.live / (used or 1.0))
         each = np.maximum(elements * slowness * (2e-6 * _STEP), _STEP_US)
-        steps = math.ceil(work.k / _STEP)
+        if self.fitting is not None:
+            each[self.flip] = np.maximum(each[self.flip], gathered)
+        steps = np.ceil(math.ceil(work.k / _STEP) / self.split)
         compute = np.ceil(busy) * (each * steps + elements * _WRITE_US) + _FILL_US
         cached = count * self.cached
         cached *= 1e-3 * _BYTES * work.k / rates.constant("gather_cached_gbps")
@@ -182,7 +191,21 @@ class _Family:
         roof = np.maximum(np.maximum(compute, cached), from_memory) + rates.constant("launch_us")
         return roof, max(from_memory, least)
 
-    def _computed(self, rows: float) -> npt.NDArray[np.float64]:
+    def _fitted(
+        self, work: GpuWork, bands: _Numbers, elements: _Numbers, kinds: Fitting
+    ) -> tuple[_Numbers, _Numbers, _Numbers]:
+        """Bands and elements of all tiles, where those that fit themselves to the count do, and
+        what a step of these takes to gather its rows."""
+        if work.groups > 1 or work.counts:
+            high = even_heights(work.live, bands[self.flip])
+        else:
+            high = kinds.heights(work.live, work.n)
+            bands[self.flip] = np.ceil(work.live / high)
+        elements = elements.copy()
+        elements[self.flip] = high * kinds.width
+        return bands, elements, high * _GATHER_US
+
+    def _computed(self, rows: float) -> _Numbers:
         """Elements of a tile in warpgroups that work, where a group has so many rows."""
         if rows >= self.tallest:
             return self.elements
@@ -190,7 +213,7 @@ class _Family:
         busy = np.ceil(rows / self.block) * self.block * self.width / self.elements
         return self.elements * np.minimum(busy, 1.0)
 
-    def _bands(self, work: GpuWork) -> npt.NDArray[np.float64]:
+    def _bands(self, work: GpuWork) -> _Numbers:
         """Tiles' rows that the live rows fill, summed over the groups."""
         height = self.height
         if work.counts:
@@ -198,12 +221,7 @@ class _Family:
             return np.ceil(counts[:, None] / height).sum(axis=0)
         if work.groups == 1:
             return np.asarray(np.ceil(work.live / height))
-        mean = work.live / work.groups
-        spread = math.sqrt(mean * (1.0 - 1.0 / work.groups))
-        bands = np.zeros_like(height)
-        for point, weight in zip(_POINTS, _WEIGHTS, strict=True):
-            bands += weight * np.ceil(max(mean + point * spread, 0.0) / height)
-        return bands * work.groups
+        return expected_bands(work.live, work.groups, height)
 
 
 def gpu_rates(
@@ -211,19 +229,15 @@ def gpu_rates(
 ) -> GpuRates:
     """Rates of one data type: records of a store, or ``generic`` tiles in families without any.
 
-    ``library`` names the BLAS of the dense candidate. Both 16-bit types take the same
-    instructions at the same rate: where one was not measured, the other's records stand for it.
+    ``library`` names the BLAS of the dense candidate.
     """
     profile: dict[str, float] = {}
     found: dict[str, dict[Tile, list[tuple[TileTask, float]]]] = {}
     dense: list[tuple[TileTask, float]] = []
-    measured = {record.task.dtype for record in records if record.tile and record.task}
-    source = dtype if dtype in measured else _ALIKE.get(dtype, dtype)
     for record in records:
         profile.update(record.profile)
-        if record.task is None or record.task.dtype != source or record.task.isa != isa:
-            continue
-        entry = (record.task, 1e6 * record.secs)
+    for record, task in records_for(records, dtype, isa):
+        entry = (task, 1e6 * record.secs)
         if record.tile is not None:
             tiles = found.setdefault(record.tile.family, {})
             tiles.setdefault(replace(record.tile, dtype=dtype), []).append(entry)
@@ -309,19 +323,22 @@ def _completed(
 ) -> dict[TileTask, list[float]]:
     """Time of every tile on every task, estimated where only others were measured.
 
-    A tile is as far behind the fastest one there as on its own nearest task; without that, a tile
-    that nobody tried where it is bad would look better there than those that were tried.
+    A tile is as far behind the fastest one there as on its own nearest task, and no faster than
+    those that were kept there: records are of the fastest ones.
     """
     fastest: dict[TileTask, float] = {}
+    slowest: dict[TileTask, float] = {}
     for entries in tiles.values():
         for task, us in entries:
             fastest[task] = min(us, fastest.get(task, math.inf))
+            slowest[task] = max(us, slowest.get(task, 0.0))
     times: dict[TileTask, list[float]] = {task: [] for task in fastest}
     for entries in tiles.values():
         behind = {task: us / fastest[task] for task, us in entries}
         for task, row in times.items():
             near = min(behind, key=lambda known, to=task: _apart(known, to))  # type: ignore[misc]
-            row.append(fastest[task] * behind[near])
+            estimate = max(fastest[task] * behind[near], slowest[task])
+            row.append(fastest[task] * behind[task] if task in behind else estimate)
     return times
 
 
@@ -344,16 +361,23 @@ def _family(tiles: Sequence[Tile]) -> _Family:
     cluster = np.array([tile.knob("cluster") for tile in tiles], np.float64)
     consumers = np.array([tile.knob("consumers") for tile in tiles], np.float64)
     sms = float(tiles[0].knob("sms"))
+    flip = np.array([i for i, tile in enumerate(tiles) if dict(tile.knobs).get("flip", 0)], np.intp)
+    split = np.ones_like(cluster)
+    split[flip] = cluster[flip]
+    stacked = cluster / split  # CTAs of a cluster with rows of their own
     return _Family(
         tiles=tuple(tiles),
-        height=tile_m * cluster,
+        height=tile_m * stacked,
         width=tile_n,
         block=tile_m / consumers,
         elements=tile_m * tile_n,
-        cached=cluster * tile_m + tile_n,
+        cached=stacked * tile_m + tile_n,
         share=cluster / sms,
+        flip=flip,
+        split=split,
+        fitting=fitting(tile_m[flip], tile_n[flip], sms / cluster[flip]) if flip.size else None,
         sms=sms,
-        tallest=float((tile_m * cluster).max()),
+        tallest=float((tile_m * stacked).max()),
     )
 
 
@@ -361,7 +385,7 @@ def _extents(tile: Tile) -> tuple[int, int]:
     return tile.tile_m, tile.tile_n
 
 
-def _as_measured(tasks: Sequence[TileTask], ratio: npt.NDArray[np.float64]) -> _Measured:
+def _as_measured(tasks: Sequence[TileTask], ratio: _Numbers) -> _Measured:
     logs = np.array([np.log((*_sizes(task), task.groups)) for task in tasks])
     return _Measured(logs, np.einsum("ij,ij->i", logs, logs), ratio)
 

@@ -176,6 +176,8 @@ def measure(
     once = timed(1, 0)
     if once[0] > repeats.hopeless * fastest:
         return once
+    if repeats.warm_ms:
+        timed(1, repeats.warm_ms)
     return tuple(
         secs
         for _ in range(repeats.repeat)

@@ -50,6 +50,13 @@ def test_a_tile_that_cannot_be_built_says_which_rule_it_breaks(
         ({"share": 0}, {}, "share"),
         ({"accumulate": -1}, {}, "accumulate"),
         ({"act": "tanh"}, {}, "act"),
+        ({"accumulate": 2, "live_bits": True}, {}, "live_bits"),
+        ({"live_bits": True}, {"flip": 1, "tile_m": 64, "tile_n": 128}, "live_bits"),
+        (
+            {"live_bits": True},
+            {"tile_n": 168, "stages": 5, "store_cols": 128, "most_groups": 256},
+            "shared memory",
+        ),
         ({"rhs_layout": "mn"}, {}, "rhs_layout"),
         ({"gated": "yes"}, {}, "gated"),
         ({"gated": "interleaved", "rhs_layout": "kn"}, {}, "interleaved"),

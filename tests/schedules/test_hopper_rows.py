@@ -82,6 +82,25 @@ def test_accumulation_is_an_unordered_float32_addition_without_staging() -> None
     assert "red.relaxed" not in source_of()
 
 
+@pytest.mark.parametrize(
+    ("dtype", "kind", "cols"), [("float16", "f16", 64), ("bfloat16", "bf16", 32)]
+)
+def test_live_bits_are_found_in_staged_rows_and_stored_16_bytes_at_once(
+    dtype: str, kind: str, cols: int
+) -> None:
+    source = source_of(dtype, RowsTile(store_cols=cols), act="relu", live_bits=True)
+    body = source[source.index('extern "C" __global__') :]
+    assert "uchar* __restrict__ live_bits_ptr" in body
+    assert body.count(f"pit_live_{kind}_{cols // 16}(") == 256 // cols
+    assert len(re.findall(r"\(uint4\*\)\(live_bits_ptr", body)) == 1
+    assert f"set.neu.u32.{kind}x2" in source
+
+
+def test_live_bits_are_asked_for() -> None:
+    source = source_of(act="relu")
+    assert "live_bits_ptr" not in source and "pit_live" not in source
+
+
 @pytest.mark.parametrize("knobs", [{"tile_m": 100}, {"tile_n": 12}, {"stages": 99}])
 def test_knobs_that_no_kernel_can_have_are_refused(knobs: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(knobs))):

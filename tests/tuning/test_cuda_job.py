@@ -22,7 +22,7 @@ from pit_tvm.tile_db.store import TileStore
 from pit_tvm.tuning.backend import Backend
 from pit_tvm.tuning.cuda_builder import CudaBuilder, Toolchain
 from pit_tvm.tuning.job import TuneJob, TuneResult
-from pit_tvm.tuning.runner import Session
+from pit_tvm.tuning.runner import Repeats, Session, measure
 from pit_tvm.tuning.task_run import Settings
 from pit_tvm.tuning.tasks import WRONG, load_space, workload_module
 from tests.tuning.test_cuda_builder import Bytes
@@ -50,7 +50,7 @@ class Times(NamedTuple):
 
 
 class Module:
-    """A "kernel": best at form 9 with a cluster; form 0 computes nonsense."""
+    """A "kernel": best at form 9 with a cluster; form 2 computes nonsense."""
 
     def __init__(self, path: Path) -> None:
         values = [int(v) for v in re.findall(r"\d+", Path(path).read_text())]
@@ -69,7 +69,7 @@ class Data:
         return [[]]
 
     def check(self, arguments: Sequence[Any]) -> None:
-        if arguments[-1] == [0]:
+        if arguments[-1] == [2]:
             raise TuningError(WRONG)
 
 
@@ -129,3 +129,19 @@ def test_every_tasks_best_tile_is_measured_on_the_others(tmp_path: Path) -> None
     store = TileStore.open(tmp_path / "db", device="h200-sm_90a")
     tiles = {task: {r.tile for r in store.records() if r.task == task} for task in (ROWS, other)}
     assert store.best(ROWS).tile in tiles[other] and store.best(other).tile in tiles[ROWS]
+
+
+def test_the_chip_is_under_load_before_times_count(tmp_path: Path) -> None:
+    asked: list[tuple[int, int]] = []
+
+    class Noting(Module):
+        def time_evaluator(self, name: str, device: Any, **options: Any) -> Any:
+            asked.append((options["repeat"], options["min_repeat_ms"]))
+            return super().time_evaluator(name, device, **options)
+
+    artifact = tmp_path / "kernel"
+    artifact.write_text("[9, 1, 0, 0]")
+    repeats = Repeats(repeat=2, min_repeat_ms=6, warm_ms=150)
+    secs = measure(Session(Noting, None, 132), artifact, Data(), repeats, float("inf"))
+    assert len(secs) == 2
+    assert asked == [(1, 0), (1, 150), (1, 6), (1, 6)]

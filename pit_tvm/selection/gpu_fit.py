@@ -1,0 +1,64 @@
+"""How high in live rows a GPU tile is that fits itself to the count, as its kernel decides."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Numbers = npt.NDArray[np.float64]
+
+HEIGHT_STEP = 8  # live rows: heights are its multiples
+# What a step of a tile takes, in no unit: the tensor cores' part for each element, the
+# second-level cache's for each row and column, and that of the copies that gather for each row.
+PER_ELEMENT, PER_ROW, PER_GATHERED = 4.0, 320.0, 700.0
+# Middles of eight equally probable parts of the normal distribution.
+_POINTS = np.array([-1.534, -0.887, -0.489, -0.157, 0.157, 0.489, 0.887, 1.534])[:, None]
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """Kinds of tiles: ``width`` columns each, and ``places``, how many the chip works on at once.
+
+    ``tall [heights, 1]``: heights from the tallest on; ``step [heights, kinds]``: what a step of
+    such a tile takes, infinite beyond the most rows of a kind.
+    """
+
+    width: Numbers
+    places: Numbers
+    tall: Numbers
+    step: Numbers
+
+    def heights(self, live: float, n: int) -> Numbers:
+        """For ``live`` rows of one group and ``n`` columns, the height of each kind of tile whose
+        waves take the least time."""
+        columns = np.ceil(n / self.width) / self.places
+        cost = np.ceil(np.ceil(max(live, 1.0) / self.tall) * columns) * self.step
+        best: Numbers = self.tall[cost.argmin(axis=0), 0]
+        return best
+
+
+def fitting(tallest: npt.ArrayLike, width: npt.ArrayLike, places: npt.ArrayLike) -> Fitting:
+    """Kinds of tiles of at most ``tallest`` rows; the lists are of one length."""
+    most, wide = np.array(tallest, np.float64), np.array(width, np.float64)
+    tall = np.arange(HEIGHT_STEP, most.max() + 1.0, HEIGHT_STEP)[::-1, None]
+    step = np.maximum(tall * np.maximum(wide * PER_ELEMENT, PER_GATHERED), (tall + wide) * PER_ROW)
+    return Fitting(wide, np.array(places, np.float64), tall, np.where(tall > most, math.inf, step))
+
+
+def even_heights(live: float, bands: Any) -> Numbers:
+    """Heights of tiles where ``live`` rows are split evenly into ``bands``."""
+    even = np.ceil(live / np.maximum(bands, 1.0) / HEIGHT_STEP) * HEIGHT_STEP
+    return np.maximum(even, float(HEIGHT_STEP))
+
+
+def expected_bands(live: float, groups: int, height: Numbers) -> Numbers:
+    """Bands of each height that ``live`` rows fill where every row goes to a random group."""
+    mean = live / groups
+    spread = math.sqrt(mean * (1.0 - 1.0 / groups))
+    drawn = np.maximum(mean + _POINTS * spread, 0.0)
+    bands: Numbers = np.ceil(drawn / height).mean(axis=0) * groups
+    return bands

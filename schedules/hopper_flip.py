@@ -1,0 +1,226 @@
+"""The Hopper rows family with live rows as columns of the tensor cores' tile.
+
+The same product, arguments and options as ``hopper_rows``, where ``knobs.flip`` asks for it:
+weights are the instruction's rows, in blocks of 64, and gathered rows its columns, which come in
+steps of 8 where that matters. So a tile is as high in live rows as the group's count asks for: few
+rows are padding, and the weights of a group of up to ``tile_m`` rows pass once. With ``cluster`` 2
+two CTAs share a tile's depth, for products of few tiles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tvm.backend.cuda.lang.pipeline import MBarrier, TMABar
+from tvm.script import tirx as T
+from tvm.script.tirx import tile as Tx
+from tvm.tirx.lang.pipeline import PipelineState
+
+from .hopper_flip_parts import FlipEpilogue, FlipSums, RowPosts
+from .hopper_flip_split import DepthSplit
+from .hopper_knobs import BAND, TILE_K, TILES_AHEAD
+from .hopper_ring import RhsTiles, release
+from .hopper_walk import TileWalk
+
+
+@T.jit
+def flipped_rows(
+    lhs_h: T.handle,
+    ids_h: T.handle,
+    count_h: T.handle,
+    rhs_h: T.handle,
+    bias_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    scale_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    out_h: T.handle,
+    *,
+    knobs: T.constexpr,
+    options: T.constexpr,
+):
+    """The template; ``hopper_rows.rows_kernel`` gives it its knobs and options."""
+    stored, out_rows, groups, capacity = T.int32(), T.int32(), T.int32(), T.int32()
+    n, k = T.int32(), T.int32()
+    lhs = T.match_buffer(lhs_h, (stored, k), options.dtype)
+    ids = T.match_buffer(ids_h, (groups, capacity), "int32")
+    count = T.match_buffer(count_h, (groups,), "int32")
+    if options.rhs_layout == "kn":
+        rhs = T.match_buffer(rhs_h, (groups, k, n * options.halves), options.dtype)
+    else:
+        rhs = T.match_buffer(rhs_h, (groups, n * options.halves, k), options.dtype)
+    if bias_h is not None:
+        bias = T.match_buffer(bias_h, (groups, n * options.halves), options.dtype)
+    if scale_h is not None:
+        scaled = T.int32()
+        scale = T.match_buffer(scale_h, (scaled,), "float32")
+    out = T.match_buffer(out_h, (out_rows, n), options.out_dtype)
+
+    TM = T.meta_var(knobs.tile_m)
+    STAGES = T.meta_var(knobs.stages)
+    WGS = T.meta_var(knobs.consumers)
+    PASSES = T.meta_var(TM // BAND)
+    SPLIT = T.meta_var(knobs.cluster)
+
+    T.device_entry()
+    T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
+    cta = T.cta_id_in_cluster([SPLIT])
+    bx = T.cta_id([knobs.sms])
+    wg = T.warpgroup_id([WGS + 1])
+    warp = T.warp_id_in_wg([4])
+    lane = T.lane_id([32])
+    thread: T.let = warp * 32 + lane
+    rank: T.int32 = cta  # read the special register once
+
+    pool = T.SMEMPool()
+    full = TMABar(pool, STAGES)
+    empty = MBarrier(pool, STAGES)
+    posts = RowPosts(pool, knobs)
+    pool.move_base_to(1024)
+    if SPLIT > 1:
+        split = DepthSplit(pool, rank, knobs)
+        pool.move_base_to(1024)
+    rows_tile = pool.alloc_tcgen05_mma_AB((STAGES, TM, TILE_K), options.dtype)
+    weights = RhsTiles(pool, rhs, n, replace(knobs, cluster=1), options)
+    epilogue = FlipEpilogue(pool, posts, knobs, options)
+    posts.place(pool, options)
+    before = pool.alloc((knobs.most_groups + 1,), "int32", align=16)
+    lives = pool.alloc((knobs.most_groups,), "int32", align=16)
+    order = pool.alloc((knobs.most_groups,), "int16", align=16)
+    pool.commit()
+    full.init(128 + 1)
+    empty.init(WGS)
+    posts.init()
+    walk = TileWalk(
+        count,
+        before,
+        lives,
+        order,
+        groups,
+        n,
+        knobs.most_groups,
+        TM,
+        epilogue.tile_width,
+        1,
+        knobs.raster,
+        knobs.sms // SPLIT,
+        fit=True,
+    )
+    all_steps: T.let = T.truncdiv(k + TILE_K - 1, TILE_K)
+    each: T.let = T.truncdiv(all_steps + SPLIT - 1, SPLIT)
+    begin: T.let = T.min(rank * each, all_steps)
+    steps: T.let = T.min(all_steps - begin, each)
+    if knobs.most_groups > 1:
+        walk.arrange(wg * 128 + thread, (WGS + 1) * 128)
+    if (wg == 0) & (warp == 0):
+        if knobs.most_groups > 1:
+            walk.prefix(lane)
+        else:
+            walk.fit_height(lane)
+    T.ptx.fence.mbarrier_init.release.cluster()
+    if SPLIT > 1:
+        split.meet()
+    else:
+        T.cuda.cta_sync()
+
+    if wg == WGS:
+        T.ptx["setmaxnreg.dec.sync.aligned.u32"](knobs.registers[0])
+        walk.begin(T.truncdiv(bx, SPLIT))
+        put = PipelineState(STAGES, 1)
+        post = PipelineState(TILES_AHEAD, 1)
+        rows = T.alloc_local([PASSES], "int32")
+        group: T.int32 = 0
+        col0: T.int32 = 0
+        high: T.int32 = 0
+        more: T.int32 = 0
+        mine: T.let = T.truncdiv(thread, 8)
+        if walk.more():
+            more = 1
+            walk.locate(0)
+            posts.ask(ids, walk, thread)
+        while more == 1:
+            group = walk.group
+            col0 = walk.col0
+            high = walk.high
+            posts.taken.wait(post.stage, post.phase)
+            posts.fill(post.stage, thread)
+            if scale_h is not None:
+                posts.fill_scales(post.stage, thread, scale)
+            if thread == 0:
+                posts.head(post.stage, group, high, col0)
+            T.ptx["bar.sync"](T.uint32(WGS + 1), T.uint32(128))
+            if lane == 0:
+                posts.ready.arrive(post.stage)
+            for p in T.unroll(PASSES):
+                rows[p] = posts.ids[post.stage, p * BAND + mine]
+                if options.share > 1:
+                    if rows[p] >= 0:
+                        rows[p] = T.truncdiv(rows[p], options.share)
+            post.advance()
+            walk.advance()
+            more = 0
+            if walk.more():
+                more = 1
+                walk.locate(0)
+                posts.ask(ids, walk, thread)
+            for kt in T.serial(steps):
+                empty.wait(put.stage, put.phase)
+                if thread == 0:
+                    full.arrive(put.stage, knobs.tile_n * TILE_K * 2)
+                    weights.fetch(put.stage, group, col0, begin + kt, 0, full.ptr_to([put.stage]))
+                Tx.copy_async(
+                    rows_tile[put.stage],
+                    lhs[0:TM, (begin + kt) * TILE_K : (begin + kt) * TILE_K + TILE_K],
+                    dispatch="pit_sread",
+                    rows=rows,
+                    thread=thread,
+                    skip_dead=True,
+                )
+                T.ptx["cp.async.mbarrier.arrive.noinc.shared.b64"](full.ptr_to([put.stage]))
+                put.advance()
+            if SPLIT > 1:  # when sums are done, sent, and read
+                for _ in T.unroll(3):
+                    split.meet()
+        posts.taken.wait(post.stage, post.phase)
+        if thread == 0:
+            posts.head(post.stage, -1, 0, 0)
+        T.ptx["bar.sync"](T.uint32(WGS + 1), T.uint32(128))
+        if lane == 0:
+            posts.ready.arrive(post.stage)
+    else:
+        T.ptx["setmaxnreg.inc.sync.aligned.u32"](knobs.registers[1])
+        take = PipelineState(STAGES, 0)
+        read = PipelineState(TILES_AHEAD, 0)
+        acc = T.alloc_local([epilogue.blocks * (TM // 2)], "float32")
+        sums = FlipSums(full, empty, take, rows_tile, weights, epilogue, knobs)
+        tile_group: T.int32 = 0
+        while tile_group >= 0:
+            posts.ready.wait(read.stage, read.phase)
+            tile_group = posts.heads[read.stage, 0]
+            tall: T.int32 = posts.heads[read.stage, 1]
+            first: T.int32 = posts.heads[read.stage, 2] + wg * epilogue.width
+            if tile_group >= 0:
+                if first >= n:  # no output column for this warpgroup: hand the stages back
+                    for _ in T.serial(steps):
+                        full.wait(take.stage, take.phase)
+                        # No wgmma keeps the four warps together here.
+                        T.ptx["bar.sync"](T.cast(wg + 1, "uint32"), T.uint32(128))
+                        release(empty, take.stage, thread, 1)
+                        take.advance()
+                    if SPLIT > 1:
+                        for _ in T.unroll(3):
+                            split.meet()
+                else:
+                    if bias_h is not None:
+                        epilogue.ask_bias(bias, tile_group, first, n, warp, lane)
+                    sums.run(acc, tall, steps, wg, thread, 0, len(knobs.widths) - 1)
+                    if SPLIT > 1:
+                        split.exchange(acc, tall, wg * 128 + thread)
+                        split.meet()
+                        epilogue.write_own(
+                            acc, out, read.stage, tall, first, n, wg, warp, lane, SPLIT, rank
+                        )
+                    else:
+                        epilogue.write(acc, out, read.stage, tall, first, n, wg, warp, lane)
+            # All are done with the post before one thread hands it back.
+            T.ptx["bar.sync"](T.cast(wg + 1, "uint32"), T.uint32(128))
+            if thread == 0:
+                posts.taken.arrive(read.stage)
+            read.advance()
