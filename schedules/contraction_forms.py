@@ -38,7 +38,8 @@ class Roles:
 
     ``threads`` are spread over the threads in this order, "" standing for the column blocks;
     ``serial`` follow inside. ``panels`` column panels make a column block. ``gathered`` names the
-    dense operand if its rows are picked by the index.
+    dense operand if its rows are picked by the index. ``tile_rows``: rows of a tile, if they are
+    positions in one list that threads share, so that tiles of any other height do as well.
     """
 
     block: str
@@ -51,6 +52,7 @@ class Roles:
     reduce_inner: str
     panels: int
     gathered: str = ""
+    tile_rows: int = 0
 
 
 def contraction_form(
@@ -92,7 +94,7 @@ def contraction_form(
         form = SparseForm(positions, maps, (con.sparse,), con.accumulator, packed, groups)
         rewritten = insert_sread_swrite(func, micro_tile, form)
     panels = _panels(columns.parts[0].extent, max(1, tile.tile_n // width))
-    return rewritten, _roles(con, axis, bool(splits), panels)
+    return rewritten, _roles(con, axis, bool(splits), panels, tile.tile_m)
 
 
 def axis_extents(func: tirx.PrimFunc, con: Contraction) -> dict[str, Expr]:
@@ -169,17 +171,20 @@ def _even(extent: Expr, tile_k: int) -> int:
 
 
 def _panels(available: Expr, wanted: int) -> int:
-    """The largest divisor of the number of panels that is at most ``wanted``."""
+    """The divisor of the number of panels that is nearest to ``wanted``, in ratio; an even one if
+    there is any, for register blocks of two panels."""
     if not isinstance(available, int):
         return 1
-    return max(d for d in range(1, min(wanted, available) + 1) if available % d == 0)
+    step = 2 if wanted > 1 and available % 2 == 0 else 1
+    divisors = (d for d in range(step, available + 1, step) if available % d == 0)
+    return min(divisors, key=lambda d: (max(d / wanted, wanted / d), d))
 
 
 def _extent_on(con: Contraction, micro_tile: MicroTile, axis: str) -> int:
     return micro_tile.extents[con.sparse_axes.index(axis)]
 
 
-def _roles(con: Contraction, axis: str, splits: bool, panels: int) -> Roles:
+def _roles(con: Contraction, axis: str, splits: bool, panels: int, tile_m: int) -> Roles:
     row, reduce = con.row, con.reduce
     batch = tuple(name for b in con.batch for name in ((f"{b}_t", f"{b}_r") if b == axis else (b,)))
     outer = f"{reduce}_t"
@@ -206,4 +211,5 @@ def _roles(con: Contraction, axis: str, splits: bool, panels: int) -> Roles:
         reduce_inner=f"{reduce}_r",
         panels=panels,
         gathered=con.dense if axis == reduce else "",
+        tile_rows=tile_m if f"{row}_t" in threads and axis in ("", row) else 0,
     )

@@ -11,12 +11,14 @@ gathered, and each is measured with its gather and scatter:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tvm
 from tvm import s_tir, te, tirx
+from tvm.target import Target
 
 from pit_tvm.analysis.contraction import Contraction, contraction_of
 from pit_tvm.errors import TileNotFound, TuningError, mismatch
@@ -31,9 +33,9 @@ ROWS, DEPTH, BLOCKS = "contraction-rows", "contraction-depth", "contraction-bloc
 FAMILIES = (ROWS, DEPTH, BLOCKS)
 LANES = {"avx512": 16, "avx2": 8, "generic": 4}
 REG_M = {"avx512": (4, 6, 8, 12, 14), "avx2": (2, 4, 6), "generic": (2, 4, 6)}
-ROW_BLOCKS = (1, 2, 4, 8, 16)
+ROW_BLOCKS = (1, 2, 4, 8, 16, 32, 64)
 TILE_N = (128, 256, 512, 1024, 4096)
-TILE_K = (64, 128, 192, 256, 384, 512, 1024)
+TILE_K = (64, 128, 192, 256, 384, 512, 1024, 1536)
 MICRO_ROWS, MICRO_DEPTH = 32, 64  # micro-tiles 32x1 and 1x64
 SPARSITY = 8  # stored over live steps of depth, or rows, in the workloads of DEPTH and BLOCKS
 # The least depth stored for DEPTH: the dense operand must not fit a cache that it would not fit.
@@ -79,20 +81,36 @@ def sample(sch: s_tir.Schedule, task: TileTask) -> None:
     sch.annotate(block, TASK, [task.family, task.isa, task.dtype, *sizes])
 
 
+def starts(task: TileTask) -> tuple[tuple[int, ...], ...]:
+    """Decisions of tiles to measure first: blocks of six rows, which can stand beside a second
+    panel of columns, and panels of the whole depth where it is one of the depths at hand."""
+    if task.family == DEPTH:
+        return ()
+    values, deep = _reg_m(task), range(len(TILE_K) if task.family == ROWS else 1)
+    depth = min(deep, key=lambda i: abs(math.log(task.k / TILE_K[i])))
+    reg_m = values.index(6) if 6 in values else len(values) - 1
+    return tuple(
+        (reg_m, ROW_BLOCKS.index(blocks), TILE_N.index(tile_n), depth)
+        for blocks in (16, 32)
+        for tile_n in (512, 4096)
+    )
+
+
 def tile_of(sch: s_tir.Schedule, task: TileTask) -> Tile:
     """The tile that a sampled schedule is annotated with."""
     return _tile(sch.mod, task)
 
 
 def lower(mod: tvm.IRModule) -> tvm.IRModule:
-    """The kernel of a sampled module, ready for ``tvm.compile``."""
+    """The kernel of a sampled module, ready for ``tvm.compile``; for the threads of the target
+    that is in scope, if one is."""
     notes = _notes(mod)
     family, isa, dtype, *sizes = (str(part) for part in notes[TASK])
     task = TileTask(family, isa, dtype, *(int(size) for size in sizes))
     tile = _tile(mod, task)
     form, roles = _form(task, tile)
     sch = s_tir.Schedule(form.with_attr("global_symbol", "main"))
-    apply(sch, roles, reg_m=tile.knob("reg_m"), lanes=lanes_of(isa))
+    apply(sch, roles, reg_m=tile.knob("reg_m"), lanes=lanes_of(isa), threads=_threads())
     return lower_scheduled(sch.mod)
 
 
@@ -104,6 +122,11 @@ def example(task: TileTask, rng: np.random.Generator) -> tuple[list[np.ndarray],
     ids, count, mask = _random_index(task, stored, rng)
     exact = np.where(mask, lhs, 0).astype(np.float64) @ rhs.astype(np.float64)
     return [lhs, _pack(rhs, lanes_of(task.isa)), ids, count], exact
+
+
+def _threads() -> int:
+    target = Target.current(allow_none=True)
+    return int(target.attrs.get("num-cores", 1)) if target is not None else 1
 
 
 def _stored(task: TileTask) -> _Stored:

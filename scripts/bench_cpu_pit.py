@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import pit_tvm
+from pit_tvm.memory import aligned_empty
 from pit_tvm.runtime.arrays import library_matmul
 from pit_tvm.runtime.detect import Detector
 from pit_tvm.runtime.kernel_cache import KernelCache
@@ -39,7 +40,7 @@ class PitProduct:
         micro_tile = choice.micro_tile
         if micro_tile is None or choice.tile is None:
             return lambda: library_matmul(lhs, rhs, out)
-        packed = np.empty(self.kernels.packed_shape(tuple(rhs.shape)), np.float32)
+        packed = aligned_empty(self.kernels.packed_shape(tuple(rhs.shape)), "float32", lasting=True)
         self.kernels.pack()(rhs, packed)
         index = self.detector.detect(self.spec, sparsity, tuple(lhs.shape), micro_tile)
         kernel = self.kernels.sparse(micro_tile, choice.tile)

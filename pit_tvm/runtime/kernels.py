@@ -180,5 +180,6 @@ class Kernels:
         if self.program.reads_mask(micro_tile):
             form = self._masked(form)
         sch = s_tir.Schedule(form.with_attr("global_symbol", "main"))
-        contraction.apply(sch, roles, reg_m=tile.knob("reg_m"), lanes=lanes)
+        threads = self.target.threads
+        contraction.apply(sch, roles, reg_m=tile.knob("reg_m"), lanes=lanes, threads=threads)
         return lower(sch.mod)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import tvm_ffi
 from tvm import DataType, ir, tirx
@@ -19,7 +20,7 @@ from .axis_map import Expr
 from .rebuild import rebuilt_loop
 
 LINE_BYTES = 64
-_READ, _ALL_CACHES, _DATA = 0, 3, 1  # arguments of LLVM's prefetch
+_ALL_CACHES, _DATA = 3, 1  # arguments of LLVM's prefetch
 
 
 @dataclass(frozen=True)
@@ -100,10 +101,10 @@ def _requests(site: _Site) -> tirx.Stmt:
         values[inner.loop_var] = inner.min
 
     tvm_ffi.structural_walk(site.rows.body, (tirx.For, first))
-    indices = [_replaced(index, values) for index in site.load.indices]
+    indices = [replaced(index, values) for index in site.load.indices]
     per_line = LINE_BYTES // DataType(str(site.load.ty.dtype)).itemsize
     lines = [
-        _request(site.load.source, [*indices[:-1], indices[-1] + lane])
+        request(site.load.source, [*indices[:-1], indices[-1] + lane])
         for lane in range(0, site.lanes, per_line)
     ]
     live = tirx.max(tirx.min(share, rows - outer.loop_var * share), 0)
@@ -111,12 +112,14 @@ def _requests(site: _Site) -> tirx.Stmt:
     return tirx.For(step, 0, live, tirx.ForKind.SERIAL, body)
 
 
-def _request(buffer: ir.Var, indices: list[Expr]) -> tirx.Stmt:
+def request(buffer: ir.Var, indices: list[Expr], *, write: bool = False) -> tirx.Stmt:
+    """Ask for the line of one element, to read it or to ``write`` it."""
     address = tirx.address_of(tirx.BufferLoad(buffer, indices))
     return tirx.Evaluate(
-        tirx.call_intrin("void", "tirx.prefetch", address, _READ, _ALL_CACHES, _DATA)
+        tirx.call_intrin("void", "tirx.prefetch", address, int(write), _ALL_CACHES, _DATA)
     )
 
 
-def _replaced(expr: Expr, values: Mapping[ir.Var, Expr]) -> Expr:
-    return tvm_ffi.structural_map(expr, [(ir.Var, lambda v: values.get(v, v))])
+def replaced(part: Any, values: Mapping[ir.Var, Expr]) -> Any:
+    """An expression or a statement with ``values`` in place of variables."""
+    return tvm_ffi.structural_map(part, [(ir.Var, lambda v: values.get(v, v))])

@@ -10,8 +10,10 @@ import tvm
 from tvm import s_tir, tirx
 
 from .lower_dynamic_extent import lower_dynamic_extent
+from .lower_even_tiles import lower_even_tiles
 from .lower_parallel_tiles import lower_parallel_tiles
 from .lower_prefetch_rows import lower_prefetch_rows
+from .lower_prefetch_stores import lower_prefetch_stores
 
 FuncPass = Callable[[tirx.PrimFunc], tirx.PrimFunc]
 
@@ -33,8 +35,10 @@ def lower(mod: tvm.IRModule, dump: Callable[[str, str], None] | None = None) -> 
         s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
         s_tir.transform.ConvertBlocksToOpaque(),
         s_tir.transform.CompactBufferAllocation(),
+        lower_even_tiles,
         lower_dynamic_extent,
         lower_prefetch_rows,
+        lower_prefetch_stores,
         lower_parallel_tiles,
         s_tir.transform.LowerMatchBuffer(),
         s_tir.transform.StmtSimplify(),

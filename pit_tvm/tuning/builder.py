@@ -57,7 +57,9 @@ class TileBuilder(ms.builder.PyBuilder):
         for item in build_inputs:
             path = self._new_path()
             try:
-                built = tvm.compile(self.lower(item.mod), target=item.target)
+                with item.target:
+                    lowered = self.lower(item.mod)
+                built = tvm.compile(lowered, target=item.target)
                 built.export_library(str(path))
                 results.append(ms.builder.BuilderResult(str(path), None))
             except CANDIDATE_ERRORS as error:

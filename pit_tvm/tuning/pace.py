@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,8 @@ _ROWS, _VECTORS = 12, 2  # accumulators that keep the multipliers busy
 _DEPTH = 1024  # of operands that stay in the first-level cache
 _ROUNDS = 16
 _FIRST_SECS = 1.0
+_TRIES, _AGREES = 4, 1.1
+_SLOWEST = 6.0  # times the fastest: neighbours slow a machine down by less
 
 
 class Pace:
@@ -37,17 +38,34 @@ class Pace:
             self.now()
 
     def now(self) -> float:
-        """Seconds of the product, the median of a few runs."""
-        secs = self._timer()
-        self.fastest = min(self.fastest, secs)
-        return secs
+        """Seconds of the product, the least of a few runs: one that was interrupted tells how
+        long the interruption was. Never more than neighbours can make of it."""
+        for _ in range(_TRIES):
+            secs = self._timer()
+            self.fastest = min(self.fastest, secs)
+            if secs <= _SLOWEST * self.fastest:
+                return secs
+        return _SLOWEST * self.fastest
 
     def correct(self, run: Callable[[], Sequence[float]]) -> tuple[float, ...]:
-        """Seconds that ``run`` reports, as if the machine did nothing else."""
-        before = self.now()
-        secs = run()
-        factor = self.fastest / (0.5 * (before + self.now()))
-        return tuple(one * factor for one in secs)
+        """Seconds that ``run`` reports, as if the machine did nothing else.
+
+        It is repeated while the pace before and after it disagree, a few times; then the run
+        counts beside which they agreed best.
+        """
+        least = float("inf")
+        kept: tuple[float, ...] = ()
+        for _ in range(_TRIES):
+            before = self.now()
+            secs = run()
+            after = self.now()
+            drift = max(before, after) / min(before, after)
+            if drift < least:
+                factor = self.fastest / (0.5 * (before + after))
+                least, kept = drift, tuple(one * factor for one in secs)
+            if drift <= _AGREES:
+                break
+        return kept
 
 
 @cache
@@ -78,4 +96,4 @@ def _product(target: TargetInfo) -> Callable[[], float]:
     evaluator = built.mod.time_evaluator("main", tvm.cpu(), number=1, repeat=5)
     sizes = ((_DEPTH, _ROWS), (_DEPTH, width), shape)
     arrays: list[Any] = [tvm.runtime.tensor(np.ones(size, np.float32)) for size in sizes]
-    return lambda: float(median(evaluator(*arrays).results))
+    return lambda: float(min(evaluator(*arrays).results))

@@ -165,13 +165,20 @@ def lanes() -> int:
 
 
 def schedule(
-    func: Any, con: Contraction, micro_tile: MicroTile | None, groups: int = 0, reg_m: int = REG_M
+    func: Any,
+    con: Contraction,
+    micro_tile: MicroTile | None,
+    groups: int = 0,
+    reg_m: int = REG_M,
+    tile: tuple[int, int, int] = (2 * REG_M, 1, 8),
+    threads: int = 1,
 ) -> tuple[Any, s_tir.Schedule]:
-    """The form of a contraction, and its schedule."""
-    tile = Tile("", sparse.target().isa, "", 2 * REG_M, 2 * lanes(), 8)
-    form, roles = contraction_form(func, con, tile, lanes(), micro_tile, groups)
+    """The form of a contraction, and its schedule; ``tile`` in rows, panels and steps."""
+    tile_m, panels, tile_k = tile
+    sizes = Tile("", sparse.target().isa, "", tile_m, 2 * lanes() * panels, tile_k)
+    form, roles = contraction_form(func, con, sizes, lanes(), micro_tile, groups)
     sch = s_tir.Schedule(form)
-    contraction.apply(sch, roles, reg_m=reg_m, lanes=lanes())
+    contraction.apply(sch, roles, reg_m=reg_m, lanes=lanes(), threads=threads)
     return form, sch
 
 
@@ -180,12 +187,12 @@ def build(
     operand: str,
     micro_tile: MicroTile | None,
     groups: int = 0,
-    reg_m: int = REG_M,
+    **how: Any,
 ) -> Kernel:
     func = te.create_prim_func(tensors)
     con = contraction_of(func, operand)
     assert con is not None
-    _, sch = schedule(func, con, micro_tile, groups, reg_m)
+    _, sch = schedule(func, con, micro_tile, groups, **how)
     packing = s_tir.Schedule(unalign(pack_func(func, con, lanes())))
     generic.apply(packing)
     return Kernel(sparse.build(lower(sch.mod)), sparse.build(lower(packing.mod)), con)
@@ -293,6 +300,46 @@ def test_packed_operand_holds_zeros_beyond_its_columns_and_steps(transposed):
 def test_register_blocks_need_not_divide_the_tile(name):
     case = CASES[name]
     kernel = build(case.tensors, "lhs", case.micro_tile, reg_m=3)
+    for m in (0, 1, 8, 21):
+        sparse.check(case, kernel.run, m, m, "random", prepare={"rhs": kernel.packed})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("rows float32", "rows bfloat16", "linear with bias and gelu", "epilogue in stages"),
+        *("columns of rhs", "rows of a batch", "batch elements", "all extents symbolic"),
+    ],
+)
+def test_sums_of_the_whole_depth_never_leave_registers(name):
+    case = CASES[name]
+    operand = case.micro_tile.operand
+    kernel = build(case.tensors, operand, case.micro_tile, tile=(2 * REG_M, 1, 64), threads=3)
+    prepare = {kernel.con.dense: kernel.packed}
+    for m in (0, 1, 9, 21):
+        sparse.check(case, kernel.run, m, m, "random", prepare=prepare)
+
+
+WIDE = 16 * 8 - 3  # columns of an even number of panels at every vector width, the last not full
+WIDE_TENSORS = op.matmul(None, WIDE, K)
+
+
+def wide_matrices(m: int) -> list[tuple[int, ...]]:
+    return [(m, K), (K, WIDE)]
+
+
+WIDE_CASES = {
+    "rows": Case(WIDE_TENSORS, ROWS, wide_matrices, LHS, rows),
+    "steps": Case(WIDE_TENSORS, STEPS, wide_matrices, LHS),
+    "blocks": Case(WIDE_TENSORS, BLOCKS, wide_matrices, LHS, None, "float32"),
+}
+
+
+@pytest.mark.parametrize("depth", [8, 64])
+@pytest.mark.parametrize("name", WIDE_CASES)
+def test_register_blocks_stand_on_two_panels(name, depth):
+    case = WIDE_CASES[name]
+    kernel = build(case.tensors, "lhs", case.micro_tile, reg_m=2, tile=(6, 4, depth), threads=2)
     for m in (0, 1, 8, 21):
         sparse.check(case, kernel.run, m, m, "random", prepare={"rhs": kernel.packed})
 

@@ -83,10 +83,20 @@ def test_reduction_is_cut_evenly_in_steps_of_eight():
     assert extents(func, "lhs_sread")[-1] == "k_r=64"
 
 
-@pytest.mark.parametrize(("columns", "panels"), [(16, 1), (33, 1), (64, 2), (96, 2), (None, 1)])
+@pytest.mark.parametrize(
+    ("columns", "panels"), [(16, 1), (33, 3), (64, 2), (80, 1), (96, 2), (None, 1)]
+)
 def test_column_blocks_are_equal_numbers_of_panels(columns, panels):
     _, roles = form(op.matmul(None, columns, 40), None)
     assert roles.panels == panels  # two panels of 16 columns fit into the tile's 32
+
+
+@pytest.mark.parametrize(("wanted", "panels"), [(1, 1), (2, 2), (4, 6), (8, 6), (16, 18)])
+def test_register_blocks_of_two_panels_find_whole_pairs(wanted, panels):
+    func = te.create_prim_func(op.matmul(None, 18 * 16, 40))
+    con = contraction_of(func, "lhs")
+    _, roles = contraction_form(func, con, Tile("", "", "", 24, 16 * wanted, 64), 8, None)
+    assert roles.panels == panels
 
 
 def test_micro_tile_decides_how_many_rows_make_a_tile():

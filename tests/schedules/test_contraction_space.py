@@ -97,3 +97,14 @@ def test_starting_tiles_are_whole_register_blocks_of_every_family(isa):
     assert [tile.family for tile in tiles] == list(space.FAMILIES)
     assert all(tile.tile_m % tile.knob("reg_m") == 0 for tile in tiles)
     assert tiles[1].tile_m == space.MICRO_ROWS and tiles[2].tile_k == space.MICRO_DEPTH
+
+
+@pytest.mark.parametrize("isa", sorted(space.LANES))
+@pytest.mark.parametrize("family", space.FAMILIES)
+def test_first_candidates_are_decisions_that_the_space_has(family, isa):
+    of = TileTask(family, isa, "float32", 1024, 1024, 1000)
+    choices = [space._reg_m(of), space.ROW_BLOCKS, space.TILE_N, space.TILE_K]
+    for decisions in space.starts(of):
+        assert all(0 <= i < len(c) for i, c in zip(decisions, choices, strict=True))
+        assert family != space.ROWS or space.TILE_K[decisions[3]] == 1024
+    assert (not space.starts(of)) == (family == space.DEPTH)
