@@ -154,6 +154,12 @@ def decided(values: Sequence[Any], groups: int) -> RowsTile:
     return replace(fitting, stages=max(2, fitting.stages - spare))
 
 
+def kind_of(tile: Tile) -> tuple[int, ...]:
+    """Flipped tiles, and those whose CTAs work together, are others of the same extents."""
+    knobs = rows_tile(tile)
+    return knobs.flip, knobs.cluster
+
+
 def starts(task: TileTask) -> list[tuple[int, ...]]:
     """Decisions of the candidates to measure first: every form of proven use."""
     return [

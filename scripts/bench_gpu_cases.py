@@ -132,8 +132,30 @@ class Linear:
         return replace(self, batch=batch, stored=stored, n=n, k=k, live=live)
 
 
+class Routed:
+    """A case that sends ``tokens`` tokens to ``top_k`` of ``experts`` experts each."""
+
+    experts: int
+    top_k: int
+    routing: str
+    tokens: int
+
+    @property
+    def rows(self) -> int:
+        """Choices of all tokens."""
+        return self.tokens * self.top_k
+
+    def route(self, rng: np.random.Generator) -> Array:
+        """int32 ``[rows]``: the expert of each choice, a token's side by side."""
+        return draw_routing(rng, self.routing, self.tokens, self.experts, self.top_k)
+
+    def counts(self, rng: np.random.Generator) -> tuple[int, ...]:
+        """Rows of each expert."""
+        return tuple(np.bincount(self.route(rng), minlength=self.experts).tolist())
+
+
 @dataclass(frozen=True)
-class Moe:
+class Moe(Routed):
     """The first expert product of ``tokens`` tokens, each at ``top_k`` of ``experts`` experts."""
 
     experts: int
@@ -150,19 +172,6 @@ class Moe:
         """Name of the case; equal names mean equal data."""
         return f"E={self.experts} top-{self.top_k} {self.k}->{self.n} {self.routing}"
 
-    @property
-    def rows(self) -> int:
-        """Rows of the result: one for each choice of each token."""
-        return self.tokens * self.top_k
-
-    def route(self, rng: np.random.Generator) -> Array:
-        """int32 ``[rows]``: the expert of each row."""
-        return draw_routing(rng, self.routing, self.tokens, self.experts, self.top_k)
-
-    def counts(self, rng: np.random.Generator) -> tuple[int, ...]:
-        """Rows of each expert."""
-        return tuple(np.bincount(self.route(rng), minlength=self.experts).tolist())
-
     def small(self) -> Moe:
         """The same with extents divided by `QUICK`."""
         experts = max(self.top_k + 1, self.experts // QUICK)
@@ -171,7 +180,7 @@ class Moe:
 
 
 @dataclass(frozen=True)
-class Layer:
+class Layer(Routed):
     """A whole feed-forward layer of ``tokens`` tokens, each at ``top_k`` of ``experts`` experts:
     from ``hidden`` to ``inter`` and back; ``gated``: by gates, ``act`` of a second product."""
 
@@ -194,24 +203,10 @@ class Layer:
         return f"E={self.experts} top-{self.top_k} {sizes} {self.act}{gated} {self.routing}"
 
     @property
-    def rows(self) -> int:
-        """Choices of all tokens."""
-        return self.tokens * self.top_k
-
-    @property
     def products(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """n and k of both products."""
         wide = 2 * self.inter if self.gated else self.inter
         return (wide, self.hidden), (self.hidden, self.inter)
-
-    def route(self, rng: np.random.Generator) -> Array:
-        """int32 ``[tokens, top_k]``: the experts of each token."""
-        ids = draw_routing(rng, self.routing, self.tokens, self.experts, self.top_k)
-        return ids.reshape(self.tokens, self.top_k)
-
-    def counts(self, rng: np.random.Generator) -> tuple[int, ...]:
-        """Rows of each expert."""
-        return tuple(np.bincount(self.route(rng).ravel(), minlength=self.experts).tolist())
 
     def small(self) -> Layer:
         """The same with extents divided by `QUICK`."""

@@ -52,7 +52,7 @@ PEERS = ("grouped", "loop", *RIVALS)
 def make_data(case: Layer, settings: GpuSettings) -> LayerData:
     """Random arrays of a case; the weights of a token's experts add up to 1 if it has several."""
     rng = settings.rng(case.label)
-    ids = case.route(rng)
+    ids = case.route(rng).reshape(case.tokens, case.top_k)
     made = generator(rng, settings.device)
     (wide, hidden), (_, inter) = case.products
     x = normal(made, (case.tokens, hidden), case.dtype)

@@ -38,6 +38,13 @@ def loop_of(sch: s_tir.Schedule, loop: Any, primitive: str) -> tirx.For:
     return found
 
 
+def check_serial(loop: tirx.For, primitive: str) -> None:
+    """Refuse a loop of another kind (ScheduleError)."""
+    if loop.kind != tirx.ForKind.SERIAL:
+        kind = tirx.ForKind(loop.kind).name.lower()
+        raise ScheduleError(mismatch(f"{primitive}: loop {loop.loop_var.name}", "serial", kind))
+
+
 def loop_depth(sch: s_tir.Schedule, block: Any, loop: Any, what: str) -> int:
     """Number of loops down to ``loop`` above ``block``; ScheduleError if it is not one of them."""
     target = sch.get_sref(loop)

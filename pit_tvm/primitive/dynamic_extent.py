@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import s_tir, tirx
+from tvm import s_tir
 
 from ..errors import ScheduleError, mismatch
-from .checks import guarded, loop_of
+from .checks import check_serial, guarded, loop_of
 
 DYNAMIC_EXTENT = "pit.dynamic_extent"
 
@@ -39,11 +39,9 @@ def dynamic_extent(sch: s_tir.Schedule, loop: Any) -> None:
         A requirement does not hold.
     """
     found = loop_of(sch, loop, "dynamic_extent")
-    name = found.loop_var.name
-    if found.kind != tirx.ForKind.SERIAL:
-        kind = tirx.ForKind(found.kind).name.lower()
-        raise ScheduleError(mismatch(f"dynamic_extent: loop {name}", "serial", kind))
+    check_serial(found, "dynamic_extent")
     if not guarded(found):
+        what = f"dynamic_extent: loop {found.loop_var.name}"
         expected = "a block below it with a guard on this loop"
-        raise ScheduleError(mismatch(f"dynamic_extent: loop {name}", expected, "no such block"))
+        raise ScheduleError(mismatch(what, expected, "no such block"))
     sch.annotate(loop, DYNAMIC_EXTENT, 1)

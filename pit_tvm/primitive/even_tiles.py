@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import s_tir, tirx
+from tvm import s_tir
 
 from ..errors import ScheduleError, mismatch
-from .checks import guarded, loop_of
+from .checks import check_serial, guarded, loop_of
 
 EVEN_TILES = "pit.even_tiles"
 
@@ -43,9 +43,7 @@ def even_tiles(sch: s_tir.Schedule, loop: Any, *, rows: int, multiple: int, shar
     """
     found = loop_of(sch, loop, "even_tiles")
     what = f"even_tiles: loop {found.loop_var.name}"
-    if found.kind != tirx.ForKind.SERIAL:
-        kind = tirx.ForKind(found.kind).name.lower()
-        raise ScheduleError(mismatch(what, "serial", kind))
+    check_serial(found, "even_tiles")
     if min(rows, multiple, share) < 1 or rows % multiple:
         expected = "rows >= 1 in whole multiples, and a share >= 1"
         raise ScheduleError(mismatch(what, expected, (rows, multiple, share)))

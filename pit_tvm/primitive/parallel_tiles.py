@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tvm import s_tir, tirx
+from tvm import s_tir
 
 from ..errors import ScheduleError, mismatch
-from .checks import loop_of
+from .checks import check_serial, loop_of
 
 PARALLEL_TILES = "pit.parallel_tiles"
 
@@ -47,9 +47,5 @@ def parallel_tiles(sch: s_tir.Schedule, loops: Sequence[Any]) -> None:
                 )
             )
     for loop in nest:
-        if loop.kind != tirx.ForKind.SERIAL:
-            kind = tirx.ForKind(loop.kind).name.lower()
-            raise ScheduleError(
-                mismatch(f"parallel_tiles: loop {loop.loop_var.name}", "serial", kind)
-            )
+        check_serial(loop, "parallel_tiles")
     sch.annotate(loops[0], PARALLEL_TILES, len(nest))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import tvm_ffi
-from tvm import s_tir, tirx
+from tvm import s_tir
 
 from ..errors import ScheduleError, mismatch
-from .checks import loop_of
+from .checks import check_serial, loop_of
 
 PREFETCH_STORES = "pit.prefetch_stores"
 
@@ -43,9 +43,7 @@ def prefetch_stores(sch: s_tir.Schedule, loop: Any, buffer: str) -> None:
     """
     found = loop_of(sch, loop, "prefetch_stores")
     what = f"prefetch_stores: loop {found.loop_var.name}"
-    if found.kind != tirx.ForKind.SERIAL:
-        kind = tirx.ForKind(found.kind).name.lower()
-        raise ScheduleError(mismatch(what, "serial", kind))
+    check_serial(found, "prefetch_stores")
     writers: list[str] = []
 
     def visit(block: s_tir.SBlock) -> None:

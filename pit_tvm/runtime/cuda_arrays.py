@@ -119,11 +119,6 @@ def signature(arrays: Sequence[Any]) -> tuple[object, ...]:
     return tuple([(a.shape, a.dtype, a.device, a.is_contiguous()) for a in arrays])
 
 
-def live_weights(weights: Any, ids: Any, groups: int) -> Any:
-    """float32 weights, 0 where an id names no group."""
-    return weights.float().masked_fill((ids < 0) | (ids >= groups), 0.0)
-
-
 def empty(like: Any, shape: Sequence[int]) -> Any:
     """Uninitialised tensor of the type and on the device of ``like``."""
     return like.new_empty(tuple(shape))

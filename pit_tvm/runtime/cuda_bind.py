@@ -84,7 +84,7 @@ class CudaBinder(Binder):
             call = remember(self._calls, key, self._check(inputs, value, out))
         places = [tensor.data_ptr() for tensor in inputs]
         if out is None:
-            out = empty(inputs[0], call.layout.output)
+            out = empty(inputs[self._moved[0]], call.layout.output)
         else:
             self._check_apart(places, out.data_ptr(), call.sizes)
         places.append(out.data_ptr())
@@ -109,7 +109,7 @@ class CudaBinder(Binder):
             check_tensor(param.name, out, (param.dtype,), layout.output)
             self._check_device(param.name, out, inputs)
             tensors.append(out)
-        item = inputs[0].element_size()
+        item = inputs[self._moved[0]].element_size()
         whole = all(shape[-1] * item & ALIGNMENT == 0 for shape in rows)
         sizes = tuple(a.numel() * a.element_size() for a in tensors)
         return CudaCall(layout, sizes, whole, out is None)

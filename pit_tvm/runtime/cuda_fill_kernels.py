@@ -63,6 +63,13 @@ def _write_row(words, src, src_bytes, dst, dst_bytes, piece, step, even):
 
 
 @T.inline
+def _clear(words):
+    for u in T.unroll(STORES):
+        for w in T.unroll(4):
+            words[u, w] = T.uint32(0)
+
+
+@T.inline
 def _write_aligned(words, value, value_bytes, dst, width, piece, step):
     """Write the pieces ``piece``, ``piece + step`` ... of a row of ``width`` of 16 aligned bytes.
 
@@ -123,9 +130,7 @@ def fill_kernel(aligned: bool) -> tvm.tirx.PrimFunc:
         last: T.int32 = T.min(count[0], capacity) * shares
         row: T.int32 = 0
         piece: T.int32 = 0
-        for u in T.unroll(STORES):
-            for w in T.unroll(4):
-                words[u, w] = T.uint32(0)
+        _clear(words)
         while item < last:
             row = ids[0, T.truncdiv(item, shares)]
             piece = T.truncmod(item, shares) * across * STORES + T.bitwise_and(thread, across - 1)
@@ -167,9 +172,7 @@ def clear_kernel(bits: int) -> tvm.tirx.PrimFunc:
         teams: T.int32 = T.shift_right(THREADS, lanes)
         row: T.int32 = block * teams + T.shift_right(thread, lanes)
         piece: T.int32 = 0
-        for u in T.unroll(STORES):
-            for w in T.unroll(4):
-                words[u, w] = T.uint32(0)
+        _clear(words)
         while row < rows:
             group: T.int64 = T.cast(ids[row], "int64")
             if (group < T.int64(0)) | (group >= T.cast(groups, "int64")):
@@ -219,9 +222,7 @@ def copy_kernel() -> tvm.tirx.PrimFunc:
         shares: T.int32 = T.truncdiv(width + across * STORES - 1, across * STORES)
         row: T.int32 = 0
         batch: T.int32 = 0
-        for u in T.unroll(STORES):
-            for w in T.unroll(4):
-                words[u, w] = T.uint32(0)
+        _clear(words)
         share: T.int32 = block * teams + T.shift_right(thread, lanes)
         # Rows before this one, and shares of this row: no product of both need fit an int32.
         at: T.int32 = T.truncdiv(share, shares)

@@ -27,8 +27,9 @@ class CudaPlanner:
         self, program: Program, form: RowsForm, target: TargetInfo, store: TileStore, dead: str
     ) -> None:
         self.program, self.form, self.target, self.store = program, form, target, store
-        self.dead = dead
         self.fills = program.spec.promises_zero or dead == "zero"
+        # Whether dead rows are overwritten after a dense product.
+        self.dense_fills = dead == "zero" and not program.spec.promises_zero
         self._rates: GpuRates | None = None
         self._plans: dict[object, Plan] = {}
 
@@ -62,24 +63,17 @@ class CudaPlanner:
             index_bytes=self._index_bytes(layout),
             extra_bytes=2.0 * (rows - live) * n if self.fills else 0.0,
         )
-        dense = self._dense(rows, n, k) if self.dense_is_legal(fresh) else None
+        dense = self._dense(rows, n, k, fresh)
         family = GROUPS if form.groups else ROWS
         micro = form.route.micro_tile
         return select_gpu(family, micro, work, dense, self.rates(), rows)
 
-    def dense_is_legal(self, fresh: bool) -> bool:
-        """Whether a product of every row may be written: it is as promised where a mask has nothing
-        live, may be anything in a new output, and is overwritten where zeros are asked for."""
-        if self.form.groups:
-            return False
-        return self.program.spec.promises_zero or fresh or self.dead == "zero"
-
-    @property
-    def dense_fills(self) -> bool:
-        """Whether dead rows are overwritten after a dense product."""
-        return self.dead == "zero" and not self.program.spec.promises_zero
-
-    def _dense(self, rows: int, n: int, k: int) -> GpuDense:
+    def _dense(self, rows: int, n: int, k: int, fresh: bool) -> GpuDense | None:
+        """The product of every row, unless there are groups or dead rows must stay as they are: it
+        is as promised where a mask has nothing live, may be anything in a new output, and is
+        overwritten where zeros are asked for."""
+        if self.form.groups or not (self.fills or fresh):
+            return None
         passes = 0.0 if self.form.act == "none" else 4.0 * rows * n  # 16 bits read, and written
         return GpuDense(max(rows, 1), n, k, self.dense_fills, passes)
 

@@ -13,7 +13,7 @@ from ..api import compile as compile_operator
 from ..errors import ShapeError, mismatch
 from ..op.arguments import resolve_dtypes
 from ..op.epilogue import check_activation
-from ..runtime.cuda_arrays import activated, dtype_name, live_weights
+from ..runtime.cuda_arrays import activated, dtype_name
 from ..runtime.cuda_experts import CudaExperts
 from ..runtime.kernel_cache import KernelCache
 from ..structs import Groups, Lengths, Rows, SparsitySpec
@@ -86,7 +86,7 @@ def _host_moe(
         gate, other = rows.chunk(2, -1)
         rows = (activated(gate.float(), activation) * other.float()).to(x.dtype)
     rows = grouped_choices(rows, ids.reshape(-1, 1), down, None, None)
-    live = live_weights(weights, ids, len(up))
+    live = weights.float().masked_fill((ids < 0) | (ids >= len(up)), 0.0)
     picked = rows.reshape(*ids.shape, down.shape[1]).float()
     return (picked * live[..., None]).sum(1).to(x.dtype)
 

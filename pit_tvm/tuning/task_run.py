@@ -271,13 +271,12 @@ class TaskRun:
         return kept
 
     def _best_by_extent(self) -> dict[Tile, ms.database.TuningRecord]:
-        """The fastest right candidate of each (tile_m, tile_n, tile_k), the fastest ``keep``; tiles
-        that are flipped, or whose CTAs work together, are others of the same extents."""
+        """The fastest right candidate of each (tile_m, tile_n, tile_k) and kind, the fastest
+        ``keep``."""
         found: dict[tuple[int, ...], tuple[Tile, ms.database.TuningRecord]] = {}
         for record in self.history.succeeded():
             tile = self.space.tile_of(record.as_measure_candidate().sch, self.task)
-            knobs = dict(tile.knobs)
-            kind = (knobs.get("flip", 0), knobs.get("cluster", 1))
+            kind = () if self.space.kind_of is None else self.space.kind_of(tile)
             found.setdefault((tile.tile_m, tile.tile_n, tile.tile_k, *kind), (tile, record))
             if len(found) == self.settings.keep:
                 break

@@ -41,7 +41,7 @@ FAMILIES: Mapping[str, str] = MappingProxyType(
 )
 WRONG = "wrong result"
 _REQUIRED = ("workload", "sample", "tile_of", "lower")
-_OPTIONAL = ("example", "features", "starts")
+_OPTIONAL = ("example", "features", "kind_of", "starts")
 
 # Largest error of a right tile, relative to the largest element of the exact result.
 _TOLERANCES = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
@@ -86,6 +86,7 @@ class Space:
     ``example(task, rng)``: inputs and the float64 result; None where the parameters are
     ``lhs [m, k]``, ``rhs [k, n]`` or packed ``[panels, k, width]``, and ``out [m, n]``.
     ``features(tile, task)``: numbers for the cost model beside the decisions, at most 8.
+    ``kind_of(tile)``: what tells tiles of equal extents apart that are all worth keeping.
     ``starts(task)``: decisions, as positions in the order of sampling, of candidates to measure
     first.
     """
@@ -98,6 +99,7 @@ class Space:
         None
     ) = None
     features: Callable[[Tile, TileTask], Sequence[float]] | None = None
+    kind_of: Callable[[Tile], tuple[int, ...]] | None = None
     starts: Callable[[TileTask], Sequence[Sequence[int]]] | None = None
 
 

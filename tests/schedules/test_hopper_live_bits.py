@@ -59,7 +59,7 @@ def test_a_kernel_with_bits_compiles_to_machine_code() -> None:
     try:
         find_nvcc()
     except BackendUnavailable as error:
-        pytest.skip(str(error))
+        pytest.skip(reason=f"nothing to compile with: {error}")
     kind = KINDS[2]
     func = rows_kernel(kind.dtype, kind.knobs, live_bits=True, **kind.options)
     assert callable(build_cuda(tvm.IRModule({"main": func}), tirx=True).mod["main"])
