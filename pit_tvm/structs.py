@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from .errors import ShapeError, mismatch
 
@@ -210,8 +210,7 @@ class Index:
     count: Any
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """One way to run an operator, with its predicted cost in microseconds, part by part."""
 
     kind: str  # "pit" or "dense"

@@ -25,7 +25,7 @@ from pit_tvm.primitive.swrite import swrite
 from .contraction_forms import PANEL_VECTORS, Roles
 
 
-def apply(sch: s_tir.Schedule, roles: Roles, *, reg_m: int, lanes: int, threads: int = 1) -> None:
+def apply(sch: s_tir.Schedule, roles: Roles, *, reg_m: int, lanes: int, threads: int) -> None:
     """Schedule a rewritten contraction: register blocks of ``reg_m`` rows and one or two column
     panels, in vectors of ``lanes`` accumulators, for ``threads`` threads.
 
@@ -69,7 +69,8 @@ def apply(sch: s_tir.Schedule, roles: Roles, *, reg_m: int, lanes: int, threads:
     if whole and _stores_rows(sch.get(store), roles):
         prefetch_stores(sch, row_block, str(sch.get(store).writes[0].source.name))
     _even_out(sch, loops, column, roles, reg_m, threads)
-    parallel_tiles(sch, spread)
+    if threads > 1:
+        parallel_tiles(sch, spread)
 
 
 def _registers(lanes: int) -> int:

@@ -13,6 +13,7 @@ from pit_tvm.runtime.arrays import library_matmul
 from pit_tvm.runtime.detect import Detector
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.runtime.kernels import Kernels
+from pit_tvm.runtime.launch import Launcher
 from pit_tvm.runtime.program import analyse
 from pit_tvm.structs import Candidate, SparsitySpec
 from pit_tvm.target import resolve_target
@@ -43,5 +44,6 @@ class PitProduct:
         packed = aligned_empty(self.kernels.packed_shape(tuple(rhs.shape)), "float32", lasting=True)
         self.kernels.pack()(rhs, packed)
         index = self.detector.detect(self.spec, sparsity, tuple(lhs.shape), micro_tile)
-        kernel = self.kernels.sparse(micro_tile, choice.tile)
+        small = Launcher(self.kernels.program, self.kernels, "skip").is_small(choice)
+        kernel = self.kernels.sparse(micro_tile, choice.tile, alone=small)
         return lambda: kernel(lhs, packed, index.ids, index.count, out)

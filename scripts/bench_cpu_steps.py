@@ -32,7 +32,8 @@ from bench_rows import (
 
 import pit_tvm
 from pit_tvm.runtime.bind import Binder
-from pit_tvm.runtime.planner import Pattern, Planner, counted, sampled
+from pit_tvm.runtime.pattern import Pattern, Sampler, counted
+from pit_tvm.runtime.planner import Planner
 from pit_tvm.runtime.program import analyse
 from pit_tvm.selection.cover import SAMPLE_EXTENTS
 from pit_tvm.selection.select import ALL
@@ -61,7 +62,7 @@ def measure_select(case: Selected, settings: Settings) -> Row:
     program, target = analyse(tensors, {"lhs": spec}), resolve_target("llvm")
     layout = Binder(program, None).layout_of({}, "numpy")
     store = TileStore.open(device=target.device, isa=target.isa)
-    planner = Planner(program, target, store)
+    planner, sampler = Planner(program, target, store), Sampler(program)
     totals = np.array([WINDOWS * 4096 // (a * b) for a, b in SAMPLE_EXTENTS])
     counts = itertools.cycle(list(random_counts(settings.rng(case.label), totals)))
 
@@ -69,7 +70,7 @@ def measure_select(case: Selected, settings: Settings) -> Row:
         given = next(counts)
         if not case.grain:
             return counted(program, int(given[0]) * shape.m // int(totals[0]), shape.m)
-        return sampled(program, given / totals, 1.0)
+        return sampler.pattern((given / totals).tolist(), 1.0)
 
     def decide() -> Plan:
         return planner.decide(pattern(), layout, True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -227,7 +227,7 @@ def _chosen(tiles: Sequence[Tile], turn: Tile) -> Callable[[Plan], Candidate]:
 def _with(tile: Tile) -> Callable[[Plan], Candidate]:
     def choose(plan: Plan) -> Candidate:
         some = next(c for c in plan.candidates if c.tile is not None)
-        return replace(some, tile=tile)
+        return some._replace(tile=tile)
 
     return choose
 

@@ -20,7 +20,7 @@ from tvm import runtime as tvm_runtime
 from ..errors import BackendUnavailable, DTypeError, ShapeError, mismatch
 from ..memory import aligned_empty
 
-_NUMPY_DTYPES = {
+NUMPY_DTYPES = {
     name: np.dtype(name)
     for name in (
         *("float16", "float32", "float64", "bool"),
@@ -48,10 +48,9 @@ def kind(array: Any) -> str:
 
 def dtype_of(array: Any) -> str:
     """Name of the element type of any array that `kind` knows, such as "bfloat16"."""
-    library = kind(array)
-    if library == "numpy":
+    if isinstance(array, np.ndarray):
         return array.dtype.name
-    if library == "torch":
+    if _is_torch(array):
         return str(array.dtype).removeprefix("torch.")
     return str(_import("array", array).dtype)
 
@@ -86,9 +85,6 @@ def as_tensor(
 
     Booleans become bytes if ``dtype`` is "uint8". Errors are those of `check_array`.
     """
-    if type(array) is np.ndarray and array.dtype is _NUMPY_DTYPES.get(dtype):
-        if array.flags.carray and array.shape == shape and array.size:
-            return array  # nearly every array, at a quarter of the checks
     if isinstance(array, np.ndarray):
         _check_numpy(name, array, dtype, tuple(shape), writable)
         return _numpy_argument(array, dtype)
@@ -100,16 +96,15 @@ def as_tensor(
 def check_overlap(name: str, out: Any, inputs: Mapping[str, Any]) -> None:
     """Refuse a contiguous result ``out`` whose memory one of the contiguous inputs shares.
 
-    Raises
-    ------
-    ShapeError
-        The message names both arguments.
+    Raises ShapeError, which names both arguments.
     """
+    own = None if isinstance(out, np.ndarray) else _span(out)
     for other, array in inputs.items():
-        if isinstance(out, np.ndarray) and isinstance(array, np.ndarray):
+        if own is None and isinstance(array, np.ndarray):
             shared = np.may_share_memory(out, array)  # exact for contiguous arrays
         else:
-            (begin, end), (first, last) = _span(out), _span(array)
+            begin, end = own or _span(out)
+            first, last = _span(array)
             shared = begin < last and first < end
         if shared:
             advice = "pass another array as the result"
@@ -136,17 +131,26 @@ def empty_like_kind(kind_of: Any, shape: Sequence[int], dtype: str) -> Any:
     return _empty(tuple(shape), dtype)
 
 
-def as_numpy(array: Any) -> np.ndarray:
-    """``array`` as a numpy array of the same memory; BackendUnavailable as in `empty_like_kind`."""
+def as_numpy(array: Any, name: str = "array") -> np.ndarray:
+    """``array`` as a numpy array of the same memory.
+
+    Raises
+    ------
+    DTypeError
+        It is no array, or not on the CPU; the message names it ``name``.
+    BackendUnavailable
+        As in `empty_like_kind`.
+    """
+    if _is_torch(array):
+        if not array.is_cpu:
+            raise DTypeError(mismatch(name, "a tensor on the CPU", str(array.device)))
+        plain = array.detach() if array.requires_grad else array
+        if plain.dtype is sys.modules["torch"].bfloat16:
+            return plain.view(sys.modules["torch"].int16).numpy().view(_ml_bfloat16())
+        return plain.numpy()
     if isinstance(array, np.ndarray):
         return array
-    if _is_torch(array):
-        import torch
-
-        if array.dtype == torch.bfloat16:
-            return array.detach().view(torch.int16).numpy().view(_ml_bfloat16())
-        return array.detach().numpy()
-    tensor = _import("array", array)
+    tensor = _import(name, array)
     if tensor.dtype == "bfloat16":
         return np.from_dlpack(_retype(tensor, "uint16")).view(_ml_bfloat16())
     return np.from_dlpack(tensor)
@@ -157,7 +161,7 @@ def as_torch(array: Any) -> Any:
     import torch
 
     if _is_torch(array):
-        return array.detach()
+        return array.detach() if array.requires_grad else array
     if not isinstance(array, np.ndarray):
         return torch.from_dlpack(_import("array", array))
     if array.flags.writeable and array.dtype.kind != "V":
@@ -178,7 +182,7 @@ def library_matmul(
 
     Shapes and types are the caller's to check.
     """
-    use_torch = any(_is_torch(array) for array in (lhs, rhs, out))
+    use_torch = _is_torch(lhs) or _is_torch(rhs) or _is_torch(out)
     convert = as_torch if use_torch else as_numpy
     left, right, result = convert(lhs), convert(rhs), convert(out)
     left = left.swapaxes(-1, -2) if transpose_lhs else left
@@ -211,14 +215,14 @@ def _ml_bfloat16() -> np.dtype[Any]:
 
 
 def _numpy_dtype(dtype: str) -> np.dtype[Any]:
-    return _ml_bfloat16() if dtype == "bfloat16" else _NUMPY_DTYPES[dtype]
+    return _ml_bfloat16() if dtype == "bfloat16" else NUMPY_DTYPES[dtype]
 
 
 def _is_element(element: np.dtype[Any], dtype: str) -> bool:
     # bfloat16 is a type from outside numpy, of kind V; ml_dtypes is asked for only then.
     if dtype == "bfloat16":
         return element.kind == "V" and element == _ml_bfloat16()
-    return element == _NUMPY_DTYPES[dtype] or (dtype == "uint8" and element == np.bool_)
+    return element == NUMPY_DTYPES[dtype] or (dtype == "uint8" and element == np.bool_)
 
 
 def _check_shape(name: str, shape: tuple[int, ...], expected: tuple[int | None, ...]) -> None:
@@ -300,7 +304,7 @@ def _import(name: str, array: Any) -> tvm_ffi.Tensor:
 
 def itemsize(dtype: str) -> int:
     """Bytes of one element of a type given by name."""
-    return 2 if dtype == "bfloat16" else _NUMPY_DTYPES[dtype].itemsize
+    return 2 if dtype == "bfloat16" else NUMPY_DTYPES[dtype].itemsize
 
 
 def _numpy_argument(array: np.ndarray, dtype: str) -> Any:
@@ -366,10 +370,10 @@ def _from_numpy(array: np.ndarray) -> tvm_ffi.Tensor:
 
 def _span(array: Any) -> tuple[int, int]:
     """First byte and the one after the last of a contiguous array."""
-    if isinstance(array, np.ndarray):
+    if _is_torch(array):
+        begin, size = array.data_ptr(), array.nbytes
+    elif isinstance(array, np.ndarray):
         begin, size = array.ctypes.data, array.nbytes
-    elif _is_torch(array):
-        begin, size = array.data_ptr(), array.numel() * array.itemsize
     else:
         tensor = _import("array", array)
         begin, size = tensor.data_ptr(), tensor.numel() * itemsize(str(tensor.dtype))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import ref
 
 import tvm_ffi
 from tvm import ir, sym
@@ -12,6 +13,7 @@ from tvm import ir, sym
 from ..errors import ShapeError, mismatch
 from ..remember import remember
 from ..structs import Groups, Values
+from .argument import Argument
 from .arrays import as_numpy, as_tensor, kind
 from .program import Lookup, Param, Program
 
@@ -35,7 +37,8 @@ class Layout:
 
     ``shapes`` of the inputs in order, ``sizes`` of the symbolic extents, and the shapes of the
     sparse operand, of the output and of the sums before the epilogue. ``library`` is the dense
-    peer's, "torch" if any array is torch's.
+    peer's, "torch" if any array is torch's. ``inputs`` and ``result`` check arrays of those shapes
+    on a CPU.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -45,10 +48,11 @@ class Layout:
     sums: tuple[int, ...]
     library: str
     key: tuple[object, ...]
+    inputs: tuple[Argument, ...]
+    result: Argument
 
 
-@dataclass(frozen=True)
-class Bound:
+class Bound(NamedTuple):
     """The checked arrays of one call: ``tensors`` are what compiled functions take, by name,
     ``arrays`` what the caller passed, ``packed`` the packed operands among them."""
 
@@ -63,7 +67,9 @@ class Binder:
 
     def __init__(self, program: Program, owner: object) -> None:
         self.program, self.owner = program, owner
+        self._names = [p.name for p in program.inputs]
         self._layouts: dict[tuple[object, ...], Layout] = {}
+        self._last: tuple[Layout | None, tuple[type, ...], tuple[Any, ...]] = None, (), ()
 
     def bind(self, given: Sequence[Any]) -> Bound:
         """Check ``given`` against the inputs, in order.
@@ -73,50 +79,84 @@ class Binder:
         ShapeError, DTypeError
             Another number of arrays, a wrong shape, dtype, device or layout; names the argument.
         """
-        inputs = self.program.inputs
+        bound = self._again(given)
+        if bound is None:
+            bound = self._anew(given)
+        for lookup in self.program.lookups:
+            self._check_lookup(lookup, bound.layout, bound.arrays)
+        return bound
+
+    def _again(self, given: Sequence[Any]) -> Bound | None:
+        """``given`` if they are plain arrays of the last call's layout and kinds, which most calls
+        repeat; its packed operands are known to be."""
+        layout, kinds, weights = self._last
+        if layout is None or len(given) != len(kinds):
+            return None
+        packed: dict[str, Any] = {}
+        arrays: dict[str, Any] = {}
+        for argument, kind_of, weight, array in zip(
+            layout.inputs, kinds, weights, given, strict=True
+        ):
+            if type(array) is not kind_of:
+                return None
+            if weight is not None:
+                if weight() is not array:
+                    return None
+                packed[argument.name], array = array.packed, array.array
+            elif not argument.is_plain(array):
+                return None
+            arrays[argument.name] = array
+        return Bound(layout, arrays, arrays, packed)
+
+    def _anew(self, given: Sequence[Any]) -> Bound:
+        """``given`` checked from the start; remembers the layout, the arrays' kinds, and packed
+        operands whose originals are plain arrays."""
         self._check_number(given)
         packed: dict[str, Any] = {}
         arrays: dict[str, Any] = {}
-        for param, array in zip(inputs, given, strict=True):
+        for param, array in zip(self.program.inputs, given, strict=True):
             if isinstance(array, PackedOperand):
                 self._check_owner(param, array)
                 packed[param.name], array = array.packed, array.array
             arrays[param.name] = array
         layout = self._layout(arrays)
-        tensors = {
-            p.name: as_tensor(p.name, arrays[p.name], dtype=p.dtype, shape=shape)
-            for p, shape in zip(inputs, layout.shapes, strict=True)
-        }
-        for lookup in self.program.lookups:
-            self._check_lookup(lookup, layout, arrays)
+        tensors = {a.name: a.take(arrays[a.name]) for a in layout.inputs}
+        # Plain arrays are passed on as they are. Weights are not kept alive from here.
+        plain = all(tensors[name] is arrays[name] for name in packed)
+        if plain:
+            pairs = zip(arrays, given, strict=True)
+            weights = [ref(array) if name in packed else None for name, array in pairs]
+            self._last = layout, tuple(map(type, given)), tuple(weights)
         return Bound(layout, arrays, tensors, packed)
 
     def layout_of(self, sizes: Mapping[str, int], library: str) -> Layout:
         """The layout of known symbolic extents, without arrays."""
         program = self.program
         shapes = tuple(resolve(p.shape, sizes) for p in program.inputs)
-        names = [p.name for p in program.inputs]
-        self._check_groups(dict(zip(names, shapes, strict=True)))
+        self._check_groups(dict(zip(self._names, shapes, strict=True)))
+        output, inputs = program.output, zip(program.inputs, shapes, strict=True)
+        shape = resolve(output.shape, sizes)
         return Layout(
             shapes=shapes,
             sizes=dict(sizes),
-            operand=shapes[names.index(program.operand)],
-            output=resolve(program.output.shape, sizes),
+            operand=shapes[self._names.index(program.operand)],
+            output=shape,
             sums=resolve(program.sums.shape, sizes),
             library=library,
             key=(*shapes, library),
+            inputs=tuple(Argument(p.name, p.dtype, s) for p, s in inputs),
+            result=Argument(output.name, output.dtype, shape, writable=True),
         )
 
     def _check_number(self, given: Sequence[Any]) -> None:
         inputs = self.program.inputs
         if len(given) != len(inputs):
-            names = ", ".join(p.name for p in inputs)
+            names = ", ".join(self._names)
             raise ShapeError(mismatch("arguments", f"{len(inputs)} arrays ({names})", len(given)))
 
     def _check_lookup(self, lookup: Lookup, layout: Layout, arrays: Mapping[str, Any]) -> None:
         """Compiled code reads wherever an index operand points: it must point inside."""
-        names = [p.name for p in self.program.inputs]
-        extent = layout.shapes[names.index(lookup.operand)][lookup.dim]
+        extent = layout.shapes[self._names.index(lookup.operand)][lookup.dim]
         ids = as_numpy(arrays[lookup.ids])
         if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= extent):
             expected = f"indices of {lookup.operand} from 0 to {extent - 1}"
@@ -141,7 +181,7 @@ class Binder:
             raise ShapeError(mismatch(what, expected, f"{packed.name} of another call of pack"))
 
     def _layout(self, arrays: Mapping[str, Any]) -> Layout:
-        key = tuple((type(a), getattr(a, "shape", None)) for a in arrays.values())
+        key = tuple([(type(a), getattr(a, "shape", None)) for a in arrays.values()])
         layout = self._layouts.get(key)
         if layout is None:
             sizes = self._sizes(arrays)  # first, because it names what is no array

@@ -126,11 +126,11 @@ class Detector:
         ShapeError, DTypeError, AxisError
             The message names the argument. Ids and lengths are checked completely.
         """
-        take = fresh if workspace is None else workspace.take
         shape = tuple(shape)
         if not isinstance(spec, (Mask, Values, BitMask, BlockMask)):
-            options = (take, self._kernel, deterministic, self._checked)
-            return SliceCall(spec, value, shape, micro_tile, *options).index()
+            slices = self.slices(spec, shape, micro_tile)
+            return slices.index(value, workspace, deterministic=deterministic)
+        take = fresh if workspace is None else workspace.take
         array = value if isinstance(value, np.ndarray) else np.asarray(value)
         key = (spec, array.dtype, shape, micro_tile)
         mask = self._calls.get(key) or self._mask_call(key)
@@ -188,6 +188,12 @@ class Detector:
         live = np.empty(len(plan.totals), INT64)
         kernel(flat, plan.where.reshape(-1), live, len(plan.where), *plan.args)
         return live / plan.totals
+
+    def slices(
+        self, spec: SparsitySpec, shape: tuple[int, ...], micro_tile: MicroTile
+    ) -> SliceCall:
+        """The detection of slices of an operand of ``shape``, for several calls; see `detect`."""
+        return SliceCall(spec, shape, micro_tile, self._kernel, self._checked)
 
     def _mask_call(self, key: tuple[Any, ...]) -> _MaskCall:
         spec, dtype, shape, micro_tile = key

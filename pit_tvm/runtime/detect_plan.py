@@ -18,7 +18,7 @@ import tvm
 
 from ..errors import ShapeError, mismatch
 from ..structs import MicroTile
-from . import detect_compact, detect_kernels
+from . import detect_compact, detect_kernels, detect_lists
 from .detect_view import FLAGS, Dim, Elements, dimension, folded, merge, odd_pitch, product
 
 Build = partial[tvm.IRModule]
@@ -28,6 +28,7 @@ PARALLEL_BYTES = 1 << 16  # waking a second worker costs about as much as readin
 PARALLEL_POSITIONS = 1 << 15  # the same for compact, which takes eight positions at a time
 SHORT_RUNS = (1, 8, 16, 32)  # extents that fold_columns takes as constants
 LONG_RUN = 256  # extents from which fold_rows works in two steps,
+ONE_PASS_SLOTS = 64  # lists from which each is one task of a single pass
 PART_RUN = 64  # the first of which folds this many rows
 
 
@@ -50,7 +51,7 @@ class Step:
     @property
     def needs_table(self) -> bool:
         """Whether the kernel takes `detect_compact.bit_positions` after its source."""
-        return self.build.func is detect_compact.compact
+        return self.build.func in (detect_compact.compact, detect_lists.fold_compact)
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,8 @@ def plan_mask(shape: tuple[int, ...], micro_tile: MicroTile, elements: Elements)
         return MaskPlan(elements.entries(shape), (), None, grid, capacity)
     builder = _Builder(shape, micro_tile, elements)
     builder.fold()
-    last = builder.compact(shape[dim], math.prod(grid), capacity)
+    sizes = (shape[dim], math.prod(grid), capacity)
+    last = builder.lists(*sizes) or builder.compact(*sizes)
     return MaskPlan(elements.entries(shape), tuple(builder.steps), last, grid, capacity)
 
 
@@ -168,6 +170,23 @@ class _Builder:
         if not self.steps and not self.bits and self.grain == 1:
             one = Dim(1, 1, 1, 1)  # nothing to fold: only test the elements
             self._add(*self._rows_kernel(one, 1, self._size()))
+
+    def lists(self, rows: int, slots: int, capacity: int) -> Step | None:
+        """The only step, in place of a fold of rows and `compact`, where there are slots enough for
+        all workers; ``rows``: elements along PIT."""
+        only = self.steps[0] if len(self.steps) == 1 else None
+        if only is None or only.build.func is not detect_kernels.fold_rows or self.bits:
+            return None
+        outer, _, inner, runs, *_ = only.args
+        bits, sign, _, parallel = only.build.args
+        vector = detect_kernels.VECTOR_BYTES * 8 // bits
+        if self.grain > 1 or slots < ONE_PASS_SLOTS or inner < vector:
+            return None
+        if (outer * runs, inner) != (slots, self.rows):  # folded nothing, only tested elements
+            return None
+        self.steps = []
+        build = partial(detect_lists.fold_compact, bits, sign, parallel)
+        return Step(build, (*only.args, rows, capacity))
 
     def compact(self, rows: int, slots: int, capacity: int) -> Step:
         """The last step, on the flags that `fold` leaves; ``rows``: elements along PIT."""

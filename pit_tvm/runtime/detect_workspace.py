@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,8 @@ from ..errors import ShapeError, mismatch
 from ..memory import aligned_empty
 
 Array = npt.NDArray[Any]
+Take = Callable[..., Array]
+Made = TypeVar("Made")
 
 
 class Workspace:
@@ -24,6 +27,7 @@ class Workspace:
     def __init__(self) -> None:
         self._memory: dict[str, Array] = {}
         self._views: dict[str, Array] = {}
+        self._kept: tuple[object, Any] = (None, None)
 
     def take(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         """The uninitialised array called ``name``; it aliases what was taken under that name."""
@@ -38,6 +42,14 @@ class Workspace:
             memory = self._memory[name] = aligned_empty((max(size, grown),), np.uint8, lasting=True)
         view = self._views[name] = memory[:size].view(element).reshape(shape)
         return view
+
+    def keep(self, owner: object, make: Callable[[Take], Made]) -> Made:
+        """What ``make(self.take)`` gave when ``owner`` was the last to ask, else gives now."""
+        last, kept = self._kept
+        if last is not owner:
+            kept = make(self.take)
+            self._kept = owner, kept
+        return kept  # type: ignore[no-any-return]
 
 
 def fresh(name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:

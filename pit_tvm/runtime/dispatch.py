@@ -11,22 +11,24 @@ import numpy as np
 
 from ..errors import (
     BackendUnavailable,
-    DTypeError,
     ShapeError,
     UnsupportedTarget,
     mismatch,
 )
 from ..memory import aligned_empty
+from ..remember import remember
 from ..structs import BitMask, Candidate, Index, Plan
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
 from .arrays import as_numpy, as_tensor, check_overlap, empty_like_kind
 from .bind import Binder, Bound, PackedOperand, told_pattern
 from .detect import Detector
+from .detect_ids import SliceCall
 from .kernel_cache import KernelCache
 from .kernels import Kernels
 from .launch import Launcher
-from .planner import Pattern, Planner, counted, sampled
+from .pattern import Pattern, Sampler, counted
+from .planner import Planner
 from .program import Program, Route
 from .promise import asked_for, check_zeros, zeros_asked_for
 
@@ -67,8 +69,9 @@ class Dispatcher:
         self.deterministic = deterministic
         self.kernels = Kernels(program, target, cache)
         self.binder = Binder(program, self)
-        self.planner = Planner(program, target, store)
+        self.planner, self.sampler = Planner(program, target, store), Sampler(program)
         self.launcher = Launcher(program, self.kernels, dead)
+        self._slices: dict[tuple[int, ...], SliceCall] = {}
         self.checks_zeros = zeros_asked_for(program)
         self.detector = Detector(target.tvm_target, self.kernels.for_detection, checked=asked_for())
 
@@ -96,7 +99,7 @@ class Dispatcher:
             return out, None
         if self.program.mask:  # detection has checked its shape and type
             mask = as_tensor("sparsity", value, dtype="uint8", shape=value.shape)
-            bound = replace(bound, tensors={**bound.tensors, self.program.mask: mask})
+            bound = bound._replace(tensors={**bound.tensors, self.program.mask: mask})
         if self.checks_zeros:
             check_zeros(self.program, as_numpy(bound.arrays[self.program.operand]), value)
         self.launcher.launch(plan.choice, index, bound, target)
@@ -117,7 +120,7 @@ class Dispatcher:
             _check_sizes(sizes)
             layout = self.binder.layout_of(sizes, library)
             bound = Bound(layout, {}, {}, {})
-        pattern, _ = self._pattern(bound, self._value(bound, sparsity))
+        pattern, *_ = self._pattern(bound, self._value(bound, sparsity))
         return self.planner.decide(pattern, bound.layout, not arrays or bool(bound.packed))
 
     def pack(self, name: str, array: Any) -> PackedOperand:
@@ -143,14 +146,13 @@ class Dispatcher:
     # -- arguments
 
     def _output(self, bound: Bound, out: Any) -> tuple[Any, Any]:
-        param = self.program.output
-        shape = bound.layout.output
+        result = bound.layout.result
         if out is None:
             like = bound.arrays[self.program.operand]
-            out = empty_like_kind(like, shape, param.dtype)
-            return out, as_tensor(param.name, out, dtype=param.dtype, shape=shape)
-        tensor = as_tensor(param.name, out, dtype=param.dtype, shape=shape, writable=True)
-        check_overlap(param.name, out, bound.arrays)
+            out = empty_like_kind(like, result.shape, result.dtype)
+            return out, result.take(out)
+        tensor = result.take(out)
+        check_overlap(result.name, out, bound.arrays)
         return out, tensor
 
     def _value(self, bound: Bound, sparsity: Any) -> Any:
@@ -166,8 +168,8 @@ class Dispatcher:
         clock: Clock | None,
         choose: Callable[[Plan], Candidate] | None,
     ) -> tuple[Plan, Index | None]:
-        pattern, indices = self._pattern(bound, value)
-        if clock is not None and indices:
+        pattern, index, indices = self._pattern(bound, value)
+        if clock is not None and (index or indices):
             clock.index_us += clock.lap()
         plan = self.planner.plan(pattern, bound.layout, bool(bound.packed))
         if choose is not None:
@@ -176,29 +178,34 @@ class Dispatcher:
             clock.select_us += clock.lap()
         if plan.choice.kind == "dense":
             return plan, None
-        index = indices.get(plan.choice.micro_tile)
+        index = index or indices.get(plan.choice.micro_tile)
         if index is None:
             index = self._detect(bound, value, plan.choice.micro_tile)
             if clock is not None:
                 clock.index_us += clock.lap()
         return plan, index
 
-    def _pattern(self, bound: Bound, value: Any) -> tuple[Pattern, dict[Any, Index]]:
-        """The pattern, and the indices that had to be built to know it."""
+    def _pattern(self, bound: Bound, value: Any) -> tuple[Pattern, Index | None, dict[Any, Index]]:
+        """The pattern, and what had to be built to know it: the index of named slices, or those of
+        all routes by micro-tile."""
         program, shape = self.program, bound.layout.operand
         if not program.spec.promises_zero:
-            micro_tile = program.routes[0].micro_tile
-            index = self._detect(bound, value, micro_tile)
-            live = int(index.count[0] if index.count.size == 1 else index.count.sum())
-            return counted(program, live, shape[micro_tile.dim]), {micro_tile: index}
+            slices = self._slices.get(shape)
+            if slices is None:
+                found = self.detector.slices(program.spec, shape, program.routes[0].micro_tile)
+                slices = remember(self._slices, shape, found)
+            index = slices.index(value, self.launcher.workspace(), deterministic=self.deterministic)
+            count = index.count
+            live = int(count[0]) if len(count) == 1 else int(count.sum())
+            return counted(program, live, slices.rows), index, {}
         if program.contraction is None:
             return self._exact(bound, value, program.routes)
         densities = self.detector.sample(program.spec, value, shape)
-        return sampled(program, densities, self._live_rows(value)), {}
+        return self.sampler.pattern(densities.tolist(), self._live_rows(value)), None, {}
 
     def _exact(
         self, bound: Bound, value: Any, routes: Sequence[Route]
-    ) -> tuple[Pattern, dict[Any, Index]]:
+    ) -> tuple[Pattern, None, dict[Any, Index]]:
         shape = bound.layout.operand
         indices = {
             r.micro_tile: self._detect(bound, value, r.micro_tile, fresh=True) for r in routes
@@ -207,7 +214,7 @@ class Dispatcher:
         for micro_tile, index in indices.items():
             total = index.count.size * shape[micro_tile.dim]
             covered.append(float(index.count.sum()) / total if total else 0.0)
-        return Pattern(tuple(covered), tuple(int(c * 1024) for c in covered)), indices
+        return Pattern(tuple(covered), tuple(int(c * 1024) for c in covered)), None, indices
 
     def _detect(self, bound: Bound, value: Any, micro_tile: Any, fresh: bool = False) -> Index:
         return self.detector.detect(
@@ -225,15 +232,10 @@ class Dispatcher:
         if con is None or isinstance(spec, BitMask) and con.sparse_axes[-1] == con.row:
             return 1.0
         row, depth = con.sparse_axes.index(con.row), con.sparse_axes.index(con.reduce)
-        size = value.shape[row]
-        step = max(1, size // _SAMPLED_ROWS)
-        chosen = np.moveaxis(value, row, 0)[step // 2 :: step]
-        if not chosen.size:
-            return 0.0
-        depth = depth + 1 if depth < row else depth
-        return float(np.count_nonzero(chosen.any(axis=depth))) / max(
-            1, chosen.size // chosen.shape[depth]
-        )
+        step = max(1, value.shape[row] // _SAMPLED_ROWS)
+        lines = value[(*[slice(None)] * row, slice(step // 2, None, step))]
+        live = np.logical_or.reduce(lines, axis=depth)
+        return np.count_nonzero(live) / live.size if live.size else 0.0
 
 
 def _check_sizes(sizes: dict[str, int]) -> None:
@@ -250,16 +252,12 @@ def _pattern_array(sparsity: Any) -> np.ndarray:
     DTypeError, ShapeError
         It is no array, not on the CPU, or a ragged list.
     """
+    if type(sparsity) is np.ndarray:
+        return sparsity
     if isinstance(sparsity, (list, tuple)):
         try:
             array = np.asarray(sparsity)
         except ValueError as error:
             raise ShapeError(mismatch("sparsity", "a rectangular list", "a ragged one")) from error
         return array if array.size else array.astype(np.int64)
-    if not hasattr(sparsity, "__dlpack_device__"):
-        expected = "a list, a numpy array, a torch tensor or an object with __dlpack__"
-        raise DTypeError(mismatch("sparsity", expected, type(sparsity).__name__))
-    device = sparsity.__dlpack_device__()
-    if int(device[0]) != 1:
-        raise DTypeError(mismatch("sparsity", "an array on the CPU", f"DLPack device {device}"))
-    return as_numpy(sparsity)
+    return as_numpy(sparsity, "sparsity")

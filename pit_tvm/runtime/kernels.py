@@ -42,15 +42,19 @@ class Kernels:
         self._known: dict[object, Kernel] = {}
         self._lock = threading.Lock()
 
-    def sparse(self, micro_tile: MicroTile, tile: Tile | None) -> Kernel:
-        """Kernel of one micro-tile: inputs, ids, count, output. ``tile`` None: generic."""
-        name = (micro_tile, tile, *self._mask_part(micro_tile))
-        return self._get(name, lambda: self._sparse_module(micro_tile, tile))
+    def sparse(self, micro_tile: MicroTile, tile: Tile | None, *, alone: bool = False) -> Kernel:
+        """Kernel of one micro-tile: inputs, ids, count, output. ``tile`` None: generic.
+
+        A tile that works ``alone`` uses the calling thread only.
+        """
+        threads = 1 if alone and tile is not None else self.target.threads
+        name = (micro_tile, tile, threads, *self._mask_part(micro_tile))
+        return self._get(name, lambda: self._sparse_module(micro_tile, tile, threads))
 
     def dense(self, tile: Tile | None) -> Kernel:
         """Dense kernel by our own tile, or by the generic schedule: inputs, output."""
-        name = ("dense", tile, *self._mask_part(None))
-        return self._get(name, lambda: self._sparse_module(None, tile))
+        name, threads = ("dense", tile, *self._mask_part(None)), self.target.threads
+        return self._get(name, lambda: self._sparse_module(None, tile, threads))
 
     def masked_copy(self) -> Kernel:
         """The operand with zeros outside its mask, for a library: operand, mask, copy."""
@@ -168,7 +172,9 @@ class Kernels:
         copy = te.compute(operand.shape, lambda *where: source(*where), name="copy")
         return self._plain(self._masked(te.create_prim_func([source, copy])))
 
-    def _sparse_module(self, micro_tile: MicroTile | None, tile: Tile | None) -> tvm.IRModule:
+    def _sparse_module(
+        self, micro_tile: MicroTile | None, tile: Tile | None, threads: int
+    ) -> tvm.IRModule:
         func, con = self.program.func, self.program.contraction
         if tile is None or con is None:
             if micro_tile is not None:
@@ -180,6 +186,5 @@ class Kernels:
         if self.program.reads_mask(micro_tile):
             form = self._masked(form)
         sch = s_tir.Schedule(form.with_attr("global_symbol", "main"))
-        threads = self.target.threads
         contraction.apply(sch, roles, reg_m=tile.knob("reg_m"), lanes=lanes, threads=threads)
         return lower(sch.mod)

@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 
+from ..remember import remember
 from ..schedules.contraction_space import BLOCKS
-from ..structs import Candidate, Groups, Index, MicroTile, Tile
+from ..structs import Candidate, Groups, Index, MicroTile
 from .arrays import as_tensor, empty_like_kind, itemsize, library_matmul
 from .bind import Bound
 from .detect_workspace import Workspace
 from .kernels import Kernels
 from .program import Program
+
+ALONE_US = 20.0  # time of one thread below which it does a product alone
 
 
 class Launcher:
@@ -25,7 +28,8 @@ class Launcher:
     def __init__(self, program: Program, kernels: Kernels, dead: str) -> None:
         self.program, self.kernels, self.dead = program, kernels, dead
         self._memory = threading.local()
-        self._ready: dict[tuple[MicroTile, Tile | None], Callable[..., None]] = {}
+        # By identity: plans are kept, and hashing a tile at every call costs as much as a launch.
+        self._ready: dict[int, tuple[Candidate, Callable[..., None]]] = {}
 
     def workspace(self) -> Workspace:
         """Memory of the calling thread."""
@@ -40,11 +44,16 @@ class Launcher:
         if index is None or choice.micro_tile is None:
             self._dense(bound, out)
             return
-        key = (choice.micro_tile, choice.tile)
-        ready = self._ready.get(key)
-        if ready is None:
-            ready = self._ready[key] = self._prepare(choice.micro_tile, choice.tile)
+        known, ready = self._ready.get(id(choice), (None, None))
+        if ready is None or known is not choice:
+            ready = self._prepare(choice, choice.micro_tile)
+            remember(self._ready, id(choice), (choice, ready))
         ready(index, bound, out)
+
+    def is_small(self, choice: Candidate) -> bool:
+        """Whether waking other threads for a candidate takes longer than their help saves."""
+        product = dict(choice.parts).get("product", ALONE_US)
+        return product * self.kernels.target.threads < ALONE_US
 
     # -- candidates
 
@@ -66,13 +75,13 @@ class Launcher:
         )
         self._finish(epilogue, sums, bound, out)
 
-    def _prepare(self, micro_tile: MicroTile, tile: Tile | None) -> Callable[..., None]:
+    def _prepare(self, choice: Candidate, micro_tile: MicroTile) -> Callable[..., None]:
         """The launch of one kernel, with everything looked up that no call changes."""
-        spec = self.program.spec
+        spec, tile = self.program.spec, choice.tile
         if isinstance(spec, Groups) and not spec.num_groups:  # no kernel has no groups
             fill = self._dead_fill()
             return lambda _, bound, out: fill(bound, out) if fill else None
-        kernel = self.kernels.sparse(micro_tile, tile)
+        kernel = self.kernels.sparse(micro_tile, tile, alone=self.is_small(choice))
         if tile is not None and tile.family == BLOCKS:
             return self._blocks(kernel, self._arguments(micro_tile, packed=True))
         names = self._arguments(micro_tile, packed=tile is not None)
@@ -84,8 +93,9 @@ class Launcher:
             if fill is not None:
                 fill(bound, out)
             tensors = bound.tensors
-            inputs = [self._packed(bound, n) if n == dense else tensors[n] for n in names]
-            kernel(*inputs, index.ids, index.count, out)
+            if dense is not None:
+                tensors = {**tensors, dense: self._packed(bound, dense)}
+            kernel(*map(tensors.__getitem__, names), index.ids, index.count, out)
 
         return run
 

@@ -1,22 +1,22 @@
-"""Plans for one operator: what selection needs to know of a pattern, and a cache of decisions."""
+"""Plans for one operator: what selection needs to know of a call, and a cache of decisions."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from ..remember import remember
 from ..schedules.contraction_space import BLOCKS, DEPTH, ROWS, starting_tiles
-from ..selection import select as selection
-from ..selection.cover import Cover, bucket
+from ..selection import select
 from ..selection.rates import Rates, rates_from_records
+from ..selection.select import Selection
 from ..structs import BitMask, BlockMask, Lengths, MicroTile, Plan, Rows, Tile, Values
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
 from .arrays import itemsize
 from .bind import Layout
+from .pattern import Pattern
 from .program import Program, Route
 
 # Tiles of a family that are weighed for each of these shares of live entries.
@@ -24,14 +24,6 @@ _SHORTLIST = {ROWS: 2}
 _SHARES = (1.0, 1 / 32)
 _ROWS = 2048
 _MAX_PLANS = 4096
-
-
-@dataclass(frozen=True)
-class Pattern:
-    """What is known of one call's sparsity: covered density per route, and a key for the cache."""
-
-    covered: tuple[float, ...]
-    key: tuple[int, ...]
 
 
 class Planner:
@@ -42,7 +34,7 @@ class Planner:
         self._rates: dict[str, Rates] = {}
         self._plans: dict[object, Plan] = {}
         self._tiles: dict[object, tuple[Tile, ...]] = {}
-        self._facts: dict[object, _Facts] = {}
+        self._selections: dict[object, Selection] = {}
 
     def plan(self, pattern: Pattern, layout: Layout, packed: bool) -> Plan:
         """The plan of a pattern; decided once for a density bucket, then remembered."""
@@ -55,18 +47,19 @@ class Planner:
 
     def decide(self, pattern: Pattern, layout: Layout, packed: bool) -> Plan:
         """Algorithm 1 on one pattern, without the cache."""
-        rates = self.rates(layout.library)
         key = (layout.key, packed)
-        facts = self._facts.get(key)
-        if facts is None:
-            facts = remember(self._facts, key, _Facts(self.program, layout, packed))
-        routes = [
-            facts.route(route, covered)
-            for route, covered in zip(self.program.routes, pattern.covered, strict=True)
-        ]
-        dense = facts.dense(pattern, layout.library)
-        plan = selection.select(routes, dense, rates, self.tiles(rates, facts))
+        prepared = self._selections.get(key)
+        if prepared is None:
+            prepared = remember(self._selections, key, self._selection(layout, packed))
+        covered = pattern.covered
+        whole = self.program.spec.promises_zero or min(covered) >= 1.0
+        plan = prepared.plan(covered, whole=whole)
         return replace(plan, reason=f"{plan.reason}; mask applied") if self.program.mask else plan
+
+    def _selection(self, layout: Layout, packed: bool) -> Selection:
+        rates, facts = self.rates(layout.library), _Facts(self.program, layout, packed)
+        routes = [facts.route(route) for route in self.program.routes]
+        return Selection(routes, facts.dense(layout.library), rates, self.tiles(rates, facts))
 
     def rates(self, library: str) -> Rates:
         """Rates of the operator's data type with one library as the dense peer."""
@@ -119,9 +112,9 @@ class _Facts:
         self.out_bytes = 4.0 * float(math.prod(self.output))
         self._itemsize = itemsize(program.input(program.operand).dtype)
 
-    def route(self, route: Route, covered: float) -> selection.Route:
-        """Slots, live entries and traffic of one micro-tile."""
-        micro, spec = route.micro_tile, self.program.spec
+    def route(self, route: Route) -> select.Route:
+        """Slots, entries and traffic of one micro-tile."""
+        micro, spec, con = route.micro_tile, self.program.spec, self.program.contraction
         size = self.operand[micro.dim]
         slots, entry = self._slots(micro)
         m, k, extra = 1.0, float(self.k), 0.0
@@ -132,46 +125,42 @@ class _Facts:
             extra = self.out_bytes * (2 if self.program.has_epilogue else 1)
         elif spec.promises_zero:
             extra = self.out_bytes
-        if self.program.contraction is None:
+        if con is None:
             m = float(math.prod(self.operand)) / max(size, 1)
             k = 1.0
-        elif micro.axis in self.program.contraction.batch:
+        elif micro.axis in con.batch:
             m = float(self.m)
-        live = covered * size
-        if self.program.contraction is not None and self.program.contraction.group:
-            live /= slots
         if not self.packed and route.family:
             extra += 8.0 * self.n * self.k * self.batch
-        if self.program.reads_mask(micro):
-            extra += covered * self._pattern_bytes()
-        return selection.Route(
+        return select.Route(
             micro_tile=micro,
             family=route.family,
-            covered=covered,
             index_bytes=self._index_bytes(micro),
             slots=slots,
-            live=live,
+            entries=size,
             entry_m=m,
             entry_k=k,
             n=self.n,
             extra_bytes=extra,
+            mask_bytes=self._pattern_bytes() if self.program.reads_mask(micro) else 0.0,
+            shared=con is not None and bool(con.group),
             splits=route.family == BLOCKS,
             floor_bytes=self.out_bytes if route.family == DEPTH else 0.0,
         )
 
-    def dense(self, pattern: Pattern, library: str) -> selection.DenseRoute | None:
-        """The dense candidate, where it gives the promised result: see design, section 3."""
-        spec, con = self.program.spec, self.program.contraction
-        if not spec.promises_zero and (min(pattern.covered) < 1.0 or (con and con.group)):
+    def dense(self, library: str) -> select.DenseRoute | None:
+        """The dense candidate, if it ever gives the promised result: see design, section 3."""
+        con = self.program.contraction
+        if con is not None and con.group and not self.program.spec.promises_zero:
             return None
         masked = self._pattern_bytes() if self.program.mask else 0.0
         if con is None or self.program.product is None:
             work, extra = math.prod(self.operand), self.out_bytes + masked
-            return selection.DenseRoute(1, self.n, work, 1, extra, selection.GENERIC)
+            return select.DenseRoute(1, self.n, work, 1, extra, select.GENERIC)
         extra = self.out_bytes if self.program.has_epilogue else 0.0
         if self.program.mask:  # the library multiplies a masked copy: read, written
             extra += masked + 2.0 * self._itemsize * math.prod(self.operand)
-        return selection.DenseRoute(self.m, self.n, self.k, self.batch, extra, library)
+        return select.DenseRoute(self.m, self.n, self.k, self.batch, extra, library)
 
     def _row_extent(self, micro: MicroTile) -> int:
         con = self.program.contraction
@@ -210,30 +199,3 @@ def pattern_bytes(program: Program, operand: Sequence[int]) -> float:
     if isinstance(spec, Values):
         return size * itemsize(program.input(program.operand).dtype)
     return size
-
-
-def sampled(program: Program, densities: Any, rows_live: float) -> Pattern:
-    """Pattern of a mask from sampled covered densities (``Detector.sample``) and live rows."""
-    cover = Cover.from_samples(densities)
-    con = program.contraction
-    covered = []
-    for route in program.routes:
-        extents = route.micro_tile.extents
-        if con is None or route.micro_tile.axis in con.batch:
-            covered.append(1.0)
-            continue
-        row = con.sparse_axes.index(con.row)
-        depth = con.sparse_axes.index(con.reduce)
-        if extents[depth] == 0:
-            covered.append(rows_live)
-            continue
-        pair = (extents[row], extents[depth])
-        covered.append(cover.density(pair if row < depth else pair[::-1]))
-    return Pattern(tuple(covered), (*cover.buckets, bucket(rows_live)))
-
-
-def counted(program: Program, live: int, total: int) -> Pattern:
-    """Pattern of slices that are named: an exact count."""
-    share = live / total if total else 0.0
-    key = (bucket(share), int(live == total))
-    return Pattern((share,) * len(program.routes), key)

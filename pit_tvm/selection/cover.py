@@ -8,8 +8,10 @@ density of the pattern, and it is what a sparse product costs relative to the de
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +37,7 @@ SAMPLE_EXTENTS: tuple[tuple[int, int], ...] = (
 )
 
 BUCKET_STEP = 1.12  # ratio of two neighbouring buckets' densities
+_LOG_STEP = math.log(BUCKET_STEP)
 EMPTY_BUCKET = 255  # of patterns without a live micro-tile, and of densities below 3e-13
 
 
@@ -82,33 +85,50 @@ class Cover:
 
         ShapeError if an extent is below 1: a whole dimension has no sampled extent.
         """
-        if min(extents) < 1:
-            raise ShapeError(mismatch("extents", "extents of at least 1", extents))
         known = dict(self.densities)
-        if extents in known:
-            return known[extents]
-        area = math.prod(extents)
-        inside = [e for e in known if e[0] <= extents[0] and e[1] <= extents[1]]
-        around = [e for e in known if e[0] >= extents[0] and e[1] >= extents[1]]
-        if not inside:
-            return min((known[e] for e in around), default=1.0)
-        low = max(inside, key=lambda e: (math.prod(e), known[e]))
-        least = max(known[e] for e in inside)
-        independent = 1.0 - (1.0 - known[low]) ** (area / math.prod(low))
-        if not around:
-            return max(least, independent)
-        high = min(around, key=lambda e: (math.prod(e), known[e]))
-        most = min(known[e] for e in around)
-        if known[low] == 0.0:
-            return min(most, max(least, independent))
-        share = math.log(area / math.prod(low)) / math.log(math.prod(high) / math.prod(low))
-        between = known[low] ** (1 - share) * known[high] ** share
-        return min(most, max(least, between))
+        return reading(extents, tuple(known))(list(known.values()))
 
     @property
     def buckets(self) -> tuple[int, ...]:
         """Buckets of all densities: a key under which decisions can be kept."""
         return tuple(bucket(density) for _, density in self.densities)
+
+
+@lru_cache(maxsize=1024)
+def reading(
+    extents: tuple[int, int], sampled: tuple[tuple[int, int], ...] = SAMPLE_EXTENTS
+) -> Callable[[Sequence[float]], float]:
+    """How `Cover.density` follows from densities in the order of ``sampled``, looked up once.
+
+    ShapeError if an extent is below 1.
+    """
+    if min(extents) < 1:
+        raise ShapeError(mismatch("extents", "extents of at least 1", extents))
+    if extents in sampled:
+        return itemgetter(sampled.index(extents))
+    areas = [math.prod(e) for e in sampled]
+    inside = [i for i, e in enumerate(sampled) if e[0] <= extents[0] and e[1] <= extents[1]]
+    around = [i for i, e in enumerate(sampled) if e[0] >= extents[0] and e[1] >= extents[1]]
+    if not inside:
+        return lambda d: min((d[i] for i in around), default=1.0)
+    below = max(areas[i] for i in inside)
+    above = min((areas[i] for i in around), default=0)
+    lows, highs = (
+        [i for i in some if areas[i] == area] for some, area in ((inside, below), (around, above))
+    )
+    pieces = math.prod(extents) / below
+    share = math.log(pieces) / math.log(above / below) if around else 0.0
+
+    def density(d: Sequence[float]) -> float:
+        low, least = max(d[i] for i in lows), max(d[i] for i in inside)
+        independent = max(least, 1.0 - (1.0 - low) ** pieces)
+        if not around:
+            return independent
+        high, most = min(d[i] for i in highs), min(d[i] for i in around)
+        between = low ** (1 - share) * high**share
+        return min(most, independent if low == 0.0 else max(least, between))
+
+    return density
 
 
 def index_density(count: npt.NDArray[np.int32], rows: int) -> float:
@@ -190,9 +210,12 @@ def block_density(
 
 def bucket(density: float) -> int:
     """Number of the bucket of a density: 0 for 1, one more for each factor of 1.12 below it."""
+    if density >= 1.0:
+        return 0
     if density <= 0.0:
         return EMPTY_BUCKET
-    return max(0, min(EMPTY_BUCKET, round(-math.log(density) / math.log(BUCKET_STEP))))
+    number = round(-math.log(density) / _LOG_STEP)
+    return number if number < EMPTY_BUCKET else EMPTY_BUCKET
 
 
 def bucket_density(number: int) -> float:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..remember import remember
 from ..structs import Tile, TileTask
 from ..tile_db.record import TileRecord
+
+Cost = Callable[[float, float], float]
 
 # Without records: cautious rates per thread in 1e9 operations per second, by instruction set, and
 # what a library's dense product reaches beside them.
@@ -40,7 +42,7 @@ class Rates:
     dense: tuple[tuple[TileTask, float], ...]
     profile: dict[str, float] = field(default_factory=dict)
     tuned: bool = True
-    _units: dict[object, float] = field(default_factory=dict, repr=False, compare=False)
+    _costs: dict[object, Cost] = field(default_factory=dict, repr=False, compare=False)
 
     def constant(self, name: str) -> float:
         """A constant of the device, or its default."""
@@ -48,21 +50,34 @@ class Rates:
 
     def tile_us(self, tile: Tile, m: float, n: int, k: float) -> float:
         """Microseconds of a product of ``m x n x k`` live steps by ``tile``, gather included."""
-        return self._us(tile, m, n, k)
+        return self.cost(tile, n)(m, k)
 
     def dense_us(self, m: int, n: int, k: int) -> float:
         """Microseconds of the library's dense product."""
-        return self._us(None, m, n, k)
+        return self.cost(None, n)(m, k)
 
-    def _us(self, tile: Tile | None, m: float, n: float, k: float) -> float:
-        """Time of the measured product nearest in shape, in proportion to the work."""
-        at = round(_GRID * math.log(max(m, 1.0))), round(_GRID * math.log(max(k, 1.0)))
-        key = (tile, n, at)
-        unit = self._units.get(key)
-        if unit is None:
-            log_m, log_k = at[0] / _GRID, at[1] / _GRID
-            unit = remember(self._units, key, self._unit(tile, log_m, math.log(max(n, 1)), log_k))
-        return unit * m * n * k
+    def cost(self, tile: Tile | None, n: int) -> Cost:
+        """Microseconds by ``m`` and ``k`` of products with ``n`` columns, by ``tile`` or, if it is
+        None, by the library: that of the measured product nearest in shape, in proportion to the
+        work."""
+        found = self._costs.get((tile, n))
+        return found or remember(self._costs, (tile, n), self._cost(tile, n))
+
+    def _cost(self, tile: Tile | None, n: int) -> Cost:
+        log_n, units = math.log(max(n, 1)), dict[tuple[int, int], float]()
+
+        def cost(m: float, k: float) -> float:
+            at = (
+                round(_GRID * math.log(m)) if m > 1.0 else 0,
+                round(_GRID * math.log(k)) if k > 1.0 else 0,
+            )
+            unit = units.get(at)
+            if unit is None:
+                unit = self._unit(tile, at[0] / _GRID, log_n, at[1] / _GRID)
+                remember(units, at, unit)
+            return unit * m * n * k
+
+        return cost
 
     def _unit(self, tile: Tile | None, log_m: float, log_n: float, log_k: float) -> float:
         """Microseconds of one multiplication and addition near these sizes."""

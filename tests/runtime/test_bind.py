@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from weakref import ref
+
 import numpy as np
 import pytest
 import torch
@@ -48,6 +51,55 @@ def test_elements_are_checked_on_known_layouts_too(binder: Binder) -> None:
         binder.bind([lhs, rhs.astype(np.float64), bias])
     with pytest.raises(ShapeError, match="^lhs.*contiguous"):
         binder.bind([np.ones((7, 11), np.float32).T, rhs, bias])
+
+
+@pytest.mark.parametrize("torch_s", [False, True])
+def test_plain_arrays_of_a_known_layout_are_checked_again(binder: Binder, torch_s: bool) -> None:
+    """However plain the last call's arrays were."""
+    lhs, rhs, bias = map(torch.from_numpy, arrays(11)) if torch_s else arrays(11)
+    first = binder.bind([lhs, rhs, bias])
+    again = binder.bind([lhs, rhs, bias])
+    assert again.layout is first.layout and again.tensors["rhs"] is rhs
+    frozen = np.ones((5, 7), np.float32)
+    frozen.flags.writeable = False
+    assert type(binder.bind([lhs, frozen, bias]).tensors["rhs"]) is not np.ndarray
+    for wrong in (np.ones((7, 5), np.float32).T, np.ones((5, 8), np.float32), None):
+        with pytest.raises((ShapeError, DTypeError), match="^rhs"):
+            binder.bind([lhs, wrong, bias])
+        assert binder.bind([lhs, rhs, bias]).layout is first.layout
+    with pytest.raises(ShapeError, match="^arguments"):
+        binder.bind([lhs, rhs])
+    other = binder.bind(arrays(11) if torch_s else [torch.from_numpy(a) for a in arrays(11)])
+    assert {first.layout.library, other.layout.library} == {"numpy", "torch"}
+
+
+def test_known_packed_operand_is_taken_again_and_not_kept_alive(binder: Binder) -> None:
+    lhs, rhs, bias = arrays(11)
+    weight = PackedOperand("rhs", rhs, "panels", "me")
+    bounds = [binder.bind([lhs, weight, bias]) for _ in range(3)]
+    for bound in bounds:
+        assert bound.packed == {"rhs": "panels"} and bound.tensors["rhs"] is rhs
+    other = PackedOperand("rhs", rhs.copy(), "others", "me")
+    assert binder.bind([lhs, other, bias]).packed == {"rhs": "others"}
+    assert binder.bind([lhs, rhs, bias]).packed == {}
+    with pytest.raises(ShapeError, match="^rhs: packed operand"):
+        binder.bind([lhs, PackedOperand("rhs", rhs, "panels", "you"), bias])
+    binder.bind([lhs, weight, bias])
+    watch = ref(weight)
+    del weight
+    gc.collect()
+    assert watch() is None
+    assert binder.bind([lhs, other, bias]).packed == {"rhs": "others"}
+
+
+def test_packed_operand_that_is_not_plain_stays_converted(binder: Binder) -> None:
+    lhs, rhs, bias = arrays(11)
+    rhs.flags.writeable = False
+    weight = PackedOperand("rhs", rhs, "panels", "me")
+    for _ in range(3):
+        bound = binder.bind([lhs, weight, bias])
+        assert bound.arrays["rhs"] is rhs and bound.tensors["rhs"] is not rhs
+        assert bound.packed == {"rhs": "panels"}
 
 
 def test_library_is_torch_if_any_array_is(binder: Binder) -> None:

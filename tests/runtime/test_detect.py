@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from pit_tvm.errors import DTypeError, ShapeError
 from pit_tvm.reference.index import index_lists
+from pit_tvm.runtime import detect_plan
 from pit_tvm.runtime.detect import Detector, compile_kernel
 from pit_tvm.runtime.detect_workspace import Workspace
 from pit_tvm.structs import (
@@ -76,6 +77,67 @@ def masks(draw: st.DrawFn) -> Case:
 @given(case=masks())
 def test_mask_of_any_rank_kind_and_micro_tile(detector: Detector, case: Case) -> None:
     check(detector, case.spec, case.value, case.shape, case.micro_tile)
+
+
+@st.composite
+def folded_rows(draw: st.DrawFn) -> Case:
+    """Micro-tiles of rows whose lists one pass makes, PIT last or before whole dimensions."""
+    shape = (draw(st.integers(1, 5)), draw(st.integers(1, 90)), draw(st.integers(1, 1300)))
+    extents = (1, draw(st.sampled_from([2, 3, 8, 32, 64])), 1)
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    live = rng.random(shape) < draw(st.sampled_from([0.0, 0.003, 0.1, 1.0]))
+    spec: SparsitySpec = Mask()
+    value: np.ndarray = live
+    kind = draw(st.sampled_from(["mask", "bytes", "blocks", *FLOATS, "int8", "int64"]))
+    if kind == "bytes":
+        value = live * rng.integers(1, 256, shape).astype(np.uint8)
+    elif kind == "blocks":
+        grains = (draw(st.integers(1, 2)), draw(st.integers(1, 9)), 1)
+        blocks = tuple(-(-n // g) for n, g in zip(shape, grains, strict=True))
+        spec, value = BlockMask(*grains), rng.random(blocks) < 0.05
+    elif kind != "mask":
+        spec, value = Values(), as_values(live, kind, rng)
+    return Case(spec, value, shape, MicroTile("lhs", "k", 2, extents))
+
+
+@settings(max_examples=120, deadline=None)
+@given(case=folded_rows(), workers=st.booleans())
+def test_one_pass_and_two_passes_give_the_same_lists(case: Case, workers: bool) -> None:
+    arguments = (case.spec, case.value, case.shape, case.micro_tile)
+    found = []
+    for slots in (1, 10**9):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(detect_plan, "ONE_PASS_SLOTS", slots)
+            if workers:
+                patch.setattr(detect_plan, "PARALLEL_BYTES", 1)
+            fresh = Detector(COMPILED.target, COMPILED.for_detection)
+            found.append(check(fresh, *arguments))
+    np.testing.assert_array_equal(found[0].count, found[1].count)
+
+
+class Compiled:
+    """Kernels that several detectors share."""
+
+    def __init__(self) -> None:
+        self.target: Any = resolve_target("llvm").tvm_target
+        self.kernels: dict[str, Callable[..., Any]] = {}
+
+    def for_detection(self, name: str, build: Callable[[], Any], target: Any) -> Callable[..., Any]:
+        if name not in self.kernels:
+            self.kernels[name] = compile_kernel(name, build, target)
+        return self.kernels[name]
+
+
+COMPILED = Compiled()
+
+
+def test_one_pass_serves_large_masks_of_row_micro_tiles() -> None:
+    tile = MicroTile("lhs", "k", 1, (32, 1))
+    large, small = (
+        detect_plan.plan_mask((rows, 4096), tile, detect_plan.FLAGS) for rows in (4096, 256)
+    )
+    assert large.folds == () and large.last is not None and len(small.folds) == 1
+    assert large.last.needs_table and "fold_compact" in large.last.name
 
 
 @pytest.mark.parametrize("density", [0.0, 0.003, 1.0])
@@ -245,7 +307,8 @@ def test_kernels_come_from_the_callers_cache_once_and_serve_every_shape() -> Non
         for dim, extents in ((1, (32, 1)), (0, (1, 64))):
             detector.detect(Mask(), live, shape, MicroTile("lhs", "k", dim, extents))
     assert set(asked.values()) == {1}
-    assert len(asked) <= 6  # two folds and one compaction, each for one and for several workers
+    # two folds, one compaction and one pass of both, each for one and for several workers
+    assert len(asked) <= 8
 
 
 # -- refusals

@@ -12,6 +12,8 @@ import pytest
 
 from pit_tvm import op
 from pit_tvm.errors import PatternError, ShapeError
+from pit_tvm.runtime import launch
+from pit_tvm.runtime.detect_ids import SliceCall
 from pit_tvm.runtime.dispatch import Clock, Dispatcher
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.runtime.program import analyse
@@ -56,10 +58,12 @@ class Watched:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
         self.calls: list[tuple[Any, ...]] = []
+        self.options: list[dict[str, Any]] = []
         original = getattr(owner, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             self.calls.append(args)
+            self.options.append(kwargs)
             return original(*args, **kwargs)
 
         monkeypatch.setattr(owner, name, call)
@@ -71,11 +75,11 @@ def close(found: np.ndarray, truth: np.ndarray) -> bool:
 
 def test_named_rows_are_listed_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = dispatcher(folder, Rows())
-    detect = Watched(monkeypatch, own.detector, "detect")
+    listed = Watched(monkeypatch, SliceCall, "index")
     sample = Watched(monkeypatch, own.detector, "sample")
     lhs, rhs = operands()
     out, plan = own.run([lhs, rhs], np.arange(M)[::2], None)
-    assert len(detect.calls) == 1 and sample.calls == []
+    assert len(listed.calls) == 1 and sample.calls == []
     assert plan is not None and plan.choice.kind == "pit"
     assert close(out[::2], (lhs.astype(np.float64) @ rhs)[::2])
 
@@ -105,6 +109,29 @@ def test_dense_choice_builds_no_index(folder: Path, monkeypatch: pytest.MonkeyPa
     assert plan is not None and plan.choice.kind == "dense"
     assert detect.calls == []
     assert close(out, lhs.astype(np.float64) @ rhs)
+
+
+@pytest.mark.parametrize("spec", [Rows(), Mask()])
+def test_only_small_products_are_left_to_the_calling_thread(
+    spec: SparsitySpec, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lhs, rhs = operands()
+    live = np.zeros(M, bool)
+    live[::3] = True
+    told = np.flatnonzero(live) if isinstance(spec, Rows) else np.repeat(live[:, None], K, axis=1)
+    lhs *= live[:, None]
+    truth = lhs.astype(np.float64) @ rhs
+    for limit, alone in ((1e9, True), (0.0, False)):
+        monkeypatch.setattr(launch, "ALONE_US", limit)
+        own = dispatcher(folder, spec)
+        asked = Watched(monkeypatch, own.kernels, "sparse")
+        plan = own.explain([lhs, rhs], told, {}, "numpy")
+        tiles = [number for number, c in enumerate(plan.candidates) if c.tile is not None]
+        for number in tiles:
+            out = np.full((M, N), np.nan, np.float32)
+            own.run([lhs, rhs], told, out, choose=lambda p, n=number: p.candidates[n])
+            assert close(out[live], truth[live])
+        assert [options["alone"] for options in asked.options] == [alone] * len(tiles)
 
 
 def test_caller_may_choose_the_candidate(folder: Path) -> None:

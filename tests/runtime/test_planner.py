@@ -11,10 +11,10 @@ from pit_tvm import op
 from pit_tvm.errors import DatabaseError
 from pit_tvm.runtime import planner as planner_module
 from pit_tvm.runtime.bind import Binder, Layout
-from pit_tvm.runtime.planner import Pattern, Planner, counted, sampled
+from pit_tvm.runtime.pattern import Pattern
+from pit_tvm.runtime.planner import Planner
 from pit_tvm.runtime.program import Program, analyse
 from pit_tvm.schedules.contraction_space import BLOCKS, DEPTH, ROWS
-from pit_tvm.selection.cover import SAMPLE_EXTENTS
 from pit_tvm.structs import (
     BitMask,
     BlockMask,
@@ -256,34 +256,3 @@ def test_full_cache_starts_again(target: TargetInfo, monkeypatch: pytest.MonkeyP
     plans = [planner.plan(Pattern((0.5,), (key, 0)), known, True) for key in range(4)]
     assert planner.plan(Pattern((0.5,), (3, 0)), known, True) is plans[3]
     assert planner.plan(Pattern((0.5,), (0, 0)), known, True) is not plans[0]
-
-
-# --------------------------------------------------------------------------------------------
-# What is known of a pattern
-
-
-def test_samples_become_covered_densities_of_the_routes() -> None:
-    densities = {extents: 0.01 * (1 + i) for i, extents in enumerate(SAMPLE_EXTENTS)}
-    found = sampled(matmul(Mask()), list(densities.values()), rows_live=0.9)
-    assert found.covered == pytest.approx((0.9, densities[1, 64], densities[32, 1]))
-    turned = analyse(op.matmul(None, None, None, transpose_lhs=True), {"lhs": Mask()})
-    found = sampled(turned, list(densities.values()), rows_live=0.9)
-    by_name = dict(zip([str(r.micro_tile) for r in turned.routes], found.covered, strict=True))
-    assert by_name == pytest.approx(
-        {"1x32": densities[1, 32], "*x1": 0.9, "64x1": densities[64, 1]}
-    )
-
-
-def test_patterns_of_one_bucket_share_a_key() -> None:
-    program, samples = matmul(Mask()), [0.5] * len(SAMPLE_EXTENTS)
-    key = sampled(program, samples, 0.5).key
-    assert sampled(program, [d * 1.01 for d in samples], 0.501).key == key
-    assert sampled(program, [d * 1.5 for d in samples], 0.5).key != key
-    assert sampled(program, samples, 0.9).key != key
-
-
-def test_counts_are_exact_and_full_is_a_bucket_of_its_own() -> None:
-    program = matmul(Rows())
-    assert counted(program, 3, 12).covered == (0.25,)
-    assert counted(program, 0, 0).covered == (0.0,)
-    assert counted(program, 9999, 10000).key != counted(program, 10000, 10000).key

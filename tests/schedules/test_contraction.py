@@ -171,7 +171,7 @@ def schedule(
     groups: int = 0,
     reg_m: int = REG_M,
     tile: tuple[int, int, int] = (2 * REG_M, 1, 8),
-    threads: int = 1,
+    threads: int = 2,
 ) -> tuple[Any, s_tir.Schedule]:
     """The form of a contraction, and its schedule; ``tile`` in rows, panels and steps."""
     tile_m, panels, tile_k = tile
@@ -342,6 +342,21 @@ def test_register_blocks_stand_on_two_panels(name, depth):
     kernel = build(case.tensors, "lhs", case.micro_tile, reg_m=2, tile=(6, 4, depth), threads=2)
     for m in (0, 1, 8, 21):
         sparse.check(case, kernel.run, m, m, "random", prepare={"rhs": kernel.packed})
+
+
+@pytest.mark.parametrize("name", ["rows float32", "steps of a batch", "blocks of rhs"])
+def test_one_thread_works_without_a_parallel_loop(name):
+    case = CASES[name]
+    func, operand = te.create_prim_func(case.tensors), case.micro_tile.operand
+    con = contraction_of(func, operand)
+    scripts = [
+        lower(schedule(func, con, case.micro_tile, threads=threads)[1].mod).script()
+        for threads in (1, 2)
+    ]
+    assert ["T.parallel" in script for script in scripts] == [False, True]
+    kernel = build(case.tensors, operand, case.micro_tile, threads=1)
+    for m in (0, 1, 9, 21):
+        sparse.check(case, kernel.run, m, m, "random", prepare={kernel.con.dense: kernel.packed})
 
 
 @pytest.mark.parametrize("name", ["rows int8", "steps of a batch", "blocks of rhs"])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from pit_tvm.selection.rates import Rates
-from pit_tvm.selection.select import DenseRoute, Route, select
+from pit_tvm.selection.select import DenseRoute, Route, Selection
 from pit_tvm.structs import MicroTile, Plan, Tile, TileTask
 
 ROWS, DEPTH = "contraction-rows", "contraction-depth"
@@ -34,12 +35,26 @@ def rates(threads: int = 2, dense_over_tile: float = 1.3) -> Rates:
     return Rates("avx512", threads, dict.fromkeys(TILES, measured), dense, profile)
 
 
-def rows(covered: float, m: int = M, extra: float = 0.0) -> Route:
-    return Route(ROW, ROWS, covered, float(M * K), 1, covered * m, 1.0, float(K), N, extra)
+Live = tuple[Route, float]
 
 
-def columns(covered: float) -> Route:
-    return Route(COLUMN, DEPTH, covered, float(M * K), M // 32, covered * K, 32.0, 1.0, N)
+def rows(covered: float, m: int = M, extra: float = 0.0) -> Live:
+    return Route(ROW, ROWS, float(M * K), 1, m, 1.0, float(K), N, extra), covered
+
+
+def columns(covered: float) -> Live:
+    return Route(COLUMN, DEPTH, float(M * K), M // 32, K, 32.0, 1.0, N), covered
+
+
+def changed(live: Live, **changes: object) -> Live:
+    return replace(live[0], **changes), live[1]  # type: ignore[arg-type]
+
+
+def select(
+    routes: Sequence[Live], dense: DenseRoute | None, given: Rates, tiles: Sequence[Tile]
+) -> Plan:
+    prepared = Selection([route for route, _ in routes], dense, given, tiles)
+    return prepared.plan([covered for _, covered in routes])
 
 
 DENSE = DenseRoute(M, N, K, 1, 0.0, "numpy")
@@ -117,12 +132,12 @@ def test_tiles_that_leave_threads_idle_cost_more() -> None:
 
 def test_more_slots_of_the_same_length_cost_in_proportion() -> None:
     one = select([columns(0.2)], None, rates(), TILES).choice
-    double = select([replace(columns(0.2), slots=2 * M // 32)], None, rates(), TILES).choice
+    double = select([changed(columns(0.2), slots=2 * M // 32)], None, rates(), TILES).choice
     assert dict(double.parts)["product"] == pytest.approx(2 * dict(one.parts)["product"])
 
 
-@pytest.mark.parametrize("route", [rows(0.0), replace(rows(0.0), slots=0), columns(0.0)])
-def test_nothing_live_costs_index_and_launch_alone(route: Route) -> None:
+@pytest.mark.parametrize("route", [rows(0.0), changed(rows(0.0), slots=0), columns(0.0)])
+def test_nothing_live_costs_index_and_launch_alone(route: Live) -> None:
     """No slots at all is an operand without any depth."""
     choice = select([route], None, rates(), TILES).choice
     assert dict(choice.parts)["product"] == 0
@@ -130,8 +145,8 @@ def test_nothing_live_costs_index_and_launch_alone(route: Route) -> None:
 
 
 def test_route_without_a_family_runs_the_generic_schedule() -> None:
-    route = Route(ROW, "", 0.5, 0.0, 1, 0.5 * M, float(K), 1.0, 1)
-    plan = select([route], DENSE, rates(), TILES)
+    route = Route(ROW, "", 0.0, 1, M, float(K), 1.0, 1)
+    plan = select([(route, 0.5)], DENSE, rates(), TILES)
     assert [c.tile for c in plan.candidates] == [None, None]
     assert plan.candidates[0].kind == "pit" and plan.candidates[0].cost_us > 10
 
@@ -162,3 +177,34 @@ def test_a_tile_that_saves_nothing_must_be_much_cheaper(dense_over_tile: float, 
     plan = select([rows(1.0)], DENSE, rates(dense_over_tile=dense_over_tile), TILES)
     assert cost(plan, ROW) < next(c.cost_us for c in plan.candidates if c.kind == "dense")
     assert plan.choice.kind == kind
+
+
+def test_one_selection_serves_every_pattern() -> None:
+    """What is prepared is never changed by a plan: the same counts give the same plan again."""
+    (row, _), (column, _) = rows(1.0), columns(1.0)
+    prepared = Selection([row, column], DENSE, rates(), TILES)
+    patterns = [(0.3, 0.2), (0.0, 1.0), (1.0, 1.0), (0.07, 0.9), (0.3, 0.2)]
+    plans = [prepared.plan(pattern) for pattern in patterns]
+    alone = [select([(row, a), (column, b)], DENSE, rates(), TILES) for a, b in patterns]
+    assert plans == alone and plans[0] == plans[-1]
+
+
+def test_dense_is_left_out_of_patterns_that_it_does_not_serve() -> None:
+    prepared = Selection([rows(1.0)[0]], DENSE, rates(), TILES)
+    assert {c.kind for c in prepared.plan([0.9], whole=False).candidates} == {"pit"}
+    assert {c.kind for c in prepared.plan([0.9]).candidates} == {"pit", "dense"}
+
+
+def test_lists_that_share_the_live_entries_have_a_part_of_them_each() -> None:
+    shared = changed(rows(0.5), slots=8, shared=True)
+    eighth = changed(rows(0.5), slots=8, entries=M // 8)
+    plans = [select([each], None, rates(), TILES) for each in (shared, eighth)]
+    assert [c.cost_us for c in plans[0].candidates] == [c.cost_us for c in plans[1].candidates]
+
+
+def test_a_mask_costs_in_proportion_to_what_is_live() -> None:
+    output = [
+        dict(select([changed(rows(share), mask_bytes=4e6)], None, rates(), TILES).choice.parts)
+        for share in (0.0, 0.5, 1.0)
+    ]
+    assert [parts["output"] for parts in output] == pytest.approx([0.0, 500.0, 1000.0])

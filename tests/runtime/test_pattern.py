@@ -1,0 +1,81 @@
+"""What selection knows of a pattern: from samples or counts, and the key of its plans."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pit_tvm import op
+from pit_tvm.runtime.pattern import Pattern, Sampler, counted
+from pit_tvm.runtime.program import Program, analyse
+from pit_tvm.selection.cover import SAMPLE_EXTENTS, Cover
+from pit_tvm.structs import BlockMask, Mask, Rows, SparsitySpec
+
+
+def matmul(spec: SparsitySpec, **options: Any) -> Program:
+    return analyse(op.matmul(None, None, None, **options), {"lhs": spec})
+
+
+def test_samples_become_covered_densities_of_the_routes() -> None:
+    densities = {extents: 0.01 * (1 + i) for i, extents in enumerate(SAMPLE_EXTENTS)}
+    found = Sampler(matmul(Mask())).pattern(list(densities.values()), rows_live=0.9)
+    assert found.covered == pytest.approx((0.9, densities[1, 64], densities[32, 1]))
+    turned = analyse(op.matmul(None, None, None, transpose_lhs=True), {"lhs": Mask()})
+    found = Sampler(turned).pattern(list(densities.values()), rows_live=0.9)
+    by_name = dict(zip([str(r.micro_tile) for r in turned.routes], found.covered, strict=True))
+    assert by_name == pytest.approx(
+        {"1x32": densities[1, 32], "*x1": 0.9, "64x1": densities[64, 1]}
+    )
+
+
+def test_densities_that_nobody_sampled_are_the_covers_estimates() -> None:
+    program = matmul(BlockMask(40, 48))
+    samples = np.random.default_rng(3).random(len(SAMPLE_EXTENTS)).tolist()
+    found = Sampler(program).pattern(samples, rows_live=0.5).covered
+    cover, estimated = Cover.from_samples(samples), 0
+    for route, density in zip(program.routes, found, strict=True):
+        rows, depth = route.micro_tile.extents
+        if depth:
+            assert density == cover.density((rows, depth))
+            estimated += (rows, depth) not in SAMPLE_EXTENTS
+    assert estimated
+
+
+def test_batches_and_expressions_without_a_product_count_as_whole() -> None:
+    for tensors, name in ((op.batch_matmul(2, 8, 8, 8), "lhs"), (op.reduce_sum(8, 8), "data")):
+        program = analyse(tensors, {name: Mask()})
+        found = Sampler(program).pattern([0.25] * len(SAMPLE_EXTENTS), 0.25).covered
+        con = program.contraction
+        wanted = [
+            1.0 if con is None or r.micro_tile.axis in con.batch else 0.25 for r in program.routes
+        ]
+        assert list(found) == wanted and 1.0 in found
+
+
+def test_patterns_of_one_bucket_share_a_key() -> None:
+    sampler, samples = Sampler(matmul(Mask())), [0.5] * len(SAMPLE_EXTENTS)
+    key = sampler.pattern(samples, 0.5).key
+    assert sampler.pattern([d * 1.01 for d in samples], 0.501).key == key
+    assert sampler.pattern([d * 1.5 for d in samples], 0.5).key != key
+    assert sampler.pattern(samples, 0.9).key != key
+
+
+def test_counts_are_exact_and_full_is_a_bucket_of_its_own() -> None:
+    program = matmul(Rows())
+    assert counted(program, 3, 12).covered == (0.25,)
+    assert counted(program, 0, 0).covered == (0.0,)
+    assert counted(program, 9999, 10000).key != counted(program, 10000, 10000).key
+
+
+def test_covered_densities_are_worked_out_when_they_are_asked_for() -> None:
+    asked: list[int] = []
+
+    def covered() -> tuple[float, ...]:
+        asked.append(1)
+        return (0.5,)
+
+    pattern = Pattern(covered, (6,))
+    assert not asked and pattern.key == (6,)
+    assert pattern.covered == pattern.covered == (0.5,) and asked == [1]
