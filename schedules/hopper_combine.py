@@ -9,6 +9,8 @@ from tvm.script import tirx as T
 
 from pit_tvm.errors import ScheduleError, mismatch
 
+from .dependent import after_predecessor
+
 THREADS = 256
 CHUNK = 8  # columns of one thread: 16 bytes of a 16-bit type
 
@@ -54,6 +56,7 @@ def combined_rows(
     per_row: T.let = T.truncdiv(n, CHUNK)
     bx = T.cta_id([T.truncdiv(tokens * T.truncdiv(n, CHUNK) + THREADS - 1, THREADS)])
     tx = T.thread_id([THREADS])
+    after_predecessor()
     place: T.let = bx * THREADS + tx
     token: T.let = T.truncdiv(place, per_row)
     col: T.let = T.truncmod(place, per_row) * CHUNK

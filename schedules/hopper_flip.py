@@ -16,6 +16,7 @@ from tvm.script import tirx as T
 from tvm.script.tirx import tile as Tx
 from tvm.tirx.lang.pipeline import PipelineState
 
+from .dependent import after_predecessor
 from .hopper_flip_parts import FlipEpilogue, FlipSums, RowPosts
 from .hopper_flip_split import DepthSplit
 from .hopper_knobs import BAND, TILE_K, TILES_AHEAD
@@ -107,6 +108,10 @@ def flipped_rows(
     each: T.let = T.truncdiv(all_steps + SPLIT - 1, SPLIT)
     begin: T.let = T.min(rank * each, all_steps)
     steps: T.let = T.min(all_steps - begin, each)
+    T.ptx.fence.mbarrier_init.release.cluster()
+    if SPLIT > 1:
+        split.meet()
+    after_predecessor()
     if knobs.most_groups > 1:
         walk.arrange(wg * 128 + thread, (WGS + 1) * 128)
     if (wg == 0) & (warp == 0):
@@ -114,11 +119,7 @@ def flipped_rows(
             walk.prefix(lane)
         else:
             walk.fit_height(lane)
-    T.ptx.fence.mbarrier_init.release.cluster()
-    if SPLIT > 1:
-        split.meet()
-    else:
-        T.cuda.cta_sync()
+    T.cuda.cta_sync()
 
     if wg == WGS:
         T.ptx["setmaxnreg.dec.sync.aligned.u32"](knobs.registers[0])

@@ -23,6 +23,7 @@ from tvm.script import tirx as T
 from tvm.script.tirx import tile as Tx
 from tvm.tirx.lang.pipeline import PipelineState
 
+from .dependent import after_predecessor
 from .hopper_epilogue import Epilogue, EpilogueRows
 from .hopper_flip import flipped_rows
 from .hopper_knobs import SHARED_LIMIT, TILE_K, TILES_AHEAD, RowsOptions, RowsTile
@@ -128,15 +129,16 @@ def gathered_rows(
         knobs.raster,
         knobs.sms,
     )
-    if knobs.most_groups > 1:
-        walk.arrange(wg * 128 + thread, (WGS + 1) * 128)
-        if (wg == 0) & (warp == 0):
-            walk.prefix(lane)
     T.ptx.fence.mbarrier_init.release.cluster()
     if CL > 1:
         T.ptx.barrier.cluster.arrive()
         T.ptx.barrier.cluster.wait()
-    else:
+    after_predecessor()
+    if knobs.most_groups > 1:
+        walk.arrange(wg * 128 + thread, (WGS + 1) * 128)
+        if (wg == 0) & (warp == 0):
+            walk.prefix(lane)
+    if (CL == 1) | (knobs.most_groups > 1):
         T.cuda.cta_sync()
     steps: T.let = T.truncdiv(k + TILE_K - 1, TILE_K)
 

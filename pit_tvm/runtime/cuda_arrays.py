@@ -6,7 +6,8 @@ without a call of the driver, and inside a CUDA graph's capture it belongs to th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 from ..errors import BackendUnavailable, DTypeError, ShapeError, mismatch
@@ -114,9 +115,12 @@ def as_cuda(names: Sequence[str], arrays: Sequence[Any]) -> list[Any]:
     return tensors
 
 
-def signature(arrays: Sequence[Any]) -> tuple[object, ...]:
-    """Everything about tensors that a check can depend on, but their addresses."""
-    return tuple([(a.shape, a.dtype, a.device, a.is_contiguous()) for a in arrays])
+def signature(tensors: Sequence[Any]) -> tuple[object, ...]:
+    """Everything about CUDA tensors that a check can depend on, but layouts and addresses."""
+    key: list[object] = []
+    for a in tensors:
+        key += (a.shape, a.dtype, a.get_device(), a.is_contiguous())
+    return tuple(key)
 
 
 def empty(like: Any, shape: Sequence[int]) -> Any:
@@ -126,20 +130,24 @@ def empty(like: Any, shape: Sequence[int]) -> Any:
 
 def is_capturing() -> bool:
     """Whether the current stream is recorded into a CUDA graph."""
-    import torch
-
-    return torch.cuda.is_current_stream_capturing()
+    return _questions()[0]()
 
 
-def stream_of(array: Any) -> tuple[int, int]:
-    """Device and handle of the current stream there.
+def stream_of(device: int) -> int:
+    """Handle of the current stream of a device."""
+    return _questions()[1](device)
 
-    torch's own compiled code asks this way: ``torch.cuda.current_stream`` takes ten times as long.
+
+@cache
+def _questions() -> tuple[Callable[[], bool], Callable[[int], int]]:
+    """torch's functions behind `is_capturing` and `stream_of`.
+
+    torch's own compiled code asks for a stream this way: ``torch.cuda.current_stream`` takes ten
+    times as long.
     """
     import torch
 
-    device = array.device.index
-    return device, torch._C._cuda_getCurrentRawStream(device)
+    return torch.cuda.is_current_stream_capturing, torch._C._cuda_getCurrentRawStream
 
 
 def synchronize() -> None:

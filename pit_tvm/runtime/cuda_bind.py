@@ -3,49 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from tvm import ir
 
 from ..errors import DTypeError, ShapeError, mismatch
 from ..remember import remember
-from ..structs import Plan
 from .bind import Binder, Layout, told_pattern
 from .cuda_arrays import as_cuda, check_tensor, empty, signature
-from .cuda_detect_ids import Find
-from .cuda_watch import CountWatch
+from .cuda_call import CudaCall, CudaPlace
 from .program import Program
 
 ALIGNMENT = 15  # addresses without these bits are multiples of 16 bytes
 
 
-class CudaCall:
-    """Everything that the signature of a call decides, and what such calls have learnt.
-
-    ``sizes``: bytes of every input and of the output, if it was passed. ``whole``: rows of all
-    operands are whole pieces of 16 bytes. ``fresh``: the output is made by the call. ``finds``:
-    detection without and with the dead rows. ``plan``: the one for ``counts``.
-    """
-
-    def __init__(self, layout: Layout, sizes: tuple[int, ...], whole: bool, fresh: bool) -> None:
-        self.layout, self.sizes, self.whole, self.fresh = layout, sizes, whole, fresh
-        self.watch = CountWatch()
-        self.finds: dict[bool, Find] = {}
-        self.counts: tuple[int, ...] | None = None
-        self.plan: Plan | None = None
-
-
-class CudaBound(NamedTuple):
-    """The checked tensors of one call: inputs in order, what tells the pattern, and the output.
-
-    ``aligned``: all rows of operands and output begin at multiples of 16 bytes.
-    """
-
-    call: CudaCall
-    inputs: list[Any]
-    value: Any
-    out: Any
-    aligned: bool
+# The call, its inputs in order, what tells the pattern, the output, and where all of them are.
+CudaBound = tuple[CudaCall, Sequence[Any], Any, Any, CudaPlace]
 
 
 class CudaBinder(Binder):
@@ -70,28 +43,54 @@ class CudaBinder(Binder):
             As `Binder.bind`; also for tensors on several devices, and an ``out`` that shares
             memory with an input.
         """
-        self._check_number(given)
         if sparsity is None:
+            self._check_number(given)
             named = dict(zip(self._names, given, strict=True))
             sparsity = told_pattern(self.program, named, None)
-        *inputs, value = tensors = as_cuda((*self._names, "sparsity"), (*given, sparsity))
+        call = self._known(given, sparsity, out)
+        if call is None:
+            given, sparsity, call = self._checked(given, sparsity, out)
+        if out is None:
+            out = empty(given[self._moved[0]], call.layout.output)
+            places = tuple([tensor.data_ptr() for tensor in given])
+        else:
+            places = tuple([tensor.data_ptr() for tensor in (*given, out)])
+        place = call.places.get(places)
+        if place is None:
+            place = remember(call.places, places, self._place(call, places))
+        return call, given, sparsity, out, place
+
+    def _known(self, given: Sequence[Any], value: Any, out: Any) -> CudaCall | None:
+        """The call of tensors like these, if there was one; None also for what is no tensor."""
+        tensors = (*given, value) if out is None else (*given, value, out)
+        try:
+            # Operands and output are known only as contiguous ones: sparse tensors are not.
+            return self._calls.get((value.layout, out is None, *signature(tensors)))
+        except (AttributeError, RuntimeError):  # another library's array; a compressed tensor
+            return None
+
+    def _checked(
+        self, given: Sequence[Any], value: Any, out: Any
+    ) -> tuple[Sequence[Any], Any, CudaCall]:
+        """The tensors of inputs and pattern, and their call; errors as `bind_cuda`."""
+        self._check_number(given)
+        *inputs, value = tensors = as_cuda((*self._names, "sparsity"), (*given, value))
         if out is not None:
             check_tensor(self.program.output.name, out)
             tensors.append(out)
-        key = signature(tensors)
+        key = (value.layout, out is None, *signature(tensors))
         call = self._calls.get(key)
         if call is None:
             call = remember(self._calls, key, self._check(inputs, value, out))
-        places = [tensor.data_ptr() for tensor in inputs]
-        if out is None:
-            out = empty(inputs[self._moved[0]], call.layout.output)
-        else:
-            self._check_apart(places, out.data_ptr(), call.sizes)
-        places.append(out.data_ptr())
-        aligned = call.whole
-        for i in self._moved:
-            aligned = aligned and not places[i] & ALIGNMENT
-        return CudaBound(call, inputs, value, out, aligned)
+        return inputs, value, call
+
+    def _place(self, call: CudaCall, places: Sequence[int]) -> CudaPlace:
+        """What these addresses decide; ShapeError if the output shares memory with an input."""
+        if not call.fresh:
+            self._check_apart(places, places[-1], call.sizes)
+        # A new output begins at a multiple of 16 bytes.
+        moved = self._moved[:-1] if call.fresh else self._moved
+        return CudaPlace(call.whole and not any(places[i] & ALIGNMENT for i in moved))
 
     def layout_of_inputs(self, given: Sequence[Any]) -> Layout:
         """The layout of checked inputs; errors as `bind_cuda`."""
@@ -112,7 +111,7 @@ class CudaBinder(Binder):
         item = inputs[self._moved[0]].element_size()
         whole = all(shape[-1] * item & ALIGNMENT == 0 for shape in rows)
         sizes = tuple(a.numel() * a.element_size() for a in tensors)
-        return CudaCall(layout, sizes, whole, out is None)
+        return CudaCall(layout, inputs[0].get_device(), sizes, whole, out is None)
 
     def _check_inputs(self, inputs: Sequence[Any]) -> Layout:
         sizes: dict[str, int] = {}

@@ -23,6 +23,7 @@ from tvm.target import Target
 from tvm_ffi import libinfo
 
 from ..errors import BackendUnavailable, UnsupportedTarget, mismatch
+from ..schedules.dependent import as_dependent
 
 _FLAGS = ("-shared", "-O3", "-std=c++17", "-Xcompiler=-fPIC")
 _QUIET = "-diag-suppress=174,177,550"  # unused names and empty statements of generated code
@@ -104,7 +105,7 @@ def cuda_source(mod: tvm.IRModule, arch: str = "sm_90a", tirx: bool = False) -> 
     target = Target({"kind": "cuda", "arch": arch}, host="cuda_host")
     with target:
         pipeline = {"tir_pipeline": "tirx"} if tirx else {}
-        built = tvm.compile(mod, target=target, **pipeline)
+        built = tvm.compile(as_dependent(mod) if tirx else mod, target=target, **pipeline)
     source = export_cuda_host(built.mod)
     used = [name for name in _DRIVER if re.search(rf"\b{name}\b", source)]
     entries = [_entry(name) for name in used]

@@ -1,8 +1,8 @@
 """CUDA kernels for group ids: the positions of every group, ascending.
 
-Few ids: every group has a CTA that reads them all. Many: CTAs share the ids, count them by group,
-and place them with the counts of the parts before. Ids come in as int32 or int64 (``bits``) and
-leave as int32; those out of range belong to no group.
+Few ids: every group has a CTA that reads them all (or see `cuda_detect_cluster`). Many: CTAs share
+the ids, count them by group, and place them with the counts of the parts before. Ids come in as
+int32 or int64 (``bits``) and leave as int32; those out of range belong to no group.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import tvm
 from tvm.script import tirx as T
 
+from ..schedules.dependent import after_predecessor, let_successor_in
 from .cuda_detect_device import (
     AT_ONCE,
     WARP,
@@ -173,6 +174,7 @@ def count_groups(bits: int) -> tvm.tirx.PrimFunc:
         T.device_entry()
         part = T.cta_id([parts])
         thread = T.thread_id([SHARE_THREADS])
+        let_successor_in()
         lane: T.let = T.truncmod(thread, WARP)
         tally = T.alloc_shared([MOST_GROUPS], "int32")
         loaded = T.alloc_local([AT_ONCE], "int32")
@@ -223,6 +225,7 @@ def place_groups(bits: int) -> tvm.tirx.PrimFunc:
         T.device_entry()
         part = T.cta_id([parts])
         thread = T.thread_id([SHARE_THREADS])
+        after_predecessor()
         lane: T.let = T.truncmod(thread, WARP)
         warp: T.let = T.truncdiv(thread, WARP)
         # Row w: where warp w puts the next id of each group; row 0 begins with earlier parts.

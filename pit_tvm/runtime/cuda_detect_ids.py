@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import AxisError, ShapeError, mismatch
 from ..structs import Groups, Index, Lengths, MicroTile, Rows, SparsitySpec
+from . import cuda_detect_cluster as cluster
 from . import cuda_detect_groups as sharing
 from . import cuda_detect_slices as slices
 from .cuda_arrays import (
@@ -23,12 +24,14 @@ from .cuda_arrays import (
     first_repeat,
     zero,
 )
+from .cuda_detect_device import WARP
 from .cuda_detect_plan import SMS, check_extents
 from .cuda_modules import CudaKernels
 from .cuda_workspace import Take
 
 ID_BITS = {"int32": 32, "int64": 64}
-SEARCH_LIMIT = 1 << 16  # ids that one multiprocessor compares before all groups share the work
+CLUSTER_LIMIT = 1 << 18  # ids times groups, or lanes if fewer, that one cluster lists soonest
+SEARCH_LIMIT = 1 << 15  # ids that one multiprocessor compares before all groups share the work
 LEAST_SHARE = 1024  # ids of one CTA where groups share
 
 Lists = tuple[Index, Index | None]  # live positions, and the dead ones if they were asked for
@@ -150,13 +153,7 @@ class SlicePlan:
             expected = f"ids of {self.rows} slices"
             raise ShapeError(mismatch(argument, expected, f"shape {tuple(self.value.shape)}"))
         check_extents((size,))
-        search = self.kernels.slices(f"search_groups_{bits}")
-        count = self.kernels.slices(f"count_groups_{bits}")
-        place = self.kernels.slices(f"place_groups_{bits}")
-        alone = -(-groups // SMS) * size <= SEARCH_LIMIT or groups > sharing.MOST_GROUPS
-        step = sharing.SHARE_THREADS
-        share = max(LEAST_SHARE, -(-size // (SMS * step)) * step)
-        lanes = min((groups - 1).bit_length(), step.bit_length() - 1)
+        launch = self._group_kernels(size, groups, bits)
 
         def run(value: Any, take: Take) -> Lists:
             given = flat(value)
@@ -164,17 +161,35 @@ class SlicePlan:
                 outside = first_outside(given, -1, groups - 1)
                 _refuse(argument, outside, f"ids from -1 (dead) to {groups - 1}")
             index = take(given, "live", groups, size)
-            if groups == 0:
-                return index, None
-            if alone:
-                search(given, index.ids, index.count)
-                return index, None
-            sizes = empty_int32(given, (-(-size // share), groups))
-            count(given, share, sizes)
-            place(given, share, lanes, sizes, index.ids, index.count)
+            if groups:
+                launch(given, index)
             return index, None
 
         return run
+
+    def _group_kernels(self, size: int, groups: int, bits: int) -> Callable[[Any, Index], None]:
+        """What lists the positions of every group of ``size`` ids."""
+        alone = -(-groups // SMS) * size <= SEARCH_LIMIT
+        few = size <= cluster.MOST_IDS and min(groups, WARP) * size <= CLUSTER_LIMIT
+        if few and groups <= cluster.MOST_GROUPS:
+            gather = self.kernels.slices(f"cluster_groups_{bits}")
+            each = max(1, -(-size // cluster.STEP)) * WARP
+            return lambda given, index: gather(given, each, index.ids, index.count)
+        if alone or groups > sharing.MOST_GROUPS:
+            search = self.kernels.slices(f"search_groups_{bits}")
+            return lambda given, index: search(given, index.ids, index.count)
+        count = self.kernels.slices(f"count_groups_{bits}")
+        place = self.kernels.slices(f"place_groups_{bits}")
+        step = sharing.SHARE_THREADS
+        share = max(LEAST_SHARE, -(-size // (SMS * step)) * step)
+        lanes = min((groups - 1).bit_length(), step.bit_length() - 1)
+
+        def launch(given: Any, index: Index) -> None:
+            sizes = empty_int32(given, (-(-size // share), groups))
+            count(given, share, sizes)
+            place(given, share, lanes, sizes, index.ids, index.count)
+
+        return launch
 
 
 def _check(spec: SparsitySpec, shape: tuple[int, ...], micro_tile: MicroTile) -> None:

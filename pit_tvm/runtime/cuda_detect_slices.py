@@ -10,6 +10,7 @@ from __future__ import annotations
 import tvm
 from tvm.script import tirx as T
 
+from ..schedules.dependent import after_predecessor
 from .cuda_detect_device import AT_ONCE, WARP, atomic_or, cta_scan, load_ids
 
 THREADS = 1024
@@ -34,6 +35,7 @@ def copy_rows(bits: int) -> tvm.tirx.PrimFunc:
         T.device_entry()
         block = T.cta_id([T.truncdiv(size + share - 1, share)])
         thread = T.thread_id([THREADS])
+        after_predecessor()
         totals = T.alloc_shared([WARP], "int32")
         earlier = T.alloc_shared([1], "int32")
         value = T.alloc_local([1], "int32")
@@ -129,6 +131,7 @@ def _spread(
     T.device_entry()
     block = T.cta_id([batch * pieces])
     thread = T.thread_id([SPREAD_THREADS])
+    after_predecessor()
     earlier = T.alloc_shared([1], "int32")
     which: T.int32 = T.truncdiv(block, pieces)
     first: T.int32 = T.truncmod(block, pieces) * SPREAD

@@ -13,12 +13,13 @@ import tvm
 
 from ..errors import ShapeError, mismatch
 from ..reference.index import index_lists
-from ..structs import Candidate, Groups, Index, Plan, Tile
+from ..structs import Candidate, Groups, Index, Plan
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
 from .bind import told_pattern
 from .cuda_arrays import activated, dense_product, empty, synchronize, zero
-from .cuda_bind import CudaBinder, CudaBound, CudaCall
+from .cuda_bind import CudaBinder, CudaBound
+from .cuda_call import CudaCall, CudaView
 from .cuda_detect import CudaDetector
 from .cuda_fill import CudaFill
 from .cuda_fill_kernels import fill_module
@@ -57,10 +58,11 @@ class CudaDispatcher:
         self.checks_zeros = zeros_asked_for(program)
         self.detector = CudaDetector(self.modules, checked=asked_for())
         self.fill, self.memory = CudaFill(self.modules), CudaWorkspace()
+        self._fills = self.planner.fills
+        self._no_groups = program.spec == Groups(0)
         names = [p.name for p in program.inputs]
         bias = names.index(self.form.bias) if self.form.bias else None
         self._places = (names.index(self.form.lhs), names.index(self.form.rhs), bias)
-        self._products: dict[Tile, Callable[..., Any]] = {}
 
     # -- the call
 
@@ -77,13 +79,14 @@ class CudaDispatcher:
         ``choose`` picks the candidate of a plan that runs (None: the cheapest).
         """
         bound = self.binder.bind_cuda(arrays, sparsity, out)
-        call, out = bound.call, bound.out
+        call, inputs, value, out, _ = bound
         if self.checks_zeros:
-            self._check_zeros(bound)
-        _lap(clock)
-        if 0 in call.layout.output:
+            self._check_zeros(inputs, value)
+        if clock is not None:
+            _lap(clock)
+        if call.empty:
             return out, None
-        if self.program.spec == Groups(0):  # nothing lives, and no kernel has no groups
+        if self._no_groups:  # nothing lives, and no kernel has no groups
             if self.dead == "zero":
                 zero(out)
             return out, None
@@ -91,15 +94,16 @@ class CudaDispatcher:
         if clock is not None:
             clock.select_us = _lap(clock)
         choice = plan.choice if choose is None else choose(plan)
-        index, dead = self._indices(bound, choice.kind == "dense")
+        index, dead = self._indices(call, value, choice.kind == "dense")
         if clock is not None:
             clock.index_us = _lap(clock)
         if index is None or choice.kind == "dense":
-            self._dense(bound)
+            self._dense(inputs, out)
             if dead is not None:
                 self.fill.fill_rows(out, dead)
         else:
-            self._fill_dead(dead, bound)
+            if self._fills:
+                self._fill_dead(dead, inputs, value, out)
             self._product(choice, index, bound)
         if clock is not None:
             clock.kernel_us = _lap(clock)
@@ -137,13 +141,13 @@ class CudaDispatcher:
 
     # -- arguments
 
-    def _operands(self, bound: CudaBound) -> tuple[Any, Any, Any]:
+    def _operands(self, inputs: Sequence[Any]) -> tuple[Any, Any, Any]:
         """lhs, rhs and bias, None if there is none."""
-        inputs, (lhs, rhs, bias) = bound.inputs, self._places
+        lhs, rhs, bias = self._places
         return inputs[lhs], inputs[rhs], None if bias is None else inputs[bias]
 
-    def _check_zeros(self, bound: CudaBound) -> None:
-        lhs, value = self._operands(bound)[0].float(), bound.value
+    def _check_zeros(self, inputs: Sequence[Any], value: Any) -> None:
+        lhs = self._operands(inputs)[0].float()
         pattern = value.float() if value.is_floating_point() else value
         check_zeros(self.program, lhs.cpu().numpy(), pattern.cpu().numpy())
 
@@ -157,62 +161,77 @@ class CudaDispatcher:
             call.counts, call.plan = counts, plan
         return plan
 
-    def _indices(self, bound: CudaBound, dense: bool) -> tuple[Index | None, Index | None]:
+    def _indices(
+        self, call: CudaCall, value: Any, dense: bool
+    ) -> tuple[Index | None, Index | None]:
         """Lists of live and of dead rows, None where nobody reads them."""
-        call, fills = bound.call, self.planner.dense_fills
         learns = call.watch.due()  # a dense pattern may become sparser
-        if dense and not fills and not learns:
+        split = self.planner.dense_fills if dense else self._fills and not self.form.groups
+        if dense and not split and not learns:
             return None, None
-        split = fills if dense else self.planner.fills and not self.form.groups
         find = call.finds.get(split)
         if find is None:
             asked = (call.layout.operand, self.form.route.micro_tile, self.deterministic, split)
-            find = self.detector.prepared(self.program.spec, bound.value, *asked)
+            find = self.detector.prepared(self.program.spec, value, *asked)
             call.finds[split] = find
-        index, dead = find(bound.value, self.memory.take)
+        found = find(value, self.memory.take)
         if learns:
-            call.watch.report(index.count)
-        return index, dead
+            call.watch.report(found[0].count)
+        return found
 
     # -- launch
 
-    def _fill_dead(self, dead: Index | None, bound: CudaBound) -> None:
+    def _fill_dead(self, dead: Index | None, inputs: Sequence[Any], value: Any, out: Any) -> None:
         """What the pattern promises of rows that do not live."""
         if self.form.groups and self.dead == "zero":
-            self.fill.clear_ungrouped(bound.out, bound.value, self.form.groups)
+            self.fill.clear_ungrouped(out, value, self.form.groups)
         if dead is None:
             return
-        row, bias = None, self._operands(bound)[2]
+        row, bias = None, self._operands(inputs)[2]
         if self.program.spec.promises_zero and bias is not None:
             row = activated(bias, self.form.act)
-        self.fill.fill_rows(bound.out, dead, row)
+        self.fill.fill_rows(out, dead, row)
 
-    def _dense(self, bound: CudaBound) -> None:
-        lhs, rhs, bias = self._operands(bound)
+    def _dense(self, inputs: Sequence[Any], out: Any) -> None:
+        lhs, rhs, bias = self._operands(inputs)
         transposed = self.form.rhs_layout == "nk"
-        dense_product(lhs, rhs, bias, self.form.act, bound.out, transpose_rhs=transposed)
+        dense_product(lhs, rhs, bias, self.form.act, out, transpose_rhs=transposed)
 
     def _product(self, choice: Candidate, index: Index, bound: CudaBound) -> None:
-        lhs, rhs, bias = self._operands(bound)
+        call, inputs, _, out, place = bound
+        known = call.product
+        if known is None or known[0] is not choice.tile:
+            known = call.product = (choice.tile, self._kernel(choice))
+        if not place.aligned:
+            self._unaligned(known[1], index, inputs, out)
+            return
+        weights = place.weights
+        if weights is None:
+            weights = place.weights = self._weights(call, inputs)
+        known[1](inputs[self._places[0]], index.ids, index.count, *weights, out)
+
+    def _kernel(self, choice: Candidate) -> Callable[..., Any]:
         if choice.tile is None:
             raise ShapeError(mismatch("choice", "a candidate with a tile", choice))
+        return self.kernels.product(choice.tile, self.form.groups, **self.options)
+
+    def _weights(self, call: CudaCall, inputs: Sequence[Any]) -> tuple[CudaView, ...]:
+        """The dense operand and the bias with a dimension of groups, also where there are none."""
+        views = []
+        for tensor in self._operands(inputs)[1:]:
+            if tensor is not None:
+                shape = tensor.shape if self.form.groups else (1, *tensor.shape)
+                views.append(CudaView(tensor.data_ptr(), shape, self.form.dtype, call.device))
+        return tuple(views)
+
+    def _unaligned(
+        self, kernel: Callable[..., Any], index: Index, inputs: Sequence[Any], out: Any
+    ) -> None:
+        """Rows that do not begin at 16 bytes: through padded copies, the output's both ways."""
+        lhs, rhs, bias = self._operands(inputs)
         if not self.form.groups:
             rhs = rhs.unsqueeze(0)
             bias = None if bias is None else bias.unsqueeze(0)
-        kernel = self._products.get(choice.tile)
-        if kernel is None:
-            kernel = self.kernels.product(choice.tile, self.form.groups, **self.options)
-            self._products[choice.tile] = kernel
-        if bound.aligned:
-            rest = (bound.out,) if bias is None else (bias, bound.out)
-            kernel(lhs, index.ids, index.count, rhs, *rest)
-        else:
-            self._unaligned(kernel, index, lhs, rhs, bias, bound.out)
-
-    def _unaligned(
-        self, kernel: Callable[..., Any], index: Index, lhs: Any, rhs: Any, bias: Any, out: Any
-    ) -> None:
-        """Rows that do not begin at 16 bytes: through padded copies, the output's both ways."""
         n, k = (-(-size // ROW_STEP) * ROW_STEP for size in (out.shape[1], lhs.shape[1]))
         sizes = (rhs.shape[0], n, k) if self.form.rhs_layout == "nk" else (rhs.shape[0], k, n)
         wide = {

@@ -7,6 +7,7 @@ from typing import Any
 import tvm
 from tvm.script import tirx as T
 
+from ..schedules.dependent import after_predecessor
 from .cuda_detect_device import BYTES, ROOM, load16, load_any
 from .cuda_modules import named_module
 
@@ -122,6 +123,7 @@ def fill_kernel(aligned: bool) -> tvm.tirx.PrimFunc:
         T.device_entry()
         block = T.cta_id([blocks])
         thread = T.thread_id([THREADS])
+        after_predecessor()
         words = T.alloc_local([STORES, 4], "uint32")
         across: T.int32 = T.shift_left(1, lanes)
         teams: T.int32 = T.shift_right(THREADS, lanes)

@@ -8,7 +8,13 @@ from typing import Any
 import tvm
 
 from ..structs import Index
-from . import cuda_detect_columns, cuda_detect_groups, cuda_detect_rows, cuda_detect_slices
+from . import (
+    cuda_detect_cluster,
+    cuda_detect_columns,
+    cuda_detect_groups,
+    cuda_detect_rows,
+    cuda_detect_slices,
+)
 from .cuda_build import build_cuda
 from .cuda_detect_emit import THREADS, emit
 from .kernel_cache import KernelCache, content_key
@@ -53,6 +59,7 @@ def slice_module() -> tvm.IRModule:
     for bits in (32, 64):
         made[f"copy_rows_{bits}"] = cuda_detect_slices.copy_rows(bits)
         made[f"mark_rows_{bits}"] = cuda_detect_slices.mark_rows(bits)
+        made[f"cluster_groups_{bits}"] = cuda_detect_cluster.cluster_groups(bits)
         made[f"search_groups_{bits}"] = cuda_detect_groups.search_groups(bits)
         made[f"count_groups_{bits}"] = cuda_detect_groups.count_groups(bits)
         made[f"place_groups_{bits}"] = cuda_detect_groups.place_groups(bits)

@@ -17,6 +17,9 @@ from .program import Program
 
 _LIBRARY = "torch"
 _UNKNOWN_SHARE = 0.5  # of rows that live, before any count has arrived
+# Live rows of one group that share a plan: tiles come in whole bands and whole waves, so a few
+# percent more rows can want another tile. So many rows are few, and share it more narrowly.
+_ALIKE, _FEW, _FEW_ALIKE = 64, 1024, 8
 _SHARES = tuple(2.0**-step for step in range(12))
 
 
@@ -34,20 +37,27 @@ class CudaPlanner:
         self._plans: dict[object, Plan] = {}
 
     def plan(self, layout: Layout, counts: tuple[int, ...] | None, fresh: bool = True) -> Plan:
-        """The plan for counts of an earlier call (None: unknown); remembered for their bucket.
+        """The plan for counts of an earlier call (None: unknown), or for counts much like them.
 
         ``fresh``: the output is new, so its dead rows may hold anything.
         """
         rows = self._rows(layout)
-        share = _UNKNOWN_SHARE if counts is None else sum(counts) / max(rows, 1)
-        # Whether groups are even or skewed decides as much as how much is live.
-        peak = max(counts) / max(sum(counts), 1) if counts else 0.0
-        key = (layout.key, bucket(share), bucket(peak), counts is None, fresh)
+        key = (layout.key, self._alike(rows, counts), fresh)
         plan = self._plans.get(key)
         if plan is None:
             live = counts if counts is not None else self._assumed(_UNKNOWN_SHARE * rows)
             plan = remember(self._plans, key, self.decide(layout, live, fresh))
         return plan
+
+    def _alike(self, rows: int, counts: tuple[int, ...] | None) -> object:
+        """What counts have in common that share a plan."""
+        if counts is None:
+            return None
+        live = sum(counts)
+        if not self.form.groups:
+            return -(-live // _ALIKE) if live > _FEW else -(-live // _FEW_ALIKE), live > _FEW
+        # Whether groups are even or skewed decides as much as how much is live.
+        return bucket(live / max(rows, 1)), bucket(max(counts, default=0) / max(live, 1))
 
     def decide(self, layout: Layout, counts: tuple[int, ...], fresh: bool = True) -> Plan:
         """Algorithm 1 for live counts of each group, without the cache; ``fresh`` as in `plan`."""

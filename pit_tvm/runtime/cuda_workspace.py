@@ -36,13 +36,15 @@ class CudaWorkspace:
 
     def take(self, like: Any, role: str, slots: int, extent: int) -> Index:
         """A `Take`: what it gives holds until the same thread asks for the same again."""
-        if is_capturing():
+        device = like.get_device()
+        stream = stream_of(device)
+        if stream and is_capturing():  # the default stream, 0, cannot be captured
             return new_index(like, role, slots, extent)
         try:
             known = self._memory.known
         except AttributeError:
             known = self._memory.known = {}
-        key = (stream_of(like), role, slots, extent)
+        key = (stream, device, role, slots, extent)
         index = known.get(key)
         if index is None:
             index = remember(known, key, new_index(like, role, slots, extent), _MOST)

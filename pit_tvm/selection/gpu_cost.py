@@ -1,10 +1,9 @@
 """What GPU tiles and dense products cost, and the cheaper of them. Costs are in microseconds.
 
-A tile's product takes a launch and whole waves of tiles over the multiprocessors, each wave as
-long as one tile's depth; never less than its bytes take from memory and from the second-level
-cache. That roofline is corrected by what records of the same tile gave on shapes like this one:
-the mean of measured over roofline, weighted by nearness in the logarithms of the sizes. A dense
-product is its own roofline, corrected by records of the library in the same way.
+A tile's product takes a launch and what `gpu_roofline` says. That is corrected by what records of
+the same tile gave on shapes like this one: the mean of measured over roofline, weighted by nearness
+in the logarithms of the sizes. A dense product is its own roofline, corrected by records of the
+library in the same way.
 
 Groups: each group's rows fill whole tiles of their own, and its weights are read if it has rows.
 """
@@ -21,8 +20,8 @@ import numpy.typing as npt
 
 from ..structs import Candidate, MicroTile, Plan, Tile, TileTask
 from ..tile_db.record import TileRecord
-from .gpu_fit import Fitting, even_heights, expected_bands, fitting
-from .gpu_records import records_for
+from .gpu_records import times_for
+from .gpu_roofline import Product, TileSizes, tile_sizes
 
 _Numbers = npt.NDArray[np.float64]
 # Of a whole Hopper chip, where its own were not measured: GB/s and microseconds.
@@ -31,20 +30,19 @@ _DEFAULTS = {
     "gather_cached_gbps": 8500.0,
     "store_gbps": 4000.0,
     "launch_us": 3.0,
-    "detect_us": 6.0,
-    "detect_gbps": 1400.0,
+    "detect_us": 2.0,
+    "detect_gbps": 3500.0,
 }
-# 16-bit operations per second (1e12): of one multiprocessor among few that work, and of a whole
-# chip under its power limit, in a long product and at most.
-_SM_TFLOPS, _CHIP_TFLOPS, _MOST_TFLOPS = 7.2, 720.0, 790.0
-_STEP_US = 0.18  # at least: what a step waits for its copies
-_WRITE_US = 0.5 / (128 * 256)  # of an element of the output, which no product hides
-_STEP = 64  # depth of one step
-_GATHER_US = 0.0043  # of one row in one step: 128 bytes by the copies that gather
-_FILL_US = 1.2  # of a tile's start and end, where nothing hides them
+# 16-bit operations per second (1e12) of a whole chip under its power limit, in a long product and
+# at most.
+_CHIP_TFLOPS, _MOST_TFLOPS = 720.0, 790.0
 _UNTUNED = 1.15  # of a tile without records over its roofline
 _BYTES = 2  # of an element
 _SOFT = 0.02  # keeps a record of the very shape from an infinite weight
+# Records of groups have as many rows in each: what they say about tiles beside the fastest one
+# counts so much where rows are routed otherwise.
+_EVEN = 0.3
+_ROUNDS = 20  # of alternating means, to convergence
 _SELDOM = 3  # a tile measured on fewer than one in so many tasks is left out
 _SHOWN = 3  # tiles that a plan lists
 
@@ -65,6 +63,11 @@ class GpuWork:
     counts: tuple[int, ...] = ()
     index_bytes: float | None = None
     extra_bytes: float = 0.0
+
+    @property
+    def product(self) -> Product:
+        """Its sizes."""
+        return Product(self.live, self.n, self.k, self.groups, self.counts)
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ class GpuRates:
         """Predicted time of each tile of a family, in the order of its tiles, and the time that
         none of them can beat."""
         tiles = self.families[family]
-        roof, bound = tiles.roofline(work, self)
+        roof, bound = tiles.roofline(work.product, self)
         if tiles.measured is None:
             return roof * _UNTUNED, bound
         sizes = (max(work.live, 1.0), work.n, work.k, work.groups)
@@ -146,82 +149,18 @@ class GpuRates:
 
 @dataclass(frozen=True)
 class _Family:
-    """Tiles of one family as arrays, and what was measured of all of them.
-
-    ``height``: rows of a cluster's tiles; ``block``: rows of one warpgroup, which rests where
-    none is live; ``elements``: of a tile of the output; ``cached``: elements that a cluster reads
-    for a step of depth 1; ``share``: part of the multiprocessors in a cluster. ``flip``: places of
-    the tiles that fit their height to the count; ``split``: CTAs that share a tile's depth.
-    """
+    """Tiles of one family, and what was measured of all of them."""
 
     tiles: tuple[Tile, ...]
-    height: _Numbers
-    width: _Numbers
-    block: _Numbers
-    elements: _Numbers
-    cached: _Numbers
-    share: _Numbers
-    flip: npt.NDArray[np.intp]
-    split: _Numbers
-    fitting: Fitting | None
-    sms: float
-    tallest: float
+    sizes: TileSizes
     measured: _Measured | None = None
 
-    def roofline(self, work: GpuWork, rates: GpuRates) -> tuple[_Numbers, float]:
+    def roofline(self, work: Product, rates: GpuRates) -> tuple[_Numbers, float]:
         """Uncorrected time of each tile, and what bytes and operations take at least."""
-        used = _used(work)
-        bands = self._bands(work)
-        elements = self._computed(work.live / (used or 1.0))
-        if self.fitting is not None:
-            bands, elements, gathered = self._fitted(work, bands, elements, self.fitting)
-        count = bands * np.ceil(work.n / self.width)
-        busy = count * self.share  # tiles over multiprocessors
-        slowness = np.maximum(1.0 / _SM_TFLOPS, np.minimum(busy, 1.0) * (self.sms / _CHIP_TFLOPS))
-        each = np.maximum(elements * slowness * (2e-6 * _STEP), _STEP_US)
-        if self.fitting is not None:
-            each[self.flip] = np.maximum(each[self.flip], gathered)
-        steps = np.ceil(math.ceil(work.k / _STEP) / self.split)
-        compute = np.ceil(busy) * (each * steps + elements * _WRITE_US) + _FILL_US
-        cached = count * self.cached
-        cached *= 1e-3 * _BYTES * work.k / rates.constant("gather_cached_gbps")
-        moved = _BYTES * (work.live * (work.k + work.n) + used * work.n * work.k)
-        from_memory = 1e-3 * moved / rates.constant("gather_gbps")
+        cached, memory = rates.constant("gather_cached_gbps"), rates.constant("gather_gbps")
+        roof = self.sizes.roofline(work, cached, memory) + rates.constant("launch_us")
         least = 2e-6 * work.live * work.n * work.k / _MOST_TFLOPS
-        roof = np.maximum(np.maximum(compute, cached), from_memory) + rates.constant("launch_us")
-        return roof, max(from_memory, least)
-
-    def _fitted(
-        self, work: GpuWork, bands: _Numbers, elements: _Numbers, kinds: Fitting
-    ) -> tuple[_Numbers, _Numbers, _Numbers]:
-        """Bands and elements of all tiles, where those that fit themselves to the count do, and
-        what a step of these takes to gather its rows."""
-        if work.groups > 1 or work.counts:
-            high = even_heights(work.live, bands[self.flip])
-        else:
-            high = kinds.heights(work.live, work.n)
-            bands[self.flip] = np.ceil(work.live / high)
-        elements = elements.copy()
-        elements[self.flip] = high * kinds.width
-        return bands, elements, high * _GATHER_US
-
-    def _computed(self, rows: float) -> _Numbers:
-        """Elements of a tile in warpgroups that work, where a group has so many rows."""
-        if rows >= self.tallest:
-            return self.elements
-        # A cluster takes as long as its CTA with the most rows.
-        busy = np.ceil(rows / self.block) * self.block * self.width / self.elements
-        return self.elements * np.minimum(busy, 1.0)
-
-    def _bands(self, work: GpuWork) -> _Numbers:
-        """Tiles' rows that the live rows fill, summed over the groups."""
-        height = self.height
-        if work.counts:
-            counts = np.asarray(work.counts, np.float64)
-            return np.ceil(counts[:, None] / height).sum(axis=0)
-        if work.groups == 1:
-            return np.asarray(np.ceil(work.live / height))
-        return expected_bands(work.live, work.groups, height)
+        return roof, max(1e-3 * work.bytes_of_memory() / memory, least)
 
 
 def gpu_rates(
@@ -236,8 +175,8 @@ def gpu_rates(
     dense: list[tuple[TileTask, float]] = []
     for record in records:
         profile.update(record.profile)
-    for record, task in records_for(records, dtype, isa):
-        entry = (task, 1e6 * record.secs)
+    for record, task, secs in times_for(records, dtype, isa):
+        entry = (task, 1e6 * secs)
         if record.tile is not None:
             tiles = found.setdefault(record.tile.family, {})
             tiles.setdefault(replace(record.tile, dtype=dtype), []).append(entry)
@@ -309,80 +248,46 @@ def _reason(choice: Candidate, candidates: Sequence[Candidate]) -> str:
     return text
 
 
-def _used(work: GpuWork) -> float:
-    """Groups that have rows; where the counts are not known, as many as random rows fill."""
-    if work.counts:
-        return float(sum(count > 0 for count in work.counts))
-    if work.groups == 1:
-        return float(work.live > 0)
-    return -work.groups * math.expm1(work.live * math.log1p(-1.0 / work.groups))
-
-
-def _completed(
-    tiles: dict[Tile, list[tuple[TileTask, float]]],
-) -> dict[TileTask, list[float]]:
-    """Time of every tile on every task, estimated where only others were measured.
-
-    A tile is as far behind the fastest one there as on its own nearest task, and no faster than
-    those that were kept there: records are of the fastest ones.
-    """
-    fastest: dict[TileTask, float] = {}
-    slowest: dict[TileTask, float] = {}
-    for entries in tiles.values():
-        for task, us in entries:
-            fastest[task] = min(us, fastest.get(task, math.inf))
-            slowest[task] = max(us, slowest.get(task, 0.0))
-    times: dict[TileTask, list[float]] = {task: [] for task in fastest}
-    for entries in tiles.values():
-        behind = {task: us / fastest[task] for task, us in entries}
-        for task, row in times.items():
-            near = min(behind, key=lambda known, to=task: _apart(known, to))  # type: ignore[misc]
-            estimate = max(fastest[task] * behind[near], slowest[task])
-            row.append(fastest[task] * behind[task] if task in behind else estimate)
-    return times
-
-
-def _apart(one: TileTask, other: TileTask) -> float:
-    return sum(abs(a - b) for a, b in zip(one.logs, other.logs, strict=True))
-
-
 def _measured_family(tiles: dict[Tile, list[tuple[TileTask, float]]], rates: GpuRates) -> _Family:
     most = max(len(entries) for entries in tiles.values())
-    tiles = {tile: list(found) for tile, found in tiles.items() if _SELDOM * len(found) >= most}
-    times = _completed(tiles)
+    tiles = {tile: found for tile, found in tiles.items() if _SELDOM * len(found) >= most}
     plain = _family(list(tiles))
-    roofs = [plain.roofline(GpuWork(t.m, t.n, t.k, t.groups), rates)[0] for t in times]
-    ratio = np.log(np.array(list(times.values())) / np.array(roofs)).T
-    return replace(plain, measured=_as_measured(list(times), ratio))
+    tasks = list(dict.fromkeys(task for found in tiles.values() for task, _ in found))
+    roofs = {
+        task: plain.roofline(Product(task.m, task.n, task.k, task.groups, ()), rates)[0]
+        for task in tasks
+    }
+    ratio = np.full((len(tiles), len(tasks)), math.nan)
+    for row, found in enumerate(tiles.values()):
+        for task, us in found:
+            ratio[row, tasks.index(task)] = math.log(us / roofs[task][row])
+    ratio = _completed(ratio)
+    for column, task in enumerate(tasks):
+        if task.groups > 1:
+            fastest = ratio[(np.log(roofs[task]) + ratio[:, column]).argmin(), column]
+            ratio[:, column] = fastest + _EVEN * (ratio[:, column] - fastest)
+    return replace(plain, measured=_as_measured(tasks, ratio))
+
+
+def _completed(ratio: _Numbers) -> _Numbers:
+    """``ratio [tiles, tasks]`` with estimates for what was not measured, NaN.
+
+    They are sums of what the tile and what the task have in common with all that was measured: a
+    task is measured in one state of the device's clocks, which changes all of its tiles.
+    """
+    known = ~np.isnan(ratio)
+    sums = np.where(known, ratio, 0.0)
+    of_tile = np.zeros((len(ratio), 1))
+    for _ in range(_ROUNDS):
+        of_task = (sums - of_tile * known).sum(axis=0) / known.sum(axis=0)
+        of_tile = (sums - of_task * known).sum(axis=1, keepdims=True)
+        of_tile /= known.sum(axis=1, keepdims=True)
+    completed: _Numbers = np.where(known, ratio, of_tile + of_task)
+    return completed
 
 
 def _family(tiles: Sequence[Tile]) -> _Family:
-    tile_m, tile_n = (np.array(sizes, float) for sizes in zip(*map(_extents, tiles), strict=True))
-    cluster = np.array([tile.knob("cluster") for tile in tiles], np.float64)
-    consumers = np.array([tile.knob("consumers") for tile in tiles], np.float64)
-    sms = float(tiles[0].knob("sms"))
-    flip = np.array([i for i, tile in enumerate(tiles) if dict(tile.knobs).get("flip", 0)], np.intp)
-    split = np.ones_like(cluster)
-    split[flip] = cluster[flip]
-    stacked = cluster / split  # CTAs of a cluster with rows of their own
-    return _Family(
-        tiles=tuple(tiles),
-        height=tile_m * stacked,
-        width=tile_n,
-        block=tile_m / consumers,
-        elements=tile_m * tile_n,
-        cached=stacked * tile_m + tile_n,
-        share=cluster / sms,
-        flip=flip,
-        split=split,
-        fitting=fitting(tile_m[flip], tile_n[flip], sms / cluster[flip]) if flip.size else None,
-        sms=sms,
-        tallest=float((tile_m * stacked).max()),
-    )
-
-
-def _extents(tile: Tile) -> tuple[int, int]:
-    return tile.tile_m, tile.tile_n
+    return _Family(tuple(tiles), tile_sizes(tiles))
 
 
 def _as_measured(tasks: Sequence[TileTask], ratio: _Numbers) -> _Measured:

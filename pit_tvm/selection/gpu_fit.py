@@ -16,7 +16,7 @@ HEIGHT_STEP = 8  # live rows: heights are its multiples
 # second-level cache's for each row and column, and that of the copies that gather for each row.
 PER_ELEMENT, PER_ROW, PER_GATHERED = 4.0, 320.0, 700.0
 # Middles of eight equally probable parts of the normal distribution.
-_POINTS = np.array([-1.534, -0.887, -0.489, -0.157, 0.157, 0.489, 0.887, 1.534])[:, None]
+_POINTS = np.array([-1.534, -0.887, -0.489, -0.157, 0.157, 0.489, 0.887, 1.534])
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,27 @@ def fitting(tallest: npt.ArrayLike, width: npt.ArrayLike, places: npt.ArrayLike)
     return Fitting(wide, np.array(places, np.float64), tall, np.where(tall > most, math.inf, step))
 
 
-def even_heights(live: float, bands: Any) -> Numbers:
-    """Heights of tiles where ``live`` rows are split evenly into ``bands``."""
+def even_heights(live: Any, bands: Any) -> Numbers:
+    """Heights of tiles where ``live`` rows are split evenly into ``bands``; arrays of any shape."""
     even = np.ceil(live / np.maximum(bands, 1.0) / HEIGHT_STEP) * HEIGHT_STEP
     return np.maximum(even, float(HEIGHT_STEP))
 
 
-def expected_bands(live: float, groups: int, height: Numbers) -> Numbers:
-    """Bands of each height that ``live`` rows fill where every row goes to a random group."""
+def group_sizes(live: float, groups: int, counts: tuple[int, ...]) -> tuple[Numbers, Numbers]:
+    """Different numbers of rows that groups have, and how many groups have each.
+
+    ``counts`` of the groups are rounded up to `HEIGHT_STEP`; without them, and with several groups,
+    every row goes to a random one.
+    """
+    if counts:
+        often = np.bincount(-(-np.array(counts) // HEIGHT_STEP))
+        often[0] = 0
+        steps = often.nonzero()[0]
+        sizes: Numbers = (steps * HEIGHT_STEP).astype(np.float64)
+        return sizes, often[steps].astype(np.float64)
+    if groups == 1:
+        return np.array([float(live)]), np.ones(1)
     mean = live / groups
     spread = math.sqrt(mean * (1.0 - 1.0 / groups))
     drawn = np.maximum(mean + _POINTS * spread, 0.0)
-    bands: Numbers = np.ceil(drawn / height).mean(axis=0) * groups
-    return bands
+    return drawn, np.full(len(drawn), groups / len(drawn))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tvm_ffi
 
 import pit_tvm
 from pit_tvm import op
 from pit_tvm.errors import DTypeError, PitError, ShapeError
+from pit_tvm.runtime.cuda_call import CudaView, _Header
 
 torch = pytest.importorskip("torch")
 
@@ -142,3 +145,32 @@ def test_a_graph_keeps_its_own_index_memory(linear: pit_tvm.Operator) -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert right(out, given, np.arange(40)) and right(other, given, np.arange(100, 140))
+
+
+@pytest.mark.gpu
+def test_what_is_known_of_a_call_is_of_its_own_arguments(linear: pit_tvm.Operator) -> None:
+    ids, out = torch.arange(0, M, 3, device="cuda"), poisoned()
+    for _ in range(3):  # other addresses each time, of weights too
+        given, out = arrays(), poisoned()
+        linear(*given, sparsity=ids, out=out)
+        assert right(out, given, np.arange(0, M, 3))
+    with pytest.raises(ShapeError, match="arguments"):
+        linear(*given, ids, sparsity=out)  # in the order of a call that is known
+    with pytest.raises(ShapeError, match="sparsity"):
+        linear(*given, sparsity=torch.ones_like(ids).to_sparse(), out=out)
+
+
+@pytest.mark.parametrize(("dtype", "code"), [("float16", 2), ("bfloat16", 4)])
+def test_views_are_contiguous_memory_on_the_device(dtype: str, code: int) -> None:
+    view = CudaView(1 << 40, (1, 64, 40), dtype, 3)
+    header = ctypes.cast(view, ctypes.POINTER(_Header)).contents
+    assert (header.data, header.device_id, header.byte_offset) == (1 << 40, 3, 0)
+    assert header.device_type == tvm_ffi.DLDeviceType.kDLCUDA
+    assert (header.code, header.bits, header.lanes) == (code, 16, 1)
+    assert header.shape[: header.ndim] == [1, 64, 40] and header.strides is None
+
+
+def test_views_pass_as_addresses() -> None:
+    echo = tvm_ffi.get_global_func("testing.echo")
+    view = CudaView(64, (8,), "float16", 0)
+    assert echo(view).value == view.value

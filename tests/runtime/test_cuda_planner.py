@@ -15,7 +15,7 @@ from pit_tvm.runtime.bind import Binder
 from pit_tvm.runtime.cuda_form import rows_form
 from pit_tvm.runtime.cuda_planner import CudaPlanner
 from pit_tvm.runtime.cuda_rows import RowsKernels, fits
-from pit_tvm.runtime.cuda_watch import PERIOD, CountWatch
+from pit_tvm.runtime.cuda_watch import PATIENCE, PAUSE_S, PERIOD, CountWatch
 from pit_tvm.runtime.program import analyse
 from pit_tvm.schedules.hopper_knobs import RowsTile
 from pit_tvm.schedules.hopper_space import starting_tiles
@@ -45,6 +45,19 @@ def test_dense_needs_dead_rows_that_it_may_write(dead: str, fresh: bool) -> None
     assert planner.dense_fills == (dead == "zero")
     if dense:  # a dead row is looked for only to be overwritten
         assert (dict(dense[0].parts)["index"] > 0) == (dead == "zero")
+
+
+def test_counts_that_fill_other_waves_have_plans_of_their_own() -> None:
+    program = analyse(op.linear(None, 3072, 768, dtype="float16"), {"lhs": pit_tvm.Lengths()})
+    target = resolve_target(H200)
+    store = TileStore.open(device=target.device, isa=target.isa)
+    planner = CudaPlanner(program, rows_form(program), target, store, "skip")
+    layout = Binder(program, None).layout_of({"m": 32768}, "torch")
+    first = planner.plan(layout, (8515,))
+    assert planner.plan(layout, (8520,)) is first
+    others = [planner.plan(layout, (m,)) for m in (8515, 8963, 9346, 12, 20, 1000, 1025)]
+    assert len(set(map(id, others))) == 7
+    assert planner.plan(layout, None) is planner.plan(layout, None)
 
 
 def test_groups_are_never_dense() -> None:
@@ -117,13 +130,40 @@ class Arriving:
 def test_counts_are_known_once_they_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_watch, "PinnedCopy", Arriving)
     monkeypatch.setattr(cuda_watch, "is_capturing", lambda: False)
+    monkeypatch.setattr(Arriving, "arrived", False)
+    now = [100.0]
+    monkeypatch.setattr(cuda_watch, "perf_counter", lambda: now[0])
     watch = CountWatch()
-    assert watch.due() and watch.counts() is None
+    assert watch.counts() is None and watch.due()
     watch.report((5,))
-    assert watch.counts() is None  # on its way
+    assert watch.counts() is None and not watch.due()  # on its way
     Arriving.arrived = True
     assert watch.counts() == (5,)
-    assert [watch.due() for _ in range(PERIOD)].index(True) == PERIOD - 1
+    assert not any(watch.due() for _ in range(2 * PERIOD))  # too soon
+    now[0] += 1.001 * PAUSE_S
+    assert watch.due()
+    watch.report((6,))
+    now[0] += 1.001 * PAUSE_S
+    assert not watch.due() and watch.counts() == (6,)
+    assert [watch.due() for _ in range(PERIOD)].index(True) == PERIOD - 2
+
+
+def test_a_copy_on_its_way_is_asked_for_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Late(Arriving):
+        def ready(self) -> bool:
+            asked.append(None)
+            return False
+
+    monkeypatch.setattr(cuda_watch, "PinnedCopy", Late)
+    monkeypatch.setattr(cuda_watch, "is_capturing", lambda: False)
+    watch = CountWatch()
+    assert watch.due()
+    watch.report((5,))
+    for _ in range(200):
+        assert watch.counts() is None and not watch.due()
+    assert 200 / PATIENCE <= len(asked) <= 200 / PATIENCE + 4
 
 
 def test_nothing_is_learnt_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:

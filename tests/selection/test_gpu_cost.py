@@ -50,7 +50,7 @@ def predicted(of: GpuRates, work: GpuWork, family: str = FAMILY) -> list[float]:
 
 def test_untuned_tiles_step_with_their_waves() -> None:
     one, same, two = (predicted(rates(), GpuWork(m, 16 * 256, 4096))[0] for m in (900, 1024, 1025))
-    assert one == same  # 8 x 16 tiles on 132 multiprocessors
+    assert one == pytest.approx(same, rel=0.06)  # 8 x 16 tiles on 132 multiprocessors
     assert 1.7 < two / one < 2.0  # 9 x 16
 
 
@@ -88,6 +88,30 @@ def test_tile_that_was_not_tried_somewhere_stays_behind_there() -> None:
     assert small / large == pytest.approx(90 / 60, rel=0.1)
 
 
+def test_what_a_tile_and_a_task_have_in_common_stands_for_what_was_not_tried() -> None:
+    work = [GpuWork(m, 4096, 4096) for m in (1000, 8000)]
+    (large, small), (later, there) = (predicted(rates(), w) for w in work)
+    known = rates(
+        measured(tile(), task(1000), 60.0),
+        measured(tile(), task(8000), 2 * 60.0 * later / large),  # at half the clock
+        measured(tile(64, 64), task(1000), 60.0 * small / large),
+    )
+    expected = [2 * 60.0 * later / large, 2 * 60.0 * there / large]
+    assert predicted(known, work[1]) == pytest.approx(expected, rel=0.05)
+
+
+def test_records_of_even_groups_say_little_about_the_slower_tiles() -> None:
+    work = GpuWork(8192, 4096, 4096, 16)
+    plain = predicted(rates(), work, GROUPED)
+    known = rates(
+        measured(tile(family=GROUPED), task(8192, groups=16), 400.0),
+        measured(tile(64, 64, family=GROUPED), task(8192, groups=16), 1200.0),
+    )
+    behind = plain[1] / plain[0]
+    expected = [400.0, 400.0 * behind * (3.0 / behind) ** 0.3]
+    assert predicted(known, work, GROUPED) == pytest.approx(expected)
+
+
 def test_tile_that_was_seldom_tried_is_left_out() -> None:
     often = [measured(tile(), task(m), 0.06 * m) for m in (1000, 2000, 3000, 4000)]
     known = rates(*often, measured(tile(64, 64), task(1000), 1.0))
@@ -119,9 +143,9 @@ def test_empty_groups_cost_nothing() -> None:
 
 def test_uneven_groups_cost_more_tiles_than_even_ones() -> None:
     even = GpuWork(8192, 4096, 4096, 16, counts=(512,) * 16)
-    uneven = replace(even, counts=(513, 511) * 8)  # 5 and 4 tiles of 128 rows, not 4 and 4
+    uneven = replace(even, counts=(513, 511) * 8)  # 4 tiles and a half, and 4
     one, other = (predicted(rates(), work, GROUPED)[0] for work in (even, uneven))
-    assert other > 1.1 * one
+    assert other > 1.05 * one
 
 
 def test_groups_of_unknown_counts_cost_what_random_ones_do() -> None:
@@ -167,7 +191,7 @@ def test_cost_is_the_sum_of_its_parts_but_the_bound() -> None:
         assert parts["bound"] < parts["product"]
         assert candidate.cost_us == pytest.approx(sum(parts.values()) - parts["bound"])
     parts = dict(plan.choice.parts)
-    assert parts["index"] > 8192 * 4096 / 1400e3 and parts["output"] > 0
+    assert parts["index"] > 8192 * 4096 / 3500e3 and parts["output"] > 0
     assert not plan.tuned and "dense" not in plan.reason
 
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from pit_tvm.selection.gpu_fit import HEIGHT_STEP, even_heights, expected_bands, fitting
+from pit_tvm.selection.gpu_fit import HEIGHT_STEP, even_heights, fitting, group_sizes
 
 TALL, WIDE, PLACES = 144, 256, 132
 
@@ -60,5 +60,16 @@ def test_bands_of_random_rows_are_those_of_drawn_ones(live: int, groups: int, hi
         np.ceil(np.bincount(rng.integers(groups, size=live), minlength=groups) / high).sum()
         for _ in range(50)
     ]
-    expected = float(expected_bands(live, groups, np.array([float(high)]))[0])
-    assert expected == pytest.approx(np.mean(drawn), rel=0.06)
+    sizes, times = group_sizes(live, groups, ())
+    assert times.sum() == pytest.approx(groups)
+    assert (np.ceil(sizes / high) * times).sum() == pytest.approx(np.mean(drawn), rel=0.06)
+
+
+def test_equal_groups_are_told_once() -> None:
+    sizes, times = group_sizes(100.0, 6, (64, 0, 9, 16, 64, 10))
+    assert dict(zip(sizes.tolist(), times.tolist(), strict=True)) == {16.0: 3.0, 64.0: 2.0}
+    assert group_sizes(0.0, 3, (0, 0, 0))[0].size == 0
+
+
+def test_an_only_group_has_all_rows() -> None:
+    assert [a.tolist() for a in group_sizes(77.0, 1, ())] == [[77.0], [1.0]]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pit_tvm.selection.gpu_records import records_for
+import pytest
+
+from pit_tvm.selection.gpu_records import times_for
 from pit_tvm.structs import Tile, TileTask
 from pit_tvm.tile_db.record import Provenance, TileRecord
 
@@ -15,9 +17,9 @@ TILE = Tile("rows", "sm_90a", "float16", 128, 256, 64, (("cluster", 1),))
 WIDER = replace(TILE, tile_n=192)
 
 
-def pit(tile: Tile, task: TileTask, dtype: str = "float16") -> TileRecord:
+def pit(tile: Tile, task: TileTask, dtype: str = "float16", secs: float = 1e-4) -> TileRecord:
     tile, task = replace(tile, dtype=dtype), replace(task, dtype=dtype)
-    return TileRecord("pit", PROVENANCE, tile, task, (1e-4,))
+    return TileRecord("pit", PROVENANCE, tile, task, (secs,))
 
 
 def library(task: TileTask, dtype: str = "float16") -> TileRecord:
@@ -27,7 +29,7 @@ def library(task: TileTask, dtype: str = "float16") -> TileRecord:
 
 
 def found(records: list[TileRecord], dtype: str = "bfloat16") -> list[TileRecord]:
-    return [record for record, _ in records_for(records, dtype, "sm_90a")]
+    return [record for record, _, _ in times_for(records, dtype, "sm_90a")]
 
 
 def test_without_records_of_its_own_all_of_the_other_type_stand_for_a_type() -> None:
@@ -35,15 +37,30 @@ def test_without_records_of_its_own_all_of_the_other_type_stand_for_a_type() -> 
     assert found(records) == records
 
 
-def test_a_task_measured_in_the_type_itself_needs_no_other() -> None:
+def test_a_tile_measured_in_the_type_itself_needs_no_other() -> None:
     own = pit(TILE, TASK, "bfloat16")
     assert found([pit(TILE, TASK), own]) == [own]
 
 
-def test_tasks_of_the_other_type_alone_count_too() -> None:
+def test_tasks_and_tiles_of_the_other_type_alone_count_too() -> None:
     own = pit(TILE, TASK, "bfloat16")
-    others = [pit(TILE, OTHER), pit(WIDER, OTHER)]
-    assert found([own, pit(WIDER, TASK), *others]) == [own, *others]
+    others = [pit(WIDER, TASK), pit(TILE, OTHER), pit(WIDER, OTHER)]
+    times = times_for([own, *others], "bfloat16", "sm_90a")
+    assert [record for record, _, _ in times] == [own, *others]
+    assert {task.dtype for _, task, _ in times} == {"bfloat16"}
+
+
+def test_the_other_types_times_are_scaled_by_what_was_measured_in_both() -> None:
+    own = pit(TILE, TASK, "bfloat16", 0.9e-4)
+    others = [pit(TILE, TASK), pit(WIDER, TASK, secs=2e-4), library(TASK), pit(WIDER, OTHER)]
+    secs = {id(record): s for record, _, s in times_for([own, *others], "bfloat16", "sm_90a")}
+    assert [secs.get(id(r)) for r in (own, *others)] == [
+        0.9e-4,
+        None,
+        pytest.approx(1.8e-4),
+        pytest.approx(0.9e-4),
+        1e-4,
+    ]
 
 
 def test_libraries_stand_by_themselves() -> None:

@@ -1,0 +1,175 @@
+"""What limits GPU tiles: multiprocessors, power, the second-level cache and memory.
+
+Tiles are worked on in waves over the multiprocessors, and a wave takes as long as its tiles: steps
+of depth 64, then the write of the result. Each of four limits alone gives a time; where several are
+near each other they share what there is, so the time is the fourth root of the sum of their fourth
+powers. The constants were fitted to times of 18 tiles on 110 products of one H200.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..structs import Tile
+from .gpu_fit import Fitting, Numbers, even_heights, fitting, group_sizes
+
+# 16-bit operations per second (1e12): of one multiprocessor by one and by two warpgroups, and what
+# the chip's power allows all of them.
+_SM_TFLOPS, _CHIP_TFLOPS = (7.54, 6.36), 1050.0
+_BYTES, _STEP = 2, 64  # of an element; depth of a step
+# Microseconds of a step at least: of tiles that fit their height, which fetch many weights for few
+# rows, for each tile and for each column; of other tiles.
+_FEW_US, _FEW_COLUMN_US, _STEP_US = 0.235, 0.00063, 0.16
+_GATHER_US = (0.0026, 0.0027)  # of a row in a step; where tiles fit their height
+_WRITE_US = 4.4e-5  # of an element of the output, which no product hides
+_TILE_US = 0.78  # of a tile's start and end
+# The profile's rates are those of kernels that gather: copies in bulk get more from the cache, and
+# products less from memory.
+_CACHED, _MEMORY = 1.46, 0.9
+
+
+@dataclass(frozen=True)
+class Product:
+    """Sizes of ``out[live, n] = lhs[live, k] @ rhs`` over ``groups`` weights; ``counts``: live rows
+    of each, empty if not known."""
+
+    live: float
+    n: int
+    k: int
+    groups: int
+    counts: tuple[int, ...]
+
+    @property
+    def used(self) -> float:
+        """Groups that have rows; without counts, as many as random rows fill."""
+        if self.counts:
+            return float(sum(count > 0 for count in self.counts))
+        if self.groups == 1:
+            return float(self.live > 0)
+        return -self.groups * math.expm1(self.live * math.log1p(-1.0 / self.groups))
+
+    def bytes_of_memory(self) -> float:
+        """Bytes that are read from memory and written to it at least."""
+        return _BYTES * (self.live * (self.k + self.n) + self.used * self.n * self.k)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Tiles of fixed or of fitted height, ``at`` these places of a family; arrays [tiles].
+
+    ``tall``: rows of a CTA's tile; ``height``: of a cluster's; ``block``: of one warpgroup, which
+    rests where none is live; ``pace``, ``least``: microseconds of a step for a row, and at least.
+    """
+
+    at: npt.NDArray[np.intp]
+    tall: Numbers
+    height: Numbers
+    block: Numbers
+    pace: Numbers
+    least: Numbers
+
+    def fixed(self, sizes: Numbers, times: Numbers) -> list[Numbers]:
+        """Bands of rows, rows of their CTAs and microseconds of one step in each, summed over
+        ``times [sizes]`` groups of ``sizes [sizes]`` rows: [tiles] each."""
+        sizes = sizes[:, None]
+        whole = np.floor(sizes / self.height)
+        rest = sizes - whole * self.height
+        rows = np.minimum(np.ceil(rest / self.block) * self.block, self.tall)
+        step = np.maximum(rows * self.pace, self.least) * (rest > 0)
+        tall = np.maximum(self.tall * self.pace, self.least)
+        found = [np.ceil(sizes / self.height), whole * self.tall + rows, whole * tall + step]
+        return [times @ each for each in found]
+
+    def fitted(self, sizes: Numbers, times: Numbers, high: Numbers | None) -> list[Numbers]:
+        """`fixed` for tiles of the height ``high``, or of what an even split gives."""
+        sizes = sizes[:, None]
+        bands = np.ceil(sizes / (self.height if high is None else high))
+        if high is None:
+            high = even_heights(sizes, bands)
+        step = np.maximum(high * self.pace, self.least)
+        return [times @ each for each in (bands, bands * high, bands * step)]
+
+
+@dataclass(frozen=True)
+class TileSizes:
+    """Sizes of tiles of one family, each an array [tiles].
+
+    ``stacked``: CTAs of a cluster with rows of their own; ``split``: that share a tile's depth;
+    ``share``: part of the multiprocessors in a cluster. ``fixed``, ``fit``: tiles of the height
+    that they have, and those that fit it to the count, an only group's by ``fitting``.
+    """
+
+    width: Numbers
+    stacked: Numbers
+    split: Numbers
+    share: Numbers
+    fixed: _Kind
+    fit: _Kind
+    fitting: Fitting | None
+
+    def roofline(self, work: Product, cached_gbps: float, memory_gbps: float) -> Numbers:
+        """Microseconds of each tile, without a launch. The rates are those of a device's profile,
+        of gathered rows in the second-level cache and of memory."""
+        bands, rows, step = self._bands(work)
+        columns = np.ceil(work.n / self.width)
+        steps = np.ceil(math.ceil(work.k / _STEP) / self.split)
+        area = rows * self.width
+        waves = np.ceil(bands * columns * self.share)
+        each = step * steps + area * _WRITE_US + bands * _TILE_US
+        compute = waves * each / np.maximum(bands, 1.0)
+        power = area * columns * self.stacked * (2e-6 * work.k / _CHIP_TFLOPS)
+        edges = (rows * self.stacked + bands * self.width) * columns
+        cached = edges * (1e-3 * _BYTES * work.k / (_CACHED * cached_gbps))
+        memory = 1e-3 * work.bytes_of_memory() / (_MEMORY * memory_gbps)
+        squares = [limit * limit for limit in (compute, power, cached)]
+        fourth = memory**4
+        for square in squares:
+            fourth = fourth + square * square
+        together: Numbers = np.sqrt(np.sqrt(fourth))
+        return together
+
+    def _bands(self, work: Product) -> Numbers:
+        """Bands of rows, rows of their CTAs and microseconds of one step in each, summed over the
+        groups, for one block of columns: [3, tiles]."""
+        sizes, times = group_sizes(work.live, work.groups, work.counts)
+        sums = np.empty((3, len(self.width)))
+        sums[:, self.fixed.at] = self.fixed.fixed(sizes, times)
+        if self.fitting is not None:
+            only = work.groups == 1 and not work.counts
+            high = self.fitting.heights(work.live, work.n) if only else None
+            sums[:, self.fit.at] = self.fit.fitted(sizes, times, high)
+        return sums
+
+
+def tile_sizes(tiles: Sequence[Tile]) -> TileSizes:
+    """The sizes of tiles of one family, in their order."""
+    tall = np.array([tile.tile_m for tile in tiles], np.float64)
+    width = np.array([tile.tile_n for tile in tiles], np.float64)
+    cluster = np.array([tile.knob("cluster") for tile in tiles], np.float64)
+    consumers = np.array([tile.knob("consumers") for tile in tiles], np.float64)
+    sms = float(tiles[0].knob("sms"))
+    fits = np.array([bool(dict(tile.knobs).get("flip", 0)) for tile in tiles])
+    split = np.where(fits, cluster, 1.0)
+    element = 2e-6 * _STEP / np.where(consumers == 1, *_SM_TFLOPS)
+    pace = np.maximum(width * element, np.where(fits, _GATHER_US[1], _GATHER_US[0]))
+    least = np.where(fits, _FEW_US + _FEW_COLUMN_US * width, _STEP_US)
+
+    def kind(at: npt.NDArray[np.intp]) -> _Kind:
+        arrays = (tall, tall * cluster / split, tall / consumers, pace, least)
+        return _Kind(at, *(array[at] for array in arrays))
+
+    flip = np.flatnonzero(fits)
+    return TileSizes(
+        width=width,
+        stacked=cluster / split,
+        split=split,
+        share=cluster / sms,
+        fixed=kind(np.flatnonzero(~fits)),
+        fit=kind(flip),
+        fitting=fitting(tall[flip], width[flip], sms / cluster[flip]) if flip.size else None,
+    )

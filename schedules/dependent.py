@@ -1,0 +1,55 @@
+"""Kernels that take their places on the device while the kernel before them ends.
+
+A kernel that calls `after_predecessor` is launched as a programmatic dependent (`as_dependent`):
+its CTAs may begin once every CTA of the kernel before it in the stream has let it in or ended, and
+then wait until all of that kernel is done and can be seen. Behind the call everything is as after
+a plain launch: what earlier kernels wrote is there, and nobody reads any more what this one
+overwrites. Before it a kernel touches no global memory. Foreign kernels need not take part.
+
+A kernel lets its successor in only when its own predecessor is done, so at most two kernels of a
+stream overlap. CTAs that come early gather on the multiprocessors that fall free first, so a kernel
+that reads much with several CTAs on a multiprocessor is better launched plainly.
+"""
+
+from __future__ import annotations
+
+import tvm
+import tvm_ffi
+from tvm.script import tirx as T
+
+_LAUNCH = "tirx.use_programtic_dependent_launch"  # spelt so in TVM
+
+
+@T.inline
+def after_predecessor():
+    """By every thread of every CTA, before the first access to global memory."""
+    T.ptx.griddepcontrol.wait()
+    T.ptx.griddepcontrol.launch_dependents()
+
+
+@T.inline
+def let_successor_in():
+    """At the beginning of a kernel that is launched plainly: its successor may be a dependent."""
+    T.ptx.griddepcontrol.launch_dependents()
+
+
+def waits(func: tvm.tirx.PrimFunc) -> bool:
+    """Whether a kernel calls `after_predecessor`."""
+    found: list[bool] = []
+
+    def visit(call: tvm.ir.Call) -> None:
+        if getattr(call.op, "name", "") == "tirx.ptx.griddepcontrol":
+            found.append(any(getattr(arg, "value", None) == "wait" for arg in call.args))
+
+    tvm_ffi.structural_walk(func.body, (tvm.ir.Call, visit))
+    return any(found)
+
+
+def as_dependent(mod: tvm.IRModule) -> tvm.IRModule:
+    """The module with every kernel that waits, and no other, launched as a dependent."""
+    return tvm.IRModule(
+        {
+            name: func.with_attr("tirx.kernel_launch_params", [_LAUNCH]) if waits(func) else func
+            for name, func in mod.functions.items()
+        }
+    )
