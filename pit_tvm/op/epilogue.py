@@ -64,7 +64,7 @@ def _polynomial(coefficients: tuple[float, ...], x: Expr) -> Expr:
     return value
 
 
-def _exp(x: Expr) -> Expr:
+def exp(x: Expr) -> Expr:
     """exp(x) for float32 x in [-87, 0], relative error 2e-7: 2**n * exp(x - n * ln(2))."""
     shifted = tirx.reinterpret("int32", x * _f32(_LOG2_E) + _f32(_ROUND))
     # From the bits, because subtracting _ROUND again invites simplification.
@@ -77,7 +77,7 @@ def _exp(x: Expr) -> Expr:
 
 def _gate(x: Expr, z: Expr) -> Expr:
     """x * sigmoid(z) for x and z of one sign, relative error 5e-7 in exact z."""
-    decay = _exp(_f32(0.0) - tirx.min(tirx.abs(z), _f32(_LOWEST_EXP)))
+    decay = exp(_f32(0.0) - tirx.min(tirx.abs(z), _f32(_LOWEST_EXP)))
     # The bound keeps -inf * 0 away; below it the result is 0 in float32 anyway.
     negative = tirx.max(x, _f32(-_LOWEST_EXP)) * decay
     return tirx.Select(z < _f32(0.0), negative, x) / (_f32(1.0) + decay)
@@ -97,7 +97,7 @@ def gelu(x: Expr) -> Expr:
     """
     a = tirx.min(tirx.abs(x), _f32(13.0))
     tail = _polynomial(_TAIL_OVER, a) / _polynomial(_TAIL_UNDER, a)
-    return relu(x) - a * _exp(a * a * _f32(-0.5)) * tail
+    return relu(x) - a * exp(a * a * _f32(-0.5)) * tail
 
 
 def gelu_tanh(x: Expr) -> Expr:

@@ -1,0 +1,157 @@
+"""Attention over live tokens on CPUs: any lengths, on every instruction set of x86."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tvm.target import Target
+
+from pit_tvm.errors import DTypeError, ShapeError, TileNotFound
+from pit_tvm.reference import attention as reference
+from pit_tvm.runtime.arrays import as_tensor, dtype_of
+from pit_tvm.schedules.cpu_attention import attention
+from pit_tvm.schedules.cpu_attention_parts import KEYS
+from pit_tvm.target import resolve_target
+from tests.schedules import sparse
+
+SEVERAL = (0, 1, 2 * KEYS + 1, 0, 15, 16, 17, KEYS, 31, 33, 0)
+
+
+@dataclass(frozen=True)
+class Form:
+    """What one kernel is built for."""
+
+    heads: int
+    head_dim: int
+    dtype: str
+    causal: bool
+    target: str = "llvm"
+    threads: int = 3
+
+    @property
+    def scale(self) -> float:
+        return self.head_dim**-0.5
+
+    @functools.cached_property
+    def kernel(self) -> Callable[..., None]:
+        info = resolve_target(f"{self.target} -num-cores={self.threads}")
+        func = attention(
+            self.heads, self.head_dim, self.dtype, self.causal, self.scale, target=info
+        )
+        main = tvm.compile(tvm.IRModule({"main": func}), target=Target(info.tvm_target)).mod["main"]
+
+        def call(*arrays: np.ndarray) -> None:
+            main(*(as_tensor("a", a, dtype=dtype_of(a), shape=a.shape) for a in arrays))
+
+        return call
+
+
+PLAIN = Form(3, 32, "float32", False)
+CAUSAL = Form(2, 19, "float16", True)
+FORMS = [
+    PLAIN,
+    CAUSAL,
+    Form(2, 40, "bfloat16", False, "llvm -mcpu=x86-64-v3", 2),
+    Form(1, 5, "float32", True, "llvm -mcpu=x86-64", 1),
+]
+
+
+def operands(form: Form, lengths: tuple[int, ...], seed: int) -> tuple[np.ndarray, ...]:
+    """q, k, v and where sequences begin."""
+    rng = np.random.default_rng(seed)
+    starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int32)]).astype(np.int32)
+    shape = (int(starts[-1]), form.heads, form.head_dim)
+    return *(sparse.random(rng, shape, form.dtype) for _ in range(3)), starts
+
+
+def run(form: Form, q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """The kernel's result, in poisoned memory between forbidden pages."""
+    arrays = [sparse.fenced(a) for a in (q, k, v, starts, sparse.poisoned(q.shape, form.dtype))]
+    form.kernel(*arrays)
+    return arrays[-1]
+
+
+def check(form: Form, lengths: tuple[int, ...], seed: int) -> None:
+    arrays = operands(form, lengths, seed)
+    truth = reference.attention(*arrays, form.scale, causal=form.causal)
+    sparse.assert_promise(run(form, *arrays), truth)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("lengths", [(), (0,), (1,), (0, 0, 5), SEVERAL], ids=str)
+def test_lengths(form, lengths):
+    check(form, lengths, len(lengths))
+
+
+@pytest.mark.parametrize("form", [PLAIN, CAUSAL], ids=str)
+@settings(max_examples=12, deadline=None)
+@example(lengths=[3 * KEYS + 70], seed=0)
+@given(lengths=st.lists(st.integers(0, 100), max_size=8), seed=st.integers(0, 2**32 - 1))
+def test_random_lengths(form, lengths, seed):
+    check(form, tuple(lengths), seed)
+
+
+def test_one_long_sequence_is_shared_by_threads():
+    check(CAUSAL, (5 * KEYS + 3,), 1)
+
+
+def test_large_scores_overflow_nothing():
+    q, k, v, starts = operands(PLAIN, (2 * KEYS + 9, 3), 2)
+    q *= 100
+    q[:KEYS] *= -1  # also maxima far below zero
+    k[:, :, 0] = np.abs(k[:, :, 0]) + 50
+    q[:, :, 0] -= 500
+    truth = reference.attention(q, k, v, starts, PLAIN.scale, causal=False)
+    got = run(PLAIN, q, k, v, starts)
+    # a score of 1e4 is rounded to 1e-3 in float32
+    assert np.abs(got - truth).max() <= 2e-2
+
+
+def test_what_is_no_number_stays_in_its_sequence_and_head():
+    q, k, v, starts = operands(PLAIN, (20, 30, 10), 3)
+    truth = reference.attention(q, k, v, starts, PLAIN.scale, causal=False)
+    k[25, 1, 3] = np.nan
+    q[5, 0, 0] = np.nan
+    hit = np.zeros(truth.shape, bool)
+    hit[20:50, 1] = hit[5, 0] = True
+    got = run(PLAIN, q, k, v, starts)
+    assert np.isnan(got[hit]).all()
+    np.testing.assert_allclose(got[~hit], truth[~hit], atol=1e-5)
+
+
+def test_arrays_may_begin_at_any_element():
+    *arrays, starts = operands(PLAIN, (7, 18), 4)
+    truth = reference.attention(*arrays, starts, PLAIN.scale, causal=False)
+    arrays.append(sparse.poisoned(truth.shape, PLAIN.dtype))
+    moved = []
+    for array in arrays:
+        room = np.empty(array.size + 1, np.float32)
+        moved.append(room[1:].reshape(array.shape))
+        moved[-1][...] = array
+    PLAIN.kernel(*moved[:3], starts, moved[3])
+    sparse.assert_promise(moved[3], truth)
+
+
+@pytest.mark.parametrize(
+    ("error", "change"),
+    [
+        (ShapeError, {"heads": 0}),
+        (ShapeError, {"head_dim": 2.5}),
+        (ShapeError, {"scale": math.nan}),
+        (DTypeError, {"dtype": "int8"}),
+        (TileNotFound, {"target": resolve_target("cuda -arch=sm_90a")}),
+    ],
+)
+def test_refuses(error, change):
+    given = {"heads": 2, "head_dim": 8, "dtype": "float32", "causal": False, "scale": 1.0}
+    given["target"] = resolve_target("llvm")
+    with pytest.raises(error, match=next(iter(change)) if error is not TileNotFound else "isa"):
+        attention(**(given | change))
