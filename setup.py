@@ -30,7 +30,7 @@ PLOT = ["matplotlib"]
 
 EXTRAS = {
     "torch": ["torch>=2.11,<2.14"],
-    "transformers": ["transformers", "torch>=2.11,<2.14"],
+    "transformers": ["transformers>=5", "torch>=2.11,<2.14"],
     "plot": PLOT,
     "rpc": RPC,
     # What quickstart measures against; scipy has the exact GELU that numpy lacks.
@@ -48,6 +48,8 @@ EXTRAS = {
         "tokenizers",
         "safetensors",
         "scipy",
+        # Whole models are compared with its own.
+        "transformers>=5",
         # tests/test_packaging.py builds without network, so the backend must be here.
         "setuptools>=77",
         *RPC,

@@ -27,12 +27,13 @@ ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 GRAPH_US = 2000.0  # calls of a graph fill about this long, within limits:
 LEAST_CALLS, MOST_CALLS = 2, 10
-# An operator asks for the counts of a call at least every 16 calls, and then needs one more.
+# An operator asks for counts every 16 calls (a millisecond apart), and then needs one more.
 WARM_UPS = 20
 SPIN_CYCLES = 1_500_000  # just under a millisecond
-HOST_CALLS, HOST_ROUNDS = 200, 3
+# So few that the queue of launches, about 500 long, never fills: the host would wait in it.
+HOST_CALLS, HOST_ROUNDS = 40, 15
 HOST_LIMIT_US = 12.0
-SHORT_US = 500.0  # longer products fill the queue, and the host waits
+SHORT_US = 500.0
 
 Run = Callable[[], Any]
 
@@ -145,8 +146,8 @@ def measure(contenders: Mapping[str, Contender], settings: GpuSettings) -> Measu
 
 
 def host_stats(run: Run, stat: Stat, device: str) -> dict[str, Stat]:
-    """Microseconds of the host in one call, as "host": 200 calls in a row, with nothing waited
-    for. Empty for calls that take the device, by ``stat``, so long that they would queue up."""
+    """Microseconds of the host in one call, as "host": `HOST_CALLS` in a row, with nothing waited
+    for. Empty for calls that take the device, by ``stat``, so long that rounds would take long."""
     if stat.median > SHORT_US:
         return {}
     run()

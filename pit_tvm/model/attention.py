@@ -1,0 +1,170 @@
+"""Attention in a graph: softmax(scale q k^T + mask) v, recognised from its value backwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tvm import ir, relax
+from tvm.ir import prim
+
+from .masks import EXCLUDED, mask_kind
+from .plane import BATCH, PLAIN, TOKENS, Plane, Roles
+from .rebuild import extents_of, is_op, same_extents
+
+_HEADED = (BATCH, PLAIN, TOKENS, PLAIN)
+_KEYS_LAST = (BATCH, PLAIN, PLAIN, TOKENS)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """``query`` and ``value`` ``[batch, heads, tokens, head_dim]``, ``keys`` with the last two
+    swapped. ``problem`` says why it may not skip dead tokens; it is empty if it may."""
+
+    query: relax.Var
+    keys: relax.Var
+    value: relax.Var
+    heads: int
+    head_dim: int
+    scale: float
+    kind: str
+    problem: str
+
+
+def match_attention(
+    expr: relax.Expr, values: Mapping[relax.Var, relax.Expr], plane: Plane, mask: relax.Var
+) -> Attention | None:
+    """The attention whose result ``expr`` is, ``[batch, heads, tokens, head_dim]``; else None."""
+    look = _Look(values, plane)
+    product = look.through(expr, "reshape")
+    if plane.roles(expr) != _HEADED or not is_op(product, "matmul"):
+        return None
+    weights = look.weights(product.args[0])
+    value = look.headed(product.args[1], _HEADED)
+    if weights is None or value is None:
+        return None
+    factor, inner, added = look.scores(weights.args[0])
+    if inner is None:
+        return None
+    by_query, query = look.scaled_operand(inner.args[0], _HEADED)
+    by_keys, keys = look.scaled_operand(inner.args[1], _KEYS_LAST)
+    if query is None or keys is None:
+        return None
+    extents = extents_of(query)
+    batch, heads, tokens, size = extents
+    like_query = same_extents(extents_of(value), extents)
+    if not like_query or not same_extents(extents_of(keys), (batch, heads, size, tokens)):
+        return None
+    if not (isinstance(heads, prim.IntImm) and isinstance(size, prim.IntImm)):
+        return None
+    kind, problem = "", "it has no mask: dead keys would be seen"
+    if added is not None:
+        kind, problem = mask_kind(added, values.get, mask)
+    return Attention(
+        query,
+        keys,
+        value,
+        int(heads),
+        int(size),
+        factor * by_query * by_keys,
+        kind,
+        problem,
+    )
+
+
+class _Look:
+    """Follows values backwards through what changes neither their elements nor their order."""
+
+    def __init__(self, values: Mapping[relax.Var, relax.Expr], plane: Plane) -> None:
+        self.values, self.plane = values, plane
+
+    def made(self, expr: relax.Expr) -> relax.Expr:
+        """What computes a variable; the expression itself where nothing does."""
+        while isinstance(expr, relax.Var) and expr in self.values:
+            expr = self.values[expr]
+        return expr
+
+    def through(self, expr: relax.Expr, *names: str) -> relax.Expr:
+        """The first value backwards that none of these operators computes. Reshapes count where
+        they keep the last two dimensions: they fold batch and heads, or unfold them."""
+        found = self.made(expr)
+        while is_op(found, *names) and (not is_op(found, "reshape") or _folds(found)):
+            found = self.made(found.args[0])
+        return found
+
+    def headed(self, expr: relax.Expr, roles: Roles) -> relax.Var | None:
+        """The first variable behind reshapes whose dimensions have these roles."""
+        while isinstance(expr, relax.Var):
+            if self.plane.roles(expr) == roles:
+                return expr
+            made = self.made(expr)
+            if not is_op(made, "reshape") or not _folds(made):
+                return None
+            expr = made.args[0]
+        return None
+
+    def scaled(self, expr: relax.Expr) -> tuple[float, relax.Expr]:
+        """A constant factor, and what it multiplies."""
+        made = self.made(expr)
+        if is_op(made, "multiply", "divide") and isinstance(made.args[1], ir.GenericConst):
+            constant = made.args[1].value.numpy()
+            if constant.size == 1:
+                by = float(constant.reshape(()))
+                return (by if is_op(made, "multiply") else 1.0 / by), made.args[0]
+        return 1.0, made
+
+    def scaled_operand(self, expr: relax.Expr, roles: Roles) -> tuple[float, relax.Var | None]:
+        """A factor, and the variable with heads behind an operand of the first product."""
+        var = self.headed(expr, roles)
+        factor, inner = (1.0, None) if var is None else self.scaled(var)
+        if isinstance(inner, relax.Var) and self.plane.roles(inner) == roles:
+            return factor, inner
+        return 1.0, var
+
+    def scores(self, expr: relax.Expr) -> tuple[float, relax.Call | None, relax.Expr | None]:
+        """A factor, the product of queries and keys, and what is added to it, if anything is."""
+        made = self.through(expr, "astype")
+        sums = list(made.args) if is_op(made, "add") else [made]
+        for position, term in enumerate(sums):
+            factor, inner = self.scaled(term)
+            product = self.through(inner, "reshape")
+            if is_op(product, "matmul"):
+                others = sums[:position] + sums[position + 1 :]
+                return factor, product, others[0] if others else None
+        return 1.0, None, None
+
+    def weights(self, expr: relax.Expr) -> relax.Call | None:
+        """The softmax over the last axis behind attention weights. Rows without any key may be
+        set to 0 after it: live queries have a key, themselves."""
+        found = self.through(expr, "reshape", "astype")
+        if is_op(found, "where"):
+            condition, zeros, weights = found.args
+            softmax = self.through(weights, "reshape", "astype")
+            if not is_op(self.made(zeros), "full_like", "zeros_like", "full", "zeros"):
+                return None
+            if not is_op(softmax, "nn.softmax"):
+                return None
+            if not self._has_no_key(condition, softmax.args[0]):
+                return None
+            found = softmax
+        last = is_op(found, "nn.softmax") and int(found.attrs.axis) in (-1, found.ty.ndim - 1)
+        return found if last else None
+
+    def _has_no_key(self, condition: relax.Expr, scores: relax.Expr) -> bool:
+        """Whether a condition is true where all scores of a row are excluded, and only there."""
+        found = condition
+        for name in ("logical_not", "max", "logical_not"):
+            found = self.through(found, "astype")
+            if not is_op(found, name):
+                return False
+            found = found.args[0]
+        found = self.through(found, "astype")
+        if not is_op(found, "equal") or not found.args[0].same_as(scores):
+            return False
+        limit = found.args[1]
+        return isinstance(limit, ir.GenericConst) and bool((limit.value.numpy() < EXCLUDED).all())
+
+
+def _folds(reshape: relax.Call) -> bool:
+    before, after = extents_of(reshape.args[0]), extents_of(reshape)
+    return same_extents(before[-2:], after[-2:])

@@ -1,0 +1,154 @@
+"""Linear layers of a graph, with bias and activation, handed to pit-tvm's own operators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import ir, relax
+
+from .rebuild import (
+    attributes_of,
+    bindings_of,
+    extents_of,
+    finish,
+    flat_rows,
+    is_op,
+    shape_of,
+    substitute,
+)
+
+_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu"}
+
+
+@dataclass(frozen=True, eq=False)
+class LinearLayer:
+    """``activation(x @ weight.T + bias)``: ``weight`` ``[n, k]``, ``bias`` ``[n]`` or None."""
+
+    weight: np.ndarray
+    bias: np.ndarray | None
+    activation: str | None
+    dtype: str
+
+
+def extract_linear(module: tvm.IRModule, call: str) -> tuple[tvm.IRModule, list[LinearLayer]]:
+    """Replace every product with a constant matrix, and the bias and activation after it.
+
+    Each becomes ``call(layer, x, out)``, a packed function on ``x`` ``[m, k]`` and ``out``
+    ``[m, n]``, where ``layer`` is a position in the list that is returned.
+    """
+    main = module["main"]
+    found = _Chains(main)
+    layers: list[LinearLayer] = []
+    builder = relax.BlockBuilder()
+    env: dict[relax.Var, relax.Expr] = {}
+    with builder.function("main", list(main.params), attrs=attributes_of(main)):
+        with builder.dataflow():
+            for binding in bindings_of(main):
+                value = substitute(binding.value, env)
+                chain = found.ending.get(binding.var)
+                if isinstance(binding, relax.MatchCast):
+                    env[binding.var] = builder.match_cast(value, binding.var.ty)
+                elif chain is not None:
+                    lhs = env.get(chain.lhs, chain.lhs)
+                    env[binding.var] = _emit(builder, call, len(layers), chain, lhs, binding.var)
+                    layers.append(chain.layer)
+                else:
+                    env[binding.var] = builder.emit(value, binding.var.name)
+            result = builder.emit_output(substitute(main.body.body, env))
+        builder.emit_func_output(result)
+    return finish(builder, module), layers
+
+
+def _emit(
+    builder: relax.BlockBuilder, call: str, number: int, chain: _Chain, lhs: Any, var: relax.Var
+) -> relax.Var:
+    flat = flat_rows(builder, lhs)
+    ty = relax.TensorType([extents_of(flat)[0], len(chain.layer.weight)], chain.layer.dtype)
+    out = builder.emit(relax.op.call_dps_packed(call, [relax.prim_value(number), flat], ty))
+    return builder.emit(relax.op.reshape(out, list(extents_of(var))))
+
+
+@dataclass
+class _Chain:
+    layer: LinearLayer
+    lhs: relax.Var
+
+
+class _Chains:
+    """Products with constants, each with what follows it as the only use of what it follows."""
+
+    def __init__(self, main: relax.Function) -> None:
+        self.values = {b.var: b.value for b in bindings_of(main)}
+        self.users: dict[relax.Var, list[relax.Var]] = {}
+        for var, value in self.values.items():
+            for used in relax.analysis.free_vars(value):
+                self.users.setdefault(used, []).append(var)
+        for used in relax.analysis.free_vars(main.body.body):
+            self.users.setdefault(used, []).append(used)
+        self.ending: dict[relax.Var, _Chain] = {}
+        for var, value in self.values.items():
+            if is_op(value, "matmul"):
+                self._start(var, value)
+
+    def _start(self, var: relax.Var, product: relax.Call) -> None:
+        lhs, weight = product.args[0], self._weight(product.args[1])
+        extents = shape_of(var)
+        if weight is None or not isinstance(lhs, relax.Var) or extents is None:
+            return
+        bias, activation = None, None
+        at = self._skip(var)
+        following = self._only_user(at)
+        if following is not None:
+            bias = self._bias(self.values[following], at, weight.shape[0])
+        if bias is not None:
+            var = at = self._skip(following)
+            following = self._only_user(at)
+        if following is not None:
+            activation = self._activation(self.values[following])
+        if activation is not None:
+            var = following
+        layer = LinearLayer(weight, bias, activation, str(product.ty.dtype))
+        self.ending[var] = _Chain(layer, lhs)
+
+    def _weight(self, expr: relax.Expr) -> np.ndarray | None:
+        made = self.values.get(expr, expr) if isinstance(expr, relax.Var) else expr
+        if isinstance(made, ir.GenericConst) and made.ty.ndim == 2:
+            return np.ascontiguousarray(made.value.numpy().T)
+        if is_op(made, "permute_dims") and isinstance(made.args[0], ir.GenericConst):
+            stored = made.args[0]
+            return stored.value.numpy() if stored.ty.ndim == 2 else None
+        return None
+
+    def _only_user(self, var: relax.Var) -> relax.Var | None:
+        users = self.users.get(var, [])
+        return (
+            users[0]
+            if len(users) == 1 and users[0] in self.values and users[0] is not var
+            else None
+        )
+
+    def _skip(self, var: relax.Var) -> relax.Var:
+        """The last of the reshapes that follow, each the only use."""
+        following = self._only_user(var)
+        while following is not None and is_op(self.values[following], "reshape"):
+            var, following = following, self._only_user(following)
+        return var
+
+    def _bias(self, value: relax.Expr, of: relax.Var, n: int) -> np.ndarray | None:
+        if not is_op(value, "add"):
+            return None
+        others = [a for a in value.args if not a.same_as(of)]
+        if len(others) != 1 or not isinstance(others[0], ir.GenericConst):
+            return None
+        array = others[0].value.numpy()
+        last = extents_of(value)[-1]
+        return array if array.shape == (n,) and getattr(last, "value", None) == n else None
+
+    def _activation(self, value: relax.Expr) -> str | None:
+        for name, activation in _ACTIVATIONS.items():
+            if is_op(value, f"nn.{name}"):
+                return activation
+        return None

@@ -1,0 +1,71 @@
+"""One Relax call as the PrimFunc that computes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm import ir, relax, tirx
+from tvm.ir import prim
+
+from .rebuild import Extent, bindings_of, is_op, shape_of
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """``func`` computes a call; ``operands`` are the tensors that its parameters stand for, in
+    order; the parameter after them is the result, and symbolic extents may follow."""
+
+    func: tirx.PrimFunc
+    operands: tuple[relax.Expr, ...]
+
+
+def lower(call: relax.Call) -> Lowered | None:
+    """The PrimFunc of a call, by TVM's own lowering; None unless it is exactly one."""
+    tensors: dict[relax.Var, relax.Expr] = {}
+    wholes: dict[str, tirx.Var] = {}
+
+    def whole(extent: Extent) -> Extent:
+        """A symbol of its own for a product of symbols: a shape could not define those."""
+        if isinstance(extent, tirx.Var | prim.IntImm):
+            return extent
+        return wholes.setdefault(str(extent), tirx.Var(f"extent{len(wholes)}", "int64"))
+
+    def stand_in(arg: relax.Expr) -> relax.Expr:
+        if isinstance(arg, relax.Tuple):
+            return relax.Tuple([stand_in(f) for f in arg.fields])
+        if isinstance(arg, relax.ShapeExpr):
+            return relax.ShapeExpr([whole(e) for e in arg.values])
+        if not isinstance(arg.ty, relax.TensorType) or _is_scalar(arg):
+            return arg
+        extents = shape_of(arg)
+        ty = (
+            arg.ty
+            if extents is None
+            else relax.TensorType([whole(e) for e in extents], arg.ty.dtype)
+        )
+        param = relax.Var(f"operand{len(tensors)}", ty)
+        tensors[param] = arg
+        return param
+
+    alone = relax.Call(call.op, [stand_in(a) for a in call.args], call.attrs, call.ty_args)
+    builder = relax.BlockBuilder()
+    with builder.function("main", list(tensors)):
+        with builder.dataflow():
+            result = builder.emit_output(alone)
+        builder.emit_func_output(result)
+    module = relax.transform.LegalizeOps()(builder.finalize())
+    module = relax.transform.CanonicalizeBindings()(module)
+    main = module["main"]
+    values = [b.value for b in bindings_of(main) if not isinstance(b.value, relax.Var)]
+    if len(values) != 1 or not is_op(values[0], "call_tir"):
+        return None
+    callee, operands = values[0].args[:2]
+    given = dict(zip(main.params, tensors.values(), strict=True))
+    found = [given.get(o, o) for o in operands.fields]
+    if not all(isinstance(o, ir.GenericConst) or o in tensors.values() for o in found):
+        return None
+    return Lowered(module[callee], tuple(found))
+
+
+def _is_scalar(expr: relax.Expr) -> bool:
+    return isinstance(expr, ir.GenericConst) and expr.ty.ndim == 0

@@ -1,0 +1,61 @@
+"""From a rewritten graph to an executable: fusion, then a schedule for every function left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import relax, s_tir, tirx
+
+from ..schedules import generic
+from ..target import TargetInfo
+from ..transform.pipeline import lower
+from ..transform.unalign import unalign
+
+# Functions that bring a schedule of their own; the others get the generic one.
+SCHEDULED = "pit.scheduled"
+
+_PIPELINE = "pit_tvm"
+
+
+def build(module: tvm.IRModule, target: TargetInfo) -> Any:
+    """Compile ``main`` and all that it calls for a CPU, to an executable of Relax's machine.
+
+    TVM's passes lower and fuse the operators; each loop nest then runs on the target's threads.
+    """
+    device = tvm.target.Target(target.tvm_target)
+    # relax.build knows pipelines by name only.
+    tirx.register_tir_pipeline(_PIPELINE, _pipeline)
+    with device:
+        for step in (
+            relax.transform.LegalizeOps(),
+            relax.transform.AnnotateTIROpPattern(),
+            relax.transform.FoldConstant(),
+            relax.transform.FuseOps(),
+            relax.transform.FuseTIR(),
+            relax.transform.DeadCodeElimination(),
+        ):
+            module = step(module)
+    for var, func in module.functions_items():
+        if isinstance(func, tirx.PrimFunc) and SCHEDULED not in (func.attrs or {}):
+            module.update_func(var, _scheduled(func))
+    return relax.build(module, device, tir_pipeline=_PIPELINE)
+
+
+def _scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A function with its loops on threads, as annotations that pit-tvm's pipeline lowers."""
+    sch = s_tir.Schedule(unalign(func).with_attr("global_symbol", "main"))
+    generic.apply(sch)
+    (found,) = sch.mod.functions.values()
+    return found.without_attr("global_symbol")
+
+
+def _pipeline() -> Any:
+    """pit-tvm's lowering before TVM's."""
+    passes, host, device = tirx.get_tir_pipeline("default")
+
+    @tvm.transform.module_pass(opt_level=0)
+    def both(mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        return passes(lower(mod))
+
+    return both, host, device

@@ -1,0 +1,241 @@
+"""What an attention mask does to dead keys, read off the expression that computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+from tvm import ir, relax, sym, tirx
+from tvm.ir import prim
+
+from ..analysis.access import BlockInfo, block_infos
+from ..analysis.expr import PrimExpr, replace_vars, strip_widening
+from .lowered import lower
+from .plane import BATCH, BOTH, TOKENS, Plane
+from .rebuild import describe, is_one, is_op
+
+FULL, CAUSAL = "full", "causal"
+
+# Added to a score, numbers below this leave a weight of exactly 0 beside any finite score.
+EXCLUDED = -1e30
+
+
+def mask_kind(
+    mask: relax.Expr, made_by: Callable[[relax.Var], Any], live: relax.Var
+) -> tuple[str, str]:
+    """What ``mask``, added to the scores ``[batch, heads, query, key]``, does.
+
+    Returns
+    -------
+    tuple
+        ``("full", "")``: every key that is live in ``live`` (``[batch, tokens]``, 0 or 1) is
+        seen by every live query and no dead key is; ``("causal", "")``: the same, but only keys
+        up to the query's position; ``("", reason)`` where neither can be proven.
+    """
+    batch, head, query, key = (tirx.Var(n, "int64") for n in ("batch", "head", "query", "key"))
+    reader = _Reader(made_by, live)
+    value = reader.element(mask, _broadcast(mask, (batch, head, query, key)))
+    if reader.problem:
+        return "", reader.problem
+    element = _Element(value, reader, batch, query, key)
+    if element.unknown:
+        return "", f"the mask depends on {element.unknown}"
+    if not element.excludes(key_live=False):
+        return "", f"the mask lets live queries see dead keys: {value}"
+    if element.admits():
+        return FULL, ""
+    if element.admits(query >= key) and element.excludes(True, query < key):
+        return CAUSAL, ""
+    return "", f"the mask is neither full nor causal: {value}"
+
+
+def is_zero_if_dead(
+    expr: relax.Var, made_by: Callable[[relax.Var], Any], live: relax.Var, plane: Plane
+) -> bool:
+    """Whether ``expr`` is a product with a factor that is 0 for every dead token of ``live``."""
+    product = made_by(expr)
+    if not is_op(product, "multiply"):
+        return False
+    batch, token = (tirx.Var(name, "int64") for name in (BATCH, TOKENS))
+    for factor in product.args:
+        roles = plane.roles(factor)
+        if roles is None or not plane.is_token_wise(roles) or BOTH in roles:
+            continue
+        others = {BATCH: batch, TOKENS: token}
+        at = [others.get(role, tirx.Var("other", "int64")) for role in roles]
+        reader = _Reader(made_by, live)
+        value = reader.element(factor, at)
+        element = _Element(value, reader, batch, token, token)
+        if not reader.problem and not element.unknown and element.value_if(False) == 0.0:
+            return True
+    return False
+
+
+def _broadcast(mask: relax.Expr, indices: Sequence[Any]) -> list[Any]:
+    """Indices into a mask that is broadcast against the scores."""
+    extents = mask.ty.shape.values
+    own = indices[len(indices) - len(extents) :]
+    zero = tirx.IntImm("int64", 0)
+    return [zero if is_one(e) else i for e, i in zip(extents, own, strict=True)]
+
+
+# --------------------------------------------------------------------------------------------
+# One element as an expression
+
+
+class _Reader:
+    """Expands an element of a tensor down to elements of the model's inputs."""
+
+    def __init__(self, made_by: Callable[[relax.Var], Any], live: relax.Var) -> None:
+        self.made_by, self.live = made_by, live
+        # What stands for each element read of an input: the variable, the input, the indices.
+        self.loads: list[tuple[tirx.Var, relax.Var, tuple[PrimExpr, ...]]] = []
+        # Why an element has no closed expression; exceptions would not cross TVM's visitors.
+        self.problem = ""
+
+    def element(self, expr: relax.Expr, indices: Sequence[PrimExpr]) -> PrimExpr:
+        """``expr[indices]``; anything, and a `problem`, where that cannot be written down."""
+        if isinstance(expr, relax.Var):
+            made = self.made_by(expr)
+            return self._input(expr, indices) if made is None else self.element(made, indices)
+        if isinstance(expr, ir.GenericConst):
+            return self._constant(expr)
+        lowered = lower(expr) if isinstance(expr, relax.Call) else None
+        if lowered is None:
+            return self._give_up(f"{describe(expr)} is not lowered to one loop nest")
+        params = list(lowered.func.params)
+        operands = dict(zip(params, lowered.operands, strict=False))
+        blocks = {info.writes[0].buffer: info for info in block_infos(lowered.func) if info.writes}
+
+        def read(buffer: ir.Var, at: Sequence[PrimExpr]) -> PrimExpr:
+            if buffer in operands:
+                return self.element(operands[buffer], at)
+            return self._stored(blocks.get(buffer), at, read)
+
+        return read(params[len(lowered.operands)], indices)
+
+    def _give_up(self, why: str) -> PrimExpr:
+        self.problem = self.problem or why
+        return tirx.IntImm("int64", 0)
+
+    def _constant(self, expr: ir.GenericConst) -> PrimExpr:
+        values = expr.value.numpy()
+        if values.size == 0 or not np.all(values == values.flat[0]):
+            return self._give_up("it reads a table of constants")
+        return tirx.const(values.flat[0].item(), expr.ty.dtype)
+
+    def _input(self, var: relax.Var, indices: Sequence[PrimExpr]) -> PrimExpr:
+        if len(indices) != var.ty.ndim:
+            return self._give_up(f"{var.name} is read with {len(indices)} indices")
+        stand_in = tirx.Var(var.name, var.ty.dtype)
+        self.loads.append((stand_in, var, tuple(sym.Analyzer().simplify(i) for i in indices)))
+        return stand_in
+
+    def _stored(self, info: BlockInfo | None, at: Sequence[PrimExpr], read: Any) -> PrimExpr:
+        """The value that a block stores at ``at``, its loads expanded by ``read``."""
+        if info is None or info.opaque or len(info.updates) != 1 or info.init:
+            return self._give_up("a block is no plain element-wise store")
+        (store,) = info.updates
+        zero = tirx.IntImm("int64", 0)
+        values = {v.var: zero for v in info.block.iter_vars if is_one(v.dom.extent)}
+        for index, given in zip(store.target.indices, at, strict=True):
+            bare = strip_widening(index)
+            if isinstance(bare, ir.Var):
+                values[bare] = given
+        if store.conditions or any(v not in values for v in info.iter_vars):
+            return self._give_up(f"block {info.name} stores under a condition or by an index")
+
+        def expand(load: ir.TensorLoad) -> PrimExpr:
+            return read(load.source, [replace(i) for i in load.indices])
+
+        def replace(expr: PrimExpr) -> PrimExpr:
+            return tvm_ffi.structural_map(expr, [(ir.TensorLoad, expand)])
+
+        return replace(replace_vars(store.value, values))
+
+
+# --------------------------------------------------------------------------------------------
+# Its value for live and dead keys
+
+
+class _Element:
+    """An element of the mask as a function of whether its key and its query are live."""
+
+    def __init__(
+        self, value: PrimExpr, reader: _Reader, batch: tirx.Var, query: tirx.Var, key: tirx.Var
+    ) -> None:
+        self.value, self.key, self.query = value, key, query
+        self.unknown = ""
+        self.keys: list[tirx.Var] = []
+        self.queries: list[tirx.Var] = []
+        prove = sym.Analyzer().can_prove_equal
+        for var, source, indices in reader.loads:
+            own = source.same_as(reader.live) and prove(indices[0], batch)
+            if own and prove(indices[1], key):
+                self.keys.append(var)
+            elif own and prove(indices[1], query):
+                self.queries.append(var)
+            else:
+                self.unknown = f"{source.name}[{', '.join(str(i) for i in indices)}]"
+
+    def excludes(self, key_live: bool, where: Any = None) -> bool:
+        """Whether a live query gives the key no weight, whatever else holds."""
+        found = self._at(key_live, where)
+        return found is not None and found < EXCLUDED
+
+    def admits(self, where: Any = None) -> bool:
+        """Whether the score of a live key is left as it is."""
+        return self._at(True, where) == 0.0
+
+    def value_if(self, key_live: bool) -> float | None:
+        """The element, if that is all it depends on."""
+        return self._at(key_live, None)
+
+    def _at(self, key_live: bool, where: Any) -> float | None:
+        analyzer = sym.Analyzer()
+        values = {v: tirx.const(int(key_live), v.ty.dtype) for v in self.keys}
+        values |= {v: tirx.const(1, v.ty.dtype) for v in self.queries}
+        value = _logical(replace_vars(self.value, values))
+        for var in (self.query, self.key):
+            analyzer.bind(var, ir.Range.from_min_extent(0, 2**31))
+        if where is None:
+            found = analyzer.simplify(value)
+        else:
+            with analyzer.constraint_scope(where):
+                found = analyzer.simplify(value)
+        return float(found.value) if isinstance(found, prim.FloatImm | prim.IntImm) else None
+
+
+def _logical(expr: PrimExpr) -> PrimExpr:
+    """``expr`` with conditions written as conditions: the importer computes with them as numbers,
+    which TVM's simplifier does not look through."""
+    rules = [
+        (prim.Cast, _from_number),
+        (prim.LT, _from_comparison),
+        (prim.BitwiseAnd, _from_bits),
+        (prim.BitwiseOr, _from_bits),
+    ]
+    return tvm_ffi.structural_map(expr, rules)
+
+
+def _is_bool(expr: PrimExpr) -> bool:
+    return str(expr.ty.dtype) == "bool"
+
+
+def _from_number(cast: prim.Cast) -> PrimExpr:
+    if not _is_bool(cast) or _is_bool(cast.value):
+        return cast
+    return sym.Analyzer().simplify(cast.value != tirx.const(0, cast.value.ty.dtype))
+
+
+def _from_comparison(less: prim.LT) -> PrimExpr:
+    zero = isinstance(less.a, prim.IntImm) and less.a.value == 0
+    from_bool = isinstance(less.b, prim.Cast) and _is_bool(less.b.value)
+    return less.b.value if zero and from_bool else less
+
+
+def _from_bits(expr: Any) -> PrimExpr:
+    join = tirx.all if isinstance(expr, prim.BitwiseAnd) else tirx.any
+    return join(expr.a, expr.b) if _is_bool(expr) else expr

@@ -1,0 +1,53 @@
+"""Layer norms of a graph, with the sum of a residual before them, as one kernel over rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import tvm
+from tvm import ir, relax, tirx
+
+from .rebuild import extents_of, flat_rows, is_op, rebuild, same_extents, shape_of
+
+# ``make(width, dtype, eps, residual)``: the kernel for rows of ``width``.
+MakeNorm = Callable[[int, str, float, bool], tirx.PrimFunc]
+
+
+def extract_norms(module: tvm.IRModule, make: MakeNorm) -> tvm.IRModule:
+    """Replace every layer norm over the last axis with constant scale and shift, and the sum of
+    two tensors of its shape before it, by a call of what ``make`` gives."""
+
+    def rule(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        if not _is_row_norm(call):
+            return call
+        made = builder.lookup_binding(call.args[0])
+        together = is_op(made, "add") and all(_same_shape(a, call) for a in made.args)
+        terms = list(made.args) if together else [call.args[0]]
+        return _emit(builder, call, terms, make)
+
+    return rebuild(module, rule)
+
+
+def _is_row_norm(call: relax.Call) -> bool:
+    if not is_op(call, "nn.layer_norm") or shape_of(call) is None:
+        return False
+    attrs, scale, shift = call.attrs, call.args[1], call.args[2]
+    last = [int(a) % call.ty.ndim for a in attrs.axes] == [call.ty.ndim - 1]
+    constant = isinstance(scale, ir.GenericConst) and isinstance(shift, ir.GenericConst)
+    return bool(last and constant and attrs.center and attrs.scale)
+
+
+def _same_shape(expr: relax.Expr, call: relax.Call) -> bool:
+    extents = shape_of(expr)
+    return extents is not None and same_extents(extents, extents_of(call))
+
+
+def _emit(
+    builder: relax.BlockBuilder, call: relax.Call, terms: Sequence[relax.Expr], make: MakeNorm
+) -> relax.Call:
+    width, dtype = int(extents_of(call)[-1]), str(call.ty.dtype)
+    func = make(width, dtype, float(call.attrs.epsilon), len(terms) == 2)
+    name = builder.add_func(func.without_attr("global_symbol"), "norm")
+    rows = [flat_rows(builder, t) for t in terms]
+    out = builder.emit(relax.call_tir(name, [*rows, call.args[1], call.args[2]], rows[0].ty))
+    return relax.op.reshape(out, list(extents_of(call)))

@@ -1,0 +1,246 @@
+"""Token axis propagation: the operators of a graph on live tokens only, wherever that is proven.
+
+Every value keeps its padded form, which is the model's own computation, and gets a packed one
+where the proof holds. What needs the padded form (an operator that mixes tokens in a way nobody
+recognised) thus reads what the model would have computed, dead tokens included; the forms that
+nothing needs are removed. PIT (SOSP'23) gathers and scatters around every operator; here a chain
+of operators that share the permuted axis pays for it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import ir, relax, tirx
+
+from .attention import Attention, match_attention
+from .masks import is_zero_if_dead
+from .packing import LiveTokens, Packer, emit_index
+from .plane import BATCH, TOKENS, Plane
+from .rebuild import (
+    attributes_of,
+    bindings_of,
+    describe,
+    extents_of,
+    finish,
+    is_one,
+    is_op,
+    substitute,
+)
+from .token_wise import why_not_token_wise
+
+# Why an operator on padded tensors may take them from packed ones.
+_FROM_PACKED = ("picks a token of each sequence", "reads tokens that are 0 where dead")
+
+BY_TOKEN = "token by token"
+
+MakeAttention = Callable[[Attention, str], tirx.PrimFunc]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What became of one operator, and why.
+
+    ``live``: it runs on live tokens only. ``whole``: it runs on all tokens, dead ones included.
+    Neither holds for operators on weights, masks of pairs, positions, or pooled values.
+    """
+
+    operator: str
+    result: str
+    live: bool
+    whole: bool
+    reason: str
+
+
+def propagate(
+    module: tvm.IRModule, plane: Plane, mask_name: str, make_attention: MakeAttention
+) -> tuple[tvm.IRModule, list[Decision]]:
+    """``main`` on live tokens, and what was decided for every operator that is left.
+
+    Outputs keep their shapes; elements of dead tokens are 0.
+    """
+    main = module["main"]
+    mask = next(p for p in main.params if p.name == mask_name)
+    for picks in (True, False):
+        builder = relax.BlockBuilder()
+        with builder.function("main", list(main.params), attrs=attributes_of(main)):
+            with builder.dataflow():
+                work = _Propagation(main, builder, plane, mask, make_attention, picks)
+                result = builder.emit_output(work.run())
+            builder.emit_func_output(result)
+        if not work.picked_again:
+            break
+    made = finish(builder, module)
+    left = {b.var for b in bindings_of(made["main"])}
+    return made, [decision for var, decision in work.decisions if var in left]
+
+
+class _Propagation:
+    def __init__(
+        self,
+        main: relax.Function,
+        builder: relax.BlockBuilder,
+        plane: Plane,
+        mask: relax.Var,
+        make_attention: MakeAttention,
+        picks: bool,
+    ) -> None:
+        self.main, self.builder, self.plane, self.mask = main, builder, plane, mask
+        self.make_attention, self.picks = make_attention, picks
+        # What was computed from single tokens that may be dead, and whether it came back to tokens.
+        self.picked: set[relax.Var] = set()
+        self.picked_again = False
+        self.values = {b.var: b.value for b in bindings_of(main)}
+        self.index: LiveTokens = emit_index(builder, plane, mask)
+        self.packer = Packer(builder, plane, self.index)
+        self.extent = plane.packed(self.index.live)
+        self.padded: dict[relax.Var, relax.Expr] = {}
+        self.packed: dict[relax.Var, relax.Var] = {}
+        self.decisions: list[tuple[relax.Var, Decision]] = []
+
+    def run(self) -> relax.Expr:
+        """Emit every binding; the result over the new variables."""
+        for var, value in self.values.items():
+            if any(v in self.picked for v in relax.analysis.free_vars(value)):
+                self.picked.add(var)
+            new = substitute(value, self.padded)
+            self.padded[var] = new if isinstance(new, relax.Var) else self._emit(new, var)
+            if isinstance(value, relax.Call) and isinstance(var.ty, relax.TensorType):
+                self._pack(var, value)
+        return self._output(self.main.body.body)
+
+    def _emit(self, expr: relax.Expr, var: relax.Var) -> relax.Var:
+        return self.builder.emit(expr, var.name)
+
+    def _pack(self, var: relax.Var, value: relax.Call) -> None:
+        """Emit the packed form of one operator, if it may have one, and note the decision."""
+        packed, reason = self._packed_form(var, value)
+        if packed is not None:
+            self.packed[var] = packed
+            self._note(packed, value, True, reason)
+        self._note(self.padded[var], value, False, reason)
+
+    def _note(self, var: relax.Expr, value: relax.Call, live: bool, reason: str) -> None:
+        values = (value, *relax.analysis.free_vars(value))
+        by_token = any(self.plane.is_token_wise(self.plane.roles(v)) for v in values)
+        whole = by_token and not live and not any(reason.startswith(r) for r in _FROM_PACKED)
+        decision = Decision(describe(value), str(value.ty), live, whole, reason)
+        self.decisions.append((var, decision))
+
+    def _packed_form(self, var: relax.Var, value: relax.Call) -> tuple[relax.Var | None, str]:
+        reason = why_not_token_wise(value, self.plane)
+        if reason is None:
+            return self._by_token(var, value)
+        found = match_attention(var, self.values, self.plane, self.mask)
+        if found is not None:
+            if found.problem:
+                return None, f"attention: {found.problem}"
+            return self._attention(found), f"attention, {found.kind}, over live tokens"
+        how = self._from_packed(value)
+        if how:
+            env = self.padded | {value.args[0]: self._unpacked(value.args[0])}
+            self.padded[var] = self._emit(substitute(value, env), var)
+        if how == _FROM_PACKED[0]:
+            self.picked.add(var)
+        return None, how or reason
+
+    def _by_token(self, var: relax.Var, value: relax.Call) -> tuple[relax.Var | None, str]:
+        result = self.plane.roles(value)
+        env: dict[relax.Var, relax.Expr] = {}
+        for operand in relax.analysis.free_vars(value):
+            if isinstance(operand.ty, relax.TensorType):
+                packed = self._operand(operand, result)
+                if packed is None:
+                    return None, f"{operand.name} is not aligned with the tokens"
+                env[operand] = packed
+        return self._emit(substitute(value, env, self.extent), var), BY_TOKEN
+
+    def _operand(self, operand: relax.Var, result: Any) -> relax.Expr | None:
+        """An operand for live tokens; None where its sequences cannot be told apart."""
+        roles = self.plane.known(operand)
+        self.picked_again |= operand in self.picked
+        whole = self.padded.get(operand, operand)
+        if self.plane.is_token_wise(roles):
+            if operand not in self.packed:
+                self.packed[operand] = self.packer.pack(whole, roles)
+            return self.packed[operand]
+        if TOKENS in roles:
+            return self.packer.pack_positions(whole, roles)
+        if BATCH in roles:
+            return self.packer.pack_sequences(whole, roles, result)
+        return whole
+
+    def _attention(self, found: Attention) -> relax.Var:
+        """Attention over live tokens, ``[1, heads, live, head_dim]``."""
+        live, builder = self.index.live, self.builder
+        flat = [live, found.heads, found.head_dim]
+        operands = []
+        for var, order in (
+            (found.query, [0, 2, 1, 3]),
+            (found.keys, [0, 3, 1, 2]),
+            (found.value, [0, 2, 1, 3]),
+        ):
+            packed = self._operand(var, None)
+            rows = builder.emit(relax.op.permute_dims(packed, order))
+            operands.append(builder.emit(relax.op.reshape(rows, flat)))
+        dtype = str(found.value.ty.dtype)
+        func = builder.add_func(
+            self.make_attention(found, dtype).without_attr("global_symbol"), "attention"
+        )
+        out = relax.call_tir(func, [*operands, self.index.starts], relax.TensorType(flat, dtype))
+        rows = builder.emit(relax.op.reshape(builder.emit(out), [1, *flat]))
+        return builder.emit(relax.op.permute_dims(rows, [0, 2, 1, 3]))
+
+    def _is_packed(self, expr: relax.Expr) -> bool:
+        return expr in self.packed and self.plane.is_token_wise(self.plane.roles(expr))
+
+    def _from_packed(self, value: relax.Call) -> str:
+        """Why a call may read a packed value with zeros for dead tokens; empty if it may not.
+
+        It may if it picks a single token of each sequence, and nothing of that comes back to the
+        tokens: a dead token's values are 0 in outputs as well. And it may if those values are 0 in
+        the padded form too.
+        """
+        source, *others = value.args
+        if not self._is_packed(source):
+            return ""
+        known = [self.plane.roles(o) for o in others if isinstance(o.ty, relax.TensorType)]
+        if not all(r is not None and not any(r) for r in known):
+            return ""
+        if self.picks and self._is_pick(value):
+            return _FROM_PACKED[0]
+        zero = is_zero_if_dead(source, self.values.get, self.mask, self.plane)
+        return _FROM_PACKED[1] if zero else ""
+
+    def _is_pick(self, value: relax.Call) -> bool:
+        """Whether a call takes one token of each sequence, by a constant position."""
+        tokens = self.plane.known(value.args[0])
+        if is_op(value, "take"):
+            ids, axis = value.args[1], int(value.attrs.axis) % len(tokens)
+            one = isinstance(ids, ir.GenericConst) and ids.value.numpy().size == 1
+            return one and tokens[axis] == TOKENS
+        if not is_op(value, "strided_slice") or self.plane.roles(value) is None:
+            return False
+        left = self.plane.known(value)
+        dims = [d for d, role in enumerate(tokens) if role != left[d]]
+        single = all(tokens[d] == TOKENS and is_one(extents_of(value)[d]) for d in dims)
+        return bool(dims) and single
+
+    def _unpacked(self, var: relax.Var) -> relax.Var:
+        return self.packer.unpack(self.packed[var], self.plane.known(var), extents_of(var))
+
+    def _output(self, expr: relax.Expr) -> relax.Expr:
+        if isinstance(expr, relax.Tuple):
+            return relax.Tuple([self._output(f) for f in expr.fields])
+        if not isinstance(expr, relax.Var):
+            return expr
+        made = self.values.get(expr)
+        if isinstance(made, relax.Tuple):
+            return self._output(made)
+        if not self.plane.is_token_wise(self.plane.roles(expr)):
+            return self.padded.get(expr, expr)
+        self._operand(expr, None)
+        return self._unpacked(expr)

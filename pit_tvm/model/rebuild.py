@@ -1,0 +1,140 @@
+"""Rebuilding a Relax function binding by binding, with every type inferred anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
+from operator import mul
+from typing import Any
+
+import tvm
+from tvm import ir, relax, sym
+from tvm.ir import prim
+
+from ..errors import ShapeError, mismatch
+
+Extent = Any  # a symbolic integer; tvm gives its scalar expressions no common Python type
+
+# ``rule(builder, call)`` sees each call over the new function's variables; what it returns takes
+# the call's place.
+Rule = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
+
+
+def bindings_of(func: relax.Function) -> Iterator[relax.Binding]:
+    """The bindings of a function without control flow, in order."""
+    for block in func.body.blocks:
+        yield from block.bindings
+
+
+def is_op(expr: object, *names: str) -> bool:
+    """Whether ``expr`` calls one of these Relax operators, named without ``relax.``."""
+    op = expr.op if isinstance(expr, relax.Call) else None
+    return isinstance(op, ir.Op) and op.name.removeprefix("relax.") in names
+
+
+def is_one(extent: Extent) -> bool:
+    """Whether an extent is the constant 1."""
+    return isinstance(extent, prim.IntImm) and int(extent) == 1
+
+
+def describe(expr: relax.Expr) -> str:
+    """Name of what an expression computes, for people."""
+    if isinstance(expr, relax.Call):
+        name = expr.op.name if isinstance(expr.op, ir.Op) else expr.op.name_hint
+        return str(name).removeprefix("relax.")
+    return type(expr).__name__
+
+
+def shape_of(expr: relax.Expr) -> tuple[Extent, ...] | None:
+    """Extents of a tensor; None for anything else, and where the shape is unknown."""
+    ty = expr.ty
+    if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
+        return None
+    return tuple(ty.shape.values)
+
+
+def extents_of(expr: relax.Expr) -> tuple[Extent, ...]:
+    """Extents of a tensor whose shape is known; ShapeError if it is not."""
+    found = shape_of(expr)
+    if found is None:
+        raise ShapeError(mismatch("model", "tensors of known shapes", str(expr.ty)))
+    return found
+
+
+def same_extents(left: Sequence[Extent], right: Sequence[Extent]) -> bool:
+    """Whether two lists of extents are equal for all values of their variables."""
+    analyzer = sym.Analyzer()
+    return len(left) == len(right) and all(
+        analyzer.can_prove_equal(a, b) for a, b in zip(left, right, strict=True)
+    )
+
+
+def flat_rows(builder: relax.BlockBuilder, expr: relax.Expr) -> relax.Var:
+    """A tensor ``[..., width]`` as ``[rows, width]``."""
+    *outer, width = extents_of(expr)
+    rows = reduce(mul, outer, prim.IntImm("int64", 1))
+    return builder.emit(relax.op.reshape(expr, [sym.Analyzer().simplify(rows), width]))
+
+
+def substitute(
+    expr: relax.Expr,
+    env: Mapping[relax.Var, relax.Expr],
+    extent: Callable[[Extent], Extent] = lambda value: value,
+) -> relax.Expr:
+    """``expr`` over other variables, its extents changed by ``extent``; calls have no type yet."""
+
+    def visit(node: Any) -> Any:
+        if isinstance(node, relax.ShapeExpr):
+            return relax.ShapeExpr([extent(v) for v in node.values])
+        if isinstance(node.ty, ir.PrimType):
+            return extent(node)
+        if isinstance(node, relax.Var):
+            return env.get(node, node)
+        if isinstance(node, relax.Call):
+            return relax.Call(node.op, [visit(a) for a in node.args], node.attrs, node.ty_args)
+        if isinstance(node, relax.Tuple):
+            return relax.Tuple([visit(f) for f in node.fields])
+        if isinstance(node, relax.TupleGetItem):
+            return relax.TupleGetItem(visit(node.tuple_value), node.index)
+        return node
+
+    return visit(expr)
+
+
+def rebuild(
+    module: tvm.IRModule, rule: Rule, extent: Callable[[Extent], Extent] = lambda value: value
+) -> tvm.IRModule:
+    """``main`` of ``module`` with ``rule`` applied to every call and ``extent`` to every extent in
+    an argument, unused bindings removed."""
+    main = module["main"]
+    builder = relax.BlockBuilder()
+    env: dict[relax.Var, relax.Expr] = {}
+    with builder.function("main", list(main.params), attrs=attributes_of(main)):
+        with builder.dataflow():
+            for binding in bindings_of(main):
+                value = substitute(binding.value, env, extent)
+                if isinstance(binding, relax.MatchCast):
+                    env[binding.var] = builder.match_cast(value, binding.ty)
+                    continue
+                if isinstance(value, relax.Call):
+                    value = rule(builder, builder.normalize(value))
+                bound = isinstance(value, relax.Var)
+                env[binding.var] = value if bound else builder.emit(value, binding.var.name)
+            result = builder.emit_output(substitute(main.body.body, env))
+        builder.emit_func_output(result)
+    return finish(builder, module)
+
+
+def attributes_of(main: relax.Function) -> dict[str, Any]:
+    """Attributes of a function but its symbol, which the builder sets."""
+    return {name: value for name, value in (main.attrs or {}).items() if name != "global_symbol"}
+
+
+def finish(builder: relax.BlockBuilder, module: tvm.IRModule) -> tvm.IRModule:
+    """What ``builder`` made, with the functions of ``module`` that it calls, and nothing unused."""
+    made = builder.finalize()
+    defined = {var.name_hint for var in made.get_global_vars()}
+    for var, func in module.functions_items():
+        if var.name_hint not in defined:
+            made[var] = func
+    return relax.transform.DeadCodeElimination()(made)

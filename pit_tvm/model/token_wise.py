@@ -1,0 +1,127 @@
+"""Whether an operator treats every token by itself, proven on the loops that compute it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tvm import ir, relax
+
+from ..analysis.access import Access, BlockInfo, block_infos, is_bare
+from ..analysis.pit_axis import pit_axes
+from ..structs import AxisReport
+from .lowered import Lowered, lower
+from .plane import PLAIN, Plane, Roles, segments
+from .rebuild import describe, extents_of, is_op, same_extents
+
+
+def why_not_token_wise(call: relax.Call, plane: Plane) -> str | None:
+    """Why a call may not run on the live tokens alone; None if it may.
+
+    It may when every element of its result belongs to one token, is computed from elements of that
+    token (and of its position, its sequence, or of none), and the axes of batch and tokens are PIT
+    axes of every block of its loops: then dropping and reordering tokens changes nothing but
+    which of them are there. Copies that only regroup dimensions are judged by their shapes.
+    """
+    roles = plane.roles(call)
+    if roles is None or not plane.is_token_wise(roles):
+        return f"{describe(call)} gives no value of single tokens: {call.ty}"
+    if any(plane.occurs_in(e) for e in _numbers(call.args)):
+        return f"{describe(call)} computes with the number of tokens or sequences"
+    if is_op(call, "reshape"):
+        return _why_not_regrouped(call, plane)
+    lowered = lower(call)
+    if lowered is None:
+        return f"{describe(call)} is not lowered to one loop nest"
+    operands: list[Roles] = []
+    for operand in lowered.operands:
+        found = plane.roles(operand)
+        if found is None:
+            return f"{describe(call)} reads all tokens of a sequence: {operand.ty}"
+        operands.append(found)
+    return _Proof(lowered, [*operands, roles]).reason()
+
+
+def _numbers(args: Iterable[relax.Expr]) -> Iterator[relax.Expr]:
+    """The scalar arguments among ``args``; extents of a shape are none."""
+    for arg in args:
+        if isinstance(arg, relax.Tuple):
+            yield from _numbers(arg.fields)
+        elif isinstance(arg.ty, ir.PrimType):
+            yield arg
+
+
+def _why_not_regrouped(call: relax.Call, plane: Plane) -> str | None:
+    source = call.args[0]
+    if not plane.is_token_wise(plane.roles(source)):
+        return f"reshape of {source.ty} gathers tokens"
+    before, after = (segments(extents_of(e), plane.known(e)) for e in (source, call))
+    if before is None or after is None or not same_extents(before, after):
+        return f"reshape of {source.ty} to {call.ty} mixes tokens with other dimensions"
+    return None
+
+
+@dataclass
+class _Proof:
+    """Follows the roles of dimensions from the operands to the result, block by block."""
+
+    lowered: Lowered
+    roles: Sequence[Roles]
+    known: dict[ir.Var, Roles] = field(default_factory=dict)
+
+    def reason(self) -> str | None:
+        blocks = block_infos(self.lowered.func)
+        if not blocks:
+            return "its loops are no blocks"
+        report = pit_axes(self.lowered.func)
+        params = list(self.lowered.func.params)
+        for param, roles in zip(params, self.roles, strict=False):
+            self.known[param] = roles
+        for info in blocks:
+            why = self._block(info, report)
+            if why is not None:
+                return why
+        return None
+
+    def _block(self, info: BlockInfo, report: AxisReport) -> str | None:
+        axes: dict[str, str] = {}
+        for access in (*info.writes, *info.reads):
+            why = self._bind(info, access, axes)
+            if why is not None:
+                return why
+        for axis, role in axes.items():
+            if axis not in report.accepted[info.name]:
+                return f"{role}: {report.rejected[info.name].get(axis, 'no PIT axis')}"
+            if info.kinds[axis] != "spatial":
+                return f"{info.name} reduces over the {role}"
+        for access in info.writes:
+            self.known.setdefault(access.buffer, self._of(info, access, axes))
+        return self._stray(info, axes)
+
+    def _bind(self, info: BlockInfo, access: Access, axes: dict[str, str]) -> str | None:
+        """Note which axes walk the plane's dimensions of one access."""
+        for dim, role in enumerate(self.known.get(access.buffer, ())):
+            if role == PLAIN:
+                continue
+            axis = next((a for a in info.axes if is_bare(access, dim, info.var(a))), None)
+            if axis is None or axes.setdefault(axis, role) != role:
+                return f"dimension {dim} of {info.access_text(access)} does not follow the {role}"
+        return None
+
+    def _of(self, info: BlockInfo, access: Access, axes: dict[str, str]) -> Roles:
+        found = []
+        for dim in range(len(access.indices)):
+            axis = next((a for a in info.axes if is_bare(access, dim, info.var(a))), None)
+            found.append(axes.get(axis or "", PLAIN))
+        return tuple(found)
+
+    def _stray(self, info: BlockInfo, axes: dict[str, str]) -> str | None:
+        """An axis of the plane must not walk a dimension that is none of the plane's."""
+        for access in (*info.reads, *info.writes):
+            if access.buffer not in self.known:
+                return f"{access.buffer_name} is read before it is written"
+            for dim, role in enumerate(self.known[access.buffer]):
+                for axis, mine in axes.items():
+                    if role != mine and is_bare(access, dim, info.var(axis)):
+                        return f"{info.access_text(access)} is indexed by the {mine}"
+        return None

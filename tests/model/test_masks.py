@@ -1,0 +1,236 @@
+"""What an attention mask does to dead keys, read off the expression that computes it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from pit_tvm.model.masks import CAUSAL, FULL, is_zero_if_dead, mask_kind
+from tests.model.graphs import PLANE, B, T, graph, values
+
+op = relax.op
+LOWEST = float(np.finfo("float32").min)
+MASK = ("int64", B, T)
+
+
+def number(value: float, dtype: str = "float32") -> relax.Constant:
+    """A scalar constant."""
+    return relax.const(np.array(value, dtype))
+
+
+def keys(mask: Any) -> Any:
+    """``mask`` as ``[batch, 1, 1, tokens]``, true where a key is live."""
+    return op.astype(op.expand_dims(mask, [1, 2]), "bool")
+
+
+def queries(mask: Any) -> Any:
+    """``mask`` as ``[batch, 1, tokens, 1]``, true where a query is live."""
+    return op.astype(op.expand_dims(mask, [1, 3]), "bool")
+
+
+def position(rank: int, dim: int) -> Any:
+    """Positions of tokens along one of ``rank`` dimensions."""
+    dims = [d for d in range(rank) if d != dim]
+    return op.expand_dims(op.arange(0, T, 1, "int64"), dims)
+
+
+def additive(seen: Any, out: float = LOWEST) -> Any:
+    """What is added to scores: 0 where a key is seen."""
+    return op.where(seen, number(0), number(out))
+
+
+def not_after() -> Any:
+    """``[1, 1, tokens, tokens]``: whether a key is at the query's position or before it."""
+    return op.less_equal(position(4, 3), position(4, 2))
+
+
+def inverted(mask: Any, factor: float) -> Any:
+    """``(1 - mask) * factor`` ``[batch, 1, 1, tokens]``, as older models write it."""
+    real = op.astype(op.expand_dims(mask, [1, 2]), "float32")
+    return op.multiply(op.subtract(number(1), real), number(factor))
+
+
+def kind(make: Callable[..., Any], **more: Any) -> tuple[str, str]:
+    """`mask_kind` of a mask computed from ``mask`` and whatever else is named."""
+    module = graph(make, mask=MASK, **more)
+    main = module["main"]
+    return mask_kind(main.body.body, values(module).get, main.params[0])
+
+
+SEEN: dict[str, tuple[Callable[..., Any], str]] = {
+    "keys that are live": (lambda m: additive(keys(m)), FULL),
+    "minus infinity": (lambda m: additive(keys(m), -np.inf), FULL),
+    "large finite, by a product": (lambda m: inverted(m, LOWEST), FULL),
+    "a row for every query": (
+        lambda m: op.broadcast_to(additive(keys(m)), relax.ShapeExpr([B, 1, T, T])),
+        FULL,
+    ),
+    "pairs of live tokens": (
+        lambda m: additive(op.logical_and(keys(m), queries(m))),
+        FULL,
+    ),
+    "compared with zero": (
+        lambda m: additive(op.not_equal(op.expand_dims(m, [1, 2]), number(0, "int64"))),
+        FULL,
+    ),
+    "causal": (lambda m: additive(op.logical_and(keys(m), not_after())), CAUSAL),
+    "causal, the other way round": (
+        lambda m: additive(
+            op.logical_and(op.greater_equal(position(4, 2), position(4, 3)), keys(m))
+        ),
+        CAUSAL,
+    ),
+    "causal pairs": (
+        lambda m: additive(
+            op.logical_and(op.logical_and(queries(m), not_after()), keys(m)),
+        ),
+        CAUSAL,
+    ),
+    "causal, two terms": (
+        lambda m: op.where(not_after(), additive(keys(m)), number(LOWEST)),
+        CAUSAL,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_masks_that_exclude_dead_keys_and_nothing_else(name: str) -> None:
+    make, expected = SEEN[name]
+    assert kind(make) == (expected, "")
+
+
+UNSEEN: dict[str, tuple[Callable[..., Any], str]] = {
+    "a window": (
+        lambda m: additive(
+            op.logical_and(
+                op.logical_and(keys(m), not_after()),
+                op.less(op.subtract(position(4, 2), position(4, 3)), number(4, "int64")),
+            )
+        ),
+        "neither full nor causal",
+    ),
+    "only later keys": (
+        lambda m: additive(op.logical_and(keys(m), op.less(position(4, 2), position(4, 3)))),
+        "neither full nor causal",
+    ),
+    "strictly earlier keys": (
+        lambda m: additive(op.logical_and(keys(m), op.less(position(4, 3), position(4, 2)))),
+        "neither full nor causal",
+    ),
+    "without the mask": (lambda m: additive(not_after()), "lets live queries see dead keys"),
+    "queries only": (lambda m: additive(queries(m)), "lets live queries see dead keys"),
+    "either of the two": (
+        lambda m: additive(op.logical_or(keys(m), not_after())),
+        "lets live queries see dead keys",
+    ),
+    "inverted": (
+        lambda m: additive(op.logical_not(keys(m))),
+        "lets live queries see dead keys",
+    ),
+    "inverted by a product": (
+        lambda m: op.multiply(op.astype(op.expand_dims(m, [1, 2]), "float32"), number(LOWEST)),
+        "lets live queries see dead keys",
+    ),
+    "too small a number": (lambda m: inverted(m, -10000.0), "lets live queries see dead keys"),
+    "live keys with a bonus": (
+        lambda m: op.where(keys(m), number(1), number(LOWEST)),
+        "neither full nor causal",
+    ),
+    "the mask of another sequence": (
+        lambda m: additive(keys(op.flip(m, 0))),
+        r"depends on mask\[",
+    ),
+    "the mask of another token": (lambda m: additive(keys(op.flip(m, 1))), r"depends on mask\["),
+    "distances": (
+        lambda m: op.add(
+            additive(keys(m)),
+            op.astype(op.subtract(position(4, 3), position(4, 2)), "float32"),
+        ),
+        "lets live queries see dead keys",
+    ),
+    "sums along tokens": (
+        lambda m: additive(keys(op.cumsum(m, 1))),
+        "cumsum is not lowered to one loop nest",
+    ),
+    "counts of tokens": (
+        lambda m: additive(op.less(position(4, 3), op.expand_dims(op.sum(m, [1]), [1, 2, 3]))),
+        "no plain element-wise store",
+    ),
+    "a table": (
+        lambda m: op.add(
+            additive(keys(m)),
+            relax.const(np.arange(8, dtype="float32").reshape(1, 8, 1, 1)),
+        ),
+        "reads a table of constants",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_other_masks_and_what_is_said_of_them(name: str) -> None:
+    make, reason = UNSEEN[name]
+    found, why = kind(make)
+    assert found == ""
+    assert re.search(reason, why)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda m, other: additive(keys(other)),
+        lambda m, other: additive(op.logical_and(keys(other), keys(m))),
+        lambda m, other: additive(op.logical_and(queries(other), keys(m))),
+    ],
+)
+def test_another_input_is_not_the_mask(make: Callable[..., Any]) -> None:
+    found, why = kind(make, other=MASK)
+    assert found == ""
+    assert "the mask depends on other[" in why
+
+
+def zero(make: Callable[..., Any]) -> bool:
+    """`is_zero_if_dead` of the value that ``make`` computes from ``x`` and ``mask``."""
+    module = graph(make, x=(B, T, 8), mask=MASK)
+    main = module["main"]
+    return is_zero_if_dead(main.body.body, values(module).get, main.params[1], PLANE)
+
+
+def real(mask: Any) -> Any:
+    """``mask`` as numbers ``[batch, tokens, 1]``."""
+    return op.astype(op.expand_dims(mask, [2]), "float32")
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda x, m: op.multiply(x, real(m)), True),
+        (lambda x, m: op.multiply(real(m), x), True),
+        (
+            lambda x, m: op.multiply(x, op.broadcast_to(real(m), relax.ShapeExpr([B, T, 8]))),
+            True,
+        ),
+        (lambda x, m: op.multiply(x, op.astype(op.astype(real(m), "bool"), "float32")), True),
+        (lambda x, m: op.multiply(x, op.subtract(number(1), real(m))), False),
+        (lambda x, m: op.multiply(x, op.add(number(1), real(m))), False),
+        (lambda x, m: op.multiply(x, op.flip(real(m), 1)), False),
+        (lambda x, m: op.multiply(x, op.cumsum(real(m), 1)), False),
+        (lambda x, m: op.multiply(x, x), False),
+        (lambda x, m: op.add(x, real(m)), False),
+        (lambda x, m: op.exp(op.multiply(x, real(m))), False),
+    ],
+)
+def test_products_with_the_mask_are_zero_where_dead(
+    make: Callable[..., Any], expected: bool
+) -> None:
+    assert zero(make) is expected
+
+
+def test_products_with_another_input_are_not_zero_where_dead() -> None:
+    module = graph(lambda x, m, y: op.multiply(x, real(y)), x=(B, T, 8), mask=MASK, other=MASK)
+    main = module["main"]
+    assert not is_zero_if_dead(main.body.body, values(module).get, main.params[1], PLANE)
