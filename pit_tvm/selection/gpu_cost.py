@@ -45,6 +45,7 @@ _EVEN = 0.3
 _ROUNDS = 20  # of alternating means, to convergence
 _SELDOM = 3  # a tile measured on fewer than one in so many tasks is left out
 _SHOWN = 3  # tiles that a plan lists
+_HANDFUL = 12  # tiles of a family to choose from: each that is chosen is a kernel to compile
 
 
 @dataclass(frozen=True)
@@ -266,7 +267,24 @@ def _measured_family(tiles: dict[Tile, list[tuple[TileTask, float]]], rates: Gpu
         if task.groups > 1:
             fastest = ratio[(np.log(roofs[task]) + ratio[:, column]).argmin(), column]
             ratio[:, column] = fastest + _EVEN * (ratio[:, column] - fastest)
-    return replace(plain, measured=_as_measured(tasks, ratio))
+    roofline = np.column_stack([roofs[task] for task in tasks])
+    kept = _handful(roofline * np.exp(ratio))
+    family = _family([list(tiles)[at] for at in kept])
+    return replace(family, measured=_as_measured(tasks, ratio[kept]))
+
+
+def _handful(times: _Numbers) -> list[int]:
+    """The tiles to choose from, given their ``times [tiles, tasks]``, so that a few kernels serve
+    every shape: each next one is the one that brings the tasks nearest to their best tiles."""
+    share = times / times.min(axis=0)
+    best = np.full(share.shape[1], math.inf)
+    kept: list[int] = []
+    while len(kept) < min(_HANDFUL, len(share)):
+        gain = np.minimum(share, best).mean(axis=1)
+        gain[kept] = math.inf
+        kept.append(int(gain.argmin()))
+        best = np.minimum(best, share[kept[-1]])
+    return sorted(kept)
 
 
 def _completed(ratio: _Numbers) -> _Numbers:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from pit_tvm.selection import gpu_cost
 from pit_tvm.selection.gpu_cost import GpuDense, GpuRates, GpuWork, gpu_rates, select_gpu
 from pit_tvm.structs import MicroTile, Tile, TileTask
 from pit_tvm.tile_db.record import Provenance, TileRecord
@@ -230,3 +231,16 @@ def test_shipped_records_are_reproduced() -> None:
         errors.append(abs(us[family.tiles.index(r.tile)] / (1e6 * r.secs) - 1))
         assert bound < 1e6 * r.secs
     assert np.median(errors) < 0.05
+
+
+def test_a_handful_of_tiles_is_kept_that_are_near_the_best_everywhere():
+    tasks = 20
+    times = np.full((30, tasks), 3.0)
+    for tile in range(4):
+        times[7 * tile, tile::4] = 1.0  # four tiles share the tasks
+    times[3] = 1.5  # good at nothing, bad at nothing
+    kept = gpu_cost._handful(times)
+    assert len(kept) == gpu_cost._HANDFUL
+    assert {0, 3, 7, 14, 21} <= set(kept)
+    assert kept == sorted(kept)
+    assert gpu_cost._handful(times[:2]) == [0, 1]
