@@ -40,6 +40,8 @@ EXTRAS = {
         "ruff==0.17.5",
         "mypy==2.4.1",
         "pytest>=8",
+        # scripts/test.sh runs two files at a time.
+        "pytest-xdist>=3",
         "hypothesis>=6",
         "ml_dtypes",
         # The release that the results were measured with.

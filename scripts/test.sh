@@ -25,4 +25,5 @@ ln -s "$root/scripts" "$root/setup.py" "$view/"
 (cd "$view" && "$python" -m mypy --config-file "$root/pyproject.toml" .)
 
 echo "pytest"
-"$python" -m pytest -m "not gpu" -q "$@"
+# Two at a time: most tests use one thread. Fixtures of a file are made once.
+"$python" -m pytest -m "not gpu" -q -n 2 --dist loadfile "$@"
