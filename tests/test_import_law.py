@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # From the lowest layer to the highest. Units of one layer do not import each other.
 LAYERS = (
     ("errors",),
-    ("structs", "locations", "memory", "remember", "target"),
+    ("structs", "locations", "memory", "quick_stacks", "remember", "target"),
     ("reference",),
     ("op", "analysis", "tile_db"),
     ("primitive", "selection"),
@@ -175,6 +175,7 @@ ORDER = {
         "packing",
         "propagate",
         "linear",
+        "layers",
         "norms",
         "lowering",
         "compiled",

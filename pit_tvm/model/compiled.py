@@ -8,25 +8,22 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 import tvm
 import tvm_ffi
 from torch.utils import _pytree as pytree
 from tvm import relax, tirx
 
-from ..api import compile as compile_operator
 from ..errors import UnsupportedTarget, mismatch
-from ..op.linear import linear
 from ..runtime.live_tokens import live_tokens
 from ..schedules.cpu_attention import attention
 from ..schedules.cpu_rows import residual_norm
-from ..structs import Lengths
 from ..target import TargetInfo, resolve_target
 from .attention import Attention
 from .importer import Imported, import_model
 from .inputs import Inputs
-from .linear import LinearLayer, extract_linear
+from .layers import Layers
+from .linear import extract_linear
 from .lowering import SCHEDULED, build
 from .masks import CAUSAL
 from .norms import extract_norms
@@ -92,7 +89,7 @@ class CompiledModel:
         module = relax.transform.RemoveRedundantReshape()(tidy(module, bounds))
         #: The graph that runs, as Relax: ``module.show()`` prints it.
         self.module, layers = extract_linear(extract_norms(module, self._norm), name)
-        _register(self, name, [_Linear(layer, target, database) for layer in layers])
+        _register(self, name, Layers(layers, target, database))
         self._machine = relax.VirtualMachine(build(self.module, target), tvm.cpu())
 
     def __call__(self, **inputs: torch.Tensor) -> Any:
@@ -155,33 +152,9 @@ def _kernels(target: TargetInfo) -> Callable[..., tirx.PrimFunc]:
     return kernel
 
 
-class _Linear:
-    """One linear layer: an operator for its shape, its weight packed once."""
-
-    def __init__(self, layer: LinearLayer, target: TargetInfo, database: Any) -> None:
-        n, k = layer.weight.shape
-        tensors = linear(
-            None, n, k, dtype=layer.dtype, bias=layer.bias is not None, activation=layer.activation
-        )
-        self._operator = compile_operator(
-            tensors, sparse={"lhs": Lengths()}, target=target.tvm_target, database=database
-        )
-        packed = self._operator.pack(rhs=layer.weight)
-        self._constants = (packed,) if layer.bias is None else (packed, layer.bias)
-
-    def __call__(self, x: Any, out: Any) -> None:
-        """``out[:] = activation(x @ weight.T + bias)``; all rows are live."""
-        rows = np.array([x.shape[0]], np.int32)
-        self._operator(x, *self._constants, sparsity=rows, out=out)
-
-
-def _register(owner: CompiledModel, name: str, layers: list[_Linear]) -> None:
+def _register(owner: CompiledModel, name: str, layers: Layers) -> None:
     """Let the graph of ``owner`` call its layers, for as long as it lives."""
-
-    def run(layer: int, x: Any, out: Any) -> None:
-        layers[layer](x, out)
-
-    tvm.register_global_func(name, run)
+    tvm.register_global_func(name, layers.__call__)
     weakref.finalize(owner, tvm_ffi.registry.remove_global_func, name)
     tvm.register_global_func(LIVE_TOKENS, _live_tokens, override=True)
 

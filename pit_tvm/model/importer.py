@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +15,7 @@ from tvm import tirx
 from tvm.relax.frontend.torch import from_exported_program
 
 from ..errors import ShapeError, mismatch
+from ..quick_stacks import quick_stacks
 from .rebuild import shape_of
 
 
@@ -73,7 +71,7 @@ def import_model(
         program = model
     else:
         program = _export(model, example_inputs, tuple(example_inputs[mask].shape))
-    with torch.no_grad(), _quick_stacks():
+    with torch.no_grad(), quick_stacks():
         module = from_exported_program(
             program, keep_params_as_input=False, unwrap_unit_return_tuple=False
         )
@@ -118,7 +116,7 @@ def _export(
 
 def _export_within_bounds(model: torch.nn.Module, kwargs: Any, shapes: Any) -> ExportedProgram:
     """Export; where tables bound the number of tokens, torch says so, and the bound is taken."""
-    for _ in itertools.repeat(None, 3):
+    for _ in range(3):
         try:
             return torch.export.export(model, (), kwargs, dynamic_shapes=shapes, strict=False)
         except torch._dynamo.exc.UserError as error:
@@ -127,14 +125,3 @@ def _export_within_bounds(model: torch.nn.Module, kwargs: Any, shapes: Any) -> E
                 raise
             shapes = refine_dynamic_shapes_from_suggested_fixes(fixes, shapes)
     return torch.export.export(model, (), kwargs, dynamic_shapes=shapes, strict=False)
-
-
-@contextlib.contextmanager
-def _quick_stacks() -> Iterator[None]:
-    """TVMScript asks for the source lines of whole stacks while it parses; it needs none."""
-    full = inspect.stack
-    inspect.stack = lambda context=1: full(0)
-    try:
-        yield
-    finally:
-        inspect.stack = full

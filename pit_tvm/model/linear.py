@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import tvm
 from tvm import ir, relax
 
-from .rebuild import (
-    attributes_of,
-    bindings_of,
-    extents_of,
-    finish,
-    flat_rows,
-    is_op,
-    shape_of,
-    substitute,
-)
+from .rebuild import bindings_of, extents_of, flat_rows, is_op, rebuild, shape_of
 
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu"}
 
@@ -39,42 +29,30 @@ def extract_linear(module: tvm.IRModule, call: str) -> tuple[tvm.IRModule, list[
     Each becomes ``call(layer, x, out)``, a packed function on ``x`` ``[m, k]`` and ``out``
     ``[m, n]``, where ``layer`` is a position in the list that is returned.
     """
-    main = module["main"]
-    found = _Chains(main)
+    found = _Chains(module["main"])
     layers: list[LinearLayer] = []
-    builder = relax.BlockBuilder()
-    env: dict[relax.Var, relax.Expr] = {}
-    with builder.function("main", list(main.params), attrs=attributes_of(main)):
-        with builder.dataflow():
-            for binding in bindings_of(main):
-                value = substitute(binding.value, env)
-                chain = found.ending.get(binding.var)
-                if isinstance(binding, relax.MatchCast):
-                    env[binding.var] = builder.match_cast(value, binding.var.ty)
-                elif chain is not None:
-                    lhs = env.get(chain.lhs, chain.lhs)
-                    env[binding.var] = _emit(builder, call, len(layers), chain, lhs, binding.var)
-                    layers.append(chain.layer)
-                else:
-                    env[binding.var] = builder.emit(value, binding.var.name)
-            result = builder.emit_output(substitute(main.body.body, env))
-        builder.emit_func_output(result)
-    return finish(builder, module), layers
+    lhs: dict[relax.Var, relax.Expr] = {}
 
+    def rule(builder: relax.BlockBuilder, expr: relax.Call, var: relax.Var) -> relax.Expr:
+        if is_op(expr, "matmul"):
+            lhs[var] = expr.args[0]
+        chain = found.ending.get(var)
+        if chain is None:
+            return expr
+        layers.append(chain.layer)
+        rows = flat_rows(builder, lhs[chain.product])
+        ty = relax.TensorType([extents_of(rows)[0], len(chain.layer.weight)], chain.layer.dtype)
+        number = relax.prim_value(len(layers) - 1)
+        out = builder.emit(relax.op.call_dps_packed(call, [number, rows], ty))
+        return relax.op.reshape(out, list(extents_of(expr)))
 
-def _emit(
-    builder: relax.BlockBuilder, call: str, number: int, chain: _Chain, lhs: Any, var: relax.Var
-) -> relax.Var:
-    flat = flat_rows(builder, lhs)
-    ty = relax.TensorType([extents_of(flat)[0], len(chain.layer.weight)], chain.layer.dtype)
-    out = builder.emit(relax.op.call_dps_packed(call, [relax.prim_value(number), flat], ty))
-    return builder.emit(relax.op.reshape(out, list(extents_of(var))))
+    return rebuild(module, rule), layers
 
 
 @dataclass
 class _Chain:
     layer: LinearLayer
-    lhs: relax.Var
+    product: relax.Var
 
 
 class _Chains:
@@ -94,9 +72,8 @@ class _Chains:
                 self._start(var, value)
 
     def _start(self, var: relax.Var, product: relax.Call) -> None:
-        lhs, weight = product.args[0], self._weight(product.args[1])
-        extents = shape_of(var)
-        if weight is None or not isinstance(lhs, relax.Var) or extents is None:
+        weight, start = self._weight(product.args[1]), var
+        if weight is None or shape_of(var) is None:
             return
         bias, activation = None, None
         at = self._skip(var)
@@ -111,7 +88,7 @@ class _Chains:
         if activation is not None:
             var = following
         layer = LinearLayer(weight, bias, activation, str(product.ty.dtype))
-        self.ending[var] = _Chain(layer, lhs)
+        self.ending[var] = _Chain(layer, start)
 
     def _weight(self, expr: relax.Expr) -> np.ndarray | None:
         made = self.values.get(expr, expr) if isinstance(expr, relax.Var) else expr

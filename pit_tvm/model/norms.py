@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import tvm
 from tvm import ir, relax, tirx
 
-from .rebuild import extents_of, flat_rows, is_op, rebuild, same_extents, shape_of
+from .rebuild import extents_of, flat_rows, is_op, rebuild, same_shape, shape_of
 
 # ``make(width, dtype, eps, residual)``: the kernel for rows of ``width``.
 MakeNorm = Callable[[int, str, float, bool], tirx.PrimFunc]
@@ -17,11 +17,11 @@ def extract_norms(module: tvm.IRModule, make: MakeNorm) -> tvm.IRModule:
     """Replace every layer norm over the last axis with constant scale and shift, and the sum of
     two tensors of its shape before it, by a call of what ``make`` gives."""
 
-    def rule(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    def rule(builder: relax.BlockBuilder, call: relax.Call, _: relax.Var) -> relax.Expr:
         if not _is_row_norm(call):
             return call
         made = builder.lookup_binding(call.args[0])
-        together = is_op(made, "add") and all(_same_shape(a, call) for a in made.args)
+        together = is_op(made, "add") and all(same_shape(a, call) for a in made.args)
         terms = list(made.args) if together else [call.args[0]]
         return _emit(builder, call, terms, make)
 
@@ -35,11 +35,6 @@ def _is_row_norm(call: relax.Call) -> bool:
     last = [int(a) % call.ty.ndim for a in attrs.axes] == [call.ty.ndim - 1]
     constant = isinstance(scale, ir.GenericConst) and isinstance(shift, ir.GenericConst)
     return bool(last and constant and attrs.center and attrs.scale)
-
-
-def _same_shape(expr: relax.Expr, call: relax.Call) -> bool:
-    extents = shape_of(expr)
-    return extents is not None and same_extents(extents, extents_of(call))
 
 
 def _emit(

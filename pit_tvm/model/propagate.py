@@ -33,7 +33,8 @@ from .rebuild import (
 from .token_wise import why_not_token_wise
 
 # Why an operator on padded tensors may take them from packed ones.
-_FROM_PACKED = ("picks a token of each sequence", "reads tokens that are 0 where dead")
+PICKS = "picks a token of each sequence"
+READS_ZEROS = "reads tokens that are 0 where dead"
 
 BY_TOKEN = "token by token"
 
@@ -126,7 +127,7 @@ class _Propagation:
     def _note(self, var: relax.Expr, value: relax.Call, live: bool, reason: str) -> None:
         values = (value, *relax.analysis.free_vars(value))
         by_token = any(self.plane.is_token_wise(self.plane.roles(v)) for v in values)
-        whole = by_token and not live and not any(reason.startswith(r) for r in _FROM_PACKED)
+        whole = by_token and not live and reason not in (PICKS, READS_ZEROS)
         decision = Decision(describe(value), str(value.ty), live, whole, reason)
         self.decisions.append((var, decision))
 
@@ -143,7 +144,7 @@ class _Propagation:
         if how:
             env = self.padded | {value.args[0]: self._unpacked(value.args[0])}
             self.padded[var] = self._emit(substitute(value, env), var)
-        if how == _FROM_PACKED[0]:
+        if how == PICKS:
             self.picked.add(var)
         return None, how or reason
 
@@ -211,9 +212,9 @@ class _Propagation:
         if not all(r is not None and not any(r) for r in known):
             return ""
         if self.picks and self._is_pick(value):
-            return _FROM_PACKED[0]
+            return PICKS
         zero = is_zero_if_dead(source, self.values.get, self.mask, self.plane)
-        return _FROM_PACKED[1] if zero else ""
+        return READS_ZEROS if zero else ""
 
     def _is_pick(self, value: relax.Call) -> bool:
         """Whether a call takes one token of each sequence, by a constant position."""

@@ -15,9 +15,9 @@ from ..errors import ShapeError, mismatch
 
 Extent = Any  # a symbolic integer; tvm gives its scalar expressions no common Python type
 
-# ``rule(builder, call)`` sees each call over the new function's variables; what it returns takes
-# the call's place.
-Rule = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
+# ``rule(builder, call, var)`` sees each call over the new function's variables, and the variable
+# that was bound to it; what it returns takes the call's place.
+Rule = Callable[[relax.BlockBuilder, relax.Call, relax.Var], relax.Expr]
 
 
 def bindings_of(func: relax.Function) -> Iterator[relax.Binding]:
@@ -69,6 +69,12 @@ def same_extents(left: Sequence[Extent], right: Sequence[Extent]) -> bool:
     )
 
 
+def same_shape(left: relax.Expr, right: relax.Expr) -> bool:
+    """Whether two tensors have known, equal shapes."""
+    ours, theirs = shape_of(left), shape_of(right)
+    return ours is not None and theirs is not None and same_extents(ours, theirs)
+
+
 def flat_rows(builder: relax.BlockBuilder, expr: relax.Expr) -> relax.Var:
     """A tensor ``[..., width]`` as ``[rows, width]``."""
     *outer, width = extents_of(expr)
@@ -117,7 +123,7 @@ def rebuild(
                     env[binding.var] = builder.match_cast(value, binding.ty)
                     continue
                 if isinstance(value, relax.Call):
-                    value = rule(builder, builder.normalize(value))
+                    value = rule(builder, builder.normalize(value), binding.var)
                 bound = isinstance(value, relax.Var)
                 env[binding.var] = value if bound else builder.emit(value, binding.var.name)
             result = builder.emit_output(substitute(main.body.body, env))

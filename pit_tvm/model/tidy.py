@@ -9,7 +9,7 @@ import numpy as np
 import tvm
 from tvm import ir, relax, sym, tirx
 
-from .rebuild import extents_of, is_op, rebuild, same_extents, shape_of
+from .rebuild import extents_of, is_op, rebuild, same_extents, same_shape, shape_of
 
 
 def tidy(module: tvm.IRModule, size_bounds: Mapping[tirx.Var, int]) -> tvm.IRModule:
@@ -26,7 +26,7 @@ def tidy(module: tvm.IRModule, size_bounds: Mapping[tirx.Var, int]) -> tvm.IRMod
     def made_by(builder: relax.BlockBuilder) -> Callable[[Any], Any]:
         return lambda e: builder.lookup_binding(e) if isinstance(e, relax.Var) else e
 
-    def rule(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    def rule(builder: relax.BlockBuilder, call: relax.Call, _: relax.Var) -> relax.Expr:
         for found in (_inbound(call, analyzer), _simpler(call, made_by(builder))):
             if found is not None:
                 return found
@@ -58,22 +58,17 @@ def _inbound(call: relax.Call, analyzer: sym.Analyzer) -> relax.Call | None:
 
 def _simpler(call: relax.Call, made_by: Callable[[Any], Any]) -> relax.Expr | None:
     """What ``call`` comes to without its detour; ``made_by`` gives the value of a variable."""
-    if is_op(call, "broadcast_to", "reshape") and _keeps_shape(call):
+    if is_op(call, "broadcast_to", "reshape") and same_shape(call.args[0], call):
         return call.args[0]
     if is_op(call, "astype") and call.args[0].ty.dtype == call.ty.dtype:
         return call.args[0]
-    if is_op(call, "multiply") and _is_factor_one(call.args[1]) and _keeps_shape(call):
+    if is_op(call, "multiply") and _is_factor_one(call.args[1]) and same_shape(call.args[0], call):
         return call.args[0]
     if is_op(call, "permute_dims"):
         return _single_permutation(call, made_by(call.args[0]))
     if is_op(call, "matmul"):
         return _shared_weight(call, made_by(call.args[1]))
     return None
-
-
-def _keeps_shape(call: relax.Call) -> bool:
-    before, after = shape_of(call.args[0]), shape_of(call)
-    return before is not None and after is not None and same_extents(before, after)
 
 
 def _is_factor_one(expr: relax.Expr) -> bool:

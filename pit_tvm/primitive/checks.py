@@ -38,6 +38,13 @@ def loop_of(sch: s_tir.Schedule, loop: Any, primitive: str) -> tirx.For:
     return found
 
 
+def serial_loop(sch: s_tir.Schedule, loop: Any, primitive: str) -> tirx.For:
+    """The serial loop behind ``loop``; ScheduleError if it is something else."""
+    found = loop_of(sch, loop, primitive)
+    check_serial(found, primitive)
+    return found
+
+
 def check_serial(loop: tirx.For, primitive: str) -> None:
     """Refuse a loop of another kind (ScheduleError)."""
     if loop.kind != tirx.ForKind.SERIAL:

@@ -7,7 +7,7 @@ from typing import Any
 from tvm import s_tir
 
 from ..errors import ScheduleError, mismatch
-from .checks import check_serial, guarded, loop_of
+from .checks import guarded, serial_loop
 
 DYNAMIC_EXTENT = "pit.dynamic_extent"
 
@@ -38,8 +38,7 @@ def dynamic_extent(sch: s_tir.Schedule, loop: Any) -> None:
     ScheduleError
         A requirement does not hold.
     """
-    found = loop_of(sch, loop, "dynamic_extent")
-    check_serial(found, "dynamic_extent")
+    found = serial_loop(sch, loop, "dynamic_extent")
     if not guarded(found):
         what = f"dynamic_extent: loop {found.loop_var.name}"
         expected = "a block below it with a guard on this loop"

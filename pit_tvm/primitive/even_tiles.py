@@ -7,7 +7,7 @@ from typing import Any
 from tvm import s_tir
 
 from ..errors import ScheduleError, mismatch
-from .checks import check_serial, guarded, loop_of
+from .checks import guarded, serial_loop
 
 EVEN_TILES = "pit.even_tiles"
 
@@ -41,9 +41,8 @@ def even_tiles(sch: s_tir.Schedule, loop: Any, *, rows: int, multiple: int, shar
     ScheduleError
         A requirement does not hold.
     """
-    found = loop_of(sch, loop, "even_tiles")
+    found = serial_loop(sch, loop, "even_tiles")
     what = f"even_tiles: loop {found.loop_var.name}"
-    check_serial(found, "even_tiles")
     if min(rows, multiple, share) < 1 or rows % multiple:
         expected = "rows >= 1 in whole multiples, and a share >= 1"
         raise ScheduleError(mismatch(what, expected, (rows, multiple, share)))

@@ -8,7 +8,7 @@ import tvm_ffi
 from tvm import s_tir
 
 from ..errors import ScheduleError, mismatch
-from .checks import check_serial, loop_of
+from .checks import serial_loop
 
 PREFETCH_STORES = "pit.prefetch_stores"
 
@@ -41,9 +41,8 @@ def prefetch_stores(sch: s_tir.Schedule, loop: Any, buffer: str) -> None:
     ScheduleError
         A requirement does not hold.
     """
-    found = loop_of(sch, loop, "prefetch_stores")
+    found = serial_loop(sch, loop, "prefetch_stores")
     what = f"prefetch_stores: loop {found.loop_var.name}"
-    check_serial(found, "prefetch_stores")
     writers: list[str] = []
 
     def visit(block: s_tir.SBlock) -> None:

@@ -26,6 +26,37 @@ def bit_positions() -> npt.NDArray[np.uint8]:
     return table.reshape(-1)
 
 
+def live_byte(flags: tvm.ir.Expr, at: tvm.ir.Expr) -> tvm.ir.Expr:
+    """Eight flags of 0 or 1, from position ``at``, as the bits of one byte."""
+    eight = T.reinterpret("uint64", flags[T.Ramp(at, T.int64(1), 8)])
+    packed = (eight & T.uint64(BIT_0_OF_BYTES)) * T.uint64(GATHER_BITS)
+    return T.Cast("int64", packed >> T.uint64(56))
+
+
+@T.inline
+def append(ids, end, table, live, first, rows):
+    """Append the set bits of ``live``, for positions from ``first``, at ``end[0]`` of a list.
+
+    Branch-free: the byte's row of ``table`` is stored at the end of the list, all eight lanes; the
+    list then grows by the number of set bits. The list never holds more than the positions seen so
+    far, so the store stays inside its capacity.
+    """
+    seen: T.let = T.min(T.int64(8), rows - first)
+    byte: T.let = live & (T.shift_left(T.int64(1), seen) - T.int64(1))
+    for lane in T.vectorized(8):
+        ids[end[0] + lane] = T.Cast("int32", table[byte * 8 + lane]) + T.Cast("int32", first)
+    end[0] = end[0] + T.Cast("int64", T.popcount(byte))
+
+
+@T.inline
+def close(ids, count, end, slot, capacity):
+    """Write the length of a list that ends at ``end[0]``, and its zeros after the end."""
+    found: T.let = end[0] - slot * capacity
+    count[slot] = T.Cast("int32", found)
+    for lane in range(T.min(T.int64(PAD), capacity - found)):
+        ids[slot * capacity + found + lane] = 0
+
+
 def compact(bits: bool, parallel: bool) -> tvm.IRModule:
     """Positions of the live flags of each slot, ascending: the lists of live micro-tiles.
 
@@ -33,19 +64,11 @@ def compact(bits: bool, parallel: bool) -> tvm.IRModule:
     the end), or with ``bits`` one bit, least significant first. ``table``:
     :func:`bit_positions`. ``ids``: int32 ``[slots, capacity]``, with ``capacity`` at least
     ``rows`` rounded up to a multiple of 64; ``count``: int32 ``[slots]``.
-
-    Branch-free: eight flags become one byte, whose row of ``table`` is stored at the end of the
-    list, all eight lanes; the list then grows by the number of set bits. The list never holds
-    more than the positions seen so far, so the store stays inside ``capacity``.
     """
     loop = T.parallel if parallel else T.serial
 
-    def live_byte(src: tvm.ir.Expr, at: tvm.ir.Expr, word: tvm.ir.Expr) -> tvm.ir.Expr:
-        if bits:
-            return T.Cast("int64", src[at + word])
-        flags = T.reinterpret("uint64", src[T.Ramp(at + word * 8, T.int64(1), 8)])
-        packed = (flags & T.uint64(BIT_0_OF_BYTES)) * T.uint64(GATHER_BITS)
-        return T.Cast("int64", packed >> T.uint64(56))
+    def live(src: tvm.ir.Expr, at: tvm.ir.Expr, word: tvm.ir.Expr) -> tvm.ir.Expr:
+        return T.Cast("int64", src[at + word]) if bits else live_byte(src, at + word * 8)
 
     @T.prim_func(s_tir=True)
     def main(
@@ -69,19 +92,8 @@ def compact(bits: bool, parallel: bool) -> tvm.IRModule:
             end = T.alloc_buffer((1,), "int64")
             end[0] = slot * capacity
             for word in range(T.ceildiv(rows, 8)):
-                seen: T.let = T.min(T.int64(8), rows - word * 8)
-                byte: T.let = live_byte(src, slot * pitch, word) & (
-                    T.shift_left(T.int64(1), seen) - T.int64(1)
-                )
-                for lane in T.vectorized(8):
-                    ids[end[0] + lane] = T.Cast("int32", table[byte * 8 + lane]) + T.Cast(
-                        "int32", word * 8
-                    )
-                end[0] = end[0] + T.Cast("int64", T.popcount(byte))
-            found: T.let = end[0] - slot * capacity
-            count[slot] = T.Cast("int32", found)
-            for lane in range(T.min(T.int64(PAD), capacity - found)):
-                ids[slot * capacity + found + lane] = 0
+                append(ids, end, table, live(src, slot * pitch, word), word * 8, rows)
+            close(ids, count, end, slot, capacity)
 
     return tvm.IRModule({"main": main})
 
@@ -116,9 +128,6 @@ def compact_blocks(parallel: bool) -> tvm.IRModule:
                     for i in range(size):
                         ids[end[0] + i] = T.Cast("int32", block * grain + i)
                     end[0] = end[0] + size
-            found: T.let = end[0] - slot * capacity
-            count[slot] = T.Cast("int32", found)
-            for lane in range(T.min(T.int64(PAD), capacity - found)):
-                ids[slot * capacity + found + lane] = 0
+            close(ids, count, end, slot, capacity)
 
     return tvm.IRModule({"main": main})

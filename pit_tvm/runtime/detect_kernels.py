@@ -18,6 +18,11 @@ FOLD_CHUNK = 8  # vectors per task of fold_rows
 BLOCK = 64  # rows and slots that fold_columns turns at a time: whole cache lines
 
 
+def flag(entry: tvm.ir.Expr, sign: int, dtype: str) -> tvm.ir.Expr:
+    """1 (uint8) if any bit of ``sign`` is set in ``entry``, else 0."""
+    return T.Cast("uint8", (entry & const(sign, dtype)) != const(0, dtype))
+
+
 def fold_rows(bits: int, sign: int, raw: bool, parallel: bool) -> tvm.IRModule:
     """OR over runs of the middle dimension.
 
@@ -33,7 +38,7 @@ def fold_rows(bits: int, sign: int, raw: bool, parallel: bool) -> tvm.IRModule:
     loop = T.parallel if parallel else T.serial
 
     def result(entry: tvm.ir.Expr) -> tvm.ir.Expr:
-        return entry if raw else T.Cast("uint8", (entry & const(sign, dtype)) != const(0, dtype))
+        return entry if raw else flag(entry, sign, dtype)
 
     @T.prim_func(s_tir=True)
     def main(
@@ -104,9 +109,9 @@ def fold_columns(bits: int, sign: int, run: int, blocks: bool, parallel: bool) -
     loop = T.parallel if parallel else T.serial
 
     def live(entries: tvm.ir.Expr, n: int) -> tvm.ir.Expr:
-        zero, ones = const(0, dtype), const(sign, dtype)
         if n == 1:
-            return T.Cast("uint8", (entries & ones) != zero)
+            return flag(entries, sign, dtype)
+        zero, ones = const(0, dtype), const(sign, dtype)
         found = (entries & T.Broadcast(ones, n)) != T.Broadcast(zero, n)
         return T.Cast("uint8", T.call_llvm_pure_intrin("bool", _reduce_or(n), found))
 

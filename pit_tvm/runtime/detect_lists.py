@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import tvm
 from tvm.script import tirx as T
-from tvm.tirx import const
 
-from .detect_compact import BIT_0_OF_BYTES, GATHER_BITS, PAD
-from .detect_kernels import VECTOR_BYTES
+from .detect_compact import append, close, live_byte
+from .detect_kernels import VECTOR_BYTES, flag
 
 WIDTH = 512  # positions that are folded before their flags become list entries
 
@@ -26,14 +25,6 @@ def fold_compact(bits: int, sign: int, parallel: bool) -> tvm.IRModule:
     dtype = f"uint{bits}"
     lanes = VECTOR_BYTES * 8 // bits
     loop = T.parallel if parallel else T.serial
-
-    def flag(entry: tvm.ir.Expr) -> tvm.ir.Expr:
-        return T.Cast("uint8", (entry & const(sign, dtype)) != const(0, dtype))
-
-    def live_byte(flags: tvm.ir.Expr, word: tvm.ir.Expr) -> tvm.ir.Expr:
-        eight = T.reinterpret("uint64", flags[T.Ramp(word * 8, T.int64(1), 8)])
-        packed = (eight & T.uint64(BIT_0_OF_BYTES)) * T.uint64(GATHER_BITS)
-        return T.Cast("int64", packed >> T.uint64(56))
 
     @T.prim_func(s_tir=True)
     def main(
@@ -86,24 +77,13 @@ def fold_compact(bits: int, sign: int, parallel: bool) -> tvm.IRModule:
                             acc[w] = acc[w] | src[at + (row + 1) * inner + w]
                     if back == 0:
                         for w in T.vectorized(lanes):
-                            flags[to + w] = flag(acc[w])
+                            flags[to + w] = flag(acc[w], sign, dtype)
                     else:
                         for w in range(lanes - back):
-                            flags[to + w] = flag(acc[back + w])
+                            flags[to + w] = flag(acc[back + w], sign, dtype)
                 for word in range(T.ceildiv(T.min(width, rows - start), 8)):
-                    first: T.let = start + word * 8
-                    seen: T.let = T.min(T.int64(8), rows - first)
-                    byte: T.let = live_byte(flags, word) & (
-                        T.shift_left(T.int64(1), seen) - T.int64(1)
-                    )
-                    for lane in T.vectorized(8):
-                        ids[end[0] + lane] = T.Cast("int32", table[byte * 8 + lane]) + T.Cast(
-                            "int32", first
-                        )
-                    end[0] = end[0] + T.Cast("int64", T.popcount(byte))
-            found: T.let = end[0] - task * capacity
-            count[task] = T.Cast("int32", found)
-            for lane in range(T.min(T.int64(PAD), capacity - found)):
-                ids[task * capacity + found + lane] = 0
+                    live: T.let = live_byte(flags, word * 8)
+                    append(ids, end, table, live, start + word * 8, rows)
+            close(ids, count, end, task, capacity)
 
     return tvm.IRModule({"main": main})
