@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import tvm
 import tvm_ffi
 from torch.utils import _pytree as pytree
-from tvm import relax, tirx
+from tvm import relax
 
 from ..errors import UnsupportedTarget, mismatch
 from ..runtime.live_tokens import live_tokens
-from ..schedules.cpu_attention import attention
-from ..schedules.cpu_rows import residual_norm
 from ..target import TargetInfo, resolve_target
-from .attention import Attention
 from .importer import Imported, import_model
 from .inputs import Inputs
+from .kernels import CpuKernels
 from .layers import Layers
 from .linear import extract_linear
-from .lowering import SCHEDULED, build
-from .masks import CAUSAL
+from .lowering import build
 from .norms import extract_norms
 from .packing import LIVE_TOKENS
 from .plane import Plane
@@ -79,16 +75,16 @@ class CompiledModel:
     """A model that runs on live tokens only. Call it as the module, by keyword."""
 
     def __init__(self, imported: Imported, target: TargetInfo, database: Any = None) -> None:
-        self._kernel, self._structure = _kernels(target), imported.structure
+        kernels, self._structure = CpuKernels(target), imported.structure
         name = f"pit_tvm.model.{next(_NUMBERS)}.linear"
         bounds = imported.size_bounds
         plane = Plane(imported.batch, imported.tokens)
         module = tidy(imported.module, bounds)
         self._inputs = Inputs(imported, module)
-        module, self.decisions = propagate(module, plane, imported.mask, self._attention)
+        module, self.decisions = propagate(module, plane, imported.mask, kernels)
         module = relax.transform.RemoveRedundantReshape()(tidy(module, bounds))
         #: The graph that runs, as Relax: ``module.show()`` prints it.
-        self.module, layers = extract_linear(extract_norms(module, self._norm), name)
+        self.module, layers = extract_linear(extract_norms(module, kernels), name)
         _register(self, name, Layers(layers, target, database))
         self._machine = relax.VirtualMachine(build(self.module, target), tvm.cpu())
 
@@ -133,23 +129,6 @@ class CompiledModel:
         return "\n".join(
             [*lines, f"{others} operators on weights, positions, masks, pooled values"]
         )
-
-    def _attention(self, found: Attention, dtype: str) -> tirx.PrimFunc:
-        causal = found.kind == CAUSAL
-        return self._kernel(attention, found.heads, found.head_dim, dtype, causal, found.scale)
-
-    def _norm(self, width: int, dtype: str, eps: float, residual: bool) -> tirx.PrimFunc:
-        return self._kernel(residual_norm, width, dtype, eps, residual)
-
-
-def _kernels(target: TargetInfo) -> Callable[..., tirx.PrimFunc]:
-    """Makes kernels for a target, each only once: layers are alike, and parsing one is slow."""
-
-    @cache
-    def kernel(make: Callable[..., tirx.PrimFunc], *form: Any) -> tirx.PrimFunc:
-        return make(*form, target=target).with_attr(SCHEDULED, True)
-
-    return kernel
 
 
 def _register(owner: CompiledModel, name: str, layers: Layers) -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import tvm
-from tvm import ir, relax, tirx
+from tvm import ir, relax
 
+from .kernels import Kernels
 from .rebuild import extents_of, flat_rows, is_op, rebuild, same_shape, shape_of
 
-# ``make(width, dtype, eps, residual)``: the kernel for rows of ``width``.
-MakeNorm = Callable[[int, str, float, bool], tirx.PrimFunc]
 
-
-def extract_norms(module: tvm.IRModule, make: MakeNorm) -> tvm.IRModule:
+def extract_norms(module: tvm.IRModule, kernels: Kernels) -> tvm.IRModule:
     """Replace every layer norm over the last axis with constant scale and shift, and the sum of
-    two tensors of its shape before it, by a call of what ``make`` gives."""
+    two tensors of its shape before it, by one kernel."""
 
     def rule(builder: relax.BlockBuilder, call: relax.Call, _: relax.Var) -> relax.Expr:
         if not _is_row_norm(call):
@@ -23,7 +21,7 @@ def extract_norms(module: tvm.IRModule, make: MakeNorm) -> tvm.IRModule:
         made = builder.lookup_binding(call.args[0])
         together = is_op(made, "add") and all(same_shape(a, call) for a in made.args)
         terms = list(made.args) if together else [call.args[0]]
-        return _emit(builder, call, terms, make)
+        return _emit(builder, call, terms, kernels)
 
     return rebuild(module, rule)
 
@@ -38,11 +36,9 @@ def _is_row_norm(call: relax.Call) -> bool:
 
 
 def _emit(
-    builder: relax.BlockBuilder, call: relax.Call, terms: Sequence[relax.Expr], make: MakeNorm
+    builder: relax.BlockBuilder, call: relax.Call, terms: Sequence[relax.Expr], kernels: Kernels
 ) -> relax.Call:
-    width, dtype = int(extents_of(call)[-1]), str(call.ty.dtype)
-    func = make(width, dtype, float(call.attrs.epsilon), len(terms) == 2)
-    name = builder.add_func(func.without_attr("global_symbol"), "norm")
     rows = [flat_rows(builder, t) for t in terms]
-    out = builder.emit(relax.call_tir(name, [*rows, call.args[1], call.args[2]], rows[0].ty))
+    scale, shift = call.args[1:]
+    out = builder.emit(kernels.norm(builder, rows, scale, shift, float(call.attrs.epsilon)))
     return relax.op.reshape(out, list(extents_of(call)))

@@ -9,14 +9,14 @@ of operators that share the permuted axis pays for it once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import tvm
-from tvm import ir, relax, tirx
+from tvm import ir, relax
 
 from .attention import Attention, match_attention
+from .kernels import Kernels
 from .masks import is_zero_if_dead
 from .packing import LiveTokens, Packer, emit_index
 from .plane import BATCH, TOKENS, Plane
@@ -38,8 +38,6 @@ READS_ZEROS = "reads tokens that are 0 where dead"
 
 BY_TOKEN = "token by token"
 
-MakeAttention = Callable[[Attention, str], tirx.PrimFunc]
-
 
 @dataclass(frozen=True)
 class Decision:
@@ -57,7 +55,7 @@ class Decision:
 
 
 def propagate(
-    module: tvm.IRModule, plane: Plane, mask_name: str, make_attention: MakeAttention
+    module: tvm.IRModule, plane: Plane, mask_name: str, kernels: Kernels
 ) -> tuple[tvm.IRModule, list[Decision]]:
     """``main`` on live tokens, and what was decided for every operator that is left.
 
@@ -69,7 +67,7 @@ def propagate(
         builder = relax.BlockBuilder()
         with builder.function("main", list(main.params), attrs=attributes_of(main)):
             with builder.dataflow():
-                work = _Propagation(main, builder, plane, mask, make_attention, picks)
+                work = _Propagation(main, builder, plane, mask, kernels, picks)
                 result = builder.emit_output(work.run())
             builder.emit_func_output(result)
         if not work.picked_again:
@@ -86,11 +84,11 @@ class _Propagation:
         builder: relax.BlockBuilder,
         plane: Plane,
         mask: relax.Var,
-        make_attention: MakeAttention,
+        kernels: Kernels,
         picks: bool,
     ) -> None:
         self.main, self.builder, self.plane, self.mask = main, builder, plane, mask
-        self.make_attention, self.picks = make_attention, picks
+        self.kernels, self.picks = kernels, picks
         # What was computed from single tokens that may be dead, and whether it came back to tokens.
         self.picked: set[relax.Var] = set()
         self.picked_again = False
@@ -187,11 +185,8 @@ class _Propagation:
             packed = self._operand(var, None)
             rows = builder.emit(relax.op.permute_dims(packed, order))
             operands.append(builder.emit(relax.op.reshape(rows, flat)))
-        dtype = str(found.value.ty.dtype)
-        func = builder.add_func(
-            self.make_attention(found, dtype).without_attr("global_symbol"), "attention"
-        )
-        out = relax.call_tir(func, [*operands, self.index.starts], relax.TensorType(flat, dtype))
+        ty = relax.TensorType(flat, str(found.value.ty.dtype))
+        out = self.kernels.attention(builder, found, [*operands, self.index.starts], ty)
         rows = builder.emit(relax.op.reshape(builder.emit(out), [1, *flat]))
         return builder.emit(relax.op.permute_dims(rows, [0, 2, 1, 3]))
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from tvm import relax, tirx
+from tvm import relax
 
+from pit_tvm.model.kernels import CpuKernels
 from pit_tvm.model.norms import extract_norms
-from pit_tvm.schedules.cpu_rows import residual_norm
 from pit_tvm.target import resolve_target
 from tests.model.graphs import B, T, graph, names
 
@@ -26,15 +26,24 @@ def norm(x: Any, **how: Any) -> Any:
     return op.nn.layer_norm(x, SCALE, SHIFT, [-1], 1e-5, **how)
 
 
+class Recorded(CpuKernels):
+    """Notes what norms are asked for: width, type, eps, whether there is a residual."""
+
+    def __init__(self) -> None:
+        super().__init__(resolve_target("llvm"))
+        self.asked: list[tuple[Any, ...]] = []
+
+    def norm(self, builder: Any, terms: Any, scale: Any, shift: Any, eps: float) -> Any:
+        """As `CpuKernels.norm`."""
+        ty = terms[0].ty
+        self.asked.append((int(ty.shape.values[-1]), ty.dtype, round(eps, 9), len(terms) == 2))
+        return super().norm(builder, terms, scale, shift, eps)
+
+
 def extract(module: tvm.IRModule) -> tuple[tvm.IRModule, list[tuple[Any, ...]]]:
     """The module with kernels for its norms, and what was asked of each."""
-    asked: list[tuple[Any, ...]] = []
-
-    def make(width: int, dtype: str, eps: float, residual: bool) -> tirx.PrimFunc:
-        asked.append((width, dtype, round(eps, 9), residual))
-        return residual_norm(width, dtype, eps, residual, target=resolve_target("llvm"))
-
-    return extract_norms(module, make), asked
+    kernels = Recorded()
+    return extract_norms(module, kernels), kernels.asked
 
 
 @pytest.mark.parametrize("extents", [(B, T, 8), (B * T, 8), (T, 8)])

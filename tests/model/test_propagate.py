@@ -11,10 +11,10 @@ import tvm
 from tvm import relax
 
 from pit_tvm.model.attention import Attention
+from pit_tvm.model.kernels import CpuKernels
 from pit_tvm.model.packing import LIVE_TOKENS
 from pit_tvm.model.propagate import BY_TOKEN, Decision, propagate
 from pit_tvm.runtime.live_tokens import live_tokens
-from pit_tvm.schedules.cpu_attention import attention
 from pit_tvm.target import resolve_target
 from tests.model.graphs import PLANE, B, T, graph, names
 
@@ -29,19 +29,25 @@ LOWEST = relax.const(np.array(np.finfo("float32").min))
 Made = tuple[tvm.IRModule, tvm.IRModule, list[Decision], list[Attention]]
 
 
+class Recorded(CpuKernels):
+    """Notes the attentions that it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(resolve_target("llvm"))
+        self.found: list[Attention] = []
+
+    def attention(self, builder: Any, found: Attention, operands: Any, ty: Any) -> Any:
+        """As `CpuKernels.attention`."""
+        self.found.append(found)
+        return super().attention(builder, found, operands, ty)
+
+
 def packed(make: Callable[..., Any], **params: Any) -> Made:
     """A graph of ``x`` and ``mask``, the same on live tokens, decisions, attentions."""
     before = graph(make, **{"x": ROWS, "mask": MASK} | params)
-    found: list[Attention] = []
-
-    def make_attention(one: Attention, dtype: str) -> Any:
-        found.append(one)
-        target = resolve_target("llvm")
-        causal = one.kind == "causal"
-        return attention(one.heads, one.head_dim, dtype, causal, one.scale, target=target)
-
-    after, decisions = propagate(before, PLANE, "mask", make_attention)
-    return before, after, decisions, found
+    kernels = Recorded()
+    after, decisions = propagate(before, PLANE, "mask", kernels)
+    return before, after, decisions, kernels.found
 
 
 def count(module: tvm.IRModule) -> tuple[int, int]:

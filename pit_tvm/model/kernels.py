@@ -1,0 +1,78 @@
+"""What a backend gives a graph over live rows: attention and norms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, Protocol
+
+from tvm import relax, tirx
+
+from ..schedules.cpu_attention import attention
+from ..schedules.cpu_rows import residual_norm
+from ..target import TargetInfo
+from .attention import Attention
+from .lowering import SCHEDULED
+from .masks import CAUSAL
+
+
+class Kernels(Protocol):
+    """Calls of a backend's own kernels, for a graph that is being built."""
+
+    def attention(
+        self,
+        builder: relax.BlockBuilder,
+        found: Attention,
+        operands: Sequence[relax.Expr],
+        ty: relax.TensorType,
+    ) -> relax.Call:
+        """Attention over live tokens: ``operands`` are queries, keys and values
+        ``[live, heads, head_dim]`` and the starts of the sequences, int32 ``[batch + 1]``."""
+
+    def norm(
+        self,
+        builder: relax.BlockBuilder,
+        terms: Sequence[relax.Expr],
+        scale: relax.Expr,
+        shift: relax.Expr,
+        eps: float,
+    ) -> relax.Call:
+        """Layer norm of the sum of ``terms`` (one or two), ``[rows, width]``."""
+
+
+class CpuKernels:
+    """Scheduled functions; each is made only once: layers are alike, and parsing one is slow."""
+
+    def __init__(self, target: TargetInfo) -> None:
+        @cache
+        def made(make: Callable[..., tirx.PrimFunc], *form: Any) -> tirx.PrimFunc:
+            func = make(*form, target=target).with_attr(SCHEDULED, True)
+            return func.without_attr("global_symbol")
+
+        self._made = made
+
+    def attention(
+        self,
+        builder: relax.BlockBuilder,
+        found: Attention,
+        operands: Sequence[relax.Expr],
+        ty: relax.TensorType,
+    ) -> relax.Call:
+        """As `Kernels.attention`."""
+        form = (found.heads, found.head_dim, str(ty.dtype), found.kind == CAUSAL, found.scale)
+        func = builder.add_func(self._made(attention, *form), "attention")
+        return relax.call_tir(func, list(operands), ty)
+
+    def norm(
+        self,
+        builder: relax.BlockBuilder,
+        terms: Sequence[relax.Expr],
+        scale: relax.Expr,
+        shift: relax.Expr,
+        eps: float,
+    ) -> relax.Call:
+        """As `Kernels.norm`."""
+        ty = terms[0].ty
+        form = (int(ty.shape.values[-1]), str(ty.dtype), eps, len(terms) == 2)
+        func = builder.add_func(self._made(residual_norm, *form), "norm")
+        return relax.call_tir(func, [*terms, scale, shift], ty)
