@@ -177,6 +177,8 @@ def flipped_rows(
                 T.ptx["cp.async.mbarrier.arrive.noinc.shared.b64"](full.ptr_to([put.stage]))
                 put.advance()
             if SPLIT > 1:  # when sums are done, sent, and read
+                # Sums of another CTA take the place of copies: none may be under way.
+                T.ptx.cp.async_.wait_all()
                 for _ in T.unroll(3):
                     split.meet()
         posts.taken.wait(post.stage, post.phase)

@@ -27,11 +27,11 @@ ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 GRAPH_US = 2000.0  # calls of a graph fill about this long, within limits:
 LEAST_CALLS, MOST_CALLS = 2, 10
-# An operator asks for counts every 16 calls (a millisecond apart), and then needs one more.
+# An operator asks for counts every 16 calls, and then needs one more.
 WARM_UPS = 20
 SPIN_CYCLES = 1_500_000  # just under a millisecond
-# So few that the queue of launches, about 500 long, never fills: the host would wait in it.
-HOST_CALLS, HOST_ROUNDS = 40, 15
+# So few that the queue of launches never fills: the host would wait in it.
+HOST_CALLS, HOST_ROUNDS = 20, 25
 HOST_LIMIT_US = 12.0
 SHORT_US = 500.0
 

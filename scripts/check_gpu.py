@@ -4,6 +4,14 @@ Thousands of random calls of each kernel family (linear with weights [n, k], mat
 [k, n], grouped) through the public interface, every tile in turn; then no synchronisation, CUDA
 graphs, streams, threads, memory and the number of kernels. One line for each check, a summary at
 the end; the exit status is 1 if anything is wrong, and 2 if something is missing.
+
+A set small enough for compute-sanitizer, with memory that it can watch:
+
+    python scripts/check_gpu.py --reduced --build-only
+    export PYTORCH_NO_CUDA_MEMORY_CACHING=1
+    watch="compute-sanitizer --target-processes application-only"
+    $watch --tool memcheck python scripts/check_gpu.py --reduced
+    $watch --tool racecheck python scripts/check_gpu.py --reduced
 """
 
 from __future__ import annotations
@@ -25,6 +33,8 @@ if TYPE_CHECKING:
 
 FAMILIES = ("linear", "matmul", "grouped")
 COUNT = 2000
+# Every variant once, then cases in which all tiles run, of float16 (their numbers are even).
+REDUCED = (*range(12), 48, 96, 144)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -38,6 +48,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--family", action="append", choices=FAMILIES, help="repeat for several (default: all)")
     add("--case", type=int, metavar="NUMBER", help="one case of a seed again, and nothing else")
     add("--tiles", type=positive, default=2, help="tiles of operators with an epilogue (default 2)")
+    add("--reduced", action="store_true", help="few cases, and streams: for compute-sanitizer")
     add("--only", choices=("values", "runtime"), help="half of the checks")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: the CPU's operators")
     add("--build-only", action="store_true", help="compile the kernels; needs nvcc, and no GPU")
@@ -45,6 +56,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.case is not None and options.seed is None:
         parser.error("--case needs the --seed that it was found with")
+    if options.reduced:
+        options.tiles = 1
     options.seed = secrets.randbelow(2**31) if options.seed is None else options.seed
     if options.seed < 0:
         parser.error("--seed must not be negative")
@@ -72,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
     if options.only != "runtime":
         faults += check_values(options, checker)
     if options.only != "values" and options.case is None:
-        faults += check_runtime(checker)
+        faults += check_runtime(checker, options.reduced)
     print(f"\n{len(faults)} faults, seed {options.seed}")
     return 1 if faults else 0
 
@@ -92,7 +105,9 @@ def check_values(options: argparse.Namespace, checker: Checker) -> list[str]:
     """Random cases of every family; the faults."""
     from check_gpu_values import check_family
 
-    numbers = range(options.count) if options.case is None else [options.case]
+    numbers: Sequence[int] = REDUCED if options.reduced else range(options.count)
+    if options.case is not None:
+        numbers = [options.case]
     faults = []
     for family in options.family:
         start = time.perf_counter()
@@ -106,16 +121,19 @@ def check_values(options: argparse.Namespace, checker: Checker) -> list[str]:
     return faults
 
 
-def check_runtime(checker: Checker) -> list[str]:
+def check_runtime(checker: Checker, reduced: bool = False) -> list[str]:
     """Everything but values, one line each; on a CPU only what it has."""
     import check_gpu_runtime as runtime
 
-    checks: dict[str, Callable[[Checker], list[str]]] = {"threads": runtime.check_threads}
+    checks: dict[str, Callable[[Checker], list[str]]] = {}
+    if not reduced:
+        checks["threads"] = runtime.check_threads
     if checker.device == "cuda":
+        checks["streams"] = runtime.check_streams
+    if checker.device == "cuda" and not reduced:
         checks |= {
             "no synchronisation": runtime.check_no_waiting,
             "CUDA graphs": runtime.check_graphs,
-            "streams": runtime.check_streams,
             "memory": runtime.check_memory,
             "number of kernels": runtime.check_kernels,
             "more than 2**31 elements": runtime.check_large,

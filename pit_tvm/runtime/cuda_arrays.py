@@ -6,6 +6,7 @@ without a call of the driver, and inside a CUDA graph's capture it belongs to th
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -188,30 +189,55 @@ def _activate(array: Any, act: str) -> None:
     elif act == "silu":
         functional.silu(array, inplace=True)
     elif act != "none":
-        array.copy_(functional.gelu(array, approximate="tanh" if act == "gelu_tanh" else "none"))
+        form = "tanh" if act == "gelu_tanh" else "none"
+        torch.ops.aten.gelu_(array, approximate=form)  # functional.gelu has no way to be in place
 
 
-class PinnedCopy:
-    """Copies of a small CUDA tensor to the host, one at a time; their memory is made once."""
+class PinnedCounts:
+    """Counts in pinned memory that a kernel writes and the host reads, without a word to CUDA.
 
-    def __init__(self, like: Any) -> None:
+    A count is never negative, so -1 stands where nothing has arrived yet.
+    """
+
+    def __init__(self, number: int) -> None:
         import torch
 
-        self._host = torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
-        self._event = torch.cuda.Event()
+        _arrived_since()
+        self._memory = torch.empty(number, dtype=torch.int32, pin_memory=True)
+        self.address = self._memory.data_ptr()  # for the host and, addresses being unified, GPUs
+        self._view = (ctypes.c_int32 * number).from_address(self.address)
 
-    def start(self, array: Any) -> None:
-        """Copy ``array``, shaped as ``like``, beside the work of the current stream."""
-        self._host.copy_(array, non_blocking=True)
-        self._event.record()
+    def expect(self) -> None:
+        """Forget the values, before the launch that writes new ones."""
+        ctypes.memset(self.address, 0xFF, ctypes.sizeof(self._view))
 
-    def ready(self) -> bool:
-        """Whether the copy has arrived."""
-        return bool(self._event.query())
+    def values(self) -> tuple[int, ...] | None:
+        """All counts, or None as long as one is missing."""
+        found = tuple(self._view)
+        return None if -1 in found else found
 
-    def values(self) -> tuple[int, ...]:
-        """The elements, once they have arrived."""
-        return tuple(self._host.flatten().tolist())
+
+def keep_until_arrived(memory: Sequence[PinnedCounts]) -> None:
+    """Keep memory that kernels still write to: torch does not know of them, and would hand it to
+    somebody else."""
+    _unfinished().extend(memory)
+
+
+def _arrived_since() -> None:
+    """Let go of kept memory that nothing writes to any more."""
+    kept = _unfinished()
+    for _ in range(len(kept)):
+        try:
+            memory = kept.pop(0)
+        except IndexError:  # another thread does the same
+            return
+        if memory.values() is None:
+            kept.append(memory)
+
+
+@cache
+def _unfinished() -> list[PinnedCounts]:
+    return []
 
 
 def _torch() -> Any:

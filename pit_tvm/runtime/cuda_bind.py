@@ -10,7 +10,7 @@ from tvm import ir
 from ..errors import DTypeError, ShapeError, mismatch
 from ..remember import remember
 from .bind import Binder, Layout, told_pattern
-from .cuda_arrays import as_cuda, check_tensor, empty, signature
+from .cuda_arrays import as_cuda, check_tensor, empty
 from .cuda_call import CudaCall, CudaPlace
 from .program import Program
 
@@ -51,13 +51,14 @@ class CudaBinder(Binder):
         if call is None:
             given, sparsity, call = self._checked(given, sparsity, out)
         if out is None:
+            placed = given
             out = empty(given[self._moved[0]], call.layout.output)
-            places = tuple([tensor.data_ptr() for tensor in given])
         else:
-            places = tuple([tensor.data_ptr() for tensor in (*given, out)])
+            placed = (*given, out)
+        places = tuple([tensor.data_ptr() for tensor in placed])
         place = call.places.get(places)
         if place is None:
-            place = remember(call.places, places, self._place(call, places))
+            place = remember(call.places, places, self._place(call, placed, places))
         return call, given, sparsity, out, place
 
     def _known(self, given: Sequence[Any], value: Any, out: Any) -> CudaCall | None:
@@ -65,7 +66,7 @@ class CudaBinder(Binder):
         tensors = (*given, value) if out is None else (*given, value, out)
         try:
             # Operands and output are known only as contiguous ones: sparse tensors are not.
-            return self._calls.get((value.layout, out is None, *signature(tensors)))
+            return self._calls.get(_key(value, tensors, out is None))
         except (AttributeError, RuntimeError):  # another library's array; a compressed tensor
             return None
 
@@ -78,14 +79,22 @@ class CudaBinder(Binder):
         if out is not None:
             check_tensor(self.program.output.name, out)
             tensors.append(out)
-        key = (value.layout, out is None, *signature(tensors))
+        key = _key(value, tensors, out is None)
         call = self._calls.get(key)
         if call is None:
             call = remember(self._calls, key, self._check(inputs, value, out))
         return inputs, value, call
 
-    def _place(self, call: CudaCall, places: Sequence[int]) -> CudaPlace:
-        """What these addresses decide; ShapeError if the output shares memory with an input."""
+    def _place(self, call: CudaCall, placed: Sequence[Any], places: Sequence[int]) -> CudaPlace:
+        """What the addresses of inputs, and of an output that was passed, decide.
+
+        DTypeError if they are on several devices, ShapeError if the output shares memory with an
+        input.
+        """
+        for name, tensor in zip((*self._names, self.program.output.name), placed, strict=False):
+            if tensor.get_device() != call.device:
+                expected = f"the device of sparsity, cuda:{call.device}"
+                raise DTypeError(mismatch(name, expected, tensor.device))
         if not call.fresh:
             self._check_apart(places, places[-1], call.sizes)
         # A new output begins at a multiple of 16 bytes.
@@ -149,3 +158,12 @@ class CudaBinder(Binder):
             if place < last and first < place + size:
                 expected = f"memory apart from {name}"
                 raise ShapeError(mismatch(self.program.output.name, expected, "the same"))
+
+
+def _key(value: Any, tensors: Sequence[Any], fresh: bool) -> tuple[object, ...]:
+    """What a `CudaCall` is known by. Of the devices only that of ``value``: memory of another one
+    has other addresses, so `CudaBinder._place` sees it."""
+    key: list[object] = [value.layout, value.get_device(), fresh]
+    for a in tensors:
+        key += (a.shape, a.dtype, a.is_contiguous())
+    return tuple(key)

@@ -58,6 +58,27 @@ extern "C" __attribute__((visibility("hidden"))) {result} CUDAAPI {name}({params
 }}
 """
 
+# Launchers set the attributes of a kernel at every launch, 0.7 us of the host each. Here an
+# attribute is set again only for a device that has not had it, or not as high.
+_ONCE = """#include <atomic>
+#include <mutex>
+#include <cuda_runtime.h>
+template <auto kernel, cudaFuncAttribute attribute>
+static cudaError_t pit_attribute(int device, int value) {
+  static std::atomic<int> highest[64];
+  static std::mutex setting;
+  std::atomic<int>& known = highest[device % 64];
+  const bool kept = device < 64;
+  if (kept && known.load(std::memory_order_acquire) >= value) return cudaSuccess;
+  std::lock_guard<std::mutex> alone(setting);
+  if (kept && known.load(std::memory_order_relaxed) >= value) return cudaSuccess;
+  const cudaError_t error = cudaFuncSetAttribute(kernel, attribute, value);
+  if (kept && error == cudaSuccess) known.store(value, std::memory_order_release);
+  return error;
+}
+"""
+_ATTRIBUTE = re.compile(r"\bcudaFuncSetAttribute\(([\w:]+), (\w+), (\w+)\)")
+
 
 class CudaLibrary:
     """A compiled library of CUDA kernels; what `KernelCache.get` takes from its ``build``."""
@@ -106,7 +127,9 @@ def cuda_source(mod: tvm.IRModule, arch: str = "sm_90a", tirx: bool = False) -> 
     with target:
         pipeline = {"tir_pipeline": "tirx"} if tirx else {}
         built = tvm.compile(as_dependent(mod) if tirx else mod, target=target, **pipeline)
-    source = export_cuda_host(built.mod)
+    attributes = r"pit_attribute<\1, \2>(cuda_device, \3)"
+    source, number = _ATTRIBUTE.subn(attributes, export_cuda_host(built.mod))
+    source = _ONCE + source if number else source
     used = [name for name in _DRIVER if re.search(rf"\b{name}\b", source)]
     entries = [_entry(name) for name in used]
     return "".join([source, _LOOK_UP, *entries] if used else [source])

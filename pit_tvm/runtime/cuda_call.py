@@ -2,70 +2,29 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
-
-import tvm_ffi
 
 from ..structs import Plan, Tile
 from .bind import Layout
 from .cuda_detect_ids import Find
+from .cuda_view import CudaView
 from .cuda_watch import CountWatch
-
-
-class _Header(ctypes.Structure):
-    """``DLTensor`` of the DLPack specification, version 1."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.c_void_p),  # none: contiguous
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-class CudaView(ctypes.c_void_p):
-    """Contiguous memory on a GPU as compiled functions take it, in another shape than its tensor's.
-
-    It does not keep the memory: whoever passes it keeps the tensor. A view made by torch takes
-    the host longer than half a launch.
-    """
-
-    def __init__(self, address: int, shape: Sequence[int], dtype: str, device: int) -> None:
-        kind = tvm_ffi.dtype(dtype)
-        self._shape = (ctypes.c_int64 * len(shape))(*shape)
-        self._header = _Header(
-            data=address,
-            device_type=tvm_ffi.DLDeviceType.kDLCUDA,
-            device_id=device,
-            ndim=len(shape),
-            code=kind.type_code,
-            bits=kind.bits,
-            lanes=kind.lanes,
-            shape=self._shape,
-        )
-        super().__init__(ctypes.addressof(self._header))
 
 
 class CudaPlace:
     """What the addresses of inputs and output decide.
 
-    ``aligned``: all rows of operands and output begin at multiples of 16 bytes. ``weights``: the
-    dense operand and the bias in the shapes that kernels take; made when they are first needed.
+    ``aligned``: all rows of operands and output begin at multiples of 16 bytes. ``rest``: what
+    kernels take behind the index, as they take it: dense operand, bias, and the output unless the
+    call makes it; made when they are first needed.
     """
 
-    __slots__ = ("aligned", "weights")
+    __slots__ = ("aligned", "rest")
 
     def __init__(self, aligned: bool) -> None:
         self.aligned = aligned
-        self.weights: tuple[CudaView, ...] | None = None
+        self.rest: tuple[CudaView, ...] | None = None
 
 
 class CudaCall:

@@ -15,7 +15,7 @@ from ..errors import ShapeError, mismatch
 from ..remember import remember
 from ..structs import BitMask, BlockMask, Index, Mask, MicroTile, SparsitySpec, Values
 from .cuda_arrays import check_tensor, dtype_name, empty_words, signature
-from .cuda_detect_ids import Find, SlicePlan
+from .cuda_detect_ids import Find, Lists, SlicePlan
 from .cuda_detect_plan import MaskPlan, plan_mask
 from .cuda_modules import CudaKernels, GetModule
 from .cuda_workspace import Take, new_index
@@ -130,6 +130,10 @@ class CudaDetector:
             run = remember(self._finds, key, plan.run(), MAX_PLANS)
         return run
 
+    def report(self, count: Any, address: int) -> None:
+        """Write ``count``, int32 [slots], to pinned memory of the host, on the current stream."""
+        self._kernels.slices("report_counts")(count, address)
+
     def _mask(
         self,
         spec: SparsitySpec,
@@ -138,7 +142,7 @@ class CudaDetector:
         micro_tile: MicroTile,
         split: bool,
         take: Take,
-    ) -> tuple[Index, Index | None]:
+    ) -> Lists:
         argument = f"sparsity of {micro_tile.operand} ({type(spec).__name__})"
         check_tensor(argument, value)
         plan = self._plan(spec, value, shape, micro_tile)

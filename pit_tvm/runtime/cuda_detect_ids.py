@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import AxisError, ShapeError, mismatch
-from ..structs import Groups, Index, Lengths, MicroTile, Rows, SparsitySpec
+from ..structs import Groups, Lengths, MicroTile, Rows, SparsitySpec
 from . import cuda_detect_cluster as cluster
 from . import cuda_detect_groups as sharing
 from . import cuda_detect_slices as slices
@@ -27,14 +27,15 @@ from .cuda_arrays import (
 from .cuda_detect_device import WARP
 from .cuda_detect_plan import SMS, check_extents
 from .cuda_modules import CudaKernels
-from .cuda_workspace import Take
+from .cuda_workspace import CudaIndex, Take
 
 ID_BITS = {"int32": 32, "int64": 64}
 CLUSTER_LIMIT = 1 << 18  # ids times groups, or lanes if fewer, that one cluster lists soonest
 SEARCH_LIMIT = 1 << 15  # ids that one multiprocessor compares before all groups share the work
 LEAST_SHARE = 1024  # ids of one CTA where groups share
 
-Lists = tuple[Index, Index | None]  # live positions, and the dead ones if they were asked for
+# Live positions, and the dead ones if they were asked for.
+Lists = tuple[CudaIndex, CudaIndex | None]
 Find = Callable[[Any, Take], Lists]  # find(value, take)
 
 
@@ -100,7 +101,7 @@ class SlicePlan:
             live = take(ids, "live", 1, rows)
             dead = take(ids, "dead", 1, rows) if split else None
             if not ascending:
-                copy(ids, rows, share, live.ids, live.count)
+                copy(ids, rows, share, *live.views)
             if ascending or dead is not None:
                 lines = empty_words(ids, (1, words))
                 if rows:
@@ -137,10 +138,9 @@ class SlicePlan:
                     if index is not None:
                         zero(index.count)
             elif dead is None:
-                spread(given, batch, padded, pieces, live.ids, live.count)
+                spread(given, batch, padded, pieces, *live.views)
             else:
-                memory = (live.ids, live.count, dead.ids, dead.count)
-                spread(given, batch, padded, pieces, *memory)
+                spread(given, batch, padded, pieces, *live.views, *dead.views)
             return live, dead
 
         return run
@@ -167,27 +167,27 @@ class SlicePlan:
 
         return run
 
-    def _group_kernels(self, size: int, groups: int, bits: int) -> Callable[[Any, Index], None]:
+    def _group_kernels(self, size: int, groups: int, bits: int) -> Callable[[Any, CudaIndex], None]:
         """What lists the positions of every group of ``size`` ids."""
         alone = -(-groups // SMS) * size <= SEARCH_LIMIT
         few = size <= cluster.MOST_IDS and min(groups, WARP) * size <= CLUSTER_LIMIT
         if few and groups <= cluster.MOST_GROUPS:
             gather = self.kernels.slices(f"cluster_groups_{bits}")
             each = max(1, -(-size // cluster.STEP)) * WARP
-            return lambda given, index: gather(given, each, index.ids, index.count)
+            return lambda given, index: gather(given, each, *index.views)
         if alone or groups > sharing.MOST_GROUPS:
             search = self.kernels.slices(f"search_groups_{bits}")
-            return lambda given, index: search(given, index.ids, index.count)
+            return lambda given, index: search(given, *index.views)
         count = self.kernels.slices(f"count_groups_{bits}")
         place = self.kernels.slices(f"place_groups_{bits}")
         step = sharing.SHARE_THREADS
         share = max(LEAST_SHARE, -(-size // (SMS * step)) * step)
         lanes = min((groups - 1).bit_length(), step.bit_length() - 1)
 
-        def launch(given: Any, index: Index) -> None:
+        def launch(given: Any, index: CudaIndex) -> None:
             sizes = empty_int32(given, (-(-size // share), groups))
             count(given, share, sizes)
-            place(given, share, lanes, sizes, index.ids, index.count)
+            place(given, share, lanes, sizes, *index.views)
 
         return launch
 

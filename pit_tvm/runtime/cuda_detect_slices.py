@@ -17,6 +17,7 @@ THREADS = 1024
 MARKED = 32 * THREADS  # positions whose bits one CTA collects
 SPREAD = 4096  # rows of a sequence that one CTA lists
 SPREAD_THREADS = 256
+REPORTERS = 128  # threads that report counts
 
 
 def copy_rows(bits: int) -> tvm.tirx.PrimFunc:
@@ -67,6 +68,34 @@ def copy_rows(bits: int) -> tvm.tirx.PrimFunc:
             at = at + THREADS
         if (thread == 0) & (first + share >= size):
             count[0] = T.min(found, capacity)
+
+    return kernel
+
+
+_SEND = """__forceinline__ __device__ void pit_send(long long at, int value) {
+  *reinterpret_cast<volatile int*>(at) = value;
+}
+"""
+
+
+def report_counts() -> tvm.tirx.PrimFunc:
+    """Writes ``count`` (slots,), int32, to ``address``, which may be pinned memory of the host:
+    each element at once, in any order."""
+
+    @T.prim_func
+    def kernel(p_count: T.handle, address: T.int64):
+        slots = T.int32()
+        count = T.match_buffer(p_count, (slots,), "int32", align=4)
+        T.device_entry()
+        _block = T.cta_id([1])
+        thread = T.thread_id([REPORTERS])
+        after_predecessor()
+        at: T.int32 = thread
+        while at < slots:
+            T.cuda.func_call(
+                "pit_send", address + T.cast(at, "int64") * 4, count[at], source_code=_SEND
+            )
+            at = at + REPORTERS
 
     return kernel
 

@@ -19,7 +19,7 @@ from ..tile_db.store import TileStore
 from .bind import told_pattern
 from .cuda_arrays import activated, dense_product, empty, synchronize, zero
 from .cuda_bind import CudaBinder, CudaBound
-from .cuda_call import CudaCall, CudaView
+from .cuda_call import CudaCall
 from .cuda_detect import CudaDetector
 from .cuda_fill import CudaFill
 from .cuda_fill_kernels import fill_module
@@ -27,7 +27,8 @@ from .cuda_form import rows_form
 from .cuda_modules import cached_modules, detection_modules
 from .cuda_planner import CudaPlanner
 from .cuda_rows import ROW_STEP, RowsKernels
-from .cuda_workspace import CudaWorkspace
+from .cuda_view import CudaView
+from .cuda_workspace import CudaIndex, CudaWorkspace
 from .dispatch import Clock
 from .kernel_cache import KernelCache
 from .program import Program
@@ -163,7 +164,7 @@ class CudaDispatcher:
 
     def _indices(
         self, call: CudaCall, value: Any, dense: bool
-    ) -> tuple[Index | None, Index | None]:
+    ) -> tuple[CudaIndex | None, CudaIndex | None]:
         """Lists of live and of dead rows, None where nobody reads them."""
         learns = call.watch.due()  # a dense pattern may become sparser
         split = self.planner.dense_fills if dense else self._fills and not self.form.groups
@@ -176,7 +177,7 @@ class CudaDispatcher:
             call.finds[split] = find
         found = find(value, self.memory.take)
         if learns:
-            call.watch.report(found[0].count)
+            call.watch.report(found[0].count, self.detector.report)
         return found
 
     # -- launch
@@ -197,7 +198,7 @@ class CudaDispatcher:
         transposed = self.form.rhs_layout == "nk"
         dense_product(lhs, rhs, bias, self.form.act, out, transpose_rhs=transposed)
 
-    def _product(self, choice: Candidate, index: Index, bound: CudaBound) -> None:
+    def _product(self, choice: Candidate, index: CudaIndex, bound: CudaBound) -> None:
         call, inputs, _, out, place = bound
         known = call.product
         if known is None or known[0] is not choice.tile:
@@ -205,27 +206,34 @@ class CudaDispatcher:
         if not place.aligned:
             self._unaligned(known[1], index, inputs, out)
             return
-        weights = place.weights
-        if weights is None:
-            weights = place.weights = self._weights(call, inputs)
-        known[1](inputs[self._places[0]], index.ids, index.count, *weights, out)
+        rest = place.rest
+        if rest is None:
+            rest = place.rest = self._rest(call, inputs, out)
+        lhs = inputs[self._places[0]]
+        if call.fresh:
+            known[1](lhs, *index.views, *rest, out)
+        else:
+            known[1](lhs, *index.views, *rest)
 
     def _kernel(self, choice: Candidate) -> Callable[..., Any]:
         if choice.tile is None:
             raise ShapeError(mismatch("choice", "a candidate with a tile", choice))
         return self.kernels.product(choice.tile, self.form.groups, **self.options)
 
-    def _weights(self, call: CudaCall, inputs: Sequence[Any]) -> tuple[CudaView, ...]:
-        """The dense operand and the bias with a dimension of groups, also where there are none."""
+    def _rest(self, call: CudaCall, inputs: Sequence[Any], out: Any) -> tuple[CudaView, ...]:
+        """The dense operand and the bias with a dimension of groups, also where there are none,
+        and the output that was passed."""
         views = []
         for tensor in self._operands(inputs)[1:]:
             if tensor is not None:
                 shape = tensor.shape if self.form.groups else (1, *tensor.shape)
                 views.append(CudaView(tensor.data_ptr(), shape, self.form.dtype, call.device))
+        if not call.fresh:
+            views.append(CudaView(out.data_ptr(), out.shape, self.form.dtype, call.device))
         return tuple(views)
 
     def _unaligned(
-        self, kernel: Callable[..., Any], index: Index, inputs: Sequence[Any], out: Any
+        self, kernel: Callable[..., Any], index: CudaIndex, inputs: Sequence[Any], out: Any
     ) -> None:
         """Rows that do not begin at 16 bytes: through padded copies, the output's both ways."""
         lhs, rhs, bias = self._operands(inputs)
@@ -247,7 +255,7 @@ class CudaDispatcher:
         if bias is not None:
             rest.insert(0, empty(bias, (bias.shape[0], n)))
             self.fill.pad_copy(bias, rest[0])
-        kernel(wide["lhs"], index.ids, index.count, wide["rhs"], *rest)
+        kernel(wide["lhs"], *index.views, wide["rhs"], *rest)
         self.fill.pad_copy(wide["out"], out)
 
 

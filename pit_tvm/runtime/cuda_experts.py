@@ -126,7 +126,7 @@ class CudaExperts:
         shape, take = tuple(x.shape), self.memory.take
         index = self.detector.detect(Groups(experts), ids, shape, _MICRO_TILE, take=take)
         if watch.due():
-            watch.report(index.count)
+            watch.report(index.count, self.detector.report)
         return index
 
     def _product(
@@ -153,12 +153,15 @@ class CudaExperts:
         options: dict[str, Any],
     ) -> Tile:
         """The cheapest tile for counts of an earlier call, or for an even routing."""
-        peak = bucket(max(counts) / max(sum(counts), 1)) if counts else -1
-        key = (lhs.dtype, tuple(rhs.shape), rows, peak, *options.values())
+        alike = None
+        if counts:
+            live = max(sum(counts), 1)
+            alike = bucket(live / rows), bucket(max(counts) / live)
+        key = (lhs.dtype, tuple(rhs.shape), rows, alike, *options.values())
         if key not in self._tiles:
             groups, n, k = rhs.shape
-            live = float(sum(counts)) if counts else float(rows)
-            work = GpuWork(live, int(n), int(k), int(groups), counts or ())
+            total = float(sum(counts) if counts else rows)
+            work = GpuWork(total, int(n), int(k), int(groups), counts or ())
             rates = self._rates_of(dtype_name(lhs), options)
             plan = select_gpu(GROUPS, _MICRO_TILE, work, None, rates, rows)
             tile = plan.choice.tile

@@ -54,8 +54,8 @@ def mask_module() -> tvm.IRModule:
 
 
 def slice_module() -> tvm.IRModule:
-    """Kernels that read row ids, lengths and group ids."""
-    made = {}
+    """Kernels that read row ids, lengths and group ids, and the one that reports counts."""
+    made = {"report_counts": cuda_detect_slices.report_counts()}
     for bits in (32, 64):
         made[f"copy_rows_{bits}"] = cuda_detect_slices.copy_rows(bits)
         made[f"mark_rows_{bits}"] = cuda_detect_slices.mark_rows(bits)

@@ -72,6 +72,7 @@ class CudaPlanner:
             counts=counts if form.groups else (),
             index_bytes=self._index_bytes(layout),
             extra_bytes=2.0 * (rows - live) * n if self.fills else 0.0,
+            act=form.act,
         )
         dense = self._dense(rows, n, k, fresh)
         family = GROUPS if form.groups else ROWS

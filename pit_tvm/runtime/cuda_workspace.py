@@ -4,24 +4,43 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ..remember import remember
 from ..structs import Index
 from .cuda_arrays import empty_int32, is_capturing, stream_of
 from .cuda_detect_plan import capacity_of
+from .cuda_view import CudaView
+
+
+@dataclass(frozen=True)
+class CudaIndex(Index):
+    """An index whose lists are CUDA tensors."""
+
+    @cached_property
+    def views(self) -> tuple[CudaView, CudaView]:
+        """``ids`` and ``count`` for functions that take a tensor, too: these do not tell the
+        stream. They hold as long as the index does."""
+        device = self.ids.get_device()
+        return (
+            CudaView(self.ids.data_ptr(), self.ids.shape, "int32", device),
+            CudaView(self.count.data_ptr(), self.count.shape, "int32", device),
+        )
+
 
 # take(like, role, slots, extent): lists of positions on an axis of ``extent``, on the device of
 # ``like``; ``role`` tells two indices of one call apart.
-Take = Callable[[Any, str, int, int], Index]
+Take = Callable[[Any, str, int, int], CudaIndex]
 
 _MOST = 64  # kept by one thread
 
 
-def new_index(like: Any, role: str, slots: int, extent: int) -> Index:
+def new_index(like: Any, role: str, slots: int, extent: int) -> CudaIndex:
     """A `Take` that gives new memory."""
     ids = empty_int32(like, (slots, capacity_of(extent)))
-    return Index(ids, empty_int32(like, (slots,)))
+    return CudaIndex(ids, empty_int32(like, (slots,)))
 
 
 class CudaWorkspace:
@@ -34,7 +53,7 @@ class CudaWorkspace:
     def __init__(self) -> None:
         self._memory = threading.local()
 
-    def take(self, like: Any, role: str, slots: int, extent: int) -> Index:
+    def take(self, like: Any, role: str, slots: int, extent: int) -> CudaIndex:
         """A `Take`: what it gives holds until the same thread asks for the same again."""
         device = like.get_device()
         stream = stream_of(device)

@@ -39,9 +39,12 @@ _CHIP_TFLOPS, _MOST_TFLOPS = 720.0, 790.0
 _UNTUNED = 1.15  # of a tile without records over its roofline
 _BYTES = 2  # of an element
 _SOFT = 0.02  # keeps a record of the very shape from an infinite weight
-# Records of groups have as many rows in each: what they say about tiles beside the fastest one
-# counts so much where rows are routed otherwise.
-_EVEN = 0.3
+# Records of groups are of rows that go to a random one each: what they say about tiles beside the
+# fastest one counts so much where rows are routed otherwise.
+_ROUTED = 0.45
+# Microseconds of an activation for each element at the end of a tile, which no product hides: the
+# mean over five products of 1365 to 30000 rows (tuning_logs/h200-sm_90a/activations.json).
+_ACT_US = {"gelu": 9.1e-7, "silu": 4.8e-7}
 _ROUNDS = 20  # of alternating means, to convergence
 _SELDOM = 3  # a tile measured on fewer than one in so many tasks is left out
 _SHOWN = 3  # tiles that a plan lists
@@ -54,7 +57,8 @@ class GpuWork:
 
     ``counts``: live rows of each group where they are known, as from an earlier call; without
     them every row goes to a random group. ``index_bytes``: what detection reads, None for none.
-    ``extra_bytes``: output traffic beside the kernel's own, such as dead rows to fill.
+    ``extra_bytes``: output traffic beside the kernel's own, such as dead rows to fill. ``act``: the
+    activation that its tiles end with.
     """
 
     live: float
@@ -64,6 +68,7 @@ class GpuWork:
     counts: tuple[int, ...] = ()
     index_bytes: float | None = None
     extra_bytes: float = 0.0
+    act: str = "none"
 
     @property
     def product(self) -> Product:
@@ -88,20 +93,20 @@ class GpuDense:
 
 @dataclass(frozen=True)
 class _Measured:
-    """What was measured: ``logs [tasks, 4]`` of the sizes, ``squares [tasks]`` of their lengths,
-    and ``ratio [tiles, tasks]``, the logarithm of measured over roofline."""
+    """What was measured: ``places [tasks, 5]``, of each task the squared length of the vector of
+    its sizes' logarithms, then -2 times that vector; ``ratio [tiles + 1, tasks]``, the logarithms
+    of measured over roofline, then ones."""
 
-    logs: _Numbers
-    squares: _Numbers
+    places: _Numbers
     ratio: _Numbers
 
     def correction(self, sizes: tuple[float, ...]) -> _Numbers:
         """Measured over roofline of each tile near these sizes (m, n, k, groups): the mean over
         the tasks, weighted by the inverse square of their distance."""
-        here = np.array([math.log(size) for size in sizes])
-        away = self.squares - 2.0 * (self.logs @ here) + (float(here @ here) + _SOFT)
-        nearness = 1.0 / away
-        corrected: _Numbers = np.exp(self.ratio @ nearness / nearness.sum())
+        here = [math.log(size) for size in sizes]
+        away = self.places @ np.array([1.0, *here]) + (_SOFT + sum(x * x for x in here))
+        sums = self.ratio @ (1.0 / away)
+        corrected: _Numbers = np.exp(sums[:-1] / sums[-1])
         return corrected
 
 
@@ -220,8 +225,9 @@ def select_gpu(
     product, bound = rates.tile_us(family, work)
     tiles = rates.families[family].tiles
     candidates = []
-    for at in product.argsort()[:_SHOWN].tolist():
-        us = float(product[at])
+    costs = (product + work.live * work.n * _ACT_US.get(work.act, 0.0)).tolist()
+    for at in sorted(range(len(costs)), key=costs.__getitem__)[:_SHOWN]:
+        us = costs[at]
         parts = (("index", index), ("product", us), ("output", other), ("bound", bound))
         cost = index + us + other
         candidates.append(Candidate("pit", micro_tile, tiles[at], cost, parts, covered))
@@ -266,7 +272,7 @@ def _measured_family(tiles: dict[Tile, list[tuple[TileTask, float]]], rates: Gpu
     for column, task in enumerate(tasks):
         if task.groups > 1:
             fastest = ratio[(np.log(roofs[task]) + ratio[:, column]).argmin(), column]
-            ratio[:, column] = fastest + _EVEN * (ratio[:, column] - fastest)
+            ratio[:, column] = fastest + _ROUTED * (ratio[:, column] - fastest)
     roofline = np.column_stack([roofs[task] for task in tasks])
     kept = _handful(roofline * np.exp(ratio))
     family = _family([list(tiles)[at] for at in kept])
@@ -310,7 +316,8 @@ def _family(tiles: Sequence[Tile]) -> _Family:
 
 def _as_measured(tasks: Sequence[TileTask], ratio: _Numbers) -> _Measured:
     logs = np.array([np.log((*_sizes(task), task.groups)) for task in tasks])
-    return _Measured(logs, np.einsum("ij,ij->i", logs, logs), ratio)
+    places = np.column_stack([(logs * logs).sum(axis=1), -2.0 * logs])
+    return _Measured(places, np.vstack([ratio, np.ones(len(tasks))]))
 
 
 def _sizes(task: TileTask) -> tuple[int, int, int]:

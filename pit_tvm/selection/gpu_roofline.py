@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +49,7 @@ class Product:
     def used(self) -> float:
         """Groups that have rows; without counts, as many as random rows fill."""
         if self.counts:
-            return float(sum(count > 0 for count in self.counts))
+            return float(len(self.counts) - self.counts.count(0))
         if self.groups == 1:
             return float(self.live > 0)
         return -self.groups * math.expm1(self.live * math.log1p(-1.0 / self.groups))
@@ -59,57 +60,26 @@ class Product:
 
 
 @dataclass(frozen=True)
-class _Kind:
-    """Tiles of fixed or of fitted height, ``at`` these places of a family; arrays [tiles].
-
-    ``tall``: rows of a CTA's tile; ``height``: of a cluster's; ``block``: of one warpgroup, which
-    rests where none is live; ``pace``, ``least``: microseconds of a step for a row, and at least.
-    """
-
-    at: npt.NDArray[np.intp]
-    tall: Numbers
-    height: Numbers
-    block: Numbers
-    pace: Numbers
-    least: Numbers
-
-    def fixed(self, sizes: Numbers, times: Numbers) -> list[Numbers]:
-        """Bands of rows, rows of their CTAs and microseconds of one step in each, summed over
-        ``times [sizes]`` groups of ``sizes [sizes]`` rows: [tiles] each."""
-        sizes = sizes[:, None]
-        whole = np.floor(sizes / self.height)
-        rest = sizes - whole * self.height
-        rows = np.minimum(np.ceil(rest / self.block) * self.block, self.tall)
-        step = np.maximum(rows * self.pace, self.least) * (rest > 0)
-        tall = np.maximum(self.tall * self.pace, self.least)
-        found = [np.ceil(sizes / self.height), whole * self.tall + rows, whole * tall + step]
-        return [times @ each for each in found]
-
-    def fitted(self, sizes: Numbers, times: Numbers, high: Numbers | None) -> list[Numbers]:
-        """`fixed` for tiles of the height ``high``, or of what an even split gives."""
-        sizes = sizes[:, None]
-        bands = np.ceil(sizes / (self.height if high is None else high))
-        if high is None:
-            high = even_heights(sizes, bands)
-        step = np.maximum(high * self.pace, self.least)
-        return [times @ each for each in (bands, bands * high, bands * step)]
-
-
-@dataclass(frozen=True)
 class TileSizes:
     """Sizes of tiles of one family, each an array [tiles].
 
-    ``stacked``: CTAs of a cluster with rows of their own; ``split``: that share a tile's depth;
-    ``share``: part of the multiprocessors in a cluster. ``fixed``, ``fit``: tiles of the height
-    that they have, and those that fit it to the count, an only group's by ``fitting``.
+    ``height``: live rows of a cluster's tile, at most where tiles fit it to the count (``fits``);
+    an only group's by ``fitting``, for the tiles at the places ``fit``. ``stacked``: CTAs of a
+    cluster with rows of their own, of which blocks of one in ``blocks`` rest where none is live;
+    ``split``: CTAs that share a tile's depth; ``share``: part of the multiprocessors in a cluster.
+    ``pace``, ``least``: microseconds of a step for a row, and at least.
     """
 
     width: Numbers
+    height: Numbers
     stacked: Numbers
+    blocks: Numbers
     split: Numbers
     share: Numbers
-    fixed: _Kind
-    fit: _Kind
+    pace: Numbers
+    least: Numbers
+    fits: npt.NDArray[np.bool_]
+    fit: npt.NDArray[np.intp]
     fitting: Fitting | None
 
     def roofline(self, work: Product, cached_gbps: float, memory_gbps: float) -> Numbers:
@@ -122,28 +92,42 @@ class TileSizes:
         waves = np.ceil(bands * columns * self.share)
         each = step * steps + area * _WRITE_US + bands * _TILE_US
         compute = waves * each / np.maximum(bands, 1.0)
-        power = area * columns * self.stacked * (2e-6 * work.k / _CHIP_TFLOPS)
+        power = area * (columns * self.stacked * (2e-6 * work.k / _CHIP_TFLOPS))
         edges = (rows * self.stacked + bands * self.width) * columns
         cached = edges * (1e-3 * _BYTES * work.k / (_CACHED * cached_gbps))
-        memory = 1e-3 * work.bytes_of_memory() / (_MEMORY * memory_gbps)
-        squares = [limit * limit for limit in (compute, power, cached)]
-        fourth = memory**4
-        for square in squares:
-            fourth = fourth + square * square
+        fourth: Any = (1e-3 * work.bytes_of_memory() / (_MEMORY * memory_gbps)) ** 4
+        for limit in (compute, power, cached):
+            square = limit * limit
+            fourth = square * square + fourth
         together: Numbers = np.sqrt(np.sqrt(fourth))
         return together
 
-    def _bands(self, work: Product) -> Numbers:
+    def _bands(self, work: Product) -> tuple[Numbers, Numbers, Numbers]:
         """Bands of rows, rows of their CTAs and microseconds of one step in each, summed over the
-        groups, for one block of columns: [3, tiles]."""
+        groups, for one block of columns: [tiles] each."""
+        if work.groups == 1 and not work.counts:
+            high = self.height
+            if self.fitting is not None:
+                high = high.copy()
+                high[self.fit] = self.fitting.heights(work.live, work.n)
+            return self._worked(work.live, high)
         sizes, times = group_sizes(work.live, work.groups, work.counts)
-        sums = np.empty((3, len(self.width)))
-        sums[:, self.fixed.at] = self.fixed.fixed(sizes, times)
-        if self.fitting is not None:
-            only = work.groups == 1 and not work.counts
-            high = self.fitting.heights(work.live, work.n) if only else None
-            sums[:, self.fit.at] = self.fit.fitted(sizes, times, high)
-        return sums
+        sizes = sizes[:, None]
+        even = even_heights(sizes, np.ceil(sizes / self.height))
+        found = self._worked(sizes, np.where(self.fits, even, self.height))
+        return times @ found[0], times @ found[1], times @ found[2]
+
+    def _worked(self, sizes: Any, high: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+        """`_bands` of each of ``sizes`` groups, with tiles of ``high`` rows."""
+        whole = np.floor(sizes / high)
+        rest = sizes - whole * high
+        tall = high / self.stacked
+        block = tall / self.blocks
+        rows = np.minimum(np.ceil(rest / block) * block, tall)
+        some = rest > 0.0
+        step = np.maximum(rows * self.pace, self.least) * some
+        full = np.maximum(tall * self.pace, self.least)
+        return whole + some, whole * tall + rows, whole * full + step
 
 
 def tile_sizes(tiles: Sequence[Tile]) -> TileSizes:
@@ -156,20 +140,17 @@ def tile_sizes(tiles: Sequence[Tile]) -> TileSizes:
     fits = np.array([bool(dict(tile.knobs).get("flip", 0)) for tile in tiles])
     split = np.where(fits, cluster, 1.0)
     element = 2e-6 * _STEP / np.where(consumers == 1, *_SM_TFLOPS)
-    pace = np.maximum(width * element, np.where(fits, _GATHER_US[1], _GATHER_US[0]))
-    least = np.where(fits, _FEW_US + _FEW_COLUMN_US * width, _STEP_US)
-
-    def kind(at: npt.NDArray[np.intp]) -> _Kind:
-        arrays = (tall, tall * cluster / split, tall / consumers, pace, least)
-        return _Kind(at, *(array[at] for array in arrays))
-
-    flip = np.flatnonzero(fits)
+    fit = np.flatnonzero(fits)
     return TileSizes(
         width=width,
+        height=tall * cluster / split,
         stacked=cluster / split,
+        blocks=np.where(fits, 1.0, consumers),
         split=split,
         share=cluster / sms,
-        fixed=kind(np.flatnonzero(~fits)),
-        fit=kind(flip),
-        fitting=fitting(tall[flip], width[flip], sms / cluster[flip]) if flip.size else None,
+        pace=np.maximum(width * element, np.where(fits, _GATHER_US[1], _GATHER_US[0])),
+        least=np.where(fits, _FEW_US + _FEW_COLUMN_US * width, _STEP_US),
+        fits=fits,
+        fit=fit,
+        fitting=fitting(tall[fit], width[fit], sms / cluster[fit]) if fit.size else None,
     )

@@ -13,7 +13,10 @@ import tvm_ffi
 import pit_tvm
 from pit_tvm import op
 from pit_tvm.errors import DTypeError, PitError, ShapeError
-from pit_tvm.runtime.cuda_call import CudaView, _Header
+from pit_tvm.runtime.cuda_bind import CudaBinder
+from pit_tvm.runtime.cuda_call import CudaCall
+from pit_tvm.runtime.cuda_view import CudaView, _Header
+from pit_tvm.runtime.program import analyse
 
 torch = pytest.importorskip("torch")
 
@@ -174,3 +177,12 @@ def test_views_pass_as_addresses() -> None:
     echo = tvm_ffi.get_global_func("testing.echo")
     view = CudaView(64, (8,), "float16", 0)
     assert echo(view).value == view.value
+
+
+def test_memory_of_another_device_is_seen_at_its_first_address() -> None:
+    program = analyse(op.linear(None, N, K, dtype="float16"), {"lhs": pit_tvm.Rows()})
+    binder = CudaBinder(program, None)
+    call = CudaCall(binder.layout_of({"m": M}, "torch"), 1, (0, 0), True, True)
+    here = [torch.zeros((M, K)), torch.zeros((N, K))]  # on the CPU
+    with pytest.raises(DTypeError, match=r"lhs.*cuda:1.*cpu"):
+        binder._place(call, here, [tensor.data_ptr() for tensor in here])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -11,7 +12,13 @@ from tvm.script import tirx as T
 
 from pit_tvm.errors import BackendUnavailable, UnsupportedTarget
 from pit_tvm.runtime import cuda_build
-from pit_tvm.runtime.cuda_build import CudaLibrary, build_cuda, compile_source, find_nvcc
+from pit_tvm.runtime.cuda_build import (
+    CudaLibrary,
+    build_cuda,
+    compile_source,
+    cuda_source,
+    find_nvcc,
+)
 from pit_tvm.runtime.kernel_cache import KernelCache, content_key
 from pit_tvm.schedules.hopper_rows import RowsTile, rows_kernel
 
@@ -116,3 +123,15 @@ def test_kernel_runs_on_the_current_stream(library):
         library.mod["main"](data, out)
     stream.synchronize()
     assert torch.equal(out, 2 * data)
+
+
+def test_attributes_are_set_once_for_a_device():
+    source = cuda_source(tvm.IRModule({"main": rows_kernel("float16", RowsTile())}), tirx=True)
+    launcher = source[source.index("static int tvm_cuda_host_check") :]
+    assert "cudaFuncSetAttribute" not in launcher
+    asked = set(re.findall(r"pit_attribute<::\w+, (\w+)>\(cuda_device, ", launcher))
+    assert asked == {
+        "cudaFuncAttributeMaxDynamicSharedMemorySize",
+        "cudaFuncAttributeNonPortableClusterSizeAllowed",
+    }
+    assert source.count("cudaFuncSetAttribute(kernel, attribute, value)") == 1

@@ -10,12 +10,11 @@ import pytest
 import pit_tvm
 from pit_tvm import op
 from pit_tvm.errors import ShapeError, UnsupportedTarget
-from pit_tvm.runtime import cuda_rows, cuda_watch
+from pit_tvm.runtime import cuda_rows
 from pit_tvm.runtime.bind import Binder
 from pit_tvm.runtime.cuda_form import rows_form
 from pit_tvm.runtime.cuda_planner import CudaPlanner
 from pit_tvm.runtime.cuda_rows import RowsKernels, fits
-from pit_tvm.runtime.cuda_watch import PATIENCE, PAUSE_S, PERIOD, CountWatch
 from pit_tvm.runtime.program import analyse
 from pit_tvm.schedules.hopper_knobs import RowsTile
 from pit_tvm.schedules.hopper_space import starting_tiles
@@ -107,68 +106,6 @@ def test_only_gpu_operators_are_built_ahead() -> None:
     cpu = pit_tvm.compile(op.matmul(8, 8, 8), sparse={"lhs": pit_tvm.Rows()})
     with pytest.raises(UnsupportedTarget, match="build"):
         cpu.build({})
-
-
-class Arriving:
-    """A copy that has arrived once ``arrived`` is set."""
-
-    arrived = False
-
-    def __init__(self, like: tuple[int, ...]) -> None:
-        self.count = like
-
-    def start(self, count: tuple[int, ...]) -> None:
-        self.count = count
-
-    def ready(self) -> bool:
-        return Arriving.arrived
-
-    def values(self) -> tuple[int, ...]:
-        return self.count
-
-
-def test_counts_are_known_once_they_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_watch, "PinnedCopy", Arriving)
-    monkeypatch.setattr(cuda_watch, "is_capturing", lambda: False)
-    monkeypatch.setattr(Arriving, "arrived", False)
-    now = [100.0]
-    monkeypatch.setattr(cuda_watch, "perf_counter", lambda: now[0])
-    watch = CountWatch()
-    assert watch.counts() is None and watch.due()
-    watch.report((5,))
-    assert watch.counts() is None and not watch.due()  # on its way
-    Arriving.arrived = True
-    assert watch.counts() == (5,)
-    assert not any(watch.due() for _ in range(2 * PERIOD))  # too soon
-    now[0] += 1.001 * PAUSE_S
-    assert watch.due()
-    watch.report((6,))
-    now[0] += 1.001 * PAUSE_S
-    assert not watch.due() and watch.counts() == (6,)
-    assert [watch.due() for _ in range(PERIOD)].index(True) == PERIOD - 2
-
-
-def test_a_copy_on_its_way_is_asked_for_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    class Late(Arriving):
-        def ready(self) -> bool:
-            asked.append(None)
-            return False
-
-    monkeypatch.setattr(cuda_watch, "PinnedCopy", Late)
-    monkeypatch.setattr(cuda_watch, "is_capturing", lambda: False)
-    watch = CountWatch()
-    assert watch.due()
-    watch.report((5,))
-    for _ in range(200):
-        assert watch.counts() is None and not watch.due()
-    assert 200 / PATIENCE <= len(asked) <= 200 / PATIENCE + 4
-
-
-def test_nothing_is_learnt_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_watch, "is_capturing", lambda: True)
-    assert not CountWatch().due()
 
 
 def test_empty_operands_have_plans() -> None:

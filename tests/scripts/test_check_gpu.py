@@ -217,6 +217,30 @@ def test_without_a_gpu_the_command_says_so(capsys: pytest.CaptureFixture[str]) -
     assert "--device cpu" in capsys.readouterr().err
 
 
+def test_the_reduced_set_has_every_variant_and_every_tile_of_float16() -> None:
+    for family in cases.FAMILIES:
+        known = cases.variants(family)
+        assert {known[number % len(known)] for number in check_gpu.REDUCED} == set(known)
+        everyone = [n for n in check_gpu.REDUCED if n % values.ALL_TILES_EVERY == 0]
+        assert len(everyone) > 2 and {known[n % len(known)] for n in everyone} == {known[0]}
+        assert known[0] == replace(PLAIN, family=family)
+
+
+def test_the_reduced_set_is_what_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[tuple[str, tuple[int, ...], int]] = []
+
+    def note(family: str, numbers: Any, seed: int, checker: values.Checker) -> values.Report:
+        ran.append((family, tuple(numbers), checker.tiles))
+        return values.Report()
+
+    monkeypatch.setattr(values, "check_family", note)
+    assert check_gpu.main(["--device", "cpu", "--reduced"]) == 0
+    assert ran == [(family, check_gpu.REDUCED, 1) for family in cases.FAMILIES]
+    assert "threads" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("options", [["--case", "1"], ["--seed", "-1"], ["--family", "conv2d"]])
 def test_bad_option_is_refused(options: list[str]) -> None:
     with pytest.raises(SystemExit):

@@ -101,7 +101,7 @@ def test_what_a_tile_and_a_task_have_in_common_stands_for_what_was_not_tried() -
     assert predicted(known, work[1]) == pytest.approx(expected, rel=0.05)
 
 
-def test_records_of_even_groups_say_little_about_the_slower_tiles() -> None:
+def test_records_of_groups_say_less_about_the_slower_tiles() -> None:
     work = GpuWork(8192, 4096, 4096, 16)
     plain = predicted(rates(), work, GROUPED)
     known = rates(
@@ -109,7 +109,7 @@ def test_records_of_even_groups_say_little_about_the_slower_tiles() -> None:
         measured(tile(64, 64, family=GROUPED), task(8192, groups=16), 1200.0),
     )
     behind = plain[1] / plain[0]
-    expected = [400.0, 400.0 * behind * (3.0 / behind) ** 0.3]
+    expected = [400.0, 400.0 * behind * (3.0 / behind) ** gpu_cost._ROUTED]
     assert predicted(known, work, GROUPED) == pytest.approx(expected)
 
 
@@ -244,3 +244,13 @@ def test_a_handful_of_tiles_is_kept_that_are_near_the_best_everywhere():
     assert {0, 3, 7, 14, 21} <= set(kept)
     assert kept == sorted(kept)
     assert gpu_cost._handful(times[:2]) == [0, 1]
+
+
+def test_activations_cost_tiles_what_was_measured_of_them() -> None:
+    work = GpuWork(4096.0, 4096, 4096)
+    plain, relu, gelu = (
+        select_gpu(FAMILY, LIVE_ROWS, replace(work, act=act), None, rates(), 4096).choice.cost_us
+        for act in ("none", "relu", "gelu")
+    )
+    assert plain == relu
+    assert gelu - plain == pytest.approx(4096 * 4096 * 9.1e-7)
