@@ -38,6 +38,14 @@ class DatabaseError(PitError, ValueError):
     """A tile database is missing, corrupt, or written by something else."""
 
 
+class SavedModelError(PitError, ValueError):
+    """A file of a compiled model is missing, damaged, or was written by something else."""
+
+
+class UnsupportedModel(PitError, ValueError):
+    """A model cannot be exported from torch, or holds what has no form in Relax."""
+
+
 class UnsupportedTarget(PitError, ValueError):
     """The target names a device or instruction set that no tile family covers."""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tvm import ir, relax
 from tvm.ir import prim
 
-from .masks import EXCLUDED, mask_kind
+from .masks import EXCLUDED
 from .plane import BATCH, PLAIN, TOKENS, Plane, Roles
 from .rebuild import extents_of, is_op, same_extents
 
@@ -32,9 +32,15 @@ class Attention:
 
 
 def match_attention(
-    expr: relax.Expr, values: Mapping[relax.Var, relax.Expr], plane: Plane, mask: relax.Var
+    expr: relax.Expr,
+    values: Mapping[relax.Var, relax.Expr],
+    plane: Plane,
+    kind_of: Callable[[relax.Expr], tuple[str, str]],
 ) -> Attention | None:
-    """The attention whose result ``expr`` is, ``[batch, heads, tokens, head_dim]``; else None."""
+    """The attention whose result ``expr`` is, ``[batch, heads, tokens, head_dim]``; else None.
+
+    ``kind_of`` says what is added to the scores, as `masks.mask_kind` does.
+    """
     look = _Look(values, plane)
     product = look.through(expr, "reshape")
     if plane.roles(expr) != _HEADED or not is_op(product, "matmul"):
@@ -59,7 +65,7 @@ def match_attention(
         return None
     kind, problem = "", "it has no mask: dead keys would be seen"
     if added is not None:
-        kind, problem = mask_kind(added, values.get, mask)
+        kind, problem = kind_of(added)
     return Attention(
         query,
         keys,

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import tvm
-from torch.export import Dim, ExportedProgram
-from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
-from tvm import tirx
-from tvm.relax.frontend.torch import from_exported_program
+from tvm import relax, tirx
+from tvm.ir import prim
+from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
-from ..errors import ShapeError, mismatch
+from ..errors import PitError, ShapeError, UnsupportedModel, mismatch
 from ..quick_stacks import quick_stacks
-from .rebuild import shape_of
+from .converters import converters
+from .exporting import export_program
+from .products import product_converters
+from .rebuild import bindings_of, extents_of
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,13 @@ def import_model(
     Raises
     ------
     ShapeError
-        The mask is missing or not two-dimensional, or an extent was fixed by the export.
+        The mask is missing or not two-dimensional, an extent was fixed by the export, or the module
+        does not take inputs of these names.
+    DTypeError
+        An input is no tensor.
+    UnsupportedModel
+        torch cannot trace the module for every batch and length, it has an operator that is not
+        known, or returns something else than tensors.
     """
     if mask not in example_inputs:
         raise ShapeError(mismatch("mask", f"one of {sorted(example_inputs)}", repr(mask)))
@@ -69,19 +81,21 @@ def import_model(
         raise ShapeError(mismatch("mask", expected, tuple(example_inputs[mask].shape)))
     if isinstance(model, ExportedProgram):
         program = model
+    elif isinstance(model, torch.nn.Module):
+        program = export_program(model, example_inputs, mask)
     else:
-        program = _export(model, example_inputs, tuple(example_inputs[mask].shape))
-    with torch.no_grad(), quick_stacks():
-        module = from_exported_program(
-            program, keep_params_as_input=False, unwrap_unit_return_tuple=False
-        )
+        # TVM 0.27's ONNX importer gives every Range a length of its own, not the batch or the
+        # length that it counts to: the masks of transformers' models do not fit their scores then.
+        expected, advice = "a torch.nn.Module or an ExportedProgram", "ONNX cannot be imported yet"
+        raise UnsupportedModel(mismatch("model", expected, type(model).__name__, advice))
+    _check_outputs(program)
+    module = _translated(program)
     main = module["main"]
+    _check_straight(main)
     inputs = tuple(p.name for p in main.params)
-    extents = shape_of(main.params[inputs.index(mask)]) if mask in inputs else None
-    if extents is None or not all(isinstance(e, tirx.Var) for e in extents):
-        expected = f"a model exported with {mask} of a dynamic batch and a dynamic length"
-        raise ShapeError(mismatch("model", expected, extents and [str(e) for e in extents]))
-    batch, tokens = extents
+    if mask not in inputs:
+        raise ShapeError(mismatch("mask", f"an input of the program, {sorted(inputs)}", repr(mask)))
+    batch, tokens = _plane(main.params[inputs.index(mask)])
     bounds = (main.attrs or {}).get("tir_var_upper_bound", {})
     longest = bounds.get(tokens.name)
     return Imported(
@@ -95,33 +109,110 @@ def import_model(
     )
 
 
-def _export(
-    model: torch.nn.Module, example_inputs: Mapping[str, torch.Tensor], plane: tuple[int, ...]
-) -> ExportedProgram:
-    """Export with the mask's extents dynamic wherever an input begins with them."""
-    sizes = dict(enumerate((Dim("batch"), Dim("tokens"))))
-    shapes: Any = {
-        name: sizes if tuple(value.shape[:2]) == plane else None
-        for name, value in example_inputs.items()
-    }
-    kwargs = dict(example_inputs)
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            return _export_within_bounds(model, kwargs, shapes)
-    finally:
-        model.train(training)
+def _plane(mask: tirx.Var) -> tuple[tirx.Var, tirx.Var]:
+    """The symbolic extents of the mask.
+
+    Raises
+    ------
+    ShapeError
+        They are fixed, or tied to others.
+    """
+    extents = extents_of(mask)
+    for name, extent in zip(("batch", "length"), extents, strict=True):
+        if isinstance(extent, prim.IntImm):
+            found = f"a {name} of {extent}"
+            advice = (
+                "a program is exported with dynamic_shapes; and where the model's code uses a "
+                "constant of that size, torch takes it for the only one"
+            )
+        elif not isinstance(extent, tirx.Var):
+            found, advice = f"a {name} of {extent}", "the model's code admits no others"
+        else:
+            continue
+        expected = f"a model exported with {mask.name} of a dynamic batch and a dynamic length"
+        raise ShapeError(mismatch("model", expected, found, advice))
+    batch, tokens = extents
+    return batch, tokens
 
 
-def _export_within_bounds(model: torch.nn.Module, kwargs: Any, shapes: Any) -> ExportedProgram:
-    """Export; where tables bound the number of tokens, torch says so, and the bound is taken."""
-    for _ in range(3):
+def _check_outputs(program: ExportedProgram) -> None:
+    for spec in program.graph_signature.output_specs:
+        if spec.kind is OutputKind.USER_OUTPUT and not isinstance(spec.arg, TensorArgument):
+            got = getattr(spec.arg, "value", spec.arg.name)
+            advice = "give back tensors only"
+            raise UnsupportedModel(mismatch("model", "tensors as outputs", repr(got), advice))
+
+
+def _check_straight(main: relax.Function) -> None:
+    if not main.is_pure or any(isinstance(b.value, relax.If) for b in bindings_of(main)):
+        expected, got = "one chain of operators", "a branch or an assertion"
+        advice = "compute both branches and choose by torch.where"
+        raise UnsupportedModel(mismatch("model", expected, got, advice))
+
+
+# --------------------------------------------------------------------------------------------
+# From torch's operators to Relax
+
+_LEAVE_OUT = "write it with others, or leave that part out of the model"
+
+
+class _Importer(ExportedProgramImporter):
+    """TVM's importer with our conversions; what one raises names the operator."""
+
+    def create_convert_map(self) -> dict[str, Callable[[fx.Node], Any]]:
+        """Conversions by the name of torch's operator."""
+        ours = product_converters() | converters()
+        bound = {name: partial(convert, importer=self) for name, convert in ours.items()}
+        return {n: _named(convert) for n, convert in (super().create_convert_map() | bound).items()}
+
+
+def _translated(program: ExportedProgram) -> tvm.IRModule:
+    """The program in Relax, its weights as constants.
+
+    Raises
+    ------
+    UnsupportedModel
+        An operator is not known to TVM, or not in this form.
+    """
+    with torch.no_grad(), quick_stacks():
+        program = program.run_decompositions()
+        importer = _Importer()
+        calls = [n for n in program.graph.nodes if n.op == "call_function"]
+        missing = {_place(n) for n in calls if _operator(n) not in importer.convert_map}
+        if missing:
+            expected, got = "operators that TVM's importer knows", ", ".join(sorted(missing))
+            raise UnsupportedModel(mismatch("model", expected, got, _LEAVE_OUT))
+        return importer.from_exported_program(
+            program,
+            keep_params_as_input=False,
+            unwrap_unit_return_tuple=False,
+            no_bind_return_tuple=False,
+            custom_convert_map=None,
+        )
+
+
+def _named(convert: Callable[[fx.Node], Any]) -> Callable[[fx.Node], Any]:
+    def converted(node: fx.Node) -> Any:
         try:
-            return torch.export.export(model, (), kwargs, dynamic_shapes=shapes, strict=False)
-        except torch._dynamo.exc.UserError as error:
-            fixes = str(error).split("\n\n")[0]
-            if "Suggested fixes" not in fixes:
-                raise
-            shapes = refine_dynamic_shapes_from_suggested_fixes(fixes, shapes)
-    return torch.export.export(model, (), kwargs, dynamic_shapes=shapes, strict=False)
+            return convert(node)
+        except PitError:
+            raise
+        # Conversions fail with assertions, and with errors of TVM and of Python.
+        except Exception as error:
+            said = " ".join(str(error).split()) or type(error).__name__
+            expected = f"{_place(node)} in a form that TVM's importer knows"
+            raise UnsupportedModel(mismatch("model", expected, said, _LEAVE_OUT)) from error
+
+    return converted
+
+
+def _place(node: fx.Node) -> str:
+    """The name of an operator, and the line of the model that calls it."""
+    lines = (node.meta.get("stack_trace") or "").strip().splitlines()
+    where = [line.strip() for line in lines if line.strip().startswith("File ")]
+    name = _operator(node)
+    return f"{name} ({where[-1]}: {lines[-1].strip()})" if where else name
+
+
+def _operator(node: fx.Node) -> str:
+    return str(getattr(node.target, "__name__", node.target))

@@ -8,12 +8,14 @@ from tvm import ir, relax, tirx
 from tvm.ir import prim
 
 from .rebuild import Extent, bindings_of, is_op, shape_of
+from .wide import WIDE, is_narrow, is_widened
 
 
 @dataclass(frozen=True)
 class Lowered:
     """``func`` computes a call; ``operands`` are the tensors that its parameters stand for, in
-    order; the parameter after them is the result, and symbolic extents may follow."""
+    order; the parameter after them is the result, and symbolic extents may follow. Parameters are
+    float32 where the call is one that `wide.widen` changes."""
 
     func: tirx.PrimFunc
     operands: tuple[relax.Expr, ...]
@@ -21,6 +23,7 @@ class Lowered:
 
 def lower(call: relax.Call) -> Lowered | None:
     """The PrimFunc of a call, by TVM's own lowering; None unless it is exactly one."""
+    wide = is_widened(call)
     tensors: dict[relax.Var, relax.Expr] = {}
     wholes: dict[str, tirx.Var] = {}
 
@@ -35,13 +38,17 @@ def lower(call: relax.Call) -> Lowered | None:
             return relax.Tuple([stand_in(f) for f in arg.fields])
         if isinstance(arg, relax.ShapeExpr):
             return relax.ShapeExpr([whole(e) for e in arg.values])
-        if not isinstance(arg.ty, relax.TensorType) or _is_scalar(arg):
+        if not isinstance(arg.ty, relax.TensorType):
             return arg
+        to_widen = wide and is_narrow(arg)
+        if is_scalar(arg):
+            return relax.const(float(arg.value.numpy()), WIDE) if to_widen else arg
+        dtype = WIDE if to_widen else arg.ty.dtype
         extents = shape_of(arg)
         ty = (
-            arg.ty
+            relax.TensorType(dtype=dtype, ndim=arg.ty.ndim)
             if extents is None
-            else relax.TensorType([whole(e) for e in extents], arg.ty.dtype)
+            else relax.TensorType([whole(e) for e in extents], dtype)
         )
         param = relax.Var(f"operand{len(tensors)}", ty)
         tensors[param] = arg
@@ -67,5 +74,6 @@ def lower(call: relax.Call) -> Lowered | None:
     return Lowered(module[callee], tuple(found))
 
 
-def _is_scalar(expr: relax.Expr) -> bool:
+def is_scalar(expr: relax.Expr) -> bool:
+    """Whether an expression is a constant without dimensions: loops hold it as a number."""
     return isinstance(expr, ir.GenericConst) and expr.ty.ndim == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tvm
@@ -11,6 +12,7 @@ from ..schedules import generic
 from ..target import TargetInfo
 from ..transform.pipeline import lower
 from ..transform.unalign import unalign
+from .wide import widen
 
 # Functions that bring a schedule of their own; the others get the generic one.
 SCHEDULED = "pit.scheduled"
@@ -26,9 +28,20 @@ def build(module: tvm.IRModule, target: TargetInfo) -> Any:
     device = tvm.target.Target(target.tvm_target)
     # relax.build knows pipelines by name only.
     tirx.register_tir_pipeline(_PIPELINE, _pipeline)
+    module = fused(widen(module), device)
+    for var, func in module.functions_items():
+        if isinstance(func, tirx.PrimFunc) and SCHEDULED not in (func.attrs or {}):
+            module.update_func(var, _scheduled(func))
+    return relax.build(module, device, tir_pipeline=_PIPELINE)
+
+
+def fused(
+    module: tvm.IRModule, device: tvm.target.Target, kept: Sequence[str] = ()
+) -> tvm.IRModule:
+    """The graph with its operators as loops, fused; those that are ``kept`` stay as they are."""
     with device:
         for step in (
-            relax.transform.LegalizeOps(),
+            relax.transform.LegalizeOps(skip_ops=[f"relax.{name}" for name in kept]),
             relax.transform.AnnotateTIROpPattern(),
             relax.transform.FoldConstant(),
             relax.transform.FuseOps(),
@@ -36,10 +49,7 @@ def build(module: tvm.IRModule, target: TargetInfo) -> Any:
             relax.transform.DeadCodeElimination(),
         ):
             module = step(module)
-    for var, func in module.functions_items():
-        if isinstance(func, tirx.PrimFunc) and SCHEDULED not in (func.attrs or {}):
-            module.update_func(var, _scheduled(func))
-    return relax.build(module, device, tir_pipeline=_PIPELINE)
+    return module
 
 
 def _scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -35,7 +35,7 @@ def mask_kind(
         up to the query's position; ``("", reason)`` where neither can be proven.
     """
     batch, head, query, key = (tirx.Var(n, "int64") for n in ("batch", "head", "query", "key"))
-    reader = _Reader(made_by, live)
+    reader = _Reader(made_by, live, (batch, head, query, key))
     value = reader.element(mask, _broadcast(mask, (batch, head, query, key)))
     if reader.problem:
         return "", reader.problem
@@ -65,7 +65,7 @@ def is_zero_if_dead(
             continue
         others = {BATCH: batch, TOKENS: token}
         at = [others.get(role, tirx.Var("other", "int64")) for role in roles]
-        reader = _Reader(made_by, live)
+        reader = _Reader(made_by, live, at)
         value = reader.element(factor, at)
         element = _Element(value, reader, batch, token, token)
         if not reader.problem and not element.unknown and element.value_if(False) == 0.0:
@@ -86,10 +86,17 @@ def _broadcast(mask: relax.Expr, indices: Sequence[Any]) -> list[Any]:
 
 
 class _Reader:
-    """Expands an element of a tensor down to elements of the model's inputs."""
+    """Expands an element of a tensor down to elements of the model's inputs. ``places`` are the
+    variables of the first indices: they count from 0."""
 
-    def __init__(self, made_by: Callable[[relax.Var], Any], live: relax.Var) -> None:
+    def __init__(
+        self,
+        made_by: Callable[[relax.Var], Any],
+        live: relax.Var,
+        places: Sequence[tirx.Var],
+    ) -> None:
         self.made_by, self.live = made_by, live
+        self.analyzer = _counting(places)
         # What stands for each element read of an input: the variable, the input, the indices.
         self.loads: list[tuple[tirx.Var, relax.Var, tuple[PrimExpr, ...]]] = []
         # Why an element has no closed expression; exceptions would not cross TVM's visitors.
@@ -130,7 +137,7 @@ class _Reader:
         if len(indices) != var.ty.ndim:
             return self._give_up(f"{var.name} is read with {len(indices)} indices")
         stand_in = tirx.Var(var.name, var.ty.dtype)
-        self.loads.append((stand_in, var, tuple(sym.Analyzer().simplify(i) for i in indices)))
+        self.loads.append((stand_in, var, tuple(map(self.analyzer.simplify, indices))))
         return stand_in
 
     def _stored(self, info: BlockInfo | None, at: Sequence[PrimExpr], read: Any) -> PrimExpr:
@@ -194,18 +201,24 @@ class _Element:
         return self._at(key_live, None)
 
     def _at(self, key_live: bool, where: Any) -> float | None:
-        analyzer = sym.Analyzer()
+        analyzer = _counting((self.query, self.key))
         values = {v: tirx.const(int(key_live), v.ty.dtype) for v in self.keys}
         values |= {v: tirx.const(1, v.ty.dtype) for v in self.queries}
         value = _logical(replace_vars(self.value, values))
-        for var in (self.query, self.key):
-            analyzer.bind(var, ir.Range.from_min_extent(0, 2**31))
         if where is None:
             found = analyzer.simplify(value)
         else:
             with analyzer.constraint_scope(where):
                 found = analyzer.simplify(value)
         return float(found.value) if isinstance(found, prim.FloatImm | prim.IntImm) else None
+
+
+def _counting(places: Sequence[tirx.Var]) -> sym.Analyzer:
+    """An analyzer that knows these to be 0 or more."""
+    analyzer = sym.Analyzer()
+    for var in places:
+        analyzer.bind(var, ir.Range.from_min_extent(0, 2**31))
+    return analyzer
 
 
 def _logical(expr: PrimExpr) -> PrimExpr:

@@ -84,7 +84,7 @@ class Packer:
         order[dim], order[place] = place, dim
         return self._permute(self._take(expr, self.index.sequence, dim), order)
 
-    def unpack(self, packed: relax.Expr, roles: Roles, extents: Sequence[Any]) -> relax.Var:
+    def unpack(self, packed: relax.Expr, roles: Roles) -> relax.Var:
         """The padded tensor of a packed one; elements of dead tokens are 0."""
         if BOTH in roles:
             order = _first(roles, BOTH)
@@ -93,9 +93,12 @@ class Packer:
             order = _plane_first(roles)
             front = self._permute(packed, order)
             rows = self._reshape(front, [self.index.live, *extents_of(front)[2:]])
-        full = self.builder.emit(self.builder.call_te(_scatter, rows, self.index.place))
-        if BOTH in roles:
-            full = self._reshape(full, [extents[roles.index(BOTH)], *extents_of(full)[2:]])
+        whole = self.plane.batch * self.plane.tokens
+        place = self._reshape(self.index.place, [whole])
+        full = self.builder.emit(self.builder.call_te(_scatter, rows, place))
+        if BOTH not in roles:
+            outer = [self.plane.batch, self.plane.tokens]
+            full = self._reshape(full, [*outer, *extents_of(full)[1:]])
         return self._permute(full, _inverse(order))
 
     def _take(self, expr: relax.Expr, ids: relax.Expr, axis: int) -> relax.Var:
@@ -111,10 +114,10 @@ class Packer:
 
 
 def _scatter(rows: te.Tensor, place: te.Tensor) -> te.Tensor:
-    """Row ``place[i, j]`` of ``rows`` at ``[i, j]``, zeros where it is negative."""
+    """Row ``place[i]`` of ``rows`` at ``[i]``, zeros where it is negative."""
 
-    def element(i: Any, j: Any, *rest: Any) -> Any:
-        at = place[i, j]
+    def element(i: Any, *rest: Any) -> Any:
+        at = place[i]
         return tirx.if_then_else(at >= 0, rows[(at, *rest)], tirx.const(0, rows.dtype))
 
     return te.compute((*place.shape, *rows.shape[1:]), element, name="swrite")

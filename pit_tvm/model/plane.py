@@ -56,6 +56,8 @@ class Plane:
     def _role(self, extent: Any) -> str:
         if not self.occurs_in(extent):
             return PLAIN
+        if isinstance(extent, tirx.Var):
+            return BATCH if extent.same_as(self.batch) else TOKENS
         prove = sym.Analyzer().can_prove_equal
         for role, whole in (
             (BATCH, self.batch),

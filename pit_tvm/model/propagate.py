@@ -9,15 +9,17 @@ of operators that share the permuted axis pays for it once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import tvm
 from tvm import ir, relax
 
+from ..errors import UnsupportedModel, mismatch
 from .attention import Attention, match_attention
 from .kernels import Kernels
-from .masks import is_zero_if_dead
+from .masks import is_zero_if_dead, mask_kind
 from .packing import LiveTokens, Packer, emit_index
 from .plane import BATCH, TOKENS, Plane
 from .rebuild import (
@@ -28,9 +30,11 @@ from .rebuild import (
     finish,
     is_one,
     is_op,
+    shape_of,
     substitute,
 )
-from .token_wise import why_not_token_wise
+from .tidy import is_scaled, widens
+from .token_wise import Judge
 
 # Why an operator on padded tensors may take them from packed ones.
 PICKS = "picks a token of each sequence"
@@ -60,8 +64,14 @@ def propagate(
     """``main`` on live tokens, and what was decided for every operator that is left.
 
     Outputs keep their shapes; elements of dead tokens are 0.
+
+    Raises
+    ------
+    UnsupportedModel
+        The shape of an operator's result is unknown: operands have extents that differ in form.
     """
     main = module["main"]
+    _check_shapes(main)
     mask = next(p for p in main.params if p.name == mask_name)
     for picks in (True, False):
         builder = relax.BlockBuilder()
@@ -75,6 +85,18 @@ def propagate(
     made = finish(builder, module)
     left = {b.var for b in bindings_of(made["main"])}
     return made, [decision for var, decision in work.decisions if var in left]
+
+
+def _check_shapes(main: relax.Function) -> None:
+    for binding in bindings_of(main):
+        value, is_tensor = binding.value, isinstance(binding.var.ty, relax.TensorType)
+        # How many are not zero only the run tells, and a shape is given to it after that.
+        if not is_tensor or shape_of(binding.var) is not None or is_op(value, "nonzero"):
+            continue
+        operands = ", ".join(str(v.ty) for v in relax.analysis.free_vars(value))
+        expected = f"{describe(value)} of operands whose extents can be compared"
+        advice = "slices of tokens are not joined with others: pick one by its number"
+        raise UnsupportedModel(mismatch("model", expected, operands, advice))
 
 
 class _Propagation:
@@ -92,20 +114,28 @@ class _Propagation:
         # What was computed from single tokens that may be dead, and whether it came back to tokens.
         self.picked: set[relax.Var] = set()
         self.picked_again = False
-        self.values = {b.var: b.value for b in bindings_of(main)}
+        values = self.values = {b.var: b.value for b in bindings_of(main)}
+        # Layers share their mask, and are alike: what was proven once is kept.
+        self.kind_of = cache(lambda added: mask_kind(added, values.get, mask))
+        self.judge = Judge(plane)
         self.index: LiveTokens = emit_index(builder, plane, mask)
         self.packer = Packer(builder, plane, self.index)
         self.extent = plane.packed(self.index.live)
         self.padded: dict[relax.Var, relax.Expr] = {}
         self.packed: dict[relax.Var, relax.Var] = {}
+        self.unpacked: dict[relax.Var, relax.Var] = {}
         self.decisions: list[tuple[relax.Var, Decision]] = []
 
     def run(self) -> relax.Expr:
         """Emit every binding; the result over the new variables."""
-        for var, value in self.values.items():
+        for binding in bindings_of(self.main):
+            var, value = binding.var, binding.value
             if any(v in self.picked for v in relax.analysis.free_vars(value)):
                 self.picked.add(var)
             new = substitute(value, self.padded)
+            if isinstance(binding, relax.MatchCast):
+                self.padded[var] = self.builder.match_cast(new, binding.ty)
+                continue
             self.padded[var] = new if isinstance(new, relax.Var) else self._emit(new, var)
             if isinstance(value, relax.Call) and isinstance(var.ty, relax.TensorType):
                 self._pack(var, value)
@@ -130,14 +160,15 @@ class _Propagation:
         self.decisions.append((var, decision))
 
     def _packed_form(self, var: relax.Var, value: relax.Call) -> tuple[relax.Var | None, str]:
-        reason = why_not_token_wise(value, self.plane)
+        # First: of a single head, the last reshape of attention would pass for token-wise.
+        found = match_attention(var, self.values, self.plane, self.kind_of)
+        if found is not None and not found.problem:
+            return self._attention(found), f"attention, {found.kind}, over live tokens"
+        reason = self.judge.why_not(value)
         if reason is None:
             return self._by_token(var, value)
-        found = match_attention(var, self.values, self.plane, self.mask)
         if found is not None:
-            if found.problem:
-                return None, f"attention: {found.problem}"
-            return self._attention(found), f"attention, {found.kind}, over live tokens"
+            return None, f"attention: {found.problem}"
         how = self._from_packed(value)
         if how:
             env = self.padded | {value.args[0]: self._unpacked(value.args[0])}
@@ -176,19 +207,24 @@ class _Propagation:
         """Attention over live tokens, ``[1, heads, live, head_dim]``."""
         live, builder = self.index.live, self.builder
         flat = [live, found.heads, found.head_dim]
+        sources = [found.query, found.keys, found.value]
+        casts: list[Any] = [self.values.get(var) for var in sources]
+        if all(map(widens, casts)):  # attention widens 16-bit operands itself
+            sources = [cast.args[0] for cast in casts]
+        scaled: Any = self.values.get(sources[0])
+        if is_scaled(scaled):
+            sources[0], factor = scaled.args
+            found = replace(found, scale=found.scale * float(factor.value.numpy()))
         operands = []
-        for var, order in (
-            (found.query, [0, 2, 1, 3]),
-            (found.keys, [0, 3, 1, 2]),
-            (found.value, [0, 2, 1, 3]),
-        ):
+        for var, order in zip(sources, ([0, 2, 1, 3], [0, 3, 1, 2], [0, 2, 1, 3]), strict=True):
             packed = self._operand(var, None)
             rows = builder.emit(relax.op.permute_dims(packed, order))
             operands.append(builder.emit(relax.op.reshape(rows, flat)))
-        ty = relax.TensorType(flat, str(found.value.ty.dtype))
+        ty = relax.TensorType(flat, str(sources[-1].ty.dtype))
         out = self.kernels.attention(builder, found, [*operands, self.index.starts], ty)
         rows = builder.emit(relax.op.reshape(builder.emit(out), [1, *flat]))
-        return builder.emit(relax.op.permute_dims(rows, [0, 2, 1, 3]))
+        headed = builder.emit(relax.op.permute_dims(rows, [0, 2, 1, 3]))
+        return builder.emit(relax.op.astype(headed, found.value.ty.dtype))
 
     def _is_packed(self, expr: relax.Expr) -> bool:
         return expr in self.packed and self.plane.is_token_wise(self.plane.roles(expr))
@@ -226,7 +262,10 @@ class _Propagation:
         return bool(dims) and single
 
     def _unpacked(self, var: relax.Var) -> relax.Var:
-        return self.packer.unpack(self.packed[var], self.plane.known(var), extents_of(var))
+        """The padded form of a packed value, zeros where dead; made once."""
+        if var not in self.unpacked:
+            self.unpacked[var] = self.packer.unpack(self.packed[var], self.plane.known(var))
+        return self.unpacked[var]
 
     def _output(self, expr: relax.Expr) -> relax.Expr:
         if isinstance(expr, relax.Tuple):

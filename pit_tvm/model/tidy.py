@@ -11,13 +11,15 @@ from tvm import ir, relax, sym, tirx
 
 from .rebuild import extents_of, is_op, rebuild, same_extents, same_shape, shape_of
 
+_HALVES = ("float16", "bfloat16")
+
 
 def tidy(module: tvm.IRModule, size_bounds: Mapping[tirx.Var, int]) -> tvm.IRModule:
     """Rewrite ``main`` without operators that change nothing.
 
     Slices get their true extent where ``size_bounds`` (largest values of symbolic extents) shows
-    that they end inside; copies to the same shape, factors of 1, pairs of permutations that
-    cancel, and weights repeated for every batch go.
+    that they end inside; copies to the same shape, casts to the same type or to a wider one and
+    back, factors of 1, pairs of permutations that cancel, and weights repeated for every batch go.
     """
     analyzer = sym.Analyzer()
     for var, most in size_bounds.items():
@@ -60,15 +62,60 @@ def _simpler(call: relax.Call, made_by: Callable[[Any], Any]) -> relax.Expr | No
     """What ``call`` comes to without its detour; ``made_by`` gives the value of a variable."""
     if is_op(call, "broadcast_to", "reshape") and same_shape(call.args[0], call):
         return call.args[0]
-    if is_op(call, "astype") and call.args[0].ty.dtype == call.ty.dtype:
-        return call.args[0]
+    if is_op(call, "astype"):
+        return _needless_cast(call, made_by(call.args[0]))
     if is_op(call, "multiply") and _is_factor_one(call.args[1]) and same_shape(call.args[0], call):
         return call.args[0]
+    if is_op(call, "permute_dims") and widens(made_by(call.args[0])):
+        return _cast_last(call, made_by(call.args[0]))
+    moves = is_op(call, "permute_dims") or is_op(call, "reshape") and _splits(call)
+    if moves and is_scaled(made_by(call.args[0])):
+        return _scale_last(call, made_by(call.args[0]))
     if is_op(call, "permute_dims"):
         return _single_permutation(call, made_by(call.args[0]))
     if is_op(call, "matmul"):
         return _shared_weight(call, made_by(call.args[1]))
     return None
+
+
+def widens(expr: Any) -> bool:
+    """Whether ``expr`` makes float32 of 16-bit floats."""
+    if not is_op(expr, "astype"):
+        return False
+    return str(expr.ty.dtype) == "float32" and str(expr.args[0].ty.dtype) in _HALVES
+
+
+def _needless_cast(call: relax.Call, inner: Any) -> relax.Expr | None:
+    """What a cast to the same type, or back to the type before a wider one, began with."""
+    if call.args[0].ty.dtype == call.ty.dtype:
+        return call.args[0]
+    return inner.args[0] if widens(inner) and inner.args[0].ty.dtype == call.ty.dtype else None
+
+
+def _cast_last(call: relax.Call, cast: relax.Call) -> relax.Call:
+    """Elements moved first, while they are small, and made wider then."""
+    moved = relax.Call(call.op, [cast.args[0], *call.args[1:]], call.attrs)
+    return relax.op.astype(moved, call.ty.dtype)
+
+
+def _splits(call: relax.Call) -> bool:
+    """Whether a reshape makes several dimensions of one."""
+    return call.ty.ndim > call.args[0].ty.ndim
+
+
+def is_scaled(expr: Any) -> bool:
+    """Whether ``expr`` multiplies a tensor by a number."""
+    return is_op(expr, "multiply") and _is_number(expr.args[1])
+
+
+def _is_number(expr: relax.Expr) -> bool:
+    return isinstance(expr, ir.GenericConst) and expr.ty.ndim == 0
+
+
+def _scale_last(call: relax.Call, product: relax.Call) -> relax.Call:
+    """Elements moved first and scaled then: attention takes a factor of its queries as its own."""
+    moved = relax.Call(call.op, [product.args[0], *call.args[1:]], call.attrs)
+    return relax.op.multiply(moved, product.args[1])
 
 
 def _is_factor_one(expr: relax.Expr) -> bool:

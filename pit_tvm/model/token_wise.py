@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import tvm_ffi
 from tvm import ir, relax
 
 from ..analysis.access import Access, BlockInfo, block_infos, is_bare
 from ..analysis.pit_axis import pit_axes
 from ..structs import AxisReport
-from .lowered import Lowered, lower
+from .lowered import Lowered, is_scalar, lower
 from .plane import PLAIN, Plane, Roles, segments
 from .rebuild import describe, extents_of, is_op, same_extents
 
@@ -40,6 +42,31 @@ def why_not_token_wise(call: relax.Call, plane: Plane) -> str | None:
             return f"{describe(call)} reads all tokens of a sequence: {operand.ty}"
         operands.append(found)
     return _Proof(lowered, [*operands, roles]).reason()
+
+
+class Judge:
+    """`why_not_token_wise` in one plane. Operators that are alike but for the tensors they read, as
+    those of a model's layers are, are judged once: their loops are the same."""
+
+    def __init__(self, plane: Plane) -> None:
+        self.plane = plane
+        self._known: dict[tvm_ffi.StructuralKey, str | None] = {}
+
+    def why_not(self, call: relax.Call) -> str | None:
+        """Why ``call`` may not run on the live tokens alone; None if it may."""
+        parts = [call.op, call.attrs, list(call.ty_args), call.ty, [_form(a) for a in call.args]]
+        key = tvm_ffi.StructuralKey(parts)  # type: ignore[call-arg]  # its stub is of the object
+        if key not in self._known:
+            self._known[key] = why_not_token_wise(call, self.plane)
+        return self._known[key]
+
+
+def _form(arg: relax.Expr) -> Any:
+    """What of an argument its operator's loops depend on: of a tensor its type; numbers whole."""
+    if isinstance(arg, relax.Tuple):
+        return [_form(f) for f in arg.fields]
+    number = is_scalar(arg) or not isinstance(arg.ty, relax.TensorType)
+    return arg if number else arg.ty
 
 
 def _numbers(args: Iterable[relax.Expr]) -> Iterator[relax.Expr]:

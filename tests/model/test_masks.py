@@ -49,6 +49,13 @@ def not_after() -> Any:
     return op.less_equal(position(4, 3), position(4, 2))
 
 
+def from_start(ids: Any, dim: int, extent: Any) -> Any:
+    """Places along ``dim`` of four, written as if some of them were negative."""
+    dims = [d for d in range(4) if d != dim]
+    ids = op.expand_dims(op.arange(0, extent, 1, "int64") if ids is None else ids, dims)
+    return op.where(op.less(ids, number(0, "int64")), op.add(ids, extent), ids)
+
+
 def inverted(mask: Any, factor: float) -> Any:
     """``(1 - mask) * factor`` ``[batch, 1, 1, tokens]``, as older models write it."""
     real = op.astype(op.expand_dims(mask, [1, 2]), "float32")
@@ -90,6 +97,15 @@ SEEN: dict[str, tuple[Callable[..., Any], str]] = {
             op.logical_and(op.logical_and(queries(m), not_after()), keys(m)),
         ),
         CAUSAL,
+    ),
+    "read by ids that may count from the end": (
+        lambda m: additive(
+            op.astype(
+                op.index_tensor(m, [from_start(op.arange(0, B, 1), 0, B), from_start(None, 3, T)]),
+                "bool",
+            )
+        ),
+        FULL,
     ),
     "causal, two terms": (
         lambda m: op.where(not_after(), additive(keys(m)), number(LOWEST)),

@@ -224,6 +224,24 @@ def test_attention_with_the_mask_runs_over_live_tokens() -> None:
     assert_same(before, after)
 
 
+def test_attention_of_one_head_in_three_dimensions() -> None:
+    def make(x: Any, mask: Any) -> Any:
+        q, k, v = (op.reshape(y, relax.ShapeExpr([B, 1, T, 8])) for y in (product(x), op.exp(x), x))
+        keys = op.reshape(op.permute_dims(k, [0, 1, 3, 2]), relax.ShapeExpr([B, 8, T]))
+        queries, values = (op.reshape(y, relax.ShapeExpr([B, T, 8])) for y in (q, v))
+        scores = op.matmul(queries, keys)
+        scores = op.reshape(scores, relax.ShapeExpr([B, 1, T, T]))
+        seen = op.astype(op.expand_dims(mask, [1, 2]), "bool")
+        scores = op.add(scores, op.where(seen, relax.const(np.float32(0)), LOWEST))
+        weights = op.reshape(op.nn.softmax(scores, -1), relax.ShapeExpr([B, T, T]))
+        mixed = op.reshape(op.matmul(weights, values), relax.ShapeExpr([B, 1, T, 8]))
+        return merged(op.permute_dims(mixed, [0, 2, 1, 3]))
+
+    before, after, decisions, _ = packed(make)
+    assert any(d.reason.startswith("attention, ") for d in decisions)
+    assert_same(before, after)
+
+
 def test_attention_to_dead_keys_stays_and_says_so() -> None:
     before, after, decisions, found = packed(
         lambda x, mask: merged(attend(x, mask, excluded=relax.const(np.float32(-2))))

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from tvm import relax
 
-from pit_tvm.model.token_wise import why_not_token_wise
+from pit_tvm.model import token_wise
+from pit_tvm.model.token_wise import Judge, why_not_token_wise
 from tests.model.graphs import PLANE, B, T, last_call, weight
 
 op = relax.op
@@ -156,3 +157,27 @@ def test_operators_that_mix_tokens_and_why(name: str) -> None:
     make, params, reason = REJECTED[name]
     found = why_not_token_wise(last_call(make, **params), PLANE)
     assert found is not None and re.search(reason, found)
+
+
+def test_operators_that_are_alike_are_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[relax.Call] = []
+
+    def judge_one(call: relax.Call, plane: Any) -> str | None:
+        judged.append(call)
+        return why_not_token_wise(call, plane)
+
+    monkeypatch.setattr(token_wise, "why_not_token_wise", judge_one)
+    judge = Judge(PLANE)
+
+    def why(make: Callable[..., Any], **params: Any) -> str | None:
+        return judge.why_not(last_call(make, **params))
+
+    assert why(lambda x: op.flip(x, 1), x=ROWS) == why(lambda y: op.flip(y, 1), y=ROWS) is not None
+    assert why(lambda x: op.add(x, weight(8)), x=ROWS) is None
+    assert why(lambda x: op.add(x, weight(8)), x=ROWS) is None
+    assert len(judged) == 2
+    # Other attributes, and other extents, are other operators.
+    assert why(lambda x: op.flip(x, 2), x=ROWS) is None
+    assert "does not follow" in str(why(lambda x: op.flip(x, 1), x=(T, B, 8)))
+    assert why(lambda x: op.exp(x), x=ROWS) is None
+    assert len(judged) == 5

@@ -1,0 +1,121 @@
+"""Operators that TVM's importer of torch programs lacks, or gives another meaning than torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+from tvm import ir, relax
+from tvm.ir import prim
+from tvm.relax.frontend.torch.base_fx_graph_translator import BaseFXGraphImporter
+
+from ..errors import UnsupportedModel, mismatch
+from .rebuild import extents_of
+
+Convert = Callable[[fx.Node, BaseFXGraphImporter], relax.Expr]
+
+# Where ids may be negative, and count from the end: TVM's default reads whatever lies there.
+_FROM_EITHER_END = "wrap"
+
+
+def converters() -> dict[str, Convert]:
+    """By the name of torch's operator, in the form that `from_exported_program` takes."""
+    return {
+        "clamp.default": _clamp,
+        "clamp_min.default": _clamp,
+        "clamp_max.default": _clamp_max,
+        "amax.default": _extremum(relax.op.max),
+        "amin.default": _extremum(relax.op.min),
+        "select.int": _select,
+        "index.Tensor": _index,
+        "slice_scatter.default": _slice_scatter,
+    }
+
+
+def _clamp(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    x, low, high = _arguments(node, importer, "min", "max")
+    return _bounded(node, importer, x, low, high)
+
+
+def _clamp_max(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    x, high = _arguments(node, importer, "max")
+    return _bounded(node, importer, x, None, high)
+
+
+def _bounded(
+    node: fx.Node, importer: BaseFXGraphImporter, x: Any, low: Any, high: Any
+) -> relax.Expr:
+    """``x`` between two bounds. TVM's clip has infinite ones where one is not given, which integers
+    cannot have."""
+    emit, dtype = importer.block_builder.emit, str(node.meta["val"].dtype).removeprefix("torch.")
+    if str(x.ty.dtype) != dtype:
+        x = emit(relax.op.astype(x, dtype))
+    for bound, closer in ((low, relax.op.maximum), (high, relax.op.minimum)):
+        if bound is not None:
+            is_tensor = isinstance(bound, relax.Expr)
+            x = emit(closer(x, bound if is_tensor else relax.const(bound, dtype)))
+    return x
+
+
+def _extremum(reduce: Callable[..., relax.Expr]) -> Convert:
+    def convert(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+        x, axes, keep = _arguments(node, importer, "dim", "keepdim")
+        axes = [axes] if isinstance(axes, int) else list(axes or range(x.ty.ndim))
+        return importer.block_builder.emit(reduce(x, axes, bool(keep)))
+
+    return convert
+
+
+def _select(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    """``x[..., index, ...]``, without the dimension."""
+    x, axis, index = _arguments(node, importer, "dim", "index")
+    mode = _FROM_EITHER_END if index < 0 else "fast"
+    return importer.block_builder.emit(relax.op.take(x, relax.const(index, "int64"), axis, mode))
+
+
+def _index(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    """``x[ids, ...]``: ids by dimension, None for a whole one."""
+    x, given = _arguments(node, importer, "indices")
+    ids = {axis: one for axis, one in enumerate(given) if one is not None}
+    if any(str(one.ty.dtype) == "bool" for one in ids.values()):
+        expected = "indices of a shape that does not depend on values"
+        advice = "multiply with the mask instead of selecting by it"
+        raise UnsupportedModel(mismatch("index.Tensor", expected, "a boolean mask", advice))
+    emit = importer.block_builder.emit
+    if len(ids) == 1:
+        ((axis, one),) = ids.items()
+        return emit(relax.op.take(x, one, axis, _FROM_EITHER_END))
+    if list(ids) != list(range(len(given))):
+        return importer._index_tensor(node)
+    extents = extents_of(x)
+    counted = [_from_start(emit, one, extents[axis]) for axis, one in ids.items()]
+    return emit(relax.op.index_tensor(x, counted))
+
+
+def _slice_scatter(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    x, _, axis = _arguments(node, importer, "src", "dim")
+    extent = extents_of(x)[axis or 0]
+    if not isinstance(extent, prim.IntImm):
+        advice = "choose by torch.where, or join parts by torch.cat"
+        expected = "an assignment to part of a dimension of constant extent"
+        raise UnsupportedModel(mismatch("slice_scatter", expected, f"extent {extent}", advice))
+    return importer._slice_scatter(node)
+
+
+def _from_start(emit: Callable[..., Any], ids: relax.Expr, extent: Any) -> relax.Expr:
+    """Ids that count from the start, of ids that may be negative and count from the end."""
+    if isinstance(ids, ir.GenericConst) and (ids.value.numpy() >= 0).all():
+        return ids
+    ids = emit(relax.op.astype(ids, "int64"))
+    length = relax.const(int(extent), "int64") if isinstance(extent, prim.IntImm) else extent
+    negative = emit(relax.op.less(ids, relax.const(0, "int64")))
+    return emit(relax.op.where(negative, emit(relax.op.add(ids, length)), ids))
+
+
+def _arguments(node: fx.Node, importer: BaseFXGraphImporter, *names: str) -> list[Any]:
+    """The first argument and those that follow it, by position or by name; None if not given."""
+    args = importer.retrieve_args(node)
+    named = {name: importer.env.get(v, v) for name, v in node.kwargs.items()}
+    rest = list(args[1:]) + [named.get(name) for name in names[len(args) - 1 :]]
+    return [args[0], *rest[: len(names)]]

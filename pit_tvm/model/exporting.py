@@ -1,0 +1,121 @@
+"""From a torch module to an exported program with a dynamic batch and length."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.export import Dim, ExportedProgram
+from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
+
+from ..errors import DTypeError, ShapeError, UnsupportedModel, mismatch
+
+# What an error of torch.export says, and what helps.
+_ADVICE = (
+    (
+        "data-dependent",
+        "no branch and no extent may depend on values: choose by torch.where, or leave that part "
+        "out of the model",
+    ),
+    ("not a known type", "let it return tensors only: config.use_cache = False in transformers"),
+    ("Constraints violated", "the model's code admits only some lengths or batches"),
+)
+_LONGEST_MESSAGE = 300
+
+
+def export_program(
+    model: torch.nn.Module, example_inputs: Mapping[str, torch.Tensor], mask: str
+) -> ExportedProgram:
+    """Export a module in evaluation mode, its inputs' leading extents dynamic where they are those
+    of ``mask`` ``[batch, tokens]``.
+
+    Raises
+    ------
+    DTypeError
+        An input is no tensor.
+    ShapeError
+        The module does not take inputs of these names.
+    UnsupportedModel
+        torch cannot trace the module for every batch and length.
+    """
+    for name, value in example_inputs.items():
+        if not isinstance(value, torch.Tensor):
+            expected = f"a torch.Tensor as {name!r}"
+            raise DTypeError(mismatch("example_inputs", expected, type(value).__name__))
+    inputs = _large_enough(example_inputs, tuple(example_inputs[mask].shape))
+    plane = tuple(inputs[mask].shape)
+    sizes = dict(enumerate((Dim("batch"), Dim("tokens"))))
+    shapes = {
+        name: sizes if tuple(value.shape[:2]) == plane else None for name, value in inputs.items()
+    }
+    args, kwargs = _as_called(model, inputs)
+    training = {part: part.training for part in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            return _export_within_bounds(model, args, kwargs, shapes)
+    finally:
+        for part, was in training.items():
+            part.training = was
+
+
+def _large_enough(
+    inputs: Mapping[str, torch.Tensor], plane: tuple[int, ...]
+) -> dict[str, torch.Tensor]:
+    """Inputs with a batch and a length of at least 2: torch takes an extent of 1 for a constant."""
+    times = [2 if extent == 1 else 1 for extent in plane]
+    return {
+        name: value.repeat(*times, *[1] * (value.dim() - 2))
+        if tuple(value.shape[:2]) == plane
+        else value
+        for name, value in inputs.items()
+    }
+
+
+def _as_called(
+    model: torch.nn.Module, inputs: Mapping[str, torch.Tensor]
+) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+    """Positional arguments, which are those that cannot be named, and the others by name."""
+    parameters = inspect.signature(model.forward).parameters
+    named = {n: p for n, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    required = {n for n, p in named.items() if p.default is p.empty}
+    if not required <= set(inputs) <= set(named):
+        expected = f"inputs by the names of forward's parameters {list(named)}"
+        advice = (
+            "all without a default, and none that forward takes by **: write a module around it"
+        )
+        raise ShapeError(mismatch("example_inputs", expected, sorted(inputs), advice))
+    first = [n for n, p in named.items() if p.kind is p.POSITIONAL_ONLY and n in inputs]
+    rest = {name: value for name, value in inputs.items() if name not in first}
+    return tuple(inputs[name] for name in first), rest
+
+
+def _export_within_bounds(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    shapes: Any,
+    tries: int = 3,
+) -> ExportedProgram:
+    """Export; where tables bound the number of tokens, torch says so, and the bound is taken."""
+    try:
+        return torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
+    except torch._dynamo.exc.UserError as error:
+        fixes = str(error).split("\n\n")[0]
+        if tries == 1 or "Suggested fixes" not in fixes:
+            raise _unsupported(error) from error
+        refined = refine_dynamic_shapes_from_suggested_fixes(fixes, shapes)
+    # What a module's code raises while torch runs it can be of any type.
+    except Exception as error:
+        raise _unsupported(error) from error
+    return _export_within_bounds(model, args, kwargs, refined, tries - 1)
+
+
+def _unsupported(error: Exception) -> UnsupportedModel:
+    text = str(error)
+    advice = next((advice for words, advice in _ADVICE if words in text), "")
+    said = " ".join(text.split())[:_LONGEST_MESSAGE]
+    expected = "a module that torch.export can trace for every batch and length"
+    return UnsupportedModel(mismatch("model", expected, f"{type(error).__name__}: {said}", advice))

@@ -1,0 +1,157 @@
+"""Operators that the importer takes over from TVM's, in whole models against torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pit_tvm.model import CompiledModel, compile
+
+WIDTH, ROWS = 8, 30
+Forward = Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor], Any]
+
+
+class Small(nn.Module):
+    """Embeddings, a linear layer, and whatever comes then."""
+
+    def __init__(self, rest: Forward) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(ROWS, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.norm, self.conv = nn.LayerNorm(WIDTH), nn.Conv1d(WIDTH, WIDTH, 3, padding=1)
+        self.rest = rest
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+        """What ``rest`` makes of values ``[batch, tokens, WIDTH]``, ids and mask."""
+        return self.rest(self, self.up(self.table(input_ids)), input_ids, attention_mask)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One folder for the kernels of all models here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PIT_TVM_CACHE", str(tmp_path_factory.mktemp("kernels")))
+        yield
+
+
+def inputs(mask: Any) -> dict[str, torch.Tensor]:
+    """Random ids and ``mask`` ``[batch, tokens]``."""
+    mask = np.asarray(mask)
+    ids = np.random.default_rng(0).integers(0, ROWS, mask.shape)
+    return {
+        "input_ids": torch.from_numpy(ids),
+        "attention_mask": torch.from_numpy(mask.astype(np.int64)),
+    }
+
+
+def both(rest: Forward) -> tuple[nn.Module, CompiledModel]:
+    """A model for inference, and what is compiled of it."""
+    model = Small(rest).eval()
+    return model, compile(model, inputs(np.ones((3, 6))))
+
+
+MASKS = [
+    [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]],
+    [[0, 0, 1, 1, 1], [0, 0, 0, 0, 1], [0, 1, 0, 0, 1]],
+    [[1] * 9],
+]
+
+
+def operators(self: Small, x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> Any:
+    live, sequences = mask.unsqueeze(-1), torch.arange(x.shape[0])
+    return {
+        "means, by whole numbers": (x * live).sum(1) / mask.sum(1, keepdim=True).clamp(min=1),
+        "numbers between": self.table(ids.clamp(min=2, max=20)),
+        "numbers below": self.table(ids.clamp(max=7)),
+        "numbers that become real": ids.clamp(min=0.5),
+        "values between tensors": x.clamp(min=torch.tensor(-0.5), max=torch.tensor(0.25)),
+        "largest of all": (x * live).amax((1, 2)),
+        "smallest, kept": x.amin(-1, keepdim=True),
+        "rows from the end": self.table.weight[ids % 5 - 5] * live,
+        "last column": x[:, :, -1],
+        "last live token": x[sequences, mask.sum(1) - 1] * mask.sum(1, keepdim=True),
+        "last token": x[sequences, -1] * mask[:, -1, None],
+    }
+
+
+def test_operators_are_torchs() -> None:
+    model, ours = both(operators)
+    for mask in MASKS:
+        given = inputs(mask)
+        with torch.no_grad():
+            expected = model(**given)
+        found = ours(**given)
+        assert found.keys() == expected.keys()
+        live = given["attention_mask"].bool()
+        for name, one in expected.items():
+            assert found[name].dtype == one.dtype, name
+            rows = live if one.shape[:2] == live.shape else slice(None)
+            torch.testing.assert_close(found[name][rows], one[rows], rtol=1e-5, atol=1e-6)
+
+
+def test_last_token_of_a_sequence_without_any_is_the_padded_ones() -> None:
+    model, ours = both(lambda self, x, ids, mask: x[torch.arange(x.shape[0]), mask.sum(1) - 1])
+    given = inputs([[0, 0, 0], [1, 1, 0]])
+    with torch.no_grad():
+        torch.testing.assert_close(ours(**given), model(**given), rtol=0, atol=1e-6)
+
+
+def test_last_token_is_picked() -> None:
+    model, ours = both(lambda self, x, ids, mask: self.down(x[:, -1]))
+    given = inputs(MASKS[1])
+    with torch.no_grad():
+        torch.testing.assert_close(ours(**given), model(**given), rtol=0, atol=1e-6)
+    assert any(d.reason == "picks a token of each sequence" for d in ours.decisions)
+
+
+def test_values_of_an_extent_that_only_the_run_tells() -> None:
+    model, ours = both(lambda self, x, ids, mask: torch.masked_select(x, mask.bool().unsqueeze(-1)))
+    for mask in MASKS:
+        given = inputs(mask)
+        with torch.no_grad():
+            torch.testing.assert_close(ours(**given), model(**given), rtol=0, atol=1e-6)
+
+
+def convolved(self: Small, x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> Any:
+    y = torch.relu(self.conv(x.transpose(1, 2)).transpose(1, 2))
+    return self.norm(self.down(y) + x)
+
+
+def sorted_values(self: Small, x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> Any:
+    return self.norm(self.down(torch.sort(x, 1)[0]) + x)
+
+
+def summed(self: Small, x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> Any:
+    return self.norm(self.down(torch.cumsum(x, 1)) + x)
+
+
+STOPS = {
+    "convolution": (convolved, "nn.conv1d", "does not follow the tokens"),
+    "sort": (sorted_values, "argsort", "argsort is not lowered to one loop nest"),
+    "sums": (summed, "cumsum", "cumsum is not lowered to one loop nest"),
+}
+
+
+@pytest.mark.parametrize("name", STOPS)
+def test_operator_in_the_way_in_the_middle_of_a_model(name: str) -> None:
+    rest, operator, reason = STOPS[name]
+    model, ours = both(rest)
+    for mask in MASKS:
+        given = inputs(mask)
+        live = given["attention_mask"].bool()
+        with torch.no_grad():
+            expected = model(**given)
+        found = ours(**given)
+        torch.testing.assert_close(found[live], expected[live], rtol=0, atol=1e-5)
+        assert not found[~live].any()
+    lines = ours.explain().splitlines()
+    assert any(line.startswith(f"  {operator} -> ") and reason in line for line in lines)
+    # What follows is on live tokens again.
+    (norm,) = (d for d in ours.decisions if d.operator == "nn.layer_norm")
+    assert norm.live and not norm.whole

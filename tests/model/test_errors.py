@@ -1,0 +1,204 @@
+"""Modules that cannot be compiled as they are: every error is typed and says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from pit_tvm.errors import DTypeError, PitError, ShapeError, UnsupportedModel
+from pit_tvm.model import compile
+from pit_tvm.model.importer import import_model
+
+WIDTH = 8
+IDS = torch.ones(3, 6, dtype=torch.int64)
+EXAMPLE = {"input_ids": IDS, "attention_mask": IDS}
+
+# ``forward(self, x, ids, mask)``: x is ``[batch, tokens, WIDTH]``.
+Forward = Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor], Any]
+
+
+class Small(nn.Module):
+    """Embeddings, a linear layer, and whatever comes then."""
+
+    def __init__(self, rest: Forward) -> None:
+        super().__init__()
+        self.table, self.linear = nn.Embedding(30, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.rest = rest
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+        """What ``rest`` returns."""
+        return self.rest(self, self.linear(self.table(input_ids)), input_ids, attention_mask)
+
+
+def branching(self: Small, x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> Any:
+    return x * 2 if mask.sum() > 5 else x
+
+
+def assigning(self: Small, x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> Any:
+    x[:, 0] = 0
+    return x
+
+
+WRONG: dict[str, tuple[Forward, type[PitError], str]] = {
+    "branch on values": (
+        branching,
+        UnsupportedModel,
+        "model: expected a module that torch.export can trace.*; no branch .* torch.where",
+    ),
+    "branch as an operator": (
+        lambda self, x, ids, mask: torch.cond(
+            mask.sum() > 5, lambda y: y * 2, lambda y: y + 1, (x,)
+        ),
+        UnsupportedModel,
+        "expected one chain of operators, got a branch.*torch.where",
+    ),
+    "number from values": (
+        lambda self, x, ids, mask: x * int(mask.sum()),
+        UnsupportedModel,
+        "got GuardOnDataDependentSymNode.*no extent may depend on values",
+    ),
+    "selection by a mask": (
+        lambda self, x, ids, mask: self.linear(x[mask.bool()]),
+        UnsupportedModel,
+        "index.Tensor: expected .*, got a boolean mask; multiply",
+    ),
+    "assignment to tokens": (
+        assigning,
+        UnsupportedModel,
+        "slice_scatter: expected an assignment to part of a dimension of constant extent",
+    ),
+    "unknown operators": (
+        lambda self, x, ids, mask: torch.fft.fft(x).real,
+        UnsupportedModel,
+        r"operators that TVM's importer knows, got _fft_r2c.default \(File .*test_errors.py",
+    ),
+    "every second token": (
+        lambda self, x, ids, mask: x[:, ::2],
+        UnsupportedModel,
+        "Constraints violated.*; the model's code admits only some lengths",
+    ),
+    "length of a constant": (
+        lambda self, x, ids, mask: x + torch.arange(6.0)[:, None],
+        ShapeError,
+        "dynamic length, got a length of .*6.*; .* torch takes it for the only one",
+    ),
+    "even lengths": (
+        lambda self, x, ids, mask: x.reshape(x.shape[0], x.shape[1] // 2, 2, WIDTH).sum(2),
+        ShapeError,
+        r"dynamic length, got a length of .*2.* \* .*; the model's code admits no others",
+    ),
+    "nothing as an output": (
+        lambda self, x, ids, mask: {"x": x, "cache": None},
+        UnsupportedModel,
+        "model: expected tensors as outputs, got None; give back tensors only",
+    ),
+    "number as an output": (
+        lambda self, x, ids, mask: (x, x.shape[1]),
+        UnsupportedModel,
+        "model: expected tensors as outputs",
+    ),
+    "an error of its own": (
+        lambda self, x, ids, mask: functional.linear(x, torch.ones(2, WIDTH + 1)),
+        UnsupportedModel,
+        "a module that torch.export can trace for every batch and length, got RuntimeError",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_models_that_cannot_be_compiled(name: str) -> None:
+    rest, error, words = WRONG[name]
+    with pytest.raises(error, match=words) as caught:
+        import_model(Small(rest), EXAMPLE, "attention_mask")
+    assert len(str(caught.value)) < 1000
+
+
+class Named(nn.Module):
+    """Parameters of other names than the tokenizer's."""
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """The ids of live tokens."""
+        return ids * mask
+
+
+class Open(nn.Module):
+    """Parameters without names."""
+
+    def forward(self, **inputs: torch.Tensor) -> torch.Tensor:
+        """The ids."""
+        return inputs["input_ids"] * 2
+
+
+class Positional(nn.Module):
+    """Parameters that have no names for a caller."""
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, /) -> torch.Tensor:
+        """The ids of live tokens."""
+        return input_ids * attention_mask
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (Named(), r"names of forward's parameters \['ids', 'mask'\], got \['attention_mask'"),
+        (Open(), r"parameters \[\], got .*write a module around it"),
+    ],
+)
+def test_names_of_inputs_are_those_of_the_module(model: nn.Module, words: str) -> None:
+    with pytest.raises(ShapeError, match=f"example_inputs: .*{words}"):
+        import_model(model, EXAMPLE, "attention_mask")
+
+
+def test_parameters_may_be_positional() -> None:
+    found = import_model(Positional(), EXAMPLE, "attention_mask")
+    assert found.inputs == ("input_ids", "attention_mask")
+
+
+@pytest.mark.parametrize("shape", [(1, 6), (3, 1), (1, 1)])
+def test_examples_of_one_sequence_or_one_token_do_not_fix_it(shape: tuple[int, int]) -> None:
+    ids = torch.ones(shape, dtype=torch.int64)
+    example = {"input_ids": ids, "attention_mask": ids}
+    found = import_model(Small(lambda self, x, ids, mask: x), example, "attention_mask")
+    assert found.longest is None
+
+
+def test_parts_keep_their_mode() -> None:
+    model = Small(lambda self, x, ids, mask: x).train()
+    model.table.eval()
+    import_model(model, EXAMPLE, "attention_mask")
+    assert (model.training, model.linear.training, model.table.training) == (True, True, False)
+
+
+def test_inputs_are_tensors() -> None:
+    example = EXAMPLE | {"input_ids": [[1, 2]]}
+    with pytest.raises(DTypeError, match="example_inputs: expected a torch.Tensor as 'input_ids'"):
+        import_model(Small(lambda self, x, ids, mask: x), example, "attention_mask")
+
+
+def test_mask_must_be_an_input_of_the_program() -> None:
+    program = torch.export.export(Positional(), (IDS, IDS))
+    with pytest.raises(ShapeError, match="mask: expected an input of the program, .*, got 'mask'"):
+        import_model(program, EXAMPLE | {"mask": IDS}, "mask")
+
+
+def test_causes_are_kept() -> None:
+    with pytest.raises(UnsupportedModel) as caught:
+        import_model(Small(branching), EXAMPLE, "attention_mask")
+    assert caught.value.__cause__ is not None
+
+
+def test_slices_of_tokens_do_not_meet_others() -> None:
+    with pytest.raises(
+        UnsupportedModel, match="expected multiply of operands .*; slices of tokens"
+    ):
+        compile(Small(lambda self, x, ids, mask: x[:, -1] * mask[:, -1:]), EXAMPLE)
+
+
+def test_models_of_other_kinds() -> None:
+    with pytest.raises(UnsupportedModel, match="model: .*ExportedProgram, got str; ONNX cannot"):
+        import_model("model.onnx", EXAMPLE, "attention_mask")  # type: ignore[arg-type]
