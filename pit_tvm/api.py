@@ -143,8 +143,9 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
     deterministic: bool = False,
     dead: str = "skip",
     apply_mask: bool = False,
-    database: str | Path | None = None,
-    cache: str | Path | None = None,
+    library: bool = True,
+    database: str | Path | TileStore | None = None,
+    cache: str | Path | KernelCache | None = None,
 ) -> Operator:
     """Compile an operator for dynamic sparsity of one operand.
 
@@ -163,10 +164,14 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
     apply_mask
         Masks promise an operand that is zero outside. With True it may hold anything there, NaN
         included: kernels read it through the mask. For Mask, BitMask and BlockMask.
+    library
+        Whether the dense product of numpy or torch is a candidate on a CPU. Between kernels of
+        pit-tvm it takes longer than by itself: its threads and theirs wake in turns.
     database
-        A folder of tuned tiles instead of the shipped one.
+        A folder of tuned tiles instead of the shipped one, or a store that operators share.
     cache
-        A folder of compiled kernels instead of ``$PIT_TVM_CACHE`` or the user's.
+        A folder of compiled kernels instead of ``$PIT_TVM_CACHE`` or the user's, or a cache that
+        operators share.
 
     Raises
     ------
@@ -189,12 +194,15 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
             mismatch("apply_mask", "a target of kind 'llvm'", repr(info.kind), advice)
         )
     program = analyse(tensors, dict(sparse), apply_mask=apply_mask)
-    store = TileStore.open(database, device=info.device, isa=info.isa)
-    kernels = KernelCache(None if cache is None else Path(cache))
+    store = database
+    if not isinstance(store, TileStore):
+        store = TileStore.open(store, device=info.device, isa=info.isa)
+    kernels = cache if isinstance(cache, KernelCache) else KernelCache(cache)
     options: dict[str, Any] = {"deterministic": deterministic, "dead": dead}
     if info.kind == "cuda":
         from .runtime.cuda_dispatch import CudaDispatcher
 
         return Operator(CudaDispatcher(program, info, store, kernels, **options), kernels)
     start_thread_pool(info.threads)
-    return Operator(Dispatcher(program, info, store, kernels, **options), kernels)
+    made = Dispatcher(program, info, store, kernels, library=library, **options)
+    return Operator(made, kernels)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from .cli_model import add_batch, add_model, explain_model, random_lengths
 from .errors import ShapeError, mismatch
 from .structs import Lengths, Mask, SparsitySpec
 
@@ -17,44 +18,64 @@ _EXAMPLES = """\
 examples:
   pit-tvm explain --shape 2048,2048,2048 --mask 32x1 --density 0.1
   pit-tvm explain --shape 32768,1536,384 --lengths 128 --density 0.25 --library torch
+  pit-tvm explain --model bert-base --lengths 12,80,3
+  pit-tvm explain --model minilm --fill 0.3 --batch 32 --padded 128 --library torch
+  pit-tvm explain --model my_model.pt2 --mask-input attention_mask
 """
+# Options that mean something for one of the two only.
+_OF_PRODUCTS, _OF_MODELS = ("mask", "density"), ("fill", "batch", "padded")
 
 
 def add_explain(subparsers: Subparsers) -> None:
     """Arguments of ``pit-tvm explain``."""
     parser = subparsers.add_parser(
         "explain",
-        help="print the candidates for a pattern with their predicted costs",
+        help="print the candidates for a pattern, or a model's plan, with predicted costs",
         description="Draw a random pattern for the left operand of a product, and print every "
-        "candidate with its predicted cost in microseconds. Nothing is run.",
+        "candidate with its predicted cost in microseconds; or print the plan of every linear "
+        "layer of a model, what of it runs on live tokens only, and the permutation-invariant "
+        "axes of its operators. Nothing is run.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--shape", type=_sizes, required=True, metavar="M,N,K")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--shape", type=_sizes, metavar="M,N,K", help="a product")
+    add_model(what)
     pattern = parser.add_mutually_exclusive_group()
     pattern.add_argument(
-        "--mask", type=_extents, default=(32, 1), metavar="AxB", help="blocks (default 32x1)"
+        "--mask", type=_extents, metavar="AxB", help="of a product: blocks (default 32x1)"
     )
     pattern.add_argument(
-        "--lengths", type=int, metavar="L", help="rows are sequences padded to L instead"
+        "--lengths",
+        type=_lengths,
+        metavar="L[,L...]",
+        help="of a product: rows are sequences padded to L instead; of a model: the length of each "
+        "sequence of a batch",
     )
-    parser.add_argument("--density", type=float, default=0.1, help="live share (default 0.1)")
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--density", type=float, help="of a product: live share (default 0.1)")
+    add_batch(parser)
+    parser.add_argument("--dtype", help="element type (default: float32, or what a file has)")
     parser.add_argument("--library", choices=("numpy", "torch"), default="numpy")
     parser.add_argument("--target", default="llvm")
     parser.add_argument("--database", help="folder of tuned tiles instead of the shipped one")
     parser.add_argument("--seed", type=int, default=0)
-    parser.set_defaults(run=run_explain)
+    parser.set_defaults(run=run_explain, parser=parser)
 
 
 def run_explain(args: argparse.Namespace) -> int:
     """Print the plan."""
+    others = _OF_PRODUCTS if args.model else _OF_MODELS
+    given = [f"--{name}" for name in others if getattr(args, name) is not None]
+    if given:
+        args.parser.error(f"{', '.join(given)} with {'--model' if args.model else '--shape'}")
+    if args.model:
+        return explain_model(args)
     from .api import compile
     from .op.matmul import matmul
 
     spec, pattern = _pattern(args)
     operator = compile(
-        matmul(*args.shape, dtype=args.dtype),
+        matmul(*args.shape, dtype=args.dtype or "float32"),
         sparse={"lhs": spec},
         target=args.target,
         database=args.database,
@@ -67,24 +88,32 @@ def _pattern(args: argparse.Namespace) -> tuple[SparsitySpec, np.ndarray]:
     """A random pattern of the density that was asked for."""
     import numpy as np
 
-    if not 0.0 <= args.density <= 1.0:
-        raise ShapeError(mismatch("--density", "0 to 1", args.density))
+    density = 0.1 if args.density is None else args.density
+    if not 0.0 <= density <= 1.0:
+        raise ShapeError(mismatch("--density", "0 to 1", density))
     rng = np.random.default_rng(args.seed)
     m, _, k = args.shape
     if args.lengths is not None:
-        if args.lengths < 1 or m % args.lengths:
-            raise ShapeError(mismatch("--lengths", f"a divisor of {m} rows", args.lengths))
-        mean = 2.0 * args.density * args.lengths
-        drawn = rng.uniform(0.0, mean, m // args.lengths).round().astype(np.int64)
-        return Lengths(), np.minimum(drawn, args.lengths)
-    rows, depth = args.mask
-    blocks = rng.random((-(-m // rows), -(-k // depth))) < args.density
+        padded = args.lengths[0]
+        if len(args.lengths) > 1 or padded < 1 or m % padded:
+            text = ",".join(map(str, args.lengths))
+            raise ShapeError(mismatch("--lengths", f"one divisor of {m} rows", text))
+        return Lengths(), random_lengths(m // padded, padded, density, rng)
+    rows, depth = args.mask or (32, 1)
+    blocks = rng.random((-(-m // rows), -(-k // depth))) < density
     mask = np.repeat(np.repeat(blocks, rows, axis=0), depth, axis=1)[:m, :k]
     return Mask(rows, depth), np.ascontiguousarray(mask)
 
 
 def _sizes(text: str) -> tuple[int, ...]:
     return numbers(text, "M,N,K")
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.isdigit() for part in parts):
+        raise argparse.ArgumentTypeError(f"expected lengths such as 12,80,3, got {text!r}")
+    return tuple(map(int, parts))
 
 
 def _extents(text: str) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .cli_model import add_mask_input, add_model, missing_tasks
 from .errors import UnsupportedTarget, mismatch
 from .target import TargetInfo, resolve_target
 from .tile_db.store import TileStore
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 EXIT_INTERRUPTED = 130
 
+# Rows that a model's linear layers are tuned for: a batch of short texts, and a large one.
+_MODEL_ROWS = [512, 4096]
 _MASK_SIZE = 4096
 _DETECT_RUNS = 21
 
@@ -36,7 +39,10 @@ examples:
   pit-tvm tune --shape 1024,1024,1024 --target 'llvm -mcpu=x86-64-v3' --out my_logs
   pit-tvm tune --target cuda --dtype float16 --shape 1000,4096,4096 --shape 8192,3072,768,64
   pit-tvm tune --shape 1024,1024,1024 --rpc-tracker 10.0.0.1:9190 --rpc-key epyc
+  pit-tvm tune --model bert-base --list
+  pit-tvm tune --model my_model.pt2 --rows 512 --rows 4096
 
+With --model only what the databases lack is tuned.
 Run the same command again to continue an interrupted job. Ctrl-C records what was found so far;
 a second Ctrl-C ends at once.
 """
@@ -54,19 +60,30 @@ def add_tune(subparsers: Subparsers) -> None:
     )
     add = parser.add_argument
     add("--op", help="operator (default: matmul, with groups grouped_matmul)")
-    add(
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
         "--shape",
         type=_shape,
         action="append",
-        required=True,
         metavar="M,N,K[,GROUPS]",
         help="extents of one product, and over how many groups its rows are spread; repeat for "
         "several",
     )
+    add_model(what)
+    add_mask_input(parser)
+    add(
+        "--rows",
+        type=_positive,
+        action="append",
+        help="live rows that a model's linear layers are tuned for; repeat for several (default: "
+        "512 and 4096)",
+    )
+    add("--list", action="store_true", help="with --model: print what there is and tune nothing")
     add(
         "--dtype",
         action="append",
-        help="element type; repeat for several (default: float32, on a GPU float16)",
+        help="element type; repeat for several (default: float32, on a GPU float16; of a file "
+        "with a model: its own)",
     )
     add(
         "--family",
@@ -118,10 +135,18 @@ def run_tune(args: argparse.Namespace) -> int:
     """Run a tuning job and print what it recorded."""
     if (args.rpc_tracker is None) != (args.rpc_key is None):
         args.parser.error("--rpc-tracker and --rpc-key go together")
+    if args.model is None and (args.rows or args.list):
+        args.parser.error("--rows and --list go with --model")
     target = resolve_target(args.target)
+    args.rows = args.rows or _MODEL_ROWS
+    tasks = missing_tasks(args, target) if args.model else _tasks(args, target)
+    if args.model:
+        print(f"{len(tasks)} products to tune")
+        if args.list or not tasks:
+            return 0
     with ExitStack() as stack:
         place = stack.enter_context(_cuda(args, target) if target.kind == "cuda" else _host(args))
-        job = _tune_job(args, target, place)
+        job = _tune_job(args, tasks, target, place)
         result = job.run()
     _print_result(job, result)
     return EXIT_INTERRUPTED if result.interrupted else 0
@@ -171,13 +196,15 @@ def _cuda(args: argparse.Namespace, target: TargetInfo) -> Iterator[_Place]:
         yield _Place(cuda_backend(toolchain, pool), settings, _cuda_libraries(), {})
 
 
-def _tune_job(args: argparse.Namespace, target: TargetInfo, place: _Place) -> TuneJob:
+def _tune_job(
+    args: argparse.Namespace, tasks: list[TileTask], target: TargetInfo, place: _Place
+) -> TuneJob:
     from .tuning.job import TuneJob
 
     remote = args.rpc_tracker is not None
     device = f"{args.rpc_key}-{target.isa}" if remote else target.device
     return TuneJob(
-        tasks=_tasks(args, target),
+        tasks=tasks,
         target=target,
         work_dir=args.work_dir,
         store=TileStore.create(args.out, device=device, isa=target.isa),

@@ -1,4 +1,4 @@
-"""Layer norm of rows, and of the sum of two, on CPUs: one pass over memory."""
+"""Layer norm of rows, of sums of rows, and of embeddings on CPUs: one pass over memory."""
 
 from __future__ import annotations
 
@@ -7,18 +7,24 @@ from dataclasses import dataclass
 from functools import reduce
 from math import isfinite
 from operator import add
+from typing import TypeAlias
 
-from tvm import tirx
+from tvm import ir, tirx
 from tvm.ir import Expr
 from tvm.script import tirx as T
 
 from pit_tvm.errors import DTypeError, ShapeError, mismatch
 from pit_tvm.op.arguments import at_least
 from pit_tvm.target import TargetInfo
+from pit_tvm.transform.unalign import parameter
 
 from .contraction_space import lanes_of
 
+# What is summed up: arrays [t, width], and tables [n, width] with the ids [t] of their rows.
+Inputs: TypeAlias = Sequence[tuple[Expr, Expr | None]]
+
 _FLOAT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+_ID_TYPES = ("int32", "int64")
 SUMS = 4  # vectors that add up side by side: as many as an addition takes cycles
 SERIAL_ELEMENTS = 1 << 15  # less than waking another thread costs
 
@@ -42,8 +48,36 @@ def residual_norm(
     TileNotFound
         The target is no CPU.
     """
-    form = _form(width, dtype, eps, target)
-    return _sum_function(form) if residual else _plain_function(form)
+    return _function(_form(width, dtype, eps, target), (), 1 + residual)
+
+
+def embedding_norm(
+    width: int,
+    dtype: str,
+    eps: float,
+    id_dtypes: Sequence[str],
+    arrays: int,
+    *,
+    target: TargetInfo,
+) -> tirx.PrimFunc:
+    """Layer norm of a sum of embeddings: of one row of each of ``len(id_dtypes)`` tables, and of
+    as many ``arrays``; ``main(*(ids, table), *arrays, gamma, beta, out)``.
+
+    ``ids`` are of their type in ``id_dtypes``, [t]; a ``table`` is ``dtype`` [n, width] of any
+    ``n`` of its own; arrays, ``out`` and the arithmetic are as in `residual_norm`. An id outside
+    of its table takes the nearest row: check before.
+
+    Raises
+    ------
+    ShapeError, DTypeError, TileNotFound
+        As in `residual_norm`; ShapeError also if nothing is summed up, DTypeError for ids other
+        than int32 and int64.
+    """
+    for id_dtype in id_dtypes:
+        if id_dtype not in _ID_TYPES:
+            raise DTypeError(mismatch("id_dtypes", " or ".join(_ID_TYPES), repr(id_dtype)))
+    at_least("tables and arrays", len(id_dtypes) + arrays, 1)
+    return _function(_form(width, dtype, eps, target), id_dtypes, arrays)
 
 
 @dataclass(frozen=True)
@@ -77,37 +111,29 @@ def _form(width: int, dtype: str, eps: float, target: TargetInfo) -> NormForm:
     return NormForm(at_least("width", width, 1), dtype, float(eps), lanes, target.threads)
 
 
-def _plain_function(form: NormForm) -> tirx.PrimFunc:
-    width, dtype, align = form.width, form.dtype, form.element_bytes
+def _function(form: NormForm, id_dtypes: Sequence[str], arrays: int) -> tirx.PrimFunc:
+    rows = tirx.Var("t", "int64")
+    params: list[ir.Var] = []
 
-    @T.prim_func(s_tir=True)
-    def main(p_x: T.handle, p_gamma: T.handle, p_beta: T.handle, p_out: T.handle):
-        t = T.int64()
-        x = T.match_buffer(p_x, (t, width), dtype, align=align)
-        gamma = T.match_buffer(p_gamma, (width,), dtype, align=align)
-        beta = T.match_buffer(p_beta, (width,), dtype, align=align)
-        out = T.match_buffer(p_out, (t, width), dtype, align=align)
-        norm = Norm(form)
-        norm.run((x,), gamma, beta, out, t)
+    def param(name: str, extent: Expr | None, dtype: str = form.dtype) -> ir.Var:
+        width = [] if name.startswith("ids") else [form.width]
+        params.append(parameter(name, width if extent is None else [extent, *width], dtype))
+        return params[-1]
 
-    return main
+    inputs: list[tuple[Expr, Expr | None]] = []
+    for number, id_dtype in enumerate(id_dtypes):
+        ids = param(f"ids{number}", rows, id_dtype)
+        inputs.append((param(f"table{number}", tirx.Var(f"n{number}", "int64")), ids))
+    inputs += [(param(f"x{number}", rows), None) for number in range(arrays)]
+    gamma, beta, out = param("gamma", None), param("beta", None), param("out", rows)
+    norm = Norm(form)
 
+    # Its parameters are as many as there are inputs, which no signature can say.
+    @T.prim_func(s_tir=True, check_well_formed=False)
+    def main():
+        norm.run(inputs, gamma, beta, out, rows)
 
-def _sum_function(form: NormForm) -> tirx.PrimFunc:
-    width, dtype, align = form.width, form.dtype, form.element_bytes
-
-    @T.prim_func(s_tir=True)
-    def main(p_x: T.handle, p_y: T.handle, p_gamma: T.handle, p_beta: T.handle, p_out: T.handle):
-        t = T.int64()
-        x = T.match_buffer(p_x, (t, width), dtype, align=align)
-        y = T.match_buffer(p_y, (t, width), dtype, align=align)
-        gamma = T.match_buffer(p_gamma, (width,), dtype, align=align)
-        beta = T.match_buffer(p_beta, (width,), dtype, align=align)
-        out = T.match_buffer(p_out, (t, width), dtype, align=align)
-        norm = Norm(form)
-        norm.run((x, y), gamma, beta, out, t)
-
-    return main
+    return tirx.PrimFunc(params, main.body, attrs=main.attrs)
 
 
 @T.meta_class
@@ -117,10 +143,10 @@ class NormRow:
     Sums take ``SUMS`` vectors side by side; elements that fill no vector are summed one by one.
     """
 
-    def __init__(self, form: NormForm) -> None:
+    def __init__(self, form: NormForm, inputs: int) -> None:
         self.width, self.dtype, self.eps, self.lanes = form.width, form.dtype, form.eps, form.lanes
         self.whole, self.rest = form.width // form.lanes, form.width % form.lanes
-        self.row = T.alloc_buffer((1,), "int64")
+        self.rows = T.alloc_buffer((inputs,), "int64")
         self.line = T.alloc_buffer((form.width,), "float32")
         self.total = T.alloc_buffer((SUMS * form.lanes,), "float32")
         self.single = T.alloc_buffer((1,), "float32")
@@ -130,7 +156,7 @@ class NormRow:
     @T.inline
     def run(self, inputs, gamma, beta, out, first, last):
         for row in range(first, last):
-            self.row[0] = row
+            self.find(inputs, row)
             self.sweep(inputs, False)
             self.add_up()
             self.mean[0] = self.total[0] / T.float32(self.width)
@@ -177,11 +203,21 @@ class NormRow:
                 centred, vector * self.lanes + w
             )
 
-    def value(self, inputs: Sequence[Expr], centred: bool, at: Expr) -> Expr:
+    def find(self, inputs: Inputs, row: Expr) -> None:
+        """Emit which row of each input belongs to ``row``; never one outside of a table."""
+        for number, (array, ids) in enumerate(inputs):
+            if ids is None:
+                T.buffer_store(self.rows, row, [number])
+            else:
+                last = array.shape[0] - 1
+                found = T.min(T.max(T.Cast("int64", ids[row]), T.int64(0)), last)
+                T.buffer_store(self.rows, found, [number])
+
+    def value(self, inputs: Inputs, centred: bool, at: Expr) -> Expr:
         """Element of the row: of the inputs' sum, or moved by the mean."""
         if centred:
             return self.line[at] - self.mean[0]
-        rows = [array[self.row[0], at] for array in inputs]
+        rows = [array[self.rows[number], at] for number, (array, _) in enumerate(inputs)]
         return reduce(add, [T.Cast("float32", element) for element in rows])
 
     def term(self, centred: bool, at: Expr) -> Expr:
@@ -213,10 +249,10 @@ class Norm:
     @T.inline
     def run(self, inputs, gamma, beta, out, t):
         if t * self.form.width < SERIAL_ELEMENTS:
-            alone = NormRow(self.form)
+            alone = NormRow(self.form, len(inputs))
             alone.run(inputs, gamma, beta, out, T.int64(0), t)
         else:
             for chunk in T.parallel(self.threads):
                 first: T.let = t * chunk // self.threads
-                row = NormRow(self.form)
+                row = NormRow(self.form, len(inputs))
                 row.run(inputs, gamma, beta, out, first, t * (chunk + 1) // self.threads)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 import tvm
 from tvm import ir, relax
 from tvm.ir import prim
 
 from ..errors import ShapeError, mismatch
-from ..runtime.arrays import as_tensor
-from .importer import Imported
+from ..runtime.arrays import as_numpy, as_tensor, kind
 from .plane import BATCH, TOKENS, Plane
 from .rebuild import bindings_of, extents_of, is_op
+
+if TYPE_CHECKING:
+    from .importer import Imported
 
 # Operators that hand ids on unchanged to the table they are looked up in.
 _SAME_IDS = ("astype", "reshape")
@@ -31,19 +33,27 @@ class Input:
     rows: int | None
 
 
+@dataclass(frozen=True)
 class Inputs:
-    """The inputs of a model, in its order."""
+    """The inputs of a model by name, in its order; the name of the mask among them; and the
+    largest number of tokens that the model admits (None: any)."""
 
-    def __init__(self, imported: Imported, module: tvm.IRModule) -> None:
+    known: Mapping[str, Input]
+    mask: str
+    longest: int | None
+
+    @classmethod
+    def of(cls, imported: Imported, module: tvm.IRModule) -> Inputs:
+        """The inputs of ``imported``, whose graph is now ``module``."""
         plane = Plane(imported.batch, imported.tokens)
         tables = _tables(module)
-        self.mask, self.longest = imported.mask, imported.longest
-        self.known = {
+        known = {
             p.name: Input(str(p.ty.dtype), _extents(p, plane), tables.get(p.name))
             for p in module["main"].params
         }
+        return cls(known, imported.mask, imported.longest)
 
-    def check(self, given: Mapping[str, torch.Tensor]) -> list[Any]:
+    def check(self, given: Mapping[str, Any]) -> list[Any]:
         """The inputs of a call in order, in the form that a compiled function takes.
 
         Raises
@@ -54,27 +64,47 @@ class Inputs:
         """
         if set(given) != set(self.known):
             raise ShapeError(mismatch("inputs", sorted(self.known), sorted(given)))
-        mask = given[self.mask]
-        if mask.dim() != 2:
-            raise ShapeError(mismatch(self.mask, "[batch, tokens]", tuple(mask.shape)))
+        mask = as_numpy(given[self.mask], self.mask)
+        if mask.ndim != 2:
+            raise ShapeError(mismatch(self.mask, "[batch, tokens]", mask.shape))
         if self.longest is not None and mask.shape[1] > self.longest:
             raise ShapeError(mismatch(self.mask, f"at most {self.longest} tokens", mask.shape[1]))
-        if not bool(((mask == 0) | (mask == 1)).all()):
+        if not ((mask == 0) | (mask == 1)).all():
             raise ShapeError(mismatch(self.mask, "only 0 and 1", "other values"))
         sizes: dict[Any, Any] = {BATCH: mask.shape[0], TOKENS: mask.shape[1]}
-        return [
-            self._checked(name, given[name].contiguous(), one, sizes)
-            for name, one in self.known.items()
-        ]
+        return [_checked(name, given[name], one, sizes) for name, one in self.known.items()]
 
-    def _checked(self, name: str, value: torch.Tensor, one: Input, sizes: Mapping[Any, Any]) -> Any:
-        shape = [sizes.get(e, e) for e in one.extents]
-        array = as_tensor(name, value, dtype=one.dtype, shape=shape)
-        if one.rows is not None and value.numel():
-            least, most = (int(v) for v in torch.aminmax(value))
-            if least < 0 or most >= one.rows:
-                raise ShapeError(mismatch(name, f"ids of 0 to {one.rows - 1}", (least, most)))
-        return array
+    def to_json(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        known = {name: vars(one) for name, one in self.known.items()}
+        return {"known": known, "mask": self.mask, "longest": self.longest}
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Inputs:
+        """What `to_json` gave."""
+        known = {
+            name: Input(one["dtype"], tuple(one["extents"]), one["rows"])
+            for name, one in found["known"].items()
+        }
+        return cls(known, found["mask"], found["longest"])
+
+
+def _checked(name: str, value: Any, one: Input, sizes: Mapping[Any, Any]) -> Any:
+    shape = [sizes.get(e, e) for e in one.extents]
+    ids = as_numpy(value, name)
+    array = as_tensor(name, _contiguous(value), dtype=one.dtype, shape=shape)
+    if one.rows is not None:
+        least, most = (int(ids.min()), int(ids.max())) if ids.size else (0, 0)
+        if least < 0 or most >= one.rows:
+            raise ShapeError(mismatch(name, f"ids of 0 to {one.rows - 1}", (least, most)))
+    return array
+
+
+def _contiguous(value: Any) -> Any:
+    library = kind(value)
+    if library == "numpy":
+        return value if value.flags.c_contiguous else np.ascontiguousarray(value)
+    return value.contiguous() if library == "torch" else value
 
 
 def _extents(param: relax.Var, plane: Plane) -> tuple[str | int | None, ...]:

@@ -1,4 +1,4 @@
-"""What a backend gives a graph over live rows: attention and norms."""
+"""What a backend gives a graph over live rows: attention, norms, embeddings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from tvm import relax, tirx
 
 from ..schedules.cpu_attention import attention
-from ..schedules.cpu_rows import residual_norm
+from ..schedules.cpu_rows import embedding_norm, residual_norm
 from ..target import TargetInfo
 from .attention import Attention
 from .lowering import SCHEDULED
@@ -38,6 +38,19 @@ class Kernels(Protocol):
         eps: float,
     ) -> relax.Call:
         """Layer norm of the sum of ``terms`` (one or two), ``[rows, width]``."""
+
+    def embeddings(
+        self,
+        builder: relax.BlockBuilder,
+        tables: Sequence[tuple[relax.Expr, relax.Expr]],
+        arrays: Sequence[relax.Expr],
+        scale: relax.Expr,
+        shift: relax.Expr,
+        eps: float,
+    ) -> relax.Call | None:
+        """Layer norm of the sum of rows of ``tables``, each given as ids ``[rows]`` (int32 or
+        int64, none outside) and ``[n, width]``, and of ``arrays`` ``[rows, width]``; at least one
+        table. None if there is no such kernel."""
 
 
 class CpuKernels:
@@ -76,3 +89,21 @@ class CpuKernels:
         form = (int(ty.shape.values[-1]), str(ty.dtype), eps, len(terms) == 2)
         func = builder.add_func(self._made(residual_norm, *form), "norm")
         return relax.call_tir(func, [*terms, scale, shift], ty)
+
+    def embeddings(
+        self,
+        builder: relax.BlockBuilder,
+        tables: Sequence[tuple[relax.Expr, relax.Expr]],
+        arrays: Sequence[relax.Expr],
+        scale: relax.Expr,
+        shift: relax.Expr,
+        eps: float,
+    ) -> relax.Call:
+        """As `Kernels.embeddings`."""
+        (first, table), *_ = tables
+        width, dtype = int(table.ty.shape.values[-1]), str(table.ty.dtype)
+        id_dtypes = tuple(str(ids.ty.dtype) for ids, _ in tables)
+        func = self._made(embedding_norm, width, dtype, eps, id_dtypes, len(arrays))
+        operands = [*(part for pair in tables for part in pair), *arrays, scale, shift]
+        ty = relax.TensorType([*first.ty.shape.values, width], dtype)
+        return relax.call_tir(builder.add_func(func, "embeddings"), operands, ty)

@@ -16,7 +16,7 @@ def extract_norms(module: tvm.IRModule, kernels: Kernels) -> tvm.IRModule:
     two tensors of its shape before it, by one kernel."""
 
     def rule(builder: relax.BlockBuilder, call: relax.Call, _: relax.Var) -> relax.Expr:
-        if not _is_row_norm(call):
+        if not is_row_norm(call):
             return call
         made = builder.lookup_binding(call.args[0])
         together = is_op(made, "add") and all(same_shape(a, call) for a in made.args)
@@ -26,7 +26,8 @@ def extract_norms(module: tvm.IRModule, kernels: Kernels) -> tvm.IRModule:
     return rebuild(module, rule)
 
 
-def _is_row_norm(call: relax.Call) -> bool:
+def is_row_norm(call: relax.Call) -> bool:
+    """Whether a call is a layer norm over the last axis with constant scale and shift."""
     if not is_op(call, "nn.layer_norm") or shape_of(call) is None:
         return False
     attrs, scale, shift = call.attrs, call.args[1], call.args[2]

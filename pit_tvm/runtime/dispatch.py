@@ -64,12 +64,14 @@ class Dispatcher:
         *,
         deterministic: bool,
         dead: str,
+        library: bool = True,
     ) -> None:
         self.program, self.target = program, target
         self.deterministic = deterministic
         self.kernels = Kernels(program, target, cache)
         self.binder = Binder(program, self)
-        self.planner, self.sampler = Planner(program, target, store), Sampler(program)
+        self.planner = Planner(program, target, store, library=library)
+        self.sampler = Sampler(program)
         self.launcher = Launcher(program, self.kernels, dead)
         self._slices: dict[tuple[int, ...], SliceCall] = {}
         self.checks_zeros = zeros_asked_for(program)

@@ -99,10 +99,11 @@ class KernelCache:
     C compiler to link with) the cache warns once with `KernelCacheWarning` and works in memory.
     """
 
-    def __init__(self, directory: Path | None = None) -> None:
+    def __init__(self, directory: str | Path | None = None) -> None:
         self.directory = Path(directory) if directory is not None else default_directory()
         self._modules: dict[str, Any] = {}
-        self._lock = threading.Lock()  # guards everything below and _modules
+        self._adopted: dict[str, bytes] = {}
+        self._lock = threading.Lock()  # guards everything below and the two above
         self._key_locks: dict[str, threading.Lock] = {}
         self._counts: dict[str, Any] = {}
         self._warned = False
@@ -145,6 +146,47 @@ class KernelCache:
                 self._modules[key] = module
             return module
 
+    def libraries(self) -> dict[str, bytes]:
+        """The kernels in memory by key, as files that `adopt` takes on another machine.
+
+        Raises
+        ------
+        BackendUnavailable
+            A kernel is in memory only, because the folder cannot be used or was emptied.
+        """
+        with self._lock:
+            found = {key: self._adopted.get(key) for key in self._modules}
+        for key, content in found.items():
+            try:
+                found[key] = content or self._path(key).read_bytes()
+            except OSError as error:
+                advice = "set PIT_TVM_CACHE to a folder that can be written, and compile again"
+                text = mismatch("kernel cache", "all kernels in its folder", error, advice)
+                raise BackendUnavailable(text) from error
+        return {key: content for key, content in found.items() if content is not None}
+
+    def adopt(self, libraries: Mapping[str, bytes]) -> None:
+        """Load kernels that `libraries` of another cache gave; nothing is built or left on disk.
+
+        Raises
+        ------
+        ShapeError
+            A key is not of the form that `content_key` gives.
+        BackendUnavailable
+            A library is damaged, or cannot be loaded on this machine.
+        """
+        with tempfile.TemporaryDirectory(prefix="pit-tvm-") as scratch:
+            for key, content in libraries.items():
+                _check_key(key)
+                path = Path(scratch) / f"{key}.so"
+                path.write_bytes(content)
+                module = _load_sound(path)
+                if module is None:
+                    text = mismatch(f"kernel {key}", "a sound library for this machine", "another")
+                    raise BackendUnavailable(text)
+                with self._lock:
+                    self._modules[key], self._adopted[key] = module, content
+
     @property
     def stats(self) -> CacheStats:
         """What this cache did so far; a snapshot."""
@@ -159,6 +201,7 @@ class KernelCache:
         files = size = 0
         with self._lock:
             self._modules.clear()
+            self._adopted.clear()
         for path in self._files():
             try:
                 bytes_here = path.stat().st_size

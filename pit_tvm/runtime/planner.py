@@ -27,10 +27,14 @@ _MAX_PLANS = 4096
 
 
 class Planner:
-    """Chooses plans for one program on one target."""
+    """Chooses plans for one program on one target; ``library``: whether a library's dense product
+    is among them."""
 
-    def __init__(self, program: Program, target: TargetInfo, store: TileStore) -> None:
+    def __init__(
+        self, program: Program, target: TargetInfo, store: TileStore, *, library: bool = True
+    ) -> None:
         self.program, self.target, self.store = program, target, store
+        self.library = library
         self._rates: dict[str, Rates] = {}
         self._plans: dict[object, Plan] = {}
         self._tiles: dict[object, tuple[Tile, ...]] = {}
@@ -59,7 +63,10 @@ class Planner:
     def _selection(self, layout: Layout, packed: bool) -> Selection:
         rates, facts = self.rates(layout.library), _Facts(self.program, layout, packed)
         routes = [facts.route(route) for route in self.program.routes]
-        return Selection(routes, facts.dense(layout.library), rates, self.tiles(rates, facts))
+        dense = facts.dense(layout.library)
+        if not self.library and dense is not None and dense.note != select.GENERIC:
+            dense = None
+        return Selection(routes, dense, rates, self.tiles(rates, facts))
 
     def rates(self, library: str) -> Rates:
         """Rates of the operator's data type with one library as the dense peer."""

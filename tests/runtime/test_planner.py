@@ -108,6 +108,18 @@ def test_dense_needs_every_named_row(target: TargetInfo) -> None:
         assert {c.kind for c in decide(program, target, 1.0).candidates} == {"pit", "dense"}
 
 
+def test_library_is_no_candidate_where_it_is_not_wanted(target: TargetInfo) -> None:
+    program = matmul(Lengths())
+    planner = Planner(program, target, Store(), library=False)  # type: ignore[arg-type]
+    plan = planner.decide(pattern(program, 1.0), layout(program), packed=True)
+    assert {c.kind for c in plan.candidates} == {"pit"}
+    chain = analyse(op.elementwise((M, N), ["relu"]), {"data": Mask(32, 64)})
+    planner = Planner(chain, target, Store(), library=False)  # type: ignore[arg-type]
+    whole = Binder(chain, "me").layout_of({}, "numpy")
+    plan = planner.decide(pattern(chain, *[1.0] * len(chain.routes)), whole, packed=False)
+    assert "dense" in {c.kind for c in plan.candidates}  # by a loop nest of ours
+
+
 def test_groups_have_no_dense_candidate(target: TargetInfo) -> None:
     tensors = op.grouped_matmul(None, N, K, 8)
     program = analyse(tensors, {"lhs": Groups(8)})

@@ -1,0 +1,251 @@
+"""What ``pit-tvm explain`` and ``pit-tvm tune`` do with whole models."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from .errors import ShapeError, UnsupportedTarget, mismatch
+from .structs import TileTask
+from .target import TargetInfo, resolve_target
+from .tile_db.store import TileStore
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .api import Operator
+    from .model.report import LinearForm, LinearUse
+
+_FILL, _SEQUENCES, _PADDED = 0.3, 32, 128
+_TILE_WIDTH = 36
+
+
+def add_model(parser: Any) -> None:
+    """The argument that names a model."""
+    parser.add_argument(
+        "--model",
+        metavar="NAME|FILE",
+        help="an example configuration (bert-base, minilm, opt-125m, resnet-18, switch-base), or "
+        "a file of torch.export.save",
+    )
+
+
+def add_mask_input(parser: Any) -> None:
+    """The argument that names a model's mask."""
+    parser.add_argument(
+        "--mask-input",
+        default="attention_mask",
+        metavar="NAME",
+        help="the model's input [batch, tokens] that is 1 where a token is (default: %(default)s)",
+    )
+
+
+def add_batch(parser: Any) -> None:
+    """The arguments that describe a batch of a model."""
+    add_mask_input(parser)
+    add = parser.add_argument
+    add("--fill", type=float, help=f"of a model: live share of a random batch (default {_FILL})")
+    add("--batch", type=int, help=f"of a model: sequences of it (default {_SEQUENCES})")
+    add(
+        "--padded",
+        type=int,
+        help="of a model: tokens that sequences are padded to (default: the longest of --lengths, "
+        f"else {_PADDED} or the model's most)",
+    )
+
+
+def random_lengths(
+    sequences: int, padded: int, fill: float, rng: np.random.Generator
+) -> np.ndarray:
+    """int64 ``[sequences]``: uniform from 0 to ``2 * fill * padded``, at most ``padded``."""
+    import numpy as np
+
+    drawn = rng.uniform(0.0, 2.0 * fill * padded, sequences).round().astype(np.int64)
+    return np.minimum(drawn, padded)
+
+
+# --------------------------------------------------------------------------------------------
+# explain
+
+
+def explain_model(args: argparse.Namespace) -> int:
+    """Print the plan of a batch, what runs on live tokens, and the operators' PIT axes."""
+    from .model.examples import as_graph, find_model
+    from .model.importer import import_model
+    from .model.report import count_axes
+
+    target = _cpu(args.target)
+    example = find_model(args.model, args.dtype or "", args.mask_input)
+    if example.mask:
+        imported = import_model(example.model, example.inputs, example.mask)
+        _print_plan(args, imported, target)
+        module = imported.module
+    else:
+        module = as_graph(example)
+        print(f"{args.model}: no input {args.mask_input!r} to skip padding by; PIT axes only")
+    _print_axes(count_axes(module))
+    return 0
+
+
+def _cpu(text: str) -> TargetInfo:
+    target = resolve_target(text)
+    if target.kind != "llvm":
+        raise UnsupportedTarget(mismatch("--target with --model", "a CPU", text))
+    return target
+
+
+def _print_plan(args: argparse.Namespace, imported: Any, target: TargetInfo) -> None:
+    from .model.compiled import LINEAR
+    from .model.compiler import rewrite
+    from .model.kernels import CpuKernels
+    from .model.report import linear_uses, summary
+    from .quick_stacks import quick_stacks
+
+    lengths, padded = _batch(args, imported.longest)
+    with quick_stacks():
+        rewritten = rewrite(imported, CpuKernels(target))
+    live, whole = sum(lengths), len(lengths) * padded
+    sizes = {imported.batch.name: len(lengths), imported.tokens.name: padded}
+    share = live / whole if whole else 0.0
+    print(
+        f"{args.model}: {len(lengths)} sequences padded to {padded}, "
+        f"{live} of {whole} tokens live ({share:.1%})\n"
+    )
+    uses = linear_uses(rewritten.module, rewritten.layers, LINEAR)
+    store = TileStore.open(args.database, device=target.device, isa=target.isa)
+    _print_uses(uses, sizes | {"live": live}, sizes | {"live": whole}, target, store, args.library)
+    print(f"\n{summary(rewritten.decisions)}")
+
+
+def _batch(args: argparse.Namespace, longest: int | None) -> tuple[list[int], int]:
+    """Lengths of the sequences of a batch, and what they are padded to."""
+    import numpy as np
+
+    if args.lengths is not None:
+        if args.fill is not None or args.batch is not None:
+            raise ShapeError(mismatch("--lengths", "no --fill or --batch beside it", "both"))
+        lengths = list(args.lengths)
+        padded = args.padded or max(lengths)
+    else:
+        fill, sequences = args.fill, args.batch
+        fill = _FILL if fill is None else fill
+        sequences = _SEQUENCES if sequences is None else sequences
+        padded = args.padded or min(_PADDED, longest or _PADDED)
+        if not 0.0 <= fill <= 1.0 or sequences < 1:
+            expected = "a share of 0 to 1, and at least one sequence"
+            raise ShapeError(mismatch("--fill, --batch", expected, (fill, sequences)))
+        rng = np.random.default_rng(args.seed)
+        lengths = [int(n) for n in random_lengths(sequences, padded, fill, rng)]
+    if padded < max(lengths) or longest is not None and padded > longest:
+        most = f" to {longest}, the model's longest" if longest is not None else " or more"
+        raise ShapeError(mismatch("--padded", f"{max(lengths)}{most}", padded))
+    return lengths, padded
+
+
+def _print_uses(
+    uses: list[LinearUse],
+    sizes: dict[str, int],
+    padded_sizes: dict[str, int],
+    target: TargetInfo,
+    store: TileStore,
+    library: str,
+) -> None:
+    """One line per form and number of rows, the time of all its layers, and the sums."""
+    from .model.report import linear_operator
+
+    head = f"{'linear layers':42} {'number':>6} {'rows':>7} {'live':>6}  {'tile':{_TILE_WIDTH}}"
+    head += f" {'ms':>9} {'dense ms':>9}"
+    print(f"{head}\n{'-' * len(head)}")
+    total = dense_total = 0.0
+    for use in uses:
+        operator = linear_operator(use.form, target, store)
+        rows, padded = use.count(sizes), use.count(padded_sizes)
+        tile, each = _cost(operator, rows, library, dense=False)
+        _, dense = _cost(operator, padded, library, dense=True)
+        total, dense_total = total + use.layers * each, dense_total + use.layers * dense
+        print(
+            f"{use.form!s:42} {use.layers:6} {rows:7} {rows / max(padded, 1):6.1%}  "
+            f"{tile:{_TILE_WIDTH}} {use.layers * each:9.3f} {use.layers * dense:9.3f}"
+        )
+    gain = f", {dense_total / total:.2f}x" if total else ""
+    print(f"{'predicted, all layers':102} {total:9.3f} {dense_total:9.3f}{gain}")
+
+
+def _cost(operator: Operator, rows: int, library: str, *, dense: bool) -> tuple[str, float]:
+    """The choice for so many rows, or the dense product of them, and its milliseconds."""
+    from .model.report import linear_plan
+
+    if not rows:
+        return "nothing to do", 0.0
+    plan = linear_plan(operator, rows, library)
+    choice = plan.choice
+    if dense:
+        choice = next(c for c in plan.candidates if c.kind == "dense")
+    return str(choice.tile or choice), 1e-3 * choice.cost_us
+
+
+def _print_axes(counts: Any) -> None:
+    number = sum(count.number for count in counts)
+    some = sum(count.number for count in counts if count.axes)
+    print(f"\n{some} of {number} operators have PIT axes, by the analysis of their loops:")
+    for count in counts:
+        print(f"  {count.number:5} {count.operator:24} {', '.join(count.axes) or 'none'}")
+
+
+# --------------------------------------------------------------------------------------------
+# tune
+
+
+def missing_tasks(args: argparse.Namespace, target: TargetInfo) -> list[TileTask]:
+    """What the databases lack for a model's linear layers; prints the layers and what is there."""
+    from .model.examples import find_model
+
+    forms: dict[LinearForm, int] = {}
+    for dtype in args.dtype or [""]:
+        forms |= _forms(find_model(args.model, dtype, args.mask_input))
+    stores = [
+        TileStore.open(path, device=target.device, isa=target.isa)
+        for path in (None, args.out)
+        if path is None or path.exists()
+    ]
+    print(f"{'linear layers':42} {'number':>6}  rows with tuned tiles; without")
+    missing: dict[TileTask, None] = {}
+    for form, number in forms.items():
+        there: list[int] = []
+        lacking: list[int] = []
+        for rows in args.rows:
+            tasks = _tasks(form, rows, target, args.family)
+            left = [task for task in tasks if not any(store.best(task) for store in stores)]
+            missing |= dict.fromkeys(left)
+            (lacking if left else there).append(rows)
+        texts = [", ".join(map(str, rows)) or "none" for rows in (there, lacking)]
+        print(f"{form!s:42} {number:6}  {'; '.join(texts)}")
+    return list(missing)
+
+
+def _forms(example: Any) -> dict[LinearForm, int]:
+    """The forms of a model's linear layers, without any other pass over its graph."""
+    from .model.compiled import LINEAR
+    from .model.examples import as_graph
+    from .model.importer import import_model
+    from .model.linear import extract_linear
+    from .model.report import linear_forms
+    from .model.tidy import tidy
+
+    if example.mask:
+        imported = import_model(example.model, example.inputs, example.mask)
+        module, bounds = imported.module, imported.size_bounds
+    else:
+        module, bounds = as_graph(example), {}
+    return linear_forms(extract_linear(tidy(module, bounds), LINEAR)[1])
+
+
+def _tasks(
+    form: LinearForm, rows: int, target: TargetInfo, families: list[str] | None
+) -> list[TileTask]:
+    """The tasks of a form: live rows are gathered, so that only tiles for rows are used."""
+    from .tuning.tasks import make_tasks
+
+    made = make_tasks("matmul", (rows, form.n, form.k), form.dtype, target.isa)
+    wanted = families or [task.family for task in made if "rows" in task.family]
+    return [task for task in made if task.family in wanted]

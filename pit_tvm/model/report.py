@@ -1,0 +1,163 @@
+"""What is known about a model without running it: decisions, linear layers, and PIT axes."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+
+from ..analysis.pit_axis import pit_axes
+from ..api import Operator
+from ..api import compile as compile_operator
+from ..errors import AxisError
+from ..op.linear import linear
+from ..runtime.bind import resolve
+from ..structs import Lengths, Plan
+from ..target import TargetInfo
+from ..tile_db.store import TileStore
+from .linear import LinearLayer
+from .propagate import BY_TOKEN, Decision
+from .rebuild import bindings_of, describe, extents_of, is_op
+
+
+def summary(decisions: Sequence[Decision]) -> str:
+    """How many operators run on live tokens only; which do not, and what keeps each from it."""
+    live = [d.reason for d in decisions if d.live]
+    whole = [d for d in decisions if d.whole]
+    stops = [d for d in whole if d.reason != BY_TOKEN]
+    lines = [f"{len(live)} operators on live tokens only"]
+    kinds = sorted({reason for reason in live if reason != BY_TOKEN})
+    lines += [f"  {live.count(kind)} of them {kind}" for kind in kinds]
+    lines += [f"{len(whole)} operators on all tokens, dead ones included"]
+    lines += [f"  {d.operator} -> {d.result}: {d.reason}" for d in stops]
+    if len(whole) > len(stops):
+        lines += [f"  {len(whole) - len(stops)} whose results these read"]
+    others = len(decisions) - len(live) - len(whole)
+    lines.append(f"{others} operators on weights, positions, masks, pooled values")
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class LinearForm:
+    """``activation(x @ weight.T + bias)`` with ``weight`` ``[n, k]``; "" for no activation."""
+
+    n: int
+    k: int
+    dtype: str
+    bias: bool
+    activation: str
+
+    @classmethod
+    def of(cls, layer: LinearLayer) -> LinearForm:
+        """The form of a layer."""
+        n, k = (int(extent) for extent in layer.weight.shape)
+        return cls(n, k, layer.dtype, layer.bias is not None, layer.activation or "")
+
+    def __str__(self) -> str:
+        ends = [" + bias"] * self.bias + [f" + {self.activation}"] * bool(self.activation)
+        return f"{self.n} x {self.k} {self.dtype}{''.join(ends)}"
+
+
+@dataclass(frozen=True)
+class LinearUse:
+    """``layers`` linear layers of one form on equally many rows: ``rows`` over symbolic sizes."""
+
+    form: LinearForm
+    rows: Any
+    layers: int
+
+    def count(self, sizes: Mapping[str, int]) -> int:
+        """The number of rows at these sizes by name."""
+        return resolve((self.rows,), sizes)[0]
+
+
+def linear_forms(layers: Sequence[LinearLayer]) -> dict[LinearForm, int]:
+    """The distinct forms, and how many layers have each."""
+    return dict(Counter(map(LinearForm.of, layers)))
+
+
+def linear_uses(module: tvm.IRModule, layers: Sequence[LinearLayer], call: str) -> list[LinearUse]:
+    """The linear layers that ``main`` calls by the name ``call``, those that are alike together."""
+    found: dict[tuple[LinearForm, str], list[Any]] = {}
+    for binding in bindings_of(module["main"]):
+        value = binding.value
+        if is_op(value, "call_dps_packed") and value.args[0].global_symbol == call:
+            number, x = value.args[1].fields
+            rows = extents_of(x)[0]
+            rows = rows if isinstance(rows, tirx.Var) else _number(rows)
+            found.setdefault((LinearForm.of(layers[int(number)]), str(rows)), []).append(rows)
+    return [LinearUse(form, rows[0], len(rows)) for (form, _), rows in found.items()]
+
+
+def _number(extent: Any) -> Any:
+    return int(extent) if isinstance(extent, tirx.IntImm) else extent
+
+
+def linear_operator(form: LinearForm, target: TargetInfo, store: TileStore) -> Operator:
+    """The operator of linear layers of this form: `Layers` runs its like."""
+    bias, activation = form.bias, form.activation or None
+    return compile_operator(
+        linear(None, form.n, form.k, dtype=form.dtype, bias=bias, activation=activation),
+        sparse={"lhs": Lengths()},
+        target=target.tvm_target,
+        database=store,
+    )
+
+
+def linear_plan(operator: Operator, rows: int, library: str = "numpy") -> Plan:
+    """How such an operator computes so many live rows, its weight packed."""
+    return operator.explain(sparsity=[rows], sizes={"m": rows}, library=library)
+
+
+# --------------------------------------------------------------------------------------------
+# PIT axes
+
+
+@dataclass(frozen=True)
+class AxisCount:
+    """``number`` calls of an operator whose permutation-invariant axes are ``axes``."""
+
+    operator: str
+    axes: tuple[str, ...]
+    number: int
+
+
+def count_axes(module: tvm.IRModule) -> list[AxisCount]:
+    """How many operators of ``main`` have which PIT axes, by the analysis of each one's loops.
+
+    An axis counts if it is permutation invariant in every block of the loops that has it. What
+    TVM does not lower to loops with blocks has none.
+    """
+    lowered = relax.transform.LegalizeOps()(module)
+    axes = {
+        var: _axes(func)
+        for var, func in lowered.functions_items()
+        if isinstance(func, tirx.PrimFunc)
+    }
+    counts = Counter((name, axes[var] if var in axes else ()) for name, var in _operators(lowered))
+    return [AxisCount(name, found, number) for (name, found), number in sorted(counts.items())]
+
+
+def _operators(module: tvm.IRModule) -> Iterator[tuple[str, Any]]:
+    """Name and function of every operator; those that are not lowered to loops have none."""
+    for binding in bindings_of(module["main"]):
+        value = binding.value
+        if is_op(value, "call_tir"):
+            yield re.sub(r"\d+$", "", value.args[0].name_hint), value.args[0]
+        elif isinstance(value, relax.Call):
+            yield describe(value), None
+
+
+def _axes(func: tirx.PrimFunc) -> tuple[str, ...]:
+    try:
+        report = pit_axes(func)
+    except AxisError:  # no block: nothing to permute
+        return ()
+    accepted = {axis for axes in report.accepted.values() for axis in axes}
+    rejected = {axis for axes in report.rejected.values() for axis in axes}
+    return () if "*" in rejected else tuple(sorted(accepted - rejected))

@@ -1,0 +1,234 @@
+"""A compiled model as one file: a zip archive of arrays, libraries and a manifest in JSON.
+
+It holds machine code, which loading runs: load files only from where you would install software.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tempfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from .. import __version__
+from ..errors import SavedModelError, UnsupportedTarget, mismatch
+from ..runtime.kernel_cache import content_key
+from ..target import TargetInfo, host_features, resolve_target, runs_here
+from ..tile_db.store import FILE_NAME, TileStore
+from .inputs import Inputs
+from .linear import LinearLayer
+from .outputs import Outputs
+from .propagate import Decision
+
+# What this module writes; another number when the members or their meaning change.
+_FORMAT = 1
+_MANIFEST, _LIBRARY, _TILES, _KERNELS = "manifest.json", "machine.so", FILE_NAME, "kernels"
+_SAME = ("apache-tvm", "apache-tvm-ffi")  # packages whose versions must be equal
+# Features of x86 CPUs that compilers use by themselves and that are not on every CPU with AVX2, by
+# the beginnings of their names.
+_VECTOR = ("avx", "amx", "fma", "f16c", "bmi2", "gfni", "vaes", "vpclmul")
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """All that a model needs to run: its target; its inputs, outputs and decisions; the library
+    of its graph; its linear layers, their compiled kernels by key, and the tiles to choose from."""
+
+    target: TargetInfo
+    inputs: Inputs
+    outputs: Outputs
+    decisions: Sequence[Decision]
+    library: bytes
+    layers: Sequence[LinearLayer]
+    kernels: Mapping[str, bytes]
+    tiles: str
+
+
+def write(parts: Parts, path: str | Path) -> None:
+    """Write a file under a temporary name beside ``path``, then rename it.
+
+    Raises
+    ------
+    SavedModelError
+        The file cannot be written.
+    """
+    path = Path(path)
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        try:
+            with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as archive:
+                _fill(archive, parts)
+            os.chmod(name, 0o644)
+            os.replace(name, path)
+        finally:
+            Path(name).unlink(missing_ok=True)
+    except OSError as error:
+        raise SavedModelError(mismatch("path", "a file that can be written", error)) from error
+
+
+def read(path: str | Path) -> Parts:
+    """What `write` wrote, checked against this machine and the versions here.
+
+    Raises
+    ------
+    SavedModelError
+        The file is missing, damaged, of another kind, or written with other versions.
+    UnsupportedTarget
+        This machine's CPU lacks instructions that the model was compiled for.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            manifest = _manifest(archive)
+            _check_versions(manifest)
+            target = _target(manifest)
+            return _parts(archive, manifest, target)
+    except OSError as error:
+        raise SavedModelError(mismatch("path", "a file that can be read", error)) from error
+    except (zipfile.BadZipFile, EOFError, KeyError, ValueError) as error:
+        if isinstance(error, SavedModelError | UnsupportedTarget):
+            raise
+        advice = "save the model again"
+        text = mismatch(str(path), "a whole file that a compiled model saved", error, advice)
+        raise SavedModelError(text) from error
+
+
+def tile_store(tiles: str, target: TargetInfo) -> TileStore:
+    """A store with these records, which needs no folder from here on."""
+    with tempfile.TemporaryDirectory(prefix="pit-tvm-") as folder:
+        (Path(folder) / FILE_NAME).write_text(tiles, encoding="utf-8")
+        store = TileStore.open(folder, isa=target.isa)
+        store.all()
+    return store
+
+
+# --------------------------------------------------------------------------------------------
+
+
+def _fill(archive: zipfile.ZipFile, parts: Parts) -> None:
+    layers = []
+    for number, layer in enumerate(parts.layers):
+        members = {"weight": f"weights/{number}.npy"}
+        if layer.bias is not None:
+            members["bias"] = f"biases/{number}.npy"
+        layers.append({**members, "activation": layer.activation, "dtype": layer.dtype})
+        for name, member in members.items():
+            _write_array(archive, member, getattr(layer, name))
+    manifest = {
+        "format": _FORMAT,
+        "versions": _versions(),
+        "code": content_key(),
+        "target": parts.target.tvm_target,
+        "features": sorted(_needed(parts.target)),
+        "inputs": parts.inputs.to_json(),
+        "outputs": parts.outputs.to_json(),
+        "decisions": [asdict(decision) for decision in parts.decisions],
+        "layers": layers,
+        "kernels": sorted(parts.kernels),
+    }
+    archive.writestr(_MANIFEST, json.dumps(manifest, indent=1))
+    archive.writestr(_LIBRARY, parts.library)
+    archive.writestr(_TILES, parts.tiles)
+    for key, content in parts.kernels.items():
+        archive.writestr(f"{_KERNELS}/{key}.so", content)
+
+
+def _parts(archive: zipfile.ZipFile, manifest: Mapping[str, Any], target: TargetInfo) -> Parts:
+    def array(member: str | None, dtype: str) -> np.ndarray | None:
+        return None if member is None else _read_array(archive, member, dtype)
+
+    layers = [
+        LinearLayer(
+            _read_array(archive, one["weight"], one["dtype"]),
+            array(one.get("bias"), one["dtype"]),
+            one["activation"],
+            one["dtype"],
+        )
+        for one in manifest["layers"]
+    ]
+    return Parts(
+        target,
+        Inputs.from_json(manifest["inputs"]),
+        Outputs.from_json(manifest["outputs"]),
+        [Decision(**one) for one in manifest["decisions"]],
+        archive.read(_LIBRARY),
+        layers,
+        {key: archive.read(f"{_KERNELS}/{key}.so") for key in manifest["kernels"]},
+        archive.read(_TILES).decode("utf-8"),
+    )
+
+
+def _write_array(archive: zipfile.ZipFile, member: str, array: np.ndarray) -> None:
+    """numpy's format, which has no name for bfloat16: its bits are written."""
+    bits = array.view(np.uint16) if array.dtype == _BFLOAT16 else array
+    with archive.open(member, "w", force_zip64=True) as file:
+        np.lib.format.write_array(file, np.ascontiguousarray(bits), allow_pickle=False)
+
+
+def _read_array(archive: zipfile.ZipFile, member: str, dtype: str) -> np.ndarray:
+    with archive.open(member) as file:
+        array = np.lib.format.read_array(file, allow_pickle=False)
+    return array.view(_BFLOAT16) if dtype == "bfloat16" else array
+
+
+def _manifest(archive: zipfile.ZipFile) -> Mapping[str, Any]:
+    found = json.loads(archive.read(_MANIFEST))
+    if found["format"] != _FORMAT:
+        raise SavedModelError(mismatch("format", _FORMAT, found["format"], _again()))
+    return found  # type: ignore[no-any-return]
+
+
+def _versions() -> dict[str, str]:
+    packages = {name: metadata.version(name) for name in (*_SAME, "numpy")}
+    return {"pit_tvm": __version__, **packages}
+
+
+def _check_versions(manifest: Mapping[str, Any]) -> None:
+    """Compiled code calls TVM and pit-tvm, and is called by them, as these versions do it."""
+    ours, theirs = _versions(), manifest["versions"]
+    for name in ("pit_tvm", *_SAME):
+        if ours[name] != theirs[name]:
+            expected = f"{theirs[name]}, with which the model was compiled"
+            advice = f"install {name} {theirs[name]}, or {_again()}"
+            raise SavedModelError(mismatch(f"version of {name}", expected, ours[name], advice))
+    if manifest["code"] != content_key():
+        expected = f"the code of {__version__} for {platform.machine()} that compiled the model"
+        raise SavedModelError(mismatch("pit_tvm", expected, "other code", _again()))
+
+
+def _again() -> str:
+    return "compile and save the model again with the versions here"
+
+
+def _target(manifest: Mapping[str, Any]) -> TargetInfo:
+    info = resolve_target(manifest["target"])
+    missing = sorted(set(manifest["features"]) - _plain(host_features()))
+    if missing or not runs_here(info):
+        lacking = f"one without {', '.join(missing)}" if missing else "another"
+        advice = "compile the model for it with target='llvm -mcpu=...' and save it again"
+        raise UnsupportedTarget(
+            mismatch("target", f"a CPU that runs code for {info.mcpu}", lacking, advice)
+        )
+    return info
+
+
+def _needed(info: TargetInfo) -> frozenset[str]:
+    """Vector instructions that code for a CPU may use; none are named for other machines."""
+    from tvm.target import Target, codegen
+
+    features = _plain(str(f) for f in codegen.llvm_get_cpu_features(Target(info.tvm_target)))
+    return frozenset(name for name in features if name.startswith(_VECTOR))
+
+
+def _plain(names: Any) -> frozenset[str]:
+    """Names of features as LLVM and Linux agree on them: avx512_bf16, sse4.2, amx-tile differ."""
+    return frozenset(name.translate(str.maketrans("", "", "._-")) for name in names)
