@@ -25,7 +25,8 @@ UNPACK = {
 PACK = {"float16": "cvt.rn.f16x2.f32", "bfloat16": "cvt.rn.bf16x2.f32"}
 
 
-def _unpack(word: Any, dtype: str, upper: int) -> Any:
+def unpack(word: Any, dtype: str, upper: int) -> Any:
+    """float32: one half of a 32-bit word that holds two elements of ``dtype``."""
     name = f"pit_{'upper' if upper else 'lower'}_{dtype}"
     body = UNPACK[dtype][upper]
     code = f"__forceinline__ __device__ float {name}(unsigned int x) {{ {body} }}"
@@ -81,8 +82,8 @@ def combined_rows(
                     ),
                 )
                 for w in T.unroll(4):
-                    total[w * 2] = total[w * 2] + factor * _unpack(words[w], dtype, 0)
-                    total[w * 2 + 1] = total[w * 2 + 1] + factor * _unpack(words[w], dtype, 1)
+                    total[w * 2] = total[w * 2] + factor * unpack(words[w], dtype, 0)
+                    total[w * 2 + 1] = total[w * 2 + 1] + factor * unpack(words[w], dtype, 1)
         if out_dtype == "float32":
             for v in T.vectorized(4):
                 out[T.cast(token, "int64"), T.cast(col + v, "int64")] = total[v]

@@ -1,0 +1,104 @@
+"""The index of a batch on a GPU, with the one number that the host waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import tvm
+from tvm import relax
+
+from ..errors import ShapeError, mismatch
+from ..runtime.cuda_arrays import is_capturing
+from ..runtime.cuda_live_tokens import NOT_A_MASK, live_module
+from ..runtime.cuda_modules import cached_modules
+from ..runtime.kernel_cache import KernelCache
+from .packing import LIVE_TOKENS
+from .rebuild import is_op, rebuild
+
+_WORDS = {torch.bool: 8, torch.uint8: 8, torch.int8: 8, torch.int32: 32, torch.int64: 64}
+
+
+class CudaIndex:
+    """``index(mask, *ids)``: `pit_tvm.runtime.live_tokens.live_tokens` on the mask's device.
+
+    ``tables``: names of the inputs that are ids, in the order in which the graph passes them
+    (`pass_ids`), and how many rows the tables have that they name.
+    """
+
+    def __init__(self, mask: str, tables: Mapping[str, int], arch: str) -> None:
+        self._mask, self._tables = mask, dict(tables)
+        self._kernels = cached_modules(KernelCache(), arch)("cuda-live-tokens", live_module)
+
+    def __call__(self, mask: torch.Tensor, *ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The lists, int32. The host waits for the number of live tokens.
+
+        While the stream is recorded nothing can be waited for or checked: then lists are as long
+        as the plane, and what is behind the live tokens names token 0.
+
+        Raises
+        ------
+        ShapeError
+            The mask holds something else than 0 and 1, or ids name no row of their table.
+        """
+        recorded = is_capturing()
+        batch, tokens = mask.shape
+
+        def zeros(size: int) -> torch.Tensor:
+            return torch.zeros(size, dtype=torch.int32, device=mask.device)
+
+        def empty(size: int) -> torch.Tensor:
+            return torch.empty(size, dtype=torch.int32, device=mask.device)
+
+        make = zeros if recorded else empty
+        row, position, sequence = (make(batch * tokens) for _ in range(3))
+        starts, status = zeros(batch + 1), zeros(1 + len(ids))
+        place = empty(batch * tokens).view(batch, tokens)
+        if mask.numel():
+            words = _words(mask)
+            bits = words.element_size() * 8
+            counts = empty(batch)
+            self._kernels[f"count_live_{bits}"](words, counts)
+            lists = (row, position, sequence, starts, place, status)
+            self._kernels[f"place_live_{bits}"](words, counts, *lists)
+        if recorded:
+            return row, position, sequence, starts, place
+        for number, (each, rows) in enumerate(zip(ids, self._tables.values(), strict=False)):
+            if each.numel():
+                outside = self._kernels[f"mark_outside_{each.element_size() * 8}"]
+                outside(each.reshape(-1), rows, number + 1, status)
+        live = self._checked(status.tolist())
+        return row[:live], position[:live], sequence[:live], starts, place
+
+    def _checked(self, status: list[int]) -> int:
+        """The number of live tokens."""
+        live, *outside = status
+        if live >= NOT_A_MASK:
+            raise ShapeError(mismatch(self._mask, "only 0 and 1", "other values"))
+        for (name, rows), found in zip(self._tables.items(), outside, strict=False):
+            if found:
+                raise ShapeError(mismatch(name, f"ids of 0 to {rows - 1}", "others"))
+        return live
+
+
+def pass_ids(module: tvm.IRModule, names: list[str]) -> tvm.IRModule:
+    """The graph with the inputs of these names handed to the index as well, and with tables that
+    are read inside their bounds whatever the ids are: recorded graphs check none."""
+    inputs = {p.name: p for p in module["main"].params}
+    given = [inputs[name] for name in names]
+
+    def rule(_: relax.BlockBuilder, call: relax.Call, __: relax.Var) -> relax.Expr:
+        if is_op(call, "take"):
+            return relax.op.take(*call.args, call.attrs.axis, "clip")
+        if not is_op(call, "call_pure_packed") or call.args[0].global_symbol != LIVE_TOKENS:
+            return call
+        return relax.Call(call.op, [*call.args, *given], call.attrs, call.ty_args)
+
+    return rebuild(module, rule)
+
+
+def _words(mask: torch.Tensor) -> torch.Tensor:
+    """A mask as integers that the kernels read, other numbers than 0 and 1 kept apart."""
+    if mask.dtype in _WORDS:
+        return mask.view(torch.int8) if _WORDS[mask.dtype] == 8 else mask
+    return torch.where((mask == 0) | (mask == 1), mask, 2).to(torch.int8)

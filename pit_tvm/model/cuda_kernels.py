@@ -1,0 +1,100 @@
+"""Attention and norms over live rows on a GPU, for a graph on torch tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import tvm
+from tvm import relax
+
+from ..schedules.cuda_norm import norm_rows
+from .attention import Attention
+from .masks import CAUSAL
+from .plane import Plane
+
+ATTENTION = "pit_tvm.model.attention"
+
+
+class CudaKernels:
+    """As `pit_tvm.model.kernels.Kernels`: norms are kernels of ours, attention is torch's."""
+
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
+        self._norms: dict[tuple[object, ...], str] = {}
+        #: Packed functions that the graph calls, by name.
+        self.packed: dict[str, Callable[..., Any]] = {ATTENTION: varlen_attention}
+        #: The norms that the graph calls, to be compiled.
+        self.module = tvm.IRModule()
+
+    def attention(
+        self,
+        builder: relax.BlockBuilder,
+        found: Attention,
+        operands: Sequence[relax.Expr],
+        ty: relax.TensorType,
+    ) -> relax.Call:
+        """As `Kernels.attention`; no sequence is longer than the plane."""
+        form = (self._plane.tokens, int(found.kind == CAUSAL), float(found.scale))
+        given = [*operands, *map(relax.prim_value, form)]
+        return relax.op.call_pure_packed(ATTENTION, *given, ty_args=[ty])
+
+    def norm(
+        self,
+        builder: relax.BlockBuilder,
+        terms: Sequence[relax.Expr],
+        scale: relax.Expr,
+        shift: relax.Expr,
+        eps: float,
+    ) -> relax.Call:
+        """As `Kernels.norm`."""
+        ty = terms[0].ty
+        form = (int(ty.shape.values[-1]), str(ty.dtype), eps, len(terms))
+        if form not in self._norms:
+            name = self._norms[form] = f"norm_{len(self._norms)}"
+            self.module[name] = norm_rows(*form).with_attr("global_symbol", name)
+        return relax.op.call_dps_packed(self._norms[form], [*terms, scale, shift], ty)
+
+    def embeddings(
+        self,
+        builder: relax.BlockBuilder,
+        tables: Sequence[tuple[relax.Expr, relax.Expr]],
+        arrays: Sequence[relax.Expr],
+        scale: relax.Expr,
+        shift: relax.Expr,
+        eps: float,
+    ) -> None:
+        """As `Kernels.embeddings`: there is none, gathers and the norm run one by one."""
+
+
+def varlen_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    starts: torch.Tensor,
+    longest: int,
+    causal: int,
+    scale: float,
+) -> torch.Tensor:
+    """Attention of sequences one after another, all operands ``[live, heads, head_dim]``.
+
+    This is the operator behind ``torch.nn.attention.varlen``, which takes the host twice as long,
+    and in torch 2.11 has another name for each of its options than in 2.13.
+    """
+    if not query.numel():
+        return torch.empty_like(query)
+    attend = torch.ops.aten._flash_attention_forward.default
+    return attend(
+        query,
+        keys,
+        values,
+        starts,
+        starts,
+        longest,
+        longest,
+        0.0,
+        bool(causal),
+        False,
+        scale=scale,
+    )[0]

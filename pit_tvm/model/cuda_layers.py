@@ -1,0 +1,145 @@
+"""The linear layers of a model on a GPU: rows one after another, so no index is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..remember import remember
+from ..runtime.cuda_arrays import dense_product
+from ..runtime.cuda_rows import ROW_STEP, RowsKernels, rates_of
+from ..runtime.kernel_cache import KernelCache
+from ..schedules.hopper_space import ROWS
+from ..selection.gpu_cost import GpuDense, GpuRates, GpuWork, select_gpu
+from ..structs import MicroTile, Plan
+from ..target import TargetInfo
+from ..tile_db.store import TileStore
+from .linear import LinearLayer
+
+_MICRO_TILE = MicroTile("lhs", "m", 0, (1, 0))
+_ALIKE = 64  # numbers of rows that share a plan
+
+Product = Callable[[torch.Tensor, torch.Tensor], None]
+
+
+@dataclass(frozen=True, eq=False)
+class _Layer:
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    act: str
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """What layers have in common that share a plan."""
+        return (*self.weight.shape, self.weight.dtype, self.bias is not None, self.act)
+
+
+class CudaLayers:
+    """``layers(number, x, out)`` runs one of ``found`` on the current stream.
+
+    For each number of rows the cheaper of cuBLAS, with a pass for an activation, and the family's
+    tiles, which end with it. Weights stay as they are stored.
+    """
+
+    def __init__(
+        self,
+        found: Sequence[LinearLayer],
+        target: TargetInfo,
+        device: torch.device,
+        database: str | Path | None = None,
+    ) -> None:
+        self._store = TileStore.open(database, device=target.device, isa=target.isa)
+        self._isa, self._device = target.isa, device
+        self._kernels = RowsKernels(KernelCache(), target.isa)
+        self._layers = [_on(layer, device) for layer in found]
+        self._rates: dict[object, GpuRates] = {}
+        self._plans: dict[object, Plan] = {}
+        self._runs: dict[tuple[int, int], Product] = {}
+        self._counts: dict[object, torch.Tensor] = {}
+        self._ids = torch.arange(0, dtype=torch.int32, device=device).view(1, 0)
+
+    def __call__(self, number: int, x: torch.Tensor, out: torch.Tensor) -> None:
+        """``out[:] = act(x @ weight.T + bias)``, at least one row."""
+        rows = x.shape[0]
+        key = (number, -(-rows // _ALIKE) if rows > _ALIKE else rows)
+        run = self._runs.get(key)
+        if run is None:
+            run = remember(self._runs, key, self._runner(number, rows))
+        run(x, out)
+
+    def _runner(self, number: int, rows: int) -> Product:
+        """The layer's product for about so many rows."""
+        layer, tile = self._layers[number], self.plan(number, rows).choice.tile
+        weight, bias = layer.weight, layer.bias
+        if tile is None:
+            return lambda x, out: dense_product(x, weight, bias, layer.act, out, transpose_rhs=True)
+        kernel = self._kernels.product(tile, 0, **_options(layer))
+        operands = [weight.unsqueeze(0)] + ([] if bias is None else [bias.unsqueeze(0)])
+
+        def run(x: torch.Tensor, out: torch.Tensor) -> None:
+            rows = x.shape[0]
+            kernel(x, self._places(rows), self._count(rows), *operands, out)
+
+        return run
+
+    def plan(self, number: int, rows: int) -> Plan:
+        """How a layer is computed for so many rows, and why."""
+        layer = self._layers[number]
+        key = (layer.form, -(-rows // _ALIKE) if rows > _ALIKE else rows)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = remember(self._plans, key, self._decide(layer, rows))
+        return plan
+
+    def _decide(self, layer: _Layer, rows: int) -> Plan:
+        n, k = layer.weight.shape
+        passes = 0.0 if layer.act == "none" else 4.0 * rows * n  # 16 bits read, and written
+        dense = GpuDense(rows, n, k, False, passes)
+        work = GpuWork(live=float(rows), n=n, k=k, act=layer.act)
+        plan = select_gpu(ROWS, _MICRO_TILE, work, dense, self._rates_for(layer), rows)
+        if n % ROW_STEP == 0 and k % ROW_STEP == 0:
+            return plan
+        library = plan.candidates[-1]
+        return Plan(library, (library,), "its rows are no whole pieces of 16 bytes", plan.tuned)
+
+    def _rates_for(self, layer: _Layer) -> GpuRates:
+        key = layer.form[2:]
+        if key not in self._rates:
+            dtype = str(layer.weight.dtype).removeprefix("torch.")
+            self._rates[key] = rates_of(self._store, dtype, self._isa, "torch", _options(layer))
+        return self._rates[key]
+
+    def _places(self, rows: int) -> torch.Tensor:
+        """The ids of all rows, in order."""
+        if self._ids.shape[1] < rows:
+            ids = torch.arange(2 * rows, dtype=torch.int32, device=self._device)
+            self._ids = ids.view(1, -1)
+        return self._ids
+
+    def _count(self, rows: int) -> torch.Tensor:
+        """``rows`` as kernels read it."""
+        count = self._counts.get(rows)
+        if count is None:
+            made = torch.full((1,), rows, dtype=torch.int32, device=self._device)
+            count = remember(self._counts, rows, made)
+        return count
+
+
+def _options(layer: _Layer) -> dict[str, Any]:
+    return {"bias": layer.bias is not None, "act": layer.act, "rhs_layout": "nk"}
+
+
+def _on(layer: LinearLayer, device: torch.device) -> _Layer:
+    bias = None if layer.bias is None else _tensor(layer.bias, device)
+    return _Layer(_tensor(layer.weight, device), bias, layer.activation or "none")
+
+
+def _tensor(array: Any, device: torch.device) -> torch.Tensor:
+    """A numpy array on a device; numpy knows bfloat16 only by its bits."""
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view("int16")).to(device).view(torch.bfloat16)
+    return torch.from_numpy(array).to(device)

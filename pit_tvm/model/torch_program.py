@@ -1,0 +1,214 @@
+"""A lowered graph as a Python function on torch tensors.
+
+Memory is torch's: an intermediate tensor belongs to the current stream, and inside a CUDA graph's
+capture to the graph; it is given back after its last use. Kernels are launched on torch's current
+stream. The function is plain text (`TorchProgram.source`): what runs can be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from tvm import ir, relax
+from tvm.ir import prim
+
+from ..errors import UnsupportedTarget, mismatch
+from .rebuild import bindings_of, describe, extents_of, is_op
+
+#: Operators that are views of their operand.
+VIEWS = ("reshape", "strided_slice")
+#: Operators that torch runs; each with its arguments after the tensors, as Python.
+OF_TORCH: dict[str, Callable[[relax.Call], str]] = {
+    "cumsum": lambda call: f"dim={int(call.attrs.axis)}",
+    "sort": lambda call: f"dim={int(call.attrs.axis)}, descending={bool(call.attrs.descending)}",
+}
+_BINARY = {
+    prim.Add: "({} + {})",
+    prim.Sub: "({} - {})",
+    prim.Mul: "({} * {})",
+    prim.FloorDiv: "({} // {})",
+    prim.FloorMod: "({} % {})",
+    prim.Min: "min({}, {})",
+    prim.Max: "max({}, {})",
+}
+
+
+class TorchProgram:
+    """``main`` of a lowered module. Call it with the inputs in order; it gives a list of outputs.
+
+    Parameters
+    ----------
+    main
+        A function without control flow, of views, calls of kernels, and calls of packed functions.
+    functions
+        Kernels and packed functions by their names in ``main``; kernels take inputs, then outputs,
+        then symbolic extents.
+    device
+        Where constants and intermediate tensors are.
+    """
+
+    def __init__(
+        self,
+        main: relax.Function,
+        functions: Mapping[str, Callable[..., Any]],
+        device: torch.device,
+    ) -> None:
+        writer = _Writer(main, device)
+        self.source = "\n".join(writer.lines())
+        scope: dict[str, Any] = {**writer.constants, "torch": torch, "device": device}
+        scope |= {writer.functions[name]: functions[name] for name in writer.functions}
+        exec(compile(self.source, "<pit_tvm model>", "exec"), scope)  # noqa: S102  (our own text)
+        self._run, self.device, self.functions = scope["main"], device, dict(functions)
+
+    def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        """Run; torch's current device must be the program's."""
+        return self._run(*inputs)
+
+
+class _Writer:
+    """Writes a function; ``constants`` and ``functions`` name what its text refers to."""
+
+    def __init__(self, main: relax.Function, device: torch.device) -> None:
+        self.main, self.device = main, device
+        self.constants: dict[str, torch.Tensor] = {}
+        self.functions: dict[str, str] = {}
+        self._tensors: dict[Any, str] = {}
+        self._names: dict[Any, str] = {}
+        self._known: set[str] = set()
+
+    def lines(self) -> Iterator[str]:
+        """The text, line by line."""
+        bindings = list(bindings_of(self.main))
+        last = _last_uses(self.main, bindings)
+        yield f"def main({', '.join(self._name(p) for p in self.main.params)}):"
+        for param in self.main.params:
+            yield from self._sizes(self._name(param), extents_of(param))
+        for number, binding in enumerate(bindings):
+            yield from (f"    {line}" for line in self._binding(binding))
+            if last[number]:
+                yield f"    del {', '.join(self._name(var) for var in last[number])}"
+        result = self._value(self.main.body.body)
+        several = isinstance(self.main.body.body.ty, relax.TupleType)
+        yield f"    return list({result})" if several else f"    return [{result}]"
+
+    def _binding(self, binding: relax.Binding) -> Iterator[str]:
+        var = binding.var
+        if isinstance(binding, relax.MatchCast):
+            yield f"{self._name(var)} = {self._value(binding.value)}"
+            yield from (line.strip() for line in self._sizes(self._name(var), extents_of(var)))
+        elif is_op(binding.value, "call_tir", "call_dps_packed"):
+            yield from self._launch(var, binding.value)
+        else:
+            yield f"{self._name(var)} = {self._value(binding.value)}"
+
+    def _sizes(self, tensor: str, extents: Sequence[Any]) -> Iterator[str]:
+        """Bind the symbolic extents of a tensor that are not known yet."""
+        for dim, extent in enumerate(extents):
+            if isinstance(extent, ir.Var) and self._name(extent) not in self._known:
+                self._known.add(self._name(extent))
+                yield f"    {self._name(extent)} = {tensor}.shape[{dim}]"
+
+    def _launch(self, var: relax.Var, call: relax.Call) -> Iterator[str]:
+        """Make the outputs of a kernel, and call it unless they are empty."""
+        callee, given, *symbols = call.args
+        types = list(call.ty.fields) if isinstance(call.ty, relax.TupleType) else [call.ty]
+        one = len(types) == 1
+        outs = [self._name(var) if one else f"{self._name(var)}_{i}" for i in range(len(types))]
+        for name, ty in zip(outs, types, strict=True):
+            shape = self._tuple([self._extent(e) for e in ty.shape.values])
+            yield f"{name} = torch.empty({shape}, dtype=torch.{ty.dtype}, device=device)"
+        fields = list(given.fields) if isinstance(given, relax.Tuple) else [given]
+        extra = [self._extent(e) for s in symbols for e in s.values]
+        arguments = [*(self._value(f) for f in fields), *outs, *extra]
+        yield f"if {outs[0]}.numel():"
+        yield f"    {self._function(callee)}({', '.join(arguments)})"
+        if not one:
+            yield f"{self._name(var)} = {self._tuple(outs)}"
+
+    def _value(self, expr: Any) -> str:
+        if isinstance(expr, ir.GenericConst):
+            return self._constant(expr)
+        if isinstance(expr, relax.Tuple):
+            return self._tuple([self._value(f) for f in expr.fields])
+        if isinstance(expr, relax.TupleGetItem):
+            return f"{self._value(expr.tuple_value)}[{expr.index}]"
+        if isinstance(expr.ty, ir.PrimType):
+            return self._extent(expr)
+        if isinstance(expr, relax.Var):
+            return self._name(expr)
+        if is_op(expr, "strided_slice"):
+            return f"{self._value(expr.args[0])}[{self._ranges(expr)}]"
+        if is_op(expr, "reshape"):
+            shape = self._tuple([self._extent(e) for e in extents_of(expr)])
+            return f"{self._value(expr.args[0])}.reshape({shape})"
+        if is_op(expr, "call_pure_packed", "call_packed"):
+            callee, *given = expr.args
+            return f"{self._function(callee)}({', '.join(self._value(g) for g in given)})"
+        name = describe(expr)
+        if name in OF_TORCH:
+            given = [self._value(a) for a in expr.args]
+            return f"torch.{name}({', '.join([*given, OF_TORCH[name](expr)])})"
+        expected = "operators that TVM lowers to loops"
+        raise UnsupportedTarget(mismatch("model", expected, f"{name} -> {expr.ty}"))
+
+    def _ranges(self, call: relax.Call) -> str:
+        """The slice of each dimension."""
+        data, axes, begin, end, *strides = call.args
+        found = [":"] * data.ty.ndim
+        steps = strides[0].fields if strides else [prim.IntImm("int64", 1)] * len(axes.fields)
+        for axis, *limits in zip(axes.fields, begin.fields, end.fields, steps, strict=True):
+            found[int(axis)] = ":".join(self._extent(limit) for limit in limits)
+        return ", ".join(found)
+
+    def _extent(self, value: Any) -> str:
+        """A symbolic number as Python."""
+        if isinstance(value, prim.IntImm | prim.FloatImm):
+            return repr(value.value)
+        if isinstance(value, ir.Var):
+            return self._name(value)
+        pattern = _BINARY.get(type(value))
+        if pattern is None:
+            raise UnsupportedTarget(
+                mismatch("model", "sums, products and quotients as extents", value)
+            )
+        return pattern.format(self._extent(value.a), self._extent(value.b))
+
+    def _tuple(self, items: Sequence[str]) -> str:
+        return f"({', '.join(items)}{',' * (len(items) == 1)})"
+
+    def _function(self, callee: Any) -> str:
+        extern = isinstance(callee, relax.ExternFunc)
+        name = str(callee.global_symbol if extern else callee.name_hint)
+        return self.functions.setdefault(name, f"{_plain(name)}_f{len(self.functions)}")
+
+    def _constant(self, expr: ir.GenericConst) -> str:
+        value = torch.from_dlpack(expr.value)
+        key = (value.data_ptr(), value.dtype, tuple(value.shape))
+        if key not in self._tensors:
+            name = self._tensors[key] = f"c{len(self._tensors)}"
+            self.constants[name] = value.to(self.device)
+        return self._tensors[key]
+
+    def _name(self, var: Any) -> str:
+        if var not in self._names:
+            hint = _plain(str(getattr(var, "name_hint", None) or var.name))
+            self._names[var] = f"{hint}_{len(self._names)}"
+        return self._names[var]
+
+
+def _plain(name: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in name)
+
+
+def _last_uses(main: relax.Function, bindings: Sequence[relax.Binding]) -> list[list[relax.Var]]:
+    """For each binding the variables that nothing after it uses, inputs apart."""
+    bound = {b.var for b in bindings}
+    later = set(relax.analysis.free_vars(main.body.body))
+    found: list[list[relax.Var]] = []
+    for binding in reversed(bindings):
+        used = {*relax.analysis.free_vars(binding.value), binding.var} & bound
+        found.append([var for var in used if var not in later])
+        later |= used
+    return found[::-1]

@@ -1,0 +1,123 @@
+"""Whole models on a GPU against transformers in float32."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import pit_tvm.model
+from pit_tvm.errors import BackendUnavailable, DTypeError, PitError, ShapeError, UnsupportedTarget
+
+SIZES = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 1000,
+    "max_position_embeddings": 128,
+}
+LIMITS = {torch.float16: 5e-3, torch.bfloat16: 4e-2}
+
+
+def bert() -> torch.nn.Module:
+    """A small BERT."""
+    config = transformers.BertConfig(intermediate_size=256, **SIZES)
+    return transformers.BertModel(config)
+
+
+def opt() -> torch.nn.Module:
+    """A small OPT."""
+    options = {"ffn_dim": 256, "word_embed_proj_dim": 128, "use_cache": False}
+    return transformers.OPTForCausalLM(transformers.OPTConfig(**options, **SIZES))
+
+
+def batch(batch: int, tokens: int) -> dict[str, torch.Tensor]:
+    """Random ids, all live."""
+    ids = torch.randint(3, 1000, (batch, tokens))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="shows what happens without a GPU")
+def test_without_a_gpu() -> None:
+    with pytest.raises(BackendUnavailable, match="CUDA device"):
+        pit_tvm.model.compile(bert().half(), batch(3, 16), target="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("make", [bert, opt])
+def test_live_tokens_equal_those_of_transformers(
+    make: Callable[[], torch.nn.Module], dtype: torch.dtype
+) -> None:
+    module = make().eval().to(dtype)
+    compiled = pit_tvm.model.compile(module, batch(3, 16), target="cuda")
+    wide = copy.deepcopy(module).float().cuda()
+    for shape, share in (((5, 40), 0.6), ((1, 7), 1.0), ((17, 100), 0.3), ((2, 128), 0.5)):
+        inputs = batch(*shape)
+        mask = (torch.rand(shape) < share).long()
+        mask[0], mask[-1] = 1, 0 if shape[0] > 1 else 1
+        inputs = {"input_ids": inputs["input_ids"].cuda(), "attention_mask": mask.cuda()}
+        with torch.no_grad():
+            expected = wide(**inputs)[0]
+        found = compiled(**inputs)[0]
+        live = inputs["attention_mask"].bool()
+        error = (found.float() - expected)[live].abs().max() / expected[live].abs().max()
+        assert error < LIMITS[dtype]
+        assert not found[~live].any()
+    nothing = {name: torch.zeros(4, 8, dtype=torch.long, device="cuda") for name in inputs}
+    assert not compiled(**nothing)[0].any()
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Any:
+    """A small BERT, compiled."""
+    return pit_tvm.model.compile(bert().half().eval(), batch(3, 16), target="cuda")
+
+
+@pytest.mark.gpu
+def test_a_recorded_call_takes_other_masks(compiled: Any) -> None:
+    inputs = {name: value.cuda() for name, value in batch(6, 32).items()}
+    with torch.cuda.stream(torch.cuda.Stream()):
+        compiled(**inputs)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = compiled(**inputs)[0]
+    for share in (0.5, 0.0, 1.0, 0.1):
+        inputs["attention_mask"].copy_(torch.rand(6, 32) < share)
+        inputs["input_ids"].copy_(torch.randint(3, 1000, (6, 32)))
+        out.fill_(float("nan"))
+        graph.replay()
+        expected = compiled(**inputs)[0]
+        torch.testing.assert_close(out, expected, rtol=5e-3, atol=5e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"input_ids": torch.full((2, 4), 1000)}, ShapeError),
+        ({"attention_mask": torch.full((2, 4), 2)}, ShapeError),
+        ({"attention_mask": torch.ones(2, 4, 1, dtype=torch.long)}, ShapeError),
+        ({"input_ids": torch.full((2, 5), 7)}, ShapeError),
+        ({"input_ids": torch.full((2, 4), 7, dtype=torch.int32)}, DTypeError),
+        ({"input_ids": torch.full((4, 2), 7).T}, ShapeError),
+        ({"other": torch.ones(2, 4)}, ShapeError),
+    ],
+)
+def test_bad_inputs(compiled: Any, change: dict[str, Any], error: type[PitError]) -> None:
+    inputs = batch(2, 4) | change
+    with pytest.raises(error):
+        compiled(**{name: value.cuda() for name, value in inputs.items()})
+
+
+@pytest.mark.gpu
+def test_tensors_of_the_cpu_and_saving_are_refused(compiled: Any, tmp_path: Any) -> None:
+    with pytest.raises(DTypeError, match="cuda"):
+        compiled(**batch(2, 4))
+    with pytest.raises(UnsupportedTarget, match="llvm"):
+        compiled.save(tmp_path / "model")

@@ -1,0 +1,56 @@
+"""Whole vectors for each thread, for functions without sums."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tvm
+from tvm import te
+
+from pit_tvm.schedules.cuda_elementwise import Vectorised
+
+TARGET = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
+
+
+def scheduled(*tensors: Any) -> str | None:
+    """The script of the scheduled function of TE tensors, None where it is left to others."""
+    func = te.create_prim_func(list(tensors))
+    found = Vectorised().apply(func, TARGET, False)
+    return None if found is None else found.mod["main"].script()
+
+
+def rows(width: int, dtype: str) -> tuple[Any, ...]:
+    """Rows picked from a table and scaled."""
+    n = te.var("n", "int64")
+    table = te.placeholder((100, width), dtype, name="table")
+    ids = te.placeholder((n,), "int32", name="ids")
+    picked = te.compute((n, width), lambda i, j: table[ids[i], j], name="picked")
+    out = te.compute((n, width), lambda i, j: picked[i, j] * tvm.tirx.const(2, dtype), name="out")
+    return table, ids, out
+
+
+@pytest.mark.parametrize(("dtype", "lanes"), [("float16", 8), ("bfloat16", 8), ("float32", 4)])
+def test_a_thread_moves_16_bytes(dtype: str, lanes: int) -> None:
+    text = scheduled(*rows(64, dtype))
+    assert text is not None
+    assert f"T.vectorized({lanes})" in text and 'thread="threadIdx.x"' in text
+    assert "picked" not in text.replace('"picked"', "")  # computed in place
+
+
+def test_rows_of_no_whole_vectors_are_left_to_others() -> None:
+    assert scheduled(*rows(60, "float16")) is None
+
+
+def test_sums_are_left_to_others() -> None:
+    x = te.placeholder((16, 64), "float32", name="x")
+    k = te.reduce_axis((0, 64), "k")
+    assert scheduled(x, te.compute((16,), lambda i: te.sum(x[i, k], k), name="total")) is None
+
+
+def test_what_two_stages_sum_is_left_to_others() -> None:
+    x = te.placeholder((16, 64), "float32", name="x")
+    k = te.reduce_axis((0, 64), "k")
+    total = te.compute((16,), lambda i: te.sum(x[i, k], k), name="total")
+    out = te.compute((16, 64), lambda i, j: x[i, j] / total[i], name="out")
+    assert scheduled(x, out) is None
