@@ -33,8 +33,15 @@ EXTRAS = {
     "transformers": ["transformers>=5", "torch>=2.11,<2.14"],
     "plot": PLOT,
     "rpc": RPC,
-    # What quickstart measures against; scipy has the exact GELU that numpy lacks.
-    "quickstart": ["torch==2.13.0", "tokenizers", "safetensors", "scipy", *PLOT],
+    # What quickstart and bench_cpu run and measure against.
+    "quickstart": [
+        "torch==2.13.0",
+        "transformers>=5",
+        "tokenizers",
+        "safetensors",
+        "scipy",
+        *PLOT,
+    ],
     "dev": [
         # Findings and formatting differ between releases of these two.
         "ruff==0.17.5",

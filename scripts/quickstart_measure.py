@@ -1,72 +1,22 @@
-"""How the quickstart measures: one contender after the other over all layers, and the errors."""
+"""How the quickstart measures: all contenders on one batch after the other, in turns."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
-from quickstart_contenders import Batch, Case, Pit, Run, exact
+import torch
+from quickstart_contenders import Contender
+from quickstart_data import Batch
+from tqdm import tqdm
 
-CONTENDERS = ("numpy", "torch", "torch_gather", "pit")
+from pit_tvm.runtime.live_tokens import live_tokens
 
-
-@dataclass
-class Samples:
-    """What was measured of one layer, in seconds or microseconds, one entry per batch."""
-
-    seconds: dict[str, list[float]] = field(default_factory=lambda: {c: [] for c in CONTENDERS})
-    index_us: list[float] = field(default_factory=list)
-    select_us: list[float] = field(default_factory=list)
-    kernels: set[str] = field(default_factory=set)
-    errors: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CONTENDERS, 0.0))
-
-    def ms(self, contender: str) -> float:
-        """Median milliseconds of one call."""
-        return 1e3 * statistics.median(self.seconds[contender])
-
-
-def collect(run: Run, cases: Sequence[Case], batch: Batch) -> list[np.ndarray]:
-    """The live rows of every layer's output."""
-    return [run(case, batch)[batch.live] for case in cases]
-
-
-def collect_pit(
-    pit: Pit, cases: Sequence[Case], batch: Batch, samples: Sequence[Samples]
-) -> list[np.ndarray]:
-    """As ``collect``, on poisoned outputs whose dead rows must stay as they were."""
-    rows = []
-    for case, kept in zip(cases, samples, strict=True):
-        out = pit.outputs.of(case)
-        out.fill(np.nan)
-        rows.append(pit.run(case, batch)[batch.live])
-        if not np.isnan(np.delete(out, batch.live, axis=0)).all():
-            raise RuntimeError(f"{case.name}: rows beyond the lengths were written")
-        parts = pit.profile(case, batch)
-        kept.index_us.append(parts.index_us)
-        kept.select_us.append(parts.select_us)
-        kept.kernels.add(parts.kernel)
-    return rows
-
-
-def relative_error(got: np.ndarray, want: np.ndarray) -> float:
-    """Largest deviation over largest exact value; infinite if ``got`` is not finite."""
-    deviation = float(np.abs(got - want).max())
-    return deviation / float(np.abs(want).max()) if np.isfinite(deviation) else float("inf")
-
-
-def check(
-    runs: dict[str, Run], pit: Pit, cases: Sequence[Case], batch: Batch, samples: Sequence[Samples]
-) -> None:
-    """Compare the given contenders and pit-tvm with float64 on one batch."""
-    rows = {name: collect(run, cases, batch) for name, run in runs.items()}
-    rows["pit"] = collect_pit(pit, cases, batch, samples)
-    for number, (case, kept) in enumerate(zip(cases, samples, strict=True)):
-        want = exact(case, batch)
-        for name, got in rows.items():
-            kept.errors[name] = max(kept.errors[name], relative_error(got[number], want))
+# Seconds of each contender on each of its batches that is timed, one entry per round.
+Samples = dict[str, dict[int, list[float]]]
 
 
 def settle(patience: float = 1.0) -> None:
@@ -82,35 +32,53 @@ def settle(patience: float = 1.0) -> None:
         busy = time.process_time() - before > 0.001
 
 
-def time_layers(run: Run, cases: Sequence[Case], batch: Batch) -> list[float]:
-    """Seconds of each layer in one pass over all layers."""
-    settle()
-    run(cases[0], batch)
-    seconds = []
-    for case in cases:
-        start = time.perf_counter()
-        run(case, batch)
-        seconds.append(time.perf_counter() - start)
-    return seconds
+def measure(contenders: Mapping[str, Contender], seconds: float, rounds: int) -> Samples:
+    """Rounds over all batches until ``seconds`` have passed or ``rounds`` are done, at least one.
 
-
-def measure(
-    runs: dict[str, Run], pit: Pit, cases: Sequence[Case], batches: Iterable[Batch], repeats: int
-) -> list[Samples]:
-    """All contenders on all batches, ``repeats`` times, after one unmeasured and checked pass.
-
-    Dense numpy, by far the slowest, runs on every second batch only.
+    Contenders take turns batch by batch, every batch beginning with another one.
     """
-    samples = [Samples() for _ in cases]
-    peers = {name: run for name, run in runs.items() if name != "pit"}
-    for number, batch in enumerate(batches):
-        check(peers if number == 0 else {}, pit, cases, batch, samples)
-        for turn in range(repeats):
-            first = (number + turn) % len(CONTENDERS)
-            for name in CONTENDERS[first:] + CONTENDERS[:first]:
-                if name == "numpy" and number % 2:
-                    continue
-                seconds = time_layers(runs[name], cases, batch)
-                for kept, value in zip(samples, seconds, strict=True):
-                    kept.seconds[name].append(value)
+    samples: Samples = {name: {} for name in contenders}
+    names, number = list(contenders), max(len(c.batches) for c in contenders.values())
+    end = time.perf_counter() + seconds
+    for turn in range(rounds):
+        if turn and time.perf_counter() > end:
+            break
+        for at in tqdm(range(number), desc=f"round {turn + 1}", unit="batch", leave=False):
+            first = (at + turn) % len(names)
+            for name in names[first:] + names[:first]:
+                contender = contenders[name]
+                if at < len(contender.batches) and at % contender.every == 0:
+                    taken = samples[name].setdefault(at, [])
+                    taken.append(time_batch(contender, contender.batches[at]))
     return samples
+
+
+def time_batch(contender: Contender, batch: Batch) -> float:
+    """Seconds of one call."""
+    settle()
+    return _timed(lambda: contender.encode(batch.ids, batch.mask))
+
+
+def _timed(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def mean_seconds(samples: Mapping[int, Sequence[float]]) -> float:
+    """Seconds of a batch: the mean over the batches of their medians over the rounds."""
+    return statistics.fmean(statistics.median(taken) for taken in samples.values())
+
+
+def index_seconds(batches: Sequence[Batch]) -> float:
+    """Seconds to find the live tokens of a batch: the median over ``batches``."""
+    masks = [batch.mask.numpy() for batch in batches]
+    live_tokens(masks[0])
+    return statistics.median(_timed(partial(live_tokens, mask)) for mask in masks)
+
+
+def least_cosine(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """The smallest cosine of two vectors of one sentence, ``[sentences, width]``; -1 if one is
+    no number."""
+    found = torch.nn.functional.cosine_similarity(ours, theirs, dim=1)
+    return float(np.nan_to_num(found.numpy(), nan=-1.0).min())

@@ -36,10 +36,10 @@ make_environment() { # root, venv, extra, hashed requirement (may be empty)
     if [ "$(cat "$venv/pit-tvm.stamp" 2>/dev/null)" = "$stamp" ]; then return; fi
     echo "installing into $venv with $python"
     "$python" -m venv "$venv"
-    "$venv/bin/python" -m pip install --quiet --editable "$root[$extra]"
+    "$venv/bin/python" -m pip install --quiet --no-compile --editable "$root[$extra]"
     if [ -n "$hashed" ]; then
         printf '%s\n' "$hashed" >"$venv/hashed-requirements.txt"
-        "$venv/bin/python" -m pip install --quiet --no-deps --require-hashes \
+        "$venv/bin/python" -m pip install --quiet --no-compile --no-deps --require-hashes \
             --requirement "$venv/hashed-requirements.txt"
     fi
     # Written last, and renamed, so that an interrupted installation is done again.

@@ -1,141 +1,133 @@
-"""The quickstart's parts, on a small random encoder and a stand-in for the compiled operator."""
+"""The quickstart's parts, on a small random encoder and a stand-in for the compiled model."""
 
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import quickstart
 import quickstart_contenders as contenders
 import quickstart_data as data
+import quickstart_measure as measuring
+import quickstart_report as report
 import torch
+from transformers import BertConfig, BertModel
+
+import pit_tvm.model
 
 KEYS = [
+    "model",
+    "sentences",
+    "batch",
+    "threads",
     "fill",
-    "torch_ms",
-    "torch_gather_ms",
-    "numpy_ms",
-    "kernels",
-    "pit_ms",
-    "speedup_vs_torch",
-    "index_us",
-    "select_us",
-    "max_rel_err",
+    "least_cosine",
+    "sentences_per_second",
+    "speedup",
+    "index_share",
+    "compile_seconds",
+    "rounds",
 ]
+WORDS = 50
 
 
-def random_encoder(rng: np.random.Generator, hidden: int = 16, inner: int = 24) -> data.Encoder:
-    """Two layers of a BERT-type model with random weights and 50 tokens."""
-
-    def array(*shape: int) -> np.ndarray:
-        return (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
-
-    def linear(n: int, k: int) -> data.Linear:
-        return data.Linear(array(n, k), array(n))
-
-    def norm() -> data.Norm:
-        return data.Norm(1 + array(hidden), array(hidden))
-
-    def layer() -> data.EncoderLayer:
-        square = [linear(hidden, hidden) for _ in range(4)]
-        products = (*square, linear(inner, hidden), linear(hidden, inner))
-        return data.EncoderLayer(*products, attention_norm=norm(), output_norm=norm())
-
-    tables = data.Embeddings(array(50, hidden), array(512, hidden), array(2, hidden), norm())
-    return data.Encoder("random", "none", 2, 1e-12, tables, (layer(), layer()))
+@pytest.fixture(scope="module")
+def encoder() -> data.Encoder:
+    """Two layers of a BERT with random weights and 50 tokens."""
+    torch.manual_seed(2)
+    config = BertConfig(
+        vocab_size=WORDS,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=24,
+    )
+    module = data.SentenceEncoder(BertModel(config, add_pooling_layer=False))
+    return data.Encoder("random", "none", module.eval())
 
 
-def random_tokens(rng: np.random.Generator, batch: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and lengths as ``tokenise`` gives them."""
-    lengths = rng.integers(1, data.MAX_LEN + 1, batch).astype(np.int32)
-    ids = rng.integers(1, 50, (batch, data.MAX_LEN)).astype(np.int32)
-    ids[np.arange(data.MAX_LEN) >= lengths[:, None]] = 0
-    return ids, lengths
+def random_tokens(sentences: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and mask as ``tokenise`` gives them."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, data.MAX_LEN + 1, (sentences, 1), generator=generator)
+    ids = torch.randint(1, WORDS, (sentences, data.MAX_LEN), generator=generator)
+    mask = (torch.arange(data.MAX_LEN) < lengths).long()
+    return ids * mask, mask
 
 
-class StandIn:
-    """Has the interface of the compiled operator; ``fault`` makes it wrong in one way."""
+def stand_in(fault: str) -> Callable[..., Any]:
+    """Has the interface of ``pit_tvm.model.compile``; ``fault`` makes it wrong in one way."""
 
-    def __init__(self, gelu: bool, fault: str) -> None:
-        self.gelu, self.fault = gelu, fault
+    def compile(module: torch.nn.Module, example: dict[str, torch.Tensor]) -> Any:
+        def run(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                found = module(input_ids=input_ids, attention_mask=attention_mask).clone()
+            if fault == "turned":
+                found[-1, 0] += 0.02
+            if fault == "nan":
+                found[0, 0] = torch.nan
+            if fault == "exchanged":
+                found[[0, 1]] = found[[1, 0]]
+            return found
 
-    def pack(self, rhs: np.ndarray) -> np.ndarray:
-        """The weight as it is."""
-        return rhs
+        assert set(example) == {"input_ids", "attention_mask"}
+        return run
 
-    def __call__(
-        self, x: np.ndarray, w: np.ndarray, b: np.ndarray, sparsity: np.ndarray, out: np.ndarray
-    ) -> np.ndarray:
-        """Live rows only, in float64."""
-        rows = np.arange(len(x) // len(sparsity)) < sparsity[:, None]
-        live = np.flatnonzero(rows)
-        case = contenders.Case(0, "", data.Linear(w, b), self.gelu)
-        out[live] = contenders.exact(case, contenders.Batch({0: x}, sparsity, live))
-        if self.fault == "error":
-            out[live] *= 1.001
-        if self.fault == "nan":
-            out[live[-1]] = np.nan
-        if self.fault == "dead row":
-            out[np.flatnonzero(~rows)[0]] = 0
-        return out
-
-    def profile(self, *arrays: np.ndarray, sparsity: np.ndarray) -> SimpleNamespace:
-        """Made-up parts."""
-        return SimpleNamespace(index_us=10.0, select_us=2.0, kernel=f"kernel gelu={self.gelu}")
+    return compile
 
 
 @pytest.fixture
-def job(monkeypatch: pytest.MonkeyPatch) -> Any:
+def job(monkeypatch: pytest.MonkeyPatch, encoder: data.Encoder) -> Any:
     """Runs the quickstart's main function on random data with a given fault."""
-    rng = np.random.default_rng(2)
-    encoder, (ids, lengths) = random_encoder(rng), random_tokens(rng, 8)
     threads = str(torch.get_num_threads())
     for name in ("OMP", "OPENBLAS", "MKL", "TVM"):
         monkeypatch.setenv(f"{name}_NUM_THREADS", threads)
     monkeypatch.setattr(data, "load_encoder", lambda: encoder)
-    monkeypatch.setattr(data, "load_sentences", lambda count, seed: ["a"] * count)
-    monkeypatch.setattr(data, "tokenise", lambda sentences: (ids, lengths))
+    monkeypatch.setattr(
+        data, "load_sentences", lambda count, seed: [f"s {n}" for n in range(count)]
+    )
+    monkeypatch.setattr(data, "tokenise", lambda sentences: random_tokens(len(sentences)))
+    monkeypatch.setattr(measuring, "settle", lambda: None)
 
     def run(fault: str = "", *options: str) -> int:
-        fake = SimpleNamespace(
-            Lengths=lambda: None,
-            op=SimpleNamespace(linear=lambda m, n, k, bias, activation: activation == "gelu"),
-            compile=lambda tensors, sparse, target: StandIn(tensors, fault),
-        )
-        monkeypatch.setattr(contenders, "pit_tvm", fake)
-        common = ["--sentences", "8", "--batch", "4", "--threads", threads]
-        return quickstart.main([*common, *options])
+        monkeypatch.setattr(pit_tvm.model, "compile", stand_in(fault))
+        common = ["--sentences", "24", "--batch", "4", "--threads", threads]
+        return quickstart.main([*common, "--no-torch-compile", *options])
 
     return run
 
 
 def test_job_ends_with_one_json_line_of_exactly_the_promised_keys(
-    job: Any, capsys: pytest.CaptureFixture[str]
+    job: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert job() == 0
+    assert job("", "--rounds", "2", "--json", str(tmp_path / "line.json")) == 0
     lines = capsys.readouterr().out.splitlines()
     summary = json.loads(lines[-1])
+    assert summary == json.loads((tmp_path / "line.json").read_text())
     assert list(summary) == KEYS
-    assert summary["kernels"] == ["kernel gelu=False", "kernel gelu=True"]
-    assert (summary["index_us"], summary["select_us"]) == (10.0, 2.0)
-    assert 0 < summary["max_rel_err"] < 1e-6
-    assert sum(line.startswith("layer ") for line in lines) == 1 + 2 * 6
+    assert list(summary["sentences_per_second"]) == list(report.KEYS.values())
+    assert summary["sentences_per_second"]["torch_compile_sorted"] is None
+    assert summary["speedup"]["torch_sorted"] > 0
+    assert (summary["rounds"], summary["sentences"]) == (2, 24)
+    assert 1 - 1e-6 < summary["least_cosine"] <= 1 + 1e-6
+    assert 0 < summary["fill"] < 1
 
 
-@pytest.mark.parametrize(("fault", "least"), [("error", 1e-4), ("nan", float("inf"))])
-def test_job_fails_where_a_result_is_wrong(
-    job: Any, capsys: pytest.CaptureFixture[str], fault: str, least: float
+@pytest.mark.parametrize("fault", ["turned", "nan", "exchanged"])
+def test_job_fails_where_a_vector_is_wrong(
+    job: Any, capsys: pytest.CaptureFixture[str], fault: str
 ) -> None:
-    assert job(fault) == 1
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["max_rel_err"] >= least
+    assert job(fault, "--rounds", "1") == 1
+    line = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert line["least_cosine"] < quickstart.LEAST_COSINE
 
 
-def test_job_refuses_an_operator_that_writes_dead_rows(job: Any) -> None:
-    with pytest.raises(RuntimeError, match="layer 0 query: rows beyond the lengths"):
-        job("dead row")
+def test_rounds_end_when_the_time_is_over(job: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert job("", "--rounds", "9", "--seconds", "0") == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["rounds"] == 1
 
 
 def test_sentences_must_fill_whole_batches() -> None:
@@ -143,32 +135,83 @@ def test_sentences_must_fill_whole_batches() -> None:
         quickstart.parse(["--sentences", "10", "--batch", "4"])
 
 
-@pytest.mark.parametrize(
-    "make", [contenders.numpy_dense, contenders.torch_padded, contenders.torch_gather]
-)
-def test_peers_compute_the_exact_layers(make: Any) -> None:
-    rng = np.random.default_rng(3)
-    encoder, (ids, lengths) = random_encoder(rng), random_tokens(rng, 3)
-    batch = contenders.make_batch(encoder, ids, lengths)
-    run = make(ids.size)
-    for case in contenders.list_cases(encoder):
-        want = contenders.exact(case, batch)
-        got = run(case, batch)[batch.live]
-        assert np.abs(got - want).max() < 1e-6 * np.abs(want).max()
+def test_torch_compile_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert not contenders.has_compiler()
 
 
-def test_layer_inputs_do_not_depend_on_the_other_sentences() -> None:
-    rng = np.random.default_rng(4)
-    encoder, (ids, lengths) = random_encoder(rng), random_tokens(rng, 3)
-    together = data.layer_inputs(encoder, ids, lengths)
-    for at, length in enumerate(lengths):
-        alone = data.layer_inputs(encoder, ids[at : at + 1, :length], lengths[at : at + 1])
-        for one, many in zip(alone, together, strict=True):
-            for name in ("hidden", "context", "attended", "inner"):
-                got = getattr(many, name).reshape(3, data.MAX_LEN, -1)[at]
-                want = getattr(one, name)
-                assert np.abs(got[:length] - want).max() < 1e-5 * np.abs(want).max()
-                assert not got[length:].any()
+def test_sorted_batches_hold_every_sentence_once_and_all_of_it() -> None:
+    ids, mask = random_tokens(24)
+    for cut in (True, False):
+        batches = data.by_length(ids, mask, 4, cut=cut)
+        assert sorted(n for batch in batches for n in batch.numbers) == list(range(24))
+        for batch in batches:
+            longest = int(batch.mask.sum(1).max())
+            assert batch.ids.shape[1] == (longest if cut else data.MAX_LEN)
+            assert batch.mask.sum() == mask[list(batch.numbers)].sum()
+            assert torch.equal(batch.ids, ids[list(batch.numbers), : batch.ids.shape[1]])
+
+
+def test_vectors_come_in_the_order_of_the_sentences(encoder: data.Encoder) -> None:
+    ids, mask = random_tokens(24)
+    encode = contenders.by_torch(encoder.module)
+    padded = contenders.Contender(encode, data.in_order(ids, mask, 4))
+    by_length = contenders.Contender(encode, data.by_length(ids, mask, 4, cut=True))
+    ours, theirs = (contenders.vectors_of(each, 24) for each in (padded, by_length))
+    assert measuring.least_cosine(ours, theirs) > 1 - 1e-6
+    assert torch.allclose(ours.norm(dim=1), torch.ones(24, dtype=torch.float64), atol=1e-6)
+
+
+def test_every_contender_is_timed_on_its_batches() -> None:
+    ids, mask = random_tokens(24)
+    batches, seen = data.in_order(ids, mask, 4), []
+
+    def encode(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        seen.append(ids)
+        return ids
+
+    known = {
+        "all": contenders.Contender(encode, batches),
+        "some": contenders.Contender(encode, batches, every=3),
+    }
+    samples = measuring.measure(known, 60, 2)
+    assert {name: list(taken) for name, taken in samples.items()} == {
+        "all": list(range(6)),
+        "some": [0, 3],
+    }
+    assert all(len(times) == 2 for taken in samples.values() for times in taken.values())
+    assert len(seen) == 2 * (6 + 2)
+
+
+def test_mean_of_medians() -> None:
+    assert measuring.mean_seconds({0: [1.0, 9.0, 2.0], 1: [4.0, 4.0, 0.0]}) == 3.0
+
+
+def test_neighbours_are_the_nearest_others(capsys: pytest.CaptureFixture[str]) -> None:
+    vectors = torch.eye(4, dtype=torch.float64)
+    vectors[3] = torch.tensor([0.6, 0.0, 0.8, 0.0])
+    report.print_neighbours(["a", "b", "c", "d" * 200], vectors, 1)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].strip() == "a"
+    assert lines[1].strip() == "0.60  " + "d" * 85 + "..."
+
+
+def test_time_against_fill_of_batches_of_like_sentences(encoder: data.Encoder) -> None:
+    ids, mask = random_tokens(24)
+    padded, cut = data.in_order(ids, mask, 4), data.by_length(ids, mask, 4, cut=True)
+    spread = data.by_length(ids, mask, 4, cut=False)
+    encode = contenders.by_torch(encoder.module)
+    made = contenders.Contenders(
+        {
+            contenders.EAGER: contenders.Contender(encode, padded, every=4),
+            contenders.SORTED: contenders.Contender(encode, cut),
+            contenders.PIT: contenders.Contender(encode, padded),
+        }
+    )
+    points = report.times_by_fill(made, spread)
+    assert [len(found) for found in points.values()] == [3, 6, 6]
+    fills = [fill for fill, _ in points[contenders.PIT]]
+    assert fills == sorted(fills) and fills[0] < fills[-1]
 
 
 def test_sentences_are_many_different_and_the_same_every_time() -> None:

@@ -1,0 +1,258 @@
+"""Whole models on padded batches: pit-tvm against torch, torch.compile, and packing by hand.
+
+Weights and ids are random, lengths log-normal. Contenders take turns in one process; times are
+medians of calls with everything counted, the index too. ``bound`` is what the linear layers of the
+live tokens take at least, at 790 TFLOP/s. The exit status is 1 if a result is wrong; a goal that is
+not reached does not change it. Goals are for an H200 and float16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import datetime
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench_cpu import require
+from quickstart import positive
+
+from pit_tvm.errors import BackendUnavailable, PitError, mismatch
+
+NAMES = ("bert-base", "bert-large", "opt-1.3b", "opt-6.7b", "opt-13b")
+MOST_TFLOPS = 790.0
+# Largest deviation at live tokens from the same weights in float32, relative to the largest value.
+ERROR_LIMIT = {"float16": 2e-2, "bfloat16": 1e-1, "float32": 1e-4}
+WARM_UPS = 3
+
+Times = dict[str, list[float]]
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("models", nargs="+", choices=(*NAMES, "all"), metavar="model", help=f"{', '.join(NAMES)}")
+    add("--rounds", type=positive, default=20, help="turns of each contender (default 20)")
+    add("--seed", type=int, default=1, help="of lengths and ids (default 1)")
+    add("--dtype", choices=("float16", "bfloat16"), default="float16", help="on a GPU")
+    add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run in float32")
+    add("--quick", action="store_true", help="small models, which are held to no goal")
+    add("--no-torch-compile", action="store_true", help="leave torch.compile out")
+    add("--json", type=Path, metavar="FILE", help="write everything measured to FILE")
+    add("--plot", type=Path, metavar="PNG", help="draw how many times faster than torch each is")
+    options = parser.parse_args(argv)
+    if options.seed < 0:
+        parser.error("--seed must not be negative")
+    options.models = [n for n in NAMES if n in options.models or "all" in options.models]
+    return options
+
+
+def measure(runs: Mapping[str, Callable[[], Any]], rounds: int, cuda: bool) -> Times:
+    """Milliseconds of each call, contenders in turn, every round beginning with another one."""
+    from tqdm import tqdm
+
+    for run in runs.values():
+        for _ in range(WARM_UPS):
+            run()
+    times: Times = {name: [] for name in runs}
+    names = list(runs)
+    for turn in tqdm(range(rounds), unit="round", leave=False):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            times[name].append(_timed(runs[name], cuda))
+    return times
+
+
+def _timed(run: Callable[[], Any], cuda: bool) -> float:
+    import torch
+
+    if not cuda:
+        start = time.perf_counter()
+        run()
+        return 1e3 * (time.perf_counter() - start)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    begin.record()
+    run()
+    end.record()
+    torch.cuda.synchronize()
+    return float(begin.elapsed_time(end))
+
+
+def peak_bytes(run: Callable[[], Any], cuda: bool) -> int:
+    """Memory of one call on the GPU at most, beside what was there before."""
+    import torch
+
+    if not cuda:
+        return 0
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    return int(torch.cuda.max_memory_allocated() - before)
+
+
+def deviation(found: Any, expected: Any, mask: Any) -> float:
+    """Largest difference at live tokens, relative to the largest value there; infinite for NaN."""
+    live = mask.bool()
+    got, want = found[live].double(), expected[live].double()
+    worst = float((got - want).abs().max() / want.abs().max())
+    return worst if worst == worst else float("inf")
+
+
+def run_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Compile one model, compare, and measure; the row as JSON values."""
+    import torch
+    from bench_models_cases import CASES, packed_bert
+
+    import pit_tvm.model
+    from pit_tvm.runtime.live_tokens import live_tokens
+
+    cuda, case = options.device == "cuda", CASES[name]
+    dtype = options.dtype if cuda else "float32"
+    with torch.device(options.device):
+        model = case.make(options.quick).to(getattr(torch, dtype))
+    ids, mask = (t.to(options.device) for t in case.batch_of(options.seed, options.quick))
+    start = time.perf_counter()
+    example = {"input_ids": ids[:3].cpu(), "attention_mask": mask[:3].cpu()}
+    target = "cuda" if cuda else "llvm"
+    compiled: Any = pit_tvm.model.compile(copy.deepcopy(model).cpu(), example, target=target)
+    compile_s = time.perf_counter() - start
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    with torch.inference_mode():
+        runs: dict[str, Callable[[], Any]] = {"torch": lambda: model(**inputs)}
+        if not options.no_torch_compile:
+            quick = torch.compile(model)
+            runs["torch.compile"] = lambda: quick(**inputs)
+        if cuda and case.family == "bert":
+            by_hand = packed_bert(model)
+            runs["packed by hand"] = lambda: by_hand(ids, mask)
+        runs["pit-tvm"] = lambda: compiled(**inputs)
+        expected = copy.deepcopy(model).float()(**inputs)[0]
+        error = deviation(compiled(**inputs)[0], expected, mask)
+        del expected
+        index = compiled.index if cuda else lambda m: live_tokens(m.numpy())
+        times = measure({**runs, "index": lambda: index(mask)}, options.rounds, cuda)
+        peaks = {n: peak_bytes(run, cuda) for n, run in runs.items()}
+    live = int(mask.sum())
+    ms = {n: statistics.median(found) for n, found in times.items()}
+    ours = ms["pit-tvm"]
+    return {
+        "model": name,
+        "dtype": dtype,
+        "batch": list(mask.shape),
+        "fill": live / mask.numel(),
+        "ms": ms,
+        "ratio": {n: ms[n] / ours for n in runs if n != "pit-tvm"},
+        "goal": case.goal,
+        "index_share": ms["index"] / ours,
+        "bound_ms": 2e-9 * live * _weights(model) / MOST_TFLOPS,
+        "peak_bytes": peaks,
+        "error": error,
+        "error_limit": ERROR_LIMIT[dtype],
+        "compile_seconds": compile_s,
+        "not_skipped": sum(d.whole for d in compiled.decisions),
+        "samples": times,
+    }
+
+
+def _weights(model: Any) -> int:
+    """Elements of all matrices of linear layers."""
+    import torch
+
+    layers = (part for part in model.modules() if isinstance(part, torch.nn.Linear))
+    return sum(layer.weight.numel() for layer in layers)
+
+
+def text(row: Mapping[str, Any]) -> str:
+    """One row for people."""
+    ms = ", ".join(f"{name} {value:.2f}" for name, value in row["ms"].items())
+    ratios = ", ".join(f"{value:.2f}x over {name}" for name, value in row["ratio"].items())
+    peaks = ", ".join(f"{name} {size >> 20}" for name, size in row["peak_bytes"].items())
+    lines = [
+        f"{row['model']}, {row['dtype']}, {row['batch'][0]} x {row['batch'][1]}, fill "
+        f"{row['fill']:.2f}",
+        f"  ms: {ms} (bound {row['bound_ms']:.2f})",
+        f"  {ratios} (goal {row['goal']}x over torch.compile); index {row['index_share']:.1%}",
+        f"  MiB of a call: {peaks}",
+        f"  error {row['error']:.1e}, compiled in {row['compile_seconds']:.0f} s, "
+        f"{row['not_skipped']} operators on all tokens",
+    ]
+    return "\n".join(lines)
+
+
+def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Bars: times faster than each contender."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = list(dict.fromkeys(name for row in rows for name in row["ratio"]))
+    figure, axes = pyplot.subplots(figsize=(2 + 1.6 * len(rows), 4), layout="constrained")
+    width = 0.8 / len(names)
+    for number, name in enumerate(names):
+        found = [(at, row["ratio"][name]) for at, row in enumerate(rows) if name in row["ratio"]]
+        places = [at + (number - (len(names) - 1) / 2) * width for at, _ in found]
+        axes.bar(places, [ratio for _, ratio in found], width, label=f"over {name}")
+    axes.axhline(1.0, color="black", linewidth=0.8)
+    axes.set_xticks(range(len(rows)), [row["model"] for row in rows])
+    axes.set_ylabel("times faster")
+    axes.legend()
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit status."""
+    options = parse(argv)
+    try:
+        require("bench_models", ("torch", "transformers", "tqdm"), "quickstart")
+        if options.plot:
+            require("--plot", ("matplotlib",), "plot")
+        return run(options)
+    except PitError as error:
+        print(f"bench_models: {error}", file=sys.stderr)
+        return 2
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, print and write; the exit status."""
+    import torch
+    from bench_report import write
+
+    if options.device == "cuda" and not torch.cuda.is_available():
+        advice = "--device cpu tries the benchmark without one"
+        raise BackendUnavailable(mismatch("bench_models", "a CUDA device", "none", advice))
+    where = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu: a dry run",
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "quick": options.quick or options.device == "cpu",
+        "seed": options.seed,
+    }
+    rows = []
+    for name in options.models:
+        rows.append(run_model(name, options))
+        print(text(rows[-1]), flush=True)
+        if options.json:
+            write(options.json, json.dumps({**where, "rows": rows}, indent=1))
+    if options.plot:
+        draw(rows, options.plot)
+    wrong = [row["model"] for row in rows if not row["error"] < row["error_limit"]]
+    print(f"{len(wrong)} wrong results{': ' * bool(wrong)}{', '.join(wrong)}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

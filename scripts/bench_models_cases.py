@@ -1,0 +1,116 @@
+"""The models of the benchmark of whole models: sizes, lengths, goals, and a rival by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch.nn import functional
+
+LONGEST = 128
+SPREAD = 0.6  # of the logarithms of lengths
+_QUICK = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 500}
+
+Run = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model with random weights on ``batch`` sequences padded to 128 tokens.
+
+    ``family``: "bert" or "opt"; ``sizes``: its configuration; ``mean``: of the lengths, which are
+    log-normal; ``left``: padding stands on the left; ``goal``: times torch.compile, on a GPU.
+    """
+
+    family: str
+    sizes: dict[str, int]
+    batch: int
+    mean: float
+    left: bool
+    goal: float
+
+    def make(self, quick: bool) -> torch.nn.Module:
+        """The model in evaluation mode; ``quick`` makes a small one."""
+        torch.manual_seed(0)
+        sizes: dict[str, Any] = _QUICK if quick else self.sizes
+        if self.family == "bert":
+            config = transformers.BertConfig(**sizes, intermediate_size=4 * sizes["hidden_size"])
+            return transformers.BertModel(config).eval()
+        hidden = sizes["hidden_size"]
+        inner: dict[str, Any] = {"ffn_dim": 4 * hidden, "word_embed_proj_dim": hidden}
+        opt = transformers.OPTConfig(use_cache=False, **sizes, **inner)
+        return transformers.OPTForCausalLM(opt).eval()
+
+    def batch_of(self, seed: int, quick: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids and mask ``[batch, 128]``, int64."""
+        rng = np.random.default_rng(seed)
+        batch = 4 if quick else self.batch
+        lengths = rng.lognormal(0.0, SPREAD, batch)
+        lengths = np.clip(np.rint(lengths / lengths.mean() * self.mean), 1, LONGEST)
+        places = np.arange(LONGEST)[::-1] if self.left else np.arange(LONGEST)
+        mask = torch.from_numpy((places < lengths[:, None]).astype(np.int64))
+        ids = rng.integers(3, 500, (batch, LONGEST))
+        return torch.from_numpy(ids), mask
+
+
+def _sizes(hidden: int, layers: int, heads: int) -> dict[str, int]:
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads")
+    return dict(zip(names, (hidden, layers, heads), strict=True))
+
+
+CASES = {
+    "bert-base": Case("bert", _sizes(768, 12, 12), 256, 30.0, False, 2.5),
+    "bert-large": Case("bert", _sizes(1024, 24, 16), 256, 30.0, False, 2.5),
+    "opt-1.3b": Case("opt", _sizes(2048, 24, 32), 32, LONGEST / 3, True, 2.2),
+    "opt-6.7b": Case("opt", _sizes(4096, 32, 32), 32, LONGEST / 3, True, 2.2),
+    "opt-13b": Case("opt", _sizes(5120, 40, 40), 32, LONGEST / 3, True, 2.2),
+}
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """Weights of one layer of a BERT, those of queries, keys and values as one product."""
+
+    qkv: tuple[torch.Tensor, torch.Tensor]
+    parts: Any
+
+
+def packed_bert(model: Any) -> Run:
+    """A BERT on live tokens only, as an engineer writes it: gathers, torch's attention of sequences
+    of different lengths, one scatter. Needs a GPU, for the attention."""
+    from torch.nn.attention import varlen
+
+    attend: Any = varlen.varlen_attn
+
+    embeddings, hidden = model.embeddings, model.config.hidden_size
+    heads = model.config.num_attention_heads
+    layers = [_Layer(_joined(part.attention.self), part) for part in model.encoder.layer]
+
+    def run(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        batch, tokens = ids.shape
+        live = mask.view(-1).nonzero().view(-1)
+        starts = functional.pad(mask.sum(1).cumsum(0), (1, 0)).int()
+        x = functional.embedding(ids.view(-1)[live], embeddings.word_embeddings.weight)
+        x = x + functional.embedding(live % tokens, embeddings.position_embeddings.weight)
+        x = embeddings.LayerNorm(x + embeddings.token_type_embeddings.weight[0])
+        for layer in layers:
+            part = layer.parts
+            q, k, v = functional.linear(x, *layer.qkv).view(len(x), 3, heads, -1).unbind(1)
+            mixed = attend(q, k, v, starts, starts, tokens, tokens).reshape(len(x), hidden)
+            x = part.attention.output.LayerNorm(part.attention.output.dense(mixed) + x)
+            inner = functional.gelu(part.intermediate.dense(x))
+            x = part.output.LayerNorm(part.output.dense(inner) + x)
+        out = x.new_zeros(batch * tokens, hidden)
+        out[live] = x
+        return out.view(batch, tokens, hidden)
+
+    return run
+
+
+def _joined(attention: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    parts = (attention.query, attention.key, attention.value)
+    return torch.cat([p.weight for p in parts]), torch.cat([p.bias for p in parts])

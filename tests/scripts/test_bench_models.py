@@ -1,0 +1,65 @@
+"""The benchmark of whole models: a dry run, its lengths, and what it prints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import bench_models
+import bench_models_cases as cases
+import pytest
+import torch
+
+
+def test_a_dry_run_measures_compares_and_writes(tmp_path: Path, capsys: Any) -> None:
+    file, picture = tmp_path / "rows.json", tmp_path / "rows.png"
+    options = ["--device", "cpu", "--quick", "--rounds", "2", "--no-torch-compile"]
+    given = ["bert-base", *options, "--json", str(file), "--plot", str(picture)]
+    assert bench_models.main(given) == 0
+    written = json.loads(file.read_text())
+    (row,) = written["rows"]
+    assert written["quick"] and row["model"] == "bert-base"
+    assert set(row["ms"]) == {"torch", "pit-tvm", "index"}
+    assert row["ratio"]["torch"] == pytest.approx(row["ms"]["torch"] / row["ms"]["pit-tvm"])
+    assert 0 < row["error"] < row["error_limit"] and row["not_skipped"] == 0
+    assert all(len(found) == 2 for found in row["samples"].values())
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    printed = capsys.readouterr().out
+    assert "over torch" in printed and "0 wrong results" in printed
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_lengths_are_as_said(name: str) -> None:
+    case = cases.CASES[name]
+    ids, mask = case.batch_of(1, False)
+    assert mask.shape == ids.shape == (case.batch, cases.LONGEST)
+    lengths = mask.sum(1)
+    assert lengths.min() >= 1 and abs(float(lengths.double().mean()) - case.mean) < 0.15 * case.mean
+    edge = mask[:, -1] if case.left else mask[:, 0]
+    assert bool(edge.all())
+    assert bool((mask.diff(dim=1) != 0).sum(1).le(1).all())  # live tokens without gaps
+
+
+def test_other_seeds_give_other_batches() -> None:
+    case = cases.CASES["bert-base"]
+    assert not torch.equal(case.batch_of(1, False)[1], case.batch_of(2, False)[1])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="shows what happens without a GPU")
+def test_without_a_gpu(capsys: Any) -> None:
+    assert bench_models.main(["bert-base", "--quick"]) == 2
+    assert "--device cpu" in capsys.readouterr().err
+
+
+def test_nan_is_an_error() -> None:
+    mask = torch.ones(1, 2, dtype=torch.long)
+    good = torch.ones(1, 2, 3)
+    assert bench_models.deviation(good, good, mask) == 0
+    assert bench_models.deviation(good * float("nan"), good, mask) == float("inf")
+
+
+@pytest.mark.parametrize("given", [[], ["gpt"], ["all", "--seed", "-1"], ["all", "--rounds", "0"]])
+def test_bad_arguments(given: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        bench_models.parse(given)
