@@ -28,7 +28,7 @@ def build(module: tvm.IRModule, target: TargetInfo) -> Any:
     device = tvm.target.Target(target.tvm_target)
     # relax.build knows pipelines by name only.
     tirx.register_tir_pipeline(_PIPELINE, _pipeline)
-    module = fused(widen(module), device)
+    module = fused(module, device)
     for var, func in module.functions_items():
         if isinstance(func, tirx.PrimFunc) and SCHEDULED not in (func.attrs or {}):
             module.update_func(var, _scheduled(func))
@@ -38,7 +38,9 @@ def build(module: tvm.IRModule, target: TargetInfo) -> Any:
 def fused(
     module: tvm.IRModule, device: tvm.target.Target, kept: Sequence[str] = ()
 ) -> tvm.IRModule:
-    """The graph with its operators as loops, fused; those that are ``kept`` stay as they are."""
+    """The graph with its operators as loops, fused, 16-bit ones in float32 inside; those that are
+    ``kept`` stay as they are."""
+    module = widen(module)
     with device:
         for step in (
             relax.transform.LegalizeOps(skip_ops=[f"relax.{name}" for name in kept]),
