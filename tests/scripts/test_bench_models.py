@@ -13,10 +13,9 @@ import torch
 
 
 def test_a_dry_run_measures_compares_and_writes(tmp_path: Path, capsys: Any) -> None:
-    file, picture = tmp_path / "rows.json", tmp_path / "rows.png"
+    file = tmp_path / "rows.json"
     options = ["--device", "cpu", "--quick", "--rounds", "2", "--no-torch-compile"]
-    given = ["bert-base", *options, "--json", str(file), "--plot", str(picture)]
-    assert bench_models.main(given) == 0
+    assert bench_models.main(["bert-base", *options, "--json", str(file)]) == 0
     written = json.loads(file.read_text())
     (row,) = written["rows"]
     assert written["quick"] and row["model"] == "bert-base"
@@ -24,9 +23,18 @@ def test_a_dry_run_measures_compares_and_writes(tmp_path: Path, capsys: Any) -> 
     assert row["ratio"]["torch"] == pytest.approx(row["ms"]["torch"] / row["ms"]["pit-tvm"])
     assert 0 < row["error"] < row["error_limit"] and row["not_skipped"] == 0
     assert all(len(found) == 2 for found in row["samples"].values())
-    assert picture.read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out
     assert "over torch" in printed and "0 wrong results" in printed
+
+
+def test_bars_for_every_contender_of_a_model(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rows = [
+        {"model": "a", "ratio": {"torch": 2.0, "packed by hand": 1.1}},
+        {"model": "b", "ratio": {"torch": 3.0}},
+    ]
+    bench_models.draw(rows, tmp_path / "rows.png")
+    assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("name", cases.CASES)
