@@ -158,10 +158,11 @@ def _print_uses(
     print(f"{head}\n{'-' * len(head)}")
     total = dense_total = 0.0
     for use in uses:
-        operator = linear_operator(use.form, target, store)
         rows, padded = use.count(sizes), use.count(padded_sizes)
-        tile, each = _cost(operator, rows, library, dense=False)
-        _, dense = _cost(operator, padded, library, dense=True)
+        # As a model has it: its layers run on tiles alone.
+        own = linear_operator(use.form, target, store, library=False)
+        tile, each = _cost(own, rows, library, dense=False)
+        _, dense = _cost(linear_operator(use.form, target, store), padded, library, dense=True)
         total, dense_total = total + use.layers * each, dense_total + use.layers * dense
         print(
             f"{use.form!s:42} {use.layers:6} {rows:7} {rows / max(padded, 1):6.1%}  "

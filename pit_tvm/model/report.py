@@ -98,13 +98,17 @@ def _number(extent: Any) -> Any:
     return int(extent) if isinstance(extent, tirx.IntImm) else extent
 
 
-def linear_operator(form: LinearForm, target: TargetInfo, store: TileStore) -> Operator:
-    """The operator of linear layers of this form: `Layers` runs its like."""
+def linear_operator(
+    form: LinearForm, target: TargetInfo, store: TileStore, *, library: bool = True
+) -> Operator:
+    """The operator of linear layers of this form; `Layers` runs its like without ``library``, the
+    dense product of numpy or torch as a candidate."""
     bias, activation = form.bias, form.activation or None
     return compile_operator(
         linear(None, form.n, form.k, dtype=form.dtype, bias=bias, activation=activation),
         sparse={"lhs": Lengths()},
         target=target.tvm_target,
+        library=library,
         database=store,
     )
 
