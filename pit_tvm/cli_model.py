@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from .api import Operator
-    from .model.report import LinearForm, LinearUse
+    from .model.linear import LinearForm
+    from .model.report import LinearUse
 
 _FILL, _SEQUENCES, _PADDED = 0.3, 32, 128
 _TILE_WIDTH = 36
@@ -96,9 +97,9 @@ def _cpu(text: str) -> TargetInfo:
 
 def _print_plan(args: argparse.Namespace, imported: Any, target: TargetInfo) -> None:
     from .model.compiled import LINEAR
-    from .model.compiler import rewrite
     from .model.kernels import CpuKernels
     from .model.report import linear_uses, summary
+    from .model.rewrite import rewrite
     from .quick_stacks import quick_stacks
 
     lengths, padded = _batch(args, imported.longest)
@@ -151,7 +152,7 @@ def _print_uses(
     library: str,
 ) -> None:
     """One line per form and number of rows, the time of all its layers, and the sums."""
-    from .model.report import linear_operator
+    from .model.layers import linear_operator
 
     head = f"{'linear layers':42} {'number':>6} {'rows':>7} {'live':>6}  {'tile':{_TILE_WIDTH}}"
     head += f" {'ms':>9} {'dense ms':>9}"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from bench_rows import Row, Suite, Target
+
+from pit_tvm.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -82,14 +83,7 @@ def to_json(where: dict[str, Any], results: Sequence[Result], targets: Sequence[
 def write(path: Path, text: str) -> None:
     """Write a file by renaming a finished one, so that no reader sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=path.name, suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    finally:
-        Path(name).unlink(missing_ok=True)
+    write_atomically(path, text)
 
 
 def summary(results: Sequence[Result], targets: Sequence[Target], quick: bool) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 # From the lowest layer to the highest. Units of one layer do not import each other.
 LAYERS = (
     ("errors",),
-    ("structs", "locations", "memory", "quick_stacks", "remember", "target"),
+    ("files", "structs", "locations", "memory", "quick_stacks", "remember", "target"),
     ("reference",),
     ("op", "analysis", "tile_db"),
     ("primitive", "selection"),
@@ -187,6 +187,7 @@ ORDER = {
         "machine",
         "saved",
         "compiled",
+        "rewrite",
         "torch_program",
         "cuda_index",
         "cuda_kernels",

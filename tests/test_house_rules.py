@@ -92,15 +92,13 @@ def undocumented(tree: ast.Module) -> list[str]:
 
 
 def broad_excepts(tree: ast.Module) -> list[int]:
-    """Lines of handlers that catch everything, but for those that raise an error made of it."""
+    """Lines of handlers that catch everything."""
     lines = []
     for node in ast.walk(tree):
         if isinstance(node, ast.ExceptHandler):
             kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
             names = {getattr(kind, "id", getattr(kind, "attr", "")) for kind in kinds}
-            last = node.body[-1]
-            raised = isinstance(last, ast.Raise) and last.cause is not None and node.name
-            if not raised and (node.type is None or names & {"Exception", "BaseException"}):
+            if node.type is None or names & {"Exception", "BaseException"}:
                 lines.append(node.lineno)
     return lines
 

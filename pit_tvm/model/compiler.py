@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import tvm
 from torch.utils import _pytree as pytree
-from tvm import relax
 
 from ..quick_stacks import quick_stacks
-from ..target import TargetInfo, resolve_target
-from .compiled import LINEAR, CompiledModel, machine_of
-from .embeddings import extract_embeddings
-from .importer import Imported, import_model
-from .inputs import Inputs
-from .kernels import CpuKernels, Kernels
+from ..target import resolve_target
+from .compiled import CompiledModel, machine_of
+from .importer import import_model
+from .kernels import CpuKernels
 from .layers import Layers
-from .linear import LinearLayer, extract_linear
 from .lowering import build
-from .norms import extract_norms
 from .outputs import Outputs
-from .plane import Plane
-from .propagate import Decision, propagate
-from .tidy import tidy
+from .rewrite import rewrite
 
 
 def compile(  # noqa: A001  (the name users know from TVM and torch)
@@ -68,70 +60,20 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
     """
     info = resolve_target(target)
     imported = import_model(model, example_inputs, mask)
-    if info.kind == "cuda":
-        return _for_gpu(imported, info, database)
     with quick_stacks():
+        if info.kind == "cuda":
+            from .cuda import compile_for_gpu
+
+            return compile_for_gpu(imported, info, database)
         rewritten = rewrite(imported, CpuKernels(info))
     executable = build(rewritten.module, info)
-    structure, layers = imported.structure, Layers(rewritten.layers, info, database)
+    layers = Layers(rewritten.layers, info, database)
     return CompiledModel(
         rewritten.inputs,
         layers,
         rewritten.decisions,
         machine_of(executable.export_library, layers),
-        lambda leaves: pytree.tree_unflatten(leaves, structure),
-        lambda: Outputs.of(structure),
+        partial(pytree.tree_unflatten, treespec=imported.structure),
+        partial(Outputs.of, imported.structure),
         rewritten.module,
     )
-
-
-def _for_gpu(imported: Imported, info: TargetInfo, database: str | Path | None) -> CompiledModel:
-    from .cuda import CudaModel, cuda_machine
-    from .cuda_kernels import CudaKernels
-
-    kernels = CudaKernels(Plane(imported.batch, imported.tokens))
-    with quick_stacks():
-        rewritten = rewrite(imported, kernels)
-        machine, layers, module = cuda_machine(
-            imported,
-            rewritten.module,
-            rewritten.layers,
-            rewritten.inputs,
-            kernels,
-            info,
-            database,
-        )
-    structure = imported.structure
-    return CudaModel(
-        rewritten.inputs,
-        layers,
-        rewritten.decisions,
-        machine,
-        lambda leaves: pytree.tree_unflatten(leaves, structure),
-        lambda: Outputs.of(structure),
-        module,
-    )
-
-
-@dataclass(frozen=True)
-class Rewritten:
-    """A graph on live tokens: it calls ``layers`` by number under the name `LINEAR`."""
-
-    module: tvm.IRModule
-    inputs: Inputs
-    decisions: list[Decision]
-    layers: list[LinearLayer]
-
-
-def rewrite(imported: Imported, kernels: Kernels) -> Rewritten:
-    """All graph passes in order, with a backend's kernels."""
-    bounds = imported.size_bounds
-    plane = Plane(imported.batch, imported.tokens)
-    module = tidy(imported.module, bounds)
-    inputs = Inputs.of(imported, module)
-    module, decisions = propagate(module, plane, imported.mask, kernels)
-    module = relax.transform.RemoveRedundantReshape()(tidy(module, bounds))
-    module = extract_norms(extract_embeddings(module, kernels), kernels)
-    module, layers = extract_linear(module, LINEAR)
-    module = relax.transform.RemoveRedundantReshape()(module)
-    return Rewritten(module, inputs, decisions, layers)

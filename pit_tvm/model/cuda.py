@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 from tvm import relax
 
-from ..errors import BackendUnavailable, DTypeError, ShapeError, UnsupportedTarget, mismatch
+from ..errors import BackendUnavailable, DTypeError, UnsupportedTarget, mismatch
 from ..runtime.cuda_arrays import check_tensor
+from ..runtime.kernel_cache import KernelCache
 from ..target import TargetInfo
 from .compiled import LINEAR, CompiledModel
 from .cuda_index import CudaIndex, pass_ids
@@ -19,10 +22,11 @@ from .cuda_layers import CudaLayers
 from .cuda_machine import cuda_program
 from .importer import Imported
 from .inputs import Inputs
-from .linear import LinearLayer
 from .merge import merge_linear
+from .outputs import Outputs
 from .packing import LIVE_TOKENS
-from .plane import BATCH, TOKENS
+from .plane import Plane
+from .rewrite import rewrite
 from .tidy import tidy
 
 
@@ -38,15 +42,10 @@ def check_on_gpu(
         An input is missing, unknown, of another type or shape, not contiguous, or not on
         ``device``.
     """
-    if set(given) != set(inputs.known):
-        raise ShapeError(mismatch("inputs", sorted(inputs.known), sorted(given)))
+    inputs.check_names(given)
     mask = given[inputs.mask]
     check_tensor(inputs.mask, mask)
-    if mask.dim() != 2:
-        raise ShapeError(mismatch(inputs.mask, "[batch, tokens]", tuple(mask.shape)))
-    if inputs.longest is not None and mask.shape[1] > inputs.longest:
-        raise ShapeError(mismatch(inputs.mask, f"at most {inputs.longest} tokens", mask.shape[1]))
-    sizes: dict[Any, Any] = {BATCH: mask.shape[0], TOKENS: mask.shape[1]}
+    sizes = inputs.sizes(mask.shape)
     for name, one in inputs.known.items():
         value = given[name]
         extents: list[Any] = [sizes.get(e, e) for e in one.extents]
@@ -93,33 +92,42 @@ class CudaModel(CompiledModel):
         raise UnsupportedTarget(mismatch("target", "'llvm'", "'cuda'", advice))
 
 
-def cuda_machine(
-    imported: Imported,
-    module: Any,
-    layers: list[LinearLayer],
-    inputs: Inputs,
-    kernels: CudaKernels,
-    target: TargetInfo,
-    database: str | Path | None,
-) -> tuple[Any, CudaLayers, Any]:
-    """What runs a rewritten graph on the current device, its layers, and the graph that runs.
+def compile_for_gpu(
+    imported: Imported, target: TargetInfo, database: str | Path | None
+) -> CudaModel:
+    """The model on the current device.
 
     Raises
     ------
     BackendUnavailable
         There is no CUDA device.
     """
+    kernels = CudaKernels(Plane(imported.batch, imported.tokens))
+    rewritten = rewrite(imported, kernels)
     if not torch.cuda.is_available():
         raise BackendUnavailable(mismatch("target cuda", "a CUDA device", "none"))
-    device = torch.device("cuda", torch.cuda.current_device())
-    tables = {name: one.rows for name, one in inputs.known.items() if one.rows is not None}
-    module = pass_ids(module, list(tables))
+    device, cache = torch.device("cuda", torch.cuda.current_device()), KernelCache()
+    known = rewritten.inputs.known
+    tables = {name: one.rows for name, one in known.items() if one.rows is not None}
+    module = pass_ids(rewritten.module, list(tables))
     module = relax.transform.RemoveRedundantReshape()(tidy(module, imported.size_bounds))
-    module, merged = merge_linear(module, layers, LINEAR, _is_attention)
-    run = CudaLayers(merged, target, device, database)
-    index = CudaIndex(imported.mask, tables, target.isa)
-    packed: dict[str, Callable[..., Any]] = {LINEAR: run, LIVE_TOKENS: index, **kernels.packed}
-    return cuda_program(module, kernels.module, packed, target, device), run, module
+    module, merged = merge_linear(module, rewritten.layers, LINEAR, _is_attention)
+    layers = CudaLayers(merged, target, device, cache, database)
+    index = CudaIndex(imported.mask, tables, target.isa, cache)
+    packed: dict[str, Callable[..., Any]] = {
+        LINEAR: layers,
+        LIVE_TOKENS: index,
+        **kernels.packed,
+    }
+    return CudaModel(
+        rewritten.inputs,
+        layers,
+        rewritten.decisions,
+        cuda_program(module, kernels.module, packed, target, device, cache),
+        partial(pytree.tree_unflatten, treespec=imported.structure),
+        partial(Outputs.of, imported.structure),
+        module,
+    )
 
 
 def _is_attention(call: relax.Call) -> bool:

@@ -26,9 +26,9 @@ class CudaIndex:
     (`pass_ids`), and how many rows the tables have that they name.
     """
 
-    def __init__(self, mask: str, tables: Mapping[str, int], arch: str) -> None:
+    def __init__(self, mask: str, tables: Mapping[str, int], arch: str, cache: KernelCache) -> None:
         self._mask, self._tables = mask, dict(tables)
-        self._kernels = cached_modules(KernelCache(), arch)("cuda-live-tokens", live_module)
+        self._kernels = cached_modules(cache, arch)("cuda-live-tokens", live_module)
 
     def __call__(self, mask: torch.Tensor, *ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The lists, int32. The host waits for the number of live tokens.

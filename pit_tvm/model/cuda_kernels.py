@@ -11,14 +11,15 @@ from tvm import relax
 
 from ..schedules.cuda_norm import norm_rows
 from .attention import Attention
+from .kernels import Kernels
 from .masks import CAUSAL
 from .plane import Plane
 
 ATTENTION = "pit_tvm.model.attention"
 
 
-class CudaKernels:
-    """As `pit_tvm.model.kernels.Kernels`: norms are kernels of ours, attention is torch's."""
+class CudaKernels(Kernels):
+    """Norms are kernels of ours, attention is torch's."""
 
     def __init__(self, plane: Plane) -> None:
         self._plane = plane
@@ -55,17 +56,6 @@ class CudaKernels:
             name = self._norms[form] = f"norm_{len(self._norms)}"
             self.module[name] = norm_rows(*form).with_attr("global_symbol", name)
         return relax.op.call_dps_packed(self._norms[form], [*terms, scale, shift], ty)
-
-    def embeddings(
-        self,
-        builder: relax.BlockBuilder,
-        tables: Sequence[tuple[relax.Expr, relax.Expr]],
-        arrays: Sequence[relax.Expr],
-        scale: relax.Expr,
-        shift: relax.Expr,
-        eps: float,
-    ) -> None:
-        """As `Kernels.embeddings`: there is none, gathers and the norm run one by one."""
 
 
 def varlen_attention(

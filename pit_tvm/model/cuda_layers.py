@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from ..remember import remember
-from ..runtime.cuda_arrays import dense_product
+from ..runtime.arrays import as_torch
+from ..runtime.cuda_arrays import dense_product, dtype_name
 from ..runtime.cuda_rows import ROW_STEP, RowsKernels, rates_of
 from ..runtime.kernel_cache import KernelCache
 from ..schedules.hopper_space import ROWS
@@ -50,11 +51,12 @@ class CudaLayers:
         found: Sequence[LinearLayer],
         target: TargetInfo,
         device: torch.device,
+        cache: KernelCache,
         database: str | Path | None = None,
     ) -> None:
         self._store = TileStore.open(database, device=target.device, isa=target.isa)
         self._isa, self._device = target.isa, device
-        self._kernels = RowsKernels(KernelCache(), target.isa)
+        self._kernels = RowsKernels(cache, target.isa)
         self._layers = [_on(layer, device) for layer in found]
         self._rates: dict[object, GpuRates] = {}
         self._plans: dict[object, Plan] = {}
@@ -65,7 +67,7 @@ class CudaLayers:
     def __call__(self, number: int, x: torch.Tensor, out: torch.Tensor) -> None:
         """``out[:] = act(x @ weight.T + bias)``, at least one row."""
         rows = x.shape[0]
-        key = (number, -(-rows // _ALIKE) if rows > _ALIKE else rows)
+        key = (number, _alike(rows))
         run = self._runs.get(key)
         if run is None:
             run = remember(self._runs, key, self._runner(number, rows))
@@ -89,7 +91,7 @@ class CudaLayers:
     def plan(self, number: int, rows: int) -> Plan:
         """How a layer is computed for so many rows, and why."""
         layer = self._layers[number]
-        key = (layer.form, -(-rows // _ALIKE) if rows > _ALIKE else rows)
+        key = (layer.form, _alike(rows))
         plan = self._plans.get(key)
         if plan is None:
             plan = remember(self._plans, key, self._decide(layer, rows))
@@ -109,7 +111,7 @@ class CudaLayers:
     def _rates_for(self, layer: _Layer) -> GpuRates:
         key = layer.form[2:]
         if key not in self._rates:
-            dtype = str(layer.weight.dtype).removeprefix("torch.")
+            dtype = dtype_name(layer.weight)
             self._rates[key] = rates_of(self._store, dtype, self._isa, "torch", _options(layer))
         return self._rates[key]
 
@@ -134,12 +136,11 @@ def _options(layer: _Layer) -> dict[str, Any]:
 
 
 def _on(layer: LinearLayer, device: torch.device) -> _Layer:
-    bias = None if layer.bias is None else _tensor(layer.bias, device)
-    return _Layer(_tensor(layer.weight, device), bias, layer.activation or "none")
+    weight = as_torch(layer.weight).to(device)
+    bias = None if layer.bias is None else as_torch(layer.bias).to(device)
+    return _Layer(weight, bias, layer.activation or "none")
 
 
-def _tensor(array: Any, device: torch.device) -> torch.Tensor:
-    """A numpy array on a device; numpy knows bfloat16 only by its bits."""
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view("int16")).to(device).view(torch.bfloat16)
-    return torch.from_numpy(array).to(device)
+def _alike(rows: int) -> int:
+    """What numbers of rows have in common that share a plan."""
+    return -(-rows // _ALIKE) if rows > _ALIKE else rows

@@ -24,6 +24,7 @@ def cuda_program(
     packed: Mapping[str, Callable[..., Any]],
     target: TargetInfo,
     device: torch.device,
+    cache: KernelCache,
 ) -> TorchProgram:
     """Compile ``main`` and all that it calls.
 
@@ -36,6 +37,8 @@ def cuda_program(
         Kernels that the graph calls by name.
     packed
         Functions on torch tensors that it calls by name.
+    cache
+        Where compiled kernels are kept.
     """
     device_target = tvm.target.Target({"kind": "cuda", "arch": target.isa})
     module = fused(module, device_target, [*VIEWS, *OF_TORCH])
@@ -55,14 +58,14 @@ def cuda_program(
     }
     functions = dict(packed)
     for made, tiled in ((tvm.IRModule(kernels), False), (norms, True)):
-        library = _library(made, target.isa, tiled)
+        library = _library(made, target.isa, tiled, cache)
         functions |= {name.name_hint: library[name.name_hint] for name in made.get_global_vars()}
     return TorchProgram(module["main"], functions, device)
 
 
-def _library(module: tvm.IRModule, arch: str, tiled: bool) -> Any:
+def _library(module: tvm.IRModule, arch: str, tiled: bool, cache: KernelCache) -> Any:
     """The compiled functions of a module; kept, because nvcc takes long."""
     if not module.get_global_vars():
         return {}
     key = content_key("model", module, arch)
-    return KernelCache().module(key, lambda: build_cuda(module, arch, tirx=tiled))
+    return cache.module(key, lambda: build_cuda(module, arch, tirx=tiled))

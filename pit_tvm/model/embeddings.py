@@ -7,7 +7,6 @@ something else reads as well stays as it is: it is there to be read.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -18,15 +17,16 @@ from .kernels import Kernels
 from .norms import is_row_norm
 from .rebuild import (
     Extent,
-    bindings_of,
     extents_of,
     flat_rows,
     is_one,
     is_op,
+    readers_of,
     rebuild,
     same_extents,
     same_shape,
     shape_of,
+    values_of,
 )
 
 _ID_TYPES = ("int32", "int64")
@@ -64,12 +64,7 @@ class _Sums:
     knows all users, and in the one that is being built, which has what is to be read."""
 
     def __init__(self, main: relax.Function) -> None:
-        self.values = {b.var: b.value for b in bindings_of(main)}
-        self.users = Counter(
-            used
-            for expr in (*self.values.values(), main.body.body)
-            for used in relax.analysis.free_vars(expr)
-        )
+        self.values, self.readers = values_of(main), readers_of(main)
 
     def terms(
         self, builder: relax.BlockBuilder, old: relax.Expr, new: relax.Expr
@@ -88,7 +83,7 @@ class _Sums:
         self, builder: relax.BlockBuilder, old: relax.Expr, new: relax.Expr
     ) -> tuple[relax.Expr, relax.Expr]:
         """What computes a value, in both functions, if nothing else reads it."""
-        if self.users[old] != 1 or old not in self.values:
+        if len(self.readers.get(old, ())) != 1 or old not in self.values:
             return old, new
         return self.values[old], builder.lookup_binding(new)
 

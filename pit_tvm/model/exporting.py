@@ -23,6 +23,18 @@ _ADVICE = (
     ("Constraints violated", "the model's code admits only some lengths or batches"),
 )
 _LONGEST_MESSAGE = 300
+#: What code that does not fit its inputs raises: a module's while torch runs it, and conversions of
+#: its operators. Files, memory and interrupts are another matter.
+CODE_FAULTS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NameError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 def export_program(
@@ -107,8 +119,7 @@ def _export_within_bounds(
         if tries == 1 or "Suggested fixes" not in fixes:
             raise _unsupported(error) from error
         refined = refine_dynamic_shapes_from_suggested_fixes(fixes, shapes)
-    # What a module's code raises while torch runs it can be of any type.
-    except Exception as error:
+    except CODE_FAULTS as error:
         raise _unsupported(error) from error
     return _export_within_bounds(model, args, kwargs, refined, tries - 1)
 

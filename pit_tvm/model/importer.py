@@ -20,7 +20,7 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 from ..errors import PitError, ShapeError, UnsupportedModel, mismatch
 from ..quick_stacks import quick_stacks
 from .converters import converters
-from .exporting import export_program
+from .exporting import CODE_FAULTS, export_program
 from .products import product_converters
 from .rebuild import bindings_of, extents_of
 
@@ -197,8 +197,7 @@ def _named(convert: Callable[[fx.Node], Any]) -> Callable[[fx.Node], Any]:
             return convert(node)
         except PitError:
             raise
-        # Conversions fail with assertions, and with errors of TVM and of Python.
-        except Exception as error:
+        except CODE_FAULTS as error:
             said = " ".join(str(error).split()) or type(error).__name__
             expected = f"{_place(node)} in a form that TVM's importer knows"
             raise UnsupportedModel(mismatch("model", expected, said, _LEAVE_OUT)) from error

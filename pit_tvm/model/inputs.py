@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,17 +62,26 @@ class Inputs:
             An input is missing, unknown, of another type or shape, or has ids outside its table;
             the mask has other values than 0 and 1; there are more tokens than the model admits.
         """
-        if set(given) != set(self.known):
-            raise ShapeError(mismatch("inputs", sorted(self.known), sorted(given)))
+        self.check_names(given)
         mask = as_numpy(given[self.mask], self.mask)
-        if mask.ndim != 2:
-            raise ShapeError(mismatch(self.mask, "[batch, tokens]", mask.shape))
-        if self.longest is not None and mask.shape[1] > self.longest:
-            raise ShapeError(mismatch(self.mask, f"at most {self.longest} tokens", mask.shape[1]))
+        sizes = self.sizes(mask.shape)
         if not ((mask == 0) | (mask == 1)).all():
             raise ShapeError(mismatch(self.mask, "only 0 and 1", "other values"))
-        sizes: dict[Any, Any] = {BATCH: mask.shape[0], TOKENS: mask.shape[1]}
         return [_checked(name, given[name], one, sizes) for name, one in self.known.items()]
+
+    def check_names(self, given: Mapping[str, Any]) -> None:
+        """ShapeError if an input is missing or unknown."""
+        if set(given) != set(self.known):
+            raise ShapeError(mismatch("inputs", sorted(self.known), sorted(given)))
+
+    def sizes(self, plane: Sequence[int]) -> dict[Any, Any]:
+        """The sizes of the roles of the plane, for a mask of this shape; ShapeError if the model
+        does not admit it."""
+        if len(plane) != 2:
+            raise ShapeError(mismatch(self.mask, "[batch, tokens]", tuple(plane)))
+        if self.longest is not None and plane[1] > self.longest:
+            raise ShapeError(mismatch(self.mask, f"at most {self.longest} tokens", plane[1]))
+        return dict(zip((BATCH, TOKENS), plane, strict=True))
 
     def to_json(self) -> dict[str, Any]:
         """As JSON holds it."""

@@ -50,10 +50,11 @@ class Kernels(Protocol):
     ) -> relax.Call | None:
         """Layer norm of the sum of rows of ``tables``, each given as ids ``[rows]`` (int32 or
         int64, none outside) and ``[n, width]``, and of ``arrays`` ``[rows, width]``; at least one
-        table. None if there is no such kernel."""
+        table. None, as here, if there is no such kernel."""
+        return None
 
 
-class CpuKernels:
+class CpuKernels(Kernels):
     """Scheduled functions; each is made only once: layers are alike, and parsing one is slow."""
 
     def __init__(self, target: TargetInfo) -> None:

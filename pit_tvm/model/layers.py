@@ -17,13 +17,34 @@ from ..runtime.kernel_cache import KernelCache
 from ..structs import Lengths
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
-from .linear import LinearLayer
+from .linear import LinearForm, LinearLayer
 
 # Numbers of rows whose plans `Layers.prepare` looks at: so many while they double, up to this many
 # and up to products of so many operations.
 _PER_OCTAVE = 16
 _MOST_ROWS = 8192
 _MOST_FLOP = 4e10
+
+
+def linear_operator(
+    form: LinearForm,
+    target: TargetInfo,
+    store: TileStore,
+    kernels: KernelCache | None = None,
+    *,
+    library: bool = True,
+) -> Operator:
+    """The operator of linear layers of this form; ``library``: whether the dense product of numpy
+    or torch is a candidate."""
+    bias, activation = form.bias, form.activation or None
+    return compile_operator(
+        linear(None, form.n, form.k, dtype=form.dtype, bias=bias, activation=activation),
+        sparse={"lhs": Lengths()},
+        target=target.tvm_target,
+        library=library,
+        database=store,
+        cache=kernels,
+    )
 
 
 class Layers:
@@ -50,22 +71,14 @@ class Layers:
         self._cache.adopt(kernels or {})
 
         @cache
-        def operator(n: int, k: int, dtype: str, bias: bool, activation: str | None) -> Operator:
-            return compile_operator(
-                linear(None, n, k, dtype=dtype, bias=bias, activation=activation),
-                sparse={"lhs": Lengths()},
-                target=target.tvm_target,
-                library=False,
-                database=self._store,
-                cache=self._cache,
-            )
+        def operator(form: LinearForm) -> Operator:
+            return linear_operator(form, target, self._store, self._cache, library=False)
 
         self._layers: list[tuple[Operator, list[Any]]] = []
         for layer in found:
-            biased = layer.bias is not None
-            made = operator(*layer.weight.shape, layer.dtype, biased, layer.activation)
+            made = operator(LinearForm.of(layer))
             packed = made.pack(rhs=layer.weight)
-            self._layers.append((made, [packed, layer.bias] if biased else [packed]))
+            self._layers.append((made, [packed] if layer.bias is None else [packed, layer.bias]))
 
     def __call__(self, number: int, x: Any, out: Any) -> None:
         """``out[:] = activation(x @ weight.T + bias)``; all rows are live."""

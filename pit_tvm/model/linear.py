@@ -8,9 +8,9 @@ import numpy as np
 import tvm
 from tvm import ir, relax
 
-from .rebuild import bindings_of, extents_of, flat_rows, is_op, rebuild, shape_of
+from .rebuild import extents_of, flat_rows, is_op, readers_of, rebuild, shape_of, values_of
 
-_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu"}
+_ACTIVATIONS = ("relu", "gelu", "silu")
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,6 +21,27 @@ class LinearLayer:
     bias: np.ndarray | None
     activation: str | None
     dtype: str
+
+
+@dataclass(frozen=True)
+class LinearForm:
+    """``activation(x @ weight.T + bias)`` with ``weight`` ``[n, k]``; "" for no activation."""
+
+    n: int
+    k: int
+    dtype: str
+    bias: bool
+    activation: str
+
+    @classmethod
+    def of(cls, layer: LinearLayer) -> LinearForm:
+        """The form of a layer."""
+        n, k = (int(extent) for extent in layer.weight.shape)
+        return cls(n, k, layer.dtype, layer.bias is not None, layer.activation or "")
+
+    def __str__(self) -> str:
+        ends = [" + bias"] * self.bias + [f" + {self.activation}"] * bool(self.activation)
+        return f"{self.n} x {self.k} {self.dtype}{''.join(ends)}"
 
 
 def extract_linear(module: tvm.IRModule, call: str) -> tuple[tvm.IRModule, list[LinearLayer]]:
@@ -41,12 +62,26 @@ def extract_linear(module: tvm.IRModule, call: str) -> tuple[tvm.IRModule, list[
             return expr
         layers.append(chain.layer)
         rows = flat_rows(builder, lhs[chain.product])
-        ty = relax.TensorType([extents_of(rows)[0], len(chain.layer.weight)], chain.layer.dtype)
-        number = relax.prim_value(len(layers) - 1)
-        out = builder.emit(relax.op.call_dps_packed(call, [number, rows], ty))
+        out = emit_layer(builder, call, len(layers) - 1, rows, chain.layer)
         return relax.op.reshape(out, list(extents_of(expr)))
 
     return rebuild(module, rule), layers
+
+
+def emit_layer(
+    builder: relax.BlockBuilder, call: str, number: int, rows: relax.Expr, layer: LinearLayer
+) -> relax.Var:
+    """``call(number, rows, out)`` for a layer."""
+    ty = relax.TensorType([extents_of(rows)[0], len(layer.weight)], layer.dtype)
+    return builder.emit(relax.op.call_dps_packed(call, [relax.prim_value(number), rows], ty))
+
+
+def called_layer(expr: relax.Expr, call: str) -> tuple[int, relax.Expr] | None:
+    """The layer's number and its rows, if ``expr`` is what `emit_layer` emits; else None."""
+    if not is_op(expr, "call_dps_packed") or expr.args[0].global_symbol != call:
+        return None
+    number, rows = expr.args[1].fields
+    return int(number), rows
 
 
 @dataclass
@@ -59,13 +94,7 @@ class _Chains:
     """Products with constants, each with what follows it as the only use of what it follows."""
 
     def __init__(self, main: relax.Function) -> None:
-        self.values = {b.var: b.value for b in bindings_of(main)}
-        self.users: dict[relax.Var, list[relax.Var]] = {}
-        for var, value in self.values.items():
-            for used in relax.analysis.free_vars(value):
-                self.users.setdefault(used, []).append(var)
-        for used in relax.analysis.free_vars(main.body.body):
-            self.users.setdefault(used, []).append(used)
+        self.values, self.readers = values_of(main), readers_of(main)
         self.ending: dict[relax.Var, _Chain] = {}
         for var, value in self.values.items():
             if is_op(value, "matmul"):
@@ -100,12 +129,8 @@ class _Chains:
         return None
 
     def _only_user(self, var: relax.Var) -> relax.Var | None:
-        users = self.users.get(var, [])
-        return (
-            users[0]
-            if len(users) == 1 and users[0] in self.values and users[0] is not var
-            else None
-        )
+        readers = self.readers.get(var, [])
+        return readers[0] if len(readers) == 1 else None
 
     def _skip(self, var: relax.Var) -> relax.Var:
         """The last of the reshapes that follow, each the only use."""
@@ -125,7 +150,4 @@ class _Chains:
         return array if array.shape == (n,) and getattr(last, "value", None) == n else None
 
     def _activation(self, value: relax.Expr) -> str | None:
-        for name, activation in _ACTIVATIONS.items():
-            if is_op(value, f"nn.{name}"):
-                return activation
-        return None
+        return next((name for name in _ACTIVATIONS if is_op(value, f"nn.{name}")), None)

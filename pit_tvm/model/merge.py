@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import tvm
 from tvm import relax
 
-from .linear import LinearLayer
-from .rebuild import bindings_of, extents_of, is_op, rebuild
+from .linear import LinearLayer, called_layer, emit_layer
+from .rebuild import extents_of, is_op, readers_of, rebuild, values_of
 
 
 def merge_linear(
@@ -21,43 +20,39 @@ def merge_linear(
 ) -> tuple[tvm.IRModule, list[LinearLayer]]:
     """Merge calls of `extract_linear` on the same rows, where all users of their results, behind
     reshapes, take slices of columns; the results are such slices then."""
-    main = module["main"]
-    graph = _Graph(main, takes_slices)
-    groups: dict[relax.Var, list[relax.Var]] = {}
+    graph = _Graph(module["main"], takes_slices)
+    groups: dict[relax.Var, list[tuple[relax.Var, LinearLayer]]] = {}
     for var, value in graph.values.items():
-        if is_op(value, "call_dps_packed") and value.args[0].global_symbol == call:
-            number, rows = value.args[1].fields
-            if layers[int(number)].activation is None and graph.sliceable(var):
-                groups.setdefault(rows, []).append(var)
+        called = called_layer(value, call)
+        if called is not None:
+            layer = layers[called[0]]
+            if layer.activation is None and graph.sliceable(var):
+                groups.setdefault(called[1], []).append((var, layer))
     merged: list[LinearLayer] = []
     place: dict[relax.Var, tuple[relax.Var, int]] = {}
-    numbers: dict[relax.Var, list[LinearLayer]] = {}
+    wide: dict[relax.Var, LinearLayer] = {}
     for members in groups.values():
-        found = [layers[int(graph.values[m].args[1].fields[0])] for m in members]
-        same = len({(layer.bias is None, layer.dtype) for layer in found}) == 1
-        if len(members) > 1 and same:
-            numbers[members[0]] = found
-            starts = np.cumsum([0, *(len(layer.weight) for layer in found)])
-            place |= {m: (members[0], int(s)) for m, s in zip(members, starts, strict=False)}
+        found = [layer for _, layer in members]
+        if len(members) > 1 and len({(each.bias is None, each.dtype) for each in found}) == 1:
+            first, start = members[0][0], 0
+            wide[first] = _one(found)
+            for var, layer in members:
+                place[var] = first, start
+                start += len(layer.weight)
     made: dict[relax.Var, relax.Var] = {}
 
     def rule(builder: relax.BlockBuilder, expr: relax.Call, var: relax.Var) -> relax.Expr:
-        if not (is_op(expr, "call_dps_packed") and expr.args[0].global_symbol == call):
+        called = called_layer(expr, call)
+        if called is None:
             return expr
-        number, rows = expr.args[1].fields
         first, start = place.get(var, (var, 0))
         if first.same_as(var):
-            layer = _one(numbers[var]) if var in numbers else layers[int(number)]
-            merged.append(layer)
-            ty = relax.TensorType([extents_of(rows)[0], len(layer.weight)], layer.dtype)
-            given = [relax.prim_value(len(merged) - 1), rows]
-            made[var] = builder.emit(relax.op.call_dps_packed(call, given, ty))
+            merged.append(wide[var] if var in wide else layers[called[0]])
+            made[var] = emit_layer(builder, call, len(merged) - 1, called[1], merged[-1])
         if var not in place:
             return made[var]
-        width = int(extents_of(expr)[1])
-        return relax.op.strided_slice(
-            made[first], [1], [start], [start + width], assume_inbound=True
-        )
+        end = start + int(extents_of(expr)[1])
+        return relax.op.strided_slice(made[first], [1], [start], [end], assume_inbound=True)
 
     return rebuild(module, rule), merged
 
@@ -71,23 +66,15 @@ def _one(layers: Sequence[LinearLayer]) -> LinearLayer:
 class _Graph:
     def __init__(self, main: relax.Function, takes_slices: Callable[[relax.Call], bool]) -> None:
         self.takes_slices = takes_slices
-        self.values = {b.var: b.value for b in bindings_of(main)}
-        self.users: dict[Any, list[relax.Var]] = {}
-        for var, value in self.values.items():
-            for used in relax.analysis.free_vars(value):
-                self.users.setdefault(used, []).append(var)
-        self.returned = set(relax.analysis.free_vars(main.body.body))
+        self.values, self.readers = values_of(main), readers_of(main)
 
     def sliceable(self, var: relax.Var) -> bool:
         """Whether all that reads a tensor reads slices as well."""
-        users = self.users.get(var, [])
-        if var in self.returned or not users:
-            return False
-        return all(
-            self.sliceable(user) if is_op(self.values[user], "reshape") else self._takes(user)
-            for user in users
-        )
+        readers = self.readers.get(var, [])
+        return bool(readers) and all(map(self._takes, readers))
 
-    def _takes(self, user: relax.Var) -> bool:
-        value = self.values[user]
+    def _takes(self, reader: relax.Var | None) -> bool:
+        value = self.values.get(reader)
+        if is_op(value, "reshape"):
+            return self.sliceable(reader)
         return isinstance(value, relax.Call) and self.takes_slices(value)

@@ -32,6 +32,7 @@ from .rebuild import (
     is_op,
     shape_of,
     substitute,
+    values_of,
 )
 from .tidy import is_scaled, widens
 from .token_wise import Judge
@@ -114,7 +115,7 @@ class _Propagation:
         # What was computed from single tokens that may be dead, and whether it came back to tokens.
         self.picked: set[relax.Var] = set()
         self.picked_again = False
-        values = self.values = {b.var: b.value for b in bindings_of(main)}
+        values = self.values = values_of(main)
         # Layers share their mask, and are alike: what was proven once is kept.
         self.kind_of = cache(lambda added: mask_kind(added, values.get, mask))
         self.judge = Judge(plane)

@@ -26,6 +26,21 @@ def bindings_of(func: relax.Function) -> Iterator[relax.Binding]:
         yield from block.bindings
 
 
+def values_of(func: relax.Function) -> dict[relax.Var, relax.Expr]:
+    """What is bound to every variable, in order."""
+    return {binding.var: binding.value for binding in bindings_of(func)}
+
+
+def readers_of(func: relax.Function) -> dict[relax.Var, list[relax.Var | None]]:
+    """For every variable that is read, the variables bound to what reads it; None for the result
+    of the function."""
+    readers: dict[relax.Var, list[relax.Var | None]] = {}
+    for reader, value in [*values_of(func).items(), (None, func.body.body)]:
+        for used in relax.analysis.free_vars(value):
+            readers.setdefault(used, []).append(reader)
+    return readers
+
+
 def is_op(expr: object, *names: str) -> bool:
     """Whether ``expr`` calls one of these Relax operators, named without ``relax.``."""
     op = expr.op if isinstance(expr, relax.Call) else None

@@ -13,14 +13,10 @@ from tvm import relax, tirx
 
 from ..analysis.pit_axis import pit_axes
 from ..api import Operator
-from ..api import compile as compile_operator
 from ..errors import AxisError
-from ..op.linear import linear
 from ..runtime.bind import resolve
-from ..structs import Lengths, Plan
-from ..target import TargetInfo
-from ..tile_db.store import TileStore
-from .linear import LinearLayer
+from ..structs import Plan
+from .linear import LinearForm, LinearLayer, called_layer
 from .propagate import BY_TOKEN, Decision
 from .rebuild import bindings_of, describe, extents_of, is_op
 
@@ -40,27 +36,6 @@ def summary(decisions: Sequence[Decision]) -> str:
     others = len(decisions) - len(live) - len(whole)
     lines.append(f"{others} operators on weights, positions, masks, pooled values")
     return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class LinearForm:
-    """``activation(x @ weight.T + bias)`` with ``weight`` ``[n, k]``; "" for no activation."""
-
-    n: int
-    k: int
-    dtype: str
-    bias: bool
-    activation: str
-
-    @classmethod
-    def of(cls, layer: LinearLayer) -> LinearForm:
-        """The form of a layer."""
-        n, k = (int(extent) for extent in layer.weight.shape)
-        return cls(n, k, layer.dtype, layer.bias is not None, layer.activation or "")
-
-    def __str__(self) -> str:
-        ends = [" + bias"] * self.bias + [f" + {self.activation}"] * bool(self.activation)
-        return f"{self.n} x {self.k} {self.dtype}{''.join(ends)}"
 
 
 @dataclass(frozen=True)
@@ -85,32 +60,16 @@ def linear_uses(module: tvm.IRModule, layers: Sequence[LinearLayer], call: str) 
     """The linear layers that ``main`` calls by the name ``call``, those that are alike together."""
     found: dict[tuple[LinearForm, str], list[Any]] = {}
     for binding in bindings_of(module["main"]):
-        value = binding.value
-        if is_op(value, "call_dps_packed") and value.args[0].global_symbol == call:
-            number, x = value.args[1].fields
-            rows = extents_of(x)[0]
+        called = called_layer(binding.value, call)
+        if called is not None:
+            rows = extents_of(called[1])[0]
             rows = rows if isinstance(rows, tirx.Var) else _number(rows)
-            found.setdefault((LinearForm.of(layers[int(number)]), str(rows)), []).append(rows)
+            found.setdefault((LinearForm.of(layers[called[0]]), str(rows)), []).append(rows)
     return [LinearUse(form, rows[0], len(rows)) for (form, _), rows in found.items()]
 
 
 def _number(extent: Any) -> Any:
     return int(extent) if isinstance(extent, tirx.IntImm) else extent
-
-
-def linear_operator(
-    form: LinearForm, target: TargetInfo, store: TileStore, *, library: bool = True
-) -> Operator:
-    """The operator of linear layers of this form; `Layers` runs its like without ``library``, the
-    dense product of numpy or torch as a candidate."""
-    bias, activation = form.bias, form.activation or None
-    return compile_operator(
-        linear(None, form.n, form.k, dtype=form.dtype, bias=bias, activation=activation),
-        sparse={"lhs": Lengths()},
-        target=target.tvm_target,
-        library=library,
-        database=store,
-    )
 
 
 def linear_plan(operator: Operator, rows: int, library: str = "numpy") -> Plan:

@@ -6,7 +6,6 @@ It holds machine code, which loading runs: load files only from where you would 
 from __future__ import annotations
 
 import json
-import os
 import platform
 import tempfile
 import zipfile
@@ -21,6 +20,7 @@ import numpy as np
 
 from .. import __version__
 from ..errors import SavedModelError, UnsupportedTarget, mismatch
+from ..files import whole_file
 from ..runtime.kernel_cache import content_key
 from ..target import TargetInfo, host_features, resolve_target, runs_here
 from ..tile_db.store import FILE_NAME, TileStore
@@ -64,14 +64,8 @@ def write(parts: Parts, path: str | Path) -> None:
     """
     path = Path(path)
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        try:
-            with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as archive:
-                _fill(archive, parts)
-            os.chmod(name, 0o644)
-            os.replace(name, path)
-        finally:
-            Path(name).unlink(missing_ok=True)
+        with whole_file(path) as file, zipfile.ZipFile(file, "w") as archive:
+            _fill(archive, parts)
     except OSError as error:
         raise SavedModelError(mismatch("path", "a file that can be written", error)) from error
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
 from ..errors import DatabaseError, mismatch
+from ..files import write_atomically
 from ..locations import tuning_logs_dir
 from ..structs import TileTask
 from .record import TileRecord, record_from_json
@@ -206,17 +206,3 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a whole file under a temporary name beside it, then rename it into place."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    finally:
-        Path(name).unlink(missing_ok=True)

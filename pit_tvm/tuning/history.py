@@ -14,8 +14,8 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from ..errors import DatabaseError, TuningError, mismatch
+from ..files import write_atomically
 from ..tile_db.meta_json import FAILED_SECS
-from ..tile_db.store import write_atomically
 from .features import decision_key
 
 WORKLOADS = "database_workload.json"

@@ -10,7 +10,7 @@ import tvm
 from tvm import relax, tirx
 
 from pit_tvm.model.plane import Plane
-from pit_tvm.model.rebuild import bindings_of, describe
+from pit_tvm.model.rebuild import describe, values_of
 
 B, T = tirx.Var("batch", "int64"), tirx.Var("tokens", "int64")
 PLANE = Plane(B, T)
@@ -43,7 +43,7 @@ def weight(*shape: int) -> relax.Constant:
 
 def values(module: tvm.IRModule) -> dict[relax.Var, Any]:
     """What computes every variable of ``main``."""
-    return {b.var: b.value for b in bindings_of(module["main"])}
+    return values_of(module["main"])
 
 
 def calls(module: tvm.IRModule) -> list[relax.Call]:

@@ -6,13 +6,12 @@ from typing import Any
 
 from tvm import relax
 
-from pit_tvm.model.linear import extract_linear
+from pit_tvm.model.layers import linear_operator
+from pit_tvm.model.linear import LinearForm, extract_linear
 from pit_tvm.model.report import (
     AxisCount,
-    LinearForm,
     count_axes,
     linear_forms,
-    linear_operator,
     linear_plan,
     linear_uses,
 )

@@ -1,0 +1,43 @@
+"""The graph passes of a compiled model, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tvm
+from tvm import relax
+
+from .compiled import LINEAR
+from .embeddings import extract_embeddings
+from .importer import Imported
+from .inputs import Inputs
+from .kernels import Kernels
+from .linear import LinearLayer, extract_linear
+from .norms import extract_norms
+from .plane import Plane
+from .propagate import Decision, propagate
+from .tidy import tidy
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A graph on live tokens: it calls ``layers`` by number under the name `LINEAR`."""
+
+    module: tvm.IRModule
+    inputs: Inputs
+    decisions: list[Decision]
+    layers: list[LinearLayer]
+
+
+def rewrite(imported: Imported, kernels: Kernels) -> Rewritten:
+    """All graph passes in order, with a backend's kernels."""
+    bounds = imported.size_bounds
+    plane = Plane(imported.batch, imported.tokens)
+    module = tidy(imported.module, bounds)
+    inputs = Inputs.of(imported, module)
+    module, decisions = propagate(module, plane, imported.mask, kernels)
+    module = relax.transform.RemoveRedundantReshape()(tidy(module, bounds))
+    module = extract_norms(extract_embeddings(module, kernels), kernels)
+    module, layers = extract_linear(module, LINEAR)
+    module = relax.transform.RemoveRedundantReshape()(module)
+    return Rewritten(module, inputs, decisions, layers)
