@@ -1,4 +1,5 @@
-"""Layer norm of rows, and of the sum of two, on NVIDIA GPUs: each row read once and written once.
+"""Layer norm of rows, and of the sum of two, on NVIDIA GPUs: each row read once and written once;
+the sum too, where a residual goes on with it.
 
 A team of 1 to 8 warps has a row in registers, in float32: the mean first, then the variance of
 what is left.
@@ -26,12 +27,14 @@ MOST_CHUNKS = 4  # of one lane, where a team may still grow
 
 @dataclass(frozen=True)
 class NormForm:
-    """What a kernel is built for. ``terms``: tensors that are added up, 1 or 2."""
+    """What a kernel is built for. ``terms``: tensors that are added up, 1 or 2; ``stores_sum``:
+    whether their sum is written as well."""
 
     width: int
     dtype: str
     eps: float
     terms: int
+    stores_sum: bool = False
 
     @property
     def chunk(self) -> int:
@@ -77,6 +80,17 @@ def fetch(words, source, place, form):
         T.ptx["ld.global.v4.b32"](*[words[i] for i in range(4)], source.ptr_to(list(place)))
 
 
+@T.inline
+def put(words, line, first, target, place, form):
+    """Elements of ``line`` from ``first`` on go where `fetch` would read them."""
+    if form.chunk == 1:
+        target[place] = T.cast(line[first], form.dtype)
+    else:
+        for w in T.unroll(4):
+            T.ptx[PACK[form.dtype]](words[w], line[first + w * 2 + 1], line[first + w * 2])
+        T.ptx["st.global.v4.b32"](target.ptr_to(list(place)), *[words[i] for i in range(4)])
+
+
 def element(words: Any, v: Any, form: NormForm) -> Any:
     """float32: element ``v`` of what `fetch` brought."""
     word = words[T.truncdiv(v, 2)]
@@ -91,6 +105,7 @@ def normed_rows(
     scale_h: T.handle,
     shift_h: T.handle,
     out_h: T.handle,
+    sum_h: T.Optional(T.handle),  # type: ignore[valid-type]
     *,
     form: T.constexpr,
 ):
@@ -102,6 +117,8 @@ def normed_rows(
     scale = T.match_buffer(scale_h, (form.width,), form.dtype)
     shift = T.match_buffer(shift_h, (form.width,), form.dtype)
     out = T.match_buffer(out_h, (rows, form.width), form.dtype)
+    if sum_h is not None:
+        whole = T.match_buffer(sum_h, (rows, form.width), form.dtype)
     TEAM = T.meta_var(form.team)
     STEPS = T.meta_var(form.steps)
     SIZE = T.meta_var(form.chunk)
@@ -130,6 +147,9 @@ def normed_rows(
                 fetch(words, y, (row, col), form)
                 for v in T.unroll(SIZE):
                     line[s * SIZE + v] = line[s * SIZE + v] + element(words, v, form)
+            if sum_h is not None:
+                if asked < rows:
+                    put(words, line, s * SIZE, whole, (row, col), form)
             for v in T.unroll(SIZE):
                 total[0] = total[0] + line[s * SIZE + v]
     add_up(total, sums, warp, T.truncmod(tx, 32), TEAM)
@@ -151,35 +171,36 @@ def normed_rows(
             fetch(words, shift, (at,), form)
             for v in T.unroll(SIZE):
                 line[s * SIZE + v] = line[s * SIZE + v] + element(words, v, form)
-            if SIZE == 1:
-                out[row, at] = T.cast(line[s], form.dtype)
-            else:
-                for w in T.unroll(4):
-                    T.ptx[PACK[form.dtype]](
-                        words[w], line[s * SIZE + w * 2 + 1], line[s * SIZE + w * 2]
-                    )
-                T.ptx["st.global.v4.b32"](out.ptr_to([row, at]), *[words[i] for i in range(4)])
+            put(words, line, s * SIZE, out, (row, at), form)
 
 
-def norm_rows(width: int, dtype: str, eps: float, terms: int) -> tvm.tirx.PrimFunc:
-    """Layer norm of x, or of x + y with two ``terms``: x, [y,] scale, shift, out.
+def norm_rows(
+    width: int, dtype: str, eps: float, terms: int, *, stores_sum: bool = False
+) -> tvm.tirx.PrimFunc:
+    """Layer norm of x, or of x + y with two ``terms``: x, [y,] scale, shift, out, and with
+    ``stores_sum`` x + y behind it.
 
-    x, y and out are (rows, ``width``), scale and shift (``width``,), all of ``dtype``; arithmetic
-    is float32. Addresses are multiples of 16 bytes where the width is one of 8. rows from 1 on.
+    x, y, out and the sum are (rows, ``width``), scale and shift (``width``,), all of ``dtype``;
+    arithmetic is float32. Addresses are multiples of 16 bytes where the width is one of 8. rows
+    from 1 on.
 
     Raises
     ------
     ShapeError
-        ``width`` is below 1, ``terms`` is neither 1 nor 2, or ``eps`` is negative or not finite.
+        ``width`` is below 1, ``terms`` is neither 1 nor 2, or 1 with a sum to store, or ``eps`` is
+        negative or not finite.
     DTypeError
         ``dtype`` is neither float16 nor bfloat16.
     """
     if dtype not in UNPACK:
         raise DTypeError(mismatch("dtype", "float16 or bfloat16", repr(dtype)))
-    if terms not in (1, 2):
-        raise ShapeError(mismatch("terms", "1 or 2", terms))
+    allowed = (2,) if stores_sum else (1, 2)
+    if terms not in allowed:
+        raise ShapeError(mismatch("terms", " or ".join(map(str, allowed)), terms))
     if not isfinite(eps) or eps < 0:
         raise ShapeError(mismatch("eps", "a finite number of at least 0", repr(eps)))
-    form = NormForm(at_least("width", width, 1), dtype, float(eps), terms)
+    form = NormForm(at_least("width", width, 1), dtype, float(eps), terms, stores_sum)
     absent = {} if terms == 2 else {"y_h": None}
+    if not stores_sum:
+        absent["sum_h"] = None
     return normed_rows.specialize(form=form, **absent)

@@ -28,6 +28,7 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
     mask: str = "attention_mask",
     target: Any = "llvm",
     database: str | Path | None = None,
+    cuda_graphs: bool = True,
 ) -> CompiledModel:
     """Compile a model for inference on padded batches, without the padding.
 
@@ -48,6 +49,10 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
         floating-point type must be float16 or bfloat16, and the result is a `CudaModel`.
     database
         A folder of tuned tiles instead of the shipped one.
+    cuda_graphs
+        On a GPU: record the kernels for a shape of batch and a number of live tokens, in steps of
+        1/32, when these come again, and launch them at once from then on. Recorded kernels keep
+        memory for intermediate tensors. False: launch them one by one, always.
 
     Raises
     ------
@@ -64,7 +69,7 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
         if info.kind == "cuda":
             from .cuda import compile_for_gpu
 
-            return compile_for_gpu(imported, info, database)
+            return compile_for_gpu(imported, info, database, cuda_graphs)
         rewritten = rewrite(imported, CpuKernels(info))
     executable = build(rewritten.module, info)
     layers = Layers(rewritten.layers, info, database)

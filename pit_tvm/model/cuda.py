@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import tvm
 from torch.utils import _pytree as pytree
 from tvm import relax
 
@@ -18,16 +19,21 @@ from ..target import TargetInfo
 from .compiled import LINEAR, CompiledModel
 from .cuda_index import CudaIndex, pass_ids
 from .cuda_kernels import ATTENTION, CudaKernels
-from .cuda_layers import CudaLayers
+from .cuda_layers import CudaLayers, has_tiles
 from .cuda_machine import cuda_program
+from .cuda_replay import Replayed
 from .importer import Imported
 from .inputs import Inputs
+from .linear import LinearLayer
 from .merge import merge_linear
 from .outputs import Outputs
 from .packing import LIVE_TOKENS
 from .plane import Plane
-from .rewrite import rewrite
-from .tidy import tidy
+from .rewrite import Rewritten, rewrite
+from .swrite import store_in_place
+from .tidy import tidy, tidy_reshapes
+
+PLACED = "pit_tvm.model.linear_in_place"
 
 
 def check_on_gpu(
@@ -60,16 +66,24 @@ def check_on_gpu(
 class CudaModel(CompiledModel):
     """A model on a GPU. Weights are on the device that was current when it was compiled.
 
-    While a call is recorded into a CUDA graph nothing of the inputs is checked, and all rows of
-    the padded batch are computed; replays take other ids and masks of the same shape.
+    With ``cuda_graphs`` batches of a shape and a number of live tokens that come again are replayed
+    (`Replayed`). While a call is recorded into a CUDA graph of the caller nothing of the inputs is
+    checked, and all rows of the padded batch are computed; replays take other ids and masks of the
+    same shape.
     """
+
+    def __init__(self, *parts: Any, cuda_graphs: bool) -> None:
+        super().__init__(*parts)
+        index = self._machine.functions.get(LIVE_TOKENS)
+        replayed = cuda_graphs and self._machine.replayable
+        self._run = Replayed(self._machine, index) if replayed else self._machine
 
     def __call__(self, **inputs: Any) -> Any:
         """Run a batch of contiguous CUDA tensors on torch's current stream; see
         `CompiledModel.__call__`. The host waits for the number of live tokens."""
         with torch.no_grad():
             given = check_on_gpu(inputs, self._inputs, self._machine.device)
-            return self._restore(self._machine(*given))
+            return self._restore(self._run(*given))
 
     @property
     def program(self) -> str:
@@ -93,9 +107,9 @@ class CudaModel(CompiledModel):
 
 
 def compile_for_gpu(
-    imported: Imported, target: TargetInfo, database: str | Path | None
+    imported: Imported, target: TargetInfo, database: str | Path | None, cuda_graphs: bool
 ) -> CudaModel:
-    """The model on the current device.
+    """The model on the current device; see `pit_tvm.model.compile`.
 
     Raises
     ------
@@ -107,15 +121,12 @@ def compile_for_gpu(
     if not torch.cuda.is_available():
         raise BackendUnavailable(mismatch("target cuda", "a CUDA device", "none"))
     device, cache = torch.device("cuda", torch.cuda.current_device()), KernelCache()
-    known = rewritten.inputs.known
-    tables = {name: one.rows for name, one in known.items() if one.rows is not None}
-    module = pass_ids(rewritten.module, list(tables))
-    module = relax.transform.RemoveRedundantReshape()(tidy(module, imported.size_bounds))
-    module, merged = merge_linear(module, rewritten.layers, LINEAR, _is_attention)
+    module, merged = _graph(imported, rewritten)
     layers = CudaLayers(merged, target, device, cache, database)
-    index = CudaIndex(imported.mask, tables, target.isa, cache)
+    index = CudaIndex(imported.mask, _tables(rewritten.inputs), target.isa, cache)
     packed: dict[str, Callable[..., Any]] = {
         LINEAR: layers,
+        PLACED: layers.placed,
         LIVE_TOKENS: index,
         **kernels.packed,
     }
@@ -127,7 +138,21 @@ def compile_for_gpu(
         partial(pytree.tree_unflatten, treespec=imported.structure),
         partial(Outputs.of, imported.structure),
         module,
+        cuda_graphs=cuda_graphs,
     )
+
+
+def _graph(imported: Imported, rewritten: Rewritten) -> tuple[tvm.IRModule, list[LinearLayer]]:
+    """The graph as a GPU runs it, and its linear layers."""
+    module = pass_ids(rewritten.module, list(_tables(rewritten.inputs)))
+    module = tidy_reshapes(tidy(module, imported.size_bounds))
+    module, merged = merge_linear(module, rewritten.layers, LINEAR, _is_attention)
+    return store_in_place(module, merged, LINEAR, PLACED, has_tiles), merged
+
+
+def _tables(inputs: Inputs) -> dict[str, int]:
+    """Rows of the tables that inputs of ids name rows of."""
+    return {name: one.rows for name, one in inputs.known.items() if one.rows is not None}
 
 
 def _is_attention(call: relax.Call) -> bool:

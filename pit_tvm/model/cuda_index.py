@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import tvm
@@ -15,6 +15,8 @@ from ..runtime.cuda_modules import cached_modules
 from ..runtime.kernel_cache import KernelCache
 from .packing import LIVE_TOKENS
 from .rebuild import is_op, rebuild
+
+Lists = tuple[torch.Tensor, ...]
 
 _WORDS = {torch.bool: 8, torch.uint8: 8, torch.int8: 8, torch.int32: 32, torch.int64: 64}
 
@@ -30,7 +32,7 @@ class CudaIndex:
         self._mask, self._tables = mask, dict(tables)
         self._kernels = cached_modules(cache, arch)("cuda-live-tokens", live_module)
 
-    def __call__(self, mask: torch.Tensor, *ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def __call__(self, mask: torch.Tensor, *ids: torch.Tensor) -> Lists:
         """The lists, int32. The host waits for the number of live tokens.
 
         While the stream is recorded nothing can be waited for or checked: then lists are as long
@@ -41,34 +43,38 @@ class CudaIndex:
         ShapeError
             The mask holds something else than 0 and 1, or ids name no row of their table.
         """
-        recorded = is_capturing()
-        batch, tokens = mask.shape
+        lists = empty_lists(mask)
+        if is_capturing():
+            self._start(mask, ids, lists)
+            return lists
+        return first(lists, self.fill(lists, mask, *ids))
 
-        def zeros(size: int) -> torch.Tensor:
-            return torch.zeros(size, dtype=torch.int32, device=mask.device)
+    def fill(self, lists: Lists, mask: torch.Tensor, *ids: torch.Tensor) -> int:
+        """Write ``lists`` (`empty_lists`) up to the live tokens, and wait for their number.
 
-        def empty(size: int) -> torch.Tensor:
-            return torch.empty(size, dtype=torch.int32, device=mask.device)
-
-        make = zeros if recorded else empty
-        row, position, sequence = (make(batch * tokens) for _ in range(3))
-        starts, status = zeros(batch + 1), zeros(1 + len(ids))
-        place = empty(batch * tokens).view(batch, tokens)
-        if mask.numel():
-            words = _words(mask)
-            bits = words.element_size() * 8
-            counts = empty(batch)
-            self._kernels[f"count_live_{bits}"](words, counts)
-            lists = (row, position, sequence, starts, place, status)
-            self._kernels[f"place_live_{bits}"](words, counts, *lists)
-        if recorded:
-            return row, position, sequence, starts, place
+        Raises
+        ------
+        ShapeError
+            As for a call. The lists name tokens of the plane all the same.
+        """
+        status = self._start(mask, ids, lists)
         for number, (each, rows) in enumerate(zip(ids, self._tables.values(), strict=False)):
             if each.numel():
                 outside = self._kernels[f"mark_outside_{each.element_size() * 8}"]
                 outside(each.reshape(-1), rows, number + 1, status)
-        live = self._checked(status.tolist())
-        return row[:live], position[:live], sequence[:live], starts, place
+        return self._checked(status.tolist())
+
+    def _start(self, mask: torch.Tensor, ids: Sequence[torch.Tensor], lists: Lists) -> torch.Tensor:
+        """Launch what writes the lists; the number of live tokens, and a place for each of
+        ``ids``."""
+        status = torch.zeros(1 + len(ids), dtype=torch.int32, device=mask.device)
+        if mask.numel():
+            words = _words(mask)
+            bits = words.element_size() * 8
+            counts = torch.empty(len(mask), dtype=torch.int32, device=mask.device)
+            self._kernels[f"count_live_{bits}"](words, counts)
+            self._kernels[f"place_live_{bits}"](words, counts, *lists, status)
+        return status
 
     def _checked(self, status: list[int]) -> int:
         """The number of live tokens."""
@@ -79,6 +85,25 @@ class CudaIndex:
             if found:
                 raise ShapeError(mismatch(name, f"ids of 0 to {rows - 1}", "others"))
         return live
+
+
+def empty_lists(mask: torch.Tensor) -> Lists:
+    """Lists for the index of ``mask`` ``[batch, tokens]``: row, position and sequence for as many
+    live tokens as there can be, all token 0, starts ``[batch + 1]`` and place ``[batch, tokens]``,
+    int32."""
+    batch, tokens = mask.shape
+
+    def zeros(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.int32, device=mask.device)
+
+    row, position, sequence = (zeros(batch * tokens) for _ in range(3))
+    return row, position, sequence, zeros(batch + 1), zeros(batch, tokens)
+
+
+def first(lists: Lists, live: int) -> Lists:
+    """The lists of so many live tokens."""
+    row, position, sequence, starts, place = lists
+    return row[:live], position[:live], sequence[:live], starts, place
 
 
 def pass_ids(module: tvm.IRModule, names: list[str]) -> tvm.IRModule:

@@ -50,12 +50,31 @@ class CudaKernels(Kernels):
         eps: float,
     ) -> relax.Call:
         """As `Kernels.norm`."""
-        ty = terms[0].ty
-        form = (int(ty.shape.values[-1]), str(ty.dtype), eps, len(terms))
-        if form not in self._norms:
-            name = self._norms[form] = f"norm_{len(self._norms)}"
-            self.module[name] = norm_rows(*form).with_attr("global_symbol", name)
-        return relax.op.call_dps_packed(self._norms[form], [*terms, scale, shift], ty)
+        return self._norm([*terms, scale, shift], eps, len(terms), False)
+
+    def norm_and_sum(
+        self,
+        builder: relax.BlockBuilder,
+        terms: Sequence[relax.Expr],
+        scale: relax.Expr,
+        shift: relax.Expr,
+        eps: float,
+    ) -> relax.Call:
+        """As `Kernels.norm_and_sum`."""
+        return self._norm([*terms, scale, shift], eps, len(terms), True)
+
+    def _norm(
+        self, operands: Sequence[relax.Expr], eps: float, terms: int, stores_sum: bool
+    ) -> relax.Call:
+        ty = operands[0].ty
+        form = (int(ty.shape.values[-1]), str(ty.dtype), eps, terms)
+        key = (*form, stores_sum)
+        name = self._norms.get(key)
+        if name is None:
+            name = self._norms[key] = f"norm_{len(self._norms)}"
+            func = norm_rows(*form, stores_sum=stores_sum)
+            self.module[name] = func.with_attr("global_symbol", name)
+        return relax.op.call_dps_packed(name, list(operands), [ty, ty] if stores_sum else ty)
 
 
 def varlen_attention(

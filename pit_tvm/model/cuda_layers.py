@@ -16,7 +16,7 @@ from ..runtime.cuda_rows import ROW_STEP, RowsKernels, rates_of
 from ..runtime.kernel_cache import KernelCache
 from ..schedules.hopper_space import ROWS
 from ..selection.gpu_cost import GpuDense, GpuRates, GpuWork, select_gpu
-from ..structs import MicroTile, Plan
+from ..structs import MicroTile, Plan, Tile
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
 from .linear import LinearLayer
@@ -24,7 +24,8 @@ from .linear import LinearLayer
 _MICRO_TILE = MicroTile("lhs", "m", 0, (1, 0))
 _ALIKE = 64  # numbers of rows that share a plan
 
-Product = Callable[[torch.Tensor, torch.Tensor], None]
+Run = Callable[[torch.Tensor, torch.Tensor], None]  # x, out
+Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]  # ids, count
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +61,8 @@ class CudaLayers:
         self._layers = [_on(layer, device) for layer in found]
         self._rates: dict[object, GpuRates] = {}
         self._plans: dict[object, Plan] = {}
-        self._runs: dict[tuple[int, int], Product] = {}
+        self._runs: dict[tuple[int, int], Run] = {}
+        self._placed: dict[tuple[int, int], Product] = {}
         self._counts: dict[object, torch.Tensor] = {}
         self._ids = torch.arange(0, dtype=torch.int32, device=device).view(1, 0)
 
@@ -73,20 +75,45 @@ class CudaLayers:
             run = remember(self._runs, key, self._runner(number, rows))
         run(x, out)
 
-    def _runner(self, number: int, rows: int) -> Product:
-        """The layer's product for about so many rows."""
+    def placed(
+        self,
+        number: int,
+        x: torch.Tensor,
+        row: torch.Tensor,
+        starts: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """``out[row[i]] = act(x[row[i]] @ weight.T + bias)`` for the live tokens, 0 elsewhere.
+
+        ``x`` and ``out`` are ``[batch * tokens, k or n]``; ``row`` names at least the live tokens,
+        whose number is the last of ``starts``. The layer `has_tiles`.
+        """
+        out.zero_()
+        rows = len(row)
+        if rows:
+            key = (number, _alike(rows))
+            run = self._placed.get(key)
+            if run is None:
+                found = (each.tile for each in self.plan(number, rows).candidates)
+                tile = next(tile for tile in found if tile is not None)
+                run = remember(self._placed, key, self._product(number, tile))
+            run(x, row.view(1, rows), starts[-1:], out)
+
+    def _runner(self, number: int, rows: int) -> Run:
+        """The layer for about so many rows."""
         layer, tile = self._layers[number], self.plan(number, rows).choice.tile
-        weight, bias = layer.weight, layer.bias
         if tile is None:
-            return lambda x, out: dense_product(x, weight, bias, layer.act, out, transpose_rhs=True)
+            weight, bias, act = layer.weight, layer.bias, layer.act
+            return lambda x, out: dense_product(x, weight, bias, act, out, transpose_rhs=True)
+        product = self._product(number, tile)
+        return lambda x, out: product(x, self._places(len(x)), self._count(len(x)), out)
+
+    def _product(self, number: int, tile: Tile) -> Product:
+        """The layer by a tile."""
+        layer = self._layers[number]
         kernel = self._kernels.product(tile, 0, **_options(layer))
-        operands = [weight.unsqueeze(0)] + ([] if bias is None else [bias.unsqueeze(0)])
-
-        def run(x: torch.Tensor, out: torch.Tensor) -> None:
-            rows = x.shape[0]
-            kernel(x, self._places(rows), self._count(rows), *operands, out)
-
-        return run
+        operands = [part.unsqueeze(0) for part in (layer.weight, layer.bias) if part is not None]
+        return lambda x, ids, count, out: kernel(x, ids, count, *operands, out)
 
     def plan(self, number: int, rows: int) -> Plan:
         """How a layer is computed for so many rows, and why."""
@@ -103,7 +130,7 @@ class CudaLayers:
         dense = GpuDense(rows, n, k, False, passes)
         work = GpuWork(live=float(rows), n=n, k=k, act=layer.act)
         plan = select_gpu(ROWS, _MICRO_TILE, work, dense, self._rates_for(layer), rows)
-        if n % ROW_STEP == 0 and k % ROW_STEP == 0:
+        if _whole_pieces(n, k):
             return plan
         library = plan.candidates[-1]
         return Plan(library, (library,), "its rows are no whole pieces of 16 bytes", plan.tuned)
@@ -129,6 +156,15 @@ class CudaLayers:
             made = torch.full((1,), rows, dtype=torch.int32, device=self._device)
             count = remember(self._counts, rows, made)
         return count
+
+
+def has_tiles(layer: LinearLayer) -> bool:
+    """Whether tiles can compute a layer."""
+    return _whole_pieces(*layer.weight.shape)
+
+
+def _whole_pieces(n: int, k: int) -> bool:
+    return n % ROW_STEP == 0 and k % ROW_STEP == 0
 
 
 def _options(layer: _Layer) -> dict[str, Any]:

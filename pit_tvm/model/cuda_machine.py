@@ -15,7 +15,8 @@ from ..runtime.kernel_cache import KernelCache, content_key
 from ..schedules.cuda_elementwise import Vectorised
 from ..target import TargetInfo
 from .lowering import fused
-from .torch_program import OF_TORCH, VIEWS, TorchProgram
+from .program_parts import VIEWS
+from .torch_program import OF_TORCH, TorchProgram
 
 
 def cuda_program(

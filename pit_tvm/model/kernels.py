@@ -39,6 +39,18 @@ class Kernels(Protocol):
     ) -> relax.Call:
         """Layer norm of the sum of ``terms`` (one or two), ``[rows, width]``."""
 
+    def norm_and_sum(
+        self,
+        builder: relax.BlockBuilder,
+        terms: Sequence[relax.Expr],
+        scale: relax.Expr,
+        shift: relax.Expr,
+        eps: float,
+    ) -> relax.Call | None:
+        """As `norm` of two ``terms``, and their sum, as a tuple. None, as here, if there is no such
+        kernel."""
+        return None
+
     def embeddings(
         self,
         builder: relax.BlockBuilder,

@@ -2,28 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import tvm
 from tvm import ir, relax
 
 from .kernels import Kernels
-from .rebuild import extents_of, flat_rows, is_op, rebuild, same_shape, shape_of
+from .rebuild import (
+    extents_of,
+    flat_rows,
+    is_op,
+    readers_of,
+    rebuild,
+    same_extents,
+    same_shape,
+    shape_of,
+    values_of,
+)
 
 
 def extract_norms(module: tvm.IRModule, kernels: Kernels) -> tvm.IRModule:
     """Replace every layer norm over the last axis with constant scale and shift, and the sum of
-    two tensors of its shape before it, by one kernel."""
+    two tensors before it, by one kernel; where the sum is read elsewhere as well and there is a
+    kernel that stores both, by that."""
+    values, readers = values_of(module["main"]), readers_of(module["main"])
+    sums = {norm: found for norm in values if (found := _sum_before(norm, values, readers))}
+    norm_of = {found.var: norm for norm, found in reversed(sums.items()) if found.shared}
+    new: dict[relax.Expr, relax.Expr] = {}
+    normed: dict[relax.Var, relax.Expr] = {}
 
-    def rule(builder: relax.BlockBuilder, call: relax.Call, _: relax.Var) -> relax.Expr:
+    def rule(builder: relax.BlockBuilder, call: relax.Call, var: relax.Var) -> relax.Expr:
+        if var in normed:
+            return relax.op.reshape(normed[var], list(extents_of(call)))
+        if var in norm_of:
+            return with_norm(builder, call, norm_of[var])
         if not is_row_norm(call):
             return call
-        made = builder.lookup_binding(call.args[0])
-        together = is_op(made, "add") and all(same_shape(a, call) for a in made.args)
-        terms = list(made.args) if together else [call.args[0]]
-        return _emit(builder, call, terms, kernels)
+        found, terms = sums.get(var), call.args[:1]
+        if found is not None and (found.direct or not found.shared):
+            terms = [new.get(term, term) for term in values[found.var].args]
+        rows = [flat_rows(builder, term) for term in terms]
+        out = builder.emit(kernels.norm(builder, rows, call.args[1], call.args[2], _eps(call)))
+        return relax.op.reshape(out, list(extents_of(call)))
 
-    return rebuild(module, rule)
+    def with_norm(builder: relax.BlockBuilder, call: relax.Call, norm: relax.Var) -> relax.Expr:
+        """The sum, computed with its norm."""
+        rows = [flat_rows(builder, term) for term in call.args]
+        _, scale, shift = values[norm].args
+        pair = kernels.norm_and_sum(builder, rows, scale, shift, _eps(values[norm]))
+        if pair is None:
+            return call
+        both = builder.emit(pair)
+        normed[norm] = builder.emit(relax.TupleGetItem(both, 0))
+        whole = builder.emit(relax.TupleGetItem(both, 1))
+        return relax.op.reshape(whole, list(extents_of(call)))
+
+    return rebuild(module, rule, env=new)
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """A sum of two tensors of its shape that a norm reads. ``shared``: something else reads it too;
+    ``direct``: no reshape is between."""
+
+    var: relax.Var
+    shared: bool
+    direct: bool
+
+
+def _sum_before(
+    norm: relax.Var,
+    values: Mapping[relax.Var, Any],
+    readers: Mapping[relax.Var, Sequence[relax.Var | None]],
+) -> _Sum | None:
+    """The sum that a norm reads, behind reshapes that keep its rows."""
+    call = values[norm]
+    if not is_row_norm(call):
+        return None
+    source = call.args[0]
+    shared = len(readers[source]) > 1
+    while is_op(values.get(source), "reshape"):
+        source = values[source].args[0]
+        shared |= len(readers[source]) > 1
+    made = values.get(source)
+    if not _is_plain_sum(made) or not same_extents(extents_of(source)[-1:], extents_of(call)[-1:]):
+        return None
+    return _Sum(source, shared, source.same_as(call.args[0]))
+
+
+def _is_plain_sum(expr: Any) -> bool:
+    """Whether ``expr`` adds two tensors of its shape."""
+    return is_op(expr, "add") and all(same_shape(term, expr) for term in expr.args)
+
+
+def _eps(norm: relax.Call) -> float:
+    return float(norm.attrs.epsilon)
 
 
 def is_row_norm(call: relax.Call) -> bool:
@@ -34,12 +109,3 @@ def is_row_norm(call: relax.Call) -> bool:
     last = [int(a) % call.ty.ndim for a in attrs.axes] == [call.ty.ndim - 1]
     constant = isinstance(scale, ir.GenericConst) and isinstance(shift, ir.GenericConst)
     return bool(last and constant and attrs.center and attrs.scale)
-
-
-def _emit(
-    builder: relax.BlockBuilder, call: relax.Call, terms: Sequence[relax.Expr], kernels: Kernels
-) -> relax.Call:
-    rows = [flat_rows(builder, t) for t in terms]
-    scale, shift = call.args[1:]
-    out = builder.emit(kernels.norm(builder, rows, scale, shift, float(call.attrs.epsilon)))
-    return relax.op.reshape(out, list(extents_of(call)))

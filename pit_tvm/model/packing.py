@@ -10,12 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import tvm
 from tvm import relax, te, tirx
 
 from .plane import BATCH, BOTH, TOKENS, Plane, Roles
-from .rebuild import extents_of, is_one
+from .rebuild import extents_of, is_one, is_op, values_of
 
 LIVE_TOKENS = "pit_tvm.model.live_tokens"
+#: Numbers of tensors of the index, as `emit_index` binds them.
+ROW, STARTS = 0, 3
+
+_SWRITE = "pit.swrite"
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,7 @@ class Packer:
             rows = self._reshape(front, [self.index.live, *extents_of(front)[2:]])
         whole = self.plane.batch * self.plane.tokens
         place = self._reshape(self.index.place, [whole])
-        full = self.builder.emit(self.builder.call_te(_scatter, rows, place))
+        full = unpack_rows(self.builder, rows, place)
         if BOTH not in roles:
             outer = [self.plane.batch, self.plane.tokens]
             full = self._reshape(full, [*outer, *extents_of(full)[1:]])
@@ -111,6 +116,36 @@ class Packer:
         if list(order) == sorted(order):
             return expr
         return self.builder.emit(relax.op.permute_dims(expr, list(order)))
+
+
+def unpack_rows(builder: relax.BlockBuilder, rows: relax.Expr, place: relax.Expr) -> relax.Var:
+    """The SWrite of ``rows`` ``[live, ...]`` to ``place`` ``[batch * tokens]``."""
+    return builder.emit(builder.call_te(_scatter, rows, place, primfunc_attrs={_SWRITE: True}))
+
+
+def is_unpack(expr: relax.Expr, module: tvm.IRModule) -> bool:
+    """Whether ``expr`` is what `unpack_rows` emits: a call with the rows and their places."""
+    return is_op(expr, "call_tir") and _SWRITE in (module[expr.args[0]].attrs or {})
+
+
+def index_parts(main: relax.Function) -> dict[relax.Var, int]:
+    """The variables that name a tensor of the index, each with the tensor's number; see
+    `emit_index`."""
+    index: set[relax.Var] = set()
+    found: dict[relax.Var, int] = {}
+    for var, value in values_of(main).items():
+        if is_index(value):
+            index.add(var)
+        elif isinstance(value, relax.TupleGetItem) and value.tuple_value in index:
+            found[var] = int(value.index)
+        elif isinstance(value, relax.Var) and value in found:
+            found[var] = found[value]
+    return found
+
+
+def is_index(expr: relax.Expr) -> bool:
+    """Whether ``expr`` makes the index of a batch."""
+    return is_op(expr, "call_pure_packed") and expr.args[0].global_symbol == LIVE_TOKENS
 
 
 def _scatter(rows: te.Tensor, place: te.Tensor) -> te.Tensor:

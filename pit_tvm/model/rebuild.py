@@ -99,17 +99,18 @@ def flat_rows(builder: relax.BlockBuilder, expr: relax.Expr) -> relax.Var:
 
 def substitute(
     expr: relax.Expr,
-    env: Mapping[relax.Var, relax.Expr],
+    env: Mapping[relax.Expr, relax.Expr],
     extent: Callable[[Extent], Extent] = lambda value: value,
 ) -> relax.Expr:
-    """``expr`` over other variables, its extents changed by ``extent``; calls have no type yet."""
+    """``expr`` over other variables and constants, its extents changed by ``extent``; calls have no
+    type yet."""
 
     def visit(node: Any) -> Any:
         if isinstance(node, relax.ShapeExpr):
             return relax.ShapeExpr([extent(v) for v in node.values])
         if isinstance(node.ty, ir.PrimType):
             return extent(node)
-        if isinstance(node, relax.Var):
+        if isinstance(node, relax.Var | ir.GenericConst):
             return env.get(node, node)
         if isinstance(node, relax.Call):
             return relax.Call(node.op, [visit(a) for a in node.args], node.attrs, node.ty_args)
@@ -123,13 +124,16 @@ def substitute(
 
 
 def rebuild(
-    module: tvm.IRModule, rule: Rule, extent: Callable[[Extent], Extent] = lambda value: value
+    module: tvm.IRModule,
+    rule: Rule,
+    extent: Callable[[Extent], Extent] = lambda value: value,
+    env: dict[relax.Expr, relax.Expr] | None = None,
 ) -> tvm.IRModule:
     """``main`` of ``module`` with ``rule`` applied to every call and ``extent`` to every extent in
-    an argument, unused bindings removed."""
+    an argument, unused bindings removed. ``env``: filled with what takes each variable's place."""
     main = module["main"]
     builder = relax.BlockBuilder()
-    env: dict[relax.Var, relax.Expr] = {}
+    env = {} if env is None else env
     with builder.function("main", list(main.params), attrs=attributes_of(main)):
         with builder.dataflow():
             for binding in bindings_of(main):
@@ -144,6 +148,42 @@ def rebuild(
             result = builder.emit_output(substitute(main.body.body, env))
         builder.emit_func_output(result)
     return finish(builder, module)
+
+
+def without_weights(module: tvm.IRModule, *passes: tvm.ir.transform.Pass) -> tvm.IRModule:
+    """``module`` after passes of TVM, which see its matrices as inputs: some compare expressions by
+    all bytes of their constants, and that takes minutes for a large model."""
+    main = module["main"]
+    weights = _matrices(main)
+    builder, env = relax.BlockBuilder(), dict(weights)
+    with builder.function("main", [*main.params, *weights.values()], attrs=attributes_of(main)):
+        with builder.dataflow():
+            for binding in bindings_of(main):
+                value, var = substitute(binding.value, env), binding.var
+                if isinstance(binding, relax.MatchCast):
+                    env[var] = builder.match_cast(value, binding.ty)
+                else:
+                    env[var] = builder.emit(value, var.name)
+            result = builder.emit_output(substitute(main.body.body, env))
+        builder.emit_func_output(result)
+    made = finish(builder, module)
+    for step in passes:
+        made = step(made)
+    stand_ins = made["main"].params[len(main.params) :]
+    made["main"] = made["main"].bind_params(dict(zip(stand_ins, weights, strict=True)))
+    return made
+
+
+def _matrices(main: relax.Function) -> dict[relax.Expr, relax.Expr]:
+    """A variable for every constant of several dimensions."""
+    found: dict[relax.Expr, relax.Expr] = {}
+
+    def visit(node: Any) -> None:
+        if isinstance(node, ir.GenericConst) and node.ty.ndim > 1 and node not in found:
+            found[node] = relax.Var(f"weight_{len(found)}", node.ty)
+
+    relax.analysis.post_order_visit(main.body, visit)
+    return found
 
 
 def attributes_of(main: relax.Function) -> dict[str, Any]:

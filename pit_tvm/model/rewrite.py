@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import tvm
-from tvm import relax
 
 from .compiled import LINEAR
 from .embeddings import extract_embeddings
@@ -16,7 +15,7 @@ from .linear import LinearLayer, extract_linear
 from .norms import extract_norms
 from .plane import Plane
 from .propagate import Decision, propagate
-from .tidy import tidy
+from .tidy import tidy, tidy_reshapes
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,8 @@ def rewrite(imported: Imported, kernels: Kernels) -> Rewritten:
     module = tidy(imported.module, bounds)
     inputs = Inputs.of(imported, module)
     module, decisions = propagate(module, plane, imported.mask, kernels)
-    module = relax.transform.RemoveRedundantReshape()(tidy(module, bounds))
+    module = tidy_reshapes(tidy(module, bounds))
     module = extract_norms(extract_embeddings(module, kernels), kernels)
     module, layers = extract_linear(module, LINEAR)
-    module = relax.transform.RemoveRedundantReshape()(module)
+    module = tidy_reshapes(module)
     return Rewritten(module, inputs, decisions, layers)

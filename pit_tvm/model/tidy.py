@@ -9,7 +9,15 @@ import numpy as np
 import tvm
 from tvm import ir, relax, sym, tirx
 
-from .rebuild import extents_of, is_op, rebuild, same_extents, same_shape, shape_of
+from .rebuild import (
+    extents_of,
+    is_op,
+    rebuild,
+    same_extents,
+    same_shape,
+    shape_of,
+    without_weights,
+)
 
 _HALVES = ("float16", "bfloat16")
 
@@ -35,8 +43,13 @@ def tidy(module: tvm.IRModule, size_bounds: Mapping[tirx.Var, int]) -> tvm.IRMod
         return call
 
     module = rebuild(module, rule, analyzer.simplify)
-    module = relax.transform.EliminateCommonSubexpr()(module)
-    return relax.transform.CanonicalizeBindings()(module)
+    same, plain = relax.transform.EliminateCommonSubexpr(), relax.transform.CanonicalizeBindings()
+    return without_weights(module, same, plain)
+
+
+def tidy_reshapes(module: tvm.IRModule) -> tvm.IRModule:
+    """Rewrite ``main`` with one reshape for several in a row, and none to the same shape."""
+    return without_weights(module, relax.transform.RemoveRedundantReshape())
 
 
 def _inbound(call: relax.Call, analyzer: sym.Analyzer) -> relax.Call | None:

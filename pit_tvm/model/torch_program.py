@@ -1,8 +1,8 @@
-"""A lowered graph as a Python function on torch tensors.
+"""A lowered graph as Python functions on torch tensors.
 
 Memory is torch's: an intermediate tensor belongs to the current stream, and inside a CUDA graph's
 capture to the graph; it is given back after its last use. Kernels are launched on torch's current
-stream. The function is plain text (`TorchProgram.source`): what runs can be read.
+stream. The functions are plain text (`TorchProgram.source`): what runs can be read.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from tvm import ir, relax
 from tvm.ir import prim
 
 from ..errors import UnsupportedTarget, mismatch
-from .rebuild import bindings_of, describe, extents_of, is_op
+from .packing import LIVE_TOKENS
+from .program_parts import ProgramParts, split
+from .rebuild import describe, extents_of, is_op
 
-#: Operators that are views of their operand.
-VIEWS = ("reshape", "strided_slice")
 #: Operators that torch runs; each with its arguments after the tensors, as Python.
 OF_TORCH: dict[str, Callable[[relax.Call], str]] = {
     "cumsum": lambda call: f"dim={int(call.attrs.axis)}",
@@ -38,6 +38,10 @@ _BINARY = {
 class TorchProgram:
     """``main`` of a lowered module. Call it with the inputs in order; it gives a list of outputs.
 
+    ``index(*inputs, make)`` gives what ``make`` makes of the mask and the ids, ``body(*inputs,
+    index)`` what the tail needs, and ``tail(*inputs, index, *kept)`` the outputs; see
+    `ProgramParts`.
+
     Parameters
     ----------
     main
@@ -55,20 +59,24 @@ class TorchProgram:
         functions: Mapping[str, Callable[..., Any]],
         device: torch.device,
     ) -> None:
+        parts = split(main)
         writer = _Writer(main, device)
-        self.source = "\n".join(writer.lines())
+        self.source = "\n".join(writer.lines(parts))
         scope: dict[str, Any] = {**writer.constants, "torch": torch, "device": device}
         scope |= {writer.functions[name]: functions[name] for name in writer.functions}
         exec(compile(self.source, "<pit_tvm model>", "exec"), scope)  # noqa: S102  (our own text)
-        self._run, self.device, self.functions = scope["main"], device, dict(functions)
+        self.index, self.body, self.tail = (scope[name] for name in ("index", "body", "tail"))
+        self.device, self.replayable = device, parts.index is not None and bool(parts.kept)
+        self.functions = dict(functions)
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         """Run; torch's current device must be the program's."""
-        return self._run(*inputs)
+        index = self.index(*inputs, self.functions.get(LIVE_TOKENS))
+        return self.tail(*inputs, index, *self.body(*inputs, index))
 
 
 class _Writer:
-    """Writes a function; ``constants`` and ``functions`` name what its text refers to."""
+    """Writes functions; ``constants`` and ``functions`` name what their text refers to."""
 
     def __init__(self, main: relax.Function, device: torch.device) -> None:
         self.main, self.device = main, device
@@ -78,20 +86,41 @@ class _Writer:
         self._names: dict[Any, str] = {}
         self._known: set[str] = set()
 
-    def lines(self) -> Iterator[str]:
+    def lines(self, parts: ProgramParts) -> Iterator[str]:
         """The text, line by line."""
-        bindings = list(bindings_of(self.main))
-        last = _last_uses(self.main, bindings)
-        yield f"def main({', '.join(self._name(p) for p in self.main.params)}):"
-        for param in self.main.params:
+        inputs, index = [self._name(param) for param in self.main.params], "index"
+        yield f"def index({', '.join([*inputs, 'make'])}):"
+        if parts.index is None:
+            yield "    return None"
+        else:
+            index = self._name(parts.index.var)
+            yield f"    return make({', '.join(map(self._value, parts.index.value.args[1:]))})"
+        yield f"def body({', '.join([*inputs, index])}):"
+        yield from self._opening([])
+        yield from self._statements([*parts.names, *parts.body], parts.kept)
+        yield f"    return {self._tuple([self._name(var) for var in parts.kept])}"
+        yield f"def tail({', '.join([*inputs, index, *map(self._name, parts.kept)])}):"
+        yield from self._opening(parts.kept)
+        result = self.main.body.body
+        yield from self._statements([*parts.names, *parts.tail], relax.analysis.free_vars(result))
+        found = self._value(result)
+        whole = isinstance(result.ty, relax.TupleType)
+        yield f"    return list({found if whole else f'({found},)'})"
+
+    def _opening(self, others: Sequence[relax.Var]) -> Iterator[str]:
+        """The extents that a function's inputs tell."""
+        self._known.clear()
+        for param in [*self.main.params, *others]:
             yield from self._sizes(self._name(param), extents_of(param))
+
+    def _statements(
+        self, bindings: Sequence[relax.Binding], results: Sequence[relax.Var]
+    ) -> Iterator[str]:
+        last = _last_uses(bindings, results)
         for number, binding in enumerate(bindings):
             yield from (f"    {line}" for line in self._binding(binding))
             if last[number]:
                 yield f"    del {', '.join(self._name(var) for var in last[number])}"
-        result = self._value(self.main.body.body)
-        several = isinstance(self.main.body.body.ty, relax.TupleType)
-        yield f"    return list({result})" if several else f"    return [{result}]"
 
     def _binding(self, binding: relax.Binding) -> Iterator[str]:
         var = binding.var
@@ -126,6 +155,7 @@ class _Writer:
         yield f"    {self._function(callee)}({', '.join(arguments)})"
         if not one:
             yield f"{self._name(var)} = {self._tuple(outs)}"
+            yield f"del {', '.join(outs)}"
 
     def _value(self, expr: Any) -> str:
         if isinstance(expr, ir.GenericConst):
@@ -202,10 +232,12 @@ def _plain(name: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in name)
 
 
-def _last_uses(main: relax.Function, bindings: Sequence[relax.Binding]) -> list[list[relax.Var]]:
-    """For each binding the variables that nothing after it uses, inputs apart."""
+def _last_uses(
+    bindings: Sequence[relax.Binding], results: Sequence[relax.Var]
+) -> list[list[relax.Var]]:
+    """For each binding those of their variables that nothing after it uses."""
     bound = {b.var for b in bindings}
-    later = set(relax.analysis.free_vars(main.body.body))
+    later = set(results)
     found: list[list[relax.Var]] = []
     for binding in reversed(bindings):
         used = {*relax.analysis.free_vars(binding.value), binding.var} & bound

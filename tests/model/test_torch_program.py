@@ -13,7 +13,8 @@ from tvm import relax, tirx
 
 from pit_tvm.errors import UnsupportedTarget
 from pit_tvm.model.lowering import fused
-from pit_tvm.model.torch_program import OF_TORCH, VIEWS, TorchProgram
+from pit_tvm.model.program_parts import VIEWS
+from pit_tvm.model.torch_program import OF_TORCH, TorchProgram
 from tests.model.graphs import B, T, graph
 
 op = relax.op
@@ -113,7 +114,8 @@ def test_memory_is_given_back_after_the_last_use() -> None:
         ty = relax.TensorType([B, T], "float32")
         one = builder.emit(op.call_pure_packed("step", x, ty_args=[ty]), "one")
         two = builder.emit(op.call_pure_packed("step", one, ty_args=[ty]), "two")
-        return op.call_pure_packed("step", two, ty_args=[ty])
+        three = builder.emit(op.call_pure_packed("step", two, ty_args=[ty]), "three")
+        return op.call_pure_packed("step", three, ty_args=[ty])
 
     lines = program(graph(make, x=(B, T)), step=torch.clone).source.splitlines()
     freed = [line.split()[1].split("_")[0] for line in lines if line.strip().startswith("del")]

@@ -27,6 +27,14 @@ def test_one_term_reads_one_tensor() -> None:
     assert "y_ptr" not in cuda_text(norm_rows(64, "bfloat16", 1e-5, 1))
 
 
+def test_a_sum_is_stored_where_it_is_asked_for() -> None:
+    for stores in (False, True):
+        text = cuda_text(norm_rows(768, "float16", 1e-5, 2, stores_sum=stores))
+        assert ("whole_ptr" in text) == stores
+    with pytest.raises(ShapeError, match="terms"):
+        norm_rows(768, "float16", 1e-5, 1, stores_sum=True)
+
+
 @pytest.mark.parametrize(
     ("width", "team", "steps"), [(8, 1, 1), (768, 1, 3), (1024, 1, 4), (4096, 4, 4), (20480, 8, 10)]
 )
@@ -52,36 +60,44 @@ def test_bad_forms(form: tuple[Any, ...], error: type[PitError]) -> None:
 
 WIDTHS = (1, 8, 100, 384, 1021, 1024, 2056, 5120)
 DTYPES = ("float16", "bfloat16")
+FORMS = ((1, False), (2, False), (2, True))
 
 
 @pytest.fixture(scope="module")
 def norms() -> Any:
     """All norms that are tested, compiled together."""
     made = tvm.IRModule()
-    for width, dtype, terms in product(WIDTHS, DTYPES, (1, 2)):
-        name = f"norm_{width}_{dtype}_{terms}"
-        made[name] = norm_rows(width, dtype, 1e-5, terms).with_attr("global_symbol", name)
+    for width, dtype, (terms, stores) in product(WIDTHS, DTYPES, FORMS):
+        name = f"norm_{width}_{dtype}_{terms}_{stores}"
+        func = norm_rows(width, dtype, 1e-5, terms, stores_sum=stores)
+        made[name] = func.with_attr("global_symbol", name)
     return build_cuda(made, tirx=True).mod
+
+
+def error_of(found: Any, expected: Any) -> float:
+    """The largest difference, relative to the largest value."""
+    return float((found.double() - expected).abs().max() / expected.abs().max().clamp(min=1e-3))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("terms", [1, 2])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("width", WIDTHS)
-def test_rows_against_float64(width: int, terms: int, dtype: str, norms: Any) -> None:
-    kind = getattr(torch, dtype)
+def test_rows_against_float64(width: int, form: tuple[int, bool], dtype: str, norms: Any) -> None:
+    kind, limit = getattr(torch, dtype), 2e-3 if dtype == "float16" else 2e-2
+    terms, stores = form
     for rows in (1, 7, 300):
         drawn = torch.randn(terms, rows, width, device="cuda") * 3 + 5
         inputs = [term.to(kind).contiguous() for term in drawn]
         scale, shift = (torch.randn(width, device="cuda").to(kind) for _ in range(2))
-        out = torch.full((rows + 1, width), float("nan"), dtype=kind, device="cuda")
-        norms[f"norm_{width}_{dtype}_{terms}"](*inputs, scale, shift, out[:rows])
+        shape = (1 + stores, rows + 1, width)
+        outs = torch.full(shape, float("nan"), dtype=kind, device="cuda").unbind()
+        norm = norms[f"norm_{width}_{dtype}_{terms}_{stores}"]
+        norm(*inputs, scale, shift, *(out[:rows] for out in outs))
         x = sum(term.double() for term in inputs)
         centred = x - x.mean(1, keepdim=True)
         expected = centred / (centred.square().mean(1, keepdim=True) + 1e-5).sqrt()
         expected = expected * scale.double() + shift.double()
-        scope = expected.abs().max().clamp(min=1e-3)
-        assert (out[:rows].double() - expected).abs().max() / scope < (
-            2e-3 if dtype == "float16" else 2e-2
-        )
-        assert bool(out[rows].isnan().all())
+        for out, right in zip(outs, (expected, x), strict=False):
+            assert error_of(out[:rows], right) < limit
+            assert bool(out[rows].isnan().all())

@@ -1,0 +1,162 @@
+"""A model's program on a GPU, replayed as CUDA graphs of torch.
+
+Hundreds of kernels for some thousand tokens take a GPU less time than the host needs to launch
+them. Between the index, for whose number of live tokens the host waits anyway, and the results,
+whose memory is the caller's, nothing but that number changes from batch to batch; so what is
+between is recorded once for a number, and then launched at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from threading import Lock
+
+import torch
+
+from ..runtime.cuda_arrays import is_capturing
+from .cuda_index import CudaIndex, Lists, empty_lists, first
+from .torch_program import TorchProgram
+
+# Rows are a multiple of the larger of these: at most one in 32 is computed for nothing.
+_STEP, _SHARE = 64, 32
+# Batches of different shapes that are remembered, and numbers of rows for each.
+_MOST_SHAPES, _MOST_SIZES = 16, 64
+
+
+@dataclass(eq=False)
+class _Graph:
+    """``kept``: where it leaves what the tail reads."""
+
+    graph: torch.cuda.CUDAGraph
+    kept: list[torch.Tensor]
+
+
+@dataclass(eq=False)
+class _Batches:
+    """Batches of one shape: where recorded kernels find their inputs and index, and for each number
+    of rows the graph, or None where it was seen once."""
+
+    inputs: list[torch.Tensor]
+    lists: Lists
+    graphs: dict[int, _Graph | None] = field(default_factory=dict)
+
+
+def rows_for(live: int, most: int) -> int:
+    """Rows that are computed for ``live`` tokens, of ``most`` that there may be."""
+    step = max(_STEP, (1 << live.bit_length() >> 1) // _SHARE)
+    return min(most, -(-live // step) * step)
+
+
+class Replayed:
+    """Runs ``program`` as it runs itself, but for some rows more that nothing reads.
+
+    A graph is recorded when a shape of batch and a number of rows come for the second time. Calls
+    of several threads and streams take turns.
+    """
+
+    def __init__(self, program: TorchProgram, index: CudaIndex) -> None:
+        self._program, self._index = program, index
+        self._batches: dict[tuple[torch.Size, ...], _Batches] = {}
+        self._room: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+        self._lock = Lock()
+        self._side = torch.cuda.Stream(program.device)
+        self._pool = torch.cuda.graph_pool_handle()
+        self._done = torch.cuda.Event()
+        self._last: torch.cuda.Stream | None = None
+
+    def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        """Run; torch's current device must be the program's. While the stream is recorded already,
+        the program is recorded as it is."""
+        if is_capturing():
+            return self._program(*inputs)
+        with self._lock:
+            stream = torch.cuda.current_stream()
+            if self._last is not None and self._last != stream:
+                stream.wait_event(self._done)
+            found = self._run(inputs)
+            self._done.record(stream)
+            self._last = stream
+            return found
+
+    def _run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        batches = self._batches_like(inputs)
+        torch._foreach_copy_(batches.inputs, list(inputs))
+        live = self._program.index(*batches.inputs, partial(self._index.fill, batches.lists))
+        rows = rows_for(live, batches.lists[0].numel())
+        lists = first(batches.lists, rows)
+        graph = self._graph_for(batches, rows, lists)
+        if graph is None:
+            kept = self._program.body(*batches.inputs, lists)
+        else:
+            graph.graph.replay()
+            kept = graph.kept
+        outputs = self._program.tail(*batches.inputs, lists, *kept)
+        ours = {_memory(t) for t in (*batches.inputs, *batches.lists, *kept)}
+        return [out.clone() if _memory(out) in ours else out for out in outputs]
+
+    def _batches_like(self, inputs: Sequence[torch.Tensor]) -> _Batches:
+        key = tuple(each.shape for each in inputs)
+        if key not in self._batches:
+            if len(self._batches) >= _MOST_SHAPES:
+                self._forget()
+            with torch.inference_mode(False):
+                ours = [torch.empty_like(each) for each in inputs]
+                lists = self._program.index(*ours, lambda mask, *_: empty_lists(mask))
+            self._batches[key] = _Batches(ours, lists)
+        return self._batches[key]
+
+    def _graph_for(self, batches: _Batches, rows: int, lists: Lists) -> _Graph | None:
+        """The graph for a number of rows; None when they come for the first time."""
+        if rows == 0:
+            return None
+        if rows not in batches.graphs:
+            if len(batches.graphs) >= _MOST_SIZES:
+                self._done.synchronize()
+                batches.graphs.clear()
+            batches.graphs[rows] = None
+        elif batches.graphs[rows] is None:
+            batches.graphs[rows] = self._record(batches, lists)
+        return batches.graphs[rows]
+
+    def _record(self, batches: _Batches, lists: Lists) -> _Graph:
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        # As it runs: for the shapes, and so that nothing is compiled while it is recorded.
+        made = self._program.body(*batches.inputs, lists)
+        rows, most = len(lists[0]), len(batches.lists[0])
+        kept = [
+            self._place(number, one, most / rows if rows in one.shape else 1.0)
+            for number, one in enumerate(made)
+        ]
+        del made
+        self._side.wait_stream(current)
+        with torch.cuda.stream(self._side):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                torch._foreach_copy_(kept, list(self._program.body(*batches.inputs, lists)))
+            finally:
+                graph.capture_end()
+        current.wait_stream(self._side)
+        return _Graph(graph, kept)
+
+    def _place(self, number: int, like: torch.Tensor, share: float) -> torch.Tensor:
+        """Memory that graphs share, for one of the tensors that they leave: what they compute in
+        they share too, so that the next one would write over it. ``share``: how much larger the
+        tensor can become."""
+        key = number, like.dtype
+        if key not in self._room or self._room[key].numel() < like.numel():
+            with torch.inference_mode(False):
+                size = int(like.numel() * share) + 1
+                self._room[key] = torch.empty(size, dtype=like.dtype, device=like.device)
+        return self._room[key][: like.numel()].view(like.shape)
+
+    def _forget(self) -> None:
+        """Drop all graphs and their memory, after the last call that uses them."""
+        self._done.synchronize()
+        self._batches.clear()
+        self._room.clear()
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

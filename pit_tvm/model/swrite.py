@@ -1,0 +1,57 @@
+"""SWrite by the kernel of a linear layer: it stores rows where their tokens stand in the plane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from .linear import LinearLayer, called_layer
+from .packing import ROW, STARTS, index_parts, is_unpack, unpack_rows
+from .rebuild import is_op, readers_of, rebuild, values_of
+
+
+def store_in_place(
+    module: tvm.IRModule,
+    layers: Sequence[LinearLayer],
+    call: str,
+    placed: str,
+    fits: Callable[[LinearLayer], bool],
+) -> tvm.IRModule:
+    """Replace a scatter of what a call of `extract_linear` gives, and nothing else reads, by
+    ``placed(number, x, row, starts, out)``: the layer's input is scattered instead, which is
+    narrower, and the layer stores the rows that ``row`` names, zeros elsewhere.
+
+    ``fits``: whether there is such a kernel for a layer.
+    """
+    main = module["main"]
+    index = {number: var for var, number in index_parts(main).items()}
+    values, readers = values_of(main), readers_of(main)
+    new: dict[relax.Expr, relax.Expr] = {}
+
+    def layer_of(rows: relax.Expr) -> tuple[int, relax.Expr] | None:
+        """The layer whose result ``rows`` is, behind reshapes, and its input."""
+        value = values.get(rows)
+        if value is None or len(readers[rows]) != 1:
+            return None
+        if is_op(value, "reshape"):
+            return layer_of(value.args[0])
+        return called_layer(value, call)
+
+    def rule(builder: relax.BlockBuilder, expr: relax.Call, var: relax.Var) -> relax.Expr:
+        old = values[var]
+        found = layer_of(old.args[1].fields[0]) if is_unpack(old, module) else None
+        if found is None or STARTS not in index:
+            return expr
+        number, x = found
+        n, k = layers[number].weight.shape
+        if n < k or not fits(layers[number]):
+            return expr
+        whole = unpack_rows(builder, new[x], expr.args[1].fields[1])
+        lists = [new[index[part]] for part in (ROW, STARTS)]
+        given: list[Any] = [relax.prim_value(number), whole, *lists]
+        return relax.op.call_dps_packed(placed, given, expr.ty)
+
+    return rebuild(module, rule, env=new)
