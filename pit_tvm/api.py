@@ -200,9 +200,9 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
     kernels = cache if isinstance(cache, KernelCache) else KernelCache(cache)
     options: dict[str, Any] = {"deterministic": deterministic, "dead": dead}
     if info.kind == "cuda":
-        from .runtime.cuda_dispatch import CudaDispatcher
+        from .runtime.cuda_columns import dispatcher_of
 
-        return Operator(CudaDispatcher(program, info, store, kernels, **options), kernels)
+        return Operator(dispatcher_of(program, info, store, kernels, **options), kernels)
     start_thread_pool(info.threads)
     made = Dispatcher(program, info, store, kernels, library=library, **options)
     return Operator(made, kernels)

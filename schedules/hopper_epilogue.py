@@ -43,7 +43,8 @@ class Epilogue:
 
     @T.inline
     def ask(self, mine, ids, group, row0, live, warp, lane):
-        """Ask for the ids of this lane's rows; they are needed after the k loop."""
+        """Ask for the ids of this lane's rows; they are needed after the k loop. Without ``ids``
+        rows go to their own places."""
         if self.options.accumulate == 0:
             for p in T.unroll(self.blocks * self.stores):
                 at: T.let = (
@@ -54,19 +55,23 @@ class Epilogue:
                 )
                 mine.rows[p] = -1
                 if at < live:
-                    mine.rows[p] = ids[group, at]
+                    mine.rows[p] = self.target(ids, group, at)
         if self.by_pair:
             for p in T.unroll(self.blocks * 2):
                 place: T.let = row0 + (p // 2 * 64 + p % 2 * 8) + warp * 16 + T.truncdiv(lane, 4)
                 mine.pair_rows[p] = -1
                 if place < live:
-                    mine.pair_rows[p] = ids[group, place]
+                    mine.pair_rows[p] = self.target(ids, group, place)
         if self.octets is not None:
             for p in T.unroll(self.blocks):
                 place: T.let = row0 + p * 64 + warp * 16 + T.truncdiv(lane, 2)
                 mine.live_rows[p] = -1
                 if place < live:
-                    mine.live_rows[p] = ids[group, place]
+                    mine.live_rows[p] = self.target(ids, group, place)
+
+    def target(self, ids: Any, group: Any, at: Any) -> Any:
+        """The out row of the group's row ``at``."""
+        return at if ids is None else ids[group, at]
 
     @T.inline
     def fetch_bias(self, bias, group, col0, n, part, lane):

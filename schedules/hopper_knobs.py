@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
-from pit_tvm.errors import ScheduleError, mismatch
+from pit_tvm.errors import ScheduleError, TileNotFound, mismatch
 from pit_tvm.selection.gpu_fit import HEIGHT_STEP
+from pit_tvm.structs import Tile
+
+Knobs = TypeVar("Knobs")
 
 TILE_K = 64  # elements: one 128-byte swizzle row of a 16-bit type
 SHARED_LIMIT = 232448  # bytes a CTA may use on sm_90
@@ -15,11 +20,32 @@ TILES_AHEAD = 4  # tiles that the producer announces before the consumers reach 
 ACTS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 
 
-def _require(subject: object, rules: dict[str, bool]) -> None:
+def require(kernel: str, subject: object, rules: dict[str, bool]) -> None:
     """Raise ScheduleError for the first rule that does not hold."""
     for rule, holds in rules.items():
         if not holds:
-            raise ScheduleError(mismatch("rows_kernel", rule, subject))
+            raise ScheduleError(mismatch(kernel, rule, subject))
+
+
+def knobs_of(tile: Tile, kind: type[Knobs], families: Sequence[str], **extents: int) -> Knobs:
+    """The kernel's knobs, a ``kind``, of a tile of one of ``families``; ``extents`` are knobs that
+    its extents stand for, the others are knobs of the tile.
+
+    Raises
+    ------
+    TileNotFound
+        The tile is of another family, has an unknown knob, or the template cannot build it.
+    """
+    own: Any = kind
+    if tile.family not in families or set(dict(tile.knobs)) - {field.name for field in fields(own)}:
+        raise TileNotFound(mismatch("tile", f"a tile of {families}", f"{tile.family} {tile}"))
+    knobs = own(**extents, **dict(tile.knobs))
+    try:
+        knobs.check()
+    except ValueError as error:
+        raise TileNotFound(str(error)) from error
+    made: Knobs = knobs
+    return made
 
 
 @dataclass(frozen=True)
@@ -95,7 +121,7 @@ class RowsTile:
             and self.sms % self.cluster == 0,
             f"at most {SHARED_LIMIT} bytes of shared memory": self.shared_bytes <= SHARED_LIMIT,
         }
-        _require(self, rules)
+        require("rows_kernel", self, rules)
 
     def _sums_fit(self, blocks: int) -> bool:
         """Whether sums that other CTAs send fit the ring: fp32 for bands of this CTA."""
@@ -119,7 +145,7 @@ class RowsTile:
             "a ring that holds the cluster's sums": self._sums_fit(blocks),
             f"at most {SHARED_LIMIT} bytes of shared memory": self.shared_bytes <= SHARED_LIMIT,
         }
-        _require(self, rules)
+        require("rows_kernel", self, rules)
 
 
 @dataclass(frozen=True)
@@ -178,7 +204,7 @@ class RowsOptions:
             f"at most {SHARED_LIMIT} bytes of shared memory": self.shared_bytes(knobs)
             <= SHARED_LIMIT,
         }
-        _require((self, knobs), rules)
+        require("rows_kernel", (self, knobs), rules)
 
     def _check_flipped(self, knobs: RowsTile) -> None:
         rules = {
@@ -187,4 +213,4 @@ class RowsOptions:
             "tile_n 128 per consumer for gated pairs": self.gated == "none"
             or knobs.tile_n == 128 * knobs.consumers,
         }
-        _require((self, knobs), rules)
+        require("rows_kernel", (self, knobs), rules)

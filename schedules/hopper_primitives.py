@@ -2,6 +2,8 @@
 
 * copy_async, ``pit_sread``: rows of a matrix gathered into a tile (PIT's SRead)
   ``Tx.copy_async(tile, lhs[0:m, k0:k0 + 64], dispatch="pit_sread", rows=, thread=)``
+* copy_async, ``pit_sread_held``: the same where lanes hold the ids, for several matrices
+  ``Tx.copy_async(tile, rhs[0:64, n0:n0 + 64], dispatch="pit_sread_held", held=, ...)``
 * gemm_async, ``pit_wgmma_flip``: acc (+)= weights_tile @ rows_tile.T, live rows as columns
 * gemm_async, ``pit_wgmma``: acc (+)= lhs_tile @ rhs_tile.T, or lhs_tile @ rhs_tile
   ``Tx.wg.gemm_async(acc, lhs_tile, rhs_tile, transB=, accum=, dispatch="pit_wgmma")``
@@ -14,6 +16,7 @@ Importing this module registers nothing: call ``register`` before building a ker
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import gcd
 from typing import Any
 
 import tvm
@@ -34,6 +37,13 @@ THREADS = 128  # one warpgroup
 
 def _starts(region: Any) -> list[Any]:
     return [r.min for r in region.region]
+
+
+def _extents(region: Any, turned: int) -> tuple[int, int]:
+    """(rows or columns, depth) of an operand's tile of one or several matrices."""
+    extents = [int(r.extent) for r in region.region]
+    chunks, high, wide = extents[-3:] if len(extents) > 2 else (1, *extents)
+    return (chunks * wide, high) if turned else (chunks * high, wide)
 
 
 def sread(call: Any, _sctx: Any) -> Any:
@@ -80,20 +90,98 @@ def sread(call: Any, _sctx: Any) -> Any:
     return impl
 
 
+# ``place`` of a row in its matrix, in pieces of 16 bytes; below ``least`` it is dead, and not read.
+# The move keeps the address of a whole tile's columns apart from that of a row.
+_FETCH = """
+__forceinline__ __device__ void pit_fetch(void* to, const void* from, int place, int least) {
+  unsigned at = (unsigned)__cvta_generic_to_shared(to);
+  long long columns;
+  asm("mov.b64 %0, %1;" : "=l"(columns) : "l"(from));
+  long long row = columns + static_cast<long long>(place) * 16;
+  asm volatile("{ .reg .pred dead; setp.lt.s32 dead, %2, %3;"
+               " cp.async.cg.shared.global [%0], [%1], 16, dead; }"
+               :: "r"(at), "l"(row), "r"(place), "r"(least) : "memory");
+}
+"""
+
+
+def sread_held(call: Any, _sctx: Any) -> Any:
+    """16-byte cp.async copies by one warpgroup; every fourth row by the same warp.
+
+    Lane i of a warp holds in ``held`` (int32) the id in the source of the warp's row i, -1 for a
+    dead one, which is filled with zeros and not read, like columns beyond the source's width. Of
+    the rows from the first ``rows`` on, whole groups of 16 may be left as they are. The next
+    columns of the source follow in the next matrices of the tile, ``matrices`` in all. The
+    source's width is a multiple of 8, and it has less than 2**34 elements. The caller commits or
+    announces the copies.
+    """
+    call = TilePrimitiveCall.downcast(call)
+    dst, src = call.args[0], call.args[1]
+    tile, source = dst.source, src.source
+    height, width = (int(r.extent) for r in dst.region[-2:])
+    matrices = int(call.config["matrices"])
+    pieces, each = matrices * width // CHUNK, height // 4
+    across = gcd(pieces, 32)  # lanes that fetch one row together
+    at_once = 32 // across
+    if width % CHUNK or height % 4 or each > 32 or each % at_once:
+        fail(f"pit_sread_held: {matrices} x {height} x {width} does not divide among 4 warps")
+    held, warp, lane = (call.config[name] for name in ("held", "warp", "lane"))
+    live, at_a_time = call.config["rows"], max(4 // at_once, 1)  # copies for a group of rows
+    at, batch, col0 = _starts(dst), _starts(src)[:-2], src.region[-1].min
+
+    @T.inline
+    def fetch(line, col, place):
+        T.cuda.func_call(
+            "pit_fetch",
+            tile.ptr_to(
+                [
+                    at[-3] + T.truncdiv(col, width),
+                    at[-2] + line * 4 + warp,
+                    at[-1] + T.truncmod(col, width),
+                ]
+            ),
+            source.ptr_to([*batch, 0, T.cast(col0 + col, "int64")]),
+            place,
+            T.if_then_else(col0 + col < source.shape[-1], 0, 2**31 - 1),
+            source_code=_FETCH,
+        )
+
+    @T.prim_func(check_well_formed=False)
+    def impl():
+        row: T.let = T.truncdiv(lane, across)
+        first: T.let = T.truncmod(lane, across) * CHUNK
+        # Multiplied before they are shuffled, and shuffled before the first copy: producers are
+        # bound by what they do, and wait, for each row.
+        own: T.let = held * T.truncdiv(source.shape[-1], CHUNK)
+        places = T.alloc_local([each // at_once], "int32")
+        for p in T.unroll(each // at_once):
+            places[p] = T.cuda.__shfl_sync(T.uint32(0xFFFFFFFF), own, p * at_once + row, 32)
+        for q in T.unroll(each // at_once // at_a_time):
+            if q * at_once * at_a_time * 4 < live:
+                for p in T.unroll(at_a_time):
+                    for c in T.unroll(pieces // across):
+                        fetch(
+                            (q * at_a_time + p) * at_once + row,
+                            c * across * CHUNK + first,
+                            places[q * at_a_time + p],
+                        )
+
+    return impl
+
+
 def wgmma(call: Any, _sctx: Any) -> Any:
     """One warpgroup multiplies 64-row blocks by the rhs tile and commits the group; no wait.
 
     ``acc`` is a flat local fp32 buffer, m / 64 blocks of n / 2. All tiles are in the
-    128-byte-swizzled layout. lhs is (m, k). rhs is (1, n, k); with ``transB`` (n / 64, k, 64), rows
-    of the depth as a row-major (k, n) matrix has them.
+    128-byte-swizzled layout. lhs is (m, k), rhs (1, n, k). With ``transA`` lhs is (m / 64, k, 64),
+    with ``transB`` rhs (n / 64, k, 64): rows of the depth, as a row-major (k, n) matrix has them.
     """
     call = TilePrimitiveCall.downcast(call)
     acc, a, b = call.args[0].source, call.args[1], call.args[2]
-    accum, turned = call.args[5], int(bool(call.args[4]))
+    accum, turned_lhs, turned = call.args[5], int(bool(call.args[3])), int(bool(call.args[4]))
     lhs, rhs = a.source, b.source
-    m, k = int(a.region[-2].extent), int(a.region[-1].extent)
-    chunks, high, wide = (int(r.extent) for r in b.region[-3:])
-    n, depth = (chunks * wide, high) if turned else (chunks * high, wide)
+    m, k = _extents(a, turned_lhs)
+    n, depth = _extents(b, turned)
     if m % 64 or n % 8 or n > 256 or k % 16 or depth != k or lhs.dtype not in PTX_TYPE:
         fail(f"pit_wgmma: no instruction for {m} x {n} x {k} {lhs.dtype}")
     kind = PTX_TYPE[lhs.dtype]
@@ -102,7 +190,8 @@ def wgmma(call: Any, _sctx: Any) -> Any:
     a0, b0 = _starts(a), _starts(b)
     # Addresses in a descriptor count 16 bytes. 16 columns of k are 2; 16 rows of k, 128 bytes each,
     # are 128; the next 64 columns of n begin k rows further on.
-    step, leading = (128, k * 8) if turned else (2, 1)
+    step, leading = (128, int(rhs.shape[-2]) * 8) if turned else (2, 1)
+    lhs_step, apart = (128, int(lhs.shape[-2]) * 8) if turned_lhs else (2, 512)
 
     @T.prim_func(check_well_formed=False)
     def impl():
@@ -115,12 +204,12 @@ def wgmma(call: Any, _sctx: Any) -> Any:
             for block in T.unroll(m // 64):
                 T.ptx[chain](
                     *[acc[block * each + i] for i in range(each)],
-                    desc_a + T.uint64(kk * 2) + T.cast(block * 512, "uint64"),
+                    desc_a + T.uint64(kk * lhs_step) + T.cast(block * apart, "uint64"),
                     desc_b + T.uint64(kk * step),
                     tvm.tirx.any(accum, kk > 0),
                     1,
                     1,
-                    0,
+                    turned_lhs,
                     turned,
                 )
         T.ptx.wgmma.commit_group.sync.aligned()
@@ -186,6 +275,7 @@ def register() -> None:
     """Register the variants with TIRx; a second call does nothing."""
     table: list[tuple[str, str, Callable]] = [
         ("copy_async", "pit_sread", sread),
+        ("copy_async", "pit_sread_held", sread_held),
         ("gemm_async", "pit_wgmma", wgmma),
         ("gemm_async", "pit_wgmma_flip", wgmma_flip),
         ("copy", "pit_swrite", swrite),

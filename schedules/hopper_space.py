@@ -22,6 +22,7 @@ from pit_tvm.errors import TileNotFound, TuningError, mismatch
 from pit_tvm.selection.gpu_fit import even_heights, fitting
 from pit_tvm.structs import Tile, TileTask
 
+from .hopper_knobs import knobs_of
 from .hopper_rows import SHARED_LIMIT, TILE_K, RowsTile, rows_kernel
 
 ROWS, GROUPS = "rows-hopper", "groups-hopper"
@@ -217,15 +218,9 @@ def rows_tile(tile: Tile) -> RowsTile:
     TileNotFound
         The tile is of another family, has an unknown knob, or the template cannot build it.
     """
-    names = {field.name for field in fields(RowsTile)}
-    if tile.family not in FAMILIES or tile.tile_k != TILE_K or set(dict(tile.knobs)) - names:
-        raise TileNotFound(mismatch("tile", f"a tile of {FAMILIES}", f"{tile.family} {tile}"))
-    knobs = RowsTile(tile_m=tile.tile_m, tile_n=tile.tile_n, **dict(tile.knobs))
-    try:
-        knobs.check()
-    except ValueError as error:
-        raise TileNotFound(str(error)) from error
-    return knobs
+    if tile.tile_k != TILE_K:
+        raise TileNotFound(mismatch("tile.tile_k", TILE_K, tile.tile_k))
+    return knobs_of(tile, RowsTile, FAMILIES, tile_m=tile.tile_m, tile_n=tile.tile_n)
 
 
 def as_tile(knobs: RowsTile, family: str, dtype: str, isa: str = ISA) -> Tile:

@@ -1,9 +1,10 @@
 """The GPU benchmark: live rows, experts, index and selection against cuBLAS and torch's kernels.
 
-Suites: padding, moe, layer, index, search, or all. Peers run in the same process, in turn with
-pit-tvm, as replays of CUDA graphs; times are medians, and every result is compared with float64.
-The shapes of HELD_OUT in bench_gpu_cases.py and all seeds of the benchmark are never tuned on,
-and held-out shapes have rows and goals of their own. The last lines say which goals are reached.
+Suites: padding, moe, layer, index, granularity, search, or all. Peers run in the same process, in
+turn with pit-tvm, as replays of CUDA graphs; times are medians, and every result is compared with
+float64. The shapes of HELD_OUT in bench_gpu_cases.py and all seeds of the benchmark are never
+tuned on, and held-out shapes have rows and goals of their own. The last lines say which goals are
+reached.
 The exit status is 1 if a result is wrong, and 2 if something is missing; a goal that is not
 reached does not change it.
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from bench_report import Result
     from bench_rows import Target
 
-SUITES = ("padding", "moe", "layer", "index", "search")
+SUITES = ("padding", "moe", "layer", "index", "granularity", "search")
 ROUNDS, QUICK_ROUNDS = 30, 3
 
 

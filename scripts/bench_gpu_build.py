@@ -14,14 +14,17 @@ from typing import Any
 
 from bench_gpu_cases import Layer, Linear, Moe, list_layers, list_linear, list_moe
 from bench_gpu_experts import products_of
+from bench_gpu_granularity import Grain, list_grains
 from bench_gpu_measure import GpuSettings
 from bench_gpu_pit import internals, operator, operator_of
 
 import pit_tvm
+from pit_tvm.runtime.cuda_columns import ColumnsKernels
 from pit_tvm.runtime.cuda_dispatch import all_modules
 from pit_tvm.runtime.cuda_modules import cached_modules
 from pit_tvm.runtime.cuda_rows import RowsKernels
 from pit_tvm.runtime.kernel_cache import KernelCache
+from pit_tvm.schedules.hopper_bands import starting_columns
 from pit_tvm.structs import SparsitySpec, Tile
 
 ARCH = "sm_90a"
@@ -50,19 +53,42 @@ class Library:
     options: tuple[tuple[str, Any], ...] = ()
 
 
-def build_all(kernels: Iterable[Kernel | Library], jobs: int) -> int:
+@dataclass(frozen=True)
+class Columns:
+    """A library of the k-axis family: a tile with the options of an operator, or the kernel that
+    packs its lhs if ``tile`` is None. ``packed``: the tile takes a packed lhs."""
+
+    dtype: str
+    height: int
+    packed: bool = True
+    tile: Tile | None = None
+    bias: bool = False
+    act: str | None = None
+
+
+Wanted = Kernel | Library | Columns
+
+
+def build_all(kernels: Iterable[Wanted], jobs: int) -> int:
     """Compile, with ``jobs`` processes, the kernels and detection that the cache lacks; returns
     how many were asked for."""
     unique = sorted(set(kernels), key=str)
-    work: list[str | Kernel | Library] = [*all_modules(), *unique]  # the longest first
+    work: list[str | Wanted] = [*all_modules(), *unique]  # the longest first
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         return sum(pool.map(build_one, work))
 
 
-def build_one(what: str | Kernel | Library) -> int:
+def build_one(what: str | Wanted) -> int:
     """Compile one kernel, or one module of detection by its name; 1."""
     if isinstance(what, str):
         cached_modules(KernelCache(), ARCH)(what, all_modules()[what])
+    elif isinstance(what, Columns):
+        columns = ColumnsKernels(KernelCache(), ARCH)
+        if what.tile is None:
+            columns.pack(what.dtype, what.height)
+        else:
+            act = what.act or "none"
+            columns.product(what.tile, bias=what.bias, act=act, packed=what.packed)
     elif isinstance(what, Library):
         kernels = RowsKernels(KernelCache(), ARCH)
         if what.tile is None:
@@ -79,13 +105,20 @@ def build_one(what: str | Kernel | Library) -> int:
     return 1
 
 
-def wanted(cases: Sequence[Linear | Moe | Layer], settings: GpuSettings) -> list[Kernel | Library]:
+def wanted(cases: Sequence[Linear | Moe | Layer | Grain], settings: GpuSettings) -> list[Wanted]:
     """What measuring these cases runs: the candidates that are timed, and what an operator takes
     before it knows how much is live."""
     return [kernel for case in cases for kernel in _wanted(case, settings)]
 
 
-def _wanted(case: Linear | Moe | Layer, settings: GpuSettings) -> Iterator[Kernel | Library]:
+def _wanted(case: Linear | Moe | Layer | Grain, settings: GpuSettings) -> Iterator[Wanted]:
+    if isinstance(case, Grain):
+        height = case.grain[0]
+        yield Columns(case.dtype, height)
+        for tile in starting_columns(case.dtype, height):
+            yield Columns(case.dtype, height, False, tile)
+            yield Columns(case.dtype, height, True, tile)
+        return
     if isinstance(case, Layer) or isinstance(case, Moe) and case.top_k > 1:
         counts = case.counts(settings.rng(case.label))
         number = settings.tiles if isinstance(case, Moe) else 1
@@ -114,15 +147,17 @@ def _tiles(case: Linear | Moe, made: pit_tvm.Operator, settings: GpuSettings) ->
     return tiles if blind is None else [*tiles, blind]
 
 
-def product_cases(suites: Sequence[str], quick: bool) -> list[Linear | Moe | Layer]:
+def product_cases(suites: Sequence[str], quick: bool) -> list[Linear | Moe | Layer | Grain]:
     """Cases that some suites run kernels for; ``search`` runs those of both suites of products."""
-    cases: list[Linear | Moe | Layer] = []
+    cases: list[Linear | Moe | Layer | Grain] = []
     if {"padding", "search"} & set(suites):
         cases += list_linear(quick)
     if {"moe", "search"} & set(suites):
         cases += list_moe(quick)
     if "layer" in suites:
         cases += list_layers(quick)
+    if "granularity" in suites:
+        cases += list_grains(quick)
     return cases
 
 

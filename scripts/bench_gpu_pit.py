@@ -32,14 +32,15 @@ def operator(
     act: str | None = None,
     dead: str = "skip",
 ) -> Operator:
-    """An operator: ``kind`` "linear", "matmul" (rhs ``[k, n]``) or "grouped"; sizes are n and k."""
+    """An operator: ``kind`` "linear", "matmul" (rhs ``[k, n]``), "turned" (lhs ``[k, m]`` too) or
+    "grouped"; sizes are n and k."""
     n, k = sizes
     options: dict[str, Any] = {"dtype": dtype, "bias": bias, "activation": act}
     if kind == "grouped":
         tensors = pit_tvm.op.grouped_matmul(None, n, k, groups, transpose_rhs=True, **options)
     else:
-        transposed = kind == "linear"
-        tensors = pit_tvm.op.matmul(None, n, k, transpose_rhs=transposed, **options)
+        options |= {"transpose_lhs": kind == "turned", "transpose_rhs": kind == "linear"}
+        tensors = pit_tvm.op.matmul(None, n, k, **options)
     return pit_tvm.compile(tensors, sparse={"lhs": spec}, target=target, dead=dead)
 
 

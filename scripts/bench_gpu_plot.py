@@ -11,8 +11,32 @@ from pit_tvm.errors import ShapeError, mismatch
 
 # Contenders that are drawn, in this order, where a suite has them; and facts beside them.
 DRAWN = (
-    *("dense", "gather", "packed", "whole", "sorted", "grouped", "loop", "ogs", "scatter"),
-    *("cublas", "csr", "blocks", "sort", "nonzero", "new", "zero", "pit", "eager", "index"),
+    *(
+        "dense",
+        "turned",
+        "gather",
+        "packed",
+        "whole",
+        "sorted",
+        "grouped",
+        "loop",
+        "ogs",
+        "scatter",
+    ),
+    *(
+        "cublas",
+        "csr",
+        "bsr",
+        "blocks",
+        "sort",
+        "nonzero",
+        "new",
+        "zero",
+        "pit",
+        "rows",
+        "eager",
+        "index",
+    ),
     *("select", "cached"),
 )
 FACTS = {"predicted_us": "predicted", "floor_us": "floor"}

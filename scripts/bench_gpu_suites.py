@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from bench_gpu_granularity import granularity_suite
 from bench_gpu_index import index_suite
 from bench_gpu_layer import layer_suite
 from bench_gpu_linear import linear_suite
@@ -23,7 +24,8 @@ PRODUCTS = ("padding", "moe")  # the suites whose rows have plans
 
 def suites() -> dict[str, Suite]:
     """All suites, in the order in which they run."""
-    made = (linear_suite(), moe_suite(), layer_suite(), index_suite(), search_suite())
+    products = (linear_suite(), moe_suite(), layer_suite())
+    made = (*products, index_suite(), granularity_suite(), search_suite())
     return {suite.name: suite for suite in made}
 
 

@@ -1,9 +1,10 @@
 """Checks the GPU backend: random patterns and shapes against float64, and what calls promise.
 
 Thousands of random calls of each kernel family (linear with weights [n, k], matmul with weights
-[k, n], grouped) through the public interface, every tile in turn; then no synchronisation, CUDA
-graphs, streams, threads, memory and the number of kernels. One line for each check, a summary at
-the end; the exit status is 1 if anything is wrong, and 2 if something is missing.
+[k, n], turned with an lhs [k, m] besides, grouped) through the public interface, every tile in
+turn; then no synchronisation, CUDA graphs, streams, threads, memory and the number of kernels. One
+line for each check, a summary at the end; the exit status is 1 if anything is wrong, and 2 if
+something is missing.
 
 A set small enough for compute-sanitizer, with memory that it can watch:
 
@@ -31,7 +32,7 @@ from pit_tvm.errors import BackendUnavailable, PitError, mismatch
 if TYPE_CHECKING:
     from check_gpu_values import Checker
 
-FAMILIES = ("linear", "matmul", "grouped")
+FAMILIES = ("linear", "matmul", "turned", "grouped")
 COUNT = 2000
 # Every variant once, then cases in which all tiles run, of float16 (their numbers are even).
 REDUCED = (*range(12), 48, 96, 144)

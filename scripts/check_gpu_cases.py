@@ -18,7 +18,7 @@ from bench_rows import Array
 import pit_tvm
 from pit_tvm.structs import SparsitySpec
 
-FAMILIES = ("linear", "matmul", "grouped")
+FAMILIES = ("linear", "matmul", "turned", "grouped")
 DTYPES = ("float16", "bfloat16")
 EPILOGUES = (
     (False, None),
@@ -30,6 +30,7 @@ EPILOGUES = (
 )
 PATTERNS = ("lengths", "cu_seqlens", "rows", "mask", "bitmask", "blockmask", "values")
 BLOCKS = ((1, 16), (4, 8), (32, 64))
+BANDS = ((32, 1), (64, 16), (128, 64))  # blocks of zeros of an lhs that is stored [k, m]
 AMOUNTS = ("empty", "one", "few", "half", "most", "full")
 SHARES = {"empty": 0.0, "few": 0.05, "half": 0.5, "most": 0.95, "full": 1.0}
 GROUPS = (1, 2, 3, 8, 64, 130, 256)
@@ -51,6 +52,16 @@ class Variant:
     def plain(self) -> bool:
         """Without an epilogue."""
         return not self.bias and self.act is None
+
+    @property
+    def turned(self) -> bool:
+        """Whether lhs is stored [k, m]; its live columns are gathered along k then."""
+        return self.family == "turned"
+
+    @property
+    def bands(self) -> tuple[tuple[int, int], ...]:
+        """Blocks of zeros that are drawn where lhs is turned: all, or one with an epilogue."""
+        return BANDS if self.plain else BANDS[EPILOGUES.index((self.bias, self.act)) % 3 :][:1]
 
 
 @dataclass(frozen=True)
@@ -79,14 +90,15 @@ class Shape:
     @property
     def spec(self) -> SparsitySpec:
         """The pattern's specification."""
+        extents = self.block[::-1] if self.variant.turned else ()
         made: dict[str, SparsitySpec] = {
             "lengths": pit_tvm.Lengths(),
             "cu_seqlens": pit_tvm.Lengths(cumulative=True),
             "rows": pit_tvm.Rows(),
-            "mask": pit_tvm.Mask(),
-            "bitmask": pit_tvm.BitMask(),
-            "blockmask": pit_tvm.BlockMask(*self.block),
-            "values": pit_tvm.Values(),
+            "mask": pit_tvm.Mask(*extents),
+            "bitmask": pit_tvm.BitMask(*extents),
+            "blockmask": pit_tvm.BlockMask(*(extents or self.block)),
+            "values": pit_tvm.Values(*extents),
             "groups": pit_tvm.Groups(self.groups),
         }
         return made[self.pattern]
@@ -152,7 +164,9 @@ def case_rng(seed: int, family: str, number: int) -> np.random.Generator:
 
 def draw_shape(rng: np.random.Generator, variant: Variant) -> Shape:
     """Random sizes and a random pattern."""
-    pattern = "groups" if variant.family == "grouped" else str(rng.choice(PATTERNS))
+    patterns = PATTERNS[3:] if variant.turned else PATTERNS
+    blocks = variant.bands if variant.turned else BLOCKS
+    pattern = "groups" if variant.family == "grouped" else str(rng.choice(patterns))
     most = 1500 if rng.random() < 0.05 else 300
     batch = int(rng.integers(1, 9)) if pattern in ("lengths", "cu_seqlens") else 1
     m = int(rng.integers(0, 40 if rng.random() < 0.3 else most) // batch) * batch
@@ -168,7 +182,7 @@ def draw_shape(rng: np.random.Generator, variant: Variant) -> Shape:
         _extent(rng, most),
         groups,
         batch,
-        BLOCKS[rng.integers(len(BLOCKS))],
+        blocks[rng.integers(len(blocks))],
         int(rng.integers(1, 8)) if rng.random() < 0.1 else 0,
         bool(rng.random() < 0.3),
     )
@@ -188,7 +202,10 @@ def draw_problem(
     lhs = _whole(rng, (shape.m, shape.k))
     if mask is not None:
         lhs = np.where(mask, np.where(lhs == 0, 1, lhs), 0)
-    sizes = (shape.n, shape.k) if shape.variant.family != "matmul" else (shape.k, shape.n)
+    turned = shape.variant.turned
+    lhs = lhs.T if turned else lhs
+    stored = shape.variant.family in ("linear", "grouped")  # rhs as weights are
+    sizes = (shape.n, shape.k) if stored else (shape.k, shape.n)
     rhs = _whole(rng, (*[shape.groups] * bool(shape.groups), *sizes)) * SCALE
     bias = _whole(rng, (*[shape.groups] * bool(shape.groups), shape.n))
     dtype = getattr(torch, shape.variant.dtype)
@@ -196,7 +213,7 @@ def draw_problem(
     def put(array: Array) -> torch.Tensor:
         size = array.size
         room = torch.empty(size + shape.offset, dtype=dtype, device=device)
-        room[shape.offset :] = torch.from_numpy(array.reshape(-1)).to(device)
+        room[shape.offset :] = torch.from_numpy(array.reshape(-1).copy()).to(device)
         return room[shape.offset :].view(array.shape)
 
     arrays = [put(lhs), put(rhs), *([put(bias)] if shape.variant.bias else [])]
@@ -250,16 +267,18 @@ def _draw_pattern(
 def _draw_mask(
     rng: np.random.Generator, shape: Shape, live: Array
 ) -> tuple[Array | None, Array, Array]:
-    rows, columns = shape.block if shape.pattern == "blockmask" else (1, 1)
+    turned = shape.variant.turned
+    rows, columns = shape.block if turned or shape.pattern == "blockmask" else (1, 1)
     height, width = -(-shape.m // rows), -(-shape.k // columns)
     blocks = rng.random((height, width)) < rng.choice([0.02, 0.5, 1.0])
     alive = np.add.reduceat(live, np.arange(0, shape.m, rows)) > 0 if shape.m else live[:0]
     blocks &= alive[:, None]
     blocks[alive, rng.integers(0, width, int(alive.sum()))] = True
     mask = blocks.repeat(rows, axis=0).repeat(columns, axis=1)[: shape.m, : shape.k]
-    value: Array | None = {"mask": mask, "blockmask": blocks}.get(shape.pattern)
+    told, blocks = (mask.T, blocks.T) if turned else (mask, blocks)
+    value: Array | None = {"mask": told, "blockmask": blocks}.get(shape.pattern)
     if shape.pattern == "bitmask":
-        value = np.packbits(mask, axis=-1, bitorder="little")
+        value = np.packbits(told, axis=-1, bitorder="little")
     return None if value is None else np.ascontiguousarray(value), mask.any(axis=1), mask
 
 
@@ -277,9 +296,13 @@ def _truth(shape: Shape, arrays: list[torch.Tensor], ids: torch.Tensor | None) -
             if group >= 0:
                 out[rows] = lhs[rows] @ rhs[group].t() + (rest[0][group] if rest else 0.0)
     else:
-        out = lhs @ (rhs.t() if shape.variant.family == "linear" else rhs)
+        out = lhs.t() @ rhs if shape.variant.turned else lhs @ _right(shape, rhs)
         out = out + rest[0] if rest else out
     return activation(shape.variant.act)(out)
+
+
+def _right(shape: Shape, rhs: torch.Tensor) -> torch.Tensor:
+    return rhs.t() if shape.variant.family == "linear" else rhs
 
 
 def activation(name: str | None) -> Callable[[torch.Tensor], torch.Tensor]:

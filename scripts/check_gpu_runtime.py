@@ -22,6 +22,7 @@ CALLS = 40  # more than twice as many as an operator makes between two looks at 
 ROOM = 1.05  # of the bytes of inputs, output and index
 STREAMS = THREADS = 4
 HANDFUL = 12
+BAND = (64, 1)  # zeros of an lhs that is stored [k, m]
 LARGE = 2**31
 
 
@@ -37,6 +38,10 @@ def shapes(checker: Checker) -> Iterator[Shape]:
         batch = 8 if pattern in ("lengths", "cu_seqlens") else 1
         for n, k in ((256, 192), (131, 67)):
             yield Shape(variant, pattern, dead, 640, n, k, groups, batch, (4, 8))
+    for n, k in ((256, 192), (131, 67)):
+        yield Shape(
+            Variant("turned", DTYPES[0], False, None), "mask", "skip", 640, n, k, block=BAND
+        )
 
 
 def _draw(checker: Checker, shape: Shape, seed: int) -> Problem:

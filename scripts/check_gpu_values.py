@@ -8,11 +8,12 @@ from functools import cache
 from typing import Any
 
 import torch
-from bench_gpu_build import Kernel
+from bench_gpu_build import Columns, Kernel, Wanted
 from bench_gpu_measure import synchronize
 from bench_gpu_pit import internals, operator, sizes_for
 from check_gpu_cases import (
     AMOUNTS,
+    BLOCKS,
     EXACT,
     Problem,
     Shape,
@@ -25,6 +26,8 @@ from check_gpu_cases import (
 
 from pit_tvm import Operator
 from pit_tvm.errors import PitError
+from pit_tvm.runtime.cuda_form import ColumnsForm
+from pit_tvm.schedules.hopper_bands import HEIGHTS, starting_columns
 from pit_tvm.schedules.hopper_space import starting_tiles
 from pit_tvm.structs import Candidate, Plan, Tile
 
@@ -57,7 +60,7 @@ class Checker:
         """Tiles of a variant that are checked on a GPU: all that plans choose from and all
         untuned ones; of variants with an epilogue only some, other ones for each."""
         tiles = all_tiles(variant)
-        if variant.plain or self.tiles >= len(tiles):
+        if variant.turned or variant.plain or self.tiles >= len(tiles):
             return tiles
         first = variants(variant.family).index(variant) * self.tiles
         return tuple(tiles[(first + i) % len(tiles)] for i in range(self.tiles))
@@ -76,6 +79,9 @@ class Report:
 @cache
 def all_tiles(variant: Variant) -> tuple[Tile, ...]:
     """Tiles that plans of a variant's operator can hold, and the untuned ones that it can use."""
+    if variant.turned:
+        heights = [rows for rows, _ in variant.bands]
+        return tuple(tile for high in heights for tile in starting_columns(variant.dtype, high))
     target = "cuda -arch=sm_90a -model=h200" if not torch.cuda.is_available() else "cuda"
     shape = Shape(variant, "groups" if variant.family == "grouped" else "rows", "skip", 8, 8, 8, 8)
     made = operator(
@@ -108,14 +114,24 @@ def _planned(made: Operator, m: int, n: int, k: int) -> list[Tile]:
     return [c.tile for c in plan.candidates if c.tile is not None]
 
 
-def kernels_of(families: Sequence[str], checker: Checker) -> list[Kernel]:
+def kernels_of(families: Sequence[str], checker: Checker) -> list[Wanted]:
     """What checking some families compiles."""
-    return [
-        Kernel(family, variant.dtype, variant.bias, variant.act, tile)
-        for family in families
-        for variant in variants(family)
-        for tile in checker.built(variant)
-    ]
+    found: list[Wanted] = []
+    for variant in (variant for family in families for variant in variants(family)):
+        v = variant
+        if not v.turned:
+            found += [Kernel(v.family, v.dtype, v.bias, v.act, t) for t in checker.built(v)]
+        tiles = checker.built(v) if v.turned else packed_tiles(v)
+        for t in tiles:
+            found.append(Columns(v.dtype, t.tile_m, not v.turned, t, v.bias, v.act))
+        found += [Columns(v.dtype, t.tile_m) for t in tiles if not v.turned]
+    return found
+
+
+def packed_tiles(variant: Variant) -> list[Tile]:
+    """Tiles of a matmul whose zeros come in blocks of rows, for which lhs is packed."""
+    heights = {rows for rows, _ in BLOCKS} & set(HEIGHTS) if variant.family == "matmul" else ()
+    return [tile for high in sorted(heights) for tile in starting_columns(variant.dtype, high)]
 
 
 def check_family(
@@ -199,14 +215,24 @@ def _choices(problem: Problem, number: int, checker: Checker) -> list[tuple[str,
             ("turn", lambda plan: plan.candidates[number % len(plan.candidates)]),
         ]
     variant = problem.shape.variant
-    tiles = checker.built(variant)
-    tiles = tuple(t for t in tiles if _takes(t, problem.shape.groups))
+    tiles = tuple(t for t in tiles_of(problem.shape, checker) if _takes(t, problem.shape.groups))
     turn = tiles[number // ALL_TILES_EVERY % len(tiles)]
     everyone = number % ALL_TILES_EVERY == 0
     chosen = None if variant.plain else _chosen(tiles, turn)
     rest = [_with(tile) for tile in (tiles if everyone else (turn,))]
     choices = [("call", chosen), *(("tile", choose) for choose in rest)]
     return [*choices, ("dense", _dense(turn))] if everyone else choices
+
+
+def tiles_of(shape: Shape, checker: Checker) -> Sequence[Tile]:
+    """The tiles that are checked with a shape."""
+    variant = shape.variant
+    form = (
+        internals(checker.operator(shape)).form if variant.family in ("matmul", "turned") else None
+    )
+    if isinstance(form, ColumnsForm):
+        return starting_columns(variant.dtype, form.height)
+    return checker.built(variant)
 
 
 def _takes(tile: Tile, groups: int) -> bool:

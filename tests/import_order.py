@@ -64,6 +64,7 @@ ORDER = {
         "gpu_roofline",
         "gpu_records",
         "gpu_cost",
+        "gpu_columns",
     ),
     "transform": (
         "axis_map",
@@ -102,9 +103,12 @@ ORDER = {
         "hopper_flip_split",
         "hopper_flip",
         "hopper_rows",
+        "hopper_bands",
+        "hopper_columns",
         "hopper_combine",
         "cuda_elementwise",
         "cuda_norm",
+        "cuda_pack",
         "hopper_space",
     ),
     "runtime": (
@@ -155,6 +159,7 @@ ORDER = {
         "cuda_rows",
         "cuda_planner",
         "cuda_dispatch",
+        "cuda_columns",
         "cuda_experts",
     ),
     "torch": ("operators", "functional", "modules"),

@@ -23,7 +23,7 @@ from .cuda_call import CudaCall
 from .cuda_detect import CudaDetector
 from .cuda_fill import CudaFill
 from .cuda_fill_kernels import fill_module
-from .cuda_form import rows_form
+from .cuda_form import RowsForm, rows_form
 from .cuda_modules import cached_modules, detection_modules
 from .cuda_planner import CudaPlanner
 from .cuda_rows import ROW_STEP, RowsKernels
@@ -36,7 +36,11 @@ from .promise import asked_for, check_zeros, zeros_asked_for
 
 
 class CudaDispatcher:
-    """Runs one program on one GPU target; threads may share it."""
+    """Runs one program on one GPU target; threads may share it. ``form``: what its kernels have to
+    do, by `rows_form` where it is None."""
+
+    planner: CudaPlanner
+    kernels: Any
 
     def __init__(
         self,
@@ -47,13 +51,13 @@ class CudaDispatcher:
         *,
         deterministic: bool,
         dead: str,
+        form: RowsForm | None = None,
     ) -> None:
         self.program, self.target, self.dead = program, target, dead
         self.deterministic = deterministic
-        self.form = rows_form(program)
+        self.form = form or rows_form(program)
         self.binder = CudaBinder(program, self)
-        self.planner = CudaPlanner(program, self.form, target, store, dead)
-        self.kernels = RowsKernels(cache, target.isa)
+        self._prepare(store, cache)
         self.options = self.form.options
         self.modules = cached_modules(cache, target.isa)
         self.checks_zeros = zeros_asked_for(program)
@@ -64,6 +68,11 @@ class CudaDispatcher:
         names = [p.name for p in program.inputs]
         bias = names.index(self.form.bias) if self.form.bias else None
         self._places = (names.index(self.form.lhs), names.index(self.form.rhs), bias)
+
+    def _prepare(self, store: TileStore, cache: KernelCache) -> None:
+        """The planner and the kernels of the family."""
+        self.planner = CudaPlanner(self.program, self.form, self.target, store, self.dead)
+        self.kernels = RowsKernels(cache, self.target.isa)
 
     # -- the call
 
@@ -195,8 +204,9 @@ class CudaDispatcher:
 
     def _dense(self, inputs: Sequence[Any], out: Any) -> None:
         lhs, rhs, bias = self._operands(inputs)
-        transposed = self.form.rhs_layout == "nk"
-        dense_product(lhs, rhs, bias, self.form.act, out, transpose_rhs=transposed)
+        form = self.form
+        left = lhs.t() if form.transposed else lhs
+        dense_product(left, rhs, bias, form.act, out, transpose_rhs=form.rhs_layout == "nk")
 
     def _product(self, choice: Candidate, index: CudaIndex, bound: CudaBound) -> None:
         call, inputs, _, out, place = bound
@@ -209,11 +219,15 @@ class CudaDispatcher:
         rest = place.rest
         if rest is None:
             rest = place.rest = self._rest(call, inputs, out)
-        lhs = inputs[self._places[0]]
+        lhs = self._lhs(inputs, index)
         if call.fresh:
             known[1](lhs, *index.views, *rest, out)
         else:
             known[1](lhs, *index.views, *rest)
+
+    def _lhs(self, inputs: Sequence[Any], index: CudaIndex) -> Any:
+        """What the kernel gathers from."""
+        return inputs[self._places[0]]
 
     def _kernel(self, choice: Candidate) -> Callable[..., Any]:
         if choice.tile is None:

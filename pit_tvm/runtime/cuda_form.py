@@ -1,9 +1,9 @@
-"""Which programs the GPU's m-axis family computes, and with which options of its kernel."""
+"""Which programs the GPU's m-axis and k-axis families compute, with which options of a kernel."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm_ffi
@@ -13,6 +13,7 @@ from ..analysis.contraction import Contraction
 from ..errors import UnsupportedTarget, mismatch
 from ..op.grouped_matmul import grouped_matmul
 from ..op.matmul import matmul
+from ..schedules.hopper_bands import HEIGHTS
 from ..schedules.hopper_knobs import ACTS
 from ..schedules.hopper_space import DTYPES, GROUP_STEPS
 from ..structs import Groups
@@ -39,13 +40,76 @@ class RowsForm:
     route: Route
 
     @property
+    def transposed(self) -> bool:
+        """Whether lhs is stored [k, m]."""
+        return False
+
+    @property
     def options(self) -> dict[str, Any]:
         """Options of `pit_tvm.schedules.hopper_rows.rows_kernel`."""
         return {"bias": bool(self.bias), "act": self.act, "rhs_layout": self.rhs_layout}
 
 
+@dataclass(frozen=True)
+class ColumnsForm(RowsForm):
+    """A program as ``out = act(lhs @ rhs + bias)`` over live columns of bands of ``height`` rows.
+
+    ``packed``: lhs is stored [m, k], so its live columns are packed first; else [k, m]. ``rhs`` is
+    stored [k, n], and ``route`` is the axis k.
+    """
+
+    height: int = 0
+    packed: bool = False
+
+    @property
+    def transposed(self) -> bool:
+        """Whether lhs is stored [k, m]."""
+        return not self.packed
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of `pit_tvm.schedules.hopper_columns.columns_kernel`."""
+        return {"bias": bool(self.bias), "act": self.act, "packed": self.packed}
+
+
+def form_of(program: Program) -> RowsForm:
+    """What a kernel has to do for a program: a `ColumnsForm` where zeros are promised in blocks of
+    32 rows or a multiple, and for every lhs stored [k, m] or else what `rows_form` says.
+
+    Raises
+    ------
+    UnsupportedTarget
+        No family computes the program; the message says what it would need.
+    """
+    con, product, height = program.contraction, program.product, _band(program)
+    route = next((r for r in program.routes if con and r.micro_tile.axis == con.reduce), None)
+    if con is None or product is None or route is None or not height or program.mask:
+        return rows_form(program)
+    if con.dense_axes != (con.reduce, con.column) or product.left != con.sparse:
+        return rows_form(program)
+    extents = tuple(1 if axis == con.reduce else height for axis in con.sparse_axes)
+    route = replace(route, micro_tile=replace(route.micro_tile, extents=extents))
+    dtype = _dtype(program, con)
+    act, bias = _epilogue(program, con, "kn")
+    packed = con.sparse_axes[0] == con.row
+    form = (con.sparse, con.dense, bias, "kn", act, dtype, 0, route)
+    return ColumnsForm(*form, height=height, packed=packed)
+
+
+def _band(program: Program) -> int:
+    """Rows of a band: the largest height whose multiple the blocks of zeros are; 0 for other
+    patterns, and for rows of single zeros where live rows can be gathered instead."""
+    con, spec = program.contraction, program.spec
+    if con is None or not spec.promises_zero:
+        return 0
+    row = con.sparse_axes.index(con.row)
+    extents = getattr(spec, "extents", ()) or (1, 1)
+    fit = [height for height in HEIGHTS if extents[row] % height == 0]
+    return max(fit) if fit else HEIGHTS[0] if row else 0
+
+
 def rows_form(program: Program) -> RowsForm:
-    """What the family's kernel has to do for a program.
+    """What the m-axis family's kernel has to do for a program.
 
     Raises
     ------
@@ -58,16 +122,23 @@ def rows_form(program: Program) -> RowsForm:
         raise _unsupported("a product of gathered rows: matmul, linear or grouped_matmul")
     if con.sparse_axes != (con.row, con.reduce):
         raise _unsupported("the sparse operand stored [m, k]")
-    types = {p.dtype for p in (program.input(con.sparse), program.input(con.dense), program.output)}
-    if len(types) != 1 or not types <= set(DTYPES):
-        raise _unsupported(f"operands and output all of {' or '.join(DTYPES)}", sorted(types))
+    if program.product is not None and program.product.left != con.sparse:
+        raise _unsupported("the sparse operand's rows to be those of the result")
+    dtype = _dtype(program, con)
     layout = "nk" if con.dense_axes[-1] == con.reduce else "kn"
     groups = program.spec.num_groups if isinstance(program.spec, Groups) else 0
     if groups > GROUP_STEPS[-1]:
         raise _unsupported(f"at most {GROUP_STEPS[-1]} groups", groups)
     act, bias = _epilogue(program, con, layout)
-    dtype = types.pop()
     return RowsForm(con.sparse, con.dense, bias, layout, act, dtype, groups, route)
+
+
+def _dtype(program: Program, con: Contraction) -> str:
+    """The one type of operands and output."""
+    types = {p.dtype for p in (program.input(con.sparse), program.input(con.dense), program.output)}
+    if len(types) != 1 or not types <= set(DTYPES):
+        raise _unsupported(f"operands and output all of {' or '.join(DTYPES)}", sorted(types))
+    return types.pop()
 
 
 def _unsupported(expected: str, got: object = "another expression") -> UnsupportedTarget:
@@ -96,7 +167,8 @@ def _known_epilogues(
 ) -> Iterator[tuple[str, bool, tirx.PrimFunc]]:
     dense, sparse = program.input(con.dense), program.input(con.sparse)
     n, k = (-2, -1) if layout == "nk" else (-1, -2)
-    extents = (sparse.shape[0], dense.shape[n], dense.shape[k])
+    rows = sparse.shape[con.sparse_axes.index(con.row)]
+    extents = (rows, dense.shape[n], dense.shape[k])
     for act in ACTS:
         for bias in (False, True):
             options: dict[str, Any] = {

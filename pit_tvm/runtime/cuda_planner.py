@@ -15,7 +15,7 @@ from .cuda_rows import rates_of
 from .planner import pattern_bytes
 from .program import Program
 
-_LIBRARY = "torch"
+LIBRARY = "torch"
 _UNKNOWN_SHARE = 0.5  # of rows that live, before any count has arrived
 # Live rows of one group that share a plan: tiles come in whole bands and whole waves, so a few
 # percent more rows can want another tile. So many rows are few, and share it more narrowly.
@@ -45,7 +45,7 @@ class CudaPlanner:
         key = (layout.key, self._alike(rows, counts), fresh)
         plan = self._plans.get(key)
         if plan is None:
-            live = counts if counts is not None else self._assumed(_UNKNOWN_SHARE * rows)
+            live = counts if counts is not None else self._assumed(layout, _UNKNOWN_SHARE)
             plan = remember(self._plans, key, self.decide(layout, live, fresh))
         return plan
 
@@ -92,20 +92,20 @@ class CudaPlanner:
         """Rates of the operator's data type on this GPU."""
         if self._rates is None:
             self._rates = rates_of(
-                self.store, self.form.dtype, self.target.isa, _LIBRARY, self.form.options
+                self.store, self.form.dtype, self.target.isa, LIBRARY, self.form.options
             )
         return self._rates
 
     def likely_tiles(self, layout: Layout) -> tuple[Tile, ...]:
         """Tiles that plans choose from nothing live to everything, even over the groups."""
-        rows = self._rows(layout)
-        plans = (self.decide(layout, self._assumed(share * rows)) for share in _SHARES)
+        plans = (self.decide(layout, self._assumed(layout, share)) for share in _SHARES)
         found = [next((c.tile for c in p.candidates if c.tile is not None), None) for p in plans]
         return tuple(dict.fromkeys(tile for tile in found if tile is not None))
 
-    def _assumed(self, live: float) -> tuple[int, ...]:
+    def _assumed(self, layout: Layout, share: float) -> tuple[int, ...]:
+        """Live counts where a share of all lives, even over the groups."""
         groups = max(1, self.form.groups)
-        each, rest = divmod(round(live), groups)
+        each, rest = divmod(round(share * self._rows(layout)), groups)
         return tuple(each + (g < rest) for g in range(groups))
 
     def _rows(self, layout: Layout) -> int:

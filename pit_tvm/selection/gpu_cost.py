@@ -81,7 +81,7 @@ class GpuDense:
     """The library's product ``m x n x k`` of all rows.
 
     ``fills``: dead rows are looked for and overwritten after it. ``extra_bytes``: traffic of passes
-    over the output, as of an activation.
+    over the output, as of an activation. ``pace``: of its time with operands without zeros.
     """
 
     m: int
@@ -89,6 +89,7 @@ class GpuDense:
     k: int
     fills: bool = False
     extra_bytes: float = 0.0
+    pace: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,10 @@ class GpuRates:
     def store_us(self, size: float) -> float:
         """Microseconds of ``size`` bytes written beside a product."""
         return size / self.constant("store_gbps") * 1e-3
+
+    def index_us(self, size: float) -> float:
+        """Microseconds of a detection that reads ``size`` bytes."""
+        return self.constant("detect_us") + size / self.constant("detect_gbps") * 1e-3
 
     def dense_us(self, m: int, n: int, k: int) -> tuple[float, float]:
         """Predicted time and lower bound of the library's dense product."""
@@ -217,11 +222,7 @@ def select_gpu(
     """
     covered = work.live / stored_rows if stored_rows else 0.0
     other = rates.store_us(work.extra_bytes)
-    index = 0.0
-    if work.index_bytes is not None:
-        index = (
-            rates.constant("detect_us") + work.index_bytes / rates.constant("detect_gbps") * 1e-3
-        )
+    index = 0.0 if work.index_bytes is None else rates.index_us(work.index_bytes)
     product, bound = rates.tile_us(family, work)
     tiles = rates.families[family].tiles
     candidates = []
@@ -232,17 +233,28 @@ def select_gpu(
         cost = index + us + other
         candidates.append(Candidate("pit", micro_tile, tiles[at], cost, parts, covered))
     if dense is not None:
-        us, least = rates.dense_us(dense.m, dense.n, dense.k)
-        parts = (
-            ("index", index if dense.fills else 0.0),
-            ("product", us),
-            ("output", (other if dense.fills else 0.0) + rates.store_us(dense.extra_bytes)),
-            ("bound", least),
-        )
-        cost = sum(part for name, part in parts if name != "bound")
-        candidates.append(Candidate("dense", None, None, cost, parts, 1.0, rates.library))
+        candidates.append(dense_candidate(dense, index, other, rates))
+    return cheapest(candidates, rates.tuned)
+
+
+def dense_candidate(dense: GpuDense, index: float, other: float, rates: GpuRates) -> Candidate:
+    """The library's product; ``index`` and ``other`` are what looking for dead rows and writing
+    them take, where that is done."""
+    us, least = (dense.pace * time for time in rates.dense_us(dense.m, dense.n, dense.k))
+    parts = (
+        ("index", index if dense.fills else 0.0),
+        ("product", us),
+        ("output", (other if dense.fills else 0.0) + rates.store_us(dense.extra_bytes)),
+        ("bound", least),
+    )
+    cost = sum(part for name, part in parts if name != "bound")
+    return Candidate("dense", None, None, cost, parts, 1.0, rates.library)
+
+
+def cheapest(candidates: Sequence[Candidate], tuned: bool) -> Plan:
+    """The plan that takes the cheapest of them."""
     choice = min(candidates, key=lambda candidate: candidate.cost_us)
-    return Plan(choice, tuple(candidates), _reason(choice, candidates), rates.tuned)
+    return Plan(choice, tuple(candidates), _reason(choice, candidates), tuned)
 
 
 def _reason(choice: Candidate, candidates: Sequence[Candidate]) -> str:

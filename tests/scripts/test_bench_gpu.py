@@ -11,6 +11,7 @@ from typing import Any
 
 import bench_gpu_cases as cases
 import bench_gpu_experts as experts
+import bench_gpu_granularity as granularity
 import bench_gpu_index as index
 import bench_gpu_layer as layer
 import bench_gpu_linear as linear
@@ -79,7 +80,10 @@ def test_patterns_name_the_live_rows() -> None:
 
 
 def test_labels_are_unique_and_held_out_shapes_are_nobody_elses() -> None:
-    made = (cases.list_linear, cases.list_moe, cases.list_layers, cases.list_indexed)
+    made = (
+        *(cases.list_linear, cases.list_moe, cases.list_layers, cases.list_indexed),
+        granularity.list_grains,
+    )
     for listed in (make(False) for make in made):
         labels = [case.label for case in listed]
         assert len(set(labels)) == len(labels)
@@ -219,6 +223,20 @@ def test_index_is_exact(case: cases.Indexed) -> None:
     row = index.measure_index(case, DRY)
     assert row.errors == {"pit": 0.0} and row.facts["live"] > 0
     assert report.Printer(index.index_suite(), [row.label]).row(row)
+
+
+@pytest.mark.parametrize("grain", [(32, 1), (64, 64)])
+def test_products_of_sparse_operands_are_right(grain: tuple[int, int]) -> None:
+    row = granularity.measure_grain(granularity.Grain(grain, 0.9, "float16", 128), DRY)
+    assert row.wrong == [] and {"dense", "turned", "pit", "rows"} <= set(row.errors)
+    assert row.facts["over_dense"] == min(row.us("dense"), row.us("turned")) / row.us("pit")
+    assert report.Printer(granularity.granularity_suite(), [row.label]).row(row)
+    targets = granularity.granularity_targets([row])
+    grain_name = "x".join(map(str, grain))
+    assert [t.name for t in targets] == [
+        f"granularity: {grain_name} 90 %, over dense",
+        "granularity: over dense, every row",
+    ]
 
 
 def test_wrong_lists_are_seen() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import bench_gpu
 import bench_gpu_build as build
 import bench_gpu_cases as cases
+import bench_gpu_granularity as granularity
 import bench_gpu_linear as linear
 import bench_gpu_measure as measure
 import bench_gpu_plot as plot
@@ -229,6 +230,10 @@ def test_kernels_of_all_timed_candidates_are_built() -> None:
     kinds_of = {name: {type(case) for case in some} for name, some in found.items()}
     assert kinds_of["search"] == {cases.Linear, cases.Moe}
     assert kinds_of["layer"] == {cases.Layer} and kinds_of["index"] == set()
+    assert kinds_of["granularity"] == {granularity.Grain}
+    columns = build.wanted(found["granularity"], DRY)
+    assert {type(kernel) for kernel in columns} == {build.Columns}
+    assert {k.packed for k in columns if k.tile is None} == {True}
 
 
 # --------------------------------------------------------------------------------------------
@@ -289,6 +294,7 @@ def test_search_judges_plans_of_products_that_are_not_asked_for() -> None:
         "moe",
         "layer",
         "index",
+        "granularity",
         "search",
     ]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import bench_gpu_build as build
 import check_gpu
 import check_gpu_cases as cases
 import check_gpu_values as values
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from pit_tvm.reference.index import index_lists
+from pit_tvm.reference.index import dense_mask, index_lists
 from pit_tvm.structs import MicroTile
 
 CPU = values.Checker("cpu")
@@ -170,7 +171,37 @@ def test_plain_operators_are_checked_with_all_tiles_and_others_with_some(family:
         assert set(tiles) <= set(every) and len(set(tiles)) == len(tiles)
         assert len(tiles) == (len(every) if variant.plain else min(2, len(every)))
         assert family != "matmul" or all(tile.tile_n % 64 == 0 for tile in tiles)
-    assert len(values.kernels_of([family], checker)) == sum(map(len, found.values()))
+    kernels = values.kernels_of([family], checker)
+    built = build.Columns if family == "turned" else build.Kernel
+    assert [type(k) for k in kernels].count(built) == sum(map(len, found.values()))
+    packed = [k for k in kernels if isinstance(k, build.Columns) and k.packed]
+    assert bool(packed) == (family == "matmul")
+
+
+@pytest.mark.parametrize(("family", "block"), [("turned", (64, 16)), ("matmul", (32, 64))])
+def test_blocks_of_rows_are_checked_with_tiles_of_their_height(
+    family: str, block: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checker = values.Checker("cuda")
+    monkeypatch.setattr(values.Checker, "target", "cuda -arch=sm_90a -model=h200")
+    variant = cases.Variant(family, "float16", False, None)
+    shape = cases.Shape(variant, "blockmask", "skip", 96, 24, 40, block=block)
+    assert {tile.tile_m for tile in values.tiles_of(shape, checker)} == {block[0]}
+    if family == "matmul":
+        listed = replace(shape, pattern="rows")
+        assert values.tiles_of(listed, checker) == checker.built(variant)
+
+
+@pytest.mark.parametrize("pattern", cases.PATTERNS[3:])
+def test_a_turned_operand_is_zero_where_its_pattern_says_so(pattern: str) -> None:
+    variant = cases.Variant("turned", "bfloat16", False, None)
+    shape = cases.Shape(variant, pattern, "skip", 100, 12, 40, block=(32, 8))
+    problem = draw(shape)
+    lhs = problem.arrays[0]
+    assert lhs.shape == (40, 100) and problem.written.all()
+    told = lhs.float().numpy() if problem.value is None else problem.value.numpy()
+    assert np.array_equal(dense_mask(shape.spec, told, (40, 100)), lhs.float().numpy() != 0)
+    assert values.check_problem(problem, 1, CPU) == []
 
 
 def test_choices_on_a_gpu_take_tiles_in_turn_and_all_of_them_now_and_then() -> None:

@@ -1,0 +1,166 @@
+"""Calls of the GPU's k-axis family: lists of live columns for every band, then one product.
+
+A mask over an lhs stored [k, m] becomes lists at once; of one stored [m, k] the live columns are
+packed first, so that a gathered micro-tile is contiguous. Dense is a candidate as on every target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+
+from ..errors import ShapeError, mismatch
+from ..schedules.cuda_pack import pack_columns
+from ..schedules.hopper_bands import columns_tile, starting_columns
+from ..schedules.hopper_columns import columns_kernel
+from ..selection.cover import bucket
+from ..selection.gpu_columns import ColumnsWork, select_columns
+from ..selection.gpu_cost import GpuDense, GpuRates
+from ..structs import Plan, Tile
+from ..target import TargetInfo
+from ..tile_db.store import TileStore
+from .bind import Layout
+from .cuda_arrays import empty
+from .cuda_build import build_cuda
+from .cuda_dispatch import CudaDispatcher
+from .cuda_form import ColumnsForm, form_of
+from .cuda_planner import LIBRARY, CudaPlanner
+from .cuda_rows import ROW_STEP, rates_of
+from .cuda_workspace import CudaIndex
+from .kernel_cache import KernelCache, content_key
+from .program import Program
+
+Kernel = Callable[..., Any]
+
+MOST_ELEMENTS = 2**33  # padding included, kernels count 16 bytes of an operand in 32 bits
+
+
+class ColumnsKernels:
+    """Kernels of the family, each built when it is first needed. Threads may share it."""
+
+    def __init__(self, cache: KernelCache, arch: str) -> None:
+        self.cache, self.arch = cache, arch
+        self._known: dict[object, Kernel] = {}
+
+    def product(self, tile: Tile, groups: int = 0, **options: Any) -> Kernel:
+        """lhs, ids, count, rhs, [bias,] out; ``options`` are those of `columns_kernel`."""
+        knobs = columns_tile(tile)
+        key = ("hopper-columns", knobs, tile.dtype, tuple(options.items()))
+        return self._get(key, lambda: columns_kernel(tile.dtype, knobs, **options))
+
+    def pack(self, dtype: str, height: int) -> Kernel:
+        """lhs, ids, count, packed; see `pack_columns`."""
+        key = ("cuda-pack", dtype, height)
+        return self._get(key, lambda: pack_columns(dtype, height))
+
+    def _get(self, key: tuple[Any, ...], make: Callable[[], tvm.tirx.PrimFunc]) -> Kernel:
+        kernel = self._known.get(key)
+        if kernel is None:
+            kernel = self._known[key] = self.cache.get(
+                content_key(*key, self.arch),
+                lambda: build_cuda(tvm.IRModule({"main": make()}), self.arch, tirx=True),
+            )
+        return kernel
+
+
+class ColumnsPlanner(CudaPlanner):
+    """Chooses plans for one program of the family on one GPU."""
+
+    form: ColumnsForm
+
+    def __init__(
+        self, program: Program, form: ColumnsForm, target: TargetInfo, store: TileStore, dead: str
+    ) -> None:
+        super().__init__(program, form, target, store, dead)
+        self.fills = self.dense_fills = False  # every tile is written
+        self.tiles = starting_columns(form.dtype, form.height)
+
+    def decide(self, layout: Layout, counts: tuple[int, ...], fresh: bool = True) -> Plan:
+        """Algorithm 1 for live columns of each band, without the cache."""
+        m, n = layout.output
+        k = self._rows(layout)
+        if k * max(m, n) >= MOST_ELEMENTS:
+            expected = f"operands of fewer than {MOST_ELEMENTS} elements"
+            raise ShapeError(mismatch("lhs, rhs", expected, f"k {k}, m {m}, n {n}"))
+        index = self._index_bytes(layout)
+        work = ColumnsWork(m, n, k, self.form.height, counts, index, self.form.packed)
+        passes = 0.0 if self.form.act == "none" else 4.0 * m * n
+        dense = GpuDense(m, n, k, False, passes)
+        return select_columns(self.form.route.micro_tile, work, self.tiles, dense, self.rates())
+
+    def rates(self) -> GpuRates:
+        """Rates of the operator's data type on this GPU: those of dense products count."""
+        if self._rates is None:
+            form, isa = self.form, self.target.isa
+            self._rates = rates_of(self.store, form.dtype, isa, LIBRARY, {})
+        return self._rates
+
+    def likely_tiles(self, layout: Layout) -> tuple[Tile, ...]:
+        """All of the few that there are."""
+        return self.tiles
+
+    def _alike(self, rows: int, counts: tuple[int, ...] | None) -> object:
+        if counts is None:
+            return None
+        most = max(counts, default=0)
+        return bucket(sum(counts) / max(len(counts) * rows, 1)), bucket(most / max(rows, 1))
+
+    def _assumed(self, layout: Layout, share: float) -> tuple[int, ...]:
+        bands = -(-layout.output[0] // self.form.height)
+        return (round(share * self._rows(layout)),) * bands
+
+    def _rows(self, layout: Layout) -> int:
+        """The extent of the axis that is gathered."""
+        return layout.operand[self.form.route.micro_tile.dim]
+
+
+def dispatcher_of(program: Program, *parts: Any, **options: Any) -> CudaDispatcher:
+    """The dispatcher of a program's family; arguments and errors as `CudaDispatcher`."""
+    form = form_of(program)
+    made = ColumnsDispatcher if isinstance(form, ColumnsForm) else CudaDispatcher
+    return made(program, *parts, form=form, **options)
+
+
+class ColumnsDispatcher(CudaDispatcher):
+    """Runs one program of the family on one GPU target; threads may share it."""
+
+    form: ColumnsForm
+    kernels: ColumnsKernels
+
+    def _prepare(self, store: TileStore, cache: KernelCache) -> None:
+        self.planner = ColumnsPlanner(self.program, self.form, self.target, store, self.dead)
+        self.kernels = ColumnsKernels(cache, self.target.isa)
+
+    def build(self, sizes: dict[str, int]) -> None:
+        """Compile what calls of these sizes may need, however much is live; needs no GPU."""
+        super().build(sizes)
+        if self.form.packed:
+            self.kernels.pack(self.form.dtype, self.form.height)
+
+    def _lhs(self, inputs: Any, index: CudaIndex) -> Any:
+        """What the kernel gathers: lhs as it is, or its live columns."""
+        lhs = inputs[self._places[0]]
+        if not self.form.packed:
+            return lhs
+        packed = empty(lhs, (index.ids.shape[0] * index.ids.shape[1], self.form.height))
+        self.kernels.pack(self.form.dtype, self.form.height)(lhs, *index.views, packed)
+        return packed
+
+    def _unaligned(self, kernel: Kernel, index: CudaIndex, inputs: Any, out: Any) -> None:
+        """Rows that do not begin at 16 bytes: through padded copies."""
+        lhs, rhs, bias = self._operands(inputs)
+        n, m = (-(-size // ROW_STEP) * ROW_STEP for size in (out.shape[1], out.shape[0]))
+        wide, padded = empty(out, (out.shape[0], n)), empty(rhs, (1, rhs.shape[0], n))
+        self.fill.pad_copy(rhs.unsqueeze(0), padded)
+        rest = [padded]
+        if bias is not None:
+            rest.append(empty(bias, (1, n)))
+            self.fill.pad_copy(bias.unsqueeze(0), rest[1])
+        gathered = self._lhs(inputs, index)
+        if not self.form.packed:
+            gathered = empty(lhs, (lhs.shape[0], m))
+            self.fill.pad_copy(lhs, gathered)
+        kernel(gathered, *index.views, *rest, wide)
+        self.fill.pad_copy(wide, out)

@@ -1,0 +1,66 @@
+"""Live columns of a row-major matrix, turned and packed band by band, on NVIDIA GPUs.
+
+    packed[b * capacity + i, r] = lhs[b * height + r, ids[b, i]],   i < count[b]
+
+The k-axis family gathers its lhs by rows that hold one column of a band each. A row-major lhs has
+no such rows: this makes them, of live columns alone, in one pass.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm.script import tirx as T
+
+from pit_tvm.errors import DTypeError, ScheduleError, mismatch
+
+from .dependent import after_predecessor
+
+THREADS = 128  # of a CTA: one for each column
+AT_ONCE = 8  # elements of 16 bits that one thread writes
+
+
+def pack_columns(dtype: str, height: int) -> tvm.tirx.PrimFunc:
+    """The kernel: lhs (m, k), ids (bands, capacity), count (bands,), packed (bands * capacity,
+    height).
+
+    ids and count are int32, lhs and packed of ``dtype``, float16 or bfloat16; bands of ``height``
+    rows, a multiple of 8. Rows beyond m are taken from row m - 1; rows of packed beyond the counts
+    are not written. ids must be in range, and packed aligned to 16 bytes.
+
+    Raises
+    ------
+    DTypeError, ScheduleError (a ValueError)
+    """
+    if dtype not in ("float16", "bfloat16"):
+        raise DTypeError(mismatch("dtype", "float16 or bfloat16", repr(dtype)))
+    if height < AT_ONCE or height % AT_ONCE:
+        raise ScheduleError(mismatch("height", f"a multiple of {AT_ONCE}", height))
+
+    @T.prim_func
+    def kernel(p_lhs: T.handle, p_ids: T.handle, p_count: T.handle, p_packed: T.handle):
+        m, k, bands, capacity, lines = T.int32(), T.int32(), T.int32(), T.int32(), T.int32()
+        lhs = T.match_buffer(p_lhs, (m, k), dtype, align=2)
+        ids = T.match_buffer(p_ids, (bands, capacity), "int32", align=4)
+        count = T.match_buffer(p_count, (bands,), "int32", align=4)
+        packed = T.match_buffer(p_packed, (lines, height), dtype, align=16)
+        T.device_entry()
+        block = T.cta_id([bands * T.truncdiv(capacity + (THREADS - 1), THREADS)])
+        thread = T.thread_id([THREADS])
+        after_predecessor()
+        pieces: T.let = T.truncdiv(capacity + (THREADS - 1), THREADS)
+        band: T.let = T.truncdiv(block, pieces)
+        place: T.let = T.truncmod(block, pieces) * THREADS + thread
+        line = T.alloc_local([height], dtype)
+        if place < count[band]:
+            column: T.let = ids[T.cast(band, "int64"), T.cast(place, "int64")]
+            for r in T.unroll(height):
+                line[r] = lhs[
+                    T.cast(T.min(band * height + r, m - 1), "int64"), T.cast(column, "int64")
+                ]
+            for q in T.unroll(height // AT_ONCE):
+                for v in T.vectorized(AT_ONCE):
+                    packed[
+                        T.cast(band, "int64") * capacity + place, T.cast(q * AT_ONCE + v, "int64")
+                    ] = line[q * AT_ONCE + v]
+
+    return kernel

@@ -1,0 +1,183 @@
+"""Parts of the Hopper k-axis family: its knobs, its tiles, and which tile is computed next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.script import tirx as T
+from tvm.script.tirx import tile as Tx
+
+from pit_tvm.structs import Tile
+
+from .hopper_knobs import SHARED_LIMIT, RowsTile, knobs_of, require
+
+COLUMNS = "columns-hopper"
+ISA = "sm_90a"
+HEIGHTS = (32, 64, 128)  # rows of a band
+
+
+@dataclass(frozen=True)
+class ColumnsTile:
+    """Knobs of the family; every field is a tuning decision but ``height``, the micro-tile's.
+
+    ``shared``: the two warpgroups that multiply take 64 rows each of a tile of 128. Otherwise they
+    take tiles in turn: one writes a tile while the other multiplies.
+    """
+
+    height: int = 64
+    tile_n: int = 256
+    tile_k: int = 64
+    stages: int = 4
+    shared: int = 0
+    store_cols: int = 64
+    sms: int = 132
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of 64 rows of one consumer."""
+        return 1 if self.shared else -(-self.height // 64)
+
+    @property
+    def part(self) -> RowsTile:
+        """The accumulators of both consumers side by side, for the epilogue."""
+        return RowsTile(
+            tile_m=128 * self.blocks, tile_n=self.tile_n, stages=2, store_cols=self.store_cols
+        )
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory of one CTA."""
+        wide = -(-self.height // 64) * 64 + self.tile_n
+        staged = 8 * (16 * (self.store_cols + 8) + 256) * 2
+        return 1024 + self.stages * wide * self.tile_k * 2 + staged + 16 * self.stages + 16
+
+    def check(self) -> None:
+        """Raise ScheduleError (a ValueError) for a combination that the template cannot build."""
+        rules = {
+            f"height one of {HEIGHTS}": self.height in HEIGHTS,
+            "shared 0, or 1 for height 128": self.shared in (0, self.height // 128),
+            "tile_n 64, 128, 192 or 256": self.tile_n in (64, 128, 192, 256),
+            "at most 128 accumulators per thread": self.blocks * self.tile_n <= 256,
+            "tile_k 32 or 64": self.tile_k in (32, 64),
+            "2 stages or more": self.stages >= 2,
+            "store_cols 32, 64 or 128": self.store_cols in (32, 64, 128),
+            f"at most {SHARED_LIMIT} bytes of shared memory": self.shared_bytes <= SHARED_LIMIT,
+        }
+        require("columns_kernel", self, rules)
+
+
+@T.meta_class
+class BandWalk:
+    """Which tiles a CTA computes: down the bands of one column tile, then of the next, so that all
+    CTAs read the same columns of rhs at a time. After ``take`` band, col0 and live name the tile,
+    steps counts its stages, and ``then`` is the band of the next tile, if there is ``more``.
+    """
+
+    def __init__(self, count: Any, bands: Any, n: Any, knobs: ColumnsTile) -> None:
+        self.band = T.local_scalar("int32")
+        self.col0 = T.local_scalar("int32")
+        self.live = T.local_scalar("int32")
+        self.steps = T.local_scalar("int32")
+        self.then = T.local_scalar("int32")
+        self.next0 = T.local_scalar("int32")  # first column of the next tile
+        self.coming = T.local_scalar("int32")  # and its count
+        self.down = T.local_scalar("int32")  # from one tile to the next: bands, columns
+        self.right = T.local_scalar("int32")
+        self.count, self.bands, self.n = count, bands, n
+        self.sms, self.width, self.depth = knobs.sms, knobs.tile_n, knobs.tile_k
+
+    def more(self) -> Any:
+        """Whether there is another tile to take."""
+        return self.next0 < self.n
+
+    @T.inline
+    def begin(self, place):
+        self.right = T.truncdiv(self.sms, self.bands)
+        self.down = self.sms - self.right * self.bands
+        self.next0 = T.truncdiv(place, self.bands)
+        self.then = place - self.next0 * self.bands
+        self.next0 = self.next0 * self.width
+        self.right = self.right * self.width
+        self.coming = self.count[self.then]
+
+    @T.inline
+    def take(self):
+        """Also asks for the count of the next tile, which is needed when that begins."""
+        self.col0 = self.next0
+        self.band = self.then
+        self.live = self.coming
+        self.steps = T.truncdiv(self.live + (self.depth - 1), self.depth)
+        self.next0 = self.next0 + self.right
+        self.then = self.then + self.down
+        if self.then >= self.bands:
+            self.then = self.then - self.bands
+            self.next0 = self.next0 + self.width
+        self.coming = self.count[self.then]
+
+
+@T.meta_class
+class BandProduct:
+    """The product of one stage by a warpgroup: of as many groups of 16 of its depth as live."""
+
+    def __init__(self, lhs_tile: Any, rhs_tile: Any, knobs: ColumnsTile) -> None:
+        self.lhs_tile, self.rhs_tile, self.blocks = lhs_tile, rhs_tile, knobs.blocks
+        self.high, self.wide = -(-knobs.height // 64), knobs.tile_n // 64
+        self.most = knobs.tile_k // 16
+
+    @T.inline
+    def run(self, acc, stage, block, groups, accum, tried):
+        """acc (+)= lhs @ rhs over ``groups`` groups, at least ``tried``; lhs from ``block`` on."""
+        if tried == self.most:
+            self.multiply(acc, stage, block, accum, tried * 16)
+        else:
+            if groups <= tried:
+                self.multiply(acc, stage, block, accum, tried * 16)
+            else:
+                self.run(acc, stage, block, groups, accum, tried + 1)
+
+    @T.inline
+    def multiply(self, acc, stage, block, accum, depth):
+        Tx.wg.gemm_async(
+            acc,
+            self.lhs_tile[
+                stage * self.high + block : stage * self.high + block + self.blocks, 0:depth, 0:64
+            ],
+            self.rhs_tile[stage * self.wide : stage * self.wide + self.wide, 0:depth, 0:64],
+            transA=True,
+            transB=True,
+            accum=accum,
+            dispatch="pit_wgmma",
+        )
+
+
+# Knobs that are sound on every Hopper chip, for each height: the fastest first.
+STARTING = (
+    ColumnsTile(32, store_cols=128),
+    ColumnsTile(64, store_cols=128),
+    ColumnsTile(128, shared=1),
+    ColumnsTile(128, 128, stages=6),
+)
+
+
+def columns_tile(tile: Tile) -> ColumnsTile:
+    """The kernel's knobs of a tile of this family.
+
+    Raises
+    ------
+    TileNotFound
+        The tile is of another family, has an unknown knob, or the template cannot build it.
+    """
+    extents = {"height": tile.tile_m, "tile_n": tile.tile_n, "tile_k": tile.tile_k}
+    return knobs_of(tile, ColumnsTile, (COLUMNS,), **extents)
+
+
+def starting_columns(dtype: str, height: int) -> tuple[Tile, ...]:
+    """Tiles for micro-tiles of ``height`` rows."""
+    return tuple(_as_tile(knobs, dtype) for knobs in STARTING if knobs.height == height)
+
+
+def _as_tile(knobs: ColumnsTile, dtype: str) -> Tile:
+    rest = {name: getattr(knobs, name) for name in ("stages", "shared", "store_cols", "sms")}
+    extents = (knobs.height, knobs.tile_n, knobs.tile_k)
+    return Tile(COLUMNS, ISA, dtype, *extents, tuple(sorted(rest.items())))

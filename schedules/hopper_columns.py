@@ -1,0 +1,225 @@
+"""The k-axis family for Hopper (sm_90a): live columns of lhs, other ones for every band of rows.
+
+    out[i, :] = act(sum of lhs[s, i] * rhs[s, :] over s in ids[b, :count[b]] + bias),  i in band b
+
+Bands are ``height`` neighbouring rows of out. lhs is k-major, (k, m): row s of it holds what
+belongs to row s of rhs (k, n), so both operands are gathered by the same list. All are fp16 or all
+bf16 with fp32 sums; ids is (bands, capacity) int32 with a capacity that is a multiple of 64, count
+(bands,) int32. Every row of out is written: a band without a live column is act(bias). All sizes
+are run-time values and counts are read on the device, so one kernel serves every shape; m and n
+must be multiples of 8, every address 16-byte aligned, and ids in range: the caller checks. PIT,
+SOSP'23, section 3.3.
+
+One producer warpgroup gathers rows of live k by cp.async (SRead) into matrices of 64 columns, the
+128-byte-swizzled layout in which wgmma reads operands whose rows are the depth; nothing is turned.
+The other two multiply and write whole rows. Tiles of fewer than 64 rows leave the rest of the
+instruction's rows unused: such products are bound by the bytes of rhs, not by arithmetic.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm.backend.cuda.lang.pipeline import MBarrier
+from tvm.script import tirx as T
+from tvm.script.tirx import tile as Tx
+from tvm.tirx.lang.pipeline import PipelineState
+
+from .dependent import after_predecessor
+from .hopper_bands import BandProduct, BandWalk, ColumnsTile
+from .hopper_epilogue import Epilogue, EpilogueRows
+from .hopper_knobs import RowsOptions
+from .hopper_primitives import register
+from .hopper_ring import release
+
+
+@T.jit
+def gathered_columns(
+    lhs_h: T.handle,
+    ids_h: T.handle,
+    count_h: T.handle,
+    rhs_h: T.handle,
+    bias_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    out_h: T.handle,
+    *,
+    knobs: T.constexpr,
+    options: T.constexpr,
+    packed: T.constexpr,
+):
+    """The template; ``columns_kernel`` gives it its knobs and options."""
+    bands, capacity, m, n, k = T.int32(), T.int32(), T.int32(), T.int32(), T.int32()
+    stored, width = T.int32(), T.int32()
+    lhs = T.match_buffer(lhs_h, (stored, width), options.dtype)
+    ids = T.match_buffer(ids_h, (bands, capacity), "int32")
+    count = T.match_buffer(count_h, (bands,), "int32")
+    rhs = T.match_buffer(rhs_h, (1, k, n), options.dtype)
+    if bias_h is not None:
+        bias = T.match_buffer(bias_h, (1, n), options.dtype)
+    out = T.match_buffer(out_h, (m, n), options.dtype)
+
+    STAGES = T.meta_var(knobs.stages)
+    DEPTH = T.meta_var(knobs.tile_k)
+    HOLDS = T.meta_var(knobs.tile_k // 4)  # ids of a stage that one warp holds
+    HIGH = T.meta_var(-(-knobs.height // 64))  # matrices of lhs in a stage, and of rhs
+    WIDE = T.meta_var(knobs.tile_n // 64)
+    LINE = T.meta_var(min(knobs.height, 64))  # of a row of lhs in one matrix
+    SUMS = T.meta_var(knobs.blocks * (knobs.tile_n // 2))
+
+    T.device_entry()
+    T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
+    bx = T.cta_id([knobs.sms])
+    wg = T.warpgroup_id([3])
+    warp = T.warp_id_in_wg([4])
+    lane = T.lane_id([32])
+    thread: T.let = warp * 32 + lane
+
+    pool = T.SMEMPool()
+    full = MBarrier(pool, STAGES)
+    empty = MBarrier(pool, STAGES)
+    order = MBarrier(pool, 2)  # whose turn it is to multiply
+    pool.move_base_to(1024)
+    lhs_tile = pool.alloc_tcgen05_mma_AB((STAGES * HIGH, DEPTH, 64), options.dtype)
+    rhs_tile = pool.alloc_tcgen05_mma_AB((STAGES * WIDE, DEPTH, 64), options.dtype)
+    epilogue = Epilogue(pool, knobs.part, options)
+    pool.commit()
+    full.init(128)
+    empty.init(1 + knobs.shared)
+    order.init(4)
+    walk = BandWalk(count, bands, n, knobs)
+    T.ptx.fence.mbarrier_init.release.cluster()
+    T.cuda.cta_sync()
+    after_predecessor()
+    walk.begin(bx)
+
+    if wg == 2:
+        T.ptx["setmaxnreg.dec.sync.aligned.u32"](knobs.part.registers[0])
+        put = PipelineState(STAGES, 1)
+        # Lanes hold the ids of their warp's rows of a stage, every fourth one; those of the next
+        # stage are asked for during this one.
+        mine: T.let = T.truncmod(lane, HOLDS) * 4 + warp
+        held: T.int32 = 0
+        own: T.int32 = 0  # the same of lhs
+        coming: T.int32 = 0
+        if walk.more():
+            coming = ids[T.cast(walk.then, "int64"), T.cast(mine, "int64")]
+        while walk.more():
+            walk.take()
+            if walk.steps == 0:
+                coming = ids[T.cast(walk.then, "int64"), T.cast(mine, "int64")]
+            for kt in T.serial(walk.steps):
+                held = T.if_then_else(kt * DEPTH + mine < walk.live, coming, -1)
+                own = held
+                if packed == 1:
+                    if held >= 0:
+                        own = walk.band * capacity + kt * DEPTH + mine
+                if kt + 1 < walk.steps:
+                    coming = ids[
+                        T.cast(walk.band, "int64"), T.cast((kt + 1) * DEPTH + mine, "int64")
+                    ]
+                else:
+                    coming = ids[T.cast(walk.then, "int64"), T.cast(mine, "int64")]
+                lhs_col: T.let = 0 if packed == 1 else walk.band * knobs.height
+                empty.wait(put.stage, put.phase)
+                Tx.copy_async(
+                    rhs_tile[put.stage * WIDE, 0:DEPTH, 0:64],
+                    rhs[0, 0:DEPTH, walk.col0 : walk.col0 + 64],
+                    dispatch="pit_sread_held",
+                    matrices=WIDE,
+                    rows=walk.live - kt * DEPTH,
+                    held=held,
+                    warp=warp,
+                    lane=lane,
+                )
+                Tx.copy_async(
+                    lhs_tile[put.stage * HIGH, 0:DEPTH, 0:LINE],
+                    lhs[0:DEPTH, lhs_col : lhs_col + LINE],
+                    dispatch="pit_sread_held",
+                    matrices=HIGH,
+                    rows=walk.live - kt * DEPTH,
+                    held=own,
+                    warp=warp,
+                    lane=lane,
+                )
+                T.ptx["cp.async.mbarrier.arrive.noinc.shared.b64"](full.ptr_to([put.stage]))
+                put.advance()
+    else:
+        T.ptx["setmaxnreg.inc.sync.aligned.u32"](knobs.part.registers[1])
+        part: T.let = wg * 4 + warp
+        row_part: T.let = wg if knobs.shared == 1 else 0
+        take = PipelineState(STAGES, 0)
+        acc = T.alloc_local([SUMS], "float32")
+        rows = EpilogueRows(epilogue)
+        product = BandProduct(lhs_tile, rhs_tile, knobs)
+        prev: T.int32 = 0
+        ahead: T.int32 = 0
+        others: T.int32 = wg  # 0 if the next tile is this warpgroup's, 1 if it is the other one's
+        turn: T.int32 = 1 - wg  # phase of its next permission to multiply
+        while walk.more():
+            walk.take()
+            if (knobs.shared == 0) & (others == 1):  # pass over the other one's stages
+                ahead = take.stage + walk.steps
+                take.phase = T.bitwise_xor(take.phase, T.bitwise_and(T.truncdiv(ahead, STAGES), 1))
+                take.stage = T.truncmod(ahead, STAGES)
+            else:
+                row0: T.let = walk.band * knobs.height
+                last: T.let = T.min(row0 + knobs.height, m)
+                epilogue.ask(rows, None, 0, row0 + row_part * 64, last, warp, lane)
+                if bias_h is not None:
+                    epilogue.fetch_bias(bias, 0, walk.col0, n, part, lane)
+                if knobs.shared == 0:
+                    # Stages come in the order of tiles: one that looked ahead could miss a phase.
+                    order.wait(wg, turn)
+                    turn = 1 - turn
+                if walk.steps == 0:
+                    for i in T.unroll(SUMS):
+                        acc[i] = T.float32(0)
+                for kt in T.serial(walk.steps):
+                    full.wait(take.stage, take.phase)
+                    T.ptx.fence.proxy.async_.shared__cta()
+                    groups: T.let = T.truncdiv(walk.live - kt * DEPTH + 15, 16)
+                    product.run(acc, take.stage, row_part, groups, kt > 0, 1)
+                    T.ptx.wgmma.wait_group.sync.aligned(1)
+                    if kt > 0:
+                        release(empty, prev, thread, 1)
+                    prev = take.stage
+                    take.advance()
+                T.ptx.wgmma.wait_group.sync.aligned(0)
+                if walk.steps > 0:
+                    release(empty, prev, thread, 1)
+                if knobs.shared == 0:
+                    # By every warp: nothing else keeps those of an empty tile together.
+                    if lane == 0:
+                        order.arrive(1 - wg)
+                if bias_h is not None:
+                    epilogue.finish_bias()
+                epilogue.write(rows, acc, out, None, walk.col0, part, lane)
+            others = 1 - others
+
+
+def columns_kernel(
+    dtype: str,
+    knobs: ColumnsTile,
+    *,
+    bias: bool = False,
+    act: str = "none",
+    packed: bool = False,
+) -> tvm.tirx.PrimFunc:
+    """The kernel of one set of knobs: lhs, ids, count, rhs (1, k, n), [bias (1, n),] out (m, n).
+
+    Parameters
+    ----------
+    dtype : element type of all operands and of out: float16 or bfloat16
+    bias : add bias
+    act : none, relu, gelu, gelu_tanh or silu
+    packed : lhs is (bands * capacity, height) as `pack_columns` makes it of a row-major matrix, and
+        not (k, m or more)
+
+    Raises
+    ------
+    ScheduleError (a ValueError) for knobs or options that the template cannot build
+    """
+    knobs.check()
+    options = RowsOptions(dtype, bias, act)
+    options.check(knobs.part)
+    register()
+    absent = {} if bias else {"bias_h": None}
+    return gathered_columns.specialize(knobs=knobs, options=options, packed=int(packed), **absent)

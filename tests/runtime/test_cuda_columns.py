@@ -1,0 +1,276 @@
+"""The GPU's k-axis family: which programs it takes, its plans, and on a GPU its results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pit_tvm
+from pit_tvm import op
+from pit_tvm.errors import ShapeError, UnsupportedTarget
+from pit_tvm.runtime.cuda_columns import ColumnsDispatcher, ColumnsKernels, dispatcher_of
+from pit_tvm.runtime.cuda_form import ColumnsForm, form_of
+from pit_tvm.runtime.kernel_cache import KernelCache
+from pit_tvm.runtime.program import analyse
+from pit_tvm.schedules.hopper_bands import COLUMNS
+from pit_tvm.structs import Candidate, Plan, SparsitySpec
+from pit_tvm.target import resolve_target
+from pit_tvm.tile_db.store import TileStore
+
+torch = pytest.importorskip("torch")
+
+H200 = "cuda -arch=sm_90a -model=h200"
+TURNED = {"transpose_lhs": True}
+
+
+def form(spec: SparsitySpec, sparse: str = "lhs", dtype: str = "float16", **options: Any) -> Any:
+    return form_of(analyse(op.matmul(None, 64, None, dtype=dtype, **options), {sparse: spec}))
+
+
+# --------------------------------------------------------------------------------------------
+# Which programs
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "height"),
+    [
+        (pit_tvm.Mask(32, 1), {}, 32),
+        (pit_tvm.Mask(64, 1), {}, 64),
+        (pit_tvm.Mask(128, 1), {"bias": True, "activation": "gelu"}, 128),
+        (pit_tvm.BlockMask(256, 64), {}, 128),
+        (pit_tvm.BitMask(96, 64), {}, 32),
+        (pit_tvm.Mask(1, 64), TURNED, 64),
+        (pit_tvm.Values(), TURNED, 32),
+        (pit_tvm.Mask(1, 1), {**TURNED, "bias": True}, 32),
+    ],
+)
+def test_blocks_of_rows_are_gathered_along_k(
+    spec: SparsitySpec, options: dict[str, Any], height: int
+) -> None:
+    found = form(spec, **options)
+    turned = "transpose_lhs" in options
+    assert isinstance(found, ColumnsForm) and (found.height, found.transposed) == (height, turned)
+    assert found.packed != turned
+    assert found.route.micro_tile.axis == "k"
+    assert found.route.micro_tile.extents == ((1, height) if turned else (height, 1))
+    assert found.act == (options.get("activation") or "none")
+    assert found.bias == ("bias" if options.get("bias") else "")
+
+
+@pytest.mark.parametrize(
+    ("spec", "options"),
+    [
+        (pit_tvm.Mask(1, 32), {}),
+        (pit_tvm.Mask(), {}),
+        (pit_tvm.Values(), {}),
+        (pit_tvm.Rows(), {}),
+        (pit_tvm.Mask(32, 1), {"transpose_rhs": True}),  # no row of rhs is contiguous
+    ],
+)
+def test_other_patterns_are_gathered_by_rows(spec: SparsitySpec, options: dict[str, Any]) -> None:
+    found = form(spec, **options)
+    assert not isinstance(found, ColumnsForm) and found.route.micro_tile.axis == "m"
+
+
+@pytest.mark.parametrize(
+    ("spec", "sparse", "options", "match"),
+    [
+        (pit_tvm.Rows(1), "lhs", TURNED, "stored"),
+        (pit_tvm.Mask(1, 32), "rhs", {}, "stored"),
+        (pit_tvm.Mask(32, 1), "rhs", {"transpose_rhs": True}, "rows to be those of the result"),
+        (pit_tvm.Mask(32, 1), "lhs", {"dtype": "float32"}, "float16 or bfloat16"),
+    ],
+)
+def test_what_no_family_computes_is_refused(
+    spec: SparsitySpec, sparse: str, options: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(UnsupportedTarget, match=match):
+        form(spec, sparse, **options)
+
+
+# --------------------------------------------------------------------------------------------
+# Plans
+
+
+def operator(spec: SparsitySpec, cache: Any = None, **options: Any) -> pit_tvm.Operator:
+    tensors = op.matmul(None, None, None, **{"dtype": "float16", **options})
+    target = H200 if cache is None else "cuda"
+    return pit_tvm.compile(tensors, sparse={"lhs": spec}, target=target, cache=cache)
+
+
+@pytest.mark.parametrize("options", [{}, TURNED])
+def test_plans_weigh_live_columns_against_dense(options: dict[str, Any]) -> None:
+    grain = (64, 1) if not options else (1, 64)
+    made = operator(pit_tvm.Mask(*grain), **options)
+    kinds = {}
+    for zeros in (0.0, 0.95):
+        blocks = np.random.default_rng(3).random([2048 // extent for extent in grain]) >= zeros
+        mask = blocks.repeat(grain[0], axis=0).repeat(grain[1], axis=1)
+        sizes = {"m": 2048, "n": 4096, "k": 2048}
+        plan = made.explain(sparsity=mask, sizes=sizes, library="torch")
+        assert {c.kind for c in plan.candidates} == {"pit", "dense"}
+        assert "bound" in str(plan)
+        kinds[zeros] = plan.choice.kind
+    assert kinds == {0.0: "dense", 0.95: "pit"}
+
+
+def test_a_plan_is_made_before_any_count_is_known_and_kept_for_counts_alike() -> None:
+    program = analyse(op.matmul(None, None, None, dtype="float16"), {"lhs": pit_tvm.Mask(32, 1)})
+    target = resolve_target(H200)
+    store = TileStore.open(device=target.device, isa=target.isa)
+    options: dict[str, Any] = {"deterministic": False, "dead": "skip"}
+    made = dispatcher_of(program, target, store, KernelCache(), **options)
+    assert isinstance(made, ColumnsDispatcher)
+    layout = made.binder.layout_of({"m": 320, "n": 512, "k": 1000}, "torch")
+    planner = made.planner
+    assert planner.plan(layout, None) is planner.plan(layout, None)
+    assert planner.plan(layout, (100,) * 10) is planner.plan(layout, (101,) * 10)
+    assert planner.plan(layout, (100,) * 10) is not planner.plan(layout, (900,) * 10)
+    assert {tile.family for tile in planner.likely_tiles(layout)} == {COLUMNS}
+
+
+def test_operands_whose_places_pass_32_bits_are_refused() -> None:
+    mask, sizes = np.ones((64, 64), bool), {"m": 64, "n": 2**28, "k": 64}
+    with pytest.raises(ShapeError, match="elements"):
+        operator(pit_tvm.Mask(64, 1)).explain(sparsity=mask, sizes=sizes, library="torch")
+
+
+def test_building_asks_for_every_kernel_of_the_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(
+        ColumnsKernels, "_get", lambda self, key, make: asked.append(key[0]) or make
+    )
+    made = operator(pit_tvm.Mask(128, 1))
+    monkeypatch.setattr(made._dispatcher, "modules", lambda name, make: asked.append(name))
+    made.build({"m": 256, "n": 256, "k": 256})
+    assert asked.count("hopper-columns") == 2 and asked.count("cuda-pack") == 1
+    assert "cuda-mask" in asked
+
+
+# --------------------------------------------------------------------------------------------
+# Results, on a GPU
+
+
+@pytest.fixture(scope="module")
+def cache() -> KernelCache:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    return KernelCache()
+
+
+class Case:
+    """Random arrays; ``turned`` stores lhs [k, m]. Blocks of ``height`` rows live or die."""
+
+    def __init__(
+        self, sizes: tuple[int, int, int], height: int, zeros: float, seed: int, **options: Any
+    ) -> None:
+        m, n, k = sizes
+        rng = np.random.default_rng(seed)
+        self.turned = bool(options.get("transpose_lhs"))
+        dtype = getattr(torch, options.get("dtype", "float16"))
+        live = rng.random((-(-m // height), k)) >= zeros
+        self.mask = np.repeat(live, height, axis=0)[:m]
+        lhs = torch.from_numpy(rng.standard_normal((m, k)) * self.mask).to(dtype)
+        rhs = torch.from_numpy(rng.standard_normal((k, n)) / max(k, 1) ** 0.5).to(dtype)
+        bias = [torch.from_numpy(rng.standard_normal(n)).to(dtype)] * bool(options.get("bias"))
+        self.want = (lhs.double() @ rhs.double()).numpy()
+        if bias:
+            self.want = self.want + bias[0].double().numpy()
+        if options.get("activation") == "relu":
+            self.want = np.maximum(self.want, 0)
+        self.arrays = [a.cuda().contiguous() for a in (lhs.t() if self.turned else lhs, rhs, *bias)]
+        mask = self.mask.T if self.turned else self.mask
+        self.value = torch.from_numpy(np.ascontiguousarray(mask)).cuda()
+        self.out = torch.full((m, n), torch.nan, dtype=dtype, device="cuda")
+
+    def error(self) -> float:
+        """Relative to the root mean square, in roundings of the type."""
+        got = self.out.cpu().double().numpy()
+        unit = 2.0**-11 if self.out.dtype == torch.float16 else 2.0**-8
+        scale = np.abs(self.want) + np.sqrt(np.square(self.want).mean()) + 1e-30
+        worst = float((np.abs(got - self.want) / scale).max(initial=0.0)) / unit
+        return worst if np.isfinite(worst) else float("inf")
+
+
+def tiled(plan: Plan, at: int = 0) -> Candidate:
+    return [c for c in plan.candidates if c.tile is not None][at]
+
+
+OPTIONS: list[tuple[int, dict[str, Any]]] = [
+    (32, TURNED),
+    (64, {**TURNED, "dtype": "bfloat16", "bias": True, "activation": "relu"}),
+    (128, TURNED),
+    (32, {"bias": True, "activation": "relu"}),
+    (64, {"dtype": "bfloat16"}),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("height", "options"), OPTIONS)
+def test_products_of_random_shapes_and_patterns(
+    cache: KernelCache, height: int, options: dict[str, Any]
+) -> None:
+    spec = pit_tvm.Mask(1, height) if "transpose_lhs" in options else pit_tvm.Mask(height, 1)
+    made = operator(spec, cache, **options)
+    rng = np.random.default_rng(height)
+    fixed = [((1, 1, 1), 0.0), ((height, 8, 64), 0.0), ((8 * height, 264, 72), 1.0)]
+    many = [((300 * height, 520, 40), zeros) for zeros in (0.97, 1.0)]  # tiles for every CTA
+    drawn = [(tuple(int(x) for x in rng.integers(1, 700, 3)), z) for z in (0.3, 0.9, 0.97, 0.99)]
+    for seed, (sizes, zeros) in enumerate([*fixed, *drawn, *many, ((300, 512, 4000), 0.5)]):
+        case = Case(sizes, height, zeros, seed, **options)
+        for at in range(2 if height == 128 else 1):
+            case.out.fill_(torch.nan)
+            run = made._dispatcher.run
+            run(case.arrays, case.value, case.out, choose=lambda plan, at=at: tiled(plan, at))
+            assert case.error() < 4, (sizes, zeros, at)
+
+
+@pytest.mark.gpu
+def test_calls_choose_and_agree_whatever_they_choose(cache: KernelCache) -> None:
+    made = operator(pit_tvm.Mask(1, 64), cache, **TURNED)
+    for zeros in (0.99, 0.0):
+        case = Case((512, 512, 512), 64, zeros, 5, **TURNED)
+        for _ in range(20):
+            out = made(*case.arrays, sparsity=case.value)
+        case.out = out
+        assert case.error() < 4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, TURNED])
+def test_masks_change_in_a_graph_without_a_word_to_the_host(
+    cache: KernelCache, options: dict[str, Any]
+) -> None:
+    spec = pit_tvm.Mask(1, 32) if options else pit_tvm.Mask(32, 1)
+    made = operator(spec, cache, **options)
+    cases = [
+        Case((448, 520, 392), 32, zeros, seed, **options)
+        for seed, zeros in enumerate((0.9, 0.2, 1.0))
+    ]
+    first = cases[0]
+
+    def call() -> None:
+        made._dispatcher.run(first.arrays, first.value, first.out, choose=tiled)
+
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        call()
+        torch.cuda.set_sync_debug_mode("error")
+        call()
+        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        call()
+    for case in cases:
+        for mine, new in zip((*first.arrays, first.value), (*case.arrays, case.value), strict=True):
+            mine.copy_(new.clone())
+        first.want = case.want
+        first.out.fill_(torch.nan)
+        torch.cuda.synchronize()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert first.error() < 4

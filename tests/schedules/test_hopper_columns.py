@@ -1,0 +1,111 @@
+"""The Hopper k-axis family as CUDA source; running it needs the GPU."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pit_tvm.errors import ScheduleError, TileNotFound
+from pit_tvm.schedules.hopper_bands import (
+    COLUMNS,
+    HEIGHTS,
+    STARTING,
+    ColumnsTile,
+    columns_tile,
+    starting_columns,
+)
+from pit_tvm.schedules.hopper_columns import columns_kernel
+from pit_tvm.schedules.hopper_knobs import SHARED_LIMIT
+from pit_tvm.structs import Tile
+from tests.schedules.cuda_text import cuda_text
+
+
+def source_of(dtype: str = "float16", knobs: ColumnsTile | None = None, **options: Any) -> str:
+    return cuda_text(columns_kernel(dtype, knobs or ColumnsTile(), **options))
+
+
+def body_of(**options: Any) -> str:
+    return source_of(**options).split("__global__")[-1]
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("float16", "f16"), ("bfloat16", "bf16")])
+def test_both_operands_are_gathered_and_read_with_their_rows_as_the_depth(
+    dtype: str, kind: str
+) -> None:
+    source = source_of(dtype)
+    assert f"wgmma.mma_async.sync.aligned.m64n256k16.f32.{kind}.{kind}" in source
+    assert set(re.findall(r"ps0, 1, 1, ([01], [01]);", source)) == {"1, 1"}
+    assert "cp.async.cg.shared.global" in source and "cp.async.bulk" not in source
+
+
+def test_only_groups_of_the_depth_with_live_rows_are_multiplied() -> None:
+    found = [body_of(knobs=ColumnsTile(tile_k=k, tile_n=64)) for k in (32, 64)]
+    calls = [len(re.findall(r"m64n64k16\w*\(", body)) for body in found]
+    assert calls == [1 + 2, 1 + 2 + 3 + 4]
+
+
+@pytest.mark.parametrize("height", HEIGHTS)
+def test_a_warp_fetches_a_quarter_of_the_rows_of_both_operands(height: int) -> None:
+    shared = int(height == 128)
+    body = body_of(knobs=ColumnsTile(height, 256, shared=shared))
+    # 64 rows: of 256 columns by 4 warps of 32 lanes with 8 columns each, and of ``height``.
+    assert len(re.findall(r"pit_fetch\(", body)) == 16 + height // 16
+
+
+def test_packed_columns_bias_and_activation_are_parameters() -> None:
+    plain = body_of(knobs=ColumnsTile(tile_n=64))
+    full = body_of(knobs=ColumnsTile(tile_n=64), bias=True, act="relu", packed=True)
+    assert "bias_ptr" not in plain and "bias_ptr" in full
+    assert "pit_relu" not in plain and "pit_relu" in full
+    assert "capacity" in full
+
+
+@pytest.mark.parametrize("knobs", STARTING)
+def test_starting_tiles_fit_and_keep_their_knobs_as_tiles(knobs: ColumnsTile) -> None:
+    knobs.check()
+    assert knobs.shared_bytes <= SHARED_LIMIT
+    tiles = starting_columns("bfloat16", knobs.height)
+    assert knobs in [columns_tile(tile) for tile in tiles]
+    assert {tile.dtype for tile in tiles} == {"bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("knobs", "word"),
+    [
+        ({"height": 48}, "height"),
+        ({"shared": 1}, "shared"),
+        ({"tile_n": 100}, "tile_n"),
+        ({"height": 128}, "accumulators"),
+        ({"tile_k": 16}, "tile_k"),
+        ({"stages": 1}, "stages"),
+        ({"stages": 9}, "shared memory"),
+        ({"store_cols": 48}, "store_cols"),
+    ],
+)
+def test_a_tile_that_cannot_be_built_says_which_rule_it_breaks(
+    knobs: dict[str, int], word: str
+) -> None:
+    with pytest.raises(ScheduleError, match=word):
+        columns_kernel("float16", ColumnsTile(**knobs))
+
+
+@pytest.mark.parametrize(("dtype", "act"), [("float32", "none"), ("float16", "tanh")])
+def test_options_that_no_kernel_can_have_are_refused(dtype: str, act: str) -> None:
+    with pytest.raises(ScheduleError, match="dtype" if act == "none" else "act"):
+        columns_kernel(dtype, ColumnsTile(), act=act)
+
+
+def test_tiles_of_others_and_unknown_knobs_are_refused() -> None:
+    tile = starting_columns("float16", 32)[0]
+    assert tile.family == COLUMNS
+    for wrong in (
+        replace(tile, family="rows-hopper"),
+        replace(tile, knobs=(("lag", 1),)),
+        replace(tile, tile_k=48),
+        Tile(COLUMNS, "sm_90a", "float16", 40, 256, 64),
+    ):
+        with pytest.raises(TileNotFound):
+            columns_tile(wrong)
