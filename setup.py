@@ -31,6 +31,7 @@ PLOT = ["matplotlib"]
 EXTRAS = {
     "torch": ["torch>=2.11,<2.14"],
     "transformers": ["transformers>=5", "torch>=2.11,<2.14"],
+    "onnx": ["onnx"],
     "plot": PLOT,
     "rpc": RPC,
     # What quickstart and bench_cpu run and measure against.
@@ -59,6 +60,8 @@ EXTRAS = {
         "scipy",
         # Whole models are compared with its own.
         "transformers>=5",
+        # Whole models come from there too.
+        "onnx",
         # tests/test_packaging.py builds without network, so the backend must be here.
         "setuptools>=77",
         *RPC,

@@ -12,7 +12,7 @@ from .runtime.bind import PackedOperand
 from .runtime.dispatch import Clock, Dispatcher
 from .runtime.kernel_cache import CacheStats, KernelCache
 from .runtime.program import analyse
-from .structs import Plan, SparsitySpec
+from .structs import Candidate, Plan, SparsitySpec
 from .target import resolve_target, start_thread_pool
 from .tile_db.store import TileStore
 
@@ -75,13 +75,33 @@ class Operator:
         """
         return self._dispatcher.run(arrays, sparsity, out)[0]
 
+    def repeat(self, choice: Candidate, *arrays: Any, sparsity: Any = None, out: Any = None) -> Any:
+        """As a call, by a candidate of a plan that :meth:`explain` gave: nothing is sampled or
+        weighed, and the index is that of this call's pattern.
+
+        Raises
+        ------
+        ShapeError, DTypeError
+            As for a call.
+        UnsupportedTarget
+            The operator is compiled for a GPU, where no call samples.
+        """
+        if not isinstance(self._dispatcher, Dispatcher):
+            advice = "call the operator: no call samples there"
+            raise UnsupportedTarget(mismatch("repeat", "a CPU target", "a GPU's", advice))
+        return self._dispatcher.repeat(choice, arrays, sparsity, out)
+
     def pack(self, **operand: Any) -> PackedOperand:
         """Pack a weight once, as ``operator.pack(rhs=weight)``, to pass instead of the array.
+
+        On a CPU ``weight`` may be what another operator of the same expression packed for the same
+        target: the two share the memory.
 
         Raises
         ------
         ShapeError
-            Another number of operands, or not the dense operand of a product.
+            Another number of operands, or not the dense operand of a product; or packed by an
+            operator of another expression or target.
         """
         if len(operand) != 1:
             raise ShapeError(mismatch("pack", "one operand, pack(rhs=weight)", sorted(operand)))

@@ -27,7 +27,7 @@ def add_model(parser: Any) -> None:
         "--model",
         metavar="NAME|FILE",
         help="an example configuration (bert-base, minilm, opt-125m, resnet-18, switch-base), or "
-        "a file of torch.export.save",
+        "a file of torch.export.save or .onnx",
     )
 
 

@@ -146,15 +146,26 @@ class _Look:
         if is_op(found, "where"):
             condition, zeros, weights = found.args
             softmax = self.through(weights, "reshape", "astype")
-            if not is_op(self.made(zeros), "full_like", "zeros_like", "full", "zeros"):
+            if not self._is_zero(zeros):
                 return None
             if not is_op(softmax, "nn.softmax"):
                 return None
-            if not self._has_no_key(condition, softmax.args[0]):
+            without_key = self._has_no_key(condition, softmax.args[0])
+            if not without_key and not self._is_nan(condition, softmax):
                 return None
             found = softmax
         last = is_op(found, "nn.softmax") and int(found.attrs.axis) in (-1, found.ty.ndim - 1)
         return found if last else None
+
+    def _is_zero(self, expr: relax.Expr) -> bool:
+        made = self.made(expr)
+        constant = isinstance(made, ir.GenericConst) and not made.value.numpy().any()
+        return constant or is_op(made, "full_like", "zeros_like", "full", "zeros")
+
+    def _is_nan(self, condition: relax.Expr, softmax: relax.Call) -> bool:
+        """Whether a condition is true where these weights are NaN, as those of no key are."""
+        found = self.made(condition)
+        return is_op(found, "isnan") and self.made(found.args[0]).same_as(softmax)
 
     def _has_no_key(self, condition: relax.Expr, scores: relax.Expr) -> bool:
         """Whether a condition is true where all scores of a row are excluded, and only there."""

@@ -10,6 +10,7 @@ import tvm
 
 from ..runtime.arrays import as_numpy, as_torch, kind
 from ..runtime.live_tokens import live_tokens
+from .gathered import Activity
 from .inputs import Inputs
 from .layers import Layers
 from .machine import Machine
@@ -97,12 +98,26 @@ class CompiledModel:
             layers.found,
             layers.kernels,
             layers.tiles,
+            layers.threshold,
         )
         write(parts, path)
 
     def explain(self) -> str:
-        """How many operators run on live tokens only; which do not, and what keeps each from it."""
-        return summary(self.decisions)
+        """How many operators run on live tokens only; which do not, and what keeps each from it;
+        and how layers on activations have run."""
+        return "\n".join([summary(self.decisions), *map(str, self.activity)])
+
+    @property
+    def layers(self) -> Any:
+        """The linear layers alone: ``layers(number, x, out)`` runs the one that `activity` and
+        ``pit-tvm explain --model`` call so, for x ``[rows, k]`` and out ``[rows, n]``."""
+        return self._layers
+
+    @property
+    def activity(self) -> list[Activity]:
+        """What each linear layer on activations did in calls so far, by numbers of rows: its
+        decision, the live share that it rests on, and the error that a threshold made."""
+        return list(self._layers.activity)
 
 
 def machine_of(export: Callable[[str], Any], layers: Layers) -> Machine:
@@ -127,7 +142,7 @@ def load(path: str | Path) -> CompiledModel:
     """
     parts = read(path)
     store = tile_store(parts.tiles, parts.target)
-    layers = Layers(parts.layers, parts.target, store, parts.kernels)
+    layers = Layers(parts.layers, parts.target, store, parts.kernels, parts.threshold)
     return CompiledModel(
         parts.inputs,
         layers,

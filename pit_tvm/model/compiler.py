@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from ..errors import UnsupportedTarget, mismatch
 from ..quick_stacks import quick_stacks
 from ..target import resolve_target
 from .compiled import CompiledModel, machine_of
@@ -19,15 +20,17 @@ from .layers import Layers
 from .lowering import build
 from .outputs import Outputs
 from .rewrite import rewrite
+from .threshold import check_threshold
 
 
 def compile(  # noqa: A001  (the name users know from TVM and torch)
     model: Any,
-    example_inputs: Mapping[str, torch.Tensor],
+    example_inputs: Mapping[str, torch.Tensor] | None = None,
     *,
     mask: str = "attention_mask",
     target: Any = "llvm",
     database: str | Path | None = None,
+    activation_threshold: float | None = None,
     cuda_graphs: bool = True,
 ) -> CompiledModel:
     """Compile a model for inference on padded batches, without the padding.
@@ -36,11 +39,12 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
     ----------
     model
         A ``torch.nn.Module`` that is called by keyword, or a ``torch.export.ExportedProgram`` of
-        one with a dynamic batch and length. Its weights are bound as they are now.
+        one with a dynamic batch and length; or an ``onnx.ModelProto`` or the path of an ``.onnx``
+        file, with inputs of a named batch and length. Its weights are bound as they are now.
     example_inputs
         Its inputs by name, as ``tokenizer(..., return_tensors="pt")`` gives them. Only types and
         ranks matter, and that what is ``[batch, tokens, ...]`` begins with the mask's extents,
-        which should both exceed 1.
+        which should both exceed 1. None for ONNX.
     mask
         Name of the input ``[batch, tokens]`` that is 1 where a token is and 0 where none is. Any
         pattern may come at run time: padding left, right or anywhere, empty sequences.
@@ -49,6 +53,11 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
         floating-point type must be float16 or bfloat16, and the result is a `CudaModel`.
     database
         A folder of tuned tiles instead of the shipped one.
+    activation_threshold
+        Linear layers that follow ReLU, GELU or SiLU take activations of at most this size for
+        zeros, and skip them where that is faster. This changes results: `CompiledModel.activity`
+        and `CompiledModel.explain` report what was dropped. None: zeros of ReLU only, which
+        changes nothing. On CPUs.
     cuda_graphs
         On a GPU: record the kernels for a shape of batch and a number of live tokens, in steps of
         1/32, when these come again, and launch them at once from then on. Recorded kernels keep
@@ -57,13 +66,19 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
     Raises
     ------
     ShapeError
-        The mask is missing or has another rank; the export fixed the batch or the length.
+        The mask is missing or has another rank; the export fixed the batch or the length; the
+        threshold is negative or not finite.
     UnsupportedModel
         torch cannot trace the module for every batch and length, or TVM lacks an operator.
     BackendUnavailable
-        The target is a GPU, and there is none.
+        The target is a GPU, and there is none; or the model is a file, and onnx is not installed.
+    UnsupportedTarget
+        The target is a GPU, and a threshold is given.
     """
+    check_threshold(activation_threshold)
     info = resolve_target(target)
+    if info.kind == "cuda" and activation_threshold is not None:
+        raise UnsupportedTarget(mismatch("activation_threshold", "None on a GPU", "a number"))
     imported = import_model(model, example_inputs, mask)
     with quick_stacks():
         if info.kind == "cuda":
@@ -72,7 +87,7 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
             return compile_for_gpu(imported, info, database, cuda_graphs)
         rewritten = rewrite(imported, CpuKernels(info))
     executable = build(rewritten.module, info)
-    layers = Layers(rewritten.layers, info, database)
+    layers = Layers(rewritten.layers, info, database, threshold=activation_threshold)
     return CompiledModel(
         rewritten.inputs,
         layers,

@@ -89,7 +89,7 @@ def _index(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
     if list(ids) != list(range(len(given))):
         return importer._index_tensor(node)
     extents = extents_of(x)
-    counted = [_from_start(emit, one, extents[axis]) for axis, one in ids.items()]
+    counted = [from_start(emit, one, extents[axis]) for axis, one in ids.items()]
     return emit(relax.op.index_tensor(x, counted))
 
 
@@ -103,7 +103,7 @@ def _slice_scatter(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
     return importer._slice_scatter(node)
 
 
-def _from_start(emit: Callable[..., Any], ids: relax.Expr, extent: Any) -> relax.Expr:
+def from_start(emit: Callable[..., Any], ids: relax.Expr, extent: Any) -> relax.Expr:
     """Ids that count from the start, of ids that may be negative and count from the end."""
     if isinstance(ids, ir.GenericConst) and (ids.value.numpy() >= 0).all():
         return ids

@@ -16,6 +16,7 @@ from tvm.relax.frontend.torch import from_exported_program
 
 from ..errors import BackendUnavailable, SavedModelError, ShapeError, mismatch
 from ..quick_stacks import quick_stacks
+from .onnx_model import is_onnx, read_onnx
 
 MASK = "attention_mask"
 _BATCH, _TOKENS = 2, 6  # of example inputs; both are dynamic
@@ -23,8 +24,9 @@ _BATCH, _TOKENS = 2, 6  # of example inputs; both are dynamic
 
 @dataclass(frozen=True)
 class Example:
-    """A module, or an ``ExportedProgram`` of one, its inputs by name, and which of them is the
-    mask ``[batch, tokens]``; "" for a model without tokens or with a fixed batch."""
+    """A module, an ``ExportedProgram`` of one, or an ONNX model; its inputs by name, none for ONNX;
+    which is the mask ``[batch, tokens]``: "" for a model without tokens or with a fixed batch.
+    """
 
     model: Any
     inputs: Mapping[str, torch.Tensor]
@@ -32,7 +34,8 @@ class Example:
 
 
 def find_model(name: str, dtype: str = "", mask: str = MASK) -> Example:
-    """An example by its name in `EXAMPLES`, or the model in a file of ``torch.export.save``.
+    """An example by its name in `EXAMPLES`, or the model in a file of ``torch.export.save`` or
+    ``.onnx``.
 
     ``dtype`` "float16" and the like converts an example's weights; "" leaves them float32.
 
@@ -40,8 +43,10 @@ def find_model(name: str, dtype: str = "", mask: str = MASK) -> Example:
     ------
     SavedModelError
         The file is missing or damaged, or ``name`` is neither a file nor an example.
+    UnsupportedModel
+        A file ``.onnx`` is damaged.
     BackendUnavailable
-        The package transformers is not there.
+        The package transformers is not there, or for ONNX onnx.
     ShapeError
         ``dtype`` is given for a file, which has types of its own.
     """
@@ -65,9 +70,11 @@ def as_graph(example: Example) -> tvm.IRModule:
 
 
 def _from_file(name: str, mask: str) -> Example:
-    expected = f"one of {', '.join(EXAMPLES)}, or a file of torch.export.save"
+    expected = f"one of {', '.join(EXAMPLES)}, or a file of torch.export.save or .onnx"
     if not Path(name).is_file():
         raise SavedModelError(mismatch("model", expected, repr(name)))
+    if is_onnx(name):
+        return Example(read_onnx(name), {}, mask)
     try:
         program = torch.export.load(name)
     except (OSError, RuntimeError, ValueError, KeyError, zipfile.BadZipFile) as error:

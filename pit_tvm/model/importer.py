@@ -21,6 +21,7 @@ from ..errors import PitError, ShapeError, UnsupportedModel, mismatch
 from ..quick_stacks import quick_stacks
 from .converters import converters
 from .exporting import CODE_FAULTS, export_program
+from .onnx_model import is_onnx, read_onnx
 from .products import product_converters
 from .rebuild import bindings_of, extents_of
 
@@ -49,7 +50,7 @@ class Imported:
 
 
 def import_model(
-    model: torch.nn.Module | ExportedProgram, example_inputs: Mapping[str, torch.Tensor], mask: str
+    model: Any, example_inputs: Mapping[str, torch.Tensor] | None, mask: str
 ) -> Imported:
     """Import a model whose token-wise inputs are ``[batch, tokens, ...]``.
 
@@ -57,9 +58,11 @@ def import_model(
     ----------
     model
         A module in evaluation mode, called by keyword, or what ``torch.export.export`` made of
-        one with a dynamic batch and a dynamic length.
+        one with a dynamic batch and a dynamic length; or an ``onnx.ModelProto`` or the path of a
+        file ``.onnx`` with a named batch and length.
     example_inputs
-        Tensors by argument name, the mask among them; their values do not matter.
+        Tensors by argument name, the mask among them; their values do not matter. An ONNX model
+        needs none.
     mask
         Name of the attention mask ``[batch, tokens]``: 1 where a token is, 0 where none is.
 
@@ -73,30 +76,29 @@ def import_model(
     UnsupportedModel
         torch cannot trace the module for every batch and length, it has an operator that is not
         known, or returns something else than tensors.
+    BackendUnavailable
+        An ONNX model comes in a file, and the package onnx is not installed.
     """
-    if mask not in example_inputs:
-        raise ShapeError(mismatch("mask", f"one of {sorted(example_inputs)}", repr(mask)))
-    if example_inputs[mask].dim() != 2:
-        expected = f"{mask} with two dimensions, [batch, tokens]"
-        raise ShapeError(mismatch("mask", expected, tuple(example_inputs[mask].shape)))
-    if isinstance(model, ExportedProgram):
-        program = model
-    elif isinstance(model, torch.nn.Module):
-        program = export_program(model, example_inputs, mask)
+    if is_onnx(model):
+        read = read_onnx(model)
+        from .onnx_import import translate_onnx  # TVM's importer needs the package onnx
+
+        module, bounds, names = translate_onnx(read)
+        structure = pytree.tree_structure(dict.fromkeys(names, 0))
     else:
-        # TVM 0.27's ONNX importer gives every Range a length of its own, not the batch or the
-        # length that it counts to: the masks of transformers' models do not fit their scores then.
-        expected, advice = "a torch.nn.Module or an ExportedProgram", "ONNX cannot be imported yet"
-        raise UnsupportedModel(mismatch("model", expected, type(model).__name__, advice))
-    _check_outputs(program)
-    module = _translated(program)
+        program = _exported(model, example_inputs, mask)
+        module, structure = _translated(program), program.call_spec.out_spec
+        bounds = dict((module["main"].attrs or {}).get("tir_var_upper_bound", {}))
     main = module["main"]
     _check_straight(main)
     inputs = tuple(p.name for p in main.params)
     if mask not in inputs:
         raise ShapeError(mismatch("mask", f"an input of the program, {sorted(inputs)}", repr(mask)))
     batch, tokens = _plane(main.params[inputs.index(mask)])
-    bounds = (main.attrs or {}).get("tir_var_upper_bound", {})
+    others = sorted(set(bounds) - {tokens.name}) if is_onnx(model) else []
+    if others:
+        expected = f"tables that are cut to the length of {mask} only"
+        raise UnsupportedModel(mismatch("model", expected, f"one cut to {', '.join(others)}"))
     longest = bounds.get(tokens.name)
     return Imported(
         module,
@@ -105,8 +107,28 @@ def import_model(
         batch,
         tokens,
         None if longest is None else int(longest),
-        program.call_spec.out_spec,
+        structure,
     )
+
+
+def _exported(
+    model: Any, example_inputs: Mapping[str, torch.Tensor] | None, mask: str
+) -> ExportedProgram:
+    """What torch exports of a module, or exported; see `import_model`."""
+    if example_inputs is None or mask not in example_inputs:
+        raise ShapeError(mismatch("mask", f"one of {sorted(example_inputs or ())}", repr(mask)))
+    if example_inputs[mask].dim() != 2:
+        expected = f"{mask} with two dimensions, [batch, tokens]"
+        raise ShapeError(mismatch("mask", expected, tuple(example_inputs[mask].shape)))
+    if isinstance(model, ExportedProgram):
+        program = model
+    elif isinstance(model, torch.nn.Module):
+        program = export_program(model, example_inputs, mask)
+    else:
+        expected = "a torch.nn.Module, an ExportedProgram, an onnx.ModelProto or a file .onnx"
+        raise UnsupportedModel(mismatch("model", expected, type(model).__name__))
+    _check_outputs(program)
+    return program
 
 
 def _plane(mask: tirx.Var) -> tuple[tirx.Var, tirx.Var]:

@@ -15,12 +15,16 @@ _ACTIVATIONS = ("relu", "gelu", "silu")
 
 @dataclass(frozen=True, eq=False)
 class LinearLayer:
-    """``activation(x @ weight.T + bias)``: ``weight`` ``[n, k]``, ``bias`` ``[n]`` or None."""
+    """``activation(x @ weight.T + bias)``: ``weight`` ``[n, k]``, ``bias`` ``[n]`` or None.
+
+    ``after``: the activation that ``x`` has zeros or small values from, if any is known.
+    """
 
     weight: np.ndarray
     bias: np.ndarray | None
     activation: str | None
     dtype: str
+    after: str | None = None
 
 
 @dataclass(frozen=True)

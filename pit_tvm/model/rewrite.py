@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import tvm
 
+from .activations import name_activations
 from .compiled import LINEAR
 from .embeddings import extract_embeddings
 from .importer import Imported
@@ -39,4 +40,5 @@ def rewrite(imported: Imported, kernels: Kernels) -> Rewritten:
     module = extract_norms(extract_embeddings(module, kernels), kernels)
     module, layers = extract_linear(module, LINEAR)
     module = tidy_reshapes(module)
+    layers = name_activations(module, layers, LINEAR)
     return Rewritten(module, inputs, decisions, layers)

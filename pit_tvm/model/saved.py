@@ -30,7 +30,7 @@ from .outputs import Outputs
 from .propagate import Decision
 
 # What this module writes; another number when the members or their meaning change.
-_FORMAT = 1
+_FORMAT = 2
 _MANIFEST, _LIBRARY, _TILES, _KERNELS = "manifest.json", "machine.so", FILE_NAME, "kernels"
 _SAME = ("apache-tvm", "apache-tvm-ffi")  # packages whose versions must be equal
 # Features of x86 CPUs that compilers use by themselves and that are not on every CPU with AVX2, by
@@ -42,7 +42,8 @@ _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 @dataclass(frozen=True)
 class Parts:
     """All that a model needs to run: its target; its inputs, outputs and decisions; the library
-    of its graph; its linear layers, their compiled kernels by key, and the tiles to choose from."""
+    of its graph; its linear layers, their compiled kernels by key, the tiles to choose from, and
+    the size up to which activations count as zero."""
 
     target: TargetInfo
     inputs: Inputs
@@ -52,6 +53,7 @@ class Parts:
     layers: Sequence[LinearLayer]
     kernels: Mapping[str, bytes]
     tiles: str
+    threshold: float | None
 
 
 def write(parts: Parts, path: str | Path) -> None:
@@ -114,7 +116,8 @@ def _fill(archive: zipfile.ZipFile, parts: Parts) -> None:
         members = {"weight": f"weights/{number}.npy"}
         if layer.bias is not None:
             members["bias"] = f"biases/{number}.npy"
-        layers.append({**members, "activation": layer.activation, "dtype": layer.dtype})
+        form = {name: getattr(layer, name) for name in ("activation", "dtype", "after")}
+        layers.append(members | form)
         for name, member in members.items():
             _write_array(archive, member, getattr(layer, name))
     manifest = {
@@ -128,6 +131,7 @@ def _fill(archive: zipfile.ZipFile, parts: Parts) -> None:
         "decisions": [asdict(decision) for decision in parts.decisions],
         "layers": layers,
         "kernels": sorted(parts.kernels),
+        "threshold": parts.threshold,
     }
     archive.writestr(_MANIFEST, json.dumps(manifest, indent=1))
     archive.writestr(_LIBRARY, parts.library)
@@ -146,6 +150,7 @@ def _parts(archive: zipfile.ZipFile, manifest: Mapping[str, Any], target: Target
             array(one.get("bias"), one["dtype"]),
             one["activation"],
             one["dtype"],
+            one["after"],
         )
         for one in manifest["layers"]
     ]
@@ -158,6 +163,7 @@ def _parts(archive: zipfile.ZipFile, manifest: Mapping[str, Any], target: Target
         layers,
         {key: archive.read(f"{_KERNELS}/{key}.so") for key in manifest["kernels"]},
         archive.read(_TILES).decode("utf-8"),
+        manifest["threshold"],
     )
 
 

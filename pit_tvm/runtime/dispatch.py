@@ -109,6 +109,15 @@ class Dispatcher:
             clock.kernel_us = clock.lap()
         return out, plan
 
+    def repeat(self, choice: Candidate, arrays: Sequence[Any], sparsity: Any, out: Any) -> Any:
+        """Compute into ``out`` (None: a new array) by a candidate of an earlier plan."""
+        bound = self.binder.bind(arrays)
+        out, target = self._output(bound, out)
+        if 0 not in target.shape:
+            value = self._value(bound, sparsity)
+            self.launcher.launch(choice, self._index(bound, value, choice), bound, target)
+        return out
+
     def explain(
         self, arrays: Sequence[Any], sparsity: Any, sizes: dict[str, int], library: str
     ) -> Plan:
@@ -131,6 +140,8 @@ class Dispatcher:
         if con is None or name != con.dense:
             dense = con.dense if con else "none: the operator is no contraction"
             raise ShapeError(mismatch("pack", f"the dense operand ({dense})", name))
+        if isinstance(array, PackedOperand):
+            return self._shared(array)
         param = self.program.input(name)
         shape = tuple(e if isinstance(e, int) else None for e in param.shape)
         tensor = as_tensor(name, array, dtype=param.dtype, shape=shape)
@@ -139,6 +150,14 @@ class Dispatcher:
         if packed.size:
             self.kernels.pack()(tensor, packed)
         return PackedOperand(name, array, packed, self)
+
+    def _shared(self, other: PackedOperand) -> PackedOperand:
+        """What another dispatcher packed, if this one would pack the same."""
+        owner = other.owner
+        if not isinstance(owner, Dispatcher) or owner.kernels.pack_key != self.kernels.pack_key:
+            expected = "packed by an operator of the same expression and target"
+            raise ShapeError(mismatch(f"{other.name}: packed operand", expected, "by another"))
+        return replace(other, owner=self)
 
     def build(self, _: dict[str, int]) -> None:
         """Nothing to compile ahead: TVM compiles for CPUs wherever it runs."""
@@ -217,6 +236,14 @@ class Dispatcher:
             total = index.count.size * shape[micro_tile.dim]
             covered.append(float(index.count.sum()) / total if total else 0.0)
         return Pattern(tuple(covered), tuple(int(c * 1024) for c in covered)), None, indices
+
+    def _index(self, bound: Bound, value: Any, choice: Candidate) -> Index | None:
+        """The index that a candidate runs on; None if it needs none."""
+        if choice.micro_tile is None:
+            return None
+        if self.program.spec.promises_zero:
+            return self._detect(bound, value, choice.micro_tile)
+        return self._pattern(bound, value)[1]
 
     def _detect(self, bound: Bound, value: Any, micro_tile: Any, fresh: bool = False) -> Index:
         return self.detector.detect(

@@ -30,6 +30,13 @@ Kernel = Callable[..., Any]
 _GENERIC_TILE = 16  # positions to a parallel step of the generic schedule
 
 
+def plain(func: tirx.PrimFunc) -> tvm.IRModule:
+    """A function under the generic schedule, lowered, as ``main``."""
+    sch = s_tir.Schedule(unalign(func).with_attr("global_symbol", "main"))
+    generic.apply(sch)
+    return lower(sch.mod)
+
+
 class Kernels:
     """Kernels of one program on one target; threads may share it.
 
@@ -68,7 +75,7 @@ class Kernels:
         """What follows the sums: sums, inputs that it reads, output. None if nothing does."""
         if self._epilogue_func is None:
             return None
-        return self._get("epilogue", lambda: self._plain(self._epilogue_func))
+        return self._get("epilogue", lambda: plain(self._epilogue_func))
 
     def dead(self) -> Kernel | None:
         """The output where the operand is zero: inputs that it reads, output. None if zero."""
@@ -76,7 +83,7 @@ class Kernels:
             return None
         masked = self.program.mask and self.program.mask in self.dead_inputs()
         name = ("dead", *(self._mask_part(None) if masked else ()))
-        return self._get(name, lambda: self._plain(self._dead_func))
+        return self._get(name, lambda: plain(self._dead_func))
 
     @cached_property
     def _epilogue_func(self) -> tirx.PrimFunc | None:
@@ -101,6 +108,11 @@ class Kernels:
     def clear(self) -> Kernel:
         """Clears a vector of bytes with all threads."""
         return self._get("clear", self._clear_module, shared=True)
+
+    @cached_property
+    def pack_key(self) -> tuple[object, ...]:
+        """Kernels with equal keys pack an operand in the same form."""
+        return self.program.func.script(), self._contraction().dense, self.target.tvm_target
 
     def packed_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of the packed form of a dense operand of ``shape``."""
@@ -146,14 +158,9 @@ class Kernels:
     def _compile(self, mod: tvm.IRModule) -> Any:
         return tvm.compile(mod, target=Target(self.target.tvm_target))
 
-    def _plain(self, func: tirx.PrimFunc) -> tvm.IRModule:
-        sch = s_tir.Schedule(unalign(func).with_attr("global_symbol", "main"))
-        generic.apply(sch)
-        return lower(sch.mod)
-
     def _pack_module(self) -> tvm.IRModule:
         con = self._contraction()
-        return self._plain(pack_func(self.program.func, con, lanes_of(self.target.isa)))
+        return plain(pack_func(self.program.func, con, lanes_of(self.target.isa)))
 
     def _contraction(self) -> Contraction:
         con = self.program.contraction
@@ -164,13 +171,13 @@ class Kernels:
     def _clear_module(self) -> tvm.IRModule:
         size = te.var("size", "int64")
         zeros = te.compute((size,), lambda _: tirx.const(0, "uint8"), name="cleared")
-        return self._plain(te.create_prim_func([zeros]))
+        return plain(te.create_prim_func([zeros]))
 
     def _copy_module(self) -> tvm.IRModule:
         operand = next(p for p in self.program.func.params if p.name == self.program.operand)
         source = te.placeholder(operand.shape, operand.dtype, operand.name)
         copy = te.compute(operand.shape, lambda *where: source(*where), name="copy")
-        return self._plain(self._masked(te.create_prim_func([source, copy])))
+        return plain(self._masked(te.create_prim_func([source, copy])))
 
     def _sparse_module(
         self, micro_tile: MicroTile | None, tile: Tile | None, threads: int
@@ -179,7 +186,7 @@ class Kernels:
         if tile is None or con is None:
             if micro_tile is not None:
                 func = insert_sread_swrite(func, micro_tile, SparseForm(_GENERIC_TILE))
-            return self._plain(self._masked(func))
+            return plain(self._masked(func))
         lanes = lanes_of(self.target.isa)
         groups = self.program.num_groups
         form, roles = contraction_form(func, con, tile, lanes, micro_tile, groups)

@@ -23,6 +23,7 @@ from .program import Program, Route
 _SHORTLIST = {ROWS: 2}
 _SHARES = (1.0, 1 / 32)
 _ROWS = 2048
+_LEAST_ROWS = 6  # rows whose weights take as long to read as fewer rows do
 _MAX_PLANS = 4096
 
 
@@ -170,8 +171,11 @@ class _Facts:
         return select.DenseRoute(self.m, self.n, self.k, self.batch, extra, library)
 
     def _row_extent(self, micro: MicroTile) -> int:
+        """Rows of a micro-tile on the depth axis, or those that the operand has if it has fewer;
+        0 for all."""
         con = self.program.contraction
-        return micro.extents[con.sparse_axes.index(con.row)] if con else 0
+        extent = micro.extents[con.sparse_axes.index(con.row)] if con else 0
+        return min(extent, -(-self.m // _LEAST_ROWS) * _LEAST_ROWS)
 
     def _slots(self, micro: MicroTile) -> tuple[int, int]:
         """Number of lists, and the extent of the slot dimension along the reduction."""

@@ -57,13 +57,15 @@ class SentenceEncoder(torch.nn.Module):
 class Family:
     """``make`` a module; ``kind`` is its attention's. Outputs come in order: ``by_token`` says of
     each whether it has a row for every token, ``first`` of the others whether they are computed
-    from the first token alone. ``whole`` are the operators that may run on all tokens."""
+    from the first token alone. ``whole`` are the operators that may run on all tokens; ``relu``:
+    whether a linear layer of each layer reads what ReLU made."""
 
     make: Callable[[Sizes], torch.nn.Module]
     kind: str = "full"
     by_token: tuple[bool, ...] = (True,)
     first: bool = False
     whole: frozenset[str] = frozenset()
+    relu: bool = False
 
 
 def _bert(sizes: Sizes, pooler: bool) -> torch.nn.Module:
@@ -137,8 +139,8 @@ FAMILIES = {
         whole=frozenset({"cumsum", "not_equal", "astype", "multiply", "add", "gather_elements"}),
     ),
     "distilbert": Family(_distilbert),
-    "opt": Family(_opt, kind="causal", whole=frozenset({"cumsum"})),
-    "llama": Family(_llama, kind="causal"),
+    "opt": Family(_opt, kind="causal", whole=frozenset({"cumsum"}), relu=True),
+    "llama": Family(_llama, kind="causal", relu=True),
 }
 
 

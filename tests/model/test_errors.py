@@ -200,5 +200,12 @@ def test_slices_of_tokens_do_not_meet_others() -> None:
 
 
 def test_models_of_other_kinds() -> None:
-    with pytest.raises(UnsupportedModel, match="model: .*ExportedProgram, got str; ONNX cannot"):
-        import_model("model.onnx", EXAMPLE, "attention_mask")  # type: ignore[arg-type]
+    with pytest.raises(
+        UnsupportedModel, match="model: .*ExportedProgram, .* or a file .onnx, got s"
+    ):
+        import_model("model", EXAMPLE, "attention_mask")
+
+
+def test_modules_need_examples() -> None:
+    with pytest.raises(ShapeError, match=r"mask: expected one of \[\], got 'attention_mask'"):
+        compile(Small(branching))

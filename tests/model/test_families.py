@@ -114,7 +114,9 @@ def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def check_report(ours: CompiledModel, family: Family, sizes: Sizes) -> None:
-    """All attention is over live tokens, and all that runs on dead ones is known."""
+    """All attention is over live tokens, all that runs on dead ones is known, and activations of
+    ReLU are followed."""
     attention = f"  {sizes.layers} of them attention, {family.kind}, over live tokens"
     assert attention in ours.explain().splitlines()
     assert {d.operator for d in ours.decisions if d.whole} <= family.whole
+    assert len({one.layer for one in ours.activity}) == sizes.layers * family.relu

@@ -268,3 +268,11 @@ def test_full_cache_starts_again(target: TargetInfo, monkeypatch: pytest.MonkeyP
     plans = [planner.plan(Pattern((0.5,), (key, 0)), known, True) for key in range(4)]
     assert planner.plan(Pattern((0.5,), (3, 0)), known, True) is plans[3]
     assert planner.plan(Pattern((0.5,), (0, 0)), known, True) is not plans[0]
+
+
+def test_micro_tiles_cost_about_the_rows_that_there_are(target: TargetInfo) -> None:
+    def by_depth(m: int) -> float:
+        plan = decide(matmul(Values()), target, m=m)
+        return min(c.cost_us for c in plan.candidates if c.micro_tile and c.micro_tile.axis == "k")
+
+    assert by_depth(4) < 1.05 * by_depth(1) < by_depth(9) < by_depth(32) < by_depth(64)

@@ -1,0 +1,97 @@
+"""Calls by a candidate of an earlier plan, and weights packed once for several operators."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import pit_tvm
+from pit_tvm.errors import DTypeError, ShapeError, UnsupportedTarget
+from pit_tvm.structs import Lengths, Mask, Rows, SparsitySpec, Values
+from tests.api.cases import LINEAR, MATMUL
+from tests.api.patterns import zero_pattern
+from tests.api.running import assert_close, compiled, poison, random_array, random_inputs, truth_of
+
+
+@pytest.mark.parametrize("spec", [Values(8, 1), Mask()], ids=str)
+def test_every_candidate_fits_other_patterns(spec: SparsitySpec, rng: np.random.Generator) -> None:
+    operator = compiled(LINEAR, "float32", "lhs", spec)
+    arrays = random_inputs(LINEAR, "float32", rng)
+    shape = arrays["lhs"].shape
+    dense = arrays["lhs"]
+    given = np.ones(shape, bool) if isinstance(spec, Mask) else None
+    plan = operator.explain(*arrays.values(), sparsity=given)
+    for number, choice in enumerate(plan.candidates):
+        for kind in ("random", "empty", "full"):
+            mask, given = zero_pattern(spec, kind, shape, np.random.default_rng(number))
+            arrays["lhs"] = np.where(mask, dense, 0).astype(np.float32)
+            truth = truth_of(LINEAR, arrays)
+            out = poison(truth.shape, "float32")
+            found = operator.repeat(choice, *arrays.values(), sparsity=given, out=out)
+            assert found is out
+            assert_close(out, truth, f"{choice} {kind}")
+
+
+@pytest.mark.parametrize("spec", [Rows(), Lengths()], ids=str)
+def test_named_rows_may_be_others(spec: SparsitySpec, rng: np.random.Generator) -> None:
+    operator = compiled(LINEAR, "float32", "lhs", spec)
+    arrays = random_inputs(LINEAR, "float32", rng)
+    rows = arrays["lhs"].shape[0]
+    (choice,) = {operator.explain(*arrays.values(), sparsity=np.array([rows - 1])).choice}
+    out = poison((rows, arrays["rhs"].shape[0]), "float32")
+    given = np.array([2])  # one row, or as many
+    operator.repeat(choice, *arrays.values(), sparsity=given, out=out)
+    live = np.zeros(rows, bool)
+    live[given if isinstance(spec, Rows) else slice(2)] = True
+    assert_close(out[live], truth_of(LINEAR, arrays)[live])
+    assert np.isnan(out[~live]).all()
+
+
+def test_repeated_calls_are_checked_as_calls_are(rng: np.random.Generator) -> None:
+    operator = compiled(LINEAR, "float32", "lhs", Values())
+    arrays = random_inputs(LINEAR, "float32", rng)
+    choice = operator.explain(*arrays.values()).choice
+    with pytest.raises(DTypeError, match="lhs"):
+        operator.repeat(choice, arrays["lhs"].astype(np.float64), arrays["rhs"], arrays["bias"])
+    empty = operator.repeat(choice, arrays["lhs"][:0], arrays["rhs"], arrays["bias"])
+    assert empty.shape == (0, arrays["rhs"].shape[0])
+
+
+def test_gpus_repeat_nothing(rng: np.random.Generator) -> None:
+    operator = pit_tvm.compile(
+        pit_tvm.op.linear(None, 64, 64, dtype="float16"),
+        sparse={"lhs": Rows()},
+        target={"kind": "cuda", "arch": "sm_90a"},
+    )
+    choice = compiled(LINEAR, "float32", "lhs", Rows()).explain(
+        *random_inputs(LINEAR, "float32", rng).values(), sparsity=[0]
+    )
+    with pytest.raises(UnsupportedTarget, match="repeat: expected a CPU target"):
+        operator.repeat(choice.choice)
+
+
+# --------------------------------------------------------------------------------------------
+# Packed weights
+
+
+def test_operators_of_one_expression_share_a_packed_weight(rng: np.random.Generator) -> None:
+    first, second = (compiled(LINEAR, "float32", "lhs", s) for s in (Lengths(), Values()))
+    arrays = random_inputs(LINEAR, "float32", rng)
+    packed = first.pack(rhs=arrays["rhs"])
+    shared = second.pack(rhs=packed)
+    assert shared.packed is packed.packed and shared.array is packed.array
+    assert_close(second(arrays["lhs"], shared, arrays["bias"]), truth_of(LINEAR, arrays))
+    with pytest.raises(ShapeError, match="rhs: packed operand"):
+        second(arrays["lhs"], packed, arrays["bias"])
+
+
+def test_weights_of_other_expressions_are_refused(rng: np.random.Generator) -> None:
+    linear = compiled(LINEAR, "float32", "lhs", Lengths())
+    product = compiled(MATMUL, "float32", "lhs", Values())
+    packed = linear.pack(rhs=random_inputs(LINEAR, "float32", rng)["rhs"])
+    with pytest.raises(ShapeError, match="packed by an operator of the same expression"):
+        product.pack(rhs=packed)
+    half = compiled(LINEAR, "float16", "lhs", Lengths())
+    shape = packed.array.shape
+    with pytest.raises(ShapeError, match="packed by an operator of the same expression"):
+        linear.pack(rhs=half.pack(rhs=random_array(shape, "float16", rng)))
