@@ -20,10 +20,12 @@ Run = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """A model with random weights on ``batch`` sequences padded to 128 tokens.
+    """A model with random weights on ``batch`` sequences padded to ``tokens``.
 
     ``family``: "bert" or "opt"; ``sizes``: its configuration; ``mean``: of the lengths, which are
     log-normal; ``left``: padding stands on the left; ``goal``: times torch.compile, on a GPU.
+    ``zeros``: share of the activations behind ReLU that are made zero by the biases before it; then
+    the goal is for the product that reads them, over torch's.
     """
 
     family: str
@@ -32,6 +34,8 @@ class Case:
     mean: float
     left: bool
     goal: float
+    tokens: int = LONGEST
+    zeros: float = 0.0
 
     def make(self, quick: bool) -> torch.nn.Module:
         """The model in evaluation mode; ``quick`` makes a small one."""
@@ -50,11 +54,26 @@ class Case:
         rng = np.random.default_rng(seed)
         batch = 4 if quick else self.batch
         lengths = rng.lognormal(0.0, SPREAD, batch)
-        lengths = np.clip(np.rint(lengths / lengths.mean() * self.mean), 1, LONGEST)
-        places = np.arange(LONGEST)[::-1] if self.left else np.arange(LONGEST)
+        lengths = np.clip(np.rint(lengths / lengths.mean() * self.mean), 1, self.tokens)
+        places = np.arange(self.tokens)[::-1] if self.left else np.arange(self.tokens)
         mask = torch.from_numpy((places < lengths[:, None]).astype(np.int64))
-        ids = rng.integers(3, 500, (batch, LONGEST))
+        ids = rng.integers(3, 500, (batch, self.tokens))
         return torch.from_numpy(ids), mask
+
+    def silence(self, model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Lower the biases before ReLU until ``zeros`` of its results are zero on these inputs;
+        what the first layer's second product reads then, ``[rows, k]``."""
+        read: list[torch.Tensor] = []
+        for layer in model.model.decoder.layers:
+            hook = layer.fc1.register_forward_hook(lambda _, __, out: read.append(out))
+            model(**inputs)
+            hook.remove()
+            layer.fc1.bias -= read.pop().float().quantile(self.zeros).to(layer.fc1.bias.dtype)
+        first = model.model.decoder.layers[0].fc2
+        hook = first.register_forward_pre_hook(lambda _, given: read.append(given[0]))
+        model(**inputs)
+        hook.remove()
+        return read[0].reshape(-1, first.in_features)
 
 
 def _sizes(hidden: int, layers: int, heads: int) -> dict[str, int]:
@@ -62,12 +81,15 @@ def _sizes(hidden: int, layers: int, heads: int) -> dict[str, int]:
     return dict(zip(names, (hidden, layers, heads), strict=True))
 
 
+_ONE_LAYER = {**_sizes(5120, 1, 40), "vocab_size": 512}
+
 CASES = {
     "bert-base": Case("bert", _sizes(768, 12, 12), 256, 30.0, False, 2.5),
     "bert-large": Case("bert", _sizes(1024, 24, 16), 256, 30.0, False, 2.5),
     "opt-1.3b": Case("opt", _sizes(2048, 24, 32), 32, LONGEST / 3, True, 2.2),
     "opt-6.7b": Case("opt", _sizes(4096, 32, 32), 32, LONGEST / 3, True, 2.2),
     "opt-13b": Case("opt", _sizes(5120, 40, 40), 32, LONGEST / 3, True, 2.2),
+    "opt-13b-step": Case("opt", _ONE_LAYER, 1, 1.0, True, 4.0, tokens=1, zeros=0.95),
 }
 
 

@@ -12,6 +12,8 @@ import torch
 from ..remember import remember
 from ..runtime.arrays import as_torch
 from ..runtime.cuda_arrays import dense_product, dtype_name
+from ..runtime.cuda_few_rows import MOST_ROWS, CudaFewRows
+from ..runtime.cuda_modules import cached_modules
 from ..runtime.cuda_rows import ROW_STEP, RowsKernels, rates_of
 from ..runtime.kernel_cache import KernelCache
 from ..schedules.hopper_space import ROWS
@@ -19,7 +21,9 @@ from ..selection.gpu_cost import GpuDense, GpuRates, GpuWork, select_gpu
 from ..structs import MicroTile, Plan, Tile
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
-from .linear import LinearLayer
+from .cuda_active import ActiveRows
+from .gathered import Activity
+from .linear import LinearForm, LinearLayer
 
 _MICRO_TILE = MicroTile("lhs", "m", 0, (1, 0))
 _ALIKE = 64  # numbers of rows that share a plan
@@ -30,21 +34,35 @@ Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], Non
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
+    """``weight`` is ``[n, k]``, or ``[k, n]`` where rows of it may be gathered (``turned``)."""
+
     weight: torch.Tensor
     bias: torch.Tensor | None
     act: str
+    turned: bool
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """n and k."""
+        first, second = self.weight.shape
+        return (second, first) if self.turned else (first, second)
 
     @property
     def form(self) -> tuple[object, ...]:
         """What layers have in common that share a plan."""
-        return (*self.weight.shape, self.weight.dtype, self.bias is not None, self.act)
+        return (*self.sizes, self.weight.dtype, self.bias is not None, self.act, self.turned)
+
+    def dense(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """By cuBLAS."""
+        dense_product(x, self.weight, self.bias, self.act, out, transpose_rhs=not self.turned)
 
 
 class CudaLayers:
     """``layers(number, x, out)`` runs one of ``found`` on the current stream.
 
     For each number of rows the cheaper of cuBLAS, with a pass for an activation, and the family's
-    tiles, which end with it. Weights stay as they are stored.
+    tiles, which end with it; and for a few rows of ReLU's results a product that reads the weights
+    of what is not 0 (`ActiveRows`). Weights stay as they are stored, but for layers behind ReLU.
     """
 
     def __init__(
@@ -58,7 +76,10 @@ class CudaLayers:
         self._store = TileStore.open(database, device=target.device, isa=target.isa)
         self._isa, self._device = target.isa, device
         self._kernels = RowsKernels(cache, target.isa)
+        self._few = CudaFewRows(cached_modules(cache, target.isa))
         self._layers = [_on(layer, device) for layer in found]
+        self._active: dict[tuple[int, int], ActiveRows] = {}
+        self._forms = [LinearForm.of(layer) for layer in found]
         self._rates: dict[object, GpuRates] = {}
         self._plans: dict[object, Plan] = {}
         self._runs: dict[tuple[int, int], Run] = {}
@@ -102,11 +123,30 @@ class CudaLayers:
     def _runner(self, number: int, rows: int) -> Run:
         """The layer for about so many rows."""
         layer, tile = self._layers[number], self.plan(number, rows).choice.tile
+        if layer.turned and rows <= MOST_ROWS:
+            return self._active_rows(number, rows)
         if tile is None:
-            weight, bias, act = layer.weight, layer.bias, layer.act
-            return lambda x, out: dense_product(x, weight, bias, act, out, transpose_rhs=True)
+            return layer.dense
         product = self._product(number, tile)
         return lambda x, out: product(x, self._places(len(x)), self._count(len(x)), out)
+
+    def _active_rows(self, number: int, rows: int) -> ActiveRows:
+        layer, plan = self._layers[number], self.plan(number, rows)
+        weight, bias = layer.weight, layer.bias
+        made = ActiveRows(
+            number,
+            self._forms[number],
+            rows,
+            layer.dense,
+            lambda x, out: self._few(x, weight, bias, out),
+            plan.candidates[-1].cost_us,
+        )
+        return remember(self._active, (number, rows), made)
+
+    @property
+    def activity(self) -> list[Activity]:
+        """What layers behind ReLU did with a few rows so far."""
+        return [layer.report() for layer in self._active.values()]
 
     def _product(self, number: int, tile: Tile) -> Product:
         """The layer by a tile."""
@@ -125,7 +165,7 @@ class CudaLayers:
         return plan
 
     def _decide(self, layer: _Layer, rows: int) -> Plan:
-        n, k = layer.weight.shape
+        n, k = layer.sizes
         passes = 0.0 if layer.act == "none" else 4.0 * rows * n  # 16 bits read, and written
         dense = GpuDense(rows, n, k, False, passes)
         work = GpuWork(live=float(rows), n=n, k=k, act=layer.act)
@@ -168,13 +208,17 @@ def _whole_pieces(n: int, k: int) -> bool:
 
 
 def _options(layer: _Layer) -> dict[str, Any]:
-    return {"bias": layer.bias is not None, "act": layer.act, "rhs_layout": "nk"}
+    layout = "kn" if layer.turned else "nk"
+    return {"bias": layer.bias is not None, "act": layer.act, "rhs_layout": layout}
 
 
 def _on(layer: LinearLayer, device: torch.device) -> _Layer:
     weight = as_torch(layer.weight).to(device)
     bias = None if layer.bias is None else as_torch(layer.bias).to(device)
-    return _Layer(weight, bias, layer.activation or "none")
+    gathers = layer.after == "relu" and layer.activation is None
+    turned = gathers and _whole_pieces(*weight.shape)
+    weight = weight.t().contiguous() if turned else weight
+    return _Layer(weight, bias, layer.activation or "none", turned)
 
 
 def _alike(rows: int) -> int:

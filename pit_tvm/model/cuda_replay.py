@@ -8,10 +8,11 @@ between is recorded once for a number, and then launched at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
+from typing import Any
 
 import torch
 
@@ -27,9 +28,9 @@ _MOST_SHAPES, _MOST_SIZES = 16, 64
 
 @dataclass(eq=False)
 class _Graph:
-    """``kept``: where it leaves what the tail reads."""
+    """``kept``: where ``replay`` leaves what the tail reads."""
 
-    graph: torch.cuda.CUDAGraph
+    replay: Callable[[], None]
     kept: list[torch.Tensor]
 
 
@@ -90,7 +91,7 @@ class Replayed:
         if graph is None:
             kept = self._program.body(*batches.inputs, lists)
         else:
-            graph.graph.replay()
+            graph.replay()
             kept = graph.kept
         outputs = self._program.tail(*batches.inputs, lists, *kept)
         ours = {_memory(t) for t in (*batches.inputs, *batches.lists, *kept)}
@@ -121,7 +122,6 @@ class Replayed:
         return batches.graphs[rows]
 
     def _record(self, batches: _Batches, lists: Lists) -> _Graph:
-        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         # As it runs: for the shapes, and so that nothing is compiled while it is recorded.
         made = self._program.body(*batches.inputs, lists)
         rows, most = len(lists[0]), len(batches.lists[0])
@@ -130,15 +130,11 @@ class Replayed:
             for number, one in enumerate(made)
         ]
         del made
-        self._side.wait_stream(current)
-        with torch.cuda.stream(self._side):
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                torch._foreach_copy_(kept, list(self._program.body(*batches.inputs, lists)))
-            finally:
-                graph.capture_end()
-        current.wait_stream(self._side)
-        return _Graph(graph, kept)
+
+        def run() -> None:
+            torch._foreach_copy_(kept, list(self._program.body(*batches.inputs, lists)))
+
+        return _Graph(recorded(run, self._side, self._pool), kept)
 
     def _place(self, number: int, like: torch.Tensor, share: float) -> torch.Tensor:
         """Memory that graphs share, for one of the tensors that they leave: what they compute in
@@ -156,6 +152,22 @@ class Replayed:
         self._done.synchronize()
         self._batches.clear()
         self._room.clear()
+
+
+def recorded(run: Callable[[], None], side: torch.cuda.Stream, pool: Any) -> Callable[[], None]:
+    """What launches at once what ``run`` launches, recorded on the stream ``side``; its memory is
+    of ``pool``."""
+    graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            run()
+        finally:
+            graph.capture_end()
+    current.wait_stream(side)
+    replay: Callable[[], None] = graph.replay
+    return replay
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -58,6 +58,13 @@ def empty_int32(like: Any, shape: tuple[int, ...]) -> Any:
     return torch.empty(shape, dtype=torch.int32, device=like.device)
 
 
+def empty_float32(like: Any, shape: tuple[int, ...]) -> Any:
+    """Uninitialised float32 tensor on the device of ``like``."""
+    import torch
+
+    return torch.empty(shape, dtype=torch.float32, device=like.device)
+
+
 def empty_words(like: Any, shape: tuple[int, ...]) -> Any:
     """Uninitialised uint32 tensor on the device of ``like``."""
     import torch

@@ -27,6 +27,18 @@ def test_a_dry_run_measures_compares_and_writes(tmp_path: Path, capsys: Any) -> 
     assert "over torch" in printed and "0 wrong results" in printed
 
 
+def test_a_step_with_few_live_activations_times_the_product_that_reads_them(
+    tmp_path: Path, capsys: Any
+) -> None:
+    file = tmp_path / "rows.json"
+    options = ["--device", "cpu", "--quick", "--rounds", "2", "--no-torch-compile"]
+    assert bench_models.main(["opt-13b-step", *options, "--json", str(file)]) == 0
+    (row,) = json.loads(file.read_text())["rows"]
+    assert row["batch"][1] == 1 and {"fc2, torch", "fc2, pit-tvm"} <= set(row["ms"])
+    assert row["fc2"] == pytest.approx(row["ms"]["fc2, torch"] / row["ms"]["fc2, pit-tvm"])
+    assert "fc2" in capsys.readouterr().out
+
+
 def test_bars_for_every_contender_of_a_model(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     rows = [
@@ -41,7 +53,7 @@ def test_bars_for_every_contender_of_a_model(tmp_path: Path) -> None:
 def test_lengths_are_as_said(name: str) -> None:
     case = cases.CASES[name]
     ids, mask = case.batch_of(1, False)
-    assert mask.shape == ids.shape == (case.batch, cases.LONGEST)
+    assert mask.shape == ids.shape == (case.batch, case.tokens)
     lengths = mask.sum(1)
     assert lengths.min() >= 1 and abs(float(lengths.double().mean()) - case.mean) < 0.15 * case.mean
     edge = mask[:, -1] if case.left else mask[:, 0]

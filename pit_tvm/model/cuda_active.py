@@ -1,0 +1,67 @@
+"""A linear layer behind ReLU on a GPU, for a few rows: dense, or by the weights of what lives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ..runtime.cuda_arrays import is_capturing
+from ..runtime.cuda_few_rows import few_rows_us
+from .gathered import Activity
+from .linear import LinearForm
+
+Run = Callable[[torch.Tensor, torch.Tensor], None]  # x, out
+
+# Calls between two samples double up to this many.
+_MOST_CALLS = 256
+_MARGIN = 0.95  # share of the dense product's predicted time that gathering must stay below
+
+
+class ActiveRows:
+    """``layer(x, out)`` for ``rows`` rows, by ``dense`` or by ``gathers``, which reads the weights
+    where a row of x is not 0; ``dense_us``: predicted time of the former.
+
+    The decision rests on samples, for which the host waits: of the first call, and then of every
+    2nd, 4th, up to every 256th. While a stream is recorded there are none, and what was decided
+    last is recorded.
+    """
+
+    def __init__(
+        self, number: int, form: LinearForm, rows: int, dense: Run, gathers: Run, dense_us: float
+    ) -> None:
+        self._number, self._form, self._rows = number, form, rows
+        self._dense, self._gathers, self._dense_us = dense, gathers, dense_us
+        self._live, self._faster = 1.0, False
+        self._samples = self._until = self._calls = self._gathered = 0
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """``out[:] = x @ weight.T + bias``."""
+        if self._until <= 0 and not is_capturing():
+            self._sample(x)
+        self._until -= 1
+        self._calls += 1
+        self._gathered += self._faster
+        run = self._gathers if self._faster else self._dense
+        run(x, out)
+
+    def report(self) -> Activity:
+        """What is known of the calls so far; replays of a graph are not counted."""
+        return Activity(
+            self._number,
+            self._form,
+            "relu",
+            (self._rows, self._rows),
+            f"lhs {self._rows}x1 on k",
+            self._live,
+            self._faster,
+            (self._gathered, self._calls),
+            None,
+        )
+
+    def _sample(self, x: torch.Tensor) -> None:
+        self._live = float((x != 0).any(0).float().mean())
+        us = few_rows_us(self._rows, self._form.n, self._form.k, self._live)
+        self._faster = us < _MARGIN * self._dense_us
+        self._until = min(2**self._samples, _MOST_CALLS)
+        self._samples += 1

@@ -1,0 +1,145 @@
+"""What a replayed program reads and writes, with Python in place of CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from pit_tvm.model import cuda_replay
+from pit_tvm.model.cuda_replay import Replayed, rows_for
+from pit_tvm.runtime.live_tokens import live_tokens
+
+
+class Stream:
+    """A stream or an event that has nothing to wait for."""
+
+    def __init__(self, *_: Any) -> None:
+        self.waits: list[Any] = []
+
+    def wait_event(self, event: Any) -> None:
+        """Note that it was asked for."""
+        self.waits.append(event)
+
+    def record(self, _: Any) -> None:
+        """Nothing to do."""
+
+    def synchronize(self) -> None:
+        """Nothing to do."""
+
+
+class Index:
+    """As `CudaIndex` on the CPU."""
+
+    def fill(self, lists: Any, mask: torch.Tensor, *_: torch.Tensor) -> int:
+        """Write the lists of a mask up to its live tokens."""
+        *made, starts, place = (torch.from_numpy(part) for part in live_tokens(mask.numpy()))
+        for to, part in zip(lists[:3], made, strict=True):
+            to[: len(part)] = part
+        lists[3].copy_(starts)
+        lists[4].copy_(place)
+        return len(made[0])
+
+
+class Program:
+    """``ids + 1`` for live tokens and their sum by sequence, as a `TorchProgram` would have it;
+    ``runs`` counts how often its body ran."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def index(self, ids: Any, mask: Any, make: Callable[..., Any]) -> Any:
+        """The index."""
+        return make(mask, ids)
+
+    def body(self, ids: Any, mask: Any, index: Any) -> tuple[torch.Tensor, ...]:
+        """Live tokens plus 1, and what the mask says in all."""
+        self.runs += 1
+        return ids.reshape(-1)[index[0].long()] + 1, mask.sum(1)
+
+    def tail(self, ids: Any, mask: Any, index: Any, rows: Any, count: Any) -> list[torch.Tensor]:
+        """Rows in their places; ``count`` is returned as it is, and so is the mask."""
+        place = index[4].long()
+        whole = torch.zeros_like(ids)
+        whole[place >= 0] = rows[place[place >= 0]]
+        return [whole, count, mask]
+
+
+@pytest.fixture
+def replayed(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A program that is replayed, and how many graphs were recorded of it."""
+    stream, graphs = Stream(), []
+
+    def recorded(run: Callable[[], None], *_: Any) -> Callable[[], None]:
+        graphs.append(run)
+        return run
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "Event", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(cuda_replay, "is_capturing", lambda: False)
+    monkeypatch.setattr(cuda_replay, "recorded", recorded)
+    program: Any = Program()
+    index: Any = Index()
+    return Replayed(program, index), graphs
+
+
+def batch(shape: tuple[int, int], share: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random ids and a mask."""
+    return torch.randint(1, 1000, shape), (torch.rand(shape) < share).long()
+
+
+def test_outputs_are_right_and_stay_right(replayed: Any) -> None:
+    run, graphs = replayed
+    found = []
+    for turn in range(40):
+        shape = ((20, 30), (7, 64))[turn % 2]
+        ids, mask = batch(shape, (0.0, 0.1, 0.5, 0.52, 1.0)[turn % 5])
+        found.append((ids, mask, run(ids, mask)))
+    for ids, mask, (whole, count, same) in found:  # later calls have not touched them
+        assert torch.equal(whole, (ids + 1) * mask)
+        assert torch.equal(count, mask.sum(1)) and torch.equal(same, mask)
+    assert 4 <= len(graphs) <= 16
+
+
+def test_a_graph_is_recorded_when_a_number_of_rows_comes_again(replayed: Any) -> None:
+    run, graphs = replayed
+    ids, mask = batch((16, 64), 0.5)
+    for expected in (0, 1, 1, 1):
+        run(ids, mask)
+        assert len(graphs) == expected
+    run(*batch((16, 32), 0.5))
+    assert len(graphs) == 1
+
+
+def test_many_shapes_and_sizes_are_forgotten(
+    replayed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_replay, "_MOST_SHAPES", 2)
+    monkeypatch.setattr(cuda_replay, "_MOST_SIZES", 2)
+    run, graphs = replayed
+    for tokens in (100, 200, 300):
+        for live in (100, 300, 500, 100, 300):
+            ids, mask = torch.ones(5, tokens).long(), torch.zeros(5, tokens).long()
+            mask.view(-1)[: min(live, 5 * tokens)] = 1
+            for _ in range(2):
+                whole, *_ = run(ids, mask)
+                assert torch.equal(whole, 2 * mask)
+    assert len(run._batches) <= 2
+    assert all(len(batches.graphs) <= 2 for batches in run._batches.values())
+
+
+@pytest.mark.parametrize(("live", "rows"), [(0, 0), (1, 64), (64, 64), (65, 128), (5000, 5120)])
+def test_rows_in_steps(live: int, rows: int) -> None:
+    assert rows_for(live, 10**6) == rows
+    assert rows_for(live, max(live, 1)) == live
+
+
+def test_few_rows_are_computed_for_nothing() -> None:
+    for live in range(2048, 10**5, 37):
+        assert live <= rows_for(live, 10**6) <= live * (1 + 1 / 32)
