@@ -200,6 +200,7 @@ ORDER = {
         "machine",
         "saved",
         "compiled",
+        "dump",
         "rewrite",
         "swrite",
         "program_parts",

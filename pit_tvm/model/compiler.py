@@ -14,6 +14,7 @@ from ..errors import UnsupportedTarget, mismatch
 from ..quick_stacks import quick_stacks
 from ..target import resolve_target
 from .compiled import CompiledModel, machine_of
+from .dump import into
 from .importer import import_model
 from .kernels import CpuKernels
 from .layers import Layers
@@ -32,6 +33,7 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
     database: str | Path | None = None,
     activation_threshold: float | None = None,
     cuda_graphs: bool = True,
+    dump: str | Path | None = None,
 ) -> CompiledModel:
     """Compile a model for inference on padded batches, without the padding.
 
@@ -62,6 +64,8 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
         On a GPU: record the kernels for a shape of batch and a number of live tokens, in steps of
         1/32, when these come again, and launch them at once from then on. Recorded kernels keep
         memory for intermediate tensors. False: launch them one by one, always.
+    dump
+        A folder for the graph after every pass, as text: ``00_imported.py``, ``01_tidy.py``, ...
 
     Raises
     ------
@@ -71,7 +75,8 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
     UnsupportedModel
         torch cannot trace the module for every batch and length, or TVM lacks an operator.
     BackendUnavailable
-        The target is a GPU, and there is none; or the model is a file, and onnx is not installed.
+        The target is a GPU, and there is none; the model is a file, and onnx is not installed; or
+        ``dump`` cannot be written.
     UnsupportedTarget
         The target is a GPU, and a threshold is given.
     """
@@ -79,13 +84,14 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
     info = resolve_target(target)
     if info.kind == "cuda" and activation_threshold is not None:
         raise UnsupportedTarget(mismatch("activation_threshold", "None on a GPU", "a number"))
+    look = into(dump)
     imported = import_model(model, example_inputs, mask)
     with quick_stacks():
         if info.kind == "cuda":
             from .cuda import compile_for_gpu
 
-            return compile_for_gpu(imported, info, database, cuda_graphs)
-        rewritten = rewrite(imported, CpuKernels(info))
+            return compile_for_gpu(imported, info, database, cuda_graphs, look)
+        rewritten = rewrite(imported, CpuKernels(info), look)
     executable = build(rewritten.module, info)
     layers = Layers(rewritten.layers, info, database, threshold=activation_threshold)
     return CompiledModel(

@@ -22,6 +22,7 @@ from .cuda_kernels import ATTENTION, CudaKernels
 from .cuda_layers import CudaLayers, has_tiles
 from .cuda_machine import cuda_program
 from .cuda_replay import Replayed
+from .dump import Look, unseen
 from .importer import Imported
 from .inputs import Inputs
 from .linear import LinearLayer
@@ -107,7 +108,11 @@ class CudaModel(CompiledModel):
 
 
 def compile_for_gpu(
-    imported: Imported, target: TargetInfo, database: str | Path | None, cuda_graphs: bool
+    imported: Imported,
+    target: TargetInfo,
+    database: str | Path | None,
+    cuda_graphs: bool,
+    look: Look,
 ) -> CudaModel:
     """The model on the current device; see `pit_tvm.model.compile`.
 
@@ -117,11 +122,11 @@ def compile_for_gpu(
         There is no CUDA device.
     """
     kernels = CudaKernels(Plane(imported.batch, imported.tokens))
-    rewritten = rewrite(imported, kernels)
+    rewritten = rewrite(imported, kernels, look)
     if not torch.cuda.is_available():
         raise BackendUnavailable(mismatch("target cuda", "a CUDA device", "none"))
     device, cache = torch.device("cuda", torch.cuda.current_device()), KernelCache()
-    module, merged = _graph(imported, rewritten)
+    module, merged = _graph(imported, rewritten, look)
     layers = CudaLayers(merged, target, device, cache, database)
     index = CudaIndex(imported.mask, _tables(rewritten.inputs), target.isa, cache)
     packed: dict[str, Callable[..., Any]] = {
@@ -142,12 +147,15 @@ def compile_for_gpu(
     )
 
 
-def _graph(imported: Imported, rewritten: Rewritten) -> tuple[tvm.IRModule, list[LinearLayer]]:
+def _graph(
+    imported: Imported, rewritten: Rewritten, look: Look = unseen
+) -> tuple[tvm.IRModule, list[LinearLayer]]:
     """The graph as a GPU runs it, and its linear layers."""
     module = pass_ids(rewritten.module, list(_tables(rewritten.inputs)))
-    module = tidy_reshapes(tidy(module, imported.size_bounds))
+    module = look("ids", tidy_reshapes(tidy(module, imported.size_bounds)))
     module, merged = merge_linear(module, rewritten.layers, LINEAR, _is_attention)
-    return store_in_place(module, merged, LINEAR, PLACED, has_tiles), merged
+    module = store_in_place(look("merge", module), merged, LINEAR, PLACED, has_tiles)
+    return look("swrite", module), merged
 
 
 def _tables(inputs: Inputs) -> dict[str, int]:

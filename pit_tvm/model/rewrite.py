@@ -8,6 +8,7 @@ import tvm
 
 from .activations import name_activations
 from .compiled import LINEAR
+from .dump import Look, unseen
 from .embeddings import extract_embeddings
 from .importer import Imported
 from .inputs import Inputs
@@ -29,16 +30,17 @@ class Rewritten:
     layers: list[LinearLayer]
 
 
-def rewrite(imported: Imported, kernels: Kernels) -> Rewritten:
-    """All graph passes in order, with a backend's kernels."""
+def rewrite(imported: Imported, kernels: Kernels, look: Look = unseen) -> Rewritten:
+    """All graph passes in order, with a backend's kernels; ``look`` is shown every result."""
     bounds = imported.size_bounds
     plane = Plane(imported.batch, imported.tokens)
-    module = tidy(imported.module, bounds)
+    module = look("tidy", tidy(look("imported", imported.module), bounds))
     inputs = Inputs.of(imported, module)
     module, decisions = propagate(module, plane, imported.mask, kernels)
-    module = tidy_reshapes(tidy(module, bounds))
-    module = extract_norms(extract_embeddings(module, kernels), kernels)
+    module = look("tidy", tidy_reshapes(tidy(look("propagate", module), bounds)))
+    module = look("embeddings", extract_embeddings(module, kernels))
+    module = look("norms", extract_norms(module, kernels))
     module, layers = extract_linear(module, LINEAR)
-    module = tidy_reshapes(module)
+    module = look("linear", tidy_reshapes(module))
     layers = name_activations(module, layers, LINEAR)
     return Rewritten(module, inputs, decisions, layers)
