@@ -128,13 +128,18 @@ def rebuild(
     rule: Rule,
     extent: Callable[[Extent], Extent] = lambda value: value,
     env: dict[relax.Expr, relax.Expr] | None = None,
+    inputs: Sequence[relax.Var] = (),
 ) -> tvm.IRModule:
     """``main`` of ``module`` with ``rule`` applied to every call and ``extent`` to every extent in
-    an argument, unused bindings removed. ``env``: filled with what takes each variable's place."""
+    an argument, unused bindings removed.
+
+    ``env``: what takes the place of constants; filled with what takes that of each variable.
+    ``inputs``: parameters behind the function's own.
+    """
     main = module["main"]
     builder = relax.BlockBuilder()
     env = {} if env is None else env
-    with builder.function("main", list(main.params), attrs=attributes_of(main)):
+    with builder.function("main", [*main.params, *inputs], attrs=attributes_of(main)):
         with builder.dataflow():
             for binding in bindings_of(main):
                 value = substitute(binding.value, env, extent)
@@ -153,23 +158,12 @@ def rebuild(
 def without_weights(module: tvm.IRModule, *passes: tvm.ir.transform.Pass) -> tvm.IRModule:
     """``module`` after passes of TVM, which see its matrices as inputs: some compare expressions by
     all bytes of their constants, and that takes minutes for a large model."""
-    main = module["main"]
-    weights = _matrices(main)
-    builder, env = relax.BlockBuilder(), dict(weights)
-    with builder.function("main", [*main.params, *weights.values()], attrs=attributes_of(main)):
-        with builder.dataflow():
-            for binding in bindings_of(main):
-                value, var = substitute(binding.value, env), binding.var
-                if isinstance(binding, relax.MatchCast):
-                    env[var] = builder.match_cast(value, binding.ty)
-                else:
-                    env[var] = builder.emit(value, var.name)
-            result = builder.emit_output(substitute(main.body.body, env))
-        builder.emit_func_output(result)
-    made = finish(builder, module)
+    weights = _matrices(module["main"])
+    stand_ins = list(weights.values())
+    made = rebuild(module, lambda _, call, __: call, env=dict(weights), inputs=stand_ins)
     for step in passes:
         made = step(made)
-    stand_ins = made["main"].params[len(main.params) :]
+    stand_ins = made["main"].params[len(module["main"].params) :]
     made["main"] = made["main"].bind_params(dict(zip(stand_ins, weights, strict=True)))
     return made
 

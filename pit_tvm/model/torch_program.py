@@ -240,7 +240,7 @@ def _last_uses(
     later = set(results)
     found: list[list[relax.Var]] = []
     for binding in reversed(bindings):
-        used = {*relax.analysis.free_vars(binding.value), binding.var} & bound
-        found.append([var for var in used if var not in later])
-        later |= used
+        used = dict.fromkeys([*relax.analysis.free_vars(binding.value), binding.var])
+        found.append([var for var in used if var in bound and var not in later])
+        later.update(used)
     return found[::-1]
