@@ -190,6 +190,7 @@ ORDER = {
         "linear",
         "activations",
         "threshold",
+        "activity",
         "gathered",
         "layers",
         "merge",

@@ -10,7 +10,7 @@ import tvm
 
 from ..runtime.arrays import as_numpy, as_torch, kind
 from ..runtime.live_tokens import live_tokens
-from .gathered import Activity
+from .activity import Activity
 from .inputs import Inputs
 from .layers import Layers
 from .machine import Machine

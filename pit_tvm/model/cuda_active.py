@@ -8,13 +8,12 @@ import torch
 
 from ..runtime.cuda_arrays import is_capturing
 from ..runtime.cuda_few_rows import few_rows_us
-from .gathered import Activity
+from .activity import Activity, Turns
 from .linear import LinearForm
 
 Run = Callable[[torch.Tensor, torch.Tensor], None]  # x, out
 
-# Calls between two samples double up to this many.
-_MOST_CALLS = 256
+_MOST_CALLS = 256  # between two samples
 _MARGIN = 0.95  # share of the dense product's predicted time that gathering must stay below
 
 
@@ -32,16 +31,13 @@ class ActiveRows:
     ) -> None:
         self._number, self._form, self._rows = number, form, rows
         self._dense, self._gathers, self._dense_us = dense, gathers, dense_us
-        self._live, self._faster = 1.0, False
-        self._samples = self._until = self._calls = self._gathered = 0
+        self._live, self._faster, self._turns = 1.0, False, Turns(_MOST_CALLS)
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """``out[:] = x @ weight.T + bias``."""
-        if self._until <= 0 and not is_capturing():
+        if self._turns.is_due and not is_capturing():
             self._sample(x)
-        self._until -= 1
-        self._calls += 1
-        self._gathered += self._faster
+        self._turns.called(self._faster)
         run = self._gathers if self._faster else self._dense
         run(x, out)
 
@@ -55,7 +51,7 @@ class ActiveRows:
             f"lhs {self._rows}x1 on k",
             self._live,
             self._faster,
-            (self._gathered, self._calls),
+            (self._turns.gathered, self._turns.calls),
             None,
         )
 
@@ -63,5 +59,4 @@ class ActiveRows:
         self._live = float((x != 0).any(0).float().mean())
         us = few_rows_us(self._rows, self._form.n, self._form.k, self._live)
         self._faster = us < _MARGIN * self._dense_us
-        self._until = min(2**self._samples, _MOST_CALLS)
-        self._samples += 1
+        self._turns.sampled()

@@ -21,8 +21,8 @@ from ..selection.gpu_cost import GpuDense, GpuRates, GpuWork, select_gpu
 from ..structs import MicroTile, Plan, Tile
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
+from .activity import Activity
 from .cuda_active import ActiveRows
-from .gathered import Activity
 from .linear import LinearForm, LinearLayer
 
 _MICRO_TILE = MicroTile("lhs", "m", 0, (1, 0))
@@ -78,7 +78,6 @@ class CudaLayers:
         self._kernels = RowsKernels(cache, target.isa)
         self._few = CudaFewRows(cached_modules(cache, target.isa))
         self._layers = [_on(layer, device) for layer in found]
-        self._active: dict[tuple[int, int], ActiveRows] = {}
         self._forms = [LinearForm.of(layer) for layer in found]
         self._rates: dict[object, GpuRates] = {}
         self._plans: dict[object, Plan] = {}
@@ -133,7 +132,7 @@ class CudaLayers:
     def _active_rows(self, number: int, rows: int) -> ActiveRows:
         layer, plan = self._layers[number], self.plan(number, rows)
         weight, bias = layer.weight, layer.bias
-        made = ActiveRows(
+        return ActiveRows(
             number,
             self._forms[number],
             rows,
@@ -141,12 +140,11 @@ class CudaLayers:
             lambda x, out: self._few(x, weight, bias, out),
             plan.candidates[-1].cost_us,
         )
-        return remember(self._active, (number, rows), made)
 
     @property
     def activity(self) -> list[Activity]:
         """What layers behind ReLU did with a few rows so far."""
-        return [layer.report() for layer in self._active.values()]
+        return [run.report() for run in self._runs.values() if isinstance(run, ActiveRows)]
 
     def _product(self, number: int, tile: Tile) -> Product:
         """The layer by a tile."""

@@ -12,11 +12,11 @@ import numpy as np
 from ..api import Operator
 from ..runtime.arrays import as_numpy
 from ..structs import Candidate
+from .activity import Activity, Turns
 from .linear import LinearForm
 from .threshold import Threshold
 
-# Calls between two samples double up to this many.
-_MOST_CALLS = 64
+_MOST_CALLS = 64  # between two samples
 # Predictions rest on records of 32 rows. Micro-tiles of fewer rows read a weight once for each of
 # them; what that costs more was measured on two cores with AVX-512.
 _RECORDED_ROWS, _LOW_TILE = 32, 1.5
@@ -27,48 +27,13 @@ _MARGIN = 0.9  # share of the dense product's predicted time that gathering must
 _MOST_LIVE = 0.5
 
 
-@dataclass(frozen=True)
-class Activity:
-    """What a layer on activations did at ``rows`` (first and last number of them).
-
-    ``layer`` counts the model's linear layers, ``form`` and ``after`` say what it is. ``live`` is
-    the share of micro-tiles (``micro_tile``, rows x 1) that lived when last sampled, ``gathers``
-    the decision. ``calls``: gathered ones, and all. ``dropped``: norm of what a threshold dropped
-    over that of all activations; None without one.
-    """
-
-    layer: int
-    form: LinearForm
-    after: str
-    rows: tuple[int, int]
-    micro_tile: str
-    live: float
-    gathers: bool
-    calls: tuple[int, int]
-    dropped: float | None
-
-    def __str__(self) -> str:
-        first, last = self.rows
-        rows = f"{first}" if first == last else f"{first} to {last}"
-        way = "gathered" if self.gathers else "dense"
-        text = (
-            f"layer {self.layer} ({self.form}, after {self.after}) at {rows} rows: {way}, "
-            f"{self.live:.2f} of {self.micro_tile} live; gathered in {self.calls[0]} of "
-            f"{self.calls[1]} calls"
-        )
-        return text if self.dropped is None else f"{text}; dropped {self.dropped:.2%} of the norm"
-
-
 @dataclass
 class _Case:
     """Calls with about equally many rows: how they run, and what is counted of them."""
 
     choice: Candidate
+    turns: Turns
     gathers: bool = False
-    samples: int = 0
-    until_sample: int = 0
-    gathered: int = 0
-    calls: int = 0
     dropped: float = 0.0
     total: float = 0.0
 
@@ -102,12 +67,10 @@ class GatheredLayer:
             return
         case = self._cases.get(rows.bit_length())
         kept = x if self._threshold is None else self._threshold(x)
-        if case is None or case.until_sample <= 0:
+        if case is None or case.turns.is_due:
             case = self._sample(x, kept, case)
-        case.until_sample -= 1
-        case.calls += 1
+        case.turns.called(case.gathers)
         if case.gathers:
-            case.gathered += 1
             operator, constants = self._sparse
             operator.repeat(case.choice, kept, *constants, out=out)
         else:
@@ -142,12 +105,11 @@ class GatheredLayer:
         choice = min(candidates, key=lambda c: _expected_us(c, rows))
         dense = self._dense[0].explain(sparsity=[rows], sizes={"m": rows}).choice
         if case is None:
-            case = self._cases.setdefault(rows.bit_length(), _Case(choice))
+            case = self._cases.setdefault(rows.bit_length(), _Case(choice, Turns(_MOST_CALLS)))
         case.choice = choice
         faster = _expected_us(choice, rows) < _MARGIN * dense.cost_us
         case.gathers = faster and choice.covered <= _MOST_LIVE
-        case.until_sample = min(2**case.samples, _MOST_CALLS)
-        case.samples += 1
+        case.turns.sampled()
         if self._threshold is not None:
             dropped, total = self._threshold.squares(x)
             case.dropped, case.total = case.dropped + dropped, case.total + total
@@ -165,7 +127,7 @@ class GatheredLayer:
             str(case.choice.micro_tile),
             case.choice.covered,
             case.gathers,
-            (case.gathered, case.calls),
+            (case.turns.gathered, case.turns.calls),
             dropped,
         )
 

@@ -17,7 +17,8 @@ from ..runtime.kernel_cache import KernelCache
 from ..structs import Lengths, SparsitySpec, Values
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
-from .gathered import Activity, GatheredLayer
+from .activity import Activity
+from .gathered import GatheredLayer
 from .linear import LinearForm, LinearLayer
 from .threshold import Threshold
 
