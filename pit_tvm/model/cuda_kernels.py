@@ -11,7 +11,7 @@ from tvm import relax
 
 from ..schedules.cuda_norm import norm_rows
 from .attention import Attention
-from .kernels import Kernels
+from .kernels import Kernels, RowNorm
 from .masks import CAUSAL
 from .plane import Plane
 
@@ -45,36 +45,31 @@ class CudaKernels(Kernels):
         self,
         builder: relax.BlockBuilder,
         terms: Sequence[relax.Expr],
-        scale: relax.Expr,
-        shift: relax.Expr,
-        eps: float,
+        how: RowNorm,
     ) -> relax.Call:
         """As `Kernels.norm`."""
-        return self._norm([*terms, scale, shift], eps, len(terms), False)
+        return self._norm(terms, how, False)
 
     def norm_and_sum(
         self,
         builder: relax.BlockBuilder,
         terms: Sequence[relax.Expr],
-        scale: relax.Expr,
-        shift: relax.Expr,
-        eps: float,
+        how: RowNorm,
     ) -> relax.Call:
         """As `Kernels.norm_and_sum`."""
-        return self._norm([*terms, scale, shift], eps, len(terms), True)
+        return self._norm(terms, how, True)
 
-    def _norm(
-        self, operands: Sequence[relax.Expr], eps: float, terms: int, stores_sum: bool
-    ) -> relax.Call:
-        ty = operands[0].ty
-        form = (int(ty.shape.values[-1]), str(ty.dtype), eps, terms)
+    def _norm(self, terms: Sequence[relax.Expr], how: RowNorm, stores_sum: bool) -> relax.Call:
+        ty = terms[0].ty
+        form = (int(ty.shape.values[-1]), str(ty.dtype), how.eps, len(terms))
         key = (*form, stores_sum)
         name = self._norms.get(key)
         if name is None:
             name = self._norms[key] = f"norm_{len(self._norms)}"
             func = norm_rows(*form, stores_sum=stores_sum)
             self.module[name] = func.with_attr("global_symbol", name)
-        return relax.op.call_dps_packed(name, list(operands), [ty, ty] if stores_sum else ty)
+        given = [*terms, how.scale, how.shift]
+        return relax.op.call_dps_packed(name, given, [ty, ty] if stores_sum else ty)
 
 
 def varlen_attention(

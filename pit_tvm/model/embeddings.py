@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import tvm
 from tvm import relax
 
-from .kernels import Kernels
-from .norms import is_row_norm
+from .kernels import Kernels, RowNorm
+from .norms import row_norm
 from .rebuild import (
     Extent,
     extents_of,
@@ -48,12 +48,13 @@ def extract_embeddings(module: tvm.IRModule, kernels: Kernels) -> tvm.IRModule:
     sums = _Sums(module["main"])
 
     def rule(builder: relax.BlockBuilder, call: relax.Call, var: relax.Var) -> relax.Expr:
-        if not is_row_norm(call):
+        how = row_norm(call)
+        if how is None:
             return call
         terms = list(sums.terms(builder, sums.values[var].args[0], call.args[0]))
         if not any(isinstance(term, _Picked) for term in terms):
             return call
-        made = _emit(builder, call, terms, kernels)
+        made = _emit(builder, call, terms, how, kernels)
         return call if made is None else made
 
     return rebuild(module, rule)
@@ -114,6 +115,7 @@ def _emit(
     builder: relax.BlockBuilder,
     call: relax.Call,
     terms: Sequence[relax.Expr | _Picked],
+    how: RowNorm,
     kernels: Kernels,
 ) -> relax.Call | None:
     arrays = [flat_rows(builder, term) for term in terms if not isinstance(term, _Picked)]
@@ -125,9 +127,7 @@ def _emit(
         for term in terms
         if isinstance(term, _Picked)
     ]
-    scale, shift = call.args[1:]
-    eps = float(call.attrs.epsilon)
-    made = kernels.embeddings(builder, tables, arrays, scale, shift, eps)
+    made = kernels.embeddings(builder, tables, arrays, how)
     if made is None:
         return None
     return relax.op.reshape(builder.emit(made), list(extents_of(call)))

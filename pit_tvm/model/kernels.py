@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
 
@@ -14,6 +15,15 @@ from ..target import TargetInfo
 from .attention import Attention
 from .lowering import SCHEDULED
 from .masks import CAUSAL
+
+
+@dataclass(frozen=True, eq=False)
+class RowNorm:
+    """Layer norm of rows: ``scale`` and ``shift`` ``[width]``, and what is added to a variance."""
+
+    scale: relax.Expr
+    shift: relax.Expr
+    eps: float
 
 
 class Kernels(Protocol):
@@ -33,9 +43,7 @@ class Kernels(Protocol):
         self,
         builder: relax.BlockBuilder,
         terms: Sequence[relax.Expr],
-        scale: relax.Expr,
-        shift: relax.Expr,
-        eps: float,
+        how: RowNorm,
     ) -> relax.Call:
         """Layer norm of the sum of ``terms`` (one or two), ``[rows, width]``."""
 
@@ -43,9 +51,7 @@ class Kernels(Protocol):
         self,
         builder: relax.BlockBuilder,
         terms: Sequence[relax.Expr],
-        scale: relax.Expr,
-        shift: relax.Expr,
-        eps: float,
+        how: RowNorm,
     ) -> relax.Call | None:
         """As `norm` of two ``terms``, and their sum, as a tuple. None, as here, if there is no such
         kernel."""
@@ -56,9 +62,7 @@ class Kernels(Protocol):
         builder: relax.BlockBuilder,
         tables: Sequence[tuple[relax.Expr, relax.Expr]],
         arrays: Sequence[relax.Expr],
-        scale: relax.Expr,
-        shift: relax.Expr,
-        eps: float,
+        how: RowNorm,
     ) -> relax.Call | None:
         """Layer norm of the sum of rows of ``tables``, each given as ids ``[rows]`` (int32 or
         int64, none outside) and ``[n, width]``, and of ``arrays`` ``[rows, width]``; at least one
@@ -93,30 +97,26 @@ class CpuKernels(Kernels):
         self,
         builder: relax.BlockBuilder,
         terms: Sequence[relax.Expr],
-        scale: relax.Expr,
-        shift: relax.Expr,
-        eps: float,
+        how: RowNorm,
     ) -> relax.Call:
         """As `Kernels.norm`."""
         ty = terms[0].ty
-        form = (int(ty.shape.values[-1]), str(ty.dtype), eps, len(terms) == 2)
+        form = (int(ty.shape.values[-1]), str(ty.dtype), how.eps, len(terms) == 2)
         func = builder.add_func(self._made(residual_norm, *form), "norm")
-        return relax.call_tir(func, [*terms, scale, shift], ty)
+        return relax.call_tir(func, [*terms, how.scale, how.shift], ty)
 
     def embeddings(
         self,
         builder: relax.BlockBuilder,
         tables: Sequence[tuple[relax.Expr, relax.Expr]],
         arrays: Sequence[relax.Expr],
-        scale: relax.Expr,
-        shift: relax.Expr,
-        eps: float,
+        how: RowNorm,
     ) -> relax.Call:
         """As `Kernels.embeddings`."""
         (first, table), *_ = tables
         width, dtype = int(table.ty.shape.values[-1]), str(table.ty.dtype)
         id_dtypes = tuple(str(ids.ty.dtype) for ids, _ in tables)
-        func = self._made(embedding_norm, width, dtype, eps, id_dtypes, len(arrays))
-        operands = [*(part for pair in tables for part in pair), *arrays, scale, shift]
+        func = self._made(embedding_norm, width, dtype, how.eps, id_dtypes, len(arrays))
+        operands = [*(part for pair in tables for part in pair), *arrays, how.scale, how.shift]
         ty = relax.TensorType([*first.ty.shape.values, width], dtype)
         return relax.call_tir(builder.add_func(func, "embeddings"), operands, ty)

@@ -9,7 +9,7 @@ from typing import Any
 import tvm
 from tvm import ir, relax
 
-from .kernels import Kernels
+from .kernels import Kernels, RowNorm
 from .rebuild import (
     extents_of,
     flat_rows,
@@ -37,36 +37,44 @@ def extract_norms(module: tvm.IRModule, kernels: Kernels) -> tvm.IRModule:
         if var in normed:
             return relax.op.reshape(normed[var], list(extents_of(call)))
         if var in norm_of:
-            return with_norm(builder, call, norm_of[var])
-        if not is_row_norm(call):
+            norm = norm_of[var]
+            pair = _with_norm(builder, call, sums[norm].how, kernels)
+            if pair is None:
+                return call
+            normed[norm], whole = pair
+            return relax.op.reshape(whole, list(extents_of(call)))
+        how = row_norm(call)
+        if how is None:
             return call
         found, terms = sums.get(var), call.args[:1]
         if found is not None and (found.direct or not found.shared):
             terms = [new.get(term, term) for term in values[found.var].args]
         rows = [flat_rows(builder, term) for term in terms]
-        out = builder.emit(kernels.norm(builder, rows, call.args[1], call.args[2], _eps(call)))
+        out = builder.emit(kernels.norm(builder, rows, how))
         return relax.op.reshape(out, list(extents_of(call)))
-
-    def with_norm(builder: relax.BlockBuilder, call: relax.Call, norm: relax.Var) -> relax.Expr:
-        """The sum, computed with its norm."""
-        rows = [flat_rows(builder, term) for term in call.args]
-        _, scale, shift = values[norm].args
-        pair = kernels.norm_and_sum(builder, rows, scale, shift, _eps(values[norm]))
-        if pair is None:
-            return call
-        both = builder.emit(pair)
-        normed[norm] = builder.emit(relax.TupleGetItem(both, 0))
-        whole = builder.emit(relax.TupleGetItem(both, 1))
-        return relax.op.reshape(whole, list(extents_of(call)))
 
     return rebuild(module, rule, env=new)
 
 
-@dataclass(frozen=True)
+def _with_norm(
+    builder: relax.BlockBuilder, sum_: relax.Call, how: RowNorm, kernels: Kernels
+) -> tuple[relax.Var, relax.Var] | None:
+    """A norm and the sum before it, as rows; None if there is no kernel for both."""
+    rows = [flat_rows(builder, term) for term in sum_.args]
+    pair = kernels.norm_and_sum(builder, rows, how)
+    if pair is None:
+        return None
+    both = builder.emit(pair)
+    normed, whole = (builder.emit(relax.TupleGetItem(both, part)) for part in (0, 1))
+    return normed, whole
+
+
+@dataclass(frozen=True, eq=False)
 class _Sum:
     """A sum of two tensors of its shape that a norm reads. ``shared``: something else reads it too;
     ``direct``: no reshape is between."""
 
+    how: RowNorm
     var: relax.Var
     shared: bool
     direct: bool
@@ -79,7 +87,8 @@ def _sum_before(
 ) -> _Sum | None:
     """The sum that a norm reads, behind reshapes that keep its rows."""
     call = values[norm]
-    if not is_row_norm(call):
+    how = row_norm(call)
+    if how is None:
         return None
     source = call.args[0]
     shared = len(readers[source]) > 1
@@ -89,7 +98,7 @@ def _sum_before(
     made = values.get(source)
     if not _is_plain_sum(made) or not same_extents(extents_of(source)[-1:], extents_of(call)[-1:]):
         return None
-    return _Sum(source, shared, source.same_as(call.args[0]))
+    return _Sum(how, source, shared, source.same_as(call.args[0]))
 
 
 def _is_plain_sum(expr: Any) -> bool:
@@ -97,15 +106,13 @@ def _is_plain_sum(expr: Any) -> bool:
     return is_op(expr, "add") and all(same_shape(term, expr) for term in expr.args)
 
 
-def _eps(norm: relax.Call) -> float:
-    return float(norm.attrs.epsilon)
-
-
-def is_row_norm(call: relax.Call) -> bool:
-    """Whether a call is a layer norm over the last axis with constant scale and shift."""
+def row_norm(call: Any) -> RowNorm | None:
+    """What a layer norm over the last axis with constant scale and shift does; None for others."""
     if not is_op(call, "nn.layer_norm") or shape_of(call) is None:
-        return False
-    attrs, scale, shift = call.attrs, call.args[1], call.args[2]
+        return None
+    attrs, (_, scale, shift) = call.attrs, call.args
     last = [int(a) % call.ty.ndim for a in attrs.axes] == [call.ty.ndim - 1]
     constant = isinstance(scale, ir.GenericConst) and isinstance(shift, ir.GenericConst)
-    return bool(last and constant and attrs.center and attrs.scale)
+    if not (last and constant and attrs.center and attrs.scale):
+        return None
+    return RowNorm(scale, shift, float(attrs.epsilon))

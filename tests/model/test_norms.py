@@ -10,7 +10,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from pit_tvm.model.kernels import CpuKernels
+from pit_tvm.model.kernels import CpuKernels, RowNorm
 from pit_tvm.model.norms import extract_norms
 from pit_tvm.target import resolve_target
 from tests.model.graphs import B, T, graph, names
@@ -33,11 +33,11 @@ class Recorded(CpuKernels):
         super().__init__(resolve_target("llvm"))
         self.asked: list[tuple[Any, ...]] = []
 
-    def norm(self, builder: Any, terms: Any, scale: Any, shift: Any, eps: float) -> Any:
+    def norm(self, builder: Any, terms: Any, how: RowNorm) -> Any:
         """As `CpuKernels.norm`."""
         ty = terms[0].ty
-        self.asked.append((int(ty.shape.values[-1]), ty.dtype, round(eps, 9), len(terms) == 2))
-        return super().norm(builder, terms, scale, shift, eps)
+        self.asked.append((int(ty.shape.values[-1]), ty.dtype, round(how.eps, 9), len(terms) == 2))
+        return super().norm(builder, terms, how)
 
 
 def extract(module: tvm.IRModule) -> tuple[tvm.IRModule, list[tuple[Any, ...]]]:
