@@ -65,6 +65,7 @@ ORDER = {
         "gpu_records",
         "gpu_cost",
         "gpu_columns",
+        "gpu_few_rows",
     ),
     "transform": (
         "axis_map",

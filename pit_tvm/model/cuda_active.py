@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from ..runtime.cuda_arrays import is_capturing
-from ..runtime.cuda_few_rows import few_rows_us
+from ..selection.gpu_few_rows import few_rows_us
 from .activity import Activity, Turns
 from .linear import LinearForm
 

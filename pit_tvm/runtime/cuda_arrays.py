@@ -51,25 +51,11 @@ def check_tensor(
         raise ShapeError(mismatch(name, "a contiguous tensor", got, "pass .contiguous()"))
 
 
-def empty_int32(like: Any, shape: tuple[int, ...]) -> Any:
-    """Uninitialised int32 tensor on the device of ``like``."""
+def empty_of(dtype: str, like: Any, shape: tuple[int, ...]) -> Any:
+    """Uninitialised tensor of a type on the device of ``like``."""
     import torch
 
-    return torch.empty(shape, dtype=torch.int32, device=like.device)
-
-
-def empty_float32(like: Any, shape: tuple[int, ...]) -> Any:
-    """Uninitialised float32 tensor on the device of ``like``."""
-    import torch
-
-    return torch.empty(shape, dtype=torch.float32, device=like.device)
-
-
-def empty_words(like: Any, shape: tuple[int, ...]) -> Any:
-    """Uninitialised uint32 tensor on the device of ``like``."""
-    import torch
-
-    return torch.empty(shape, dtype=torch.uint32, device=like.device)
+    return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
 
 
 def zero(array: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import ShapeError, mismatch
 from ..remember import remember
 from ..structs import BitMask, BlockMask, Index, Mask, MicroTile, SparsitySpec, Values
-from .cuda_arrays import check_tensor, dtype_name, empty_words, signature
+from .cuda_arrays import check_tensor, dtype_name, empty_of, signature
 from .cuda_detect_ids import Find, Lists, SlicePlan
 from .cuda_detect_plan import MaskPlan, plan_mask
 from .cuda_modules import CudaKernels, GetModule
@@ -160,7 +160,7 @@ class CudaDetector:
             list_columns(address, stride, *numbers, wide, plan.keep, live.ids, live.count)
             return live, None
         fold = plan.fold
-        lines = empty_words(value, (plan.slots * fold.parts, max(1, plan.words)))
+        lines = empty_of("uint32", value, (plan.slots * fold.parts, max(1, plan.words)))
         if plan.words and isinstance(spec, BlockMask):
             along, beside = value.stride(micro_tile.dim), value.stride(1 - micro_tile.dim)
             self._kernels.mask(fold.kernel)(value.data_ptr(), along, beside, *fold.numbers, lines)

@@ -18,8 +18,7 @@ from . import cuda_detect_slices as slices
 from .cuda_arrays import (
     check_tensor,
     dtype_name,
-    empty_int32,
-    empty_words,
+    empty_of,
     first_outside,
     first_repeat,
     zero,
@@ -103,7 +102,7 @@ class SlicePlan:
             if not ascending:
                 copy(ids, rows, share, *live.views)
             if ascending or dead is not None:
-                lines = empty_words(ids, (1, words))
+                lines = empty_of("uint32", ids, (1, words))
                 if rows:
                     mark(ids, lines)
                 if ascending:
@@ -185,7 +184,7 @@ class SlicePlan:
         lanes = min((groups - 1).bit_length(), step.bit_length() - 1)
 
         def launch(given: Any, index: CudaIndex) -> None:
-            sizes = empty_int32(given, (-(-size // share), groups))
+            sizes = empty_of("int32", given, (-(-size // share), groups))
             count(given, share, sizes)
             place(given, share, lanes, sizes, *index.views)
 

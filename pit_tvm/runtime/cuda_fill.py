@@ -7,7 +7,6 @@ need before a kernel that moves 16 bytes at a time can take them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ from ..structs import Index
 from . import cuda_arrays
 from .cuda_detect_device import BYTES
 from .cuda_fill_kernels import MOST_BLOCKS, STORES, THREADS, fill_module
-from .cuda_modules import GetModule
+from .cuda_modules import GetModule, Kernel, ModuleKernels
 
 
 class CudaFill:
@@ -27,14 +26,10 @@ class CudaFill:
     """
 
     def __init__(self, get_module: GetModule) -> None:
-        self._get_module = get_module
-        self._kernels: dict[str, Callable[..., Any]] = {}
+        self._kernels = ModuleKernels(get_module)
 
-    def _kernel(self, name: str) -> Callable[..., Any]:
-        kernel = self._kernels.get(name)
-        if kernel is None:
-            kernel = self._kernels[name] = self._get_module("cuda-fill", fill_module)[name]
-        return kernel
+    def _kernel(self, name: str) -> Kernel:
+        return self._kernels.find("cuda-fill", fill_module, name)
 
     def fill_rows(self, out: Any, index: Index, row: Any = None) -> None:
         """``out[i, :] = row``, or zeros, for every i that a list names.
@@ -153,7 +148,7 @@ class CudaFill:
             cut.even,
             cut.lanes,
             cut.blocks,
-            cuda_arrays.empty_int32(dst, (1,)),  # tells the device and the stream
+            cuda_arrays.empty_of("int32", dst, (1,)),  # tells the device and the stream
         )
 
 

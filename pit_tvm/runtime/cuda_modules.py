@@ -80,12 +80,26 @@ def detection_modules() -> dict[str, Callable[[], tvm.IRModule]]:
     return {"cuda-mask": mask_module, "cuda-slices": slice_module, "cuda-emit": emit_module}
 
 
-class CudaKernels:
-    """Kernels of detection, each module compiled or loaded when it is first needed."""
+class ModuleKernels:
+    """Kernels of modules that are compiled or loaded when one of theirs is first needed."""
 
     def __init__(self, get_module: GetModule) -> None:
         self._get_module = get_module
         self._known: dict[tuple[str, str], Kernel] = {}
+
+    def find(self, module: str, build: Callable[[], tvm.IRModule], name: str) -> Kernel:
+        """The kernel ``name`` of a module, which ``build()`` makes."""
+        kernel = self._known.get((module, name))
+        if kernel is None:
+            kernel = self._known[module, name] = self._get_module(module, build)[name]
+        return kernel
+
+
+class CudaKernels:
+    """Kernels of detection."""
+
+    def __init__(self, get_module: GetModule) -> None:
+        self._kernels = ModuleKernels(get_module)
 
     def mask(self, name: str) -> Kernel:
         """A kernel of `mask_module`."""
@@ -117,8 +131,4 @@ class CudaKernels:
             self._find("cuda-emit", "emit_both")(*numbers, second.ids, second.count)
 
     def _find(self, module: str, name: str) -> Kernel:
-        kernel = self._known.get((module, name))
-        if kernel is None:
-            build = detection_modules()[module]
-            kernel = self._known[module, name] = self._get_module(module, build)[name]
-        return kernel
+        return self._kernels.find(module, lambda: detection_modules()[module](), name)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..remember import remember
 from ..structs import Index
-from .cuda_arrays import empty_int32, is_capturing, stream_of
+from .cuda_arrays import empty_of, is_capturing, stream_of
 from .cuda_detect_plan import capacity_of
 from .cuda_view import CudaView
 
@@ -39,8 +39,8 @@ _MOST = 64  # kept by one thread
 
 def new_index(like: Any, role: str, slots: int, extent: int) -> CudaIndex:
     """A `Take` that gives new memory."""
-    ids = empty_int32(like, (slots, capacity_of(extent)))
-    return CudaIndex(ids, empty_int32(like, (slots,)))
+    ids = empty_of("int32", like, (slots, capacity_of(extent)))
+    return CudaIndex(ids, empty_of("int32", like, (slots,)))
 
 
 class CudaWorkspace:

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from pit_tvm.errors import ScheduleError
-from pit_tvm.runtime.cuda_few_rows import MOST_ROWS, CudaFewRows, few_rows_us, tile_for
+from pit_tvm.runtime.cuda_few_rows import MOST_ROWS, CudaFewRows, tile_for
 from pit_tvm.runtime.cuda_modules import cached_modules
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.schedules.cuda_few_rows import FewRowsTile, add_parts, few_rows
+from pit_tvm.selection.gpu_few_rows import few_rows_us
 from tests.schedules.cuda_text import cuda_text
 
 torch = pytest.importorskip("torch")
