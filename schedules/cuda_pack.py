@@ -15,8 +15,9 @@ from pit_tvm.errors import DTypeError, ScheduleError, mismatch
 
 from .dependent import after_predecessor
 
-THREADS = 128  # of a CTA: one for each column
+COLUMNS = 32  # of one warp, which takes `AT_ONCE` rows of each
 AT_ONCE = 8  # elements of 16 bits that one thread writes
+THREADS = 8 * 132 * 256  # that a chip runs well at a time
 
 
 def pack_columns(dtype: str, height: int) -> tvm.tirx.PrimFunc:
@@ -36,6 +37,8 @@ def pack_columns(dtype: str, height: int) -> tvm.tirx.PrimFunc:
     if height < AT_ONCE or height % AT_ONCE:
         raise ScheduleError(mismatch("height", f"a multiple of {AT_ONCE}", height))
 
+    most = THREADS // (COLUMNS * height // AT_ONCE)
+
     @T.prim_func
     def kernel(p_lhs: T.handle, p_ids: T.handle, p_count: T.handle, p_packed: T.handle):
         m, k, bands, capacity, lines = T.int32(), T.int32(), T.int32(), T.int32(), T.int32()
@@ -44,23 +47,27 @@ def pack_columns(dtype: str, height: int) -> tvm.tirx.PrimFunc:
         count = T.match_buffer(p_count, (bands,), "int32", align=4)
         packed = T.match_buffer(p_packed, (lines, height), dtype, align=16)
         T.device_entry()
-        block = T.cta_id([bands * T.truncdiv(capacity + (THREADS - 1), THREADS)])
-        thread = T.thread_id([THREADS])
+        block = T.cta_id([bands * T.truncdiv(most + bands - 1, bands)])
+        warp = T.warp_id([height // AT_ONCE])
+        lane = T.lane_id([COLUMNS])
         after_predecessor()
-        pieces: T.let = T.truncdiv(capacity + (THREADS - 1), THREADS)
-        band: T.let = T.truncdiv(block, pieces)
-        place: T.let = T.truncmod(block, pieces) * THREADS + thread
-        line = T.alloc_local([height], dtype)
-        if place < count[band]:
+        share: T.let = T.truncdiv(most + bands - 1, bands)  # CTAs of a band
+        band: T.let = T.truncdiv(block, share)
+        live: T.let = count[band]
+        place: T.int32 = T.truncmod(block, share) * COLUMNS + lane
+        line = T.alloc_local([AT_ONCE], dtype)
+        while place < live:
             column: T.let = ids[T.cast(band, "int64"), T.cast(place, "int64")]
-            for r in T.unroll(height):
+            for r in T.unroll(AT_ONCE):
                 line[r] = lhs[
-                    T.cast(T.min(band * height + r, m - 1), "int64"), T.cast(column, "int64")
+                    T.cast(T.min(band * height + warp * AT_ONCE + r, m - 1), "int64"),
+                    T.cast(column, "int64"),
                 ]
-            for q in T.unroll(height // AT_ONCE):
-                for v in T.vectorized(AT_ONCE):
-                    packed[
-                        T.cast(band, "int64") * capacity + place, T.cast(q * AT_ONCE + v, "int64")
-                    ] = line[q * AT_ONCE + v]
+            for v in T.vectorized(AT_ONCE):
+                packed[
+                    T.cast(band, "int64") * capacity + place,
+                    T.cast(warp * AT_ONCE + v, "int64"),
+                ] = line[v]
+            place = place + share * COLUMNS
 
     return kernel

@@ -21,8 +21,9 @@ HEIGHTS = (32, 64, 128)  # rows of a band
 class ColumnsTile:
     """Knobs of the family; every field is a tuning decision but ``height``, the micro-tile's.
 
-    ``shared``: the two warpgroups that multiply take 64 rows each of a tile of 128. Otherwise they
-    take tiles in turn: one writes a tile while the other multiplies.
+    ``shared``: the two warpgroups that multiply share tiles, with 64 rows each of 128 (1) or half
+    of the columns each (2). Otherwise (0) they take tiles in turn: one writes while the other
+    multiplies.
     """
 
     height: int = 64
@@ -36,13 +37,18 @@ class ColumnsTile:
     @property
     def blocks(self) -> int:
         """Blocks of 64 rows of one consumer."""
-        return 1 if self.shared else -(-self.height // 64)
+        return 1 if self.shared == 1 else -(-self.height // 64)
+
+    @property
+    def columns(self) -> int:
+        """Columns of one consumer."""
+        return self.tile_n // 2 if self.shared == 2 else self.tile_n
 
     @property
     def part(self) -> RowsTile:
         """The accumulators of both consumers side by side, for the epilogue."""
         return RowsTile(
-            tile_m=128 * self.blocks, tile_n=self.tile_n, stages=2, store_cols=self.store_cols
+            tile_m=128 * self.blocks, tile_n=self.columns, stages=2, store_cols=self.store_cols
         )
 
     @property
@@ -56,9 +62,10 @@ class ColumnsTile:
         """Raise ScheduleError (a ValueError) for a combination that the template cannot build."""
         rules = {
             f"height one of {HEIGHTS}": self.height in HEIGHTS,
-            "shared 0, or 1 for height 128": self.shared in (0, self.height // 128),
-            "tile_n 64, 128, 192 or 256": self.tile_n in (64, 128, 192, 256),
-            "at most 128 accumulators per thread": self.blocks * self.tile_n <= 256,
+            "shared 0, 2, or 1 for height 128": self.shared in (0, 2, self.height // 128),
+            "64, 128, 192 or 256 columns of tile_n for a consumer": self.columns
+            in (64, 128, 192, 256),
+            "at most 128 accumulators per thread": self.blocks * self.columns <= 256,
             "tile_k 32 or 64": self.tile_k in (32, 64),
             "2 stages or more": self.stages >= 2,
             "store_cols 32, 64 or 128": self.store_cols in (32, 64, 128),
@@ -123,27 +130,34 @@ class BandProduct:
     def __init__(self, lhs_tile: Any, rhs_tile: Any, knobs: ColumnsTile) -> None:
         self.lhs_tile, self.rhs_tile, self.blocks = lhs_tile, rhs_tile, knobs.blocks
         self.high, self.wide = -(-knobs.height // 64), knobs.tile_n // 64
-        self.most = knobs.tile_k // 16
+        self.each, self.most = knobs.columns // 64, knobs.tile_k // 16
 
     @T.inline
-    def run(self, acc, stage, block, groups, accum, tried):
-        """acc (+)= lhs @ rhs over ``groups`` groups, at least ``tried``; lhs from ``block`` on."""
+    def run(self, acc, stage, block, side, groups, accum, tried):
+        """acc (+)= lhs @ rhs over ``groups`` groups, at least ``tried``; lhs from ``block`` on, and
+        rhs of one ``side``."""
         if tried == self.most:
-            self.multiply(acc, stage, block, accum, tried * 16)
+            self.multiply(acc, stage, block, side, accum, tried * 16)
         else:
             if groups <= tried:
-                self.multiply(acc, stage, block, accum, tried * 16)
+                self.multiply(acc, stage, block, side, accum, tried * 16)
             else:
-                self.run(acc, stage, block, groups, accum, tried + 1)
+                self.run(acc, stage, block, side, groups, accum, tried + 1)
 
     @T.inline
-    def multiply(self, acc, stage, block, accum, depth):
+    def multiply(self, acc, stage, block, side, accum, depth):
         Tx.wg.gemm_async(
             acc,
             self.lhs_tile[
                 stage * self.high + block : stage * self.high + block + self.blocks, 0:depth, 0:64
             ],
-            self.rhs_tile[stage * self.wide : stage * self.wide + self.wide, 0:depth, 0:64],
+            self.rhs_tile[
+                stage * self.wide + side * self.each : stage * self.wide
+                + side * self.each
+                + self.each,
+                0:depth,
+                0:64,
+            ],
             transA=True,
             transB=True,
             accum=accum,
@@ -153,7 +167,9 @@ class BandProduct:
 
 # Knobs that are sound on every Hopper chip, for each height: the fastest first.
 STARTING = (
+    ColumnsTile(32, 384, stages=3, shared=2),
     ColumnsTile(32, store_cols=128),
+    ColumnsTile(64, 512, 32, stages=5, shared=2, store_cols=128),
     ColumnsTile(64, store_cols=128),
     ColumnsTile(128, shared=1),
     ColumnsTile(128, 128, stages=6),

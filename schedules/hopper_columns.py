@@ -62,7 +62,7 @@ def gathered_columns(
     HIGH = T.meta_var(-(-knobs.height // 64))  # matrices of lhs in a stage, and of rhs
     WIDE = T.meta_var(knobs.tile_n // 64)
     LINE = T.meta_var(min(knobs.height, 64))  # of a row of lhs in one matrix
-    SUMS = T.meta_var(knobs.blocks * (knobs.tile_n // 2))
+    SUMS = T.meta_var(knobs.blocks * (knobs.columns // 2))
 
     T.device_entry()
     T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
@@ -82,7 +82,7 @@ def gathered_columns(
     epilogue = Epilogue(pool, knobs.part, options)
     pool.commit()
     full.init(128)
-    empty.init(1 + knobs.shared)
+    empty.init(1 if knobs.shared == 0 else 2)
     order.init(4)
     walk = BandWalk(count, bands, n, knobs)
     T.ptx.fence.mbarrier_init.release.cluster()
@@ -145,6 +145,7 @@ def gathered_columns(
         T.ptx["setmaxnreg.inc.sync.aligned.u32"](knobs.part.registers[1])
         part: T.let = wg * 4 + warp
         row_part: T.let = wg if knobs.shared == 1 else 0
+        side: T.let = wg if knobs.shared == 2 else 0
         take = PipelineState(STAGES, 0)
         acc = T.alloc_local([SUMS], "float32")
         rows = EpilogueRows(epilogue)
@@ -161,10 +162,11 @@ def gathered_columns(
                 take.stage = T.truncmod(ahead, STAGES)
             else:
                 row0: T.let = walk.band * knobs.height
+                col0: T.let = walk.col0 + side * knobs.columns
                 last: T.let = T.min(row0 + knobs.height, m)
                 epilogue.ask(rows, None, 0, row0 + row_part * 64, last, warp, lane)
                 if bias_h is not None:
-                    epilogue.fetch_bias(bias, 0, walk.col0, n, part, lane)
+                    epilogue.fetch_bias(bias, 0, col0, n, part, lane)
                 if knobs.shared == 0:
                     # Stages come in the order of tiles: one that looked ahead could miss a phase.
                     order.wait(wg, turn)
@@ -176,7 +178,7 @@ def gathered_columns(
                     full.wait(take.stage, take.phase)
                     T.ptx.fence.proxy.async_.shared__cta()
                     groups: T.let = T.truncdiv(walk.live - kt * DEPTH + 15, 16)
-                    product.run(acc, take.stage, row_part, groups, kt > 0, 1)
+                    product.run(acc, take.stage, row_part, side, groups, kt > 0, 1)
                     T.ptx.wgmma.wait_group.sync.aligned(1)
                     if kt > 0:
                         release(empty, prev, thread, 1)
@@ -191,7 +193,7 @@ def gathered_columns(
                         order.arrive(1 - wg)
                 if bias_h is not None:
                     epilogue.finish_bias()
-                epilogue.write(rows, acc, out, None, walk.col0, part, lane)
+                epilogue.write(rows, acc, out, None, col0, part, lane)
             others = 1 - others
 
 

@@ -6,13 +6,11 @@ of each group they hold. Every CTA has a multiprocessor to itself (more than 32 
 
 from __future__ import annotations
 
-from typing import Any
-
 import tvm
 from tvm.script import tirx as T
 
 from ..schedules.dependent import after_predecessor
-from .cuda_detect_device import AT_ONCE, WARP, below, load_ids, popcount, same_lanes
+from .cuda_detect_device import AT_ONCE, WARP, below, load_ids, popcount, same_lanes, tell
 
 CTAS = 8
 THREADS = 1024
@@ -20,19 +18,6 @@ MOST_GROUPS = 256
 STEP = CTAS * THREADS  # ids of all threads together, one of each
 MOST_IDS = STEP * AT_ONCE
 _WARPS = THREADS // WARP
-
-_TELL = """__forceinline__ __device__ void pit_tell(int* at, int rank, int value) {
-  unsigned here = (unsigned)__cvta_generic_to_shared(at);
-  asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;"
-               " st.shared::cluster.u32 [there], %2; }"
-               :: "r"(here), "r"(rank), "r"(value) : "memory");
-}
-"""
-
-
-def _tell(at: Any, rank: Any, value: Any) -> Any:
-    """Write an int32 at the same place in the shared memory of the cluster's CTA ``rank``."""
-    return T.cuda.func_call("pit_tell", at, rank, value, source_code=_TELL)
 
 
 @T.inline
@@ -61,7 +46,7 @@ def _tell_counts(tally, told, rank, thread):
         tally[w * MOST_GROUPS + thread] = run
         run = run + own
     for other in T.unroll(CTAS):
-        _tell(T.address_of(told[rank * MOST_GROUPS + thread]), other, run)
+        tell(T.address_of(told[rank * MOST_GROUPS + thread]), other, run)
 
 
 def cluster_groups(bits: int) -> tvm.tirx.PrimFunc:

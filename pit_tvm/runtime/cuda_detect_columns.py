@@ -35,7 +35,7 @@ def vector_of(bits: int) -> int:
 
 
 @T.inline
-def _or_rows(acc, loaded, src, row_bytes, offset, left, first, last, step, wide):
+def _or_rows(acc, loaded, src, row_bytes, offset, left, first, last, step, wide, bits):
     """acc = the OR of 16 bytes at byte ``offset`` of the rows first, first + step, ... < last.
 
     Rows have ``left`` bytes from there on, as far as that is below `ROOM`.
@@ -50,6 +50,7 @@ def _or_rows(acc, loaded, src, row_bytes, offset, left, first, last, step, wide)
                     T.address_of(loaded[u, 0]),
                     src + T.cast(row + u * step, "int64") * row_bytes + offset,
                     row + u * step < last,
+                    bits,
                 )
             for u in T.unroll(AT_ONCE):
                 for w in T.unroll(4):
@@ -148,6 +149,7 @@ def list_columns(bits: int, threads: int) -> tvm.tirx.PrimFunc:
                     last,
                     T.shift_right(threads, lanes),
                     wide,
+                    bits,
                 )
                 _put_bits(words, acc, column, keep, bits)
                 T.cuda.cta_sync()
@@ -238,6 +240,7 @@ def fold_columns(bits: int) -> tvm.tirx.PrimFunc:
             last,
             T.shift_right(threads, lanes),
             wide,
+            bits,
         )
         _put_bits(words, acc, column, keep, bits)
         T.cuda.cta_sync()

@@ -5,6 +5,7 @@ Operands are read through plain addresses, so one kernel serves every type of an
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 from tvm.script import tirx as T
@@ -15,11 +16,11 @@ ROOM = 32  # bytes: more than a load of any alignment touches
 AT_ONCE = 8  # loads of a thread that are under way together
 _INLINE = "__forceinline__ __device__ "
 
-_LOAD = """void pit_load16(unsigned* v, long long at, bool wanted) {
+_LOAD = """void pit_{load}16(unsigned* v, long long at, bool wanted) {{
   uint4 w = make_uint4(0u, 0u, 0u, 0u);
-  if (wanted) w = __ldg(reinterpret_cast<const uint4*>(at));
+  if (wanted) w = __{load}(reinterpret_cast<const uint4*>(at));
   v[0] = w.x; v[1] = w.y; v[2] = w.z; v[3] = w.w;
-}
+}}
 """
 # Whole words are read as such, the last bytes of a row one by one: nothing behind it is touched.
 # Called, not inlined: code that many loads repeat is fetched for longer than it runs.
@@ -90,11 +91,26 @@ _CUT = """unsigned pit_cut(unsigned live, int at, int first, int end) {
 }
 """
 
+# Of the cluster's CTA number `rank`.
+_TELL = """__forceinline__ __device__ void pit_tell(int* at, int rank, int value) {
+  unsigned here = (unsigned)__cvta_generic_to_shared(at);
+  asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;"
+               " st.shared::cluster.u32 [there], %2; }"
+               :: "r"(here), "r"(rank), "r"(value) : "memory");
+}
+"""
+
 
 def popcount(word: Any) -> Any:
     """Number of ones of a uint32, as int32."""
     code = _INLINE + "int pit_popcount(unsigned x) { return __popc(x); }\n"
     return T.cuda.func_call("pit_popcount", word, source_code=code, return_type="int32")
+
+
+def lowest(word: Any) -> Any:
+    """int32: the lowest bit of a uint32 that is set; -1 for none."""
+    code = _INLINE + "int pit_lowest(unsigned x) { return __ffs(x) - 1; }\n"
+    return T.cuda.func_call("pit_lowest", word, source_code=code, return_type="int32")
 
 
 def same_lanes(key: Any) -> Any:
@@ -109,9 +125,20 @@ def atomic_or(where: Any, bits: Any) -> Any:
     return T.cuda.func_call("pit_or", where, bits, source_code=code)
 
 
-def load16(words: Any, at: Any, wanted: Any) -> Any:
-    """Four words from the 16-byte-aligned address ``at``; zeros, unread, if not ``wanted``."""
-    return T.cuda.func_call("pit_load16", words, at, wanted, source_code=_INLINE + _LOAD)
+def tell(at: Any, rank: Any, value: Any) -> Any:
+    """Write an int32 at the same place in the shared memory of the cluster's CTA ``rank``."""
+    return T.cuda.func_call("pit_tell", at, rank, value, source_code=_TELL)
+
+
+def load16(words: Any, at: Any, wanted: Any, bits: int = 64) -> Any:
+    """Four words from the 16-byte-aligned address ``at``; zeros, unread, if not ``wanted``.
+
+    Elements of a byte or less are those of a mask, which nobody reads again: the second-level
+    cache keeps what it had.
+    """
+    load = "ldcs" if bits <= 8 else "ldg"
+    code = _INLINE + _LOAD.format(load=load)
+    return T.cuda.func_call(f"pit_{load}16", words, at, wanted, source_code=code)
 
 
 def load_any(words: Any, at: Any, room: Any) -> Any:
@@ -123,6 +150,16 @@ def live_bits(words: Any, keep: Any, bits: int) -> Any:
     """uint32: which of the elements of ``bits`` bits in four words are live."""
     code = _INLINE + _LIVE[bits]
     return T.cuda.func_call(f"pit_live{bits}", words, keep, source_code=code, return_type="uint32")
+
+
+def some_live(loaded: Any, u: int, kept: Any, bits: int) -> Any:
+    """uint32, not 0 if an element of the four words loaded[u] is live; kept[w]: bits that count."""
+    words = [
+        # The sign of 64 bits is in the upper word.
+        loaded[u, w] if bits == 64 and w % 2 == 0 else T.bitwise_and(loaded[u, w], kept[w])
+        for w in range(4)
+    ]
+    return reduce(T.bitwise_or, words)
 
 
 def cut(live: Any, at: Any, first: Any, end: Any) -> Any:

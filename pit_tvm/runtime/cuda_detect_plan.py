@@ -1,8 +1,8 @@
 """Which kernels detect the micro-tiles of one operand on a CUDA device, and on which grids.
 
     bands of rows, positions are columns   list_columns, or fold_columns then emit
-    slots of columns, positions are rows   fold_rows then emit
-    block masks                            fold_blocks then emit
+    slots of columns, positions are rows   list_rows, or fold_rows then emit
+    block masks                            list_blocks, or fold_blocks then emit
 
 Plans hold numbers alone: addresses and strides come with each call.
 """
@@ -14,10 +14,12 @@ from typing import Any
 
 from ..errors import AxisError, DTypeError, ShapeError, mismatch
 from ..structs import BitMask, BlockMask, Mask, MicroTile, SparsitySpec, Values
+from .cuda_detect_block_lists import MOST_BLOCKS
 from .cuda_detect_columns import FOLD_THREADS, vector_of
 from .cuda_detect_device import BYTES
 from .cuda_detect_rows import ROW_WORDS
 from .cuda_detect_rows import THREADS as ROW_THREADS
+from .cuda_detect_strips import CTAS, LANES, MOST_WORDS, STRIP_BYTES
 
 MOST_POSITIONS = 1 << 30  # sums of two extents stay below 2**31
 SMS = 132  # of an H200; a guide for the grids' sizes, not a limit
@@ -25,6 +27,7 @@ SM_BYTES_PER_US = 60_000  # that one multiprocessor reads
 DEVICE_BYTES_PER_US = 4_000_000
 SECOND_KERNEL_US = 4.5
 MOST_PARTS = 32  # lines that make up one slot
+FEW_BLOCKS = 4  # across a slot, which one thread reads one after the other
 TILE_BYTES = 1 << 16  # that a CTA of the folding kernels should read at least
 ROW_BYTES = 2048  # that it should read of one row
 
@@ -116,7 +119,8 @@ def plan_mask(
     value_shape = (rows, -(-cols // 8)) if bits == 1 else shape
     common |= {"value_shape": value_shape, "entries": extent, "grain": 1}
     if pit == 0:
-        return MaskPlan(fold=_fold_rows(rows, cols, band, slots, bits), **common)
+        fold = _fold_rows(rows, cols, band, slots, bits)
+        return MaskPlan(fold=fold, lists=_list_rows(rows, cols, band, slots, bits), **common)
     fold = _fold_columns(rows, cols, band, slots, bits)
     return MaskPlan(fold=fold, lists=_list_columns(rows, cols, band, slots, bits), **common)
 
@@ -147,10 +151,12 @@ def _plan_blocks(
     value_shape = tuple(-(-s // e) for s, e in zip(shape, spec.extents, strict=True))
     other = shape[1 - pit]
     grain, height = (min(spec.extents[d], max(shape[d], 1)) for d in (pit, 1 - pit))
-    fold = Fold("fold_blocks", (value_shape[pit], other, band, height))
-    return MaskPlan(
-        value_shape=value_shape, entries=value_shape[pit], grain=grain, fold=fold, **common
-    )
+    entries = value_shape[pit]
+    fold = Fold("fold_blocks", (entries, other, band, height))
+    direct = entries <= MOST_BLOCKS and band <= FEW_BLOCKS * height
+    lists = ("list_blocks", (entries, grain, shape[pit], other, band, height)) if direct else None
+    own: dict[str, Any] = {"value_shape": value_shape, "entries": entries, "grain": grain}
+    return MaskPlan(fold=fold, lists=lists, **own, **common)
 
 
 def _lanes(cols: int, bits: int, threads: int) -> int:
@@ -165,12 +171,35 @@ def _list_columns(
 ) -> tuple[str, tuple[int, ...]] | None:
     """The direct way, unless too few CTAs would read too much."""
     size = -(-cols * bits // 8) * band
-    alone = -(-slots // SMS) * size / SM_BYTES_PER_US
-    if alone > size * slots / DEVICE_BYTES_PER_US + SECOND_KERNEL_US:
+    if not _worth_it(slots, size):
         return None
     threads = 1024 if size > TILE_BYTES else 256
     numbers = (rows, cols, band, _lanes(cols, bits, threads))
     return f"list_columns_{bits}_{threads}", numbers
+
+
+def _worth_it(ctas: int, size: int) -> bool:
+    """Whether so many CTAs that read ``size`` bytes each are faster than two kernels."""
+    alone = -(-ctas // SMS) * size / SM_BYTES_PER_US
+    return alone <= size * ctas / DEVICE_BYTES_PER_US + SECOND_KERNEL_US
+
+
+def _list_rows(
+    rows: int, cols: int, width: int, slots: int, bits: int
+) -> tuple[str, tuple[int, ...]] | None:
+    """The direct way, where slots are whole vectors and few CTAs need not read too much."""
+    vector = vector_of(bits)
+    if slots != 1 and width % vector:
+        return None
+    across = -(-min(width, max(cols, 1)) // vector)  # vectors of a slot
+    high = -(-rows // (32 * CTAS))
+    several = max(1, min(LANES // across, MOST_WORDS // max(high, 1)))
+    chunks = -(-across // LANES)
+    if high > MOST_WORDS or not _worth_it(
+        -(-slots // several) * CTAS, high * 32 * chunks * STRIP_BYTES
+    ):
+        return None
+    return f"list_rows_{bits}", (rows, cols, width, several, min(across, LANES), chunks, high)
 
 
 def _fold_columns(rows: int, cols: int, band: int, slots: int, bits: int) -> Fold:

@@ -24,6 +24,7 @@ from .cuda_detect_device import (
     load16,
     load_any,
     same_lanes,
+    some_live,
 )
 
 THREADS = 512  # of `fold_rows`
@@ -50,14 +51,16 @@ def _mark(words: Any, live: Any, at: Any, width: Any, high: Any, row: Any) -> An
 
 
 @T.inline
-def _load_rows(loaded, at, row_bytes, step, row, height, left, wide):
-    """16 bytes at ``at`` of the rows row, row + step ...; zeros from row ``height`` on."""
+def load_rows(loaded, at, row_bytes, step, row, height, left, wide, bits):
+    """16 bytes of each of `AT_ONCE` rows row, row + step ..., ``at`` being those of row 0; zeros
+    from row ``height`` on."""
     if (wide != 0) & (left >= BYTES):
         for u in T.unroll(AT_ONCE):
             load16(
                 T.address_of(loaded[u, 0]),
                 at + T.cast(row + u * step, "int64") * row_bytes,
                 row + u * step < height,
+                bits,
             )
     else:
         for u in T.unroll(AT_ONCE):
@@ -90,12 +93,7 @@ def _mark_whole(words, loaded, kept, slot, high, row, step, peers, lane, bits):
     ``kept`` are the bits that count of each word.
     """
     for u in T.unroll(AT_ONCE):
-        some: T.uint32 = T.uint32(0)
-        for w in T.unroll(4):
-            if bits == 64 and w % 2 == 0:  # the sign is in the upper word
-                some = T.bitwise_or(some, loaded[u, w])
-            else:
-                some = T.bitwise_or(some, T.bitwise_and(loaded[u, w], kept[w]))
+        some: T.uint32 = some_live(loaded, u, kept, bits)
         hits: T.uint32 = T.bitwise_and(
             T.cuda.ballot_sync(full_warp(), T.cast(some != T.uint32(0), "int32")), peers
         )
@@ -184,7 +182,7 @@ def fold_rows(bits: int) -> tvm.tirx.PrimFunc:
                     kept[w] = cut(T.uint32(0xFFFFFFFF), column + w * 32, begin, end)
             at = 0
             while at < height:
-                _load_rows(loaded, offset, row_bytes, step, row + at, height, left, wide)
+                load_rows(loaded, offset, row_bytes, step, row + at, height, left, wide, bits)
                 if whole != 0:
                     _mark_whole(words, loaded, kept, slot, high, row + at, step, peers, lane, bits)
                 else:

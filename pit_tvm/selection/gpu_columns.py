@@ -2,9 +2,8 @@
 
 Every band gathers rows of the dense operand by its own list, from the second-level cache: a band of
 h rows does h operations per byte of them, so bytes from the cache bound what low bands take. Costs
-are in microseconds; four limits are joined by the third root of the sum of their third powers. The
-constants fit the times of calls on 4096^3 with 1 to 50 % live, at three heights, within 8 %
-(tuning_logs/h200-sm_90a/bench_granularity.json).
+are in microseconds; four limits are joined by the root of the sum of their squares. The constants
+fit the times of calls on 4096^3 with 1 to 50 % live, at three heights, with six tiles, within 8 %.
 """
 
 from __future__ import annotations
@@ -19,12 +18,13 @@ from .gpu_cost import GpuDense, GpuRates, cheapest, dense_candidate
 
 _BYTES = 2  # of an element
 _SMS = 132
-_CHIP_TFLOPS = 660.0  # of the instructions' rows, used or not
-_CACHED = 1.2  # longer rows come faster than those of the device's profile
+_CHIP_TFLOPS = 687.0  # of the instructions' rows, used or not
+_CACHED = 1.45  # longer rows come faster than those of the device's profile, if alone
 _DEPTH = 16  # of an instruction
-_STEP_US, _TILE_US = 0.04, 0.75  # least time of an instruction's depth in a tile, and of its write
-_COLD_US = 6.0  # after detection, which leaves the caches with the mask
-_PACK_US, _PACK_GBPS = 5.0, {32: 1700.0, 64: 620.0, 128: 620.0}  # of live columns, by height
+# Least time of an instruction's depth in 256 columns of a tile, and of a tile's write.
+_STEP_US, _TILE_US = 0.031, 0.434
+_COLD_US = 1.8  # after detection, whose mask is in the caches
+_PACK_US, _PACK_GBPS = 4.0, {32: 1060.0, 64: 800.0, 128: 750.0}  # of live columns, by height
 # Zeros draw less power: a dense product of operands with some of them runs at a higher clock.
 _LESS_PER_ZERO, _LEAST = 0.3, 0.8
 
@@ -95,7 +95,7 @@ def tile_us(tile: Tile, work: ColumnsWork, rates: GpuRates) -> tuple[float, floa
     alone = waves * (float(steps.mean()) * _STEP_US * tile.tile_n / 256 + _TILE_US)
     limits = np.array([power, cached, from_memory, alone])
     bound = max(cached, from_memory, 2e-6 * work.live * work.height * work.n / _CHIP_TFLOPS)
-    together = float((limits**3).sum() ** (1.0 / 3.0))
+    together = float(np.sqrt((limits**2).sum()))
     return together + _COLD_US + rates.constant("launch_us"), bound
 
 

@@ -56,7 +56,9 @@ def test_every_kernel_compiles_to_machine_code(name: str) -> None:
         assert callable(library.mod[var.name_hint])
 
 
-@pytest.mark.parametrize(("name", "count"), [("cuda-mask", 21), ("cuda-slices", 21)])
+@pytest.mark.parametrize(
+    ("name", "count"), [("cuda-mask", 27), ("cuda-slices", 21), ("cuda-blocks", 4)]
+)
 def test_a_handful_of_kernels_serves_all_shapes(name: str, count: int) -> None:
     assert len(MODULES[name]().functions) == count
 
@@ -141,7 +143,8 @@ def forms(mask: np.ndarray, rng: np.random.Generator) -> Iterator[tuple[Sparsity
 @pytest.mark.parametrize("shape", [(1, 1), (64, 256), (61, 333), (300, 17), (5, 20000)])
 def test_masks_and_values(detector: CudaDetector, shape: tuple[int, int]) -> None:
     rng = np.random.default_rng(0)
-    tiles = [*WHOLE, MicroTile("lhs", "k", 1, (32, 1)), MicroTile("lhs", "m", 0, (1, 9))]
+    tiles = [*WHOLE, MicroTile("lhs", "k", 1, (32, 1))]
+    tiles += [MicroTile("lhs", "m", 0, (1, width)) for width in (9, 128)]
     for mask in patterns(rng, shape):
         for spec, host, tensor in forms(mask, rng):
             for tile in tiles:

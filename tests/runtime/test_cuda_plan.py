@@ -10,6 +10,7 @@ from pit_tvm.errors import AxisError, DTypeError, ShapeError
 from pit_tvm.runtime.cuda_detect_columns import FOLD_THREADS, vector_of
 from pit_tvm.runtime.cuda_detect_plan import MOST_PARTS, MaskPlan, capacity_of, plan_mask
 from pit_tvm.runtime.cuda_detect_rows import ROW_WORDS, THREADS
+from pit_tvm.runtime.cuda_detect_strips import CTAS, LANES, MOST_WORDS
 from pit_tvm.runtime.cuda_modules import mask_module
 from pit_tvm.structs import BitMask, BlockMask, Groups, Mask, MicroTile, Values
 
@@ -65,7 +66,7 @@ def test_bands_of_columns_are_covered(drawn) -> None:
 def test_slots_of_rows_are_covered(drawn) -> None:
     plan, (rows, cols), extent, bits = drawn
     assert plan.slots == (-(-cols // extent) if extent else 1)
-    assert (plan.entries, plan.extent, plan.grain, plan.lists) == (rows, rows, 1, None)
+    assert (plan.entries, plan.extent, plan.grain) == (rows, rows, 1)
     _, _, width, parts, piece, several, high, chunks, lanes, whole = plan.fold.numbers
     assert width * plan.slots >= cols and plan.fold.parts == parts <= MOST_PARTS
     assert parts * piece >= width
@@ -74,6 +75,13 @@ def test_slots_of_rows_are_covered(drawn) -> None:
     assert whole == (plan.slots == 1 or width % vector_of(bits) == 0)
     assert several * high <= ROW_WORDS
     assert chunks * several >= plan.slots * parts
+    if plan.lists is not None:
+        name, (_, _, width, several, across, chunks, high) = plan.lists
+        assert name == f"list_rows_{bits}"
+        assert plan.slots == 1 or width % vector_of(bits) == 0
+        assert several * across <= LANES and 1 <= several * max(high, 1) <= MOST_WORDS
+        assert chunks * across * vector_of(bits) >= min(width, cols)
+        assert CTAS * high * 32 >= rows
 
 
 def test_every_plan_names_a_kernel_that_exists() -> None:
@@ -84,8 +92,8 @@ def test_every_plan_names_a_kernel_that_exists() -> None:
                 plan = plan_mask(spec, dtype, shape, MicroTile("lhs", "k", pit, extents))
                 assert plan.fold.kernel in known
                 assert plan.lists is None or plan.lists[0] in known
-    blocks = plan_mask(BlockMask(3, 2), "bool", (64, 64), MicroTile("lhs", "k", 1, (32, 1)))
-    assert blocks.fold.kernel in known
+    blocks = plan_mask(BlockMask(32, 2), "bool", (64, 64), MicroTile("lhs", "k", 1, (32, 1)))
+    assert blocks.fold.kernel in known and blocks.lists is not None and blocks.lists[0] in known
 
 
 def test_one_column_list_per_multiprocessor_is_built_by_one_kernel() -> None:
@@ -93,6 +101,27 @@ def test_one_column_list_per_multiprocessor_is_built_by_one_kernel() -> None:
     assert plan_mask(Mask(), "bool", (4096, 4096), micro_tile).lists is not None
     whole = MicroTile("lhs", "k", 1, (0, 1))
     assert plan_mask(Mask(), "bool", (4096, 4096), whole).lists is None
+
+
+@pytest.mark.parametrize("width", [32, 64, 128])
+def test_bands_of_columns_are_listed_by_one_kernel(width: int) -> None:
+    micro_tile = MicroTile("lhs", "k", 0, (1, width))
+    assert plan_mask(Mask(), "bool", (4096, 4096), micro_tile).lists is not None
+    for shape, odd in (((4096, 4096), 40), ((1 << 20, 4096), width)):
+        other = MicroTile("lhs", "k", 0, (1, odd))
+        assert plan_mask(Mask(), "bool", shape, other).lists is None
+
+
+def test_small_block_masks_are_listed_by_one_kernel() -> None:
+    micro_tile = MicroTile("out", "m", 0, (1, 64))
+    for blocks, shape, direct in (
+        ((64, 64), (4096, 4096), True),
+        ((64, 16), (4096, 4096), True),
+        ((64, 8), (4096, 4096), False),  # eight blocks across a slot
+        ((1, 64), (1 << 13, 4096), False),
+    ):
+        plan = plan_mask(BlockMask(*blocks), "bool", shape, micro_tile)
+        assert (plan.lists is not None) is direct
 
 
 def test_block_masks_keep_their_blocks() -> None:

@@ -11,13 +11,13 @@ from tests.schedules.cuda_text import cuda_text
 
 @pytest.mark.parametrize(("dtype", "kind"), [("float16", "half"), ("bfloat16", "nv_bfloat16")])
 @pytest.mark.parametrize("height", [32, 128])
-def test_a_column_is_read_by_elements_and_written_16_bytes_at_once(
+def test_a_thread_reads_eight_rows_by_elements_and_writes_them_at_once(
     dtype: str, kind: str, height: int
 ) -> None:
     body = cuda_text(pack_columns(dtype, height)).split("__global__")[-1]
     assert f"{kind}* __restrict__ packed_ptr" in body
-    assert body.count("*(uint4*)(packed_ptr") == height // 8
-    assert body.count("= lhs_ptr[") == height
+    assert body.count("*(uint4*)(packed_ptr") == 1 and body.count("= lhs_ptr[") == 8
+    assert f"__launch_bounds__({height * 4})" in body
 
 
 def test_other_types_and_heights_are_refused() -> None:

@@ -55,6 +55,16 @@ def test_a_warp_fetches_a_quarter_of_the_rows_of_both_operands(height: int) -> N
     assert len(re.findall(r"pit_fetch\(", body)) == 16 + height // 16
 
 
+@pytest.mark.parametrize("height", [32, 64])
+def test_two_warpgroups_share_the_columns_of_a_wide_tile(height: int) -> None:
+    knobs = ColumnsTile(height, 512, 32, stages=4, shared=2)
+    assert (knobs.columns, knobs.blocks, knobs.part.tile_n) == (256, 1, 256)
+    body = body_of(knobs=knobs)
+    # 32 rows of 512 columns: 8 rows for each warp, in two pieces of 32 x 8 columns.
+    assert len(re.findall(r"pit_fetch\(", body)) == 16 + height // 32
+    assert "m64n256k16" in body and "m64n512" not in body
+
+
 def test_packed_columns_bias_and_activation_are_parameters() -> None:
     plain = body_of(knobs=ColumnsTile(tile_n=64))
     full = body_of(knobs=ColumnsTile(tile_n=64), bias=True, act="relu", packed=True)
@@ -78,6 +88,7 @@ def test_starting_tiles_fit_and_keep_their_knobs_as_tiles(knobs: ColumnsTile) ->
         ({"height": 48}, "height"),
         ({"shared": 1}, "shared"),
         ({"tile_n": 100}, "tile_n"),
+        ({"tile_n": 192, "shared": 2}, "columns"),
         ({"height": 128}, "accumulators"),
         ({"tile_k": 16}, "tile_k"),
         ({"stages": 1}, "stages"),
