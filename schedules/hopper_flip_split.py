@@ -18,6 +18,11 @@ __forceinline__ __device__ void pit_send4(void* at, int rank, float a, float b, 
 """
 
 
+def send(place: Any, rank: Any, *values: Any) -> Any:
+    """Write four float32 at the same place in the shared memory of the cluster's CTA ``rank``."""
+    return T.cuda.func_call("pit_send4", place, rank, *values, source_code=_SEND)
+
+
 @T.meta_class
 class DepthSplit:
     """Sums of the parts of the depth, exchanged through the cluster's shared memory.
@@ -51,8 +56,7 @@ class DepthSplit:
         self, to: Any, slot: Any, band: int, part: Any, thread: Any, acc: Any, at: Any
     ) -> Any:
         place = self.parts.ptr_to([slot, band // self.split, part, thread, 0])
-        values = [acc[at + i] for i in range(4)]
-        return T.cuda.func_call("pit_send4", place, to, *values, source_code=_SEND)
+        return send(place, to, *[acc[at + i] for i in range(4)])
 
     @T.inline
     def exchange(self, acc, high, thread):

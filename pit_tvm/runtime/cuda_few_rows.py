@@ -7,23 +7,18 @@ from typing import Any
 
 import tvm
 
-from ..schedules.cuda_few_rows import EACH, HEIGHTS, FewRowsTile, add_parts, few_rows
+from ..schedules.cuda_few_rows import few_rows
+from ..schedules.cuda_few_rows_parts import ACROSS, HEIGHTS, WIDE, FewRowsTile
 from . import cuda_arrays
+from .cuda_fill import CudaFill
 from .cuda_modules import GetModule, Kernel, ModuleKernels, named_module
 
 #: Rows that a product has at most.
 MOST_ROWS = max(HEIGHTS)
 
-# CTAs that keep a Hopper chip's memory busy.
-_ENOUGH = 192
-
-
-def _module(dtype: str) -> tvm.IRModule:
-    made = {f"add_{bias:d}": add_parts(dtype, bias) for bias in (False, True)}
-    for rows in HEIGHTS:
-        for each in EACH:
-            made[f"few_{rows}_{each}"] = few_rows(FewRowsTile(dtype, rows, each))
-    return named_module(made)
+STEP = 8  # elements of 16 bits in the 16 bytes that rows are moved by
+# Clusters that a Hopper chip holds at once.
+_CLUSTERS = 30
 
 
 class CudaFewRows:
@@ -34,39 +29,47 @@ class CudaFewRows:
 
     def __init__(self, get_module: GetModule) -> None:
         self._kernels = ModuleKernels(get_module)
+        self._fill = CudaFill(get_module)
 
-    def __call__(self, x: Any, w: Any, bias: Any, out: Any) -> None:
-        """``out[:] = x @ w + bias``, reading the rows of ``w`` where a row of ``x`` is not 0.
+    def __call__(self, x: Any, w: Any, bias: Any, out: Any, act: str = "none") -> None:
+        """``out[:] = act(x @ w + bias)``, reading the rows of ``w`` where x has one that is not 0.
 
         Parameters
         ----------
         x
             CUDA tensor [m, k], float16 or bfloat16, contiguous, m from 1 to `MOST_ROWS`. NaN is
-            live.
+            live. Rows that do not begin at multiples of 16 bytes are copied.
         w
-            [k, n] of its type, contiguous; k and n are multiples of 8.
+            [k, n] of its type, contiguous; n is a multiple of 8, the address of 16 bytes.
         bias
             [n], or None.
         out
             [m, n], contiguous.
+        act
+            none, relu, gelu, gelu_tanh or silu.
         """
         rows, k = x.shape
-        n, dtype = w.shape[1], cuda_arrays.dtype_name(x)
-        tile = tile_for(dtype, rows, n, k)
-        parts = -(-k // tile.part)
-        sums = cuda_arrays.empty_of("float32", x, (parts, rows, n))
-        self._kernel(dtype, f"few_{tile.rows}_{tile.each}")(x, w, sums)
-        given = (sums,) if bias is None else (sums, bias)
-        self._kernel(dtype, f"add_{bias is not None:d}")(*given, out)
+        if k % STEP or x.data_ptr() % (2 * STEP):
+            padded = cuda_arrays.empty(x, (rows, -(-k // STEP) * STEP))
+            self._fill.pad_copy(x, padded)
+            x = padded
+        tile = tile_for(cuda_arrays.dtype_name(x), rows, w.shape[1])
+        given = (x, w) if bias is None else (x, w, bias)
+        self.kernel(tile, bias is not None, act)(*given, out)
 
-    def _kernel(self, dtype: str, name: str) -> Kernel:
-        return self._kernels.find(f"cuda-few-rows-{dtype}", partial(_module, dtype), name)
+    def kernel(self, tile: FewRowsTile, bias: bool, act: str) -> Kernel:
+        """The kernel of a tile, compiled when it is first needed: see `few_rows`."""
+        name = f"cuda-few-rows-{tile.dtype}-{tile.rows}-{tile.across}-{act}-{bias:d}"
+        return self._kernels.find(name, partial(_module, tile, bias, act), "product")
+
+
+def _module(tile: FewRowsTile, bias: bool, act: str) -> tvm.IRModule:
+    return named_module({"product": few_rows(tile, bias=bias, act=act)})
 
 
 @lru_cache
-def tile_for(dtype: str, rows: int, n: int, k: int) -> FewRowsTile:
-    """The tile for a product: parts of k as large as leave CTAs enough."""
+def tile_for(dtype: str, rows: int, n: int) -> FewRowsTile:
+    """The tile for a product: as narrow as leaves all clusters on the device at once."""
     height = next(height for height in HEIGHTS if height >= rows)
-    tiles = [FewRowsTile(dtype, height, each) for each in EACH]
-    enough = [t for t in tiles if -(-k // t.part) * -(-n // t.columns) >= _ENOUGH]
-    return enough[-1] if enough else tiles[0]
+    enough = [across for across in ACROSS if -(-n // (WIDE * across)) <= _CLUSTERS]
+    return FewRowsTile(dtype, height, enough[0] if enough else ACROSS[-1])
