@@ -43,20 +43,20 @@ class TilePosts:
     the same in a whole warp, and every k step pays for that.)
     """
 
-    def __init__(self, pool: Any, consumers: int) -> None:
+    def __init__(self, pool: Any, consumers: int, warps: int = 4) -> None:
         self.ready = MBarrier(pool, TILES_AHEAD)
         self.taken = MBarrier(pool, TILES_AHEAD)
         self.slots = pool.alloc((TILES_AHEAD, 4), "int32", align=16)
-        self.consumers = consumers
+        self.consumers, self.warps = consumers, warps
 
     @T.inline
     def init(self):
-        self.ready.init(4)
+        self.ready.init(self.warps)
         self.taken.init(self.consumers)
 
     @T.inline
     def post(self, state, warp, lane, group, live, row0, col0):
-        """By the whole producer warpgroup; group -1 ends the consumers' loop."""
+        """By all ``warps`` of the producer; group -1 ends the consumers' loop."""
         self.taken.wait(state.stage, state.phase)
         T.cuda.warp_sync()
         if lane == 0:

@@ -15,19 +15,16 @@ from ..errors import ShapeError, mismatch
 from ..schedules.cuda_pack import pack_columns
 from ..schedules.hopper_bands import columns_tile, starting_columns
 from ..schedules.hopper_columns import columns_kernel
-from ..selection.cover import bucket
 from ..selection.gpu_columns import ColumnsWork, select_columns
-from ..selection.gpu_cost import GpuDense, GpuRates
 from ..structs import Plan, Tile
-from ..target import TargetInfo
 from ..tile_db.store import TileStore
 from .bind import Layout
 from .cuda_arrays import empty
 from .cuda_build import build_cuda
 from .cuda_dispatch import CudaDispatcher
-from .cuda_form import ColumnsForm, form_of
-from .cuda_planner import LIBRARY, CudaPlanner
-from .cuda_rows import ROW_STEP, rates_of
+from .cuda_form import ColumnsForm
+from .cuda_planner import BandPlanner
+from .cuda_rows import ROW_STEP
 from .cuda_workspace import CudaIndex
 from .kernel_cache import KernelCache, content_key
 from .program import Program
@@ -65,62 +62,26 @@ class ColumnsKernels:
         return kernel
 
 
-class ColumnsPlanner(CudaPlanner):
+class ColumnsPlanner(BandPlanner):
     """Chooses plans for one program of the family on one GPU."""
 
     form: ColumnsForm
 
-    def __init__(
-        self, program: Program, form: ColumnsForm, target: TargetInfo, store: TileStore, dead: str
-    ) -> None:
-        super().__init__(program, form, target, store, dead)
-        self.fills = self.dense_fills = False  # every tile is written
+    def __init__(self, program: Program, form: ColumnsForm, *others: Any) -> None:
+        super().__init__(program, form, *others)
         self.tiles = starting_columns(form.dtype, form.height)
 
     def decide(self, layout: Layout, counts: tuple[int, ...], fresh: bool = True) -> Plan:
         """Algorithm 1 for live columns of each band, without the cache."""
         m, n = layout.output
-        k = self._rows(layout)
+        k = self._depth(layout)
         if k * max(m, n) >= MOST_ELEMENTS:
             expected = f"operands of fewer than {MOST_ELEMENTS} elements"
             raise ShapeError(mismatch("lhs, rhs", expected, f"k {k}, m {m}, n {n}"))
         index = self._index_bytes(layout)
         work = ColumnsWork(m, n, k, self.form.height, counts, index, self.form.packed)
-        passes = 0.0 if self.form.act == "none" else 4.0 * m * n
-        dense = GpuDense(m, n, k, False, passes)
-        return select_columns(self.form.route.micro_tile, work, self.tiles, dense, self.rates())
-
-    def rates(self) -> GpuRates:
-        """Rates of the operator's data type on this GPU: those of dense products count."""
-        if self._rates is None:
-            form, isa = self.form, self.target.isa
-            self._rates = rates_of(self.store, form.dtype, isa, LIBRARY, {})
-        return self._rates
-
-    def likely_tiles(self, layout: Layout) -> tuple[Tile, ...]:
-        """All of the few that there are."""
-        return self.tiles
-
-    def _alike(self, rows: int, counts: tuple[int, ...] | None) -> object:
-        if counts is None:
-            return None
-        most = max(counts, default=0)
-        return bucket(sum(counts) / max(len(counts) * rows, 1)), bucket(most / max(rows, 1))
-
-    def _assumed(self, layout: Layout, share: float) -> tuple[int, ...]:
-        bands = -(-layout.output[0] // self.form.height)
-        return (round(share * self._rows(layout)),) * bands
-
-    def _rows(self, layout: Layout) -> int:
-        """The extent of the axis that is gathered."""
-        return layout.operand[self.form.route.micro_tile.dim]
-
-
-def dispatcher_of(program: Program, *parts: Any, **options: Any) -> CudaDispatcher:
-    """The dispatcher of a program's family; arguments and errors as `CudaDispatcher`."""
-    form = form_of(program)
-    made = ColumnsDispatcher if isinstance(form, ColumnsForm) else CudaDispatcher
-    return made(program, *parts, form=form, **options)
+        chosen = (self.form.route.micro_tile, work, self.tiles)
+        return select_columns(*chosen, self._whole(layout), self.rates())
 
 
 class ColumnsDispatcher(CudaDispatcher):

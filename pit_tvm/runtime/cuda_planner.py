@@ -118,3 +118,53 @@ class CudaPlanner:
         if not self.program.spec.promises_zero:
             return 8.0 * self._rows(layout)
         return pattern_bytes(self.program, layout.operand)
+
+
+class BandPlanner(CudaPlanner):
+    """Chooses plans for a program whose sparse operand is cut into bands along the axis k, each
+    with a count of its own; tiles of every band are written, full or empty."""
+
+    tiles: tuple[Tile, ...]
+
+    def __init__(
+        self, program: Program, form: RowsForm, target: TargetInfo, store: TileStore, dead: str
+    ) -> None:
+        super().__init__(program, form, target, store, dead)
+        self.fills = self.dense_fills = False
+
+    def rates(self) -> GpuRates:
+        """Rates of the operator's data type on this GPU: those of dense products count."""
+        if self._rates is None:
+            form, isa = self.form, self.target.isa
+            self._rates = rates_of(self.store, form.dtype, isa, LIBRARY, {})
+        return self._rates
+
+    def likely_tiles(self, layout: Layout) -> tuple[Tile, ...]:
+        """All of the few that there are."""
+        return self.tiles
+
+    def _whole(self, layout: Layout) -> GpuDense:
+        """The dense product."""
+        m, n = layout.output
+        passes = 0.0 if self.form.act == "none" else 4.0 * m * n  # 16 bits read, and written
+        return GpuDense(m, n, self._depth(layout), False, passes)
+
+    def _alike(self, rows: int, counts: tuple[int, ...] | None) -> object:
+        if counts is None:
+            return None
+        most = max(counts, default=0)
+        return bucket(sum(counts) / max(len(counts) * rows, 1)), bucket(most / max(rows, 1))
+
+    def _assumed(self, layout: Layout, share: float) -> tuple[int, ...]:
+        micro_tile = self.form.route.micro_tile
+        beside = 1 - micro_tile.dim
+        bands = -(-layout.operand[beside] // micro_tile.extents[beside])
+        return (round(share * self._rows(layout)),) * bands
+
+    def _rows(self, layout: Layout) -> int:
+        """What the count of a band is at most."""
+        return self._depth(layout)
+
+    def _depth(self, layout: Layout) -> int:
+        """The extent of k."""
+        return layout.operand[self.form.route.micro_tile.dim]

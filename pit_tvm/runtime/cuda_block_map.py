@@ -1,0 +1,104 @@
+"""Which blocks of an operand live, as the GPU's family of live blocks reads it: a map of bytes.
+
+A block mask is such a map already. Other masks, and values, are read once by one kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ..errors import ShapeError, mismatch
+from ..remember import remember
+from ..schedules.hopper_knobs import TILE_K
+from ..structs import BitMask, BlockMask, MicroTile, SparsitySpec, Values
+from .cuda_arrays import check_tensor, dtype_name, empty_of
+from .cuda_detect import rows_of
+from .cuda_detect_plan import MaskPlan, plan_mask
+from .cuda_modules import CudaKernels, GetModule
+from .cuda_view import CudaView
+
+
+@dataclass(frozen=True)
+class BlockMap:
+    """A map on the device; ``places`` are the numbers high, deep, beside and along of
+    `pit_tvm.schedules.hopper_blocks.blocks_kernel`."""
+
+    tensor: Any
+    size: int  # elements from the first to the last
+    places: tuple[int, int, int, int]
+
+    @cached_property
+    def views(self) -> tuple[Any, ...]:
+        """What a kernel takes of it; holds as long as the map does."""
+        address, device = self.tensor.data_ptr(), self.tensor.get_device()
+        return CudaView(address, (self.size,), "uint8", device), *self.places
+
+
+class BlockMapper:
+    """Makes maps of the blocks of one operand. Threads may share it.
+
+    ``spec`` and ``micro_tile`` are the operand's; the micro-tile's other extent is the band's.
+    """
+
+    def __init__(self, get_module: GetModule, spec: SparsitySpec, micro_tile: MicroTile) -> None:
+        self._kernels, self._spec, self._micro_tile = CudaKernels(get_module), spec, micro_tile
+        self._band_dim = 1 - micro_tile.dim
+        self._height = micro_tile.extents[self._band_dim]
+        self._plans: dict[object, MaskPlan] = {}
+
+    def map(self, value: Any, shape: tuple[int, ...]) -> BlockMap:
+        """The map of what tells the pattern of an operand of this ``shape``, on its device and on
+        the current stream.
+
+        Raises
+        ------
+        ShapeError, DTypeError
+            As `CudaDetector.detect`.
+        """
+        spec, micro_tile = self._spec, self._micro_tile
+        argument = f"sparsity of {micro_tile.operand} ({type(spec).__name__})"
+        check_tensor(argument, value)
+        key = (value.dtype, shape)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = plan_mask(spec, dtype_name(value), shape, micro_tile)
+            remember(self._plans, key, plan)
+        if tuple(value.shape) != plan.value_shape:
+            expected = f"shape {list(plan.value_shape)}"
+            raise ShapeError(mismatch(argument, expected, f"shape {list(value.shape)}"))
+        if isinstance(spec, BlockMask):
+            return self._given(spec, value)
+        return self._folded(argument, value, shape, plan.keep)
+
+    def count(self, found: BlockMap, shape: tuple[int, ...]) -> Any:
+        """Live steps of every band: a CUDA tensor, int32."""
+        bands, steps = -(-shape[self._band_dim] // self._height), -(-shape[self._k] // TILE_K)
+        count = empty_of("int32", found.tensor, (bands,))
+        self._kernels.blocks("count_steps")(*found.views, steps, count)
+        return count
+
+    @property
+    def _k(self) -> int:
+        return self._micro_tile.dim
+
+    def _given(self, spec: BlockMask, value: Any) -> BlockMap:
+        high, deep = (
+            spec.extents[self._band_dim] // self._height,
+            spec.extents[self._k] // TILE_K,
+        )
+        strides = value.stride()
+        size = 1 + sum((e - 1) * s for e, s in zip(value.shape, strides, strict=True))
+        return BlockMap(value, size, (high, deep, strides[self._band_dim], strides[self._k]))
+
+    def _folded(self, argument: str, value: Any, shape: tuple[int, ...], keep: int) -> BlockMap:
+        extents = (self._height, TILE_K) if self._k else (TILE_K, self._height)
+        down, across = (-(-s // e) for s, e in zip(shape, extents, strict=True))
+        made = empty_of("uint8", value, (down, across))
+        address, stride, wide = rows_of(argument, value)
+        bits = 1 if isinstance(self._spec, BitMask) else 16 if isinstance(self._spec, Values) else 8
+        fold = self._kernels.blocks(f"map_blocks_{bits}")
+        fold(address, stride, *shape, *extents, wide, keep, made)
+        beside, along = (across, 1) if self._k else (1, across)
+        return BlockMap(made, down * across, (1, 1, beside, along))

@@ -1,0 +1,139 @@
+"""Calls of the GPU's family of live blocks: a map of blocks, then one product that reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tvm
+
+from ..schedules.hopper_block_parts import blocks_tile, starting_blocks
+from ..schedules.hopper_blocks import blocks_kernel
+from ..schedules.hopper_knobs import TILE_K
+from ..selection.gpu_blocks import BlocksWork, select_blocks
+from ..structs import BlockMask, Plan, Tile
+from ..tile_db.store import TileStore
+from .bind import Layout
+from .cuda_arrays import empty, zero
+from .cuda_block_form import BlocksForm
+from .cuda_block_map import BlockMapper
+from .cuda_build import build_cuda
+from .cuda_call import CudaCall
+from .cuda_dispatch import CudaDispatcher
+from .cuda_modules import cached_modules
+from .cuda_planner import BandPlanner
+from .cuda_rows import ROW_STEP
+from .cuda_view import CudaView
+from .kernel_cache import KernelCache, content_key
+from .program import Program
+
+Kernel = Callable[..., Any]
+
+
+class BlocksKernels:
+    """Kernels of the family, each built when it is first needed. Threads may share it."""
+
+    def __init__(self, cache: KernelCache, arch: str) -> None:
+        self.cache, self.arch = cache, arch
+        self._known: dict[object, Kernel] = {}
+
+    def product(self, tile: Tile, groups: int = 0, **options: Any) -> Kernel:
+        """lhs, map, high, deep, beside, along, rhs, [bias,] out; ``options`` are those of
+        `blocks_kernel`."""
+        key = (tile, *options.items())
+        kernel = self._known.get(key)
+        if kernel is None:
+            knobs = blocks_tile(tile)
+            kernel = self._known[key] = self.cache.get(
+                content_key("hopper-blocks", knobs, tile.dtype, options, self.arch),
+                lambda: self._build(blocks_kernel(tile.dtype, knobs, **options)),
+            )
+        return kernel
+
+    def _build(self, func: tvm.tirx.PrimFunc) -> Any:
+        return build_cuda(tvm.IRModule({"main": func}), self.arch, tirx=True)
+
+
+class BlocksPlanner(BandPlanner):
+    """Chooses plans for one program of the family on one GPU; counts are those of live steps."""
+
+    form: BlocksForm
+
+    def __init__(self, program: Program, form: BlocksForm, *others: Any) -> None:
+        super().__init__(program, form, *others)
+        self.tiles = starting_blocks(form.dtype, form.side, form.height)
+
+    def decide(self, layout: Layout, counts: tuple[int, ...], fresh: bool = True) -> Plan:
+        """Algorithm 1 for live steps of each band, without the cache."""
+        form, (m, n), k = self.form, layout.output, self._depth(layout)
+        own_map = isinstance(self.program.spec, BlockMask)
+        index = 0.0 if own_map else self._index_bytes(layout)
+        of_lhs = form.side == "lhs"
+        work = BlocksWork(m, n, k, form.height, TILE_K, counts, of_lhs, index, form.act)
+        chosen = (form.route.micro_tile, work, self.tiles)
+        return select_blocks(*chosen, self._whole(layout), self.rates())
+
+    def _rows(self, layout: Layout) -> int:
+        """Steps of the whole depth."""
+        return -(-self._depth(layout) // TILE_K)
+
+
+class BlocksDispatcher(CudaDispatcher):
+    """Runs one program of the family on one GPU target; threads may share it."""
+
+    form: BlocksForm
+    kernels: BlocksKernels
+
+    def _prepare(self, store: TileStore, cache: KernelCache) -> None:
+        self.planner = BlocksPlanner(self.program, self.form, self.target, store, self.dead)
+        self.kernels = BlocksKernels(cache, self.target.isa)
+        modules = cached_modules(cache, self.target.isa)
+        self.mapper = BlockMapper(modules, self.program.spec, self.form.route.micro_tile)
+
+    def _number(self, ids: npt.NDArray[np.int64]) -> int:
+        return len(np.unique(ids // TILE_K))
+
+    def _indices(self, call: CudaCall, value: Any, dense: bool) -> tuple[Any, None]:
+        """The map of live blocks, None where nobody reads it."""
+        learns = call.watch.due()  # a dense pattern may become sparser
+        if dense and not learns:
+            return None, None
+        found = self.mapper.map(value, call.layout.operand)
+        if learns:
+            count = self.mapper.count(found, call.layout.operand)
+            call.watch.report(count, self.detector.report)
+        return found, None
+
+    def _rest(self, call: CudaCall, inputs: Sequence[Any], out: Any) -> tuple[CudaView, ...]:
+        """The right operand, the bias as one row, and the output that was passed."""
+        _, rhs, bias = self._operands(inputs)
+        shaped = [(rhs, rhs.shape)]
+        if bias is not None:
+            shaped.append((bias, (1, *bias.shape)))
+        if not call.fresh:
+            shaped.append((out, out.shape))
+        dtype, device = self.form.dtype, call.device
+        return tuple(CudaView(t.data_ptr(), shape, dtype, device) for t, shape in shaped)
+
+    def _unaligned(self, kernel: Kernel, index: Any, inputs: Any, out: Any) -> None:
+        """Rows that do not begin at 16 bytes: through padded copies."""
+        lhs, rhs, bias = self._operands(inputs)
+        rest = [self._padded(rhs)]
+        if bias is not None:
+            rest.append(self._padded(bias.unsqueeze(0))[:1])
+        wide = empty(out, _steps(out.shape))
+        kernel(self._padded(lhs), *index.views, *rest, wide)
+        self.fill.pad_copy(wide[: out.shape[0]], out)
+
+    def _padded(self, array: Any) -> Any:
+        """A copy whose extents are multiples of `ROW_STEP`; 0 beyond."""
+        made = empty(array, _steps(array.shape))
+        zero(made)
+        self.fill.pad_copy(array, made[: array.shape[0]])
+        return made
+
+
+def _steps(shape: Sequence[int]) -> list[int]:
+    return [-(-size // ROW_STEP) * ROW_STEP for size in shape]

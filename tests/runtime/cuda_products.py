@@ -1,0 +1,56 @@
+"""What tests of the GPU's products share: errors, candidates to run, calls in CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pit_tvm.structs import Candidate, Plan
+
+
+def roundings(out: Any, want: npt.NDArray[np.float64]) -> float:
+    """The worst error of a CUDA tensor, relative to the root mean square, in roundings of its type;
+    infinite if something was not written."""
+    got = out.cpu().double().numpy()
+    unit = 2.0**-11 if str(out.dtype) == "torch.float16" else 2.0**-8
+    scale = np.abs(want) + np.sqrt(np.square(want).mean()) + 1e-30
+    worst = float((np.abs(got - want) / scale).max(initial=0.0)) / unit
+    return worst if np.isfinite(worst) else float("inf")
+
+
+def tiled(plan: Plan, at: int = 0) -> Candidate:
+    """The plan's candidate number ``at`` of those that have a tile."""
+    return [c for c in plan.candidates if c.tile is not None][at]
+
+
+def check_replays(call: Callable[[], None], cases: Sequence[Any], limit: float = 4.0) -> None:
+    """``call`` computes the first case: it must not wait for the device, and once recorded in a
+    CUDA graph compute the others, whose arrays take the place of the first one's.
+
+    A case has ``arrays``, ``value``, ``out``, ``want`` and ``error()``.
+    """
+    import torch
+
+    first, stream = cases[0], torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        call()
+        torch.cuda.set_sync_debug_mode("error")
+        call()
+        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        call()
+    for case in cases:
+        for mine, new in zip((*first.arrays, first.value), (*case.arrays, case.value), strict=True):
+            mine.copy_(new.clone())
+        first.want = case.want
+        first.out.fill_(torch.nan)
+        torch.cuda.synchronize()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert first.error() < limit
