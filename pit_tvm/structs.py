@@ -54,7 +54,10 @@ def _check_extents(owner: str, extents: tuple[int, ...]) -> None:
 
 @dataclass(frozen=True, init=False)
 class _Granular(SparsitySpec):
-    """A zero pattern made of blocks; one extent per operand dimension, or none if unknown."""
+    """A zero pattern made of blocks; one extent per operand dimension, or none if unknown.
+
+    Of an output, masks tell what is needed instead.
+    """
 
     extents: tuple[int, ...]
 

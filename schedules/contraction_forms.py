@@ -6,7 +6,7 @@ panel in list order; see :func:`pit_tvm.schedules.contraction.apply`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import te, tirx
 
@@ -69,14 +69,15 @@ def contraction_form(
     """
     sizes = axis_extents(func, con)
     width = PANEL_VECTORS * lanes
-    columns = padded_map(con.column, sizes[con.column], width)
+    slot = _extent_on(con, micro_tile, con.column)
+    columns = padded_map(con.column, sizes[con.column], width, slot)
     dense = next(p for p in func.params if p.name == con.dense)
-    packed = {con.dense: _packed(con, dense, lanes)}
+    packed = {con.dense: _packed(con, dense, lanes, slot)}
     depth = _even(sizes[con.reduce], tile.tile_k)
     maps: dict[str, AxisMap] = {con.column: columns}
     axis = micro_tile.axis if micro_tile else ""
-    splits = axis == con.row and micro_tile is not None and _extent_on(con, micro_tile, con.reduce)
-    row_extent = _extent_on(con, micro_tile, con.row) if micro_tile and axis == con.reduce else 0
+    splits = _extent_on(con, micro_tile, con.reduce) if axis == con.row else 0
+    row_extent = _extent_on(con, micro_tile, con.row) if axis == con.reduce else 0
     if axis != con.reduce and not splits:
         maps[con.reduce] = rows_map(con.reduce, sizes[con.reduce], depth)
     if axis != con.row:
@@ -93,8 +94,9 @@ def contraction_form(
         groups = (num_groups, con.group) if con.group else None
         form = SparseForm(positions, maps, (con.sparse,), con.accumulator, packed, groups)
         rewritten = insert_sread_swrite(func, micro_tile, form)
-    panels = _panels(columns.parts[0].extent, max(1, tile.tile_n // width))
-    return rewritten, _roles(con, axis, bool(splits), panels, tile.tile_m)
+    panels = _panels(columns.parts[-2].extent, max(1, tile.tile_n // width))
+    roles = _roles(con, axis, bool(splits), panels, tile.tile_m)
+    return rewritten, _in_slots(roles, con, columns) if slot else roles
 
 
 def axis_extents(func: tirx.PrimFunc, con: Contraction) -> dict[str, Expr]:
@@ -131,7 +133,7 @@ def pack_func(func: tirx.PrimFunc, con: Contraction, lanes: int) -> tirx.PrimFun
     return te.create_prim_func([source, packed])
 
 
-def _packed(con: Contraction, dense: tirx.Var, lanes: int) -> Packed:
+def _packed(con: Contraction, dense: tirx.Var, lanes: int, slot: int) -> Packed:
     shape = packed_shape(con, dense.shape, lanes)
     param = parameter(con.dense, shape, con.accumulator)
     depth = con.dense_axes.index(con.reduce)
@@ -141,6 +143,9 @@ def _packed(con: Contraction, dense: tirx.Var, lanes: int) -> Packed:
         # A group is not among the original's indices once its tile row stands for it.
         outer = [v[GROUP] if not con.dense_axes[d] and GROUP in v else where[d] for d in lead]
         panel, lane = v[f"{con.column}_p"], v[f"{con.column}_l"]
+        if slot:  # the last one may have fewer panels, and stores nothing beyond them
+            panel += v[f"{con.column}_t"] * (slot // (PANEL_VECTORS * lanes))
+            panel = tirx.min(panel, shape[-3] - 1)
         return tirx.BufferLoad(param, [*outer, panel, where[depth], lane])
 
     return Packed(param, load)
@@ -180,8 +185,16 @@ def _panels(available: Expr, wanted: int) -> int:
     return min(divisors, key=lambda d: (max(d / wanted, wanted / d), d))
 
 
-def _extent_on(con: Contraction, micro_tile: MicroTile, axis: str) -> int:
-    return micro_tile.extents[con.sparse_axes.index(axis)]
+def _extent_on(con: Contraction, micro_tile: MicroTile | None, axis: str) -> int:
+    """Extent of a micro-tile on an axis; 0 where its operand has no such axis."""
+    axes = con.axes_of(micro_tile.operand) if micro_tile else ()
+    return micro_tile.extents[axes.index(axis)] if micro_tile and axis in axes else 0
+
+
+def _in_slots(roles: Roles, con: Contraction, columns: AxisMap) -> Roles:
+    """The roles where rows have a list for every slot of columns: threads share the slots."""
+    threads = (*con.batch, columns.parts[0].name, "")
+    return replace(roles, threads=threads, serial=(f"{con.row}_t",), tile_rows=0)
 
 
 def _roles(con: Contraction, axis: str, splits: bool, panels: int, tile_m: int) -> Roles:

@@ -43,12 +43,13 @@ def flipped_rows(
     lhs = T.match_buffer(lhs_h, (stored, k), options.dtype)
     ids = T.match_buffer(ids_h, (groups, capacity), "int32")
     count = T.match_buffer(count_h, (groups,), "int32")
+    own = T.meta_var(options.matrix(groups, 1))
     if options.rhs_layout == "kn":
-        rhs = T.match_buffer(rhs_h, (groups, k, n * options.halves), options.dtype)
+        rhs = T.match_buffer(rhs_h, (own, k, n * options.halves), options.dtype)
     else:
-        rhs = T.match_buffer(rhs_h, (groups, n * options.halves, k), options.dtype)
+        rhs = T.match_buffer(rhs_h, (own, n * options.halves, k), options.dtype)
     if bias_h is not None:
-        bias = T.match_buffer(bias_h, (groups, n * options.halves), options.dtype)
+        bias = T.match_buffer(bias_h, (own, n * options.halves), options.dtype)
     if scale_h is not None:
         scaled = T.int32()
         scale = T.match_buffer(scale_h, (scaled,), "float32")
@@ -102,6 +103,7 @@ def flipped_rows(
         1,
         knobs.raster,
         knobs.sms // SPLIT,
+        options.slot,
         fit=True,
     )
     all_steps: T.let = T.truncdiv(k + TILE_K - 1, TILE_K)
@@ -165,7 +167,14 @@ def flipped_rows(
                 empty.wait(put.stage, put.phase)
                 if thread == 0:
                     full.arrive(put.stage, knobs.tile_n * TILE_K * 2)
-                    weights.fetch(put.stage, group, col0, begin + kt, 0, full.ptr_to([put.stage]))
+                    weights.fetch(
+                        put.stage,
+                        options.matrix(group, 0),
+                        col0,
+                        begin + kt,
+                        0,
+                        full.ptr_to([put.stage]),
+                    )
                 Tx.copy_async(
                     rows_tile[put.stage],
                     lhs[0:TM, (begin + kt) * TILE_K : (begin + kt) * TILE_K + TILE_K],
@@ -212,7 +221,7 @@ def flipped_rows(
                             split.meet()
                 else:
                     if bias_h is not None:
-                        epilogue.ask_bias(bias, tile_group, first, n, warp, lane)
+                        epilogue.ask_bias(bias, options.matrix(tile_group, 0), first, n, warp, lane)
                     sums.run(acc, tall, steps, wg, thread, 0, len(knobs.widths) - 1)
                     if SPLIT > 1:
                         split.exchange(acc, tall, wg * 128 + thread)

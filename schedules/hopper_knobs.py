@@ -161,6 +161,7 @@ class RowsOptions:
     row_scale: bool = False
     accumulate: int = 0
     live_bits: bool = False
+    slot: int = 0
 
     @property
     def out_dtype(self) -> str:
@@ -171,6 +172,10 @@ class RowsOptions:
     def halves(self) -> int:
         """rhs columns that make one output column: 2 for gated pairs."""
         return 1 if self.gated == "none" else 2
+
+    def matrix(self, of_group: Any, common: int) -> Any:
+        """What rhs and bias have for each group, or ``common`` where slots share them."""
+        return common if self.slot else of_group
 
     def shared_bytes(self, knobs: RowsTile) -> int:
         """Bytes of shared memory of one CTA, those of the rows' bits included."""
@@ -198,6 +203,9 @@ class RowsOptions:
             "accumulate 0 for live_bits": not self.live_bits or self.accumulate == 0,
             "rhs_layout nk or kn": self.rhs_layout in ("nk", "kn"),
             "gated none, halves or interleaved": self.gated in ("none", "halves", "interleaved"),
+            "slot 0 or a multiple of tile_n": self.slot >= 0 and self.slot % knobs.tile_n == 0,
+            "gated none and accumulate 0 for slots": not self.slot
+            or (self.gated == "none" and self.accumulate == 0 and not self.live_bits),
             "rhs_layout nk for interleaved pairs": self.gated != "interleaved"
             or self.rhs_layout == "nk",
             f"tile_n a multiple of {piece} for this rhs": knobs.tile_n % piece == 0,

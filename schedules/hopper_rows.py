@@ -65,14 +65,15 @@ def gathered_rows(
     lhs = T.match_buffer(lhs_h, (stored, k), options.dtype)
     ids = T.match_buffer(ids_h, (groups, capacity), "int32")
     count = T.match_buffer(count_h, (groups,), "int32")
+    own = T.meta_var(options.matrix(groups, 1))
     if options.gated == "interleaved":
-        rhs = T.match_buffer(rhs_h, (groups, n, 2, k), options.dtype)
+        rhs = T.match_buffer(rhs_h, (own, n, 2, k), options.dtype)
     elif options.rhs_layout == "kn":
-        rhs = T.match_buffer(rhs_h, (groups, k, n * options.halves), options.dtype)
+        rhs = T.match_buffer(rhs_h, (own, k, n * options.halves), options.dtype)
     else:
-        rhs = T.match_buffer(rhs_h, (groups, n * options.halves, k), options.dtype)
+        rhs = T.match_buffer(rhs_h, (own, n * options.halves, k), options.dtype)
     if bias_h is not None:
-        bias = T.match_buffer(bias_h, (groups, n * options.halves), options.dtype)
+        bias = T.match_buffer(bias_h, (own, n * options.halves), options.dtype)
     if scale_h is not None:
         scaled = T.int32()
         scale = T.match_buffer(scale_h, (scaled,), "float32")
@@ -128,6 +129,7 @@ def gathered_rows(
         CL,
         knobs.raster,
         knobs.sms,
+        options.slot,
     )
     T.ptx.fence.mbarrier_init.release.cluster()
     if CL > 1:
@@ -169,7 +171,14 @@ def gathered_rows(
                 empty.wait(put.stage, put.phase)
                 if thread == 0:
                     full.arrive(put.stage, knobs.tile_n * TILE_K * 2)
-                    rhs_tiles.fetch(put.stage, group, col0, kt, rank, full.ptr_to([put.stage]))
+                    rhs_tiles.fetch(
+                        put.stage,
+                        options.matrix(group, 0),
+                        col0,
+                        kt,
+                        rank,
+                        full.ptr_to([put.stage]),
+                    )
                 Tx.copy_async(
                     lhs_tile[put.stage],
                     lhs[0:TM, kt * TILE_K : kt * TILE_K + TILE_K],
@@ -235,7 +244,9 @@ def gathered_rows(
                 else:
                     epilogue.ask(held, ids, tile_group, row0, live, warp, lane)
                     if bias_h is not None:
-                        epilogue.fetch_bias(bias, tile_group, tile_col, n, part, lane)
+                        epilogue.fetch_bias(
+                            bias, options.matrix(tile_group, 0), tile_col, n, part, lane
+                        )
                     for kt in T.serial(steps):
                         full.wait(take.stage, take.phase)
                         if LAG == 0:
@@ -275,6 +286,7 @@ def rows_kernel(
     row_scale: bool = False,
     accumulate: int = 0,
     live_bits: bool = False,
+    slot: int = 0,
 ) -> tvm.tirx.PrimFunc:
     """The kernel of one set of knobs: lhs, ids, count, rhs, [bias,] [scale,] out, [live].
 
@@ -294,13 +306,15 @@ def rows_kernel(
         rounded up to a multiple of 16) uint8. The first n / 8 columns are the `BitMask` of out that
         the next operator's detection takes, at any micro-tile; the others are undefined. As for
         `Values` NaN is live and -0.0 is not; rows that ids does not name are not written
+    slot : groups are slots of so many columns of one product: rhs is (1, ..), bias (1, n), and the
+        rows of group g get their columns from g * slot to (g + 1) * slot only
 
     Raises
     ------
     ScheduleError (a ValueError) for knobs or options that the template cannot build
     """
     options = RowsOptions(
-        dtype, bias, act, share, rhs_layout, gated, row_scale, accumulate, live_bits
+        dtype, bias, act, share, rhs_layout, gated, row_scale, accumulate, live_bits, slot
     )
     options.check(knobs)
     register()

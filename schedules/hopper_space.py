@@ -63,6 +63,7 @@ _FIRST = (
     (((128, 1, 64), 2), ((64, 2, 128), 2), ((96, 2, 256), 1)),
 )
 MOST_STAGES = 8
+_ALL_STAGES = 16  # and more than fit: low tiles wait for latency alone
 # Groups that the kernel takes, by how many there are: each step is a kernel of its own.
 GROUP_STEPS = (1, 256, 1024)
 DEAD_SHARE = 8  # of the workload's stored rows one in so many is dead
@@ -271,6 +272,23 @@ def starting_tiles(isa: str, dtype: str) -> tuple[Tile, ...]:
     plain = [as_tile(knobs, ROWS, dtype) for knobs in shapes]
     grouped = [as_tile(for_groups(knobs, 2), GROUPS, dtype) for knobs in shapes]
     return (*plain, *grouped)
+
+
+def output_tiles(dtype: str, slot: int, slots: int) -> tuple[Tile, ...]:
+    """Tiles of products in ``slots`` slots of ``slot`` columns, 64 or 128, from the tallest on: the
+    lower ones have more stages.
+
+    Raises
+    ------
+    TileNotFound
+        No kernel takes so many slots.
+    """
+    tallest = 256 if slot == TILE_K else 192
+    made = (
+        RowsTile(tile_m, slot, stages=_ALL_STAGES, consumers=slot // TILE_K, flip=1)
+        for tile_m in (tallest, 128, 64)
+    )
+    return tuple(as_tile(for_groups(knobs, max(slots, 2)), GROUPS, dtype) for knobs in made)
 
 
 def _notes(mod: tvm.IRModule) -> dict[str, Any]:

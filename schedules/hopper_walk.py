@@ -23,6 +23,7 @@ class TileWalk:
     groups, n : run-time sizes
     most_groups : 1, or the most groups that ``before`` holds
     tile_m, tile_n, cluster, raster, sms : the knobs of RowsTile
+    slot : output columns of a group where groups are slots of one product; 0: each has all n
     fit : give every group tiles of one height, a multiple of 8 up to ``tile_m``: the fewest bands
         that its rows need, split evenly; for one group, the height that fills the last wave of
         tiles best. ``high`` is the height of the tile, ``each`` that of an only group.
@@ -47,6 +48,7 @@ class TileWalk:
         cluster: int,
         raster: int,
         sms: int,
+        slot: int = 0,
         fit: bool = False,
     ) -> None:
         # The place of this cluster's tile in the order of execution.
@@ -59,7 +61,7 @@ class TileWalk:
         self.col0 = T.local_scalar("int32")
         self.high = T.local_scalar("int32")
         self.each = T.local_scalar("int32")
-        self.fit = fit
+        self.fit, self.slot = fit, slot
         self.count, self.before, self.lives, self.groups = count, before, lives, groups
         self.order = order
         self.most_groups, self.tile_m, self.tile_n, self.raster = (
@@ -70,7 +72,7 @@ class TileWalk:
         )
         self.band = tile_m * cluster  # rows of one cluster
         self.clusters = sms // cluster
-        self.cols = T.truncdiv(n + (tile_n - 1), tile_n)
+        self.cols = slot // tile_n if slot else T.truncdiv(n + (tile_n - 1), tile_n)
 
     def bands(self, live: Any) -> Any:
         """Bands of rows that ``live`` rows fill."""
@@ -198,7 +200,7 @@ class TileWalk:
         height: T.let = T.min(self.bands(self.live) - first, self.raster)
         inner: T.let = local - first * self.cols
         column: T.let = T.truncdiv(inner, height)
-        self.col0 = column * self.tile_n
+        self.col0 = column * self.tile_n + self.group * self.slot
         band: T.let = first + inner - column * height
         self.row0 = band * (self.high if self.fit else self.band) + rank * self.tile_m
 

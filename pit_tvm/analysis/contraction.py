@@ -20,7 +20,8 @@ class Contraction:
     """Axes and operands of a contraction block.
 
     ``group`` names the operand that holds each row's group, if ``dense`` has one matrix per
-    group. ``dense_axes`` are the axes of the dense operand's dimensions, the group's as "".
+    group. ``dense_axes`` are the axes of the dense operand's dimensions, the group's as "", and
+    ``out_axes`` those of the output's.
     """
 
     block: str
@@ -33,7 +34,12 @@ class Contraction:
     group: str
     sparse_axes: tuple[str, ...]
     dense_axes: tuple[str, ...]
+    out_axes: tuple[str, ...]
     accumulator: str
+
+    def axes_of(self, operand: str) -> tuple[str, ...]:
+        """Axes of the dimensions of the sparse operand, or else of the output."""
+        return self.sparse_axes if operand == self.sparse else self.out_axes
 
 
 def contraction_of(func: tirx.PrimFunc, sparse: str) -> Contraction | None:
@@ -45,7 +51,8 @@ def contraction_of(func: tirx.PrimFunc, sparse: str) -> Contraction | None:
     """
     infos = block_infos(func)
     readers = [i for i in infos if _reads(i, sparse)]
-    if len(readers) != 1 or not _elementwise_around(infos, readers[0]):
+    out_axes = output_axes(infos, readers[0]) if len(readers) == 1 else None
+    if out_axes is None:
         return None
     info = readers[0]
     factors = _factors(info)
@@ -61,17 +68,17 @@ def contraction_of(func: tirx.PrimFunc, sparse: str) -> Contraction | None:
     group = _group(info, other, dense_axes)
     if "" in sparse_axes or dense_axes.count("") != (1 if group else 0):
         return None
-    return _classify(info, own, other, sparse_axes, dense_axes, group)
+    return _classify(info, own, other, (sparse_axes, dense_axes, out_axes), group)
 
 
 def _classify(
     info: BlockInfo,
     own: TensorLoad,
     other: TensorLoad,
-    sparse_axes: list[str],
-    dense_axes: list[str],
+    operand_axes: tuple[list[str], list[str], list[str]],
     group: str,
 ) -> Contraction | None:
+    sparse_axes, dense_axes, out_axes = operand_axes
     reduce = [a for a in info.axes if info.kinds[a] == "reduce"]
     spatial = [a for a in info.axes if info.kinds[a] == "spatial"]
     rows = [a for a in spatial if a in sparse_axes and a not in dense_axes]
@@ -94,6 +101,7 @@ def _classify(
         group=group,
         sparse_axes=tuple(sparse_axes),
         dense_axes=tuple(dense_axes),
+        out_axes=tuple(out_axes),
         accumulator=str(info.updates[0].target.buffer.dtype),
     )
 
@@ -115,24 +123,26 @@ def _factors(info: BlockInfo) -> list[TensorLoad] | None:
     return loads if all(isinstance(load, TensorLoad) for load in loads) else None
 
 
-def _elementwise_around(infos: list[BlockInfo], main: BlockInfo) -> bool:
-    """Whether no other block reduces, and those after ``main`` keep each of its axes an axis."""
+def output_axes(infos: list[BlockInfo], main: BlockInfo) -> list[str] | None:
+    """Axis of ``main`` in each dimension of the output, "" for another; None if another block
+    reduces, or one after ``main`` does not keep each of its axes an axis."""
     axes: dict[ir.Var, list[str]] = {}
     for info in infos:
-        if info is main:
+        if info.name == main.name:
             found = dict(info.iter_vars)
         elif info.opaque or any(kind != "spatial" for kind in info.kinds.values()):
-            return False
+            return None
         else:
             followed = _followed(info, axes)
             if followed is None:
-                return False
+                return None
             found = followed
         for access in info.writes if found else []:
             axes[access.buffer] = [
                 found.get(i, "") if isinstance(i, ir.Var) else "" for i in access.indices
             ]
-    return True
+    stores = infos[-1].updates
+    return axes.get(stores[0].target.buffer, []) if stores else []
 
 
 def _followed(info: BlockInfo, axes: dict[ir.Var, list[str]]) -> dict[ir.Var, str] | None:

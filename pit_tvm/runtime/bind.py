@@ -139,7 +139,7 @@ class Binder:
         return Layout(
             shapes=shapes,
             sizes=dict(sizes),
-            operand=shapes[self._names.index(program.operand)],
+            operand=shape if program.writes else shapes[self._names.index(program.operand)],
             output=shape,
             sums=resolve(program.sums.shape, sizes),
             library=library,

@@ -9,12 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import (
-    BackendUnavailable,
-    ShapeError,
-    UnsupportedTarget,
-    mismatch,
-)
+from ..errors import BackendUnavailable, ShapeError, UnsupportedTarget, mismatch
 from ..memory import aligned_empty
 from ..remember import remember
 from ..structs import BitMask, Candidate, Index, Plan
@@ -29,8 +24,9 @@ from .kernels import Kernels
 from .launch import Launcher
 from .pattern import Pattern, Sampler, counted
 from .planner import Planner
-from .program import Program, Route
+from .program import Program
 from .promise import asked_for, check_zeros, zeros_asked_for
+from .routes import Route
 
 _SAMPLED_ROWS = 32
 _LIBRARIES = ("numpy", "torch")
@@ -91,12 +87,12 @@ class Dispatcher:
 
         ``choose`` picks the candidate of a plan that runs (None: the cheapest).
         """
-        bound = self.binder.bind(arrays)
+        bound, fresh = self.binder.bind(arrays), out is None
         out, target = self._output(bound, out)
         value = self._value(bound, sparsity)
         if clock is not None:
             clock.lap()
-        plan, index = self._plan(bound, value, clock, choose)
+        plan, index = self._plan(bound, value, clock, choose, self._loose(fresh))
         if 0 in target.shape:
             return out, None
         if self.program.mask:  # detection has checked its shape and type
@@ -111,6 +107,9 @@ class Dispatcher:
 
     def repeat(self, choice: Candidate, arrays: Sequence[Any], sparsity: Any, out: Any) -> Any:
         """Compute into ``out`` (None: a new array) by a candidate of an earlier plan."""
+        if choice.kind == "dense" and self.program.writes and not self._loose(out is None):
+            expected = "a candidate that writes live parts of the output only"
+            raise ShapeError(mismatch("choice", expected, "dense"))
         bound = self.binder.bind(arrays)
         out, target = self._output(bound, out)
         if 0 not in target.shape:
@@ -132,7 +131,8 @@ class Dispatcher:
             layout = self.binder.layout_of(sizes, library)
             bound = Bound(layout, {}, {}, {})
         pattern, *_ = self._pattern(bound, self._value(bound, sparsity))
-        return self.planner.decide(pattern, bound.layout, not arrays or bool(bound.packed))
+        packed = not arrays or bool(bound.packed)
+        return self.planner.decide(pattern, bound.layout, packed, self._loose(True))
 
     def pack(self, name: str, array: Any) -> PackedOperand:
         """Pack the dense operand of the contraction once."""
@@ -166,10 +166,14 @@ class Dispatcher:
 
     # -- arguments
 
+    def _loose(self, fresh: bool) -> bool:
+        """Whether dead parts of the output may hold anything: they are not needed in a new one."""
+        return fresh and self.program.writes and self.launcher.dead == "skip"
+
     def _output(self, bound: Bound, out: Any) -> tuple[Any, Any]:
         result = bound.layout.result
         if out is None:
-            like = bound.arrays[self.program.operand]
+            like = bound.arrays[self.program.gathered]
             out = empty_like_kind(like, result.shape, result.dtype)
             return out, result.take(out)
         tensor = result.take(out)
@@ -188,11 +192,12 @@ class Dispatcher:
         value: Any,
         clock: Clock | None,
         choose: Callable[[Plan], Candidate] | None,
+        loose: bool,
     ) -> tuple[Plan, Index | None]:
         pattern, index, indices = self._pattern(bound, value)
         if clock is not None and (index or indices):
             clock.index_us += clock.lap()
-        plan = self.planner.plan(pattern, bound.layout, bool(bound.packed))
+        plan = self.planner.plan(pattern, bound.layout, bool(bound.packed), loose)
         if choose is not None:
             plan = replace(plan, choice=choose(plan))
         if clock is not None:
@@ -258,12 +263,13 @@ class Dispatcher:
     def _live_rows(self, value: np.ndarray) -> float:
         """Share of rows with any live element, from a few of them."""
         con, spec = self.program.contraction, self.program.spec
-        if con is None or isinstance(spec, BitMask) and con.sparse_axes[-1] == con.row:
+        axes = con.axes_of(self.program.operand) if con else ()
+        if con is None or isinstance(spec, BitMask) and axes[-1] == con.row:
             return 1.0
-        row, depth = con.sparse_axes.index(con.row), con.sparse_axes.index(con.reduce)
+        row, beside = axes.index(con.row), axes.index(self.program.beside)
         step = max(1, value.shape[row] // _SAMPLED_ROWS)
         lines = value[(*[slice(None)] * row, slice(step // 2, None, step))]
-        live = np.logical_or.reduce(lines, axis=depth)
+        live = np.logical_or.reduce(lines, axis=beside)
         return np.count_nonzero(live) / live.size if live.size else 0.0
 
 

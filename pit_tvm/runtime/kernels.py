@@ -139,7 +139,7 @@ class Kernels:
 
     def _own(self) -> tuple[object, ...]:
         """What kernels of this program depend on beside their names."""
-        return self.program.func.script(), self.program.operand, self.program.num_groups
+        return self.program.func.script(), self.program.gathered, self.program.num_groups
 
     def _mask_part(self, micro_tile: MicroTile | None) -> tuple[object, ...]:
         """What the kernels of a micro-tile depend on if they read a mask: how they read it."""

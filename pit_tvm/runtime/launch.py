@@ -118,7 +118,7 @@ class Launcher:
 
     def _dead_fill(self) -> Callable[[Bound, Any], None] | None:
         """Gives the output's dead slices what the pattern promises, before live ones overwrite."""
-        if not self.program.spec.promises_zero:
+        if not self.program.zero_outside:
             return (lambda _, out: self._clear(out)) if self.dead == "zero" else None
         kernel = self.kernels.dead()
         if kernel is None:

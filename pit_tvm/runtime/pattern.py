@@ -54,11 +54,12 @@ def _reading(program: Program, micro_tile: MicroTile) -> Callable[[Sequence[floa
     con, extents = program.contraction, micro_tile.extents
     if con is None or micro_tile.axis in con.batch:
         return itemgetter(-1)
-    row, depth = con.sparse_axes.index(con.row), con.sparse_axes.index(con.reduce)
-    if extents[depth] == 0:
+    axes = con.axes_of(micro_tile.operand)
+    row, beside = axes.index(con.row), axes.index(program.beside)
+    if extents[beside] == 0:
         return itemgetter(-2)
-    pair = (extents[row], extents[depth])
-    return reading(pair if row < depth else pair[::-1])
+    pair = (extents[row], extents[beside])
+    return reading(pair if row < beside else pair[::-1])
 
 
 def counted(program: Program, live: int, total: int) -> Pattern:

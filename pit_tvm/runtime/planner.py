@@ -17,7 +17,8 @@ from ..tile_db.store import TileStore
 from .arrays import itemsize
 from .bind import Layout
 from .pattern import Pattern
-from .program import Program, Route
+from .program import Program
+from .routes import Route
 
 # Tiles of a family that are weighed for each of these shares of live entries.
 _SHORTLIST = {ROWS: 2}
@@ -41,25 +42,28 @@ class Planner:
         self._tiles: dict[object, tuple[Tile, ...]] = {}
         self._selections: dict[object, Selection] = {}
 
-    def plan(self, pattern: Pattern, layout: Layout, packed: bool) -> Plan:
-        """The plan of a pattern; decided once for a density bucket, then remembered."""
-        key = (pattern.key, layout.key, packed)
+    def plan(self, pattern: Pattern, layout: Layout, packed: bool, loose: bool = False) -> Plan:
+        """The plan of a pattern; decided once for a density bucket, then remembered.
+
+        ``loose``: what is dead in the output may hold anything.
+        """
+        key = (pattern.key, layout.key, packed, loose)
         plan = self._plans.get(key)
         if plan is None:
-            plan = self.decide(pattern, layout, packed)
+            plan = self.decide(pattern, layout, packed, loose)
             remember(self._plans, key, plan, _MAX_PLANS)
         return plan
 
-    def decide(self, pattern: Pattern, layout: Layout, packed: bool) -> Plan:
+    def decide(self, pattern: Pattern, layout: Layout, packed: bool, loose: bool = False) -> Plan:
         """Algorithm 1 on one pattern, without the cache."""
         key = (layout.key, packed)
         prepared = self._selections.get(key)
         if prepared is None:
             prepared = remember(self._selections, key, self._selection(layout, packed))
-        covered = pattern.covered
-        whole = self.program.spec.promises_zero or min(covered) >= 1.0
+        covered, program = pattern.covered, self.program
+        whole = program.zero_outside or loose or not program.writes and min(covered) >= 1.0
         plan = prepared.plan(covered, whole=whole)
-        return replace(plan, reason=f"{plan.reason}; mask applied") if self.program.mask else plan
+        return replace(plan, reason=f"{plan.reason}; mask applied") if program.mask else plan
 
     def _selection(self, layout: Layout, packed: bool) -> Selection:
         rates, facts = self.rates(layout.library), _Facts(self.program, layout, packed)
@@ -72,7 +76,7 @@ class Planner:
     def rates(self, library: str) -> Rates:
         """Rates of the operator's data type with one library as the dense peer."""
         if library not in self._rates:
-            dtype = self.program.input(self.program.operand).dtype
+            dtype = self.program.input(self.program.gathered).dtype
             generic = starting_tiles(self.target.isa, dtype)
             records = self.store.all()
             self._rates[library] = rates_from_records(
@@ -111,28 +115,29 @@ class _Facts:
         con = program.contraction
         self.m = self.n = self.k = self.batch = 1
         if con is not None:
-            dense = shapes[con.dense]
-            self.m = self.operand[con.sparse_axes.index(con.row)]
-            self.k = self.operand[con.sparse_axes.index(con.reduce)]
-            self.n = dense[con.dense_axes.index(con.column)]
+            gathered = dict(zip(con.sparse_axes, shapes[con.sparse], strict=True))
+            self.m, self.k = gathered[con.row], gathered[con.reduce]
+            self.n = shapes[con.dense][con.dense_axes.index(con.column)]
             for axis in con.batch:
-                self.batch *= self.operand[con.sparse_axes.index(axis)]
+                self.batch *= gathered[axis]
         self.out_bytes = 4.0 * float(math.prod(self.output))
-        self._itemsize = itemsize(program.input(program.operand).dtype)
+        self._itemsize = itemsize(program.input(program.gathered).dtype)
 
     def route(self, route: Route) -> select.Route:
         """Slots, entries and traffic of one micro-tile."""
-        micro, spec, con = route.micro_tile, self.program.spec, self.program.contraction
+        micro, con = route.micro_tile, self.program.contraction
         size = self.operand[micro.dim]
-        slots, entry = self._slots(micro)
-        m, k, extra = 1.0, float(self.k), 0.0
+        slots, piece = self._slots(micro)
+        m, n, k, extra = 1.0, self.n, float(self.k), 0.0
         if route.family == DEPTH:
             m, k = float(self._row_extent(micro) or self.m), 1.0
         elif route.family == BLOCKS:
-            k = float(entry)
+            k = float(piece)
             extra = self.out_bytes * (2 if self.program.has_epilogue else 1)
-        elif spec.promises_zero:
+        elif self.program.zero_outside:
             extra = self.out_bytes
+        elif self.program.writes:
+            n = piece
         if con is None:
             m = float(math.prod(self.operand)) / max(size, 1)
             k = 1.0
@@ -148,7 +153,7 @@ class _Facts:
             entries=size,
             entry_m=m,
             entry_k=k,
-            n=self.n,
+            n=n,
             extra_bytes=extra,
             mask_bytes=self._pattern_bytes() if self.program.reads_mask(micro) else 0.0,
             shared=con is not None and bool(con.group),
@@ -178,17 +183,17 @@ class _Facts:
         return min(extent, -(-self.m // _LEAST_ROWS) * _LEAST_ROWS)
 
     def _slots(self, micro: MicroTile) -> tuple[int, int]:
-        """Number of lists, and the extent of the slot dimension along the reduction."""
-        number, depth = 1, self.k
-        con = self.program.contraction
+        """Number of lists, and the extent of a slot along the axis beside the rows'."""
+        number, con = 1, self.program.contraction
+        piece = self.n if self.program.writes else self.k
         for dim, extent in enumerate(micro.extents):
             if dim != micro.dim and extent:
                 number *= -(-self.operand[dim] // extent)
-                if con is not None and con.sparse_axes[dim] == con.reduce:
-                    depth = extent
+                if con and con.axes_of(micro.operand)[dim] == self.program.beside:
+                    piece = extent
         if con is not None and con.group:
             number = max(1, self.program.num_groups)
-        return number, depth
+        return number, piece
 
     def _index_bytes(self, micro: MicroTile) -> float:
         spec = self.program.spec

@@ -14,14 +14,10 @@ from ..analysis.pit_axis import as_prim_func, pit_axes
 from ..analysis.reduction import Reducer, reducer_of
 from ..errors import AxisError, ShapeError, mismatch
 from ..primitive.checks import is_choice
-from ..schedules.contraction_space import BLOCKS, DEPTH, MICRO_DEPTH, MICRO_ROWS, ROWS
 from ..structs import BitMask, BlockMask, Groups, Mask, MicroTile, SparsitySpec, Values
-from ..transform.insert_sread_swrite import first_read, is_read, main_block, operand_axes
+from ..transform.insert_sread_swrite import first_read, is_read, main_block
 from ..transform.unalign import is_buffer
-
-GENERIC = ""
-_ROW_STEPS = range(8, 129, 8)  # extents of k-axis micro-tiles that register blocks divide
-_DEPTH_STEPS = range(16, 513, 16)
+from .routes import Route, output_contraction, output_routes, read_routes
 
 
 @dataclass(frozen=True)
@@ -31,15 +27,6 @@ class Param:
     name: str
     dtype: str
     shape: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class Route:
-    """A micro-tile on a PIT axis, and the family of tiles that runs it (GENERIC: none)."""
-
-    micro_tile: MicroTile
-    family: str
-    reduces: bool
 
 
 @dataclass(frozen=True)
@@ -65,10 +52,10 @@ class Lookup:
 class Program:
     """An operator, the sparsity of one operand, and everything that follows from the two.
 
-    ``main`` is the block that reads the operand, ``sums`` what it writes; ``contraction`` and
-    ``product`` are None where the block is none, or no library computes it. ``mask`` names the
-    pattern's array among the arguments of kernels that read the operand through it, "" if the
-    pattern promises zeros outside.
+    ``main`` is the block that reads the operand, or sums up for it if it is the output; ``sums``
+    what it writes; ``contraction`` and ``product`` are None where the block is none, or no library
+    computes it. ``mask`` names the pattern's array among the arguments of kernels that read the
+    operand through it, "" if the pattern promises zeros outside.
     """
 
     func: tirx.PrimFunc
@@ -84,6 +71,27 @@ class Program:
     lookups: tuple[Lookup, ...]
     has_epilogue: bool
     mask: str = ""
+
+    @property
+    def writes(self) -> bool:
+        """Whether the sparse operand is the output: what is dead in it is not needed."""
+        return all(p.name != self.operand for p in self.inputs)
+
+    @property
+    def gathered(self) -> str:
+        """The input from which kernels gather: the operand, unless that is the output."""
+        return self.contraction.sparse if self.contraction and self.writes else self.operand
+
+    @property
+    def zero_outside(self) -> bool:
+        """Whether the operand is zero, or counts as zero, outside its pattern."""
+        return self.spec.promises_zero and not self.writes
+
+    @property
+    def beside(self) -> str:
+        """Axis of a contraction's operand beside the rows': the depth, or an output's columns."""
+        con = self.contraction
+        return "" if con is None else con.column if self.writes else con.reduce
 
     def input(self, name: str) -> Param:
         """The input of that name; StopIteration if there is none."""
@@ -109,9 +117,10 @@ class Program:
 
 
 def analyse(tensors: Any, sparse: dict[str, SparsitySpec], *, apply_mask: bool = False) -> Program:
-    """The program of TE tensors (or a PrimFunc) for one sparse operand.
+    """The program of TE tensors (or a PrimFunc) for one sparse operand: an input, or the output of
+    a product, of which only what a mask marks is computed.
 
-    ``apply_mask``: outside its mask the operand counts as zero, instead of being zero.
+    ``apply_mask``: outside its mask an input counts as zero, instead of being zero.
 
     Raises
     ------
@@ -129,24 +138,21 @@ def analyse(tensors: Any, sparse: dict[str, SparsitySpec], *, apply_mask: bool =
         advice = "no other pattern has elements outside that a kernel reads"
         raise AxisError(mismatch("apply_mask", expected, type(spec).__name__, advice))
     params = [_param(p) for p in func.params if is_buffer(p)]
-    if operand not in [p.name for p in params[:-1]]:
-        raise AxisError(
-            mismatch("sparse", f"an input, one of {[p.name for p in params[:-1]]}", operand)
-        )
+    names = [p.name for p in params]
+    if operand not in names:
+        expected = f"an input, one of {names[:-1]}, or the output {names[-1]}"
+        raise AxisError(mismatch("sparse", expected, operand))
+    reads = operand in names[:-1]
+    if apply_mask and not reads:
+        raise AxisError(mismatch("apply_mask", f"a mask of an input, one of {names[:-1]}", operand))
+    _check_rank(spec, params[names.index(operand)])
     info = main_block(func, operand)
-    con = contraction_of(func, operand)
-    if con is not None and con.group and not isinstance(spec, Groups):
-        con = None  # rows of several groups share a tile then: the generic schedule takes them
-    _check_rank(spec, next(p for p in params if p.name == operand))
-    if spec.promises_zero:
-        _check_zero(info, operand)
-    if isinstance(spec, Groups) and (con is None or not con.group):
-        raise AxisError(mismatch(f"sparse[{operand!r}]", "a grouped product for Groups", "another"))
-    routes = tuple(_routes(func, info, con, operand, spec))
-    if not routes:
-        report = pit_axes(func)
-        why = report.rejected[info.name] or "indices not bare, or other blocks need it whole"
-        raise AxisError(mismatch(f"sparse[{operand!r}]", "a PIT axis on it", f"none: {why}"))
+    con: Contraction | None
+    if reads:
+        con, routes = _reading(func, info, operand, spec)
+    else:
+        con = output_contraction(func, spec)
+        routes = output_routes(func, con, spec)
     return Program(
         func=func,
         inputs=tuple(params[:-1]),
@@ -157,11 +163,30 @@ def analyse(tensors: Any, sparse: dict[str, SparsitySpec], *, apply_mask: bool =
         sums=_param(info.updates[0].target.buffer),
         contraction=con,
         product=_product(con, info) if con else None,
-        routes=routes,
+        routes=tuple(routes),
         lookups=_lookups(func, con.group if con else ""),
         has_epilogue=info.updates[0].target.buffer not in func.params,
         mask=_mask_name(operand, params) if apply_mask else "",
     )
+
+
+def _reading(
+    func: tirx.PrimFunc, info: BlockInfo, operand: str, spec: SparsitySpec
+) -> tuple[Contraction | None, list[Route]]:
+    """The contraction of a sparse input, if ``info`` is one, and its routes, at least one."""
+    con = contraction_of(func, operand)
+    if con is not None and con.group and not isinstance(spec, Groups):
+        con = None  # rows of several groups share a tile then: the generic schedule takes them
+    if spec.promises_zero:
+        _check_zero(info, operand)
+    if isinstance(spec, Groups) and (con is None or not con.group):
+        raise AxisError(mismatch(f"sparse[{operand!r}]", "a grouped product for Groups", "another"))
+    routes = read_routes(func, info, con, operand, spec)
+    if not routes:
+        report = pit_axes(func)
+        why = report.rejected[info.name] or "indices not bare, or other blocks need it whole"
+        raise AxisError(mismatch(f"sparse[{operand!r}]", "a PIT axis on it", f"none: {why}"))
+    return con, routes
 
 
 def _mask_name(operand: str, params: list[Param]) -> str:
@@ -246,61 +271,6 @@ def _vanishes(expr: Any, dead: Access) -> bool:
     if isinstance(expr, prim.IntImm | prim.FloatImm):
         return float(expr.value) == 0.0
     return isinstance(expr, TensorLoad) and is_read(expr, dead)
-
-
-# --------------------------------------------------------------------------------------------
-# Routes
-
-
-def _routes(
-    func: tirx.PrimFunc, info: BlockInfo, con: Contraction | None, operand: str, spec: SparsitySpec
-) -> list[Route]:
-    accepted = pit_axes(func).accepted[info.name]
-    axes = operand_axes(info, operand)
-    infos = block_infos(func)
-    later = infos[[i.name for i in infos].index(info.name) + 1 :]
-    read_again = any(a.buffer_name == operand for i in later for a in i.reads)
-    reduced_again = any(i.block.init is not None for i in later)
-    out: list[Route] = []
-    for dim, axis in enumerate(axes):
-        if axis is None or axis not in accepted or axes.count(axis) > 1:
-            continue
-        if not spec.promises_zero and dim != spec.dim:  # type: ignore[attr-defined]
-            continue
-        reduces = info.kinds[axis] == "reduce"
-        # Another reader of the operand would see all of the axis; a later reduction over the
-        # output's axis would miss what dead slices contribute.
-        if (reduces and read_again) or (spec.promises_zero and not reduces and reduced_again):
-            continue
-        for family, extents in _micro_tiles(con, spec, dim, axis, len(axes)):
-            out.append(Route(MicroTile(operand, axis, dim, extents), family, reduces))
-    return out
-
-
-def _micro_tiles(
-    con: Contraction | None, spec: SparsitySpec, dim: int, axis: str, rank: int
-) -> list[tuple[str, tuple[int, ...]]]:
-    """Families and extents of the micro-tiles on one axis."""
-    whole = tuple(1 if d == dim else 0 for d in range(rank))
-    if con is None:
-        return [(GENERIC, whole)]
-    family = DEPTH if axis == con.reduce else ROWS
-    if not spec.promises_zero or axis in con.batch:
-        return [(family, whole)]
-    sliced = [1 if d == dim or a in con.batch else 0 for d, a in enumerate(con.sparse_axes)]
-    granularity = getattr(spec, "extents", ()) or (1,) * rank
-    if axis == con.reduce:
-        row = con.sparse_axes.index(con.row)
-        steps = {MICRO_ROWS} | {granularity[row]} & set(_ROW_STEPS)
-        return [(DEPTH, _with(sliced, row, step)) for step in sorted(steps)]
-    depth = con.sparse_axes.index(con.reduce)
-    steps = {MICRO_DEPTH} | {granularity[depth]} & set(_DEPTH_STEPS)
-    split = [(BLOCKS, _with(sliced, depth, step)) for step in sorted(steps)]
-    return [(ROWS, tuple(sliced)), *split]
-
-
-def _with(extents: list[int], position: int, value: int) -> tuple[int, ...]:
-    return tuple(value if d == position else e for d, e in enumerate(extents))
 
 
 def _product(con: Contraction, info: BlockInfo) -> Product | None:

@@ -19,7 +19,7 @@ def asked_for() -> bool:
 
 def zeros_asked_for(program: Program) -> bool:
     """Whether to check that a program's sparse operand is zero outside its pattern."""
-    return asked_for() and program.spec.promises_zero and not program.mask
+    return asked_for() and program.zero_outside and not program.mask
 
 
 def check_zeros(

@@ -54,6 +54,7 @@ PLAIN = Contraction(
     group="",
     sparse_axes=("m", "k"),
     dense_axes=("k", "n"),
+    out_axes=("m", "n"),
     accumulator="float32",
 )
 
@@ -110,6 +111,10 @@ def test_epilogue_in_stages_that_broadcasts_and_transposes():
     out = te.compute((B, M, N), lambda b, i, j: v[b] * gate[j, i] + acc[i, j], name="out")
     con = found([lhs, rhs, w, v, out])
     assert (con.block, con.row, con.column) == ("acc", "m", "n")
+    assert con.out_axes == ("", "m", "n")
+    turned = te.compute((N, M), lambda j, i: acc[i, j] * w[j], name="out")
+    con = found([lhs, rhs, w, turned])
+    assert con.out_axes == con.axes_of("out") == ("n", "m") and con.axes_of("lhs") == ("m", "k")
 
 
 def test_symbolic_extents():

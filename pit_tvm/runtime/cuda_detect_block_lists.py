@@ -1,0 +1,87 @@
+"""CUDA kernel that turns a small block mask into lists at once: one CTA for each list."""
+
+from __future__ import annotations
+
+import tvm
+from tvm.script import tirx as T
+
+from ..schedules.dependent import after_predecessor
+from .cuda_detect_device import WARP, cta_scan, load_any
+
+THREADS = 256
+MOST_BLOCKS = 4096  # along the PIT axis
+
+
+def list_blocks() -> tvm.tirx.PrimFunc:
+    """Lists of the positions in live blocks along the PIT axis, for every slot of a block mask of
+    bytes: ids (slots, capacity) and count (slots,).
+
+    Slots are ``band`` elements high on the other axis, of ``other`` elements in blocks of
+    ``high``; neighbours on the axes are ``along`` and ``beside`` bytes apart. Along the PIT axis
+    are ``entries`` blocks of ``grain`` positions, ``extent`` in all.
+    """
+
+    @T.prim_func
+    def kernel(
+        src: T.int64,
+        along: T.int64,
+        beside: T.int64,
+        entries: T.int32,
+        grain: T.int32,
+        extent: T.int32,
+        other: T.int32,
+        band: T.int32,
+        high: T.int32,
+        p_ids: T.handle,
+        p_count: T.handle,
+    ):
+        slots, capacity = T.int32(), T.int32()
+        ids = T.match_buffer(p_ids, (slots, capacity), "int32", align=4)
+        count = T.match_buffer(p_count, (slots,), "int32", align=4)
+        T.device_entry()
+        slot = T.cta_id([slots])
+        thread = T.thread_id([THREADS])
+        live_blocks = T.alloc_shared([MOST_BLOCKS], "int32")
+        totals = T.alloc_shared([WARP], "int32")
+        loaded = T.alloc_local([4], "uint32")
+        value = T.alloc_local([1], "int32")
+        total = T.alloc_local([1], "int32")
+        first: T.let = T.truncdiv(slot * band, high)
+        end: T.let = T.truncdiv(T.min((slot + 1) * band, other) + (high - 1), high)
+        found: T.int32 = 0
+        begin: T.int32 = 0
+        after_predecessor()
+        while begin < entries:
+            entry: T.int32 = begin + thread
+            live: T.uint32 = T.uint32(0)
+            row: T.int32 = first
+            while row < end:
+                load_any(
+                    T.address_of(loaded[0]),
+                    src + T.cast(entry, "int64") * along + T.cast(row, "int64") * beside,
+                    T.if_then_else(entry < entries, 1, 0),
+                )
+                live = T.bitwise_or(live, loaded[0])
+                row = row + 1
+            value[0] = T.if_then_else(live != T.uint32(0), 1, 0)
+            cta_scan(value, total, totals, thread, THREADS // WARP)
+            if live != T.uint32(0):
+                live_blocks[found + value[0]] = entry
+            found = found + total[0]
+            begin = begin + THREADS
+            T.cuda.cta_sync()
+        size: T.int32 = found * grain
+        if found > 0:
+            if live_blocks[found - 1] == entries - 1:  # the last one may reach beyond the extent
+                size = size - (entries * grain - extent)
+        if thread == 0:
+            count[slot] = size
+        at: T.int32 = thread
+        while at < size:
+            block: T.let = T.truncdiv(at, grain)
+            ids[T.cast(slot, "int64"), T.cast(at, "int64")] = (
+                live_blocks[block] * grain + at - block * grain
+            )
+            at = at + THREADS
+
+    return kernel

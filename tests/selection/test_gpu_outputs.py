@@ -1,0 +1,63 @@
+"""The cost of products with a sparse output against times of one H200, and what plans choose."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pit_tvm.selection.gpu_cost import GpuDense, gpu_rates
+from pit_tvm.selection.gpu_outputs import OutputsWork, select_outputs, tile_us
+from pit_tvm.structs import MicroTile, Tile
+
+MICRO_TILE = MicroTile("out", "m", 0, (1, 64))
+RATES = gpu_rates([], "float16", "sm_90a", "torch", ())
+STAGES = {256: 5, 128: 8, 64: 13}
+# 4096^3 in float16 with so much of 64x64 blocks live: microseconds by the height of a tile.
+TIMES = {
+    0.5: {256: 156.0, 128: 173.0},
+    0.2: {256: 76.0, 128: 84.7},
+    0.1: {256: 38.5, 128: 47.0, 64: 52.5},
+    0.05: {128: 28.6, 64: 35.5},
+    0.01: {256: 25.0, 128: 19.5, 64: 15.9},
+}
+
+
+def tile(tile_m: int) -> Tile:
+    knobs = (("sms", 132), ("stages", STAGES[tile_m]))
+    return Tile("groups-hopper", "sm_90a", "float16", tile_m, 64, 64, knobs)
+
+
+def work(live: float, **options: bool) -> OutputsWork:
+    blocks = np.random.default_rng(0).random((64, 64)) < live
+    return OutputsWork(4096, 4096, 4096, 64, tuple(blocks.sum(axis=0) * 64), 4096.0, **options)
+
+
+@pytest.mark.parametrize(
+    ("live", "tile_m"), [(live, tile_m) for live, times in TIMES.items() for tile_m in times]
+)
+def test_predictions_are_near_what_was_measured(live: float, tile_m: int) -> None:
+    predicted, bound = tile_us(tile(tile_m), work(live), RATES)
+    assert predicted == pytest.approx(TIMES[live][tile_m], rel=0.2)
+    assert bound < predicted
+
+
+def test_the_cheapest_tile_or_the_dense_product_is_chosen() -> None:
+    tiles = [tile(tile_m) for tile_m in STAGES]
+    dense = GpuDense(4096, 4096, 4096)
+    chosen = [
+        select_outputs(MICRO_TILE, work(live), tiles, dense, RATES).choice
+        for live in (1.0, 0.1, 0.05, 0.01)
+    ]
+    assert [c.tile.tile_m if c.tile else 0 for c in chosen] == [0, 256, 128, 64]
+    alone = select_outputs(MICRO_TILE, work(1.0), tiles, None, RATES)
+    assert alone.choice.kind == "pit" and len(alone.candidates) == 3
+
+
+def test_clearing_the_output_costs_its_bytes() -> None:
+    cleared = select_outputs(MICRO_TILE, work(0.1, clears=True), [tile(256)], None, RATES)
+    assert dict(cleared.choice.parts)["output"] == pytest.approx(8.4, rel=0.01)
+
+
+def test_nothing_live_costs_a_launch() -> None:
+    nothing = OutputsWork(4096, 4096, 4096, 64, (0,) * 64, 0.0)
+    assert tile_us(tile(256), nothing, RATES)[0] < 6.0
