@@ -66,7 +66,8 @@ class Operator:
             ids; None for ``Values``, and for ``Groups`` to use the operand ``group_ids``.
         out
             Where to write; None allocates. Rows that ``Rows``, ``Lengths`` or ``Groups`` do not
-            name are left as they are with ``dead="skip"``.
+            name are left as they are with ``dead="skip"``, and so are dead pieces of a sparse
+            output; in a new one they may hold anything.
 
         Raises
         ------
@@ -94,6 +95,8 @@ class Operator:
     def pack(self, **operand: Any) -> PackedOperand:
         """Pack a weight once, as ``operator.pack(rhs=weight)``, to pass instead of the array.
 
+        On a GPU that is a copy [k, n] of a weight stored [n, k] where the sparse operand is
+        `Values`, from which up to 16 rows read what they need; other weights stay as they are.
         On a CPU ``weight`` may be what another operator of the same expression packed for the same
         target: the two share the memory.
 
@@ -174,13 +177,16 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
     tensors
         TE tensors, inputs then output, as :mod:`pit_tvm.op` and ``te.create_prim_func`` have them.
     sparse
-        The sparse operand's name and how its live part is told at run time.
+        The sparse operand's name and how its live part is told at run time. For the output of a
+        product a mask tells which elements are needed: pieces of one row and 64 columns (or the
+        other way round, or as the mask's blocks) that have any are computed whole.
     target
         ``"llvm"``, ``"llvm -mcpu=x86-64-v3"``, ``"cuda"``, a dictionary or a TVM target.
     deterministic
         Sorted indices: the same sums in the same order at every call. Only row ids pay for it.
     dead
-        "skip": output rows that are not named are not written; "zero": they become zero.
+        "skip": output rows that are not named, and pieces of a sparse output that are not needed,
+        are not written; "zero": they become zero.
     apply_mask
         Masks promise an operand that is zero outside. With True it may hold anything there, NaN
         included: kernels read it through the mask. For Mask, BitMask and BlockMask.
@@ -220,7 +226,7 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
     kernels = cache if isinstance(cache, KernelCache) else KernelCache(cache)
     options: dict[str, Any] = {"deterministic": deterministic, "dead": dead}
     if info.kind == "cuda":
-        from .runtime.cuda_columns import dispatcher_of
+        from .runtime.cuda_families import dispatcher_of
 
         return Operator(dispatcher_of(program, info, store, kernels, **options), kernels)
     start_thread_pool(info.threads)

@@ -35,7 +35,7 @@ def apply(sch: s_tir.Schedule, roles: Roles, *, reg_m: int, lanes: int, threads:
     """
     block = sch.get_sblock(roles.block)
     copies = [p for p in sch.get_producers(block)]
-    store = _store_of(sch, block)
+    store = store_of(sch, block)
     loops = loop_names(sch, block)
     beside = _panels_beside(roles, reg_m, lanes)
     column, panel, second = sch.split(loops[roles.panel], [None, roles.panels // beside, beside])
@@ -136,7 +136,7 @@ def _by_panels(block: Any, roles: Roles) -> Callable[..., list[Any]]:
     return lambda *indices: [indices[d] for d in order]
 
 
-def _store_of(sch: s_tir.Schedule, block: Any) -> Any:
+def store_of(sch: s_tir.Schedule, block: Any) -> Any:
     """The store at the end of the chain that starts at ``block``."""
     consumers = sch.get_consumers(block)
     while sch.get_consumers(consumers[0]):

@@ -1,12 +1,11 @@
 """The GPU benchmark: live rows, experts, index and selection against cuBLAS and torch's kernels.
 
-Suites: padding, moe, layer, index, granularity, search, or all. Peers run in the same process, in
-turn with pit-tvm, as replays of CUDA graphs; times are medians, and every result is compared with
-float64. The shapes of HELD_OUT in bench_gpu_cases.py and all seeds of the benchmark are never
-tuned on, and held-out shapes have rows and goals of their own. The last lines say which goals are
-reached.
-The exit status is 1 if a result is wrong, and 2 if something is missing; a goal that is not
-reached does not change it.
+Suites: padding, moe, layer, index, granularity, weights, outputs, decode, search, or all. Peers run
+in the same process, in turn with pit-tvm, as replays of CUDA graphs; times are medians, and every
+result is compared with float64. The shapes of HELD_OUT in bench_gpu_cases.py and all seeds of the
+benchmark are never tuned on, and held-out shapes have rows and goals of their own. The last lines
+say which goals are reached. The exit status is 1 if a result is wrong, and 2 if something is
+missing; a goal that is not reached does not change it.
 
 The suite layer also times kernels of others if their sources are on PYTHONPATH, and prints "-"
 where they are missing: OpenAI's triton_kernels with matmul_ogs (github.com/triton-lang/triton,
@@ -33,7 +32,8 @@ if TYPE_CHECKING:
     from bench_report import Result
     from bench_rows import Target
 
-SUITES = ("padding", "moe", "layer", "index", "granularity", "search")
+SPARSE = ("granularity", "weights", "outputs", "decode")
+SUITES = ("padding", "moe", "layer", "index", *SPARSE, "search")
 ROUNDS, QUICK_ROUNDS = 30, 3
 
 

@@ -16,9 +16,12 @@ from bench_gpu_cases import Layer, Linear, Moe, list_layers, list_linear, list_m
 from bench_gpu_experts import products_of
 from bench_gpu_granularity import Grain, list_grains
 from bench_gpu_measure import GpuSettings
+from bench_gpu_outputs import Output, list_outputs, outputs_operator
 from bench_gpu_pit import internals, operator, operator_of
+from bench_gpu_weights import Weights, list_weights, weights_operator
 
 import pit_tvm
+from pit_tvm.runtime.cuda_blocks import BlocksKernels
 from pit_tvm.runtime.cuda_columns import ColumnsKernels
 from pit_tvm.runtime.cuda_dispatch import all_modules
 from pit_tvm.runtime.cuda_modules import cached_modules
@@ -45,8 +48,8 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Library:
-    """One library that `pit_tvm.torch` takes for tokens with several experts: a tile with the
-    kernel's options, or the sum of a token's rows without a tile."""
+    """One library of the rows family: a tile with the kernel's options; or without a tile the sum
+    of a token's rows, for tokens with several experts."""
 
     dtype: str
     tile: Tile | None = None
@@ -66,7 +69,16 @@ class Columns:
     act: str | None = None
 
 
-Wanted = Kernel | Library | Columns
+@dataclass(frozen=True)
+class Blocks:
+    """A library of the family of live blocks: a tile with the kernel's options."""
+
+    tile: Tile
+    options: tuple[tuple[str, Any], ...]
+
+
+Wanted = Kernel | Library | Columns | Blocks
+Measured = Linear | Moe | Layer | Grain | Weights | Output
 
 
 def build_all(kernels: Iterable[Wanted], jobs: int) -> int:
@@ -89,6 +101,8 @@ def build_one(what: str | Wanted) -> int:
         else:
             act = what.act or "none"
             columns.product(what.tile, bias=what.bias, act=act, packed=what.packed)
+    elif isinstance(what, Blocks):
+        BlocksKernels(KernelCache(), ARCH).product(what.tile, **dict(what.options))
     elif isinstance(what, Library):
         kernels = RowsKernels(KernelCache(), ARCH)
         if what.tile is None:
@@ -105,13 +119,27 @@ def build_one(what: str | Wanted) -> int:
     return 1
 
 
-def wanted(cases: Sequence[Linear | Moe | Layer | Grain], settings: GpuSettings) -> list[Wanted]:
+def wanted(cases: Sequence[Measured], settings: GpuSettings) -> list[Wanted]:
     """What measuring these cases runs: the candidates that are timed, and what an operator takes
     before it knows how much is live."""
     return [kernel for case in cases for kernel in _wanted(case, settings)]
 
 
-def _wanted(case: Linear | Moe | Layer | Grain, settings: GpuSettings) -> Iterator[Wanted]:
+def _wanted(case: Measured, settings: GpuSettings) -> Iterator[Wanted]:
+    if isinstance(case, Weights):
+        yield from _blocks(weights_operator(case, TARGET))
+        return
+    if isinstance(case, Output):
+        made = internals(outputs_operator(case, TARGET))
+        layout = made.binder.layout_of(dict(zip("mnk", case.sizes, strict=True)), "torch")
+        for tile in made.planner.likely_tiles(layout):
+            yield Library(case.dtype, tile, tuple(made.options.items()))
+        return
+    if isinstance(case, Grain) and case.grain[1] > 1:
+        for kind, extents in (("turned", case.grain[::-1]), ("matmul", case.grain)):
+            spec = pit_tvm.Mask(*extents)
+            yield from _blocks(operator(kind, spec, case.dtype, TARGET, (None, None)))
+        return
     if isinstance(case, Grain):
         height = case.grain[0]
         yield Columns(case.dtype, height)
@@ -136,6 +164,12 @@ def _wanted(case: Linear | Moe | Layer | Grain, settings: GpuSettings) -> Iterat
         yield Kernel(kind, case.dtype, bias, act, tile)
 
 
+def _blocks(made: pit_tvm.Operator) -> Iterator[Blocks]:
+    dispatcher = internals(made)
+    for tile in dispatcher.planner.tiles:
+        yield Blocks(tile, tuple(dispatcher.options.items()))
+
+
 def _tiles(case: Linear | Moe, made: pit_tvm.Operator, settings: GpuSettings) -> list[Tile]:
     dispatcher = internals(made)
     planner = dispatcher.planner
@@ -147,9 +181,9 @@ def _tiles(case: Linear | Moe, made: pit_tvm.Operator, settings: GpuSettings) ->
     return tiles if blind is None else [*tiles, blind]
 
 
-def product_cases(suites: Sequence[str], quick: bool) -> list[Linear | Moe | Layer | Grain]:
+def product_cases(suites: Sequence[str], quick: bool) -> list[Measured]:
     """Cases that some suites run kernels for; ``search`` runs those of both suites of products."""
-    cases: list[Linear | Moe | Layer | Grain] = []
+    cases: list[Measured] = []
     if {"padding", "search"} & set(suites):
         cases += list_linear(quick)
     if {"moe", "search"} & set(suites):
@@ -158,6 +192,10 @@ def product_cases(suites: Sequence[str], quick: bool) -> list[Linear | Moe | Lay
         cases += list_layers(quick)
     if "granularity" in suites:
         cases += list_grains(quick)
+    if "weights" in suites:
+        cases += list_weights(quick)
+    if "outputs" in suites:
+        cases += list_outputs(quick)
     return cases
 
 

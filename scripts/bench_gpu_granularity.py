@@ -30,7 +30,7 @@ from bench_gpu_measure import (
     poisoned,
     rounding_error,
 )
-from bench_gpu_pit import Pit, detection, internals, operator, plan_facts, sizes_for
+from bench_gpu_pit import Pit, detection, internals, mapping, operator, plan_facts, sizes_for
 from bench_rows import (
     Column,
     Row,
@@ -152,6 +152,9 @@ def _index(case: Grain, settings: GpuSettings, pit: Pit) -> Callable[[], Any]:
     else:
         micro_tile = MicroTile("lhs", "k", 0, (1, case.grain[0]))
     mask = pit.arrays[0] if pit.value is None else pit.value
+    mapped = mapping(pit.operator, mask, mask.shape)
+    if mapped is not None:
+        return mapped
     return detection(settings, pit_tvm.Mask(), mask, mask.shape, micro_tile)
 
 

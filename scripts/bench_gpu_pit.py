@@ -31,9 +31,10 @@ def operator(
     bias: bool = False,
     act: str | None = None,
     dead: str = "skip",
+    side: str = "lhs",
 ) -> Operator:
     """An operator: ``kind`` "linear", "matmul" (rhs ``[k, n]``), "turned" (lhs ``[k, m]`` too) or
-    "grouped"; sizes are n and k."""
+    "grouped"; sizes are n and k; ``side``: the sparse operand."""
     n, k = sizes
     options: dict[str, Any] = {"dtype": dtype, "bias": bias, "activation": act}
     if kind == "grouped":
@@ -41,7 +42,7 @@ def operator(
     else:
         options |= {"transpose_lhs": kind == "turned", "transpose_rhs": kind == "linear"}
         tensors = pit_tvm.op.matmul(None, n, k, **options)
-    return pit_tvm.compile(tensors, sparse={"lhs": spec}, target=target, dead=dead)
+    return pit_tvm.compile(tensors, sparse={side: spec}, target=target, dead=dead)
 
 
 def internals(made: Operator) -> Any:
@@ -132,6 +133,12 @@ def detection(
     detect, size = detector(settings.target).detect, tuple(shape)
     given: Any = value if settings.device == "cuda" else value.numpy()
     return lambda: detect(spec, given, size, micro_tile)
+
+
+def mapping(made: Operator, value: Any, shape: Sequence[int]) -> Callable[[], Any] | None:
+    """A function that makes the map of live blocks once; None for operators that take lists."""
+    mapper, size = getattr(internals(made), "mapper", None), tuple(shape)
+    return None if mapper is None else lambda: mapper.map(value, size)
 
 
 def plan_facts(plan: Plan) -> dict[str, Any]:

@@ -6,14 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from bench_gpu_decode import decode_suite
 from bench_gpu_granularity import granularity_suite
 from bench_gpu_index import index_suite
 from bench_gpu_layer import layer_suite
 from bench_gpu_linear import linear_suite
 from bench_gpu_measure import GpuSettings
 from bench_gpu_moe import moe_suite
+from bench_gpu_outputs import outputs_suite
 from bench_gpu_report import Printer
 from bench_gpu_search import search_suite
+from bench_gpu_weights import weights_suite
 from bench_report import Result
 from bench_rows import Column, Row, Suite, fact_column, time_column
 
@@ -25,7 +28,8 @@ PRODUCTS = ("padding", "moe")  # the suites whose rows have plans
 def suites() -> dict[str, Suite]:
     """All suites, in the order in which they run."""
     products = (linear_suite(), moe_suite(), layer_suite())
-    made = (*products, index_suite(), granularity_suite(), search_suite())
+    sparse = (granularity_suite(), weights_suite(), outputs_suite(), decode_suite())
+    made = (*products, index_suite(), *sparse, search_suite())
     return {suite.name: suite for suite in made}
 
 

@@ -11,12 +11,14 @@ from .checks import SREAD, SWRITE, block_of, guarded, loop_depth, loop_of
 from .dynamic_extent import dynamic_extent
 
 
-def swrite(sch: s_tir.Schedule, block: Any, loop: Any, *, vector: int = 0) -> list[Any]:
+def swrite(
+    sch: s_tir.Schedule, block: Any, loop: Any, *, vector: int = 0, dynamic: bool = True
+) -> list[Any]:
     """Compute the indexed store ``block`` at ``loop`` of its producer, epilogue included.
 
-    Elementwise blocks between the producer and the store are inlined into it. Loops that the
-    store's guard bounds end with the live positions. With ``vector`` the innermost loop is
-    vectorised in steps of ``vector``, if no guard tests it.
+    Elementwise blocks between the producer and the store are inlined into it. With ``dynamic``
+    loops that the store's guard bounds end with the live positions. With ``vector`` the innermost
+    loop is vectorised in steps of ``vector``, if no guard tests it.
 
     Requirements: ``block`` was made by ``insert_sread_swrite`` (annotation ``pit.swrite``), and
     ``loop`` is a loop above the producer of what it stores.
@@ -40,7 +42,7 @@ def swrite(sch: s_tir.Schedule, block: Any, loop: Any, *, vector: int = 0) -> li
         inner[-1:] = sch.split(inner[-1], [None, vector])
         sch.vectorize(inner[-1])
     for store in inner[:-1] if vectors else inner:
-        if guarded(sch.get(store)):
+        if dynamic and guarded(sch.get(store)):
             dynamic_extent(sch, store)
     return inner
 

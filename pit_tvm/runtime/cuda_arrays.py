@@ -154,12 +154,13 @@ def synchronize() -> None:
 def dense_product(
     lhs: Any, rhs: Any, bias: Any, act: str, out: Any, *, transpose_rhs: bool
 ) -> None:
-    """``out = act(lhs @ rhs + bias)`` by cuBLAS and torch's activations, all rows."""
+    """``out = act(lhs @ rhs + bias)`` by cuBLAS and torch's activations, all rows; without a bias
+    also of matrices beside each other."""
     import torch
 
-    right = rhs.t() if transpose_rhs else rhs
+    right = rhs.mT if transpose_rhs else rhs
     if bias is None:
-        torch.mm(lhs, right, out=out)
+        (torch.mm if lhs.ndim == 2 else torch.matmul)(lhs, right, out=out)
     else:
         torch.addmm(bias, lhs, right, out=out)
     if act != "none":

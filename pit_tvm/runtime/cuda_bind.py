@@ -10,7 +10,7 @@ from tvm import ir
 from ..errors import DTypeError, ShapeError, mismatch
 from ..remember import remember
 from .bind import Binder, Layout, told_pattern
-from .cuda_arrays import as_cuda, check_tensor, empty
+from .cuda_arrays import as_cuda, check_tensor, empty, empty_of
 from .cuda_call import CudaCall, CudaPlace
 from .program import Program
 
@@ -30,7 +30,8 @@ class CudaBinder(Binder):
         # Places of operands and output: group ids are inputs too, and need no alignment.
         dtype = program.output.dtype
         moved = [i for i, p in enumerate(program.inputs) if p.dtype == dtype]
-        self._moved = [*moved, len(program.inputs)]
+        self._alike = bool(moved)  # an input has the output's type
+        self._moved = [*(moved or [0]), len(program.inputs)]
         self._calls: dict[tuple[object, ...], CudaCall] = {}
 
     def bind_cuda(self, given: Sequence[Any], sparsity: Any, out: Any) -> CudaBound:
@@ -52,7 +53,9 @@ class CudaBinder(Binder):
             given, sparsity, call = self._checked(given, sparsity, out)
         if out is None:
             placed = given
-            out = empty(given[self._moved[0]], call.layout.output)
+            like, shape = given[self._moved[0]], call.layout.output
+            dtype = self.program.output.dtype
+            out = empty(like, shape) if self._alike else empty_of(dtype, like, shape)
         else:
             placed = (*given, out)
         places = tuple([tensor.data_ptr() for tensor in placed])
@@ -147,8 +150,11 @@ class CudaBinder(Binder):
     def _check_depth(self, layout: Layout) -> None:
         """A kernel's pipeline has a first step: an empty sum would never end."""
         con = self.program.contraction
-        if con is not None and layout.operand[con.sparse_axes.index(con.reduce)] == 0:
-            what = f"{self.program.operand}: extent {con.reduce}"
+        if con is None:
+            return
+        shape = layout.shapes[self._names.index(con.sparse)]
+        if shape[con.sparse_axes.index(con.reduce)] == 0:
+            what = f"{con.sparse}: extent {con.reduce}"
             raise ShapeError(mismatch(what, "at least 1 on a GPU", 0))
 
     def _check_apart(self, places: Sequence[int], first: int, sizes: Sequence[int]) -> None:

@@ -28,6 +28,14 @@ from ..schedules.dependent import as_dependent
 _FLAGS = ("-shared", "-O3", "-std=c++17", "-Xcompiler=-fPIC")
 _QUIET = "-diag-suppress=174,177,550"  # unused names and empty statements of generated code
 
+# Copies to shared memory that the schedule pipelines become asynchronous. Two of TVM's passes do
+# not know them: one gives their targets a vector's type, one takes their conditions apart.
+_PIPELINED = {
+    "tirx.use_async_copy": True,
+    "tirx.disable_storage_rewrite": True,
+    "tirx.disable_cse_tir": True,
+}
+
 # The driver's functions that launchers call, found in the driver when they are called. Linked
 # instead, they would have to be loaded, for all to see, before the library.
 _DRIVER = {
@@ -104,10 +112,13 @@ class CudaLibrary:
         Path(file_name).write_bytes(self._library)
 
 
-def build_cuda(mod: tvm.IRModule, arch: str = "sm_90a", tirx: bool = False) -> CudaLibrary:
+def build_cuda(
+    mod: tvm.IRModule, arch: str = "sm_90a", tirx: bool = False, pipelined: bool = False
+) -> CudaLibrary:
     """Compile the functions of ``mod`` to machine code of ``arch``; no GPU is needed.
 
-    ``tirx`` lowers TIRx kernels, False scheduled TensorIR. Takes about 5 to 15 seconds, nearly
+    ``tirx`` lowers TIRx kernels, False scheduled TensorIR, in which copies to shared memory may be
+    ``pipelined``. Takes about 5 to 15 seconds, nearly
     all of it in nvcc.
 
     Raises
@@ -117,14 +128,16 @@ def build_cuda(mod: tvm.IRModule, arch: str = "sm_90a", tirx: bool = False) -> C
     BackendUnavailable
         nvcc is not on this machine, or refuses the source.
     """
-    return compile_source(cuda_source(mod, arch, tirx), arch)
+    return compile_source(cuda_source(mod, arch, tirx, pipelined), arch)
 
 
-def cuda_source(mod: tvm.IRModule, arch: str = "sm_90a", tirx: bool = False) -> str:
+def cuda_source(
+    mod: tvm.IRModule, arch: str = "sm_90a", tirx: bool = False, pipelined: bool = False
+) -> str:
     """The CUDA source of `build_cuda`: kernels, launchers, and what they need of the driver."""
     _check_arch(arch)
     target = Target({"kind": "cuda", "arch": arch}, host="cuda_host")
-    with target:
+    with target, tvm.transform.PassContext(config=_PIPELINED if pipelined else {}):
         pipeline = {"tir_pipeline": "tirx"} if tirx else {}
         built = tvm.compile(as_dependent(mod) if tirx else mod, target=target, **pipeline)
     attributes = r"pit_attribute<\1, \2>(cuda_device, \3)"

@@ -155,17 +155,21 @@ class CudaDetector:
             return live, dead
         if plan.lists is not None and dead is None:
             name, numbers = plan.lists
-            address, stride, wide = _rows_of(argument, value)
+            if isinstance(spec, BlockMask):
+                places = value.data_ptr(), *_strides(value, micro_tile)
+                self._kernels.mask(name)(*places, *numbers, live.ids, live.count)
+                return live, None
+            address, stride, wide = rows_of(argument, value)
             list_columns = self._kernels.mask(name)
             list_columns(address, stride, *numbers, wide, plan.keep, live.ids, live.count)
             return live, None
         fold = plan.fold
         lines = empty_of("uint32", value, (plan.slots * fold.parts, max(1, plan.words)))
         if plan.words and isinstance(spec, BlockMask):
-            along, beside = value.stride(micro_tile.dim), value.stride(1 - micro_tile.dim)
-            self._kernels.mask(fold.kernel)(value.data_ptr(), along, beside, *fold.numbers, lines)
+            places = value.data_ptr(), *_strides(value, micro_tile)
+            self._kernels.mask(fold.kernel)(*places, *fold.numbers, lines)
         elif plan.words:
-            address, stride, wide = _rows_of(argument, value)
+            address, stride, wide = rows_of(argument, value)
             self._kernels.mask(fold.kernel)(address, stride, *fold.numbers, wide, plan.keep, lines)
         axis = (plan.entries, plan.grain, plan.extent)
         self._kernels.emit(lines, fold.parts, axis, live, dead)
@@ -182,7 +186,12 @@ class CudaDetector:
         return plan
 
 
-def _rows_of(argument: str, value: Any) -> tuple[int, int, int]:
+def _strides(value: Any, micro_tile: MicroTile) -> tuple[int, int]:
+    """Bytes between neighbours of a block mask along the PIT axis, and along the other."""
+    return value.stride(micro_tile.dim), value.stride(1 - micro_tile.dim)
+
+
+def rows_of(argument: str, value: Any) -> tuple[int, int, int]:
     """Address, bytes between rows, and whether all rows begin at multiples of 16 bytes."""
     if value.numel() and value.shape[1] > 1 and value.stride(1) != 1:
         got = f"strides {value.stride()} elements"

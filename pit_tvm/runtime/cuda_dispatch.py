@@ -9,14 +9,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tvm
 
 from ..errors import ShapeError, mismatch
 from ..reference.index import index_lists
-from ..structs import Candidate, Groups, Index, Plan
+from ..structs import Candidate, Groups, Index, MicroTile, Plan
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
-from .bind import told_pattern
+from .bind import Layout, told_pattern
 from .cuda_arrays import activated, dense_product, empty, synchronize, zero
 from .cuda_bind import CudaBinder, CudaBound
 from .cuda_call import CudaCall
@@ -66,8 +67,8 @@ class CudaDispatcher:
         self._fills = self.planner.fills
         self._no_groups = program.spec == Groups(0)
         names = [p.name for p in program.inputs]
-        bias = names.index(self.form.bias) if self.form.bias else None
-        self._places = (names.index(self.form.lhs), names.index(self.form.rhs), bias)
+        roles = (self.form.lhs, self.form.rhs, self.form.bias)
+        self._places = tuple(names.index(name) if name else None for name in roles)
 
     def _prepare(self, store: TileStore, cache: KernelCache) -> None:
         """The planner and the kernels of the family."""
@@ -132,8 +133,12 @@ class CudaDispatcher:
         named = dict(zip(names, arrays, strict=False))
         told = told_pattern(self.program, named, sparsity)
         host = told.cpu() if hasattr(told, "cpu") else told
-        lists = index_lists(spec, np.asarray(host), layout.operand, self.form.route.micro_tile)
-        return self.planner.decide(layout, tuple(len(ids) for ids in lists))
+        lists = index_lists(spec, np.asarray(host), layout.operand, self._micro_tile(layout))
+        return self.planner.decide(layout, tuple(self._number(ids) for ids in lists))
+
+    def _number(self, ids: npt.NDArray[np.int64]) -> int:
+        """The count that plans go by, of live positions of one slot."""
+        return len(ids)
 
     def pack(self, name: str, array: Any) -> Any:
         """The weight as it is: these kernels read it as it is stored."""
@@ -153,15 +158,20 @@ class CudaDispatcher:
 
     def _operands(self, inputs: Sequence[Any]) -> tuple[Any, Any, Any]:
         """lhs, rhs and bias, None if there is none."""
-        lhs, rhs, bias = self._places
-        return inputs[lhs], inputs[rhs], None if bias is None else inputs[bias]
+        lhs, rhs, bias = (None if place is None else inputs[place] for place in self._places)
+        return lhs, rhs, bias
 
     def _check_zeros(self, inputs: Sequence[Any], value: Any) -> None:
-        lhs = self._operands(inputs)[0].float()
+        names = [p.name for p in self.program.inputs]
+        operand = inputs[names.index(self.program.operand)].float()
         pattern = value.float() if value.is_floating_point() else value
-        check_zeros(self.program, lhs.cpu().numpy(), pattern.cpu().numpy())
+        check_zeros(self.program, operand.cpu().numpy(), pattern.cpu().numpy())
 
     # -- select and detect
+
+    def _micro_tile(self, layout: Layout) -> MicroTile:
+        """What detection looks for."""
+        return self.form.route.micro_tile
 
     def _plan(self, call: CudaCall) -> Plan:
         counts = call.watch.counts()
@@ -181,7 +191,7 @@ class CudaDispatcher:
             return None, None
         find = call.finds.get(split)
         if find is None:
-            asked = (call.layout.operand, self.form.route.micro_tile, self.deterministic, split)
+            asked = (call.layout.operand, self._micro_tile(call.layout), self.deterministic, split)
             find = self.detector.prepared(self.program.spec, value, *asked)
             call.finds[split] = find
         found = find(value, self.memory.take)
@@ -227,7 +237,7 @@ class CudaDispatcher:
 
     def _lhs(self, inputs: Sequence[Any], index: CudaIndex) -> Any:
         """What the kernel gathers from."""
-        return inputs[self._places[0]]
+        return self._operands(inputs)[0]
 
     def _kernel(self, choice: Candidate) -> Callable[..., Any]:
         if choice.tile is None:

@@ -89,8 +89,8 @@ def form_of(program: Program) -> RowsForm:
         return rows_form(program)
     extents = tuple(1 if axis == con.reduce else height for axis in con.sparse_axes)
     route = replace(route, micro_tile=replace(route.micro_tile, extents=extents))
-    dtype = _dtype(program, con)
-    act, bias = _epilogue(program, con, "kn")
+    dtype = dtype_of(program, con)
+    act, bias = epilogue_of(program, con, "kn")
     packed = con.sparse_axes[0] == con.row
     form = (con.sparse, con.dense, bias, "kn", act, dtype, 0, route)
     return ColumnsForm(*form, height=height, packed=packed)
@@ -119,34 +119,35 @@ def rows_form(program: Program) -> RowsForm:
     con = program.contraction
     route = next((r for r in program.routes if con and r.micro_tile.axis == con.row), None)
     if con is None or route is None or con.batch or program.mask:
-        raise _unsupported("a product of gathered rows: matmul, linear or grouped_matmul")
+        raise unsupported("a product of gathered rows: matmul, linear or grouped_matmul")
     if con.sparse_axes != (con.row, con.reduce):
-        raise _unsupported("the sparse operand stored [m, k]")
+        raise unsupported("the sparse operand stored [m, k]")
     if program.product is not None and program.product.left != con.sparse:
-        raise _unsupported("the sparse operand's rows to be those of the result")
-    dtype = _dtype(program, con)
+        raise unsupported("the sparse operand's rows to be those of the result")
+    dtype = dtype_of(program, con)
     layout = "nk" if con.dense_axes[-1] == con.reduce else "kn"
     groups = program.spec.num_groups if isinstance(program.spec, Groups) else 0
     if groups > GROUP_STEPS[-1]:
-        raise _unsupported(f"at most {GROUP_STEPS[-1]} groups", groups)
-    act, bias = _epilogue(program, con, layout)
+        raise unsupported(f"at most {GROUP_STEPS[-1]} groups", groups)
+    act, bias = epilogue_of(program, con, layout)
     return RowsForm(con.sparse, con.dense, bias, layout, act, dtype, groups, route)
 
 
-def _dtype(program: Program, con: Contraction) -> str:
+def dtype_of(program: Program, con: Contraction) -> str:
     """The one type of operands and output."""
     types = {p.dtype for p in (program.input(con.sparse), program.input(con.dense), program.output)}
     if len(types) != 1 or not types <= set(DTYPES):
-        raise _unsupported(f"operands and output all of {' or '.join(DTYPES)}", sorted(types))
+        raise unsupported(f"operands and output all of {' or '.join(DTYPES)}", sorted(types))
     return types.pop()
 
 
-def _unsupported(expected: str, got: object = "another expression") -> UnsupportedTarget:
+def unsupported(expected: str, got: object = "another expression") -> UnsupportedTarget:
+    """The error of a program that no family on a GPU computes."""
     advice = "other operators have no GPU form yet: compile for llvm"
     return UnsupportedTarget(mismatch("target cuda", expected, got, advice))
 
 
-def _epilogue(program: Program, con: Contraction, layout: str) -> tuple[str, str]:
+def epilogue_of(program: Program, con: Contraction, layout: str) -> tuple[str, str]:
     """Activation, and name of the bias, of the stages after the sums.
 
     They are recognised by comparing with what our operators put there: whoever writes the same
@@ -154,21 +155,20 @@ def _epilogue(program: Program, con: Contraction, layout: str) -> tuple[str, str
     """
     own = split_epilogue(program.func, program.main)
     if own is None:
-        raise _unsupported("a result that is rounded to the operands' type", "no conversion")
+        raise unsupported("a result that is rounded to the operands' type", "no conversion")
     for act, has_bias, other in _known_epilogues(program, con, layout):
         if tvm_ffi.structural_equal(own, other, map_free_vars=True):
             names = [str(p.name) for p in own.params[1:-1] if str(p.name) != con.group]
             return act, names[0] if has_bias else ""
-    raise _unsupported(f"an epilogue of bias and one of {', '.join(ACTS)}", "another one")
+    raise unsupported(f"an epilogue of bias and one of {', '.join(ACTS)}", "another one")
 
 
 def _known_epilogues(
     program: Program, con: Contraction, layout: str
 ) -> Iterator[tuple[str, bool, tirx.PrimFunc]]:
     dense, sparse = program.input(con.dense), program.input(con.sparse)
-    n, k = (-2, -1) if layout == "nk" else (-1, -2)
-    rows = sparse.shape[con.sparse_axes.index(con.row)]
-    extents = (rows, dense.shape[n], dense.shape[k])
+    rows, columns = program.output.shape
+    extents = (rows, columns, sparse.shape[con.sparse_axes.index(con.reduce)])
     for act in ACTS:
         for bias in (False, True):
             options: dict[str, Any] = {

@@ -9,11 +9,14 @@ import tvm
 
 from ..structs import Index
 from . import (
+    cuda_detect_block_lists,
+    cuda_detect_blocks,
     cuda_detect_cluster,
     cuda_detect_columns,
     cuda_detect_groups,
     cuda_detect_rows,
     cuda_detect_slices,
+    cuda_detect_strips,
 )
 from .cuda_build import build_cuda
 from .cuda_detect_emit import THREADS, emit
@@ -43,13 +46,17 @@ def named_module(functions: dict[str, tvm.tirx.PrimFunc]) -> tvm.IRModule:
 
 def mask_module() -> tvm.IRModule:
     """Kernels that read masks and values."""
-    made = {"fold_blocks": cuda_detect_rows.fold_blocks()}
+    made = {
+        "fold_blocks": cuda_detect_rows.fold_blocks(),
+        "list_blocks": cuda_detect_block_lists.list_blocks(),
+    }
     for bits in (1, 8, 16, 32, 64):
         for threads in (256, 1024):
             name = f"list_columns_{bits}_{threads}"
             made[name] = cuda_detect_columns.list_columns(bits, threads)
         made[f"fold_columns_{bits}"] = cuda_detect_columns.fold_columns(bits)
         made[f"fold_rows_{bits}"] = cuda_detect_rows.fold_rows(bits)
+        made[f"list_rows_{bits}"] = cuda_detect_strips.list_rows(bits)
     return named_module(made)
 
 
@@ -75,9 +82,20 @@ def emit_module() -> tvm.IRModule:
     return named_module({"emit": emit(False), "emit_both": emit(True)})
 
 
+def blocks_module() -> tvm.IRModule:
+    """Kernels that make and count maps of blocks."""
+    made = {f"map_blocks_{bits}": cuda_detect_blocks.map_blocks(bits) for bits in (1, 8, 16)}
+    return named_module({**made, "count_steps": cuda_detect_blocks.count_steps()})
+
+
 def detection_modules() -> dict[str, Callable[[], tvm.IRModule]]:
     """Every module of detection by the name under which it is asked for: to build all ahead."""
-    return {"cuda-mask": mask_module, "cuda-slices": slice_module, "cuda-emit": emit_module}
+    return {
+        "cuda-mask": mask_module,
+        "cuda-slices": slice_module,
+        "cuda-emit": emit_module,
+        "cuda-blocks": blocks_module,
+    }
 
 
 class ModuleKernels:
@@ -104,6 +122,10 @@ class CudaKernels:
     def mask(self, name: str) -> Kernel:
         """A kernel of `mask_module`."""
         return self._find("cuda-mask", name)
+
+    def blocks(self, name: str) -> Kernel:
+        """A kernel of `blocks_module`."""
+        return self._find("cuda-blocks", name)
 
     def slices(self, name: str) -> Kernel:
         """A kernel of `slice_module`."""

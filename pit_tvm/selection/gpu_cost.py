@@ -44,7 +44,7 @@ _SOFT = 0.02  # keeps a record of the very shape from an infinite weight
 _ROUTED = 0.45
 # Microseconds of an activation for each element at the end of a tile, which no product hides: the
 # mean over five products of 1365 to 30000 rows (tuning_logs/h200-sm_90a/activations.json).
-_ACT_US = {"gelu": 9.1e-7, "silu": 4.8e-7}
+ACT_US = {"gelu": 9.1e-7, "silu": 4.8e-7}
 _ROUNDS = 20  # of alternating means, to convergence
 _SELDOM = 3  # a tile measured on fewer than one in so many tasks is left out
 _SHOWN = 3  # tiles that a plan lists
@@ -226,7 +226,7 @@ def select_gpu(
     product, bound = rates.tile_us(family, work)
     tiles = rates.families[family].tiles
     candidates = []
-    costs = (product + work.live * work.n * _ACT_US.get(work.act, 0.0)).tolist()
+    costs = (product + work.live * work.n * ACT_US.get(work.act, 0.0)).tolist()
     for at in sorted(range(len(costs)), key=costs.__getitem__)[:_SHOWN]:
         us = costs[at]
         parts = (("index", index), ("product", us), ("output", other), ("bound", bound))

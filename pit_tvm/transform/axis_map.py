@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from tvm import ir, tirx
 
 Expr = Any  # tvm gives its scalar expressions no common Python type
 Vars = Mapping[str, Expr]
+TileSizes = int | tuple[int, ...]  # of a tile; several: nested pieces, the outermost first
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Part:
 class AxisMap:
     """New iterators of one axis; ``coord`` and ``guard`` get all new iterators of a block by name.
 
-    A ``padded`` axis is read through operands that hold zeros beyond it, so that its reductions
+    A ``padded`` axis is read through operands that hold zeros beyond it, so that sums over it
     need no guard. ``needs`` names iterators of other axes that ``coord`` and ``guard`` use.
     """
 
@@ -73,56 +75,80 @@ class Remap:
     accumulate: bool = False
 
 
-def rows_map(name: str, extent: Expr, tile: int) -> AxisMap:
-    """``name`` in tiles of ``tile``: iterators ``{name}_t`` and ``{name}_r``, no index."""
-    outer, inner = f"{name}_t", f"{name}_r"
-
-    def coord(v: Vars) -> Expr:
-        return v[outer] * tile + v[inner]
-
-    exact = isinstance(extent, int | tirx.IntImm) and int(extent) % tile == 0
+def rows_map(name: str, extent: Expr, tile: TileSizes, *, padded: bool = False) -> AxisMap:
+    """``name`` in tiles of ``tile``: the iterators of `tile_parts`, no index."""
+    outer, inner, coord = tile_parts(name, tile)
+    size = prod(part.extent for part in inner)
+    exact = isinstance(extent, int | tirx.IntImm) and int(extent) % size == 0
     guard = None if exact else (lambda v: coord(v) < extent)
-    return AxisMap((Part(outer, ceil_div(extent, tile)), Part(inner, tile)), coord, guard)
+    return AxisMap((Part(outer, ceil_div(extent, size)), *inner), coord, guard, padded)
 
 
 def index_map(
     name: str,
     ids: ir.Var,
     count: ir.Var,
-    tile: int,
+    tile: TileSizes,
     slots: Callable[[Vars], list[Expr]],
     extra: tuple[Part, ...] = (),
     needs: tuple[str, ...] = (),
+    *,
+    padded: bool = False,
 ) -> AxisMap:
-    """``name`` in the order of an index: ``{name}_t`` and ``{name}_r`` are positions in a list.
+    """``name`` in the order of an index: the iterators of `tile_parts` are positions in a list.
 
     ``ids`` is ``[*slots, capacity]``, ``count`` is ``[*slots]``; ``slots`` gives the list that an
     iteration reads, from the iterators ``needs``. ``extra`` parts (the group) come first.
     """
-    outer, inner = f"{name}_t", f"{name}_r"
+    outer, inner, position = tile_parts(name, tile)
     capacity = ids.shape[-1]
+    tiles = ceil_div(capacity, prod(part.extent for part in inner))
 
-    def position(v: Vars) -> Expr:
-        return v[outer] * tile + v[inner]
+    def entry(v: Vars) -> Expr:
+        # An asynchronous copy computes its address also where its guard does not hold.
+        return tirx.min(position(v), capacity - 1) if padded else position(v)
 
     return AxisMap(
-        (*extra, Part(outer, ceil_div(capacity, tile)), Part(inner, tile)),
-        coord=lambda v: tirx.BufferLoad(ids, [*slots(v), position(v)]),
+        (*extra, Part(outer, tiles), *inner),
+        coord=lambda v: tirx.BufferLoad(ids, [*slots(v), entry(v)]),
         guard=lambda v: position(v) < tirx.BufferLoad(count, slots(v)),
+        padded=padded,
         needs=needs,
     )
 
 
-def padded_map(name: str, extent: Expr, width: int) -> AxisMap:
-    """``name`` in panels of ``width``: iterators ``{name}_p`` and ``{name}_l``."""
-    outer, inner = f"{name}_p", f"{name}_l"
+def tile_parts(name: str, tile: TileSizes) -> tuple[str, list[Part], Callable[[Vars], Expr]]:
+    """Iterator over tiles ``{name}_t``, those inside one, and the position that they stand for.
+
+    Inside there is ``{name}_r``, or for a tile of several sizes ``{name}_r0``, ``{name}_r1`` ...,
+    the last of which counts neighbours.
+    """
+    outer, sizes = f"{name}_t", (tile,) if isinstance(tile, int) else tile
+    names = [f"{name}_r"] if isinstance(tile, int) else [f"{name}_r{i}" for i in range(len(sizes))]
+
+    def position(v: Vars) -> Expr:
+        at = v[outer]
+        for inner, size in zip(names, sizes, strict=True):
+            at = at * size + v[inner]
+        return at
+
+    return outer, [Part(n, size) for n, size in zip(names, sizes, strict=True)], position
+
+
+def padded_map(name: str, extent: Expr, width: int, slot: int = 0) -> AxisMap:
+    """``name`` in panels of ``width``: iterators ``{name}_p`` and ``{name}_l``; with a ``slot``, a
+    multiple of ``width``, inside slots of so many positions, ``{name}_t``."""
+    slots, outer, inner = f"{name}_t", f"{name}_p", f"{name}_l"
 
     def coord(v: Vars) -> Expr:
-        return v[outer] * width + v[inner]
+        within = v[outer] * width + v[inner]
+        return v[slots] * slot + within if slot else within
 
-    exact = isinstance(extent, int | tirx.IntImm) and int(extent) % width == 0
+    exact = isinstance(extent, int | tirx.IntImm) and int(extent) % (slot or width) == 0
     guard = None if exact else (lambda v: coord(v) < extent)
-    return AxisMap((Part(outer, ceil_div(extent, width)), Part(inner, width)), coord, guard, True)
+    panels = (Part(outer, slot // width if slot else ceil_div(extent, width)), Part(inner, width))
+    parts = (Part(slots, ceil_div(extent, slot)), *panels) if slot else panels
+    return AxisMap(parts, coord, guard, True)
 
 
 def ceil_div(extent: Expr, tile: int) -> Expr:

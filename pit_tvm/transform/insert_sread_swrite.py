@@ -14,11 +14,12 @@ from tvm import ir, tirx
 from tvm.ir import TensorLoad
 
 from ..analysis.access import Access, BlockInfo, block_infos, same_access
+from ..analysis.contraction import output_axes
 from ..analysis.pit_axis import pit_axes
 from ..analysis.reduction import Reducer, reducer_of
 from ..errors import AxisError, ShapeError, mismatch
 from ..structs import MicroTile
-from .axis_map import AxisMap, Expr, Packed, Part, Remap, Vars, index_map, rows_map
+from .axis_map import AxisMap, Expr, Packed, Part, Remap, TileSizes, Vars, index_map, rows_map
 from .remap_axes import remap_axes
 from .unalign import is_buffer, parameter
 
@@ -32,14 +33,16 @@ class SparseForm:
     ``tile``: positions on the PIT axis to a tile. ``maps``: further axes that the schedule wants
     tiled or padded. ``staged`` and ``packed``: see :class:`~.axis_map.Remap`. ``groups``: number
     of groups, and the operand that holds each slice's group, whose loads become the group itself.
+    ``padded``: every operand on the PIT axis is staged, so zeros stand behind the live positions.
     """
 
-    tile: int
+    tile: TileSizes
     maps: Mapping[str, AxisMap] = field(default_factory=dict)
     staged: tuple[str, ...] = ()
     stage_dtype: str = "float32"
     packed: Mapping[str, Packed] = field(default_factory=dict)
     groups: tuple[int, str] | None = None
+    padded: bool = False
 
 
 def insert_sread_swrite(
@@ -51,7 +54,8 @@ def insert_sread_swrite(
     ``[*slots]`` (see :class:`~pit_tvm.structs.Index`). Results:
 
     * reduction axis: every output is written, from the live terms only;
-    * spatial axis: only the live slices of the output are written;
+    * spatial axis: only the live slices of the output are written, and in slots along another
+      axis of the output (1x64 of ``out[m, n]``) only their live pieces;
     * spatial axis in slots along a reduction (1x64 of ``lhs[m, k]``): partial results are **added**
       to the output, an array in ``form.stage_dtype`` that the caller has cleared.
 
@@ -68,18 +72,25 @@ def insert_sread_swrite(
 
 
 def main_block(func: tirx.PrimFunc, operand: str) -> BlockInfo:
-    """The first block that reads the input ``operand``; AxisError if there is none."""
+    """The first block that reads the input ``operand``, or the one that sums up for the output of
+    that name; AxisError if there is none."""
     infos = block_infos(func)
     written = {access.buffer for info in infos for access in info.writes}
     names = [p.name for p in func.params if is_buffer(p) and p not in written]
-    for info in infos if operand in names else []:
-        if any(a.buffer_name == operand for a in info.reads):
+    sums = operand not in names and func.params[-1].name == operand
+    for info in infos:
+        reads = operand in names and any(a.buffer_name == operand for a in info.reads)
+        if reads or (sums and info.block.init is not None):
             return info
-    raise AxisError(mismatch("operand", f"an input, one of {names}", operand))
+    raise AxisError(mismatch("operand", f"an input, one of {names}, or the output", operand))
 
 
-def operand_axes(info: BlockInfo, operand: str) -> list[str | None]:
-    """Axis of each dimension of ``operand`` in its first read; None where the index is not bare."""
+def operand_axes(func: tirx.PrimFunc, info: BlockInfo, operand: str) -> list[str | None]:
+    """Axis of ``info`` in each dimension of ``operand``, in its first read or as the output; None
+    where the index is not bare."""
+    if all(a.buffer_name != operand for a in info.reads):
+        followed = output_axes(block_infos(func), info) or []
+        return [axis or None for axis in followed]
     indices = first_read(info, operand).indices
     return [info.iter_vars.get(i) if isinstance(i, ir.Var) else None for i in indices]
 
@@ -95,7 +106,7 @@ def is_read(load: TensorLoad, access: Access) -> bool:
 
 
 def _check(func: tirx.PrimFunc, info: BlockInfo, micro_tile: MicroTile) -> None:
-    axes = operand_axes(info, micro_tile.operand)
+    axes = operand_axes(func, info, micro_tile.operand)
     if len(axes) != len(micro_tile.extents):
         what = f"micro-tile of {micro_tile.operand}"
         raise ShapeError(mismatch(what, f"{len(axes)} extents", micro_tile.extents))
@@ -134,8 +145,8 @@ class _Builder:
             return [v[name] for name in names] or [tirx.const(0, "int32")]
 
         axis = self.micro_tile.axis
-        tile, needs = self.form.tile, tuple(names)
-        self.maps[axis] = index_map(axis, ids, count, tile, slot_of, extra, needs)
+        tile, needs, padded = self.form.tile, tuple(names), self.form.padded
+        self.maps[axis] = index_map(axis, ids, count, tile, slot_of, extra, needs, padded=padded)
         spec = Remap(
             main=self.info.name,
             maps=self.maps,
@@ -151,7 +162,7 @@ class _Builder:
     def _slots(self) -> list[tuple[str, Expr]]:
         """Iterator and extent of every slot dimension, in the order of the operand's dimensions."""
         out: list[tuple[str, Expr]] = []
-        axes = operand_axes(self.info, self.micro_tile.operand)
+        axes = operand_axes(self.func, self.info, self.micro_tile.operand)
         for dim, (axis, extent) in enumerate(zip(axes, self.micro_tile.extents, strict=True)):
             if dim == self.micro_tile.dim or extent == 0:
                 continue

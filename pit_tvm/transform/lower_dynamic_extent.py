@@ -6,6 +6,7 @@ loops only and never an allocation.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tvm_ffi
@@ -41,13 +42,14 @@ def lower_dynamic_extent(func: tirx.PrimFunc) -> tirx.PrimFunc:
         No guard under an annotated loop bounds it, or two disagree.
     """
     body = _without_unit_variables(func.body)
-    annotated: list[tirx.For] = []
-    tvm_ffi.structural_walk(
-        body, (tirx.For, lambda loop: annotated.append(loop) if _is_dynamic(loop) else None)
-    )
+    loops: list[tirx.For] = []
+    tvm_ffi.structural_walk(body, (tirx.For, loops.append))
+    annotated = [loop for loop in loops if _is_dynamic(loop)]
     if not annotated:
         return func
-    extents = {loop.loop_var: _extent(loop) for loop in annotated}
+    threads = [loop for loop in loops if loop.kind == tirx.ForKind.THREAD_BINDING]
+    threads = [loop for loop in threads if loop.thread_binding.thread_tag.startswith("threadIdx")]
+    extents = {loop.loop_var: live_extent(loop, threads) for loop in annotated}
     body = _remove_guards(body, extents)
     return func.with_body(
         tvm_ffi.structural_map(body, [(tirx.For, lambda loop: _resize(loop, extents))])
@@ -79,12 +81,30 @@ def _resize(loop: tirx.For, extents: dict[ir.Var, Expr]) -> tirx.For:
     if loop.loop_var not in extents:
         return loop
     notes = {k: v for k, v in loop.annotations.items() if k != DYNAMIC_EXTENT}
-    return rebuilt_loop(loop, extent=extents[loop.loop_var], annotations=notes)
+    extent, stages = extents[loop.loop_var], loop.annotations.get("software_pipeline_stage")
+    if stages is None:
+        return rebuilt_loop(loop, extent=extent, annotations=notes)
+    ahead = int(max(stages))
+    more = tirx.Var("more", "int32")
+    bound = tirx.Bind(more, tirx.max(extent - ahead, 0))
+    return tirx.SeqStmt(
+        [bound, rebuilt_loop(loop, extent=tirx.max(more, 0) + ahead, annotations=notes)]
+    )
 
 
-def _extent(loop: tirx.For) -> Expr:
-    inner: list[ir.Var] = []
-    tvm_ffi.structural_walk(loop.body, (tirx.For, lambda f: inner.append(f.loop_var)))
+def live_extent(loop: tirx.For, threads: Sequence[tirx.For] = ()) -> Expr:
+    """Iterations of ``loop`` up to the last that has a live position below it.
+
+    ``threads``: loops around it whose iterations run together, so that it must end for all of them
+    at once.
+
+    Raises
+    ------
+    ScheduleError
+        No guard below bounds it, or two disagree.
+    """
+    inner = list(threads)
+    tvm_ffi.structural_walk(loop.body, (tirx.For, inner.append))
     found: list[Expr] = []
     for condition in guards(loop.body):
         extent = _live(condition, loop, inner)
@@ -101,11 +121,11 @@ def _extent(loop: tirx.For) -> Expr:
     return found[0]
 
 
-def _live(condition: Expr, loop: tirx.For, inner: list[ir.Var]) -> Expr | None:
+def _live(condition: Expr, loop: tirx.For, inner: Sequence[tirx.For]) -> Expr | None:
     """Extent of ``loop`` from 0 to the last position that ``condition`` lets live, ``inner`` being
     the loops inside it; None if the condition bounds no such range."""
-    bound = _linear(condition, [loop.loop_var, *inner])
-    if bound is None or uses_any(bound.limit, {loop.loop_var, *inner}):
+    bound = _bound(condition, loop, inner)
+    if bound is None or uses_any(bound.limit, {loop.loop_var, *(f.loop_var for f in inner)}):
         return None
     stride = bound.coefficients.get(loop.loop_var)
     if stride is None:
@@ -116,16 +136,36 @@ def _live(condition: Expr, loop: tirx.For, inner: list[ir.Var]) -> Expr | None:
     return tirx.max(tirx.min(live, loop.extent), tirx.const(0, "int32"))
 
 
-def _linear(condition: Expr, variables: list[ir.Var]) -> _Bound | None:
+def _bound(condition: Expr, loop: tirx.For, inner: Sequence[tirx.For]) -> _Bound | None:
+    """What ``condition`` says, linear in all loops, or in ``loop`` where the others start."""
     if not isinstance(condition, prim.LT):
         return None
-    found = sym.detect_linear_equation(condition.a, variables)
+    variables = [loop.loop_var, *(f.loop_var for f in inner)]
+    return _linear(condition.a, condition.b, variables) or _at_start(condition, loop, inner)
+
+
+def _linear(position: Expr, limit: Expr, variables: list[ir.Var]) -> _Bound | None:
+    found = sym.detect_linear_equation(position, variables)
     if len(found) == 0 or not all(isinstance(c, tirx.IntImm) for c in found[:-1]):
         return None
     used = {v: int(c) for v, c in zip(variables, found[:-1], strict=True) if int(c)}
     if any(c < 0 for c in used.values()):  # the first position would not be the lowest
         return None
-    return _Bound(used, found[-1], condition.b)
+    return _Bound(used, found[-1], limit)
+
+
+def _at_start(condition: Expr, loop: tirx.For, inner: Sequence[tirx.For]) -> _Bound | None:
+    """The bound where all ``inner`` loops are at 0, if positions are nowhere lower: threads that
+    share a copy divide what was one loop, which is not linear."""
+    zeros = {f.loop_var: tirx.const(0, str(f.loop_var.ty.dtype)) for f in inner}
+    first = tvm_ffi.structural_map(condition.a, [(ir.Var, lambda v: zeros.get(v, v))])
+    known = sym.Analyzer()
+    for f in inner:
+        known.bind(f.loop_var, ir.Range(f.min, f.extent))
+    further = known.simplify(condition.a - first)
+    if uses_any(further, {loop.loop_var}) or known.const_int_bound(further).min_value < 0:
+        return None
+    return _linear(first, condition.b, [loop.loop_var])
 
 
 # --------------------------------------------------------------------------------------------
@@ -184,7 +224,7 @@ def _implied(condition: Expr, loops: list[tirx.For], extents: dict[ir.Var, Expr]
     if not used or loops[used[-1]].loop_var not in extents:
         return False
     loop = loops[used[-1]]
-    live = _live(condition, loop, [inner.loop_var for inner in loops[used[-1] + 1 :]])
+    live = _live(condition, loop, loops[used[-1] + 1 :])
     return live is not None and tvm_ffi.structural_equal(live, extents[loop.loop_var])
 
 

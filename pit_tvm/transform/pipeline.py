@@ -9,7 +9,9 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 
+from .fold_waits import fold_waits
 from .lower_dynamic_extent import lower_dynamic_extent
+from .lower_early_exit import lower_early_exit
 from .lower_even_tiles import lower_even_tiles
 from .lower_parallel_tiles import lower_parallel_tiles
 from .lower_prefetch_rows import lower_prefetch_rows
@@ -34,15 +36,21 @@ def lower(mod: tvm.IRModule, dump: Callable[[str, str], None] | None = None) -> 
         s_tir.transform.LowerInitBlock(),
         s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
         s_tir.transform.ConvertBlocksToOpaque(),
+        s_tir.transform.LiftThreadBinding(),
         s_tir.transform.CompactBufferAllocation(),
         lower_even_tiles,
         lower_dynamic_extent,
+        lower_early_exit,
         lower_prefetch_rows,
         lower_prefetch_stores,
         lower_parallel_tiles,
+        s_tir.transform.UnifyThreadBinding(),
         s_tir.transform.LowerMatchBuffer(),
         s_tir.transform.StmtSimplify(),
+        s_tir.transform.InjectSoftwarePipeline(),
+        fold_waits,
         s_tir.transform.LowerOpaqueBlock(),
+        s_tir.transform.ConvertSSA(),
     ]
     for step in passes:
         ours = isinstance(step, FunctionType)

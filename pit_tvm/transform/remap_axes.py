@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from tvm import ir, s_tir, tirx
-from tvm.ir import Range
+from tvm.ir import Range, TensorLoad
 from tvm.tirx import BufferStore, IterVar
 
-from ..analysis.access import BlockInfo, block_infos
+from ..analysis.access import Access, BlockInfo, block_infos
 from ..errors import AxisError, ShapeError, mismatch
-from ..primitive.checks import SPECULATIVE, SREAD, SWRITE
+from ..primitive.checks import SPECULATIVE, SREAD, SWRITE, uses_any
 from .axis_map import Part, Remap
 from .remap_scope import Buffers, Scope, every, guard
 from .unalign import is_buffer, unaligned
@@ -192,28 +192,51 @@ class _Remapper:
         info = scope.info
         reads = [(i, a) for i in self.infos for a in i.reads if a.buffer_name == name]
         access = next((a for i, a in reads if i is info), None)
-        bare = access is not None and all(isinstance(i, ir.Var) for i in access.indices)
+        bare = access is not None and all(map(self._is_known, access.indices))
         if access is None or not bare or len(reads) > 1:
             got = ", ".join(i.access_text(a) for i, a in reads) or "none"
             raise AxisError(mismatch(f"staged operand {name}", "one read by bare indices", got))
-        wanted = [iv for i in access.indices for iv in info.block.iter_vars if iv.var.same_as(i)]
-        parts: list[tuple[Part, bool]] = []
-        for iv in wanted:
-            amap = scope.map_of(iv.var)
-            own = (Part(info.iter_vars[iv.var], iv.dom.extent),)
-            parts += [(p, False) for p in (amap.parts if amap else own)]
-        self._check_parts(info, {iv.var: info.iter_vars[iv.var] for iv in wanted}, parts)
-        local, dtype = scope.over(parts), self.spec.stage_dtype
-        where = [local.coordinate(i) for i in access.indices]
+        local = scope.over(self._panel_parts(access, scope))
+        where = [
+            local.value(i) if isinstance(i, TensorLoad) else local.coordinate(i)
+            for i in access.indices
+        ]
+        dtype = self.spec.stage_dtype
         value = tirx.BufferLoad(self.buffers.params[access.buffer], where).astype(dtype)
         if guards := local.guards():
             value = tirx.if_then_else(every(guards), value, tirx.const(0, dtype))
-        shape = [p.extent for p, _ in parts]
-        panel = tirx.decl_buffer(shape, dtype, f"{name}_panel", layout=None)
+        panel = tirx.decl_buffer(
+            [p.extent for p, _ in local.parts], dtype, f"{name}_panel", layout=None
+        )
         self.allocs.append(panel)
-        self.buffers.panels[name] = (panel, [p.name for p, _ in parts])
-        store = BufferStore(panel, value, [local.vars[p.name] for p, _ in parts])
+        names = [p.name for p, _ in local.parts]
+        self.buffers.panels[name] = (panel, names)
+        store = BufferStore(panel, value, [local.vars[n] for n in names])
         self._emit(f"{name}_sread", local, store, {SREAD: name})
+
+    def _is_known(self, index: Any) -> bool:
+        """Whether an index is bare, or a load that stands for an iterator (a group)."""
+        loads = isinstance(index, TensorLoad) and index.source.name in self.spec.overrides
+        return loads or isinstance(index, ir.Var)
+
+    def _panel_parts(self, access: Access, scope: Scope) -> list[tuple[Part, bool]]:
+        """Iterators of a panel: those of the operand's axes, behind those that their coordinates
+        need besides (the slot of a list, a group)."""
+        info, own = scope.info, []
+        for index in access.indices:
+            for iv in info.block.iter_vars:
+                if iv.var.same_as(index):
+                    amap = scope.map_of(iv.var)
+                    whole = (Part(info.iter_vars[iv.var], iv.dom.extent),)
+                    own += [(p, False) for p in (amap.parts if amap else whole)]
+        where = [scope.value(index) for index in access.indices]
+        names = {p.name for p, _ in own}
+        needed = [
+            (p, False)
+            for p, _ in scope.parts
+            if p.name not in names and any(uses_any(e, {scope.vars[p.name]}) for e in where)
+        ]
+        return needed + own
 
     def _emit(
         self,

@@ -41,7 +41,6 @@ CONV_TENSORS = op.conv2d(None, 3, 5, 9, 9, 3)
         (MATMUL_TENSORS, {}, AxisError, "^sparse.*one sparse operand"),
         (MATMUL_TENSORS, {"lhs": Mask(), "rhs": Mask()}, AxisError, "^sparse.*one sparse operand"),
         (MATMUL_TENSORS, {"weight": Mask()}, AxisError, "^sparse.*lhs.*rhs.*weight"),
-        (MATMUL_TENSORS, {"out": Mask()}, AxisError, "^sparse.*lhs.*rhs.*out"),
         (MATMUL_TENSORS, Mask(), AxisError, "^sparse.*dictionary.*Mask"),
         (MATMUL_TENSORS, {"lhs": Rows("0")}, ShapeError, "^Rows.dim of lhs"),  # type: ignore[arg-type]
         (MATMUL_TENSORS, {"lhs": (32, 1)}, AxisError, "^sparse.*lhs.*Mask.*tuple"),

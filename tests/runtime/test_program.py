@@ -148,3 +148,23 @@ def test_zeros_of_a_padded_image_add_nothing_either(padding: int) -> None:
 def test_specification_of_another_rank_is_refused() -> None:
     with pytest.raises(ShapeError, match="^Mask of lhs.*2 extents"):
         analyse(op.matmul(None, 5, 7), {"lhs": Mask(1, 1, 1)})
+
+
+def test_pieces_of_an_output() -> None:
+    product = op.matmul(100, 256, 64)
+    assert routes(product, "out", Mask()) == [("1x64", "m", ROWS)]
+    assert routes(product, "out", BlockMask(1, 128)) == [("1x64", "m", ROWS), ("1x128", "m", ROWS)]
+    assert routes(product, "out", BitMask(64, 1)) == [("64x1", "n", ROWS)]
+    assert routes(product, "out", Mask(1, 256)) == [("1x*", "m", ROWS)]
+    assert routes(op.matmul(8, 9999, 8), "out", Mask(1, 544)) == [("1x32", "m", ROWS)]
+    batched = op.batch_matmul(None, None, None, 64)
+    assert routes(batched, "out", Mask(1, 1, 96)) == [("1x1x96", "m", ROWS)]
+
+
+def test_an_output_is_gathered_from_an_input() -> None:
+    program = analyse(op.matmul(None, None, 64), {"out": Mask(64, 1)})
+    assert program.writes and not program.zero_outside
+    assert (program.gathered, program.beside) == ("rhs", "m")
+    reading = analyse(op.matmul(None, None, 64), {"lhs": Mask()})
+    assert not reading.writes and reading.zero_outside
+    assert (reading.gathered, reading.beside) == ("lhs", "k")

@@ -58,6 +58,8 @@ def test_a_tile_that_cannot_be_built_says_which_rule_it_breaks(
             "shared memory",
         ),
         ({"rhs_layout": "mn"}, {}, "rhs_layout"),
+        ({"slot": 128}, {}, "slot"),
+        ({"slot": 256, "accumulate": 1}, {}, "slots"),
         ({"gated": "yes"}, {}, "gated"),
         ({"gated": "interleaved", "rhs_layout": "kn"}, {}, "interleaved"),
         ({"rhs_layout": "kn"}, {"tile_n": 168, "stages": 5}, "multiple of 64"),

@@ -105,3 +105,10 @@ def test_live_bits_are_asked_for() -> None:
 def test_knobs_that_no_kernel_can_have_are_refused(knobs: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(knobs))):
         rows_kernel("float16", RowsTile(**knobs))
+
+
+@pytest.mark.parametrize("flip", [0, 1])
+def test_a_slot_of_one_product_begins_at_its_own_column(flip: int) -> None:
+    knobs = RowsTile(tile_m=64, tile_n=64, consumers=1, stages=4, flip=flip, most_groups=256)
+    source = source_of(knobs=knobs, rhs_layout="kn", bias=True, slot=128)
+    assert "walk_group_ptr[0] * 128" in source and boxes(source) == 1

@@ -157,3 +157,16 @@ def test_shipped_records_replay_to_their_tiles() -> None:
         sch = replay(record, tvm.IRModule({"main": space.workload(record.task)}))
         assert space.tile_of(sch, record.task) == record.tile
         space.rows_tile(record.tile)
+
+
+@pytest.mark.parametrize(("slot", "heights"), [(64, [256, 128, 64]), (128, [192, 128, 64])])
+def test_tiles_of_slots_are_as_wide_and_the_low_ones_have_more_stages(
+    slot: int, heights: list[int]
+) -> None:
+    tiles = space.output_tiles("float16", slot, 300)
+    assert [tile.tile_m for tile in tiles] == heights
+    assert {(tile.tile_n, tile.knob("most_groups")) for tile in tiles} == {(slot, 1024)}
+    stages = [tile.knob("stages") for tile in tiles]
+    assert stages == sorted(stages) and len(set(stages)) == 3
+    with pytest.raises(TileNotFound, match="1024"):
+        space.output_tiles("float16", slot, 1025)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import bench_gpu_cases as cases
+import bench_gpu_decode as decode
 import bench_gpu_experts as experts
 import bench_gpu_granularity as granularity
 import bench_gpu_index as index
@@ -17,10 +18,12 @@ import bench_gpu_layer as layer
 import bench_gpu_linear as linear
 import bench_gpu_measure as measure
 import bench_gpu_moe as moe
+import bench_gpu_outputs as outputs
 import bench_gpu_report as report
 import bench_gpu_rivals as rivals
 import bench_gpu_search as search
 import bench_gpu_suites as suites
+import bench_gpu_weights as weights
 import numpy as np
 import pytest
 import torch
@@ -82,7 +85,8 @@ def test_patterns_name_the_live_rows() -> None:
 def test_labels_are_unique_and_held_out_shapes_are_nobody_elses() -> None:
     made = (
         *(cases.list_linear, cases.list_moe, cases.list_layers, cases.list_indexed),
-        granularity.list_grains,
+        *(granularity.list_grains, weights.list_weights),
+        *(outputs.list_outputs, decode.list_steps),
     )
     for listed in (make(False) for make in made):
         labels = [case.label for case in listed]
@@ -237,6 +241,41 @@ def test_products_of_sparse_operands_are_right(grain: tuple[int, int]) -> None:
         f"granularity: {grain_name} 90 %, over dense",
         "granularity: over dense, every row",
     ]
+
+
+@pytest.mark.parametrize(("layout", "told"), [("nk", "mask"), ("kn", "blocks")])
+def test_products_of_pruned_weights_are_right(layout: str, told: str) -> None:
+    case = weights.Weights((128, 256, 192), (64, 64), 0.9, layout, told)
+    row = weights.measure_weights(case, DRY)
+    assert row.wrong == [] and {"dense", "pit"} <= set(row.errors)
+    assert report.Printer(weights.weights_suite(), [row.label]).row(row)
+    names = [target.name for target in weights.weights_targets([row])]
+    assert names == ["weights: over dense, every row"]
+
+
+@pytest.mark.parametrize("told", ["blocks", "mask"])
+def test_live_blocks_of_a_product_are_right(told: str) -> None:
+    case = outputs.Output((128, 192, 96), (64, 64), 0.5, told)
+    row = outputs.measure_output(case, DRY)
+    assert row.wrong == [] and {"dense", "pit"} <= set(row.errors)
+    assert report.Printer(outputs.outputs_suite(), [row.label]).row(row)
+    names = [target.name for target in outputs.outputs_targets([row])]
+    assert names == ["outputs: over dense, every row"]
+
+
+def test_the_least_blocks_are_pruned() -> None:
+    weight = torch.ones(4, 6)
+    weight[2:, :3] = 9
+    assert weights.live_blocks(weight, (2, 3), 0.75).tolist() == [[False, False], [True, False]]
+
+
+@pytest.mark.parametrize("layout", ["kn", "nk"])
+def test_products_of_a_few_rows_are_right(layout: str) -> None:
+    row = decode.measure_step(decode.Step(1, (96, 256), layout=layout), DRY)
+    assert row.wrong == [] and {"dense", "turned", "pit"} == set(row.errors)
+    assert report.Printer(decode.decode_suite(), [row.label]).row(row)
+    names = [target.name for target in decode.decode_targets([row])]
+    assert names == ["decode: 1 rows, 95 % zeros, over dense", "decode: every row"]
 
 
 def test_wrong_lists_are_seen() -> None:

@@ -231,9 +231,17 @@ def test_kernels_of_all_timed_candidates_are_built() -> None:
     assert kinds_of["search"] == {cases.Linear, cases.Moe}
     assert kinds_of["layer"] == {cases.Layer} and kinds_of["index"] == set()
     assert kinds_of["granularity"] == {granularity.Grain}
-    columns = build.wanted(found["granularity"], DRY)
-    assert {type(kernel) for kernel in columns} == {build.Columns}
+    grains = build.wanted(found["granularity"], DRY)
+    columns = [kernel for kernel in grains if isinstance(kernel, build.Columns)]
     assert {k.packed for k in columns if k.tile is None} == {True}
+    blocks = [kernel for kernel in grains if isinstance(kernel, build.Blocks)]
+    assert len(columns) + len(blocks) == len(grains)
+    pruned = [dict(kernel.options) for kernel in build.wanted(found["weights"], DRY)]
+    assert {(o["side"], o["rhs_layout"]) for o in pruned} == {("rhs", "nk"), ("rhs", "kn")}
+    live = build.wanted(found["outputs"], DRY)
+    libraries = [kernel for kernel in live if isinstance(kernel, build.Library)]
+    assert libraries == live
+    assert {dict(library.options)["slot"] for library in libraries} == {64, 128}
 
 
 # --------------------------------------------------------------------------------------------
@@ -295,6 +303,9 @@ def test_search_judges_plans_of_products_that_are_not_asked_for() -> None:
         "layer",
         "index",
         "granularity",
+        "weights",
+        "outputs",
+        "decode",
         "search",
     ]
 

@@ -56,6 +56,16 @@ def test_panels_are_padded():
     assert amap.padded and amap.guard is None
 
 
+def test_panels_may_lie_in_slots():
+    amap = padded_map("n", 40, 8, 16)
+    assert [(p.name, p.extent) for p in amap.parts] == [("n_t", 3), ("n_p", 2), ("n_l", 8)]
+    v = iterators("n_t", "n_p", "n_l")
+    where = v["n_t"] * 16 + (v["n_p"] * 8 + v["n_l"])
+    same(amap.coord(v), where)
+    same(amap.guard(v), where < 40)
+    assert padded_map("n", 32, 8, 16).guard is None
+
+
 def test_list_gives_the_coordinate_and_its_count_the_guard():
     capacity = tirx.Var("capacity", "int32")
     ids, count = parameter("ids", [5, capacity], "int32"), parameter("count", [5], "int32")

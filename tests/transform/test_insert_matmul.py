@@ -314,3 +314,40 @@ def test_columns_of_the_right_operand_are_columns_of_the_result():
 
     func = product(bias=True)
     check(func, MicroTile("rhs", "n", 1, (0, 1)), SparseForm(2), main)
+
+
+def test_pieces_of_the_output_have_a_list_for_every_slot_of_columns():
+    @T.prim_func(s_tir=True)
+    def main(
+        lhs: T.Buffer((6, 7), "float32", align=4),
+        rhs: T.Buffer((7, 5), "float32", align=4),
+        ids: T.Buffer((3, "capacity"), "int32", align=4),
+        count: T.Buffer((3,), "int32", align=4),
+        out: T.Buffer((6, 5), "float32", align=4),
+    ):
+        capacity = T.int32()
+        T.func_attr({"tirx.noalias": True})
+        acc = T.sblock_alloc_buffer(((capacity + 3) // 4, 4, 3, 2))
+        for m_t, m_r, n_t, n_r, k in T.grid((capacity + 3) // 4, 4, 3, 2, 7):
+            with T.sblock("out"):
+                t, r, s, j, c = T.axis.remap("SSSSR", [m_t, m_r, n_t, n_r, k])
+                T.reads(count[s], lhs[0:6, c], ids[s, t * 4 + r], rhs[c, 0:5])
+                T.writes(acc[t, r, s, j])
+                with T.init():
+                    acc[t, r, s, j] = T.float32(0)
+                if t * 4 + r < count[s] and s * 2 + j < 5:
+                    acc[t, r, s, j] = (
+                        acc[t, r, s, j]
+                        + lhs[T.if_then_else(t * 4 + r < count[s], ids[s, t * 4 + r], 0), c]
+                        * rhs[c, T.if_then_else(s * 2 + j < 5, s * 2 + j, 0)]
+                    )
+        for m_t, m_r, n_t, n_r in T.grid((capacity + 3) // 4, 4, 3, 2):
+            with T.sblock("out_swrite"):
+                t, r, s, j = T.axis.remap("SSSS", [m_t, m_r, n_t, n_r])
+                T.reads(count[s], acc[t, r, s, j], ids[s, t * 4 + r])
+                T.writes(out[ids[s, t * 4 + r], s * 2 + j])
+                T.sblock_attr({"pit.swrite": 1})
+                if t * 4 + r < count[s] and s * 2 + j < 5:
+                    out[ids[s, t * 4 + r], s * 2 + j] = acc[t, r, s, j]
+
+    check(product(), MicroTile("out", "m", 0, (1, 2)), SparseForm(4), main)

@@ -21,15 +21,21 @@ PASSES = [
     "s_tir.LowerInitBlock",
     "s_tir.PlanAndUpdateBufferAllocationLocation",
     "s_tir.ConvertBlocksToOpaque",
+    "s_tir.LiftThreadBinding",
     "s_tir.CompactBufferAllocation",
     "lower_even_tiles",
     "lower_dynamic_extent",
+    "lower_early_exit",
     "lower_prefetch_rows",
     "lower_prefetch_stores",
     "lower_parallel_tiles",
+    "s_tir.UnifyThreadBinding",
     "s_tir.LowerMatchBuffer",
     "s_tir.StmtSimplify",
+    "s_tir.InjectSoftwarePipeline",
+    "fold_waits",
     "s_tir.LowerOpaqueBlock",
+    "s_tir.ConvertSSA",
 ]
 
 

@@ -1,0 +1,37 @@
+"""Which family of GPU kernels runs a program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import UnsupportedTarget
+from .cuda_block_form import blocks_form
+from .cuda_blocks import BlocksDispatcher
+from .cuda_columns import ColumnsDispatcher
+from .cuda_decode import decode_dispatcher, decodes
+from .cuda_dispatch import CudaDispatcher
+from .cuda_form import ColumnsForm, form_of
+from .cuda_general import GeneralDispatcher
+from .cuda_general_form import general_form
+from .cuda_outputs import OutputsDispatcher, outputs_form
+from .program import Program
+
+
+def dispatcher_of(program: Program, *parts: Any, **options: Any) -> CudaDispatcher:
+    """The dispatcher of a program's family: Hopper's own where one computes it, CUDA cores
+    elsewhere. Arguments are those of `CudaDispatcher`; UnsupportedTarget if no family does."""
+    outputs = outputs_form(program)
+    if outputs is not None:
+        return OutputsDispatcher(program, *parts, form=outputs, **options)
+    blocks = blocks_form(program)
+    if blocks is not None:
+        return BlocksDispatcher(program, *parts, form=blocks, **options)
+    try:
+        form = form_of(program)
+    except UnsupportedTarget:
+        general: Any = general_form(program)
+        return GeneralDispatcher(program, *parts, form=general, **options)
+    if decodes(program, form):
+        return decode_dispatcher(program, *parts, form=form, **options)
+    made = ColumnsDispatcher if isinstance(form, ColumnsForm) else CudaDispatcher
+    return made(program, *parts, form=form, **options)

@@ -1,0 +1,173 @@
+"""Tiles of contractions on CUDA cores: staged tiles, and a register block for every thread.
+
+One schedule serves every axis and either operand: rows gathered (m), both operands gathered (k),
+batch, groups, and the dense form. A CTA computes one tile; those behind the live positions leave.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import DataType, s_tir, tirx
+
+from pit_tvm.analysis.contraction import Contraction
+from pit_tvm.primitive.checks import loop_names
+from pit_tvm.primitive.dynamic_extent import dynamic_extent
+from pit_tvm.primitive.early_exit import early_exit
+from pit_tvm.primitive.sread import sread
+from pit_tvm.primitive.swrite import swrite
+from pit_tvm.structs import MicroTile, Tile
+from pit_tvm.transform.axis_map import TileSizes
+
+from .contraction import store_of
+from .cuda_contraction_forms import cuda_form
+
+VECTOR_BYTES = 16
+_ASYNC_BYTES = 4  # the least that an asynchronous copy moves
+_DEPTH = 4  # steps of the reduction that a thread reads at once, where they are neighbours
+
+
+def scheduled(
+    func: tirx.PrimFunc,
+    con: Contraction,
+    tile: Tile,
+    micro_tile: MicroTile | None,
+    num_groups: int = 0,
+) -> s_tir.Schedule:
+    """The schedule of a contraction's kernel for one micro-tile (None: the dense form).
+
+    Knobs of ``tile``: ``reg_m`` and ``reg_n``, rows and columns of a thread; ``stages`` of shared
+    memory in flight.
+    """
+    form = cuda_form(func, con, _pieces(func, con, tile), micro_tile, num_groups)
+    sch = s_tir.Schedule(form.with_attr("global_symbol", "main"))
+    _apply(sch, con, tile, micro_tile.axis if micro_tile else "")
+    return sch
+
+
+def _pieces(func: tirx.PrimFunc, con: Contraction, tile: Tile) -> dict[str, TileSizes]:
+    """Pieces of a tile: a thread takes neighbours where they are neighbours in memory."""
+    sides = {con.row: (con.sparse, con.sparse_axes), con.column: (con.dense, con.dense_axes)}
+    cut: dict[str, TileSizes] = {}
+    for axis, whole, each in (
+        (con.row, tile.tile_m, tile.knob("reg_m")),
+        (con.column, tile.tile_n, tile.knob("reg_n")),
+    ):
+        name, axes = sides[axis]
+        near = min(each, _vector(func, name)) if axes[-1] == axis else 1
+        cut[axis] = (each // near, whole // each, near)
+    depth = _DEPTH if con.reduce in (con.sparse_axes[-1], con.dense_axes[-1]) else 1
+    return {**cut, con.reduce: (tile.tile_k // depth, depth)}
+
+
+def _vector(func: tirx.PrimFunc, name: str) -> int:
+    """Elements of an operand that begin at whole vectors in every row: those moved at once."""
+    most = VECTOR_BYTES * 8 // _bits(func, name)
+    extent = next(p for p in func.params if p.name == name).shape[-1]
+    return most if isinstance(extent, tirx.IntImm) and int(extent) % most == 0 else 1
+
+
+def _bits(func: tirx.PrimFunc, name: str) -> int:
+    """Width of an element of a parameter."""
+    return int(DataType(next(str(p.dtype) for p in func.params if p.name == name)).bits)
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """A staged operand: its copy's block, its place among the reads of the main block, its last
+    axis, the elements that move at once and the bytes that they have."""
+
+    copy: Any
+    place: int
+    last: str
+    vector: int
+    bytes: int
+
+
+def _apply(sch: s_tir.Schedule, con: Contraction, tile: Tile, axis: str) -> None:
+    block = sch.get_sblock(con.block)
+    store, panels = store_of(sch, block), _panels(sch, block, con)
+    loops = loop_names(sch, block)
+    grid = _grid(sch, con, loops, axis)
+    row, thread_row, rows = (loops[f"{con.row}_r{i}"] for i in range(3))
+    column, thread_column, columns = (loops[f"{con.column}_r{i}"] for i in range(3))
+    outer, middle, step = (loops[f"{con.reduce}_{part}"] for part in ("t", "r0", "r1"))
+    registers = [row, rows, column, columns]
+    sch.reorder(*grid, thread_row, thread_column, outer, middle, step, *registers)
+    sch.bind(thread_row, "threadIdx.y")
+    sch.bind(thread_column, "threadIdx.x")
+    sch.set_scope(block, 0, "local")
+    for loop in swrite(sch, store, thread_column, dynamic=False):
+        sch.unroll(loop)
+    threads = (tile.tile_m // tile.knob("reg_m"), tile.tile_n // tile.knob("reg_n"))
+    for panel in panels:
+        _copy(sch, panel, outer, threads)
+    for panel in panels:
+        read = sch.cache_read(block, panel.place, "local")
+        sch.compute_at(read, middle if panel.last == con.reduce else step)
+        if panel.last == con.reduce or panel.vector > 1:  # else a thread's elements lie apart
+            sch.vectorize(sch.get_loops(read)[-1])
+    for loop in (step, *registers):
+        sch.unroll(loop)
+    init = sch.decompose_reduction(block, outer)
+    for loop in sch.get_loops(init)[-len(registers) :]:
+        sch.unroll(loop)
+    if axis == con.reduce:
+        dynamic_extent(sch, outer)
+    elif axis:
+        early_exit(sch, loops[f"{axis}_t"])
+    if min(panel.bytes for panel in panels) >= _ASYNC_BYTES:
+        _pipeline(sch, outer, tile.knob("stages"), counted=axis == con.reduce)
+
+
+def _panels(sch: s_tir.Schedule, block: Any, con: Contraction) -> list[_Panel]:
+    """The staged operands of the main block: the sparse one, and the other."""
+    reads = [str(region.source.name) for region in sch.get(block).reads]
+    copies = {sch.get(copy).name_hint: copy for copy in sch.get_producers(block)}
+    func = sch.mod["main"]
+
+    def panel(name: str, last: str) -> _Panel:
+        vector, size = _vector(func, name), _bits(func, name) // 8
+        place = reads.index(f"{name}_panel")
+        return _Panel(copies[f"{name}_sread"], place, last, vector, vector * size)
+
+    pairs = ((con.sparse, con.sparse_axes), (con.dense, con.dense_axes))
+    return [panel(name, axes[-1]) for name, axes in pairs]
+
+
+def _grid(sch: s_tir.Schedule, con: Contraction, loops: dict[str, Any], axis: str) -> list[Any]:
+    """Binds tiles to CTAs; a loop whose end tells what lives stands alone for its index."""
+    inside = {f"{a}_r{i}" for a in (con.row, con.column, con.reduce) for i in range(3)}
+    rows, columns = f"{con.row}_t", f"{con.column}_t"
+    live = f"{axis}_t" if axis and axis != con.reduce else ""
+    apart = [loops[live]] if live and live != rows else []
+    own = {*inside, rows, columns, live, f"{con.reduce}_t"}
+    others = [loop for name, loop in loops.items() if name not in own]
+    sch.reorder(*others, loops[columns], *apart, loops[rows])
+    grid = [sch.fuse(*others, loops[columns]), *apart, loops[rows]]
+    for loop, at in zip(grid, "yzx" if apart else "yx", strict=True):
+        sch.bind(loop, f"blockIdx.{at}")
+    return grid
+
+
+def _copy(sch: s_tir.Schedule, panel: _Panel, loop: Any, threads: tuple[int, int]) -> None:
+    """All threads gather one operand's tile into shared memory."""
+    sch.set_scope(panel.copy, 0, "shared.dyn")
+    inner = sread(sch, panel.copy, loop, dynamic=False)
+    _, y, x, vector = sch.split(sch.fuse(*inner), [None, *threads, panel.vector])
+    sch.bind(y, "threadIdx.y")
+    sch.bind(x, "threadIdx.x")
+    sch.vectorize(vector)
+
+
+def _pipeline(sch: s_tir.Schedule, loop: Any, stages: int, counted: bool) -> None:
+    """Later tiles are copied while one is computed, if there are as many: known now, or arranged
+    where the loop ends with a live count."""
+    extent = sch.get(loop).extent
+    enough = isinstance(extent, tirx.IntImm) and int(extent) >= stages
+    if stages < 2 or not (enough or counted):
+        return
+    sch.annotate(loop, "software_pipeline_stage", [0, 0, stages - 1])
+    sch.annotate(loop, "software_pipeline_order", [0, 1, 2])
+    sch.annotate(loop, "software_pipeline_async_stages", [0])

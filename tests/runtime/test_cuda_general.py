@@ -1,0 +1,155 @@
+"""Programs on CUDA cores: which axis they gather on, their plans, and their kernels' code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tvm import te
+
+import pit_tvm
+from pit_tvm import op
+from pit_tvm.errors import ShapeError, UnsupportedTarget
+from pit_tvm.runtime.cuda_build import cuda_source
+from pit_tvm.runtime.cuda_general import GeneralKernels
+from pit_tvm.runtime.cuda_general_form import GeneralForm, general_form
+from pit_tvm.runtime.kernel_cache import KernelCache
+from pit_tvm.runtime.program import Program, analyse
+from pit_tvm.schedules.cuda_contraction_space import GENERAL, starting_tiles
+from pit_tvm.structs import BlockMask, Groups, Lengths, Mask, Rows, SparsitySpec, Values
+
+H200 = "cuda -arch=sm_90a -model=h200"
+
+
+def program(tensors: Any, spec: SparsitySpec, operand: str = "lhs") -> Program:
+    return analyse(tensors, {operand: spec})
+
+
+def form(tensors: Any, spec: SparsitySpec, operand: str = "lhs") -> GeneralForm:
+    return general_form(program(tensors, spec, operand))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "spec", "operand", "axis", "extents"),
+    [
+        (op.matmul(None, 64, 32), Rows(), "lhs", "rows", (1, 0)),
+        (op.matmul(None, 64, 32), Lengths(1), "lhs", "depth", (0, 1)),
+        (op.matmul(None, 64, 32), Values(), "lhs", "rows", (1, 0)),
+        (op.matmul(64, 64, 64), Mask(32, 1), "lhs", "depth", (32, 1)),
+        (op.matmul(64, 64, 64, transpose_lhs=True), Mask(1, 64), "lhs", "depth", (1, 64)),
+        (op.matmul(None, 256, 64), Mask(32, 256), "rhs", "depth", (1, 128)),
+        (op.linear(None, 256, 64), BlockMask(96, 64), "rhs", "depth", (32, 1)),
+        (op.linear(None, 256, 64), Rows(), "rhs", "rows", (1, 0)),
+        (op.batch_matmul(None, 8, 9, 10), Rows(), "lhs", "batch", (1, 0, 0)),
+        (op.batch_matmul(None, 8, 9, 10), Rows(1), "lhs", "rows", (0, 1, 0)),
+        (op.grouped_matmul(None, 8, 9, 3), Groups(3), "lhs", "rows", (1, 0)),
+        (op.reduce_sum(None, 7), Mask(), "data", "", (1, 0)),
+        (op.conv2d(2, 3, 4, 5, 6, 3), Rows(1), "data", "", (0, 1, 0, 0)),
+        (op.matmul(None, 8, 8, dtype="int8"), Rows(), "lhs", "rows", (1, 0)),
+    ],
+)
+def test_the_axis_is_the_one_on_which_zeros_are_one_wide(
+    tensors: Any, spec: SparsitySpec, operand: str, axis: str, extents: tuple[int, ...]
+) -> None:
+    found = form(tensors, spec, operand)
+    assert (found.axis, found.route.micro_tile.extents) == (axis, extents)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "act", "bias", "library"),
+    [
+        (op.matmul(None, 64, 32), "none", "", True),
+        (op.linear(None, 64, 32, activation="gelu"), "gelu", "bias", True),
+        (op.matmul(None, 64, 32, dtype="bfloat16", activation="silu"), "silu", "", True),
+        (op.matmul(None, 64, 32, dtype="float16", out_dtype="float32"), "none", "", False),
+        (op.matmul(None, 64, 32, dtype="int8"), "none", "", False),
+    ],
+)
+def test_the_library_computes_what_it_has_an_epilogue_for(
+    tensors: Any, act: str, bias: str, library: bool
+) -> None:
+    found = form(tensors, Rows())
+    assert (found.act, found.bias, found.library) == (act, bias, library)
+
+
+def test_an_epilogue_that_no_library_has_leaves_the_dense_form_to_us() -> None:
+    lhs, rhs, out = op.matmul(None, 64, 32)
+    twice = te.compute(out.shape, lambda i, j: out[i, j] * 2.0 + 1.0, name="twice")
+    assert not form([lhs, rhs, twice], Rows()).library
+
+
+def test_masks_over_more_dimensions_are_refused() -> None:
+    with pytest.raises(UnsupportedTarget, match="a mask over two dimensions"):
+        form(op.batch_matmul(None, 8, 9, 10), Mask())
+
+
+# --------------------------------------------------------------------------------------------
+# Plans
+
+
+def test_plans_weigh_live_positions_against_dense() -> None:
+    made = pit_tvm.compile(op.matmul(None, 2048, 2048), sparse={"lhs": Rows()}, target=H200)
+    kinds = []
+    for live in (2048, 100):
+        ids = np.arange(live, dtype=np.int32)
+        plan = made.explain(sparsity=ids, sizes={"m": 2048}, library="torch")
+        assert {c.kind for c in plan.candidates} == {"pit", "dense"}
+        assert {c.tile.family for c in plan.candidates if c.tile} == {GENERAL}
+        kinds.append(plan.choice.kind)
+    assert kinds == ["dense", "pit"]
+
+
+def test_nothing_dense_where_dead_rows_must_become_zero() -> None:
+    made = pit_tvm.compile(
+        op.matmul(None, 64, 64), sparse={"lhs": Rows()}, target=H200, dead="zero"
+    )
+    plan = made.explain(sparsity=np.arange(3, dtype=np.int32), sizes={"m": 64}, library="torch")
+    assert {c.kind for c in plan.candidates} == {"pit"}
+
+
+def test_arrays_whose_places_pass_32_bits_are_refused() -> None:
+    made = pit_tvm.compile(op.matmul(None, 4096, 4096), sparse={"lhs": Rows()}, target=H200)
+    with pytest.raises(ShapeError, match="fewer than 2147483648 elements"):
+        made.explain(sparsity=np.zeros(1, np.int32), sizes={"m": 2**20}, library="torch")
+
+
+# --------------------------------------------------------------------------------------------
+# Code
+
+
+def source(tensors: Any, spec: SparsitySpec, operand: str = "lhs", arch: str = "sm_90a") -> str:
+    own = program(tensors, spec, operand)
+    found = general_form(own)
+    kernels = GeneralKernels(own, found, KernelCache(), arch)
+    height = max(found.route.micro_tile.extents) if found.axis == "depth" else 0
+    tile = starting_tiles(arch, found.dtype, height)[-1] if found.rhs else None
+    return cuda_source(kernels._made(found.route.micro_tile, tile), arch, pipelined=True)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90", "sm_100"])
+def test_rows_are_gathered_asynchronously_on_every_architecture(arch: str) -> None:
+    text = source(op.linear(None, 256, 128, activation="gelu"), Rows(), arch=arch)
+    assert "cp_async" in text and "wait_group" in text
+    assert "return;" in text  # CTAs behind the live rows
+
+
+def test_both_operands_are_gathered_along_k_up_to_the_live_count() -> None:
+    text = source(op.matmul(256, 256, 128, transpose_lhs=True), Mask(1, 32))
+    assert text.count("ids_ptr[") >= 2 and "cp_async" in text
+
+
+@pytest.mark.parametrize(
+    ("tensors", "spec", "operand"),
+    [
+        (op.matmul(None, None, None), Rows(), "lhs"),
+        (op.matmul(None, 203, 101, dtype="float16"), Rows(1), "rhs"),
+        (op.batch_matmul(3, 8, 9, 10, dtype="bfloat16", activation="relu"), Rows(), "rhs"),
+        (op.grouped_matmul(None, 96, 64, 4), Groups(4), "lhs"),
+        (op.conv2d(2, 3, 4, 5, 6, 3, bias=True), Rows(1), "weight"),
+        (op.reduce_sum(None, 7), Lengths(1), "data"),
+        (op.matmul(None, 8, 8, dtype="int8"), Mask(), "rhs"),
+    ],
+)
+def test_every_operator_has_a_kernel(tensors: Any, spec: SparsitySpec, operand: str) -> None:
+    assert "__global__" in source(tensors, spec, operand)
