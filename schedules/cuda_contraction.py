@@ -1,4 +1,4 @@
-"""Tiles of contractions on CUDA cores: staged tiles, and a register block for every thread.
+"""Tiles of contractions on CUDA: staged tiles, and a register block for every thread or warp.
 
 One schedule serves every axis and either operand: rows gathered (m), both operands gathered (k),
 batch, groups, and the dense form. A CTA computes one tile; those behind the live positions leave.
@@ -17,6 +17,7 @@ from pit_tvm.primitive.dynamic_extent import dynamic_extent
 from pit_tvm.primitive.early_exit import early_exit
 from pit_tvm.primitive.sread import sread
 from pit_tvm.primitive.swrite import swrite
+from pit_tvm.primitive.warp_mma import DEPTH_BYTES, warp_mma
 from pit_tvm.structs import MicroTile, Tile
 from pit_tvm.transform.axis_map import TileSizes
 
@@ -38,9 +39,12 @@ def scheduled(
     """The schedule of a contraction's kernel for one micro-tile (None: the dense form).
 
     Knobs of ``tile``: ``reg_m`` and ``reg_n``, rows and columns of a thread; ``stages`` of shared
-    memory in flight.
+    memory in flight; ``mma``, 1 for tensor cores (sm_80 and later). There, 32 lanes share 8 times
+    ``reg_m`` rows and 4 times ``reg_n`` columns, and float32 operands lose bits, as `warp_mma`
+    tells.
     """
-    form = cuda_form(func, con, _pieces(func, con, tile), micro_tile, num_groups)
+    cut = _warp_pieces if _by_warps(tile) else _pieces
+    form = cuda_form(func, con, cut(func, con, tile), micro_tile, num_groups)
     sch = s_tir.Schedule(form.with_attr("global_symbol", "main"))
     _apply(sch, con, tile, micro_tile.axis if micro_tile else "")
     return sch
@@ -59,6 +63,21 @@ def _pieces(func: tirx.PrimFunc, con: Contraction, tile: Tile) -> dict[str, Tile
         cut[axis] = (each // near, whole // each, near)
     depth = _DEPTH if con.reduce in (con.sparse_axes[-1], con.dense_axes[-1]) else 1
     return {**cut, con.reduce: (tile.tile_k // depth, depth)}
+
+
+def _by_warps(tile: Tile) -> bool:
+    return dict(tile.knobs).get("mma", 0) == 1
+
+
+def _warp_pieces(func: tirx.PrimFunc, con: Contraction, tile: Tile) -> dict[str, TileSizes]:
+    """Pieces of a tile as lanes of a warp own them on tensor cores; see `warp_mma`."""
+    rows, columns = tile.knob("reg_m"), tile.knob("reg_n")
+    depth = DEPTH_BYTES * 8 // _bits(func, con.sparse)
+    return {
+        con.row: (tile.tile_m // (rows * 8), rows // 2, 2, 8),
+        con.column: (tile.tile_n // (columns * 4), columns // 2, 4, 2),
+        con.reduce: (tile.tile_k // depth, depth),
+    }
 
 
 def _vector(func: tirx.PrimFunc, name: str) -> int:
@@ -86,39 +105,74 @@ class _Panel:
 
 
 def _apply(sch: s_tir.Schedule, con: Contraction, tile: Tile, axis: str) -> None:
-    block = sch.get_sblock(con.block)
+    block, warps = sch.get_sblock(con.block), _by_warps(tile)
     store, panels = store_of(sch, block), _panels(sch, block, con)
     loops = loop_names(sch, block)
     grid = _grid(sch, con, loops, axis)
-    row, thread_row, rows = (loops[f"{con.row}_r{i}"] for i in range(3))
-    column, thread_column, columns = (loops[f"{con.column}_r{i}"] for i in range(3))
     outer, middle, step = (loops[f"{con.reduce}_{part}"] for part in ("t", "r0", "r1"))
-    registers = [row, rows, column, columns]
-    sch.reorder(*grid, thread_row, thread_column, outer, middle, step, *registers)
-    sch.bind(thread_row, "threadIdx.y")
-    sch.bind(thread_column, "threadIdx.x")
+    y, x, registers = _nest(con, loops, warps)
+    inner = [*registers, step] if warps else [step, *registers]
+    sch.reorder(*grid, *y, *x, outer, middle, *inner)
+    sch.bind(sch.fuse(*y), "threadIdx.y")
+    thread = sch.fuse(*x)
+    sch.bind(thread, "threadIdx.x")
     sch.set_scope(block, 0, "local")
-    for loop in swrite(sch, store, thread_column, dynamic=False):
-        sch.unroll(loop)
-    threads = (tile.tile_m // tile.knob("reg_m"), tile.tile_n // tile.knob("reg_n"))
+    for loop in swrite(sch, store, thread, vector=2 if warps else 0, dynamic=False):
+        if sch.get(loop).kind == tirx.ForKind.SERIAL:
+            sch.unroll(loop)
+    wide = int(sch.get(thread).extent)
+    each = tile.knob("reg_m") * tile.knob("reg_n")
     for panel in panels:
-        _copy(sch, panel, outer, threads)
-    for panel in panels:
-        read = sch.cache_read(block, panel.place, "local")
-        sch.compute_at(read, middle if panel.last == con.reduce else step)
-        if panel.last == con.reduce or panel.vector > 1:  # else a thread's elements lie apart
-            sch.vectorize(sch.get_loops(read)[-1])
-    for loop in (step, *registers):
-        sch.unroll(loop)
+        _copy(sch, panel, outer, (tile.tile_m * tile.tile_n // each // wide, wide))
+        if warps:
+            _pad(sch, panel, panel.last == con.reduce)
+        else:
+            _stage(sch, block, panel, middle if panel.last == con.reduce else step, con.reduce)
+    if not warps:
+        for loop in inner:
+            sch.unroll(loop)
     init = sch.decompose_reduction(block, outer)
     for loop in sch.get_loops(init)[-len(registers) :]:
         sch.unroll(loop)
+    if warps:
+        warp_mma(sch, middle)
     if axis == con.reduce:
         dynamic_extent(sch, outer)
     elif axis:
         early_exit(sch, loops[f"{axis}_t"])
     if min(panel.bytes for panel in panels) >= _ASYNC_BYTES:
         _pipeline(sch, outer, tile.knob("stages"), counted=axis == con.reduce)
+
+
+def _nest(con: Contraction, loops: dict[str, Any], warps: bool) -> tuple[list[Any], ...]:
+    """The loops of a tile by what they become: threadIdx.y, threadIdx.x, and registers."""
+    rows = [loops[f"{con.row}_r{part}"] for part in range(4 if warps else 3)]
+    columns = [loops[f"{con.column}_r{part}"] for part in range(len(rows))]
+    if not warps:
+        return [rows.pop(1)], [columns.pop(1)], [*rows, *columns]
+    return [rows[0], columns[0]], [rows[3], columns[2]], [*rows[1:3], columns[1], columns[3]]
+
+
+def _stage(sch: s_tir.Schedule, block: Any, panel: _Panel, loop: Any, reduce: str) -> None:
+    """A thread reads what it needs of a panel into registers, at ``loop``."""
+    read = sch.cache_read(block, panel.place, "local")
+    sch.compute_at(read, loop)
+    if panel.last == reduce or panel.vector > 1:  # else a thread's elements lie apart
+        sch.vectorize(sch.get_loops(read)[-1])
+
+
+def _pad(sch: s_tir.Schedule, panel: _Panel, deep: bool) -> None:
+    """Pad a panel's rows so that what a warp reads at once lies in different banks.
+
+    That is 16 bytes each of 8 rows; or 8 floats each of 4, where rows are steps of the reduction
+    (not ``deep``) and too wide for ldmatrix to transpose.
+    """
+    region = sch.get(panel.copy).writes[0]
+    bits, inside = DataType(str(region.source.dtype)).bits, f"v_{panel.last}_"
+    vector = VECTOR_BYTES * 8 // bits
+    first = [str(part.min.name).startswith(inside) for part in region.region].index(True)
+    factor, offset = (2 * vector, vector) if deep or bits == 16 else (32, 8)
+    sch.storage_align(panel.copy, 0, first - 1, factor, offset)
 
 
 def _panels(sch: s_tir.Schedule, block: Any, con: Contraction) -> list[_Panel]:
@@ -138,7 +192,7 @@ def _panels(sch: s_tir.Schedule, block: Any, con: Contraction) -> list[_Panel]:
 
 def _grid(sch: s_tir.Schedule, con: Contraction, loops: dict[str, Any], axis: str) -> list[Any]:
     """Binds tiles to CTAs; a loop whose end tells what lives stands alone for its index."""
-    inside = {f"{a}_r{i}" for a in (con.row, con.column, con.reduce) for i in range(3)}
+    inside = {f"{a}_r{i}" for a in (con.row, con.column, con.reduce) for i in range(4)}
     rows, columns = f"{con.row}_t", f"{con.column}_t"
     live = f"{axis}_t" if axis and axis != con.reduce else ""
     apart = [loops[live]] if live and live != rows else []
@@ -155,10 +209,25 @@ def _copy(sch: s_tir.Schedule, panel: _Panel, loop: Any, threads: tuple[int, int
     """All threads gather one operand's tile into shared memory."""
     sch.set_scope(panel.copy, 0, "shared.dyn")
     inner = sread(sch, panel.copy, loop, dynamic=False)
-    _, y, x, vector = sch.split(sch.fuse(*inner), [None, *threads, panel.vector])
+    pieces = [int(sch.get(piece).extent) for piece in inner]
+    rounds = _rounds(pieces, threads[0] * threads[1] * panel.vector)
+    *_, y, x, vector = sch.split(sch.fuse(*inner), [None, *rounds, *threads, panel.vector])
     sch.bind(y, "threadIdx.y")
     sch.bind(x, "threadIdx.x")
     sch.vectorize(vector)
+
+
+def _rounds(pieces: list[int], size: int) -> list[int]:
+    """Rounds of ``size`` elements in nested loops that end where nested ``pieces`` do, so that
+    indices of pieces need no division that TVM leaves as it is."""
+    rounds: list[int] = []
+    end, whole = size, 1
+    for piece in reversed(pieces):
+        whole *= piece
+        if whole > end and whole % end == 0:
+            rounds.insert(0, whole // end)
+            end = whole
+    return rounds
 
 
 def _pipeline(sch: s_tir.Schedule, loop: Any, stages: int, counted: bool) -> None:

@@ -56,6 +56,7 @@ ORDER = {
         "prefetch_stores",
         "sread",
         "swrite",
+        "warp_mma",
     ),
     "selection": (
         "cover",
@@ -88,6 +89,10 @@ ORDER = {
         "lower_parallel_tiles",
         "lower_prefetch_rows",
         "lower_prefetch_stores",
+        "warp_mma_site",
+        "lower_warp_mma",
+        "overlap_copies",
+        "settle_strides",
         "pipeline",
     ),
     "schedules": (

@@ -224,7 +224,7 @@ def test_cache_is_shown_and_emptied(
         (["--shape", "8,8,8", "--target", "llvm"], "--target: expected a GPU"),
         (["--shape", "8,8,8", "--op", "grouped_matmul"], "expected M,N,K,GROUPS"),
         (["--shape", "8,8,8,2"], "--shape of linear: expected M,N,K"),
-        (["--shape", "8,8,8", "--dtype", "float32"], "float16 or bfloat16"),
+        (["--shape", "8,8,8", "--dtype", "float64"], "dtype: expected one of float32"),
     ],
 )
 def test_build_refuses_what_it_cannot_compile(

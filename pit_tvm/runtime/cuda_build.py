@@ -85,6 +85,10 @@ static cudaError_t pit_attribute(int device, int value) {
   return error;
 }
 """
+# TVM branches around a guarded copy; the instruction itself can write zeros where it reads nothing.
+_GUARDED = re.compile(
+    r"@p (cp\.async\.\w+\.shared\.global) \[%0\], \[%1\], %2;(\\n\"\s*\") @!p st\.shared[^;]*;"
+)
 _ATTRIBUTE = re.compile(r"\bcudaFuncSetAttribute\(([\w:]+), (\w+), (\w+)\)")
 
 
@@ -143,6 +147,7 @@ def cuda_source(
     attributes = r"pit_attribute<\1, \2>(cuda_device, \3)"
     source, number = _ATTRIBUTE.subn(attributes, export_cuda_host(built.mod))
     source = _ONCE + source if number else source
+    source = _GUARDED.sub(r".reg .u32 n;\2 selp.u32 n, %2, 0, p;\2 \1 [%0], [%1], %2, n;", source)
     used = [name for name in _DRIVER if re.search(rf"\b{name}\b", source)]
     entries = [_entry(name) for name in used]
     return "".join([source, _LOOK_UP, *entries] if used else [source])

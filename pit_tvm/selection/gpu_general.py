@@ -1,7 +1,8 @@
-"""What contractions on CUDA cores cost, and whether a dense product is cheaper. Microseconds.
+"""What contractions by TensorIR tiles cost, and whether a dense product is cheaper. Microseconds.
 
-A CTA computes one tile; the multiprocessors take tiles in turn, the longest decide the end. Fitted
-to 4096^3 in float32 on one H200, rows and bands of columns, 1 to 100 % live: within 10 %.
+A CTA computes one tile; the multiprocessors take tiles in turn, the longest decide the end. Rates
+are those of the largest tiles on 4096^3 on one H200, rows and bands of columns, 1 to 100 % live;
+smaller tiles have not been fitted.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from ..structs import Candidate, MicroTile, Plan, Tile
 from .gpu_cost import GpuRates, cheapest
 
 _SMS = 132
-_CORES_TFLOPS = 45.0  # of the family's largest tile, in float32 sums
+# Of the family's largest tile, in 1e12 operations per second: by FMA, and on tensor cores.
+_CORES_TFLOPS, _WARPS_TFLOPS = 45.0, 290.0
 _STEP_US, _TILE_US = 0.02, 2.0  # least time of a step of the depth, and a tile's start and end
 _TERMS_PER_US, _MOST_TERMS_PER_US = 2.5e5, 1e6  # of threads with a result each
 # Library products by width of the operands in bytes: tensor cores for two, CUDA cores for four.
@@ -116,8 +118,9 @@ def tile_us(tile: Tile | None, work: GeneralWork, rates: GpuRates) -> tuple[floa
         return terms / _TERMS_PER_US + rates.constant("launch_us"), terms / _MOST_TERMS_PER_US
     number, depths, deepest = work.tiles(tile)
     flops = 2e-6 * tile.tile_m * tile.tile_n
-    step = max(flops * _SMS / _CORES_TFLOPS, _STEP_US / tile.tile_k)
+    rate = _WARPS_TFLOPS if dict(tile.knobs).get("mma") else _CORES_TFLOPS
+    step = max(flops * _SMS / rate, _STEP_US / tile.tile_k)
     shared = -(-number // _SMS) * (depths / max(number, 1) * step + _TILE_US)
     longest = deepest * step + _TILE_US
-    bound = flops * depths / _CORES_TFLOPS
+    bound = flops * depths / rate
     return max(shared, longest) + rates.constant("launch_us"), bound

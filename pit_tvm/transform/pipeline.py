@@ -16,6 +16,9 @@ from .lower_even_tiles import lower_even_tiles
 from .lower_parallel_tiles import lower_parallel_tiles
 from .lower_prefetch_rows import lower_prefetch_rows
 from .lower_prefetch_stores import lower_prefetch_stores
+from .lower_warp_mma import lower_warp_mma
+from .overlap_copies import overlap_copies
+from .settle_strides import settle_strides
 
 FuncPass = Callable[[tirx.PrimFunc], tirx.PrimFunc]
 
@@ -38,6 +41,7 @@ def lower(mod: tvm.IRModule, dump: Callable[[str, str], None] | None = None) -> 
         s_tir.transform.ConvertBlocksToOpaque(),
         s_tir.transform.LiftThreadBinding(),
         s_tir.transform.CompactBufferAllocation(),
+        lower_warp_mma,
         lower_even_tiles,
         lower_dynamic_extent,
         lower_early_exit,
@@ -49,6 +53,8 @@ def lower(mod: tvm.IRModule, dump: Callable[[str, str], None] | None = None) -> 
         s_tir.transform.StmtSimplify(),
         s_tir.transform.InjectSoftwarePipeline(),
         fold_waits,
+        overlap_copies,
+        settle_strides,
         s_tir.transform.LowerOpaqueBlock(),
         s_tir.transform.ConvertSSA(),
     ]

@@ -23,6 +23,7 @@ PASSES = [
     "s_tir.ConvertBlocksToOpaque",
     "s_tir.LiftThreadBinding",
     "s_tir.CompactBufferAllocation",
+    "lower_warp_mma",
     "lower_even_tiles",
     "lower_dynamic_extent",
     "lower_early_exit",
@@ -34,6 +35,8 @@ PASSES = [
     "s_tir.StmtSimplify",
     "s_tir.InjectSoftwarePipeline",
     "fold_waits",
+    "overlap_copies",
+    "settle_strides",
     "s_tir.LowerOpaqueBlock",
     "s_tir.ConvertSSA",
 ]

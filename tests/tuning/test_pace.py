@@ -51,4 +51,5 @@ def test_a_real_machine_has_a_pace() -> None:
     target = resolve_target("llvm")
     start_thread_pool(target.threads)
     pace = Pace(target)
-    assert 0.0 < pace.fastest <= pace.now()
+    now = pace.now()  # before what it may lower is asked
+    assert 0.0 < pace.fastest <= now

@@ -1,0 +1,102 @@
+"""Asynchronous copies of a software pipeline, in step with the tensor cores that they run beside.
+
+Runs once TVM has put copies of later tiles in front of the sums of one, and waits for earlier
+copies between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.tirx import BufferStore
+
+from .lower_prefetch_rows import replaced
+from .lower_warp_mma import STEP, STEPS
+
+_COMMIT, _WAIT = "async_commit_queue_scope", "async_wait_queue_scope"
+
+
+def overlap_copies(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Wait before the copies that an iteration starts, and spread those over its `warp_mma` steps.
+
+    One barrier does for an iteration then: behind its wait all threads are done with what its
+    copies overwrite. Spread, copies do not hold up the loads of fragments, which go through the
+    same queue.
+    """
+    body = tvm_ffi.structural_map(func.body, [(tirx.SeqStmt, _reordered)])
+
+    def plain(attr: tirx.AttrStmt) -> tirx.Stmt:
+        return attr.body if attr.attr_key in (STEP, STEPS) else attr
+
+    return func.with_body(tvm_ffi.structural_map(body, [(tirx.AttrStmt, plain)]))
+
+
+def _reordered(seq: tirx.SeqStmt) -> tirx.Stmt:
+    """An iteration that starts copies and then waits for earlier ones, the wait first.
+
+    In front of the copies, one group less may be in flight.
+    """
+    parts = list(seq.seq)
+    groups, waits, steps = (
+        [_under(part, key) for part in parts] for key in (_COMMIT, _WAIT, STEPS)
+    )
+    start = next((at for at, group in enumerate(groups) if group is not None), len(parts))
+    for at in range(start, len(parts)):
+        group, wait, step = groups[start], waits[at], steps[at]
+        if group is not None and wait is not None and step is not None:
+            count = wait.body
+            spread = _spread(step, list(_rounds(parts[start])), group)
+            fewer = tirx.AttrStmt(count.node, count.attr_key, count.value - 1, spread)
+            parts[at] = tirx.AttrStmt(wait.node, _WAIT, wait.value, fewer)
+            del parts[start]
+            return parts[0] if len(parts) == 1 else tirx.SeqStmt(parts)
+    return seq
+
+
+def _under(stmt: tirx.Stmt, key: str) -> tirx.AttrStmt | None:
+    """The attribute ``key`` that holds all of ``stmt``, but for blocks around it; None without."""
+    while isinstance(stmt, tirx.AttrStmt | s_tir.SBlockRealize):
+        if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == key:
+            return stmt
+        stmt = stmt.body if isinstance(stmt, tirx.AttrStmt) else stmt.block.body
+    return None
+
+
+def _spread(steps: tirx.AttrStmt, copies: list[tirx.Stmt], group: tirx.AttrStmt) -> tirx.Stmt:
+    """``steps`` with a share of ``copies`` in front of each one's sums, committed with the last."""
+    number = int(steps.value)
+
+    def insert(attr: tirx.AttrStmt) -> tirx.Stmt:
+        if attr.attr_key != STEP:
+            return attr
+        step = int(attr.value)
+        first, end = (len(copies) * at // number for at in (step, step + 1))
+        share = copies[first:end]
+        if step + 1 == number:
+            last = tirx.SeqStmt([*share, tirx.Evaluate(tirx.const(0, "int32"))])
+            share = [tirx.AttrStmt(group.node, _COMMIT, group.value, last)]
+        return tirx.SeqStmt([*share, attr.body])
+
+    return tvm_ffi.structural_map(steps.body, [(tirx.AttrStmt, insert)])
+
+
+def _rounds(stmt: tirx.Stmt) -> Iterator[tirx.Stmt]:
+    """The copies of ``stmt``, one round of all threads each."""
+    if isinstance(stmt, tirx.SeqStmt):
+        for part in stmt.seq:
+            yield from _rounds(part)
+    elif isinstance(stmt, tirx.AttrStmt):
+        for part in _rounds(stmt.body):
+            kept = stmt.attr_key != _COMMIT
+            yield tirx.AttrStmt(stmt.node, stmt.attr_key, stmt.value, part) if kept else part
+    elif isinstance(stmt, s_tir.SBlockRealize) and not isinstance(stmt.block.body, BufferStore):
+        for part in _rounds(stmt.block.body):
+            yield tirx.IfThenElse(stmt.predicate, part, None)
+    elif isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.SERIAL:
+        for at in range(int(stmt.extent)):
+            value = tirx.const(at, str(stmt.loop_var.ty.dtype))
+            yield from _rounds(replaced(stmt.body, {stmt.loop_var: value}))
+    else:
+        yield stmt
