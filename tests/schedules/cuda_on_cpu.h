@@ -4,6 +4,7 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -44,6 +45,7 @@ typedef Four<float> float4;
 static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static half __float2half_rn(float x) { return x; }
+static nv_bfloat16 __float2bfloat16_rn(float x) { return x; }
 static unsigned __pack_half2(half x, half y) {
   const half both[] = {x, y};
   unsigned word;
