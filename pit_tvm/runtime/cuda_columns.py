@@ -102,7 +102,7 @@ class ColumnsDispatcher(CudaDispatcher):
 
     def _lhs(self, inputs: Any, index: CudaIndex) -> Any:
         """What the kernel gathers: lhs as it is, or its live columns."""
-        lhs = inputs[self._places[0]]
+        lhs = inputs[self._lhs_place]
         if not self.form.packed:
             return lhs
         packed = empty(lhs, (index.ids.shape[0] * index.ids.shape[1], self.form.height))

@@ -67,8 +67,9 @@ class CudaDispatcher:
         self._fills = self.planner.fills
         self._no_groups = program.spec == Groups(0)
         names = [p.name for p in program.inputs]
-        roles = (self.form.lhs, self.form.rhs, self.form.bias)
-        self._places = tuple(names.index(name) if name else None for name in roles)
+        self._lhs_place = names.index(self.form.lhs)
+        others = (self.form.rhs, self.form.bias)
+        self._places = tuple(names.index(name) if name else None for name in others)
 
     def _prepare(self, store: TileStore, cache: KernelCache) -> None:
         """The planner and the kernels of the family."""
@@ -158,8 +159,8 @@ class CudaDispatcher:
 
     def _operands(self, inputs: Sequence[Any]) -> tuple[Any, Any, Any]:
         """lhs, rhs and bias, None if there is none."""
-        lhs, rhs, bias = (None if place is None else inputs[place] for place in self._places)
-        return lhs, rhs, bias
+        rhs, bias = (None if place is None else inputs[place] for place in self._places)
+        return inputs[self._lhs_place], rhs, bias
 
     def _check_zeros(self, inputs: Sequence[Any], value: Any) -> None:
         names = [p.name for p in self.program.inputs]
@@ -237,7 +238,7 @@ class CudaDispatcher:
 
     def _lhs(self, inputs: Sequence[Any], index: CudaIndex) -> Any:
         """What the kernel gathers from."""
-        return self._operands(inputs)[0]
+        return inputs[self._lhs_place]
 
     def _kernel(self, choice: Candidate) -> Callable[..., Any]:
         if choice.tile is None:
