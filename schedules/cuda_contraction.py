@@ -81,8 +81,10 @@ def _warp_pieces(func: tirx.PrimFunc, con: Contraction, tile: Tile) -> dict[str,
 
 
 def _vector(func: tirx.PrimFunc, name: str) -> int:
-    """Elements of an operand that begin at whole vectors in every row: those moved at once."""
-    most = VECTOR_BYTES * 8 // _bits(func, name)
+    """Elements of an operand that begin at whole vectors in every row: those moved at once. Of
+    bytes only 4: TVM has no zero of 16."""
+    bits = _bits(func, name)
+    most = 4 if bits == 8 else VECTOR_BYTES * 8 // bits
     extent = next(p for p in func.params if p.name == name).shape[-1]
     return most if isinstance(extent, tirx.IntImm) and int(extent) % most == 0 else 1
 

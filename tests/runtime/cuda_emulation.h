@@ -1,5 +1,5 @@
 // What the CUDA source of a TensorIR kernel needs of CUDA, on a CPU. CTAs run one after another;
-// the threads of one take turns, and change at barriers.
+// the threads of one take turns, and change where they wait for each other.
 #pragma once
 
 #include <ucontext.h>
@@ -50,9 +50,12 @@ struct dim3 {
 using half = _Float16;
 using __half = half;
 struct __half2 { half x, y; };
+using half2 = __half2;
 inline half __float2half(float value) { return static_cast<half>(value); }
 inline half __float2half_rn(float value) { return static_cast<half>(value); }
 inline float __half2float(half value) { return static_cast<float>(value); }
+inline half2 __float22half2_rn(float2 both) { return {half(both.x), half(both.y)}; }
+inline float2 __half22float2(half2 both) { return {float(both.x), float(both.y)}; }
 
 struct nv_bfloat16 {
   uint16_t bits;
@@ -69,10 +72,17 @@ struct nv_bfloat16 {
     return value;
   }
 };
-struct nv_bfloat162 { nv_bfloat16 x, y; };
+using __nv_bfloat16 = nv_bfloat16;
+struct nv_bfloat162 {
+  nv_bfloat16 x, y;
+  nv_bfloat162() = default;
+  nv_bfloat162(nv_bfloat16 x, nv_bfloat16 y) : x(x), y(y) {}
+};
 inline nv_bfloat16 __float2bfloat16(float value) { return value; }
 inline nv_bfloat16 __float2bfloat16_rn(float value) { return value; }
 inline float __bfloat162float(nv_bfloat16 value) { return value; }
+inline nv_bfloat162 __float22bfloat162_rn(float2 both) { return {both.x, both.y}; }
+inline float2 __bfloat1622float2(nv_bfloat162 both) { return {both.x, both.y}; }
 
 inline bool __hgt(float a, float b) { return a > b; }
 inline bool __hlt(float a, float b) { return a < b; }
@@ -108,7 +118,7 @@ inline const char* cudaGetErrorString(cudaError_t error) {
       "a grid, CTA or shared memory that is too large",
       "an access outside an array in registers or shared memory",
       "a misaligned access",
-      "a barrier that not all threads of a CTA reach",
+      "a barrier that not all threads reach",
   };
   return texts[error];
 }
@@ -128,7 +138,8 @@ alignas(1024) static unsigned char buf_dyn_shmem_ptr[EMULATED_SHARED];
 
 namespace emulated {
 
-constexpr size_t kThreads = 1024, kStack = 128 << 10, kGrid = (1 << 16) - 1;
+constexpr size_t kThreads = 1024, kWarp = 32, kStack = 128 << 10, kGrid = (1 << 16) - 1;
+enum Waiting { kForWarp, kForCta, kForever };  // a thread that is done waits forever
 
 struct Copy {
   void* to;
@@ -140,7 +151,9 @@ struct Copy {
 struct Thread {
   ucontext_t context;
   uint3 index;
-  bool done;
+  Waiting waiting;
+  bool odd;  // of how many times it met its warp
+  uint32_t sent[2][6];  // what the warp may read, at this time and the last
   std::vector<Copy> open;
   std::deque<std::vector<Copy>> groups;
 };
@@ -152,17 +165,27 @@ static std::function<void()> body;
 static cudaError_t fault;
 static size_t most_shared = 48 << 10;
 
-inline void barrier() { swapcontext(&current->context, &scheduler); }
+inline void wait(Waiting what) {
+  current->waiting = what;
+  swapcontext(&current->context, &scheduler);
+}
+
+// Ends the launch, and never returns.
+inline void fail(cudaError_t error) {
+  fault = error;
+  wait(kForever);
+}
 
 // Copies land when they must, those of odd threads as soon as they may: what reads too early
 // finds NaN, what is overwritten too early is lost.
-inline void copy(void* to, const void* from, int bytes, bool real) {
-  if (reinterpret_cast<uintptr_t>(to) % bytes) fault = cudaErrorMisalignedAddress;
+inline void copy(unsigned at, const void* from, int bytes, bool real = true, int = 0) {
+  void* to = buf_dyn_shmem_ptr + at;
+  if (at % bytes) fail(cudaErrorMisalignedAddress);
   if (!real) {
     std::memset(to, 0, bytes);
     return;
   }
-  if (reinterpret_cast<uintptr_t>(from) % bytes) fault = cudaErrorMisalignedAddress;
+  if (reinterpret_cast<uintptr_t>(from) % bytes) fail(cudaErrorMisalignedAddress);
   if ((current - threads) % 2) std::memcpy(to, from, bytes);
   else current->open.push_back({to, from, bytes});
 }
@@ -178,14 +201,85 @@ inline void wait_group(size_t pending) {
     for (const Copy& each : groups.front()) std::memcpy(each.to, each.from, each.bytes);
 }
 
+inline unsigned shared_place(const void* address) {
+  return static_cast<const unsigned char*>(address) - buf_dyn_shmem_ptr;
+}
+
+inline void load_shared(uint32_t& value, unsigned at) {
+  if (at % 4) fail(cudaErrorMisalignedAddress);
+  std::memcpy(&value, buf_dyn_shmem_ptr + at, 4);
+}
+
+// Words of every lane of a warp: all lanes show theirs, then any may look.
+class Warp {
+ public:
+  template <typename... Words>
+  explicit Warp(Words... words) : turn_(current->odd = !current->odd) {
+    const uint32_t own[] = {words...};
+    std::memcpy(current->sent[turn_], own, sizeof own);
+    wait(kForWarp);
+    first_ = current - (current - threads) % kWarp;
+  }
+  int lane() const { return current - first_; }
+  uint32_t operator()(int lane, int word) const { return first_[lane].sent[turn_][word]; }
+
+ private:
+  const bool turn_;
+  const Thread* first_;
+};
+
+// Four matrices of 8 x 8 elements of 16 bits; the lanes tell where their rows begin.
+template <bool transposed>
+void ldmatrix(uint32_t& r0, uint32_t& r1, uint32_t& r2, uint32_t& r3, unsigned at) {
+  if (at % 16) fail(cudaErrorMisalignedAddress);
+  const Warp warp(at);
+  uint32_t* const registers[] = {&r0, &r1, &r2, &r3};
+  for (int matrix = 0; matrix < 4; ++matrix) {
+    uint16_t both[2];
+    for (int i = 0; i < 2; ++i) {
+      int row = warp.lane() / 4, column = warp.lane() % 4 * 2 + i;
+      if (transposed) std::swap(row, column);
+      std::memcpy(both + i, buf_dyn_shmem_ptr + warp(matrix * 8 + row, 0) + column * 2, 2);
+    }
+    std::memcpy(registers[matrix], both, 4);
+  }
+}
+
+template <typename T>
+float element(uint32_t word, int at) {
+  if constexpr (sizeof(T) == 4) word &= ~0x1fffu;  // tf32 has ten bits behind the point
+  T all[4 / sizeof(T)];
+  std::memcpy(all, &word, 4);
+  return static_cast<float>(all[at]);
+}
+
+// d [16, 8] = a [16, k] b [k, 8] + c, with 32 bytes of k: a register has rows 8 apart before the
+// later half of k.
+template <typename T>
+void mma(float& d0, float& d1, float& d2, float& d3, uint32_t a0, uint32_t a1, uint32_t a2,
+         uint32_t a3, uint32_t b0, uint32_t b1, float c0, float c1, float c2, float c3) {
+  constexpr int each = 4 / sizeof(T), depth = 8 * each;
+  const Warp warp(a0, a1, a2, a3, b0, b1);
+  float sums[] = {c0, c1, c2, c3};
+  for (int i = 0; i < 4; ++i) {
+    const int row = warp.lane() / 4, column = warp.lane() % 4 * 2 + i % 2;
+    for (int k = 0; k < depth; ++k) {
+      const int later = k / (depth / 2), lane = k % (depth / 2) / each;
+      const uint32_t a = warp(row * 4 + lane, i / 2 + 2 * later);
+      const uint32_t b = warp(column * 4 + lane, 4 + later);
+      sums[i] += element<T>(a, k % each) * element<T>(b, k % each);
+    }
+  }
+  d0 = sums[0], d1 = sums[1], d2 = sums[2], d3 = sums[3];
+}
+
 inline void enter() {
   body();
-  current->done = true;
+  current->waiting = kForever;
 }
 
 inline void start(Thread& thread, uint3 index, char* stack) {
   thread.index = index;
-  thread.done = false;
   thread.open.clear();
   thread.groups.clear();
   getcontext(&thread.context);
@@ -195,19 +289,32 @@ inline void start(Thread& thread, uint3 index, char* stack) {
   makecontext(&thread.context, enter, 0);
 }
 
-// Every thread to its next barrier, forwards and backwards by turns, until all are done.
+// Runs threads ``begin`` to ``end`` until they wait, forwards or backwards; what they all wait for.
+inline Waiting run(size_t begin, size_t end, bool forward) {
+  for (size_t i = begin; i < end && fault == cudaSuccess; ++i) {
+    current = &threads[forward ? i : begin + end - 1 - i];
+    threadIdx = current->index;
+    swapcontext(&scheduler, &current->context);
+  }
+  for (size_t i = begin; i < end && fault == cudaSuccess; ++i)
+    if (threads[i].waiting != threads[begin].waiting) fault = cudaErrorLaunchFailure;
+  return threads[begin].waiting;
+}
+
+// Every warp to its next barrier, forwards and backwards by turns, until all are done.
 inline void run_cta(size_t count) {
-  size_t left = count;
-  for (bool forward = true; left == count; forward = !forward) {
-    left = 0;
-    for (size_t i = 0; i < count; ++i) {
-      current = &threads[forward ? i : count - 1 - i];
-      threadIdx = current->index;
-      swapcontext(&scheduler, &current->context);
-      left += !current->done;
+  Waiting all = kForCta;
+  for (bool forward = true; all == kForCta && fault == cudaSuccess; forward = !forward) {
+    for (size_t i = 0; i < count && fault == cudaSuccess; i += kWarp) {
+      const size_t begin = forward ? i : (count - 1 - i) / kWarp * kWarp;
+      const size_t end = std::min(begin + kWarp, count);
+      Waiting warp;
+      do warp = run(begin, end, forward);
+      while (warp == kForWarp && fault == cudaSuccess);
+      if (i && warp != all && fault == cudaSuccess) fault = cudaErrorLaunchFailure;
+      all = warp;
     }
   }
-  if (left) fault = cudaErrorLaunchFailure;
 }
 
 inline cudaError_t launch(const cudaLaunchConfig_t& config) {
@@ -224,8 +331,9 @@ inline cudaError_t launch(const cudaLaunchConfig_t& config) {
     for (unsigned i = 0; i < count; ++i)
       start(threads[i], {i % cta.x, i / cta.x % cta.y, i / cta.x / cta.y}, &stacks[i * kStack]);
     run_cta(count);
-    const auto* end = buf_dyn_shmem_ptr + EMULATED_SHARED;
-    if (std::any_of(buf_dyn_shmem_ptr + shared, end, [](int byte) { return byte != 0xff; }))
+    const auto written = [](int byte) { return byte != 0xff; };
+    auto* end = buf_dyn_shmem_ptr + EMULATED_SHARED;
+    if (fault == cudaSuccess && std::any_of(buf_dyn_shmem_ptr + shared, end, written))
       fault = cudaErrorIllegalAddress;
   }
   return fault;
@@ -233,7 +341,8 @@ inline cudaError_t launch(const cudaLaunchConfig_t& config) {
 
 }  // namespace emulated
 
-#define __syncthreads() emulated::barrier()
+#define __syncthreads() emulated::wait(emulated::kForCta)
+#define __cvta_generic_to_shared(address) emulated::shared_place(address)
 
 template <typename Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel, cudaFuncAttribute, size_t bytes) {
@@ -250,16 +359,21 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
 }
 
 // What -fsanitize=alignment,bounds calls.
-extern "C" __attribute__((visibility("hidden"))) inline void __ubsan_handle_type_mismatch_v1(
-    void*, void*) {
-  emulated::fault = cudaErrorMisalignedAddress;
+#pragma GCC visibility push(hidden)
+extern "C" void __ubsan_handle_type_mismatch_v1(void*, void*) {
+  emulated::fail(cudaErrorMisalignedAddress);
 }
-extern "C" __attribute__((visibility("hidden"))) inline void __ubsan_handle_out_of_bounds(
-    void*, void*) {
-  emulated::fault = cudaErrorIllegalAddress;
+extern "C" void __ubsan_handle_out_of_bounds(void*, void*) {
+  emulated::fail(cudaErrorIllegalAddress);
 }
+#pragma GCC visibility pop
 
-#include <tvm/ffi/c_api.h>
-#include <tvm/ffi/extra/c_env_api.h>
-#include <tvm/ffi/extra/cuda/device_guard.h>
-#include <tvm/ffi/function.h>
+// ---- What launchers use of the C++ side of tvm-ffi, which takes long to compile
+
+#define TVM_FFI_SAFE_CALL_BEGIN()
+#define TVM_FFI_SAFE_CALL_END()
+namespace tvm::ffi {
+struct CUDADeviceGuard {
+  explicit CUDADeviceGuard(int) {}
+};
+}  // namespace tvm::ffi

@@ -1,7 +1,7 @@
 """CUDA kernels of TensorIR schedules on a CPU: their own source and launchers, compiled by g++.
 
 `cuda_emulation.h` stands in for CUDA: threads of a CTA take turns, asynchronous copies land as late
-(those of odd threads as early) as PTX allows, shared memory begins as NaN, and misaligned or wild
+(those of odd threads as early) as PTX allows, and shared memory begins as NaN. Misaligned and wild
 accesses, uneven barriers and launches that are too large fail as they do on a GPU.
 """
 
@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import numpy.typing as npt
 from tvm_ffi import libinfo
 
 from pit_tvm.errors import BackendUnavailable, mismatch
@@ -24,28 +24,34 @@ from pit_tvm.runtime.cuda_view import CudaView
 OLDEST = 12  # of g++: the first to know 16-bit floats in C++
 
 _HEADER = Path(__file__).with_name("cuda_emulation.h")
-_EMPTY = ("cuda.h", "cuda_runtime.h", "cuda_fp16.h", "cuda_bf16.h")
-_FLAGS = ("-std=c++17", "-O1", "-w", "-fPIC", "-fno-strict-aliasing")
-_CHECKS = ("-fsanitize=alignment,bounds", "-fno-sanitize=vptr")
-
-# Inline PTX that TVM generates, and what it is here.
-_COPY = r'__asm__ __volatile__\(\s*"[^;]*?(?:\{\\n"[^;]*;.*?)?cp\.async\.c[ag]\.shared\.global'
-_PTX = (
-    (r'asm volatile\("cp\.async\.wait_group (\d+);"[^\n]*', r"emulated::wait_group(\1);"),
-    (r'asm volatile\("cp\.async\.commit_group;"[^\n]*', "emulated::commit_group();"),
-    (
-        r"unsigned int dst_addr = __cvta_generic_to_shared\(dst_p\);\s*"
-        r'__asm__ __volatile__\([^()]*?(?:\[%0\][^()]*?)*?cp\.async\.c[ag]\.shared\.global'
-        r'[^()]*?"r"\(dst_addr\), "l"\(src_p\), "n"\((\d+)\), "r"\(predicate\), "r"\(0\)\s*\);',
-        r"emulated::copy(dst_p, src_p, \1, predicate);",
-    ),
+_EMPTY = (  # headers that sources include, and that ours replaces
+    *("cuda.h", "cuda_runtime.h", "cuda_fp16.h", "cuda_bf16.h"),
+    *("tvm/ffi/function.h", "tvm/ffi/extra/cuda/device_guard.h"),
 )
+_FLAGS = ("-std=c++17", "-O0", "-w", "-fPIC", "-fno-strict-aliasing")
+_CHECKS = "-fsanitize=alignment,bounds"
+
+# Inline PTX that TVM generates, and the function that does the same: it takes the operands.
+_PTX = {
+    r"cp\.async\.wait_group (\d+);": "wait_group",
+    r"cp\.async\.commit_group;": "commit_group",
+    r"cp\.async\.c[ag]\.shared\.global ": "copy",
+    r"ld\.shared\.b32 ": "load_shared",
+    r"ldmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16 ": "ldmatrix<false>",
+    r"ldmatrix\.sync\.aligned\.m8n8\.x4\.trans\.shared\.b16 ": "ldmatrix<true>",
+    r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\.f16\.f32 ": "mma<half>",
+    r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32 ": "mma<nv_bfloat16>",
+    r"mma\.sync\.aligned\.m16n8k8\.row\.col\.f32\.tf32\.tf32\.f32 ": "mma<float>",
+}
+_ASM = re.compile(r"(?:asm volatile|__asm__ __volatile__)\((.*?)\);\n", re.DOTALL)
+_OPERAND = re.compile(r'"[=+]?\w"\(([^()]*)\)')
+_DYNAMIC = re.compile(r"extern __shared__ __align__\(\d+\) uchar buf_dyn_shmem_ptr\[\];")
 
 
 class OnDevice(CudaView):
     """A contiguous numpy array as launchers and dispatchers take a tensor on a GPU."""
 
-    def __init__(self, array: np.ndarray) -> None:
+    def __init__(self, array: npt.NDArray[Any]) -> None:
         assert array.flags.c_contiguous
         super().__init__(array.ctypes.data, array.shape, array.dtype.name, 0)
         self.array = array
@@ -64,65 +70,70 @@ class OnDevice(CudaView):
 
 
 class Emulator:
-    """A compiler of CUDA sources for this CPU, in place of nvcc.
-
-    ``folder`` keeps what all kernels share, compiled once.
-    """
+    """A compiler of CUDA sources for this CPU, in place of nvcc; ``folder`` is its own, and keeps
+    what all kernels share, compiled once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         for name in _EMPTY:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).touch()
         header = shutil.copy(_HEADER, folder)
         self._compile("-x", "c++-header", str(header), "-o", f"{header}.gch")
 
     def compile_source(self, source: str, arch: str = "sm_90a") -> CudaLibrary:
-        """The library of a source that `cuda_source` gave; ``arch`` is what it was made for.
+        """The library of a source that `cuda_source` gave for ``arch``.
 
         Raises
         ------
         BackendUnavailable
             The source holds PTX or functions of CUDA that are not known here.
         """
+        ffi = Path(libinfo.find_libtvm_ffi()).parent
         with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
-            unit, library = Path(scratch) / "kernel.cpp", Path(scratch) / "kernel.so"
+            unit, part, library = (Path(scratch) / f"kernel.{end}" for end in ("cpp", "o", "so"))
             unit.write_text(_for_cpu(source), encoding="utf-8")
-            part = f"{unit}.o"
-            self._compile("-include", _HEADER.name, "-c", str(unit), "-o", part)
-            # Linked apart: the checks' own library is not wanted.
-            ffi = Path(libinfo.find_libtvm_ffi()).parent
-            _run("g++", "-shared", part, "-o", str(library), f"-L{ffi}", "-ltvm_ffi")
+            self._compile("-include", _HEADER.name, "-c", str(unit), "-o", str(part))
+            # Linked apart: the header has what the checks call, their library is not needed.
+            _run("g++", "-shared", str(part), "-o", str(library), f"-L{ffi}", "-ltvm_ffi")
             return CudaLibrary(source, library.read_bytes())
 
     def _compile(self, *args: str) -> None:
         own = (libinfo.find_include_path(), libinfo.find_dlpack_include_path())
-        includes = [f"-I{folder}" for folder in (self.folder, *own)]
-        _run("g++", *_FLAGS, *_CHECKS, *includes, *args)
+        _run("g++", *_FLAGS, _CHECKS, *(f"-I{path}" for path in (self.folder, *own)), *args)
 
 
 def missing() -> str:
     """Why kernels cannot be emulated on this machine; "" if they can."""
     if shutil.which("g++") is None:
         return "g++ is not on this machine"
-    version = _run("g++", "-dumpversion").partition(".")[0]
-    return "" if int(version) >= OLDEST else f"g++ {version} is older than {OLDEST}"
+    version = _run("g++", "-dumpversion").strip()
+    new = int(version.partition(".")[0]) >= OLDEST
+    return "" if new else f"g++ {version} is older than {OLDEST}"
 
 
 def _for_cpu(source: str) -> str:
     """The source with calls in place of its PTX; BackendUnavailable where some is not known."""
-    for pattern, call in _PTX:
-        source = re.sub(pattern, call, source, flags=re.DOTALL)
-    rest = re.search(r"(\basm volatile\(|__asm__ __volatile__\().{,200}", source, re.DOTALL)
+    source = _DYNAMIC.sub("", _ASM.sub(_call, source))
+    rest = re.search(r"\b__shared__\b.*", source)
     if rest:
-        raise BackendUnavailable(mismatch("emulation", "copies and waits in PTX", rest.group()))
-    static = re.search(r"^(?!.*extern __shared__ .* buf_dyn_shmem_ptr\[\];).*__shared__.*", source, re.M)
-    if static:
-        expected = "dynamic shared memory, one array of it"
-        raise BackendUnavailable(mismatch("emulation", expected, static.group()))
+        expected = "one array of dynamic shared memory"
+        raise BackendUnavailable(mismatch("emulation", expected, rest.group()))
     return source
 
 
-def _run(*command: Any) -> str:
+def _call(statement: re.Match[str]) -> str:
+    """What an ``asm`` statement is here."""
+    text = statement[1]
+    for pattern, name in _PTX.items():
+        found = re.search(pattern, text)
+        if found:
+            operands = [*found.groups(), *_OPERAND.findall(text)]
+            return f"emulated::{name}({', '.join(operands)});\n"
+    raise BackendUnavailable(mismatch("emulation", "PTX that is known here", text))
+
+
+def _run(*command: str) -> str:
     """What a command prints; BackendUnavailable with its errors if it fails."""
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

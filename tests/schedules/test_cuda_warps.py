@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -12,16 +11,29 @@ import numpy as np
 import pytest
 
 from pit_tvm import op
-from pit_tvm.runtime.cuda_build import compile_source, cuda_source
+from pit_tvm.runtime.cuda_build import cuda_source
 from pit_tvm.runtime.program import analyse
 from pit_tvm.schedules import cuda_contraction
 from pit_tvm.structs import Groups, Mask, Rows, Tile
 from pit_tvm.transform.pipeline import lower
-from tests.schedules.cuda_on_cpu import kernel_on_cpu
+from tests.runtime.cuda_emulation import Emulator, OnDevice, missing
 
 DEAD = 2**30  # an id far beyond every array
 # Of the largest result, products of 16 bits rounded once; of tf32, ten bits of every factor.
 TOLERANCE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 3e-3}
+
+
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+    reason = missing()
+    if reason:
+        pytest.skip(reason=reason)
+    return Emulator(tmp_path_factory.mktemp("emulated"))
+
+
+def run(emulator: Emulator, source: str, *arrays: np.ndarray) -> None:
+    """One launch of the kernel of ``source``."""
+    emulator.compile_source(source).mod["main"](*map(OnDevice, arrays))
 
 
 def source_of(tensors: Any, sparse: Any, dtype: str, stages: int = 3, arch: str = "sm_80") -> str:
@@ -51,43 +63,40 @@ def assert_close(got: np.ndarray, expected: np.ndarray, dtype: str) -> None:
     assert error <= TOLERANCE[dtype] * np.abs(expected).max(initial=1)
 
 
-def check_rows(source: str, dtype: str, n: int, folder: Path, k_major: bool) -> None:
+def check_rows(emulator: Emulator, source: str, dtype: str, n: int, k_major: bool) -> None:
     """Results of the live rows, and nothing in the others."""
     rng, rows, depth = np.random.default_rng(), 150, 160
-    run = kernel_on_cpu(source, folder)
     lhs = numbers(rng, (rows, depth), dtype)
     rhs = numbers(rng, (n, depth) if k_major else (depth, n), dtype)
-    bias = numbers(rng, (n,), dtype)
+    bias = [numbers(rng, (n,), dtype)] if k_major else []
     live = rng.permutation(rows)[: rng.integers(60, rows)]
     ids = np.full((1, rows), DEAD, np.int32)
     ids[0, : len(live)] = live
-    arrays = {"lhs": lhs, "rhs": rhs, "bias": bias, "ids": ids}
-    arrays["count"] = np.array([len(live)], np.int32)
+    count = np.array([len(live)], np.int32)
     expected = lhs.astype(np.float64) @ (rhs.T if k_major else rhs).astype(np.float64)
     if k_major:
-        expected = np.maximum(expected + bias.astype(np.float64), 0)
-    for late in (False, True):
-        out = np.full((rows, n), np.nan, lhs.dtype)
-        run((3, -(-n // 64), 1), late=late, out=out, capacity=rows, m=rows, **arrays)
-        assert_close(out[live], expected[live], dtype)
-        assert np.isnan(np.delete(out, live, axis=0)).all()
+        expected = np.maximum(expected + bias[0].astype(np.float64), 0)
+    out = np.full((rows, n), np.nan, lhs.dtype)
+    run(emulator, source, lhs, rhs, *bias, ids, count, out)
+    assert_close(out[live], expected[live], dtype)
+    assert np.isnan(np.delete(out, live, axis=0)).all()
 
 
 @pytest.mark.parametrize(("dtype", "stages"), [("float16", 3), ("float32", 1)])
-def test_gathered_rows_by_rows_of_weights(dtype: str, stages: int, tmp_path: Path):
-    check_rows(linear(dtype, stages), dtype, 120, tmp_path, k_major=True)
+def test_gathered_rows_by_rows_of_weights(dtype: str, stages: int, emulator: Emulator):
+    check_rows(emulator, linear(dtype, stages), dtype, 120, k_major=True)
 
 
-def test_gathered_rows_by_columns_of_weights(tmp_path: Path):
+def test_gathered_rows_by_columns_of_weights(emulator: Emulator):
     source = source_of(op.matmul(None, 121, 160, dtype="float16"), {"lhs": Rows()}, "float16")
-    check_rows(source, "float16", 121, tmp_path, k_major=False)
+    check_rows(emulator, source, "float16", 121, k_major=False)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_gathered_steps_of_the_reduction(dtype: str, tmp_path: Path):
+def test_gathered_steps_of_the_reduction(dtype: str, emulator: Emulator):
     rng, size, depth = np.random.default_rng(), 128, 100
     tensors = op.matmul(size, size, depth, dtype=dtype, transpose_lhs=True)
-    run = kernel_on_cpu(source_of(tensors, {"lhs": Mask(1, 64)}, dtype), tmp_path)
+    source = source_of(tensors, {"lhs": Mask(1, 64)}, dtype)
     mask = rng.random((depth, 2)) < 0.5
     mask[:, 1] = False
     lhs, rhs = (numbers(rng, (depth, size), dtype) for _ in range(2))
@@ -95,40 +104,36 @@ def test_gathered_steps_of_the_reduction(dtype: str, tmp_path: Path):
     ids, count = np.full((2, depth), DEAD, np.int32), mask.sum(axis=0).astype(np.int32)
     ids[0, : count[0]] = rng.permutation(np.flatnonzero(mask[:, 0]))
     expected = lhs.astype(np.float64).T @ rhs.astype(np.float64)
-    for late in (False, True):
-        out = np.full((size, size), np.nan, lhs.dtype)
-        values = {"lhs": lhs, "rhs": rhs, "ids": ids, "count": count, "out": out}
-        run((2, 2, 1), late=late, capacity=depth, m=size, **values)
-        assert_close(out, expected, dtype)
+    out = np.full((size, size), np.nan, lhs.dtype)
+    run(emulator, source, lhs, rhs, ids, count, out)
+    assert_close(out, expected, dtype)
 
 
-def test_rows_of_groups(tmp_path: Path):
+def test_rows_of_groups(emulator: Emulator):
     rng, rows, n, depth = np.random.default_rng(), 170, 96, 96
     tensors = op.grouped_matmul(None, n, depth, 3, dtype="float16")
-    run = kernel_on_cpu(source_of(tensors, {"lhs": Groups(3)}, "float16"), tmp_path)
+    source = source_of(tensors, {"lhs": Groups(3)}, "float16")
     lhs, rhs = numbers(rng, (rows, depth), "float16"), numbers(rng, (3, depth, n), "float16")
     group, ids = rng.integers(0, 2, rows) * 2, np.full((3, rows), DEAD, np.int32)
     count = np.bincount(group, minlength=3).astype(np.int32)
     for at, live in enumerate(count):
         ids[at, :live] = rng.permutation(np.flatnonzero(group == at))
     out = np.full((rows, n), np.nan, np.float16)
-    values = {"lhs": lhs, "rhs": rhs, "ids": ids, "count": count, "out": out}
-    run((3, 6, 1), late=True, capacity=rows, **values)
+    run(emulator, source, lhs, rhs, ids, count, out)
     products = lhs.astype(np.float64)[:, None] @ rhs.astype(np.float64)[group]
     assert_close(out, products[:, 0], "float16")
 
 
-def test_gathered_columns_of_the_other_operand(tmp_path: Path):
+def test_gathered_columns_of_the_other_operand(emulator: Emulator):
     rng, rows, n, depth = np.random.default_rng(), 100, 96, 96
     tensors = op.matmul(None, n, depth, dtype="float16")
-    run = kernel_on_cpu(source_of(tensors, {"rhs": Rows(1)}, "float16"), tmp_path)
+    source = source_of(tensors, {"rhs": Rows(1)}, "float16")
     lhs, rhs = numbers(rng, (rows, depth), "float16"), numbers(rng, (depth, n), "float16")
     live, ids = rng.permutation(n)[:50], np.full((1, n), DEAD, np.int32)
     ids[0, :50] = live
     out = np.full((rows, n), np.nan, np.float16)
     count = np.array([50], np.int32)
-    values = {"lhs": lhs, "rhs": rhs, "ids": ids, "count": count, "out": out}
-    run((2, 2, 1), late=False, capacity=n, m=rows, **values)
+    run(emulator, source, lhs, rhs, ids, count, out)
     assert_close(
         out[:, live], (lhs.astype(np.float64) @ rhs.astype(np.float64))[:, live], "float16"
     )
@@ -146,7 +151,6 @@ def test_copies_are_spread_and_one_barrier_does_for_an_iteration(arch: str):
     assert firsts == [*once, "cp_async_legacy", "mma_sync", "cp_async_legacy", "commit", "mma_sync"]
 
 
-def test_guarded_copies_do_not_branch_and_nvcc_takes_them():
+def test_guarded_copies_do_not_branch():
     source = linear("float16", arch="sm_90a")
     assert "selp.u32 n, %2, 0, p;" in source and "@!p st.shared" not in source
-    assert compile_source(source, "sm_90a").source == source
