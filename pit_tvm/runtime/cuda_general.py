@@ -80,7 +80,8 @@ class GeneralKernels:
     def _get(self, name: tuple[Any, ...], make: Callable[[], tvm.IRModule]) -> Kernel:
         kernel = self._known.get(name)
         if kernel is None:
-            key = content_key("cuda-general", name, self.program.func.script(), self.arch)
+            own = (self.program.func.script(), self.program.operand)
+            key = content_key("cuda-general", name, *own, self.arch)
             kernel = self._known[name] = self.cache.get(
                 key, lambda: build_cuda(make(), self.arch, pipelined=True)
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,20 @@ def test_arrays_whose_places_pass_32_bits_are_refused() -> None:
 
 # --------------------------------------------------------------------------------------------
 # Code
+
+
+def test_kernels_of_one_expression_are_kept_apart_by_the_sparse_operand(tmp_path: Path) -> None:
+    tensors = op.elementwise((None, 8), ["add", ("add", 2)])
+
+    class Keys(KernelCache):
+        def get(self, key: str, build: Any) -> Any:
+            asked.append(key)
+
+    asked: list[str] = []
+    for operand in ("data", "rhs"):
+        own = program(tensors, Mask(), operand)
+        GeneralKernels(own, general_form(own), Keys(tmp_path), "sm_90a").dead()
+    assert len(set(asked)) == 2
 
 
 def source(tensors: Any, spec: SparsitySpec, operand: str = "lhs", arch: str = "sm_90a") -> str:
