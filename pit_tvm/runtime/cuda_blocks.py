@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import tvm
 
 from ..schedules.hopper_block_parts import blocks_tile, starting_blocks
 from ..schedules.hopper_blocks import blocks_kernel
@@ -19,41 +18,26 @@ from .bind import Layout
 from .cuda_arrays import empty, zero
 from .cuda_block_form import BlocksForm
 from .cuda_block_map import BlockMapper
-from .cuda_build import build_cuda
 from .cuda_call import CudaCall
 from .cuda_dispatch import CudaDispatcher
-from .cuda_modules import cached_modules
 from .cuda_planner import BandPlanner
-from .cuda_rows import ROW_STEP
+from .cuda_rows import ROW_STEP, FamilyKernels
 from .cuda_view import CudaView
-from .kernel_cache import KernelCache, content_key
+from .kernel_cache import KernelCache
 from .program import Program
 
 Kernel = Callable[..., Any]
 
 
-class BlocksKernels:
-    """Kernels of the family, each built when it is first needed. Threads may share it."""
-
-    def __init__(self, cache: KernelCache, arch: str) -> None:
-        self.cache, self.arch = cache, arch
-        self._known: dict[object, Kernel] = {}
+class BlocksKernels(FamilyKernels):
+    """Kernels of the family."""
 
     def product(self, tile: Tile, groups: int = 0, **options: Any) -> Kernel:
         """lhs, map, high, deep, beside, along, rhs, [bias,] out; ``options`` are those of
         `blocks_kernel`."""
-        key = (tile, *options.items())
-        kernel = self._known.get(key)
-        if kernel is None:
-            knobs = blocks_tile(tile)
-            kernel = self._known[key] = self.cache.get(
-                content_key("hopper-blocks", knobs, tile.dtype, options, self.arch),
-                lambda: self._build(blocks_kernel(tile.dtype, knobs, **options)),
-            )
-        return kernel
-
-    def _build(self, func: tvm.tirx.PrimFunc) -> Any:
-        return build_cuda(tvm.IRModule({"main": func}), self.arch, tirx=True)
+        knobs = blocks_tile(tile)
+        key = ("hopper-blocks", knobs, tile.dtype, *options.items())
+        return self._get(key, lambda: blocks_kernel(tile.dtype, knobs, **options))
 
 
 class BlocksPlanner(BandPlanner):
@@ -89,8 +73,7 @@ class BlocksDispatcher(CudaDispatcher):
     def _prepare(self, store: TileStore, cache: KernelCache) -> None:
         self.planner = BlocksPlanner(self.program, self.form, self.target, store, self.dead)
         self.kernels = BlocksKernels(cache, self.target.isa)
-        modules = cached_modules(cache, self.target.isa)
-        self.mapper = BlockMapper(modules, self.program.spec, self.form.route.micro_tile)
+        self.mapper = BlockMapper(self.modules, self.program.spec, self.form.route.micro_tile)
 
     def _number(self, ids: npt.NDArray[np.int64]) -> int:
         return len(np.unique(ids // TILE_K))

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import tvm
-
 from ..errors import ShapeError, mismatch
 from ..schedules.cuda_pack import pack_columns
 from ..schedules.hopper_bands import columns_tile, starting_columns
@@ -20,13 +18,12 @@ from ..structs import Plan, Tile
 from ..tile_db.store import TileStore
 from .bind import Layout
 from .cuda_arrays import empty
-from .cuda_build import build_cuda
 from .cuda_dispatch import CudaDispatcher
 from .cuda_form import ColumnsForm
 from .cuda_planner import BandPlanner
-from .cuda_rows import ROW_STEP
+from .cuda_rows import ROW_STEP, FamilyKernels
 from .cuda_workspace import CudaIndex
-from .kernel_cache import KernelCache, content_key
+from .kernel_cache import KernelCache
 from .program import Program
 
 Kernel = Callable[..., Any]
@@ -34,12 +31,8 @@ Kernel = Callable[..., Any]
 MOST_ELEMENTS = 2**33  # padding included, kernels count 16 bytes of an operand in 32 bits
 
 
-class ColumnsKernels:
-    """Kernels of the family, each built when it is first needed. Threads may share it."""
-
-    def __init__(self, cache: KernelCache, arch: str) -> None:
-        self.cache, self.arch = cache, arch
-        self._known: dict[object, Kernel] = {}
+class ColumnsKernels(FamilyKernels):
+    """Kernels of the family."""
 
     def product(self, tile: Tile, groups: int = 0, **options: Any) -> Kernel:
         """lhs, ids, count, rhs, [bias,] out; ``options`` are those of `columns_kernel`."""
@@ -51,15 +44,6 @@ class ColumnsKernels:
         """lhs, ids, count, packed; see `pack_columns`."""
         key = ("cuda-pack", dtype, height)
         return self._get(key, lambda: pack_columns(dtype, height))
-
-    def _get(self, key: tuple[Any, ...], make: Callable[[], tvm.tirx.PrimFunc]) -> Kernel:
-        kernel = self._known.get(key)
-        if kernel is None:
-            kernel = self._known[key] = self.cache.get(
-                content_key(*key, self.arch),
-                lambda: build_cuda(tvm.IRModule({"main": make()}), self.arch, tirx=True),
-            )
-        return kernel
 
 
 class ColumnsPlanner(BandPlanner):

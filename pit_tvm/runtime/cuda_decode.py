@@ -24,7 +24,6 @@ from .cuda_call import CudaCall
 from .cuda_dispatch import CudaDispatcher
 from .cuda_few_rows import MOST_ROWS, STEP, CudaFewRows, tile_for
 from .cuda_form import ColumnsForm, RowsForm, rows_form
-from .cuda_modules import cached_modules
 from .cuda_planner import CudaPlanner
 from .dispatch import Clock
 from .kernel_cache import KernelCache
@@ -97,7 +96,7 @@ class DecodeDispatcher(CudaDispatcher):
     def _prepare(self, store: TileStore, cache: KernelCache) -> None:
         super()._prepare(store, cache)
         self.planner = DecodePlanner(self.program, self.form, self.target, store, self.dead)
-        self.few = CudaFewRows(cached_modules(cache, self.target.isa))
+        self.few = CudaFewRows(self.modules)
 
     def build(self, sizes: dict[str, int]) -> None:
         """Compile what calls of these sizes may need, however much is live; needs no GPU."""

@@ -58,9 +58,9 @@ class CudaDispatcher:
         self.deterministic = deterministic
         self.form = form or rows_form(program)
         self.binder = CudaBinder(program, self)
+        self.modules = cached_modules(cache, target.isa)
         self._prepare(store, cache)
         self.options = self.form.options
-        self.modules = cached_modules(cache, target.isa)
         self.checks_zeros = zeros_asked_for(program)
         self.detector = CudaDetector(self.modules, checked=asked_for())
         self.fill, self.memory = CudaFill(self.modules), CudaWorkspace()
@@ -221,24 +221,29 @@ class CudaDispatcher:
 
     def _product(self, choice: Candidate, index: CudaIndex, bound: CudaBound) -> None:
         call, inputs, _, out, place = bound
-        known = call.product
-        if known is None or known[0] is not choice.tile:
-            known = call.product = (choice.tile, self._kernel(choice))
+        kernel = self._known_kernel(call, choice)
         if not place.aligned:
-            self._unaligned(known[1], index, inputs, out)
+            self._unaligned(kernel, index, inputs, out)
             return
         rest = place.rest
         if rest is None:
             rest = place.rest = self._rest(call, inputs, out)
         lhs = self._lhs(inputs, index)
         if call.fresh:
-            known[1](lhs, *index.views, *rest, out)
+            kernel(lhs, *index.views, *rest, out)
         else:
-            known[1](lhs, *index.views, *rest)
+            kernel(lhs, *index.views, *rest)
 
     def _lhs(self, inputs: Sequence[Any], index: CudaIndex) -> Any:
         """What the kernel gathers from."""
         return inputs[self._lhs_place]
+
+    def _known_kernel(self, call: CudaCall, choice: Candidate) -> Callable[..., Any]:
+        """The kernel of a choice; that of the last one is at hand."""
+        known = call.product
+        if known is None or known[0] is not choice.tile:
+            known = call.product = (choice.tile, self._kernel(choice))
+        return known[1]
 
     def _kernel(self, choice: Candidate) -> Callable[..., Any]:
         if choice.tile is None:

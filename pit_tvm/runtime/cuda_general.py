@@ -1,8 +1,7 @@
 """Operators on a GPU through SRead, SWrite and TensorIR schedules, as on a CPU.
 
-Contractions of any type and with either operand sparse run on tiles of CUDA cores; any other
-expression that has a PIT axis runs under TVM's default schedules, one thread to a result. What
-Hopper's own families compute goes there instead.
+Contractions of any type and with either operand sparse run in tiles; any other expression that has
+a PIT axis takes one thread to a result. What Hopper's own families compute goes there instead.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ from .cuda_build import build_cuda
 from .cuda_dispatch import CudaDispatcher
 from .cuda_general_form import GeneralForm
 from .cuda_planner import LIBRARY, BandPlanner, CudaPlanner
-from .cuda_rows import rates_of
+from .cuda_rows import FamilyKernels, rates_of
 from .cuda_workspace import CudaIndex
-from .kernel_cache import KernelCache, content_key
+from .kernel_cache import KernelCache
 from .program import Program
 
 Kernel = Callable[..., Any]
@@ -47,45 +46,42 @@ MOST_ELEMENTS = 2**31  # of one array: kernels count them in 32 bits
 MOST_CTAS = 2**16 - 1  # beside each other on an index of CTAs but the first
 
 
-class GeneralKernels:
-    """Kernels of one program, each built when it is first needed. Threads may share it."""
+class GeneralKernels(FamilyKernels):
+    """Kernels of one program."""
 
     def __init__(self, program: Program, form: GeneralForm, cache: KernelCache, arch: str) -> None:
-        self.program, self.form, self.cache, self.arch = program, form, cache, arch
-        self._known: dict[object, Kernel] = {}
+        super().__init__(cache, arch)
+        self.program, self.form = program, form
+        self._own = ("cuda-general", program.func.script(), program.operand)
 
     def product(self, tile: Tile | None, groups: int = 0) -> Kernel:
         """Live positions only: inputs, ids, count, output. ``tile`` None: no contraction."""
         micro_tile = self.form.route.micro_tile
-        return self._get(("sparse", micro_tile, tile, groups), lambda: self._made(micro_tile, tile))
+        key = (*self._own, "sparse", micro_tile, tile, groups)
+        return self._get(key, lambda: self._made(micro_tile, tile))
 
     def dense(self, tile: Tile | None) -> Kernel:
         """All positions: inputs, output."""
-        return self._get(("dense", tile), lambda: self._made(None, tile))
+        return self._get((*self._own, "dense", tile), lambda: self._made(None, tile))
 
     def dead(self) -> Kernel | None:
         """The output where the operand is zero: inputs that it reads, output. None if zero."""
         func = self._dead_func
-        return None if func is None else self._get(("dead",), lambda: _plain(func))
+        return None if func is None else self._get((*self._own, "dead"), lambda: _plain(func))
 
     @cached_property
-    def dead_inputs(self) -> list[str]:
-        """Names of the inputs that `dead` reads, in order."""
-        return [] if self._dead_func is None else [str(p.name) for p in self._dead_func.params[:-1]]
+    def dead_inputs(self) -> list[int]:
+        """Places of the inputs that `dead` reads, in order."""
+        names = [p.name for p in self.program.inputs]
+        read = [] if self._dead_func is None else self._dead_func.params[:-1]
+        return [names.index(str(p.name)) for p in read]
 
     @cached_property
     def _dead_func(self) -> tirx.PrimFunc | None:
         return dead_value(self.program.func, self.program.main, self.program.operand)
 
-    def _get(self, name: tuple[Any, ...], make: Callable[[], tvm.IRModule]) -> Kernel:
-        kernel = self._known.get(name)
-        if kernel is None:
-            own = (self.program.func.script(), self.program.operand)
-            key = content_key("cuda-general", name, *own, self.arch)
-            kernel = self._known[name] = self.cache.get(
-                key, lambda: build_cuda(make(), self.arch, pipelined=True)
-            )
-        return kernel
+    def _build(self, func: tvm.IRModule) -> Any:
+        return build_cuda(func, self.arch, pipelined=True)
 
     def _made(self, micro_tile: MicroTile | None, tile: Tile | None) -> tvm.IRModule:
         func, con = self.program.func, self.program.contraction
@@ -229,17 +225,21 @@ class GeneralDispatcher(CudaDispatcher):
         )
 
     def _product(self, choice: Candidate, index: CudaIndex, bound: CudaBound) -> None:
-        inputs, out = bound[1], bound[3]
+        call, inputs, _, out, _ = bound
         if self.planner.overwrites:
             self._write_dead(inputs, out)
-        kernel = self.kernels.product(choice.tile, self.form.groups)
-        con = self.program.contraction
-        read = [
-            _aligned(array)
-            for param, array in zip(self.program.inputs, inputs, strict=True)
-            if not (con and choice.tile and param.name == con.group)
-        ]
-        kernel(*read, *index.views, out)
+        kernel = self._known_kernel(call, choice)
+        kernel(*(_aligned(inputs[place]) for place in self._read), *index.views, out)
+
+    def _kernel(self, choice: Candidate) -> Kernel:
+        return self.kernels.product(choice.tile, self.form.groups)
+
+    @cached_property
+    def _read(self) -> list[int]:
+        """Places of the inputs that products read: in tiles a list stands for its group."""
+        group = self.program.contraction.group if self.program.contraction else ""
+        tiles = bool(self.planner.tiles)
+        return [at for at, p in enumerate(self.program.inputs) if not (tiles and p.name == group)]
 
     def _write_dead(self, inputs: Any, out: Any) -> None:
         """The output as the pattern promises it where nothing lives, before the rest."""
@@ -247,8 +247,7 @@ class GeneralDispatcher(CudaDispatcher):
         if kernel is None:
             zero(out)
             return
-        names = [p.name for p in self.program.inputs]
-        kernel(*(inputs[names.index(name)] for name in self.kernels.dead_inputs), out)
+        kernel(*(inputs[place] for place in self.kernels.dead_inputs), out)
 
 
 def _plain(func: tirx.PrimFunc) -> tvm.IRModule:

@@ -47,12 +47,27 @@ def rates_of(
     return gpu_rates(records, dtype, isa, library, generic)
 
 
-class RowsKernels:
-    """Threads may share it. A kernel serves every shape: sizes are run-time values."""
+class FamilyKernels:
+    """Kernels of a family, each built when it is first needed. Threads may share it."""
 
     def __init__(self, cache: KernelCache, arch: str) -> None:
         self.cache, self.arch = cache, arch
         self._known: dict[object, Kernel] = {}
+
+    def _get(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Kernel:
+        """The kernel that ``key`` tells from all others, of what ``make()`` gives to build."""
+        kernel = self._known.get(key)
+        if kernel is None:
+            content = content_key(*key, self.arch)
+            kernel = self._known[key] = self.cache.get(content, lambda: self._build(make()))
+        return kernel
+
+    def _build(self, func: tvm.tirx.PrimFunc) -> Any:
+        return build_cuda(tvm.IRModule({"main": func}), self.arch, tirx=True)
+
+
+class RowsKernels(FamilyKernels):
+    """Kernels of the m-axis family. One serves every shape: sizes are run-time values."""
 
     def product(self, tile: Tile, groups: int, **options: Any) -> Kernel:
         """lhs, ids, count, rhs, [bias,] [scale,] out of ``tile.dtype``, for at most ``groups``
@@ -69,10 +84,9 @@ class RowsKernels:
             knobs, dtype = rows_tile(tile), tile.dtype
             if knobs.most_groups < groups:
                 knobs = for_groups(knobs, groups)
-            content = content_key("hopper-rows", knobs, dtype, options, self.arch)
-            kernel = self._known[key] = self.cache.get(
-                content, lambda: self._build(rows_kernel(dtype, knobs, **options))
-            )
+            content = ("hopper-rows", knobs, dtype, *options.items())
+            kernel = self._get(content, lambda: rows_kernel(dtype, knobs, **options))
+            self._known[key] = kernel
         return kernel
 
     def combine(self, dtype: str, ids: str) -> Kernel:
@@ -80,14 +94,5 @@ class RowsKernels:
 
         ``ids``: the type of the ids; see `combine_rows`.
         """
-        key = (dtype, ids)
-        kernel = self._known.get(key)
-        if kernel is None:
-            content = content_key("hopper-combine", dtype, ids, self.arch)
-            kernel = self._known[key] = self.cache.get(
-                content, lambda: self._build(combine_rows(dtype, weighted=True, ids=ids))
-            )
-        return kernel
-
-    def _build(self, func: tvm.tirx.PrimFunc) -> Any:
-        return build_cuda(tvm.IRModule({"main": func}), self.arch, tirx=True)
+        key = ("hopper-combine", dtype, ids)
+        return self._get(key, lambda: combine_rows(dtype, weighted=True, ids=ids))

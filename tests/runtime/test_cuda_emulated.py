@@ -79,7 +79,8 @@ class EmulatedDispatcher(GeneralDispatcher):
             return out, plan
         lists = self._lists(arrays, sparsity)
         index: Any = SimpleNamespace(views=tuple(map(OnDevice, lists)))
-        bound: Any = (None, inputs, sparsity, result, None)
+        call = SimpleNamespace(product=None)  # whose last kernel is not known
+        bound: Any = (call, inputs, sparsity, result, None)
         self._product(plan.choice, index, bound)
         return out, plan
 
