@@ -28,7 +28,7 @@ from bench_gpu_measure import (
     rounding_error,
 )
 from bench_gpu_pit import Pit, operator, plan_facts, sizes_for
-from bench_rows import Column, Row, Suite, Target, fact_column, limits, time_column
+from bench_rows import Column, Row, Suite, Target, fact_column, over_dense, time_column
 
 import pit_tvm
 
@@ -149,18 +149,14 @@ def _peers(truth: Sequence[tuple[Any, ...]]) -> dict[str, Contender]:
 def decode_targets(rows: Sequence[Row]) -> list[Target]:
     """The goals for a few rows."""
 
-    def over(row: Row) -> float:
-        return float(row.facts["over_dense"])
+    def here(number: int) -> Callable[[Row], bool]:
+        return lambda row: (row.facts["rows"], row.facts["zeros"]) == (number, 0.95)
 
-    targets = []
-    for number, goal in GOALS.items():
-
-        def here(row: Row, at: tuple[int, float] = (number, 0.95)) -> bool:
-            return (row.facts["rows"], row.facts["zeros"]) == at
-
-        name = f"decode: {number} rows, 95 % zeros, over dense"
-        targets += limits(rows, name, goal, over, at_least=True, only=here)
-    return [*targets, *limits(rows, "decode: every row", NEVER_BELOW, over, at_least=True)]
+    goals = [
+        (f"decode: {number} rows, 95 % zeros, over dense", goal, here(number))
+        for number, goal in GOALS.items()
+    ]
+    return over_dense(rows, goals, "decode: every row", NEVER_BELOW)
 
 
 def decode_suite() -> Suite:

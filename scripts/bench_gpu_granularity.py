@@ -38,7 +38,7 @@ from bench_rows import (
     Target,
     block_mask,
     fact_column,
-    limits,
+    over_dense,
     time_column,
 )
 
@@ -196,20 +196,16 @@ def _ratios(row: Row) -> dict[str, Any]:
 def granularity_targets(rows: Sequence[Row]) -> list[Target]:
     """The goals for the k axis."""
 
-    def over(row: Row) -> float:
-        return float(row.facts["over_dense"])
+    def here(grain: tuple[int, int], zeros: float) -> Callable[[Row], bool]:
+        at = (list(grain), zeros)
+        return lambda row: (row.facts["grain"], row.facts["zeros"]) == at
 
-    targets = []
-    for grain, goals in GOALS.items():
-        for zeros, goal in zip(ZEROS[-3:], goals, strict=True):
-
-            def here(row: Row, at: tuple[Any, float] = (list(grain), zeros)) -> bool:
-                return (row.facts["grain"], row.facts["zeros"]) == at
-
-            name = f"granularity: {grain[0]}x{grain[1]} {100 * zeros:g} %, over dense"
-            targets += limits(rows, name, goal, over, at_least=True, only=here)
-    name = "granularity: over dense, every row"
-    return [*targets, *limits(rows, name, NEVER_BELOW, over, at_least=True)]
+    goals = [
+        (f"granularity: {m}x{k} {100 * zeros:g} %, over dense", goal, here((m, k), zeros))
+        for (m, k), each in GOALS.items()
+        for zeros, goal in zip(ZEROS[-3:], each, strict=True)
+    ]
+    return over_dense(rows, goals, "granularity: over dense, every row", NEVER_BELOW)
 
 
 def granularity_suite() -> Suite:

@@ -27,7 +27,7 @@ from bench_gpu_measure import (
     rounding_error,
 )
 from bench_gpu_pit import Pit, detection, internals, operator, plan_facts, sizes_for
-from bench_rows import Column, Row, Suite, Target, fact_column, limits, time_column
+from bench_rows import Column, Row, Suite, Target, fact_column, over_dense, time_column
 
 import pit_tvm
 
@@ -147,19 +147,15 @@ def _index(case: Output, settings: GpuSettings, pit: Pit) -> Callable[[], Any]:
 def outputs_targets(rows: Sequence[Row]) -> list[Target]:
     """The goals for sparse outputs."""
 
-    def over(row: Row) -> float:
-        return float(row.facts["over_dense"])
+    def here(dead: float) -> Callable[[Row], bool]:
+        at = ([64, 64], dead)
+        return lambda row: row.facts["goal"] and (row.facts["grain"], row.facts["dead"]) == at
 
-    targets = []
-    for dead, goal in GOALS.items():
-
-        def here(row: Row, at: float = dead) -> bool:
-            return row.facts["goal"] and (row.facts["grain"], row.facts["dead"]) == ([64, 64], at)
-
-        name = f"outputs: 64x64, {dead:.0%} dead, over dense"
-        targets += limits(rows, name, goal, over, at_least=True, only=here)
-    name = "outputs: over dense, every row"
-    return [*targets, *limits(rows, name, NEVER_BELOW, over, at_least=True)]
+    goals = [
+        (f"outputs: 64x64, {dead:.0%} dead, over dense", goal, here(dead))
+        for dead, goal in GOALS.items()
+    ]
+    return over_dense(rows, goals, "outputs: over dense, every row", NEVER_BELOW)
 
 
 def outputs_suite() -> Suite:

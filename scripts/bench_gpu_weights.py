@@ -11,7 +11,7 @@ while a model is pruned step by step.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +28,7 @@ from bench_gpu_measure import (
     rounding_error,
 )
 from bench_gpu_pit import Pit, mapping, operator, plan_facts, sizes_for
-from bench_rows import Column, Row, Suite, Target, fact_column, limits, time_column
+from bench_rows import Column, Row, Suite, Target, fact_column, over_dense, time_column
 
 import pit_tvm
 
@@ -188,20 +188,16 @@ def _peers(case: Weights, data: Data) -> dict[str, Contender]:
 def weights_targets(rows: Sequence[Row]) -> list[Target]:
     """The goals for weights."""
 
-    def over(row: Row) -> float:
-        return float(row.facts["over_dense"])
+    def here(columns: int, zeros: float) -> Callable[[Row], bool]:
+        at = (columns, zeros)
+        return lambda row: row.facts["cube"] and (row.facts["grain"][0], row.facts["zeros"]) == at
 
-    targets = []
-    for columns, goals in GOALS.items():
-        for zeros, goal in zip(STEPS[-3:], goals, strict=True):
-
-            def here(row: Row, at: tuple[int, float] = (columns, zeros)) -> bool:
-                return row.facts["cube"] and (row.facts["grain"][0], row.facts["zeros"]) == at
-
-            name = f"weights: {columns} columns, {zeros:.0%} zeros, over dense"
-            targets += limits(rows, name, goal, over, at_least=True, only=here)
-    name = "weights: over dense, every row"
-    return [*targets, *limits(rows, name, NEVER_BELOW, over, at_least=True)]
+    goals = [
+        (f"weights: {columns} columns, {zeros:.0%} zeros, over dense", goal, here(columns, zeros))
+        for columns, each in GOALS.items()
+        for zeros, goal in zip(STEPS[-3:], each, strict=True)
+    ]
+    return over_dense(rows, goals, "weights: over dense, every row", NEVER_BELOW)
 
 
 def weights_suite() -> Suite:

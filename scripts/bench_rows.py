@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -156,6 +156,24 @@ def limits(
             worst = min(values) if at_least else max(values)
             targets.append(Target(name, limit, at_least, worst, held_out))
     return targets
+
+
+def over_dense(
+    rows: Sequence[Row],
+    goals: Iterable[tuple[str, float, Callable[[Row], bool]]],
+    every: str,
+    never_below: float,
+) -> list[Target]:
+    """Goals for the fact ``over_dense``: name, limit and rows of each, and a limit for all rows,
+    whose name is ``every``."""
+
+    def over(row: Row) -> float:
+        return float(row.facts["over_dense"])
+
+    targets = []
+    for name, goal, here in goals:
+        targets += limits(rows, name, goal, over, at_least=True, only=here)
+    return [*targets, *limits(rows, every, never_below, over, at_least=True)]
 
 
 def block_mask(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -156,32 +156,38 @@ def epilogue_of(program: Program, con: Contraction, layout: str) -> tuple[str, s
     own = split_epilogue(program.func, program.main)
     if own is None:
         raise unsupported("a result that is rounded to the operands' type", "no conversion")
-    for act, has_bias, other in _known_epilogues(program, con, layout):
-        if tvm_ffi.structural_equal(own, other, map_free_vars=True):
-            names = [str(p.name) for p in own.params[1:-1] if str(p.name) != con.group]
-            return act, names[0] if has_bias else ""
-    raise unsupported(f"an epilogue of bias and one of {', '.join(ACTS)}", "another one")
-
-
-def _known_epilogues(
-    program: Program, con: Contraction, layout: str
-) -> Iterator[tuple[str, bool, tirx.PrimFunc]]:
     dense, sparse = program.input(con.dense), program.input(con.sparse)
     rows, columns = program.output.shape
     extents = (rows, columns, sparse.shape[con.sparse_axes.index(con.reduce)])
+    options: dict[str, Any] = {"dtype": sparse.dtype, "transpose_rhs": layout == "nk"}
+
+    def same(act: str | None, bias: bool) -> Any:
+        own_options = {**options, "bias": bias, "activation": act}
+        if con.group:
+            return grouped_matmul(*extents, dense.shape[0], **own_options)
+        return matmul(*extents, **own_options)
+
+    found = known_epilogue(own, same, con.group)
+    if found is None:
+        raise unsupported(f"an epilogue of bias and one of {', '.join(ACTS)}", "another one")
+    return found
+
+
+def known_epilogue(
+    own: tirx.PrimFunc, same: Callable[[str | None, bool], Any], group: str = ""
+) -> tuple[str, str] | None:
+    """Activation, and name of the bias ("" for none), of the epilogue ``own``.
+
+    ``same(activation, bias)`` makes the tensors of an operator that has such an epilogue on the
+    same sums, None if there is none; ``group`` names an input that is no bias. None if none of
+    them has it.
+    """
     for act in ACTS:
         for bias in (False, True):
-            options: dict[str, Any] = {
-                "dtype": sparse.dtype,
-                "transpose_rhs": layout == "nk",
-                "bias": bias,
-                "activation": None if act == "none" else act,
-            }
-            if con.group:
-                tensors = grouped_matmul(*extents, dense.shape[0], **options)
-            else:
-                tensors = matmul(*extents, **options)
-            func = te.create_prim_func(tensors)
-            rest = split_epilogue(func, main_block(func, "lhs").name)
-            if rest is not None:
-                yield act, bias, rest
+            tensors = same(None if act == "none" else act, bias)
+            func = te.create_prim_func(tensors) if tensors else None
+            other = split_epilogue(func, main_block(func, "lhs").name) if func else None
+            if other is not None and tvm_ffi.structural_equal(own, other, map_free_vars=True):
+                names = [str(p.name) for p in own.params[1:-1] if str(p.name) != group]
+                return act, names[0] if bias else ""
+    return None

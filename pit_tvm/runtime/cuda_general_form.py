@@ -5,19 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import tvm_ffi
-from tvm import te
-
 from ..errors import UnsupportedTarget, mismatch
 from ..op.batch_matmul import batch_matmul
 from ..op.matmul import matmul
 from ..schedules.contraction_space import BLOCKS
 from ..schedules.cuda_contraction_space import BANDS, DTYPES
-from ..schedules.hopper_knobs import ACTS
 from ..schedules.hopper_space import GROUP_STEPS
-from ..transform.insert_sread_swrite import main_block
 from ..transform.split_epilogue import split_epilogue
-from .program import Product, Program, Route
+from .cuda_form import known_epilogue
+from .program import Program, Route
 
 
 @dataclass(frozen=True)
@@ -114,18 +110,6 @@ def _library_epilogue(program: Program) -> tuple[str, str] | None:
         return None
     if own is None:
         return "none", ""
-    for act in ACTS:
-        for bias in (False, True):
-            tensors = _same_product(program, product, act, bias)
-            func = te.create_prim_func(tensors) if tensors else None
-            rest = split_epilogue(func, main_block(func, "lhs").name) if func else None
-            if rest is not None and tvm_ffi.structural_equal(own, rest, map_free_vars=True):
-                return act, str(own.params[1].name) if bias else ""
-    return None
-
-
-def _same_product(program: Program, product: Product, act: str, bias: bool) -> Any:
-    """The operator of these extents with an epilogue of its own; None if there is none."""
     left, out = program.input(product.left), program.output.shape
     depth = left.shape[-2 if product.transpose_left else -1]
     options: dict[str, Any] = {
@@ -133,7 +117,12 @@ def _same_product(program: Program, product: Product, act: str, bias: bool) -> A
         "transpose_lhs": product.transpose_left,
         "transpose_rhs": product.transpose_right,
     }
-    options["activation"] = None if act == "none" else act
-    if len(out) == 2:
-        return matmul(*out, depth, bias=bias, **options)
-    return batch_matmul(*out, depth, **options) if len(out) == 3 and not bias else None
+
+    def same(act: str | None, bias: bool) -> Any:
+        if len(out) == 2:
+            return matmul(*out, depth, bias=bias, activation=act, **options)
+        if len(out) != 3 or bias:
+            return None
+        return batch_matmul(*out, depth, activation=act, **options)
+
+    return known_epilogue(own, same)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..structs import Candidate, MicroTile, Plan, Tile
-from .gpu_cost import ACT_US, GpuDense, GpuRates, cheapest, dense_candidate
+from ..structs import MicroTile, Plan, Tile
+from .gpu_cost import ACT_US, GpuDense, GpuRates, cheapest, dense_candidate, tile_candidates
 
 _BYTES = 2  # of an element
 _SMS = 132
@@ -70,12 +70,8 @@ def select_blocks(
     """The cheaper of the best tile and the dense product; parts of a cost as in `select_gpu`."""
     index = _FOLD_US + 1e-3 * work.index_bytes / _FOLD_GBPS if work.index_bytes else 0.0
     covered = min(1.0, float(work.shares.mean()))
-    candidates = []
-    for tile in tiles:
-        product, bound = tile_us(tile, work, rates)
-        parts = (("index", index), ("product", product), ("bound", bound))
-        candidates.append(Candidate("pit", micro_tile, tile, index + product, parts, covered))
-    candidates.sort(key=lambda candidate: candidate.cost_us)
+    timed = ((tile, *tile_us(tile, work, rates)) for tile in tiles)
+    candidates = tile_candidates(micro_tile, timed, covered, (("index", index),))
     paced = replace(dense, pace=_pace(work, 1.0 - covered, rates))
     return cheapest([*candidates, dense_candidate(paced, 0.0, 0.0, rates)], tuned=False)
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..structs import Candidate, MicroTile, Plan, Tile
-from .gpu_cost import GpuDense, GpuRates, cheapest, dense_candidate
+from ..structs import MicroTile, Plan, Tile
+from .gpu_cost import GpuDense, GpuRates, cheapest, dense_candidate, tile_candidates
 
 _BYTES = 2  # of an element
 _SMS = 132
@@ -68,13 +68,9 @@ def select_columns(
     index = rates.index_us(work.index_bytes)
     packing = _packing_us(work) if work.packed else 0.0
     covered = work.live / max(len(work.counts) * work.k, 1)
-    candidates = []
-    for tile in tiles:
-        product, bound = tile_us(tile, work, rates)
-        parts = (("index", index), ("pack", packing), ("product", product), ("bound", bound))
-        cost = index + packing + product
-        candidates.append(Candidate("pit", micro_tile, tile, cost, parts, covered))
-    candidates.sort(key=lambda candidate: candidate.cost_us)
+    timed = ((tile, *tile_us(tile, work, rates)) for tile in tiles)
+    before = (("index", index), ("pack", packing))
+    candidates = tile_candidates(micro_tile, timed, covered, before)
     paced = replace(dense, pace=max(_LEAST, 1.0 - _LESS_PER_ZERO * (1.0 - covered)))
     return cheapest([*candidates, dense_candidate(paced, 0.0, 0.0, rates)], tuned=False)
 

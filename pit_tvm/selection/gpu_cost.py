@@ -11,7 +11,7 @@ Groups: each group's rows fill whole tiles of their own, and its weights are rea
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -235,6 +235,24 @@ def select_gpu(
     if dense is not None:
         candidates.append(dense_candidate(dense, index, other, rates))
     return cheapest(candidates, rates.tuned)
+
+
+def tile_candidates(
+    micro_tile: MicroTile,
+    timed: Iterable[tuple[Tile | None, float, float]],
+    covered: float,
+    before: tuple[tuple[str, float], ...],
+    after: tuple[tuple[str, float], ...] = (),
+) -> list[Candidate]:
+    """Tiles, the cheapest first. ``timed`` gives each with the time of its product and the time
+    that this takes at least; the parts of the cost ``before`` and ``after`` it are all tiles'."""
+    candidates = []
+    for tile, product, bound in timed:
+        parts = (*before, ("product", product), *after)
+        cost = sum(us for _, us in parts)
+        shown = (*parts, ("bound", bound))
+        candidates.append(Candidate("pit", micro_tile, tile, cost, shown, covered))
+    return sorted(candidates, key=lambda candidate: candidate.cost_us)
 
 
 def dense_candidate(dense: GpuDense, index: float, other: float, rates: GpuRates) -> Candidate:

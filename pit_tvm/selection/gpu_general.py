@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..structs import Candidate, MicroTile, Plan, Tile
-from .gpu_cost import GpuRates, cheapest
+from .gpu_cost import GpuRates, cheapest, tile_candidates
 
 _SMS = 132
 # Of the family's largest tile, in 1e12 operations per second: by FMA, and on tensor cores.
@@ -96,13 +96,9 @@ def select_general(
 ) -> Plan:
     """The cheaper of the best tile and the dense product; parts of a cost as in `select_gpu`."""
     index, fill = rates.index_us(index_bytes), rates.store_us(fill_bytes)
-    candidates = []
-    for tile in tiles:
-        product, bound = tile_us(tile, work, rates)
-        parts = (("index", index), ("product", product), ("output", fill), ("bound", bound))
-        cost = index + product + fill
-        candidates.append(Candidate("pit", micro_tile, tile, cost, parts, covered))
-    candidates.sort(key=lambda candidate: candidate.cost_us)
+    timed = ((tile, *tile_us(tile, work, rates)) for tile in tiles)
+    beside = (("index", index),), (("output", fill),)
+    candidates = tile_candidates(micro_tile, timed, covered, *beside)
     if dense is not None:
         us, least = dense.cost_us(rates)
         parts = (("index", 0.0), ("product", us), ("output", 0.0), ("bound", least))

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..structs import Candidate, MicroTile, Plan, Tile
-from .gpu_cost import ACT_US, GpuDense, GpuRates, cheapest, dense_candidate
+from ..structs import MicroTile, Plan, Tile
+from .gpu_cost import ACT_US, GpuDense, GpuRates, cheapest, dense_candidate, tile_candidates
 from .gpu_fit import even_heights
 
 _BYTES = 2  # of an element
@@ -69,14 +69,11 @@ def select_outputs(
     index = rates.index_us(work.index_bytes)
     clear = rates.store_us(_BYTES * work.m * work.n) if work.clears else 0.0
     covered = work.live / max(len(work.counts) * work.m, 1)
-    candidates = []
-    for tile in tiles:
-        product, bound = tile_us(tile, work, rates)
-        product += work.live * work.slot * ACT_US.get(work.act, 0.0)
-        parts = (("index", index), ("product", product), ("output", clear), ("bound", bound))
-        cost = index + product + clear
-        candidates.append(Candidate("pit", micro_tile, tile, cost, parts, covered))
-    candidates.sort(key=lambda candidate: candidate.cost_us)
+    act = work.live * work.slot * ACT_US.get(work.act, 0.0)
+    times = ((tile, *tile_us(tile, work, rates)) for tile in tiles)
+    timed = ((tile, product + act, bound) for tile, product, bound in times)
+    beside = (("index", index),), (("output", clear),)
+    candidates = tile_candidates(micro_tile, timed, covered, *beside)
     if dense is not None:
         candidates.append(dense_candidate(dense, 0.0, 0.0, rates))
     return cheapest(candidates, tuned=False)
