@@ -104,7 +104,9 @@ class GeneralPlanner(BandPlanner):
         spatial = not form.route.reduces
         # Dead slices of the output are written before live ones overwrite them.
         self.overwrites = spatial and (program.spec.promises_zero or dead == "zero")
-        self.no_dense = dead == "zero" and not program.spec.promises_zero
+        # A product of everything: where dead slices are zero, or nobody looks at theirs.
+        self.dense_fits = program.spec.promises_zero
+        self.dense_fits_new = spatial and dead != "zero"
         height = form.route.micro_tile.extents[self._row] if form.axis == "depth" else 0
         self.tiles = starting_tiles(target.isa, form.dtype, height) if form.rhs else ()
 
@@ -121,9 +123,8 @@ class GeneralPlanner(BandPlanner):
         output = math.prod(layout.output) * self._itemsize
         fill = float(output) if self.overwrites else 0.0
         index = self._index_bytes(layout)
-        dense = None
-        if fresh or self.overwrites or self.form.route.reduces:
-            dense = None if self.no_dense or self.form.groups else self._all(layout)
+        fits = self.dense_fits or (fresh and self.dense_fits_new)
+        dense = self._all(layout) if fits and not self.form.groups else None
         work = self._work(layout, counts)
         micro_tile = self.form.route.micro_tile
         tiles = self.likely_tiles(layout)

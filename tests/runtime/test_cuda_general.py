@@ -109,6 +109,14 @@ def test_nothing_dense_where_dead_rows_must_become_zero() -> None:
     assert {c.kind for c in plan.candidates} == {"pit"}
 
 
+@pytest.mark.parametrize("dead", ["skip", "zero"])
+def test_nothing_dense_where_dead_slices_would_enter_a_sum(dead: Any) -> None:
+    tensors, sparse = op.matmul(None, 64, 64), {"lhs": Rows(1)}
+    made = pit_tvm.compile(tensors, sparse=sparse, target=H200, dead=dead)
+    plan = made.explain(sparsity=np.arange(64, dtype=np.int32), sizes={"m": 8}, library="torch")
+    assert {c.kind for c in plan.candidates} == {"pit"}
+
+
 def test_arrays_whose_places_pass_32_bits_are_refused() -> None:
     made = pit_tvm.compile(op.matmul(None, 4096, 4096), sparse={"lhs": Rows()}, target=H200)
     with pytest.raises(ShapeError, match="fewer than 2147483648 elements"):
