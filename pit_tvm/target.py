@@ -32,9 +32,18 @@ _X86_ISAS: tuple[tuple[str, frozenset[str], str, int], ...] = (
 )
 _GENERIC_BITS = 128
 
-# GPU architectures that have tile families, with the multiprocessors of a whole chip: what a
-# target is compiled for where no GPU can be asked.
-_CUDA_ARCHS = {"sm_90a": 132}
+# GPU architectures that kernels are compiled for, with the multiprocessors of a large chip: what a
+# target is taken to have where no GPU can be asked. The first is that of a machine without one.
+_CUDA_ARCHS = {
+    "sm_90a": 132,
+    "sm_80": 108,
+    "sm_86": 84,
+    "sm_89": 142,
+    "sm_90": 132,
+    "sm_100": 148,
+    "sm_120": 188,
+}
+_CLUSTERS_SINCE = 90  # compute capability, in tenths
 _CUDA_REGISTER_BITS = 32
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -61,6 +70,11 @@ class TargetInfo:
     def device(self) -> str:
         """Folder of the device's records in a tile database: "xeon-avx512", "h200-sm_90a"."""
         return f"{self.model}-{self.isa}" if self.kind == "cuda" else device_name(self.isa)
+
+    @property
+    def clusters(self) -> bool:
+        """Whether it is a GPU whose CTAs form clusters, and whose kernels may overlap."""
+        return self.kind == "cuda" and has_clusters(self.isa)
 
 
 def resolve_target(target: str | Mapping[str, Any] | Target = "llvm") -> TargetInfo:
@@ -97,6 +111,12 @@ def resolve_target(target: str | Mapping[str, Any] | Target = "llvm") -> TargetI
     return TargetInfo(kind, isa, mcpu, threads, bits, tvm_target)
 
 
+def has_clusters(arch: str) -> bool:
+    """Whether CTAs of a GPU's architecture, "sm_90a", form clusters. Since then a kernel may also
+    begin while the one before it ends (programmatic dependent launch)."""
+    return _capability(arch) >= _CLUSTERS_SINCE
+
+
 def host_features() -> frozenset[str]:
     """Features of this machine's CPU, by the names that LLVM and Linux share.
 
@@ -114,8 +134,7 @@ def host_features() -> frozenset[str]:
 def runs_here(info: TargetInfo) -> bool:
     """Whether code of this instruction set runs on this machine: on its CPU, or its first GPU."""
     if info.kind == "cuda":
-        gpu = _gpu()
-        return gpu is not None and gpu[0] == info.isa
+        return _is_of(_gpu(), info.isa)
     needed = next((features for isa, features, _, _ in _X86_ISAS if isa == info.isa), None)
     if needed is not None:
         return needed <= host_features()
@@ -200,11 +219,11 @@ def _cuda_target(options: dict[str, Any]) -> TargetInfo:
     gpu = _gpu()
     arch = str(given or (gpu[0] if gpu else next(iter(_CUDA_ARCHS))))
     if arch not in _CUDA_ARCHS:
-        families = f"{sorted(_CUDA_ARCHS)}, the architectures that have tile families"
-        raise UnsupportedTarget(mismatch("target -arch", f"one of {families}", repr(arch)))
-    here = gpu is not None and gpu[0] == arch
-    name = _slug(str(model)) if model else (gpu[1] if gpu and here else "gpu")
-    count = gpu[2] if gpu and here else _CUDA_ARCHS[arch]
+        expected = f"one of {sorted(_CUDA_ARCHS)}, the architectures that have kernels"
+        raise UnsupportedTarget(mismatch("target -arch", expected, repr(arch)))
+    here = gpu if _is_of(gpu, arch) else None
+    name = _slug(str(model)) if model else (here[1] if here else "gpu")
+    count = here[2] if here else _CUDA_ARCHS[arch]
     tvm_target = {"kind": "cuda", "arch": arch}
     return TargetInfo("cuda", arch, arch, count, _CUDA_REGISTER_BITS, tvm_target, name)
 
@@ -219,6 +238,15 @@ def _gpu() -> tuple[str, str, int] | None:
     sm = "sm_" + str(device.compute_version).replace(".", "")
     arch = f"{sm}a" if f"{sm}a" in _CUDA_ARCHS else sm
     return arch, _slug(str(device.device_name)), int(device.multi_processor_count)
+
+
+def _is_of(gpu: tuple[str, str, int] | None, arch: str) -> bool:
+    """Whether a GPU runs code of an architecture: that of its own capability."""
+    return gpu is not None and _capability(gpu[0]) == _capability(arch)
+
+
+def _capability(arch: str) -> int:
+    return int("".join(filter(str.isdigit, arch)))
 
 
 def _threads(num_cores: Any) -> int:

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import tvm
 import tvm_ffi
+from tvm import tirx
 from tvm.script import tirx as T
 
 _LAUNCH = "tirx.use_programtic_dependent_launch"  # spelt so in TVM
+_OVERLAP = "tirx.ptx.griddepcontrol"
 
 
 @T.inline
@@ -38,11 +40,28 @@ def waits(func: tvm.tirx.PrimFunc) -> bool:
     found: list[bool] = []
 
     def visit(call: tvm.ir.Call) -> None:
-        if getattr(call.op, "name", "") == "tirx.ptx.griddepcontrol":
+        if getattr(call.op, "name", "") == _OVERLAP:
             found.append(any(getattr(arg, "value", None) == "wait" for arg in call.args))
 
     tvm_ffi.structural_walk(func.body, (tvm.ir.Call, visit))
     return any(found)
+
+
+def as_plain(mod: tvm.IRModule) -> tvm.IRModule:
+    """The module without what lets kernels overlap, for GPUs older than that."""
+
+    def drop(stmt: tirx.Evaluate) -> tirx.Evaluate:
+        if getattr(getattr(stmt.value, "op", None), "name", "") == _OVERLAP:
+            return tirx.Evaluate(0)
+        return stmt
+
+    plain = [(tirx.Evaluate, drop)]
+    return tvm.IRModule(
+        {
+            name: func.with_body(tvm_ffi.structural_map(func.body, plain))
+            for name, func in mod.functions.items()
+        }
+    )
 
 
 def as_dependent(mod: tvm.IRModule) -> tvm.IRModule:

@@ -85,7 +85,7 @@ def test_resolved_dictionary_resolves_to_the_same(machine) -> None:
 @pytest.mark.parametrize(
     "target",
     [
-        "cuda -arch=sm_80",
+        "cuda -arch=sm_75",
         "cuda -arch=sm_90a -maxrregcount=64",
         "vulkan",
         "",
@@ -96,7 +96,7 @@ def test_resolved_dictionary_resolves_to_the_same(machine) -> None:
         "llvm -frobnicate=1",
         "llvm -num-cores=0",
         "llvm -num-cores=many",
-        {"kind": "cuda", "arch": "sm_90"},
+        {"kind": "cuda", "arch": "sm_91"},
         {},
         7,
     ],
@@ -189,6 +189,11 @@ class _A100(_H200):
     device_name = "NVIDIA A100-SXM4-80GB"
 
 
+class _T4(_H200):
+    compute_version = "7.5"
+    device_name = "Tesla T4"
+
+
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch):
     """Pretends that this machine has a GPU, or none."""
@@ -222,9 +227,19 @@ def test_cuda_target_follows_the_gpu_of_this_machine(gpu) -> None:
     assert (info.device, info.threads, runs_here(info)) == ("h200-sm_90a", 114, True)
 
 
-def test_gpu_without_tile_families_is_refused(gpu) -> None:
+def test_code_of_an_architecture_runs_on_its_own_capability(gpu) -> None:
+    gpu(_H200)
+    info = resolve_target("cuda -arch=sm_90")
+    assert (info.device, info.threads, runs_here(info)) == ("h200-sm_90", 114, True)
+    assert not runs_here(resolve_target("cuda -arch=sm_80"))
     gpu(_A100)
-    text = r"target -arch: expected one of \['sm_90a'\], the architectures that have tile families"
-    with pytest.raises(UnsupportedTarget, match=text):
-        resolve_target("cuda")
+    info = resolve_target("cuda")
+    assert (info.device, info.clusters, runs_here(info)) == ("a100-sxm4-80gb-sm_80", False, True)
     assert not runs_here(resolve_target("cuda -arch=sm_90a"))
+
+
+def test_gpu_without_kernels_is_refused(gpu) -> None:
+    gpu(_T4)
+    with pytest.raises(UnsupportedTarget, match=r"target -arch: expected one of \['sm_100'.*sm_75"):
+        resolve_target("cuda")
+    assert not runs_here(resolve_target("cuda -arch=sm_80"))

@@ -23,7 +23,8 @@ from tvm.target import Target
 from tvm_ffi import libinfo
 
 from ..errors import BackendUnavailable, UnsupportedTarget, mismatch
-from ..schedules.dependent import as_dependent
+from ..schedules.dependent import as_dependent, as_plain
+from ..target import has_clusters
 
 _FLAGS = ("-shared", "-O3", "-std=c++17", "-Xcompiler=-fPIC")
 _QUIET = "-diag-suppress=174,177,550"  # unused names and empty statements of generated code
@@ -143,7 +144,9 @@ def cuda_source(
     target = Target({"kind": "cuda", "arch": arch}, host="cuda_host")
     with target, tvm.transform.PassContext(config=_PIPELINED if pipelined else {}):
         pipeline = {"tir_pipeline": "tirx"} if tirx else {}
-        built = tvm.compile(as_dependent(mod) if tirx else mod, target=target, **pipeline)
+        if tirx:
+            mod = as_dependent(mod) if has_clusters(arch) else as_plain(mod)
+        built = tvm.compile(mod, target=target, **pipeline)
     attributes = r"pit_attribute<\1, \2>(cuda_device, \3)"
     source, number = _ATTRIBUTE.subn(attributes, export_cuda_host(built.mod))
     source = _ONCE + source if number else source

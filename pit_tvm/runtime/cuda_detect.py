@@ -34,10 +34,14 @@ class CudaDetector:
         first needed.
     checked
         Look for ids and lengths out of range, for which the host waits.
+    clusters
+        Whether CTAs of the GPU form clusters.
     """
 
-    def __init__(self, get_module: GetModule, *, checked: bool = False) -> None:
-        self._kernels, self._checked = CudaKernels(get_module), checked
+    def __init__(
+        self, get_module: GetModule, *, checked: bool = False, clusters: bool = True
+    ) -> None:
+        self._kernels, self._checked = CudaKernels(get_module, clusters), checked
         self._plans: dict[Any, MaskPlan] = {}
         self._finds: dict[Any, Find] = {}
 
@@ -181,7 +185,8 @@ class CudaDetector:
         key = (spec, value.dtype, shape, micro_tile)
         plan = self._plans.get(key)
         if plan is None:
-            plan = plan_mask(spec, dtype_name(value), shape, micro_tile)
+            clusters = self._kernels.clusters
+            plan = plan_mask(spec, dtype_name(value), shape, micro_tile, clusters)
             remember(self._plans, key, plan, MAX_PLANS)
         return plan
 

@@ -170,7 +170,7 @@ class SlicePlan:
         """What lists the positions of every group of ``size`` ids."""
         alone = -(-groups // SMS) * size <= SEARCH_LIMIT
         few = size <= cluster.MOST_IDS and min(groups, WARP) * size <= CLUSTER_LIMIT
-        if few and groups <= cluster.MOST_GROUPS:
+        if self.kernels.clusters and few and groups <= cluster.MOST_GROUPS:
             gather = self.kernels.slices(f"cluster_groups_{bits}")
             each = max(1, -(-size // cluster.STEP)) * WARP
             return lambda given, index: gather(given, each, *index.views)

@@ -88,9 +88,14 @@ def check_extents(shape: tuple[int, ...]) -> None:
 
 
 def plan_mask(
-    spec: SparsitySpec, dtype: str, shape: tuple[int, ...], micro_tile: MicroTile
+    spec: SparsitySpec,
+    dtype: str,
+    shape: tuple[int, ...],
+    micro_tile: MicroTile,
+    clusters: bool = True,
 ) -> MaskPlan:
-    """The plan of a mask, bit mask, block mask or of values.
+    """The plan of a mask, bit mask, block mask or of values, on GPUs with ``clusters`` of CTAs or
+    without.
 
     Raises
     ------
@@ -120,7 +125,8 @@ def plan_mask(
     common |= {"value_shape": value_shape, "entries": extent, "grain": 1}
     if pit == 0:
         fold = _fold_rows(rows, cols, band, slots, bits)
-        return MaskPlan(fold=fold, lists=_list_rows(rows, cols, band, slots, bits), **common)
+        lists = _list_rows(rows, cols, band, slots, bits) if clusters else None
+        return MaskPlan(fold=fold, lists=lists, **common)
     fold = _fold_columns(rows, cols, band, slots, bits)
     return MaskPlan(fold=fold, lists=_list_columns(rows, cols, band, slots, bits), **common)
 

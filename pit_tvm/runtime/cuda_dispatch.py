@@ -62,7 +62,7 @@ class CudaDispatcher:
         self._prepare(store, cache)
         self.options = self.form.options
         self.checks_zeros = zeros_asked_for(program)
-        self.detector = CudaDetector(self.modules, checked=asked_for())
+        self.detector = CudaDetector(self.modules, checked=asked_for(), clusters=target.clusters)
         self.fill, self.memory = CudaFill(self.modules), CudaWorkspace()
         self._fills = self.planner.fills
         self._no_groups = program.spec == Groups(0)
@@ -150,7 +150,7 @@ class CudaDispatcher:
     def build(self, sizes: dict[str, int]) -> None:
         """Compile what calls of these sizes may need, however much is live; needs no GPU."""
         layout = self.binder.layout_of(sizes, "torch")
-        for name, make in all_modules().items():
+        for name, make in all_modules(self.target.clusters).items():
             self.modules(name, make)
         for tile in self.planner.likely_tiles(layout):
             self.kernels.product(tile, self.form.groups, **self.options)
@@ -289,9 +289,10 @@ class CudaDispatcher:
         self.fill.pad_copy(wide["out"], out)
 
 
-def all_modules() -> dict[str, Callable[[], tvm.IRModule]]:
-    """Every module but the products, by the name under which it is kept."""
-    return {**detection_modules(), "cuda-fill": fill_module}
+def all_modules(clusters: bool = True) -> dict[str, Callable[[], tvm.IRModule]]:
+    """Every module but the products, by the name under which it is kept, for GPUs with
+    ``clusters`` of CTAs or without."""
+    return {**detection_modules(clusters), "cuda-fill": fill_module}
 
 
 def _lap(clock: Clock | None) -> float:

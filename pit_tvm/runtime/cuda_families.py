@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import UnsupportedTarget
+from ..schedules.hopper_space import ISA
+from ..target import TargetInfo
 from .cuda_block_form import blocks_form
 from .cuda_blocks import BlocksDispatcher
 from .cuda_columns import ColumnsDispatcher
@@ -17,9 +19,21 @@ from .cuda_outputs import OutputsDispatcher, outputs_form
 from .program import Program
 
 
-def dispatcher_of(program: Program, *parts: Any, **options: Any) -> CudaDispatcher:
-    """The dispatcher of a program's family: Hopper's own where one computes it, CUDA cores
-    elsewhere. Arguments are those of `CudaDispatcher`; UnsupportedTarget if no family does."""
+def dispatcher_of(
+    program: Program, target: TargetInfo, *parts: Any, **options: Any
+) -> CudaDispatcher:
+    """The dispatcher of a program's family: Hopper's own where the GPU is one and one computes it,
+    TensorIR's elsewhere. Arguments are those of `CudaDispatcher`; UnsupportedTarget if no family
+    does."""
+    made = _hopper(program, target, *parts, **options) if target.isa == ISA else None
+    if made is not None:
+        return made
+    general: Any = general_form(program)
+    return GeneralDispatcher(program, target, *parts, form=general, **options)
+
+
+def _hopper(program: Program, *parts: Any, **options: Any) -> CudaDispatcher | None:
+    """The dispatcher of Hopper's family that computes a program; None if none does."""
     outputs = outputs_form(program)
     if outputs is not None:
         return OutputsDispatcher(program, *parts, form=outputs, **options)
@@ -29,8 +43,7 @@ def dispatcher_of(program: Program, *parts: Any, **options: Any) -> CudaDispatch
     try:
         form = form_of(program)
     except UnsupportedTarget:
-        general: Any = general_form(program)
-        return GeneralDispatcher(program, *parts, form=general, **options)
+        return None
     if decodes(program, form):
         return decode_dispatcher(program, *parts, form=form, **options)
     made = ColumnsDispatcher if isinstance(form, ColumnsForm) else CudaDispatcher

@@ -143,8 +143,7 @@ def dtype_of(program: Program, con: Contraction) -> str:
 
 def unsupported(expected: str, got: object = "another expression") -> UnsupportedTarget:
     """The error of a program that no family on a GPU computes."""
-    advice = "other operators have no GPU form yet: compile for llvm"
-    return UnsupportedTarget(mismatch("target cuda", expected, got, advice))
+    return UnsupportedTarget(mismatch("target cuda", expected, got, "compile for llvm"))
 
 
 def epilogue_of(program: Program, con: Contraction, layout: str) -> tuple[str, str]:

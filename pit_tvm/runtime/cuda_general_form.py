@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import UnsupportedTarget, mismatch
 from ..op.batch_matmul import batch_matmul
 from ..op.matmul import matmul
 from ..schedules.contraction_space import BLOCKS
 from ..schedules.cuda_contraction_space import BANDS, DTYPES
 from ..schedules.hopper_space import GROUP_STEPS
 from ..transform.split_epilogue import split_epilogue
-from .cuda_form import known_epilogue
+from .cuda_form import known_epilogue, unsupported
 from .program import Program, Route
 
 
@@ -48,18 +47,20 @@ def general_form(program: Program) -> GeneralForm:
     Raises
     ------
     UnsupportedTarget
-        Its mask has another number of dimensions than two, its micro-tiles lie along a reduction,
-        or there are too many groups or groups of operands of several types.
+        Its output is sparse, its mask has another number of dimensions than two, its micro-tiles
+        lie along a reduction, or there are too many groups or groups of operands of several types.
     """
     spec, con = program.spec, program.contraction
+    if program.writes:
+        raise unsupported("a sparse input, on GPUs other than Hopper's", "a sparse output")
     rank = len(program.input(program.operand).shape)
     if spec.promises_zero and rank != 2:
-        raise _unsupported("a mask over two dimensions", f"one over {rank}")
+        raise unsupported("a mask over two dimensions", f"one over {rank}")
     if program.num_groups > GROUP_STEPS[-1]:
-        raise _unsupported(f"at most {GROUP_STEPS[-1]} groups", program.num_groups)
+        raise unsupported(f"at most {GROUP_STEPS[-1]} groups", program.num_groups)
     if con is not None and not _has_tiles(program):
         if program.num_groups:
-            raise _unsupported(f"groups of operands of one type, {' or '.join(DTYPES)}", "others")
+            raise unsupported(f"groups of operands of one type, {' or '.join(DTYPES)}", "others")
         con = None
     route = _route(program)
     if con is None:
@@ -95,12 +96,8 @@ def _route(program: Program) -> Route:
             wide = tuple(1 if a == con.reduce else max(bands or BANDS[:1]) for a in con.sparse_axes)
             return replace(depth, micro_tile=replace(depth.micro_tile, extents=wide))
     if not routes:
-        raise _unsupported("micro-tiles that are whole along the reduction", "pieces of it")
+        raise unsupported("micro-tiles that are whole along the reduction", "pieces of it")
     return min(routes, key=lambda route: route.reduces)
-
-
-def _unsupported(expected: str, got: object) -> UnsupportedTarget:
-    return UnsupportedTarget(mismatch("target cuda", expected, got, "compile for llvm"))
 
 
 def _library_epilogue(program: Program) -> tuple[str, str] | None:

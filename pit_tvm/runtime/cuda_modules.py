@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import tvm
@@ -44,8 +45,8 @@ def named_module(functions: dict[str, tvm.tirx.PrimFunc]) -> tvm.IRModule:
     return tvm.IRModule({n: f.with_attr("global_symbol", n) for n, f in functions.items()})
 
 
-def mask_module() -> tvm.IRModule:
-    """Kernels that read masks and values."""
+def mask_module(clusters: bool = True) -> tvm.IRModule:
+    """Kernels that read masks and values; those for GPUs with ``clusters`` only if there are."""
     made = {
         "fold_blocks": cuda_detect_rows.fold_blocks(),
         "list_blocks": cuda_detect_block_lists.list_blocks(),
@@ -56,17 +57,20 @@ def mask_module() -> tvm.IRModule:
             made[name] = cuda_detect_columns.list_columns(bits, threads)
         made[f"fold_columns_{bits}"] = cuda_detect_columns.fold_columns(bits)
         made[f"fold_rows_{bits}"] = cuda_detect_rows.fold_rows(bits)
-        made[f"list_rows_{bits}"] = cuda_detect_strips.list_rows(bits)
+        if clusters:
+            made[f"list_rows_{bits}"] = cuda_detect_strips.list_rows(bits)
     return named_module(made)
 
 
-def slice_module() -> tvm.IRModule:
-    """Kernels that read row ids, lengths and group ids, and the one that reports counts."""
+def slice_module(clusters: bool = True) -> tvm.IRModule:
+    """Kernels that read row ids, lengths and group ids, and the one that reports counts; those for
+    GPUs with ``clusters`` only if there are."""
     made = {"report_counts": cuda_detect_slices.report_counts()}
     for bits in (32, 64):
         made[f"copy_rows_{bits}"] = cuda_detect_slices.copy_rows(bits)
         made[f"mark_rows_{bits}"] = cuda_detect_slices.mark_rows(bits)
-        made[f"cluster_groups_{bits}"] = cuda_detect_cluster.cluster_groups(bits)
+        if clusters:
+            made[f"cluster_groups_{bits}"] = cuda_detect_cluster.cluster_groups(bits)
         made[f"search_groups_{bits}"] = cuda_detect_groups.search_groups(bits)
         made[f"count_groups_{bits}"] = cuda_detect_groups.count_groups(bits)
         made[f"place_groups_{bits}"] = cuda_detect_groups.place_groups(bits)
@@ -83,16 +87,17 @@ def emit_module() -> tvm.IRModule:
 
 
 def blocks_module() -> tvm.IRModule:
-    """Kernels that make and count maps of blocks."""
+    """Kernels that make and count maps of blocks, and that count bits of lines."""
     made = {f"map_blocks_{bits}": cuda_detect_blocks.map_blocks(bits) for bits in (1, 8, 16)}
     return named_module({**made, "count_steps": cuda_detect_blocks.count_steps()})
 
 
-def detection_modules() -> dict[str, Callable[[], tvm.IRModule]]:
-    """Every module of detection by the name under which it is asked for: to build all ahead."""
+def detection_modules(clusters: bool = True) -> dict[str, Callable[[], tvm.IRModule]]:
+    """Every module of detection by the name under which it is asked for: to build all ahead, for
+    GPUs with ``clusters`` of CTAs or without."""
     return {
-        "cuda-mask": mask_module,
-        "cuda-slices": slice_module,
+        "cuda-mask": partial(mask_module, clusters),
+        "cuda-slices": partial(slice_module, clusters),
         "cuda-emit": emit_module,
         "cuda-blocks": blocks_module,
     }
@@ -114,10 +119,10 @@ class ModuleKernels:
 
 
 class CudaKernels:
-    """Kernels of detection."""
+    """Kernels of detection, for GPUs with ``clusters`` of CTAs or without."""
 
-    def __init__(self, get_module: GetModule) -> None:
-        self._kernels = ModuleKernels(get_module)
+    def __init__(self, get_module: GetModule, clusters: bool = True) -> None:
+        self._kernels, self.clusters = ModuleKernels(get_module), clusters
 
     def mask(self, name: str) -> Kernel:
         """A kernel of `mask_module`."""
@@ -153,4 +158,4 @@ class CudaKernels:
             self._find("cuda-emit", "emit_both")(*numbers, second.ids, second.count)
 
     def _find(self, module: str, name: str) -> Kernel:
-        return self._kernels.find(module, lambda: detection_modules()[module](), name)
+        return self._kernels.find(module, detection_modules(self.clusters)[module], name)

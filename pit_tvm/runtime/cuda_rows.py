@@ -7,11 +7,11 @@ from typing import Any
 
 import tvm
 
-from ..errors import ScheduleError
+from ..errors import ScheduleError, UnsupportedTarget, mismatch
 from ..schedules.hopper_combine import combine_rows
 from ..schedules.hopper_knobs import RowsOptions
 from ..schedules.hopper_rows import rows_kernel
-from ..schedules.hopper_space import FAMILIES, for_groups, rows_tile, starting_tiles
+from ..schedules.hopper_space import FAMILIES, ISA, for_groups, rows_tile, starting_tiles
 from ..selection.gpu_cost import GpuRates, gpu_rates
 from ..structs import Tile
 from ..tile_db.store import TileStore
@@ -67,7 +67,16 @@ class FamilyKernels:
 
 
 class RowsKernels(FamilyKernels):
-    """Kernels of the m-axis family. One serves every shape: sizes are run-time values."""
+    """Kernels of the m-axis family. One serves every shape: sizes are run-time values.
+
+    UnsupportedTarget for another architecture than Hopper's.
+    """
+
+    def __init__(self, cache: KernelCache, arch: str) -> None:
+        super().__init__(cache, arch)
+        if arch != ISA:
+            advice = "operators run on other GPUs, whole models and experts' layers do not"
+            raise UnsupportedTarget(mismatch("target -arch", ISA, arch, advice))
 
     def product(self, tile: Tile, groups: int, **options: Any) -> Kernel:
         """lhs, ids, count, rhs, [bias,] [scale,] out of ``tile.dtype``, for at most ``groups``
