@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
 from collections.abc import Sequence
@@ -28,8 +29,9 @@ def aligned_empty(
     large = lasting and size >= 2 * LARGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE")
     alignment = LARGE_PAGE if large else ALIGNMENT
     raw = _on_large_pages(size + alignment) if large else np.empty(size + alignment, np.uint8)
-    begin = -raw.ctypes.data % alignment
-    return raw[begin : begin + size].view(element).reshape(tuple(shape))
+    # numpy's own ways to an address take 2 us more.
+    begin = -ctypes.addressof(ctypes.c_char.from_buffer(raw.data)) % alignment
+    return np.ndarray(tuple(shape), element, raw, begin)
 
 
 def _on_large_pages(size: int) -> npt.NDArray[np.uint8]:

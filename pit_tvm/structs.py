@@ -70,6 +70,17 @@ class Mask(_Granular):
     """Boolean array of the operand's shape. ``Mask(32, 1)``: zeros come in 32x1 blocks."""
 
 
+class Grid(Mask):
+    """A mask whose zeros fill whole rows and whole columns, as padding and dead features do.
+
+    Rows and columns of a product's operand, which has two dimensions, are gathered at once where
+    that is cheapest, on CPUs; other operators and GPUs take it as ``Mask(1, 1)``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(1, 1)
+
+
 class BitMask(_Granular):
     """Bits of a boolean mask packed along the last dimension, least significant bit first.
 
@@ -152,12 +163,15 @@ class MicroTile:
     """The piece of ``operand`` that moves as one: extent 1 on dimension ``dim``, the PIT axis.
 
     ``extents`` holds one number per dimension of the operand; 0 stands for the whole dimension.
+    ``also``: a micro-tile of the same operand on another axis, which is gathered as well; what
+    lives is where both do.
     """
 
     operand: str
     axis: str
     dim: int
     extents: tuple[int, ...]
+    also: MicroTile | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.dim < len(self.extents) or self.extents[self.dim] != 1:
@@ -166,7 +180,8 @@ class MicroTile:
             )
 
     def __str__(self) -> str:
-        return "x".join("*" if e == 0 else str(e) for e in self.extents)
+        own = "x".join("*" if e == 0 else str(e) for e in self.extents)
+        return f"{own} and {self.also}" if self.also else own
 
 
 @hashed_once
@@ -206,11 +221,21 @@ class Index:
     ``count[slot]`` entries are live and the others are unspecified. ``count``: int32 ``[*slots]``.
     There is one slot dimension per operand dimension whose micro-tile extent is neither 1 on the
     PIT axis nor the whole dimension, in the order of the dimensions; groups give one of their own.
-    Without any, the shapes are ``[1, capacity]`` and ``[1]``.
+    Without any, the shapes are ``[1, capacity]`` and ``[1]``. ``taken``: the two in the form that
+    compiled functions take soonest, if that is another. ``also``: the index of the micro-tile that
+    is gathered as well.
     """
 
     ids: Any
     count: Any
+    taken: tuple[Any, Any] | None = None
+    also: Index | None = None
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The two for a compiled function, and behind them those of ``also``."""
+        own = self.taken or (self.ids, self.count)
+        return (*own, *self.also.arguments) if self.also else own
 
 
 class Candidate(NamedTuple):

@@ -76,9 +76,10 @@ def contraction_form(
     depth = _even(sizes[con.reduce], tile.tile_k)
     maps: dict[str, AxisMap] = {con.column: columns}
     axis = micro_tile.axis if micro_tile else ""
+    also = micro_tile.also is not None if micro_tile else False  # the reduction
     splits = _extent_on(con, micro_tile, con.reduce) if axis == con.row else 0
     row_extent = _extent_on(con, micro_tile, con.row) if axis == con.reduce else 0
-    if axis != con.reduce and not splits:
+    if axis != con.reduce and not splits and not also:
         maps[con.reduce] = rows_map(con.reduce, sizes[con.reduce], depth)
     if axis != con.row:
         maps[con.row] = rows_map(con.row, sizes[con.row], row_extent or tile.tile_m)
@@ -92,10 +93,14 @@ def contraction_form(
     else:
         positions = {con.row: tile.tile_m, con.reduce: tile.tile_k}.get(axis, 1)
         groups = (num_groups, con.group) if con.group else None
-        form = SparseForm(positions, maps, (con.sparse,), con.accumulator, packed, groups)
+        form = SparseForm(
+            positions, maps, (con.sparse,), con.accumulator, packed, groups, also=tile.tile_k
+        )
         rewritten = insert_sread_swrite(func, micro_tile, form)
     panels = _panels(columns.parts[-2].extent, max(1, tile.tile_n // width))
     roles = _roles(con, axis, bool(splits), panels, tile.tile_m)
+    if also:
+        roles = replace(roles, gathered=con.dense)
     return rewritten, _in_slots(roles, con, columns) if slot else roles
 
 

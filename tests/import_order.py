@@ -141,6 +141,7 @@ ORDER = {
         "pattern",
         "promise",
         "detect_workspace",
+        "gate",
         "detect_kernels",
         "detect_compact",
         "detect_lists",

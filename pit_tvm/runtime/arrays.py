@@ -55,10 +55,10 @@ def dtype_of(array: Any) -> str:
     return str(_import("array", array).dtype)
 
 
-def check_array(
-    name: str, array: Any, dtype: str, shape: Sequence[int | None], writable: bool = False
-) -> None:
-    """Refuse an array that a compiled CPU function could not take as argument ``name``.
+def as_tensor(
+    name: str, array: Any, *, dtype: str, shape: Sequence[int | None], writable: bool = False
+) -> Any:
+    """The checked ``array`` in the form that a compiled CPU function takes, sharing its memory.
 
     ``shape`` holds an extent per dimension, None for any. ``dtype`` "uint8" takes booleans too,
     as bytes 0 and 1. ``writable`` is for results.
@@ -69,21 +69,6 @@ def check_array(
         Another element type or byte order, another device, or no array at all.
     ShapeError
         Another rank or extent, not contiguous, not aligned to its elements, or not writable.
-    """
-    if isinstance(array, np.ndarray):
-        _check_numpy(name, array, dtype, tuple(shape), writable)
-    elif _is_torch(array):
-        _check_torch(name, array, dtype, tuple(shape), writable)
-    else:
-        _dlpack_argument(name, array, dtype, tuple(shape), writable)
-
-
-def as_tensor(
-    name: str, array: Any, *, dtype: str, shape: Sequence[int | None], writable: bool = False
-) -> Any:
-    """The checked ``array`` in the form that a compiled function takes, sharing its memory.
-
-    Booleans become bytes if ``dtype`` is "uint8". Errors are those of `check_array`.
     """
     if isinstance(array, np.ndarray):
         _check_numpy(name, array, dtype, tuple(shape), writable)
@@ -141,15 +126,13 @@ def as_numpy(array: Any, name: str = "array") -> np.ndarray:
     BackendUnavailable
         As in `empty_like_kind`.
     """
-    if _is_torch(array):
-        if not array.is_cpu:
-            raise DTypeError(mismatch(name, "a tensor on the CPU", str(array.device)))
-        plain = array.detach() if array.requires_grad else array
-        if plain.dtype is sys.modules["torch"].bfloat16:
-            return plain.view(sys.modules["torch"].int16).numpy().view(_ml_bfloat16())
-        return plain.numpy()
     if isinstance(array, np.ndarray):
         return array
+    if _is_torch(array):
+        try:
+            return array.numpy()  # asking first takes as long again
+        except (RuntimeError, TypeError):
+            return _torch_as_numpy(array, name)
     tensor = _import(name, array)
     if tensor.dtype == "bfloat16":
         return np.from_dlpack(_retype(tensor, "uint16")).view(_ml_bfloat16())
@@ -158,10 +141,10 @@ def as_numpy(array: Any, name: str = "array") -> np.ndarray:
 
 def as_torch(array: Any) -> Any:
     """``array`` as a torch tensor of the same memory, without gradient."""
-    import torch
-
     if _is_torch(array):
         return array.detach() if array.requires_grad else array
+    import torch
+
     if not isinstance(array, np.ndarray):
         return torch.from_dlpack(_import("array", array))
     if array.flags.writeable and array.dtype.kind != "V":
@@ -212,6 +195,17 @@ def _ml_bfloat16() -> np.dtype[Any]:
         text = mismatch("bfloat16", "the package ml_dtypes for numpy arrays", "none", advice)
         raise BackendUnavailable(text) from error
     return np.dtype(bfloat16)
+
+
+def _torch_as_numpy(array: Any, name: str) -> np.ndarray:
+    """A tensor that torch itself does not turn into a numpy array: with a gradient, or bfloat16."""
+    torch = sys.modules["torch"]
+    if not array.is_cpu:
+        raise DTypeError(mismatch(name, "a tensor on the CPU", str(array.device)))
+    plain = array.detach() if array.requires_grad else array
+    if plain.dtype is torch.bfloat16:
+        return plain.view(torch.int16).numpy().view(_ml_bfloat16())
+    return plain.numpy()
 
 
 def _numpy_dtype(dtype: str) -> np.dtype[Any]:
@@ -381,9 +375,8 @@ def _span(array: Any) -> tuple[int, int]:
 
 
 def _torch_matmul(left: Any, right: Any, out: Any) -> None:
-    import torch
-
-    if left.dtype == right.dtype == out.dtype and out.dtype.is_floating_point:
+    torch, element = sys.modules["torch"], out.dtype
+    if left.dtype is element and right.dtype is element and element.is_floating_point:
         torch.matmul(left, right, out=out)
         return
     wide = torch.float32 if left.dtype.is_floating_point else torch.float64

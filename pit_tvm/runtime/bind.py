@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import ref
@@ -15,6 +15,7 @@ from ..remember import remember
 from ..structs import Groups, Values
 from .argument import Argument
 from .arrays import as_numpy, as_tensor, kind
+from .gate import Gate, Look
 from .program import Lookup, Param, Program
 
 
@@ -37,8 +38,8 @@ class Layout:
 
     ``shapes`` of the inputs in order, ``sizes`` of the symbolic extents, and the shapes of the
     sparse operand, of the output and of the sums before the epilogue. ``library`` is the dense
-    peer's, "torch" if any array is torch's. ``inputs`` and ``result`` check arrays of those shapes
-    on a CPU.
+    peer's, "torch" if any array is torch's. ``inputs``, ``result`` and ``gate`` check arrays of
+    those shapes on a CPU.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -50,67 +51,75 @@ class Layout:
     key: tuple[object, ...]
     inputs: tuple[Argument, ...]
     result: Argument
+    gate: Gate
 
 
 class Bound(NamedTuple):
     """The checked arrays of one call: ``tensors`` are what compiled functions take, by name,
-    ``arrays`` what the caller passed, ``packed`` the packed operands among them."""
+    ``arrays`` what the caller passed, ``packed`` the packed operands among them. ``result``: the
+    caller's, if it was checked too."""
 
     layout: Layout
     arrays: dict[str, Any]
     tensors: dict[str, Any]
     packed: dict[str, Any]
+    result: Any = None
 
 
 class Binder:
-    """Checks arrays against a program's signature; remembers the layouts that it has seen."""
+    """Checks arrays against a program's signature; remembers the layouts that it has seen.
 
-    def __init__(self, program: Program, owner: object) -> None:
-        self.program, self.owner = program, owner
+    ``look()`` gives the kernel of gates; without it all calls go the long way.
+    """
+
+    def __init__(
+        self, program: Program, owner: object, look: Callable[[], Look] | None = None
+    ) -> None:
+        self.program, self.owner, self._look = program, owner, look
         self._names = [p.name for p in program.inputs]
         self._layouts: dict[tuple[object, ...], Layout] = {}
-        self._last: tuple[Layout | None, tuple[type, ...], tuple[Any, ...]] = None, (), ()
+        self._last: tuple[Layout | None, tuple[type, ...], Sequence[tuple[str, Callable[[], Any]]]]
+        self._last = None, (), ()
 
-    def bind(self, given: Sequence[Any]) -> Bound:
-        """Check ``given`` against the inputs, in order.
+    def bind(self, given: Sequence[Any], out: Any = None) -> Bound:
+        """Check ``given`` against the inputs, in order, and the result ``out`` if that is quick.
 
         Raises
         ------
         ShapeError, DTypeError
             Another number of arrays, a wrong shape, dtype, device or layout; names the argument.
         """
-        bound = self._again(given)
+        bound = self._again(given, out)
         if bound is None:
             bound = self._anew(given)
         for lookup in self.program.lookups:
             self._check_lookup(lookup, bound.layout, bound.arrays)
         return bound
 
-    def _again(self, given: Sequence[Any]) -> Bound | None:
-        """``given`` if they are plain arrays of the last call's layout and kinds, which most calls
-        repeat; its packed operands are known to be."""
-        layout, kinds, weights = self._last
-        if layout is None or len(given) != len(kinds):
+    def _again(self, given: Sequence[Any], out: Any) -> Bound | None:
+        """``given`` if they are plain arrays of the last call's kinds, and its packed operands, in
+        a layout that is known."""
+        last, kinds, weights = self._last
+        if last is None or self._look is None or tuple(map(type, given)) != kinds:
             return None
         packed: dict[str, Any] = {}
-        arrays: dict[str, Any] = {}
-        for argument, kind_of, weight, array in zip(
-            layout.inputs, kinds, weights, given, strict=True
-        ):
-            if type(array) is not kind_of:
+        arrays = dict(zip(self._names, given))  # noqa: B905  (there are as many kinds)
+        for name, weight in weights:
+            held = arrays[name]
+            if weight() is not held:
                 return None
-            if weight is not None:
-                if weight() is not array:
-                    return None
-                packed[argument.name], array = array.packed, array.array
-            elif not argument.is_plain(array):
-                return None
-            arrays[argument.name] = array
-        return Bound(layout, arrays, arrays, packed)
+            packed[name], arrays[name] = held.packed, held.array
+        look = self._look()
+        if last.gate.opens(look, arrays.values(), out):
+            return Bound(last, arrays, arrays, packed, out)
+        other = self._layouts.get(_key(arrays))
+        if other is None or other is last or not other.gate.opens(look, arrays.values(), out):
+            return None
+        return Bound(other, arrays, arrays, packed, out)
 
     def _anew(self, given: Sequence[Any]) -> Bound:
         """``given`` checked from the start; remembers the layout, the arrays' kinds, and packed
-        operands whose originals are plain arrays."""
+        operands, if all arrays are plain ones."""
         self._check_number(given)
         packed: dict[str, Any] = {}
         arrays: dict[str, Any] = {}
@@ -122,11 +131,10 @@ class Binder:
         layout = self._layout(arrays)
         tensors = {a.name: a.take(arrays[a.name]) for a in layout.inputs}
         # Plain arrays are passed on as they are. Weights are not kept alive from here.
-        plain = all(tensors[name] is arrays[name] for name in packed)
-        if plain:
+        if layout.gate.useful and all(tensors[name] is arrays[name] for name in arrays):
             pairs = zip(arrays, given, strict=True)
-            weights = [ref(array) if name in packed else None for name, array in pairs]
-            self._last = layout, tuple(map(type, given)), tuple(weights)
+            weights = [(name, ref(array)) for name, array in pairs if name in packed]
+            self._last = layout, tuple(map(type, given)), weights
         return Bound(layout, arrays, tensors, packed)
 
     def layout_of(self, sizes: Mapping[str, int], library: str) -> Layout:
@@ -136,6 +144,8 @@ class Binder:
         self._check_groups(dict(zip(self._names, shapes, strict=True)))
         output, inputs = program.output, zip(program.inputs, shapes, strict=True)
         shape = resolve(output.shape, sizes)
+        checks = tuple(Argument(p.name, p.dtype, s) for p, s in inputs)
+        result = Argument(output.name, output.dtype, shape, writable=True)
         return Layout(
             shapes=shapes,
             sizes=dict(sizes),
@@ -144,8 +154,9 @@ class Binder:
             sums=resolve(program.sums.shape, sizes),
             library=library,
             key=(*shapes, library),
-            inputs=tuple(Argument(p.name, p.dtype, s) for p, s in inputs),
-            result=Argument(output.name, output.dtype, shape, writable=True),
+            inputs=checks,
+            result=result,
+            gate=Gate(checks, result),
         )
 
     def _check_number(self, given: Sequence[Any]) -> None:
@@ -181,7 +192,7 @@ class Binder:
             raise ShapeError(mismatch(what, expected, f"{packed.name} of another call of pack"))
 
     def _layout(self, arrays: Mapping[str, Any]) -> Layout:
-        key = tuple([(type(a), getattr(a, "shape", None)) for a in arrays.values()])
+        key = _key(arrays)
         layout = self._layouts.get(key)
         if layout is None:
             sizes = self._sizes(arrays)  # first, because it names what is no array
@@ -204,6 +215,11 @@ class Binder:
         return sizes
 
 
+def _key(arrays: Mapping[str, Any]) -> tuple[object, ...]:
+    """What a layout is known by."""
+    return tuple([(type(a), getattr(a, "shape", None)) for a in arrays.values()])
+
+
 def told_pattern(program: Program, arrays: Mapping[str, Any], sparsity: Any) -> Any:
     """What tells the pattern: ``sparsity``, or if that is None the operand that tells it itself.
 
@@ -212,10 +228,12 @@ def told_pattern(program: Program, arrays: Mapping[str, Any], sparsity: Any) -> 
     ShapeError
         Neither is there.
     """
+    if sparsity is not None:
+        return sparsity
     spec, con = program.spec, program.contraction
-    if sparsity is None and isinstance(spec, Values):
+    if isinstance(spec, Values):
         sparsity = arrays.get(program.operand)
-    if sparsity is None and isinstance(spec, Groups) and con:
+    elif isinstance(spec, Groups) and con:
         sparsity = arrays.get(con.group)
     if sparsity is None:
         what = f"an array for {type(spec).__name__}"

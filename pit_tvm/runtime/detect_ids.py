@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
+import tvm_ffi
 
 from ..errors import AxisError, DTypeError, ShapeError, mismatch
 from ..structs import Groups, Index, Lengths, MicroTile, Rows, SparsitySpec
 from . import detect_slices
+from .argument import pattern_array
+from .arrays import kind
 from .detect_plan import Build, capacity_of, check_micro_tile
 from .detect_workspace import Array, Take, Workspace, flat_view, fresh
 
@@ -25,14 +28,12 @@ MAX_PARTS = 16
 
 @dataclass(frozen=True)
 class _Memory:
-    """What one detection writes: the index, its lists as a vector, a flag for bad input, and where
-    the parts of groups start."""
+    """What one detection writes: the index, a flag for bad input, and all of it as the kernel takes
+    it, with scratch memory."""
 
     index: Index
-    lists: Array
-    count: Array
     bad: Array
-    starts: Array
+    tensors: tuple[Any, ...]
 
 
 class SliceCall:
@@ -52,99 +53,120 @@ class SliceCall:
     ) -> None:
         self.rows = _rows_of(spec, shape, micro_tile)
         self._spec, self._kernel, self._checked = spec, kernel, checked
-        self._kernels: dict[object, Kernel] = {}
         self._operand, self._groups, self._parts = micro_tile.operand, 1, 0
+        self._cumulative = isinstance(spec, Lengths) and spec.cumulative
+        # By type of array: the element type and the kernel of what a kernel took as it was.
+        self._plain: dict[type, tuple[Any, Kernel]] = {}
+        self._template: Callable[..., Any] = detect_slices.copy_rows
+        self._options: tuple[bool, ...] = ()
         what = "row ids"
-        self._run: Callable[[Array, Any, _Memory], None] = self._of_rows
         if isinstance(spec, Lengths):
-            what, self._run = "cu_seqlens" if spec.cumulative else "lengths", self._of_lengths
-            self._cumulative = spec.cumulative
+            what = "cu_seqlens" if spec.cumulative else "lengths"
+            self._template, self._options = detect_slices.expand_lengths, (self._cumulative,)
         elif isinstance(spec, Groups):
-            what, self._run = "group ids", self._of_groups
             self._groups = spec.num_groups
             self._parts = min(MAX_PARTS, -(-self.rows // PART_ROWS)) or 1
+            what, self._template = "group ids", detect_slices.split_groups
+            self._options = (self._parts > 1,)
         self._argument = f"sparsity of {self._operand} ({what})"
 
     def index(
         self, value: Any, workspace: Workspace | None = None, *, deterministic: bool = False
     ) -> Index:
         """The index of the slices that ``value`` names; ``deterministic`` sorts row ids."""
-        ids, flat = self._vector(value)
         make = self._memory
         memory = make(fresh) if workspace is None else workspace.keep(self, make)
-        self._run(ids, flat, memory)
+        if not self._quick(value, memory):
+            self._long(value, memory)
         if deterministic and isinstance(self._spec, Rows):
-            memory.lists[: ids.size].sort()
+            memory.index.ids[0, : memory.index.count[0]].sort()
         return memory.index
 
     def _memory(self, take: Take) -> _Memory:
         lists = take(f"{self._operand} ids", (self._groups, capacity_of(self.rows)), INT32)
         count = take(f"{self._operand} count", (self._groups,), INT32)
         bad = take("bad", (1,), INT32)
-        starts = take("starts", (self._parts * self._groups,), INT32)
-        return _Memory(Index(lists, count), lists.reshape(-1), count, bad, starts)
+        written = [lists.reshape(-1), count, bad]
+        if isinstance(self._spec, Groups):
+            written.insert(2, take("starts", (self._parts * self._groups,), INT32))
+        index = Index(lists, count, (_tensor(lists), _tensor(count)))
+        return _Memory(index, bad, tuple(map(_tensor, written)))
 
-    def _of_rows(self, ids: Array, flat: Any, memory: _Memory) -> None:
-        if ids.size > self.rows:
-            advice = "an id must not occur twice"
-            raise ShapeError(mismatch(self._argument, f"at most {self.rows} ids", ids.size, advice))
-        if self._checked:
-            _check_repeats(self._argument, ids)
-        kernel = self._kernel_for(ids, detect_slices.copy_rows)
-        kernel(flat, memory.lists, memory.count, memory.bad, ids.size, self.rows)
-        if memory.bad[0]:
-            self._refuse(ids, (ids < 0) | (ids >= self.rows), f"ids from 0 to {self.rows - 1}")
+    def _quick(self, value: Any, memory: _Memory) -> bool:
+        """Whether the kernel takes ``value``, if another like it was plain, and finds no fault."""
+        dtype, kernel = self._plain.get(type(value), (None, None))
+        if kernel is None or value.dtype is not dtype:
+            return False
+        shape = value.shape
+        args = self._sizes(shape[0]) if len(shape) == 1 else None
+        if args is None:
+            return False
+        try:
+            kernel(value, *memory.tensors, *args)
+        except (BufferError, RuntimeError, TypeError, ValueError):  # of another layout or device
+            return False
+        return not memory.bad[0]
 
-    def _of_lengths(self, given: Array, flat: Any, memory: _Memory) -> None:
-        cumulative, rows = self._cumulative, self.rows
-        batch = given.size - 1 if cumulative else given.size
-        if batch < 0 or (rows % batch if batch else rows):
-            expected = f"a number of sequences that divides {rows} rows"
-            raise ShapeError(mismatch(self._argument, expected, f"{max(batch, 0)} sequences"))
-        padded = rows // batch if batch else 0
-        kernel = self._kernel_for(given, detect_slices.expand_lengths, cumulative)
-        kernel(flat, memory.lists, memory.count, memory.bad, batch, padded)
-        if memory.bad[0]:
-            if cumulative and given[0] != 0:
-                expected = "running sums that start at 0"
-                raise ShapeError(mismatch(self._argument, expected, given[0]))
-            lengths = np.diff(given.astype(np.int64)) if cumulative else given
-            self._refuse(lengths, (lengths < 0) | (lengths > padded), f"0 to {padded} rows")
-
-    def _of_groups(self, given: Array, flat: Any, memory: _Memory) -> None:
-        groups, rows = self._groups, self.rows
-        if given.size != rows:
-            raise ShapeError(mismatch(self._argument, f"{rows} ids", given.size))
-        kernel = self._kernel_for(given, detect_slices.split_groups, self._parts > 1)
-        capacity = capacity_of(rows)
-        vectors = (memory.lists, memory.count, memory.starts, memory.bad)
-        kernel(flat, *vectors, rows, groups, capacity, self._parts)
-        if memory.bad[0]:
-            outside = (given < -1) | (given >= groups)
-            self._refuse(given, outside, f"ids from -1 (dead) to {groups - 1}")
-
-    def _kernel_for(self, ids: Array, template: Callable[..., Any], *options: bool) -> Kernel:
-        """The kernel of a template for this width of ids."""
-        key = (ids.dtype, options)
-        kernel = self._kernels.get(key)
-        if kernel is None:
-            build = partial(template, ID_BITS[ids.dtype], *options)
-            kernel = self._kernels[key] = self._kernel(build)
-        return kernel
-
-    def _vector(self, value: Any) -> tuple[Array, Any]:
-        """The ids as a contiguous vector, and the same as a kernel takes it."""
-        if type(value) is np.ndarray and value.ndim == 1 and value.dtype in ID_BITS:
-            if value.size and value.flags.carray:
-                return value, value
-        ids = np.ascontiguousarray(value)
+    def _long(self, value: Any, memory: _Memory) -> None:
+        """The same for anything, with errors that say what is wrong."""
+        given = pattern_array(np.asarray(value) if isinstance(value, int) else value)
+        ids = np.ascontiguousarray(given)
         if ids.dtype not in ID_BITS:
             raise DTypeError(mismatch(self._argument, "int32 or int64", ids.dtype))
-        if np.ndim(value) != 1:
-            raise ShapeError(mismatch(self._argument, "one dimension", f"shape {np.shape(value)}"))
-        return ids, flat_view(self._argument, ids, ids.dtype)
+        if given.ndim != 1:
+            raise ShapeError(mismatch(self._argument, "one dimension", f"shape {given.shape}"))
+        args = self._sizes(ids.size)
+        if args is None:
+            self._refuse_size(ids.size)
+        elif self._checked and isinstance(self._spec, Rows):
+            _check_repeats(self._argument, ids)
+        kernel = self._kernel(partial(self._template, ID_BITS[ids.dtype], *self._options))
+        kernel(flat_view(self._argument, ids, ids.dtype), *memory.tensors, *args)
+        if memory.bad[0]:
+            self._refuse_ids(ids)
+        if not (self._checked or isinstance(value, (list, tuple, int)) or kind(value) == "dlpack"):
+            self._plain[type(value)] = value.dtype, kernel
 
-    def _refuse(self, given: Array, outside: Array, expected: str) -> None:
+    def _sizes(self, size: int) -> tuple[int, ...] | None:
+        """The kernel's last arguments for ``size`` entries; None if there cannot be so many."""
+        spec, rows = self._spec, self.rows
+        if isinstance(spec, Rows):
+            return (size, rows) if size <= rows else None
+        if isinstance(spec, Groups):
+            sizes = (rows, self._groups, capacity_of(rows), self._parts)
+            return sizes if size == rows else None
+        batch = size - self._cumulative
+        if batch > 0:
+            return (batch, rows // batch) if rows % batch == 0 else None
+        return None if batch or rows else (0, 0)
+
+    def _refuse_size(self, size: int) -> NoReturn:
+        rows, advice = self.rows, ""
+        if isinstance(self._spec, Rows):
+            expected, got, advice = f"at most {rows} ids", str(size), "an id must not occur twice"
+        elif isinstance(self._spec, Groups):
+            expected, got = f"{rows} ids", str(size)
+        else:
+            expected = f"a number of sequences that divides {rows} rows"
+            got = f"{max(size - self._cumulative, 0)} sequences"
+        raise ShapeError(mismatch(self._argument, expected, got, advice))
+
+    def _refuse_ids(self, ids: Array) -> NoReturn:
+        """Raise ShapeError about the first wrong one."""
+        rows, groups = self.rows, self._groups
+        if isinstance(self._spec, Rows):
+            self._refuse(ids, (ids < 0) | (ids >= rows), f"ids from 0 to {rows - 1}")
+        if isinstance(self._spec, Groups):
+            outside = (ids < -1) | (ids >= groups)
+            self._refuse(ids, outside, f"ids from -1 (dead) to {groups - 1}")
+        if self._cumulative and ids[0] != 0:
+            expected = "running sums that start at 0"
+            raise ShapeError(mismatch(self._argument, expected, ids[0]))
+        lengths = np.diff(ids.astype(np.int64)) if self._cumulative else ids
+        padded = rows // len(lengths)
+        self._refuse(lengths, (lengths < 0) | (lengths > padded), f"0 to {padded} rows")
+
+    def _refuse(self, given: Array, outside: Array, expected: str) -> NoReturn:
         """Raise ShapeError about the first offender."""
         place = int(np.flatnonzero(outside)[0])
         raise ShapeError(mismatch(self._argument, expected, f"{given[place]} at position {place}"))
@@ -163,6 +185,11 @@ def _rows_of(spec: SparsitySpec, shape: tuple[int, ...], micro_tile: MicroTile) 
         expected = f"dimension {spec.dim} of {spec}"
         raise AxisError(mismatch("micro_tile.dim", expected, micro_tile.dim))
     return shape[micro_tile.dim]
+
+
+def _tensor(array: Array) -> Any:
+    """Memory that is used again in the form that compiled functions take soonest."""
+    return tvm_ffi.from_dlpack(array) if array.size else array
 
 
 def _check_repeats(argument: str, ids: Array) -> None:

@@ -8,13 +8,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import tvm_ffi
 
 from ..errors import BackendUnavailable, ShapeError, UnsupportedTarget, mismatch
 from ..memory import aligned_empty
 from ..remember import remember
-from ..structs import BitMask, Candidate, Index, Plan
+from ..structs import BitMask, Candidate, Grid, Index, Plan
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
+from .argument import pattern_array
 from .arrays import as_numpy, as_tensor, check_overlap, empty_like_kind
 from .bind import Binder, Bound, PackedOperand, told_pattern
 from .detect import Detector
@@ -65,7 +67,7 @@ class Dispatcher:
         self.program, self.target = program, target
         self.deterministic = deterministic
         self.kernels = Kernels(program, target, cache)
-        self.binder = Binder(program, self)
+        self.binder = Binder(program, self, lambda: self.kernels.look)
         self.planner = Planner(program, target, store, library=library)
         self.sampler = Sampler(program)
         self.launcher = Launcher(program, self.kernels, dead)
@@ -87,13 +89,13 @@ class Dispatcher:
 
         ``choose`` picks the candidate of a plan that runs (None: the cheapest).
         """
-        bound, fresh = self.binder.bind(arrays), out is None
+        bound, fresh = self.binder.bind(arrays, out), out is None
         out, target = self._output(bound, out)
         value = self._value(bound, sparsity)
         if clock is not None:
             clock.lap()
         plan, index = self._plan(bound, value, clock, choose, self._loose(fresh))
-        if 0 in target.shape:
+        if not bound.layout.result.filled:
             return out, None
         if self.program.mask:  # detection has checked its shape and type
             mask = as_tensor("sparsity", value, dtype="uint8", shape=value.shape)
@@ -110,9 +112,9 @@ class Dispatcher:
         if choice.kind == "dense" and self.program.writes and not self._loose(out is None):
             expected = "a candidate that writes live parts of the output only"
             raise ShapeError(mismatch("choice", expected, "dense"))
-        bound = self.binder.bind(arrays)
+        bound = self.binder.bind(arrays, out)
         out, target = self._output(bound, out)
-        if 0 not in target.shape:
+        if bound.layout.result.filled:
             value = self._value(bound, sparsity)
             self.launcher.launch(choice, self._index(bound, value, choice), bound, target)
         return out
@@ -147,9 +149,10 @@ class Dispatcher:
         tensor = as_tensor(name, array, dtype=param.dtype, shape=shape)
         shape = self.kernels.packed_shape(tuple(tensor.shape))
         packed = aligned_empty(shape, con.accumulator, lasting=True)
-        if packed.size:
-            self.kernels.pack()(tensor, packed)
-        return PackedOperand(name, array, packed, self)
+        if not packed.size:
+            return PackedOperand(name, array, packed, self)
+        self.kernels.pack()(tensor, packed)
+        return PackedOperand(name, array, tvm_ffi.from_dlpack(packed), self)
 
     def _shared(self, other: PackedOperand) -> PackedOperand:
         """What another dispatcher packed, if this one would pack the same."""
@@ -175,14 +178,19 @@ class Dispatcher:
         if out is None:
             like = bound.arrays[self.program.gathered]
             out = empty_like_kind(like, result.shape, result.dtype)
-            return out, result.take(out)
+            # right already, but what DLPack cannot express
+            right = result.filled and result.dtype != "bfloat16"
+            return out, out if right else result.take(out)
+        if bound.result is not None:
+            return out, bound.result
         tensor = result.take(out)
         check_overlap(result.name, out, bound.arrays)
         return out, tensor
 
     def _value(self, bound: Bound, sparsity: Any) -> Any:
-        """The array that tells the pattern, as numpy's."""
-        return _pattern_array(told_pattern(self.program, bound.arrays, sparsity))
+        """What tells the pattern: of slices as it is, else as numpy's."""
+        told = told_pattern(self.program, bound.arrays, sparsity)
+        return pattern_array(told) if self.program.spec.promises_zero else told
 
     # -- detect and select
 
@@ -227,7 +235,7 @@ class Dispatcher:
         if program.contraction is None:
             return self._exact(bound, value, program.routes)
         densities = self.detector.sample(program.spec, value, shape)
-        return self.sampler.pattern(densities.tolist(), self._live_rows(value)), None, {}
+        return self.sampler.pattern(densities.tolist(), *self._live_shares(value)), None, {}
 
     def _exact(
         self, bound: Bound, value: Any, routes: Sequence[Route]
@@ -251,7 +259,7 @@ class Dispatcher:
         return self._pattern(bound, value)[1]
 
     def _detect(self, bound: Bound, value: Any, micro_tile: Any, fresh: bool = False) -> Index:
-        return self.detector.detect(
+        index = self.detector.detect(
             self.program.spec,
             value,
             bound.layout.operand,
@@ -259,40 +267,30 @@ class Dispatcher:
             deterministic=self.deterministic,
             workspace=None if fresh else self.launcher.workspace(),
         )
+        if micro_tile.also is None:
+            return index
+        return replace(index, also=self._detect(bound, value, micro_tile.also, fresh=True))
 
-    def _live_rows(self, value: np.ndarray) -> float:
-        """Share of rows with any live element, from a few of them."""
+    def _live_shares(self, value: np.ndarray) -> tuple[float, float]:
+        """Share of rows with any live element, from a few of them, and of a `Grid` that of lines
+        beside them, which its live rows share; else 1."""
         con, spec = self.program.contraction, self.program.spec
         axes = con.axes_of(self.program.operand) if con else ()
         if con is None or isinstance(spec, BitMask) and axes[-1] == con.row:
-            return 1.0
+            return 1.0, 1.0
         row, beside = axes.index(con.row), axes.index(self.program.beside)
         step = max(1, value.shape[row] // _SAMPLED_ROWS)
         lines = value[(*[slice(None)] * row, slice(step // 2, None, step))]
-        live = np.logical_or.reduce(lines, axis=beside)
-        return np.count_nonzero(live) / live.size if live.size else 0.0
+        return _live(lines, beside), _live(lines, row) if isinstance(spec, Grid) else 1.0
+
+
+def _live(lines: np.ndarray, axis: int) -> float:
+    """Share of ``lines`` along ``axis`` with any live element; 0 if there are none."""
+    live = np.logical_or.reduce(lines, axis=axis)
+    return np.count_nonzero(live) / live.size if live.size else 0.0
 
 
 def _check_sizes(sizes: dict[str, int]) -> None:
     for name, size in sizes.items():
         if not isinstance(size, int) or size < 0:
             raise ShapeError(mismatch(f"size {name}", "an integer of at least 0", repr(size)))
-
-
-def _pattern_array(sparsity: Any) -> np.ndarray:
-    """What the caller passed for the pattern, as a numpy array of the same memory.
-
-    Raises
-    ------
-    DTypeError, ShapeError
-        It is no array, not on the CPU, or a ragged list.
-    """
-    if type(sparsity) is np.ndarray:
-        return sparsity
-    if isinstance(sparsity, (list, tuple)):
-        try:
-            array = np.asarray(sparsity)
-        except ValueError as error:
-            raise ShapeError(mismatch("sparsity", "a rectangular list", "a ragged one")) from error
-        return array if array.size else array.astype(np.int64)
-    return as_numpy(sparsity, "sparsity")

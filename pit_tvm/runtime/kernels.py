@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import tvm
@@ -23,6 +23,8 @@ from ..transform.insert_sread_swrite import SparseForm, insert_sread_swrite
 from ..transform.pipeline import lower
 from ..transform.split_epilogue import dead_value, split_epilogue
 from ..transform.unalign import unalign
+from .detect_plan import kernel_name
+from .gate import look_at
 from .kernel_cache import KernelCache, content_key
 from .program import Program
 
@@ -118,6 +120,12 @@ class Kernels:
         """Shape of the packed form of a dense operand of ``shape``."""
         con = self._contraction()
         return tuple(int(e) for e in packed_shape(con, list(shape), lanes_of(self.target.isa)))
+
+    @cached_property
+    def look(self) -> Kernel:
+        """The kernel of gates: see `gate.look_at`."""
+        build = partial(look_at)
+        return self.for_detection(kernel_name(build), build, None)
 
     def for_detection(self, name: str, build: Callable[[], tvm.IRModule], _: Any) -> Kernel:
         """A detection kernel, kept in the same cache."""

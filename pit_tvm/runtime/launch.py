@@ -95,7 +95,7 @@ class Launcher:
             tensors = bound.tensors
             if dense is not None:
                 tensors = {**tensors, dense: self._packed(bound, dense)}
-            kernel(*map(tensors.__getitem__, names), index.ids, index.count, out)
+            kernel(*map(tensors.__getitem__, names), *index.arguments, out)
 
         return run
 
@@ -111,7 +111,7 @@ class Launcher:
                 self._packed(bound, n) if con and n == con.dense else bound.tensors[n]
                 for n in names
             ]
-            kernel(*inputs, index.ids, index.count, sums)
+            kernel(*inputs, *index.arguments, sums)
             self._finish(epilogue, sums, bound, out)
 
         return run

@@ -39,9 +39,12 @@ class Sampler:
         routes = program.routes if program.spec.promises_zero else ()
         self._readings = [_reading(program, route.micro_tile) for route in routes]
 
-    def pattern(self, densities: Sequence[float], rows_live: float) -> Pattern:
-        """Pattern of a mask from sampled covered densities (``Detector.sample``) and live rows."""
-        known = (*densities, rows_live, 1.0)
+    def pattern(
+        self, densities: Sequence[float], rows_live: float, beside_live: float = 1.0
+    ) -> Pattern:
+        """Pattern of a mask from sampled covered densities (``Detector.sample``), live rows, and
+        what lives along the axis beside them."""
+        known = (*densities, beside_live, rows_live, 1.0)
 
         def covered() -> _Covered:
             return tuple([read(known) for read in self._readings])
@@ -56,6 +59,8 @@ def _reading(program: Program, micro_tile: MicroTile) -> Callable[[Sequence[floa
         return itemgetter(-1)
     axes = con.axes_of(micro_tile.operand)
     row, beside = axes.index(con.row), axes.index(program.beside)
+    if micro_tile.also is not None:
+        return lambda known: known[-2] * known[-3]
     if extents[beside] == 0:
         return itemgetter(-2)
     pair = (extents[row], extents[beside])

@@ -148,7 +148,7 @@ class _Facts:
         return select.Route(
             micro_tile=micro,
             family=route.family,
-            index_bytes=self._index_bytes(micro),
+            index_bytes=self._index_bytes(micro) * (1 if micro.also is None else 2),
             slots=slots,
             entries=size,
             entry_m=m,

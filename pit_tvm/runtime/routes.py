@@ -12,7 +12,7 @@ from ..analysis.contraction import Contraction, contraction_of
 from ..analysis.pit_axis import pit_axes
 from ..errors import AxisError, mismatch
 from ..schedules.contraction_space import BLOCKS, DEPTH, MICRO_DEPTH, MICRO_ROWS, ROWS
-from ..structs import BitMask, BlockMask, Mask, MicroTile, SparsitySpec
+from ..structs import BitMask, BlockMask, Grid, Mask, MicroTile, SparsitySpec
 from ..transform.insert_sread_swrite import operand_axes
 from ..transform.unalign import is_buffer
 
@@ -55,7 +55,20 @@ def read_routes(
             continue
         for family, extents in _micro_tiles(con, spec, dim, axis, len(axes)):
             out.append(Route(MicroTile(operand, axis, dim, extents), family, reduces))
+    if isinstance(spec, Grid) and con is not None:
+        out += _both_axes(con, out)
     return out
+
+
+def _both_axes(con: Contraction, routes: list[Route]) -> list[Route]:
+    """Rows and depth gathered at once, each by one list, of an operand of these two axes."""
+    along = {route.micro_tile.axis for route in routes}
+    if not {con.row, con.reduce} <= along:
+        return []
+    depth, row = con.sparse_axes.index(con.reduce), con.sparse_axes.index(con.row)
+    whole = tuple(int(dim == depth) for dim in range(2))
+    also = MicroTile(con.sparse, con.reduce, depth, whole)
+    return [Route(MicroTile(con.sparse, con.row, row, whole[::-1], also), ROWS, False)]
 
 
 def output_contraction(func: tirx.PrimFunc, spec: SparsitySpec) -> Contraction:

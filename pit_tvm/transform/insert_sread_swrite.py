@@ -30,7 +30,8 @@ GROUP = "group"
 class SparseForm:
     """How an operator is rewritten.
 
-    ``tile``: positions on the PIT axis to a tile. ``maps``: further axes that the schedule wants
+    ``tile``: positions on the PIT axis to a tile, ``also`` on the other axis of a micro-tile that
+    has two. ``maps``: further axes that the schedule wants
     tiled or padded. ``staged`` and ``packed``: see :class:`~.axis_map.Remap`. ``groups``: number
     of groups, and the operand that holds each slice's group, whose loads become the group itself.
     ``padded``: every operand on the PIT axis is staged, so zeros stand behind the live positions.
@@ -43,6 +44,7 @@ class SparseForm:
     packed: Mapping[str, Packed] = field(default_factory=dict)
     groups: tuple[int, str] | None = None
     padded: bool = False
+    also: TileSizes = 1
 
 
 def insert_sread_swrite(
@@ -51,7 +53,8 @@ def insert_sread_swrite(
     """The sparse form of ``func`` for the operand and axis of ``micro_tile``.
 
     Two parameters come before the output: ``ids`` int32 ``[*slots, capacity]`` and ``count`` int32
-    ``[*slots]`` (see :class:`~pit_tvm.structs.Index`). Results:
+    ``[*slots]`` (see :class:`~pit_tvm.structs.Index`); behind them come those of a second axis, one
+    list, if the micro-tile has one. Results:
 
     * reduction axis: every output is written, from the live terms only;
     * spatial axis: only the live slices of the output are written, and in slots along another
@@ -62,12 +65,16 @@ def insert_sread_swrite(
     Raises
     ------
     AxisError
-        The axis is not permutation invariant, or a dimension cannot be cut into slots.
+        An axis is not permutation invariant, a dimension cannot be cut into slots, or a second
+        axis is none of the operand's others.
     ShapeError
         The micro-tile's rank is not the operand's.
     """
     info = main_block(func, micro_tile.operand)
     _check(func, info, micro_tile)
+    if micro_tile.also is not None:
+        _check_also(micro_tile, micro_tile.also)
+        _check(func, info, micro_tile.also)
     return _Builder(func, info, micro_tile, form).build()
 
 
@@ -119,6 +126,21 @@ def _check(func: tirx.PrimFunc, info: BlockInfo, micro_tile: MicroTile) -> None:
         raise AxisError(mismatch(f"axis {micro_tile.axis}", "a PIT axis", f"none: {why}"))
 
 
+def _check_also(micro_tile: MicroTile, also: MicroTile) -> None:
+    """The second axis is another one of the same operand, with one list, and no third follows."""
+    apart = also.dim != micro_tile.dim and also.axis != micro_tile.axis
+    if also.operand != micro_tile.operand or not apart or sum(also.extents) > 1 or also.also:
+        expected = f"one list of another axis of {micro_tile.operand}"
+        raise AxisError(mismatch("micro_tile.also", expected, f"{also} on {also.axis}"))
+
+
+def _lists(suffix: str, shape: list[Expr]) -> tuple[ir.Var, ir.Var]:
+    """Parameters of an index: lists and how much of them lives."""
+    capacity = tirx.Var(f"capacity{suffix}", "int32")
+    ids = parameter(f"ids{suffix}", [*shape, capacity], "int32")
+    return ids, parameter(f"count{suffix}", shape, "int32")
+
+
 class _Builder:
     def __init__(
         self, func: tirx.PrimFunc, info: BlockInfo, micro_tile: MicroTile, form: SparseForm
@@ -137,9 +159,7 @@ class _Builder:
             number, operand = self.form.groups
             extra, names, shape = (Part(GROUP, number),), [GROUP], [number]
             overrides = {operand: lambda v: v[GROUP]}
-        capacity = tirx.Var("capacity", "int32")
-        ids = parameter("ids", [*shape, capacity], "int32")
-        count = parameter("count", shape, "int32")
+        ids, count = _lists("", shape)
 
         def slot_of(v: Vars) -> list[Expr]:
             return [v[name] for name in names] or [tirx.const(0, "int32")]
@@ -147,10 +167,13 @@ class _Builder:
         axis = self.micro_tile.axis
         tile, needs, padded = self.form.tile, tuple(names), self.form.padded
         self.maps[axis] = index_map(axis, ids, count, tile, slot_of, extra, needs, padded=padded)
+        lists: tuple[ir.Var, ...] = (ids, count)
+        if self.micro_tile.also is not None:
+            lists += self._also(self.micro_tile.also.axis)
         spec = Remap(
             main=self.info.name,
             maps=self.maps,
-            index_params=(ids, count),
+            index_params=lists,
             staged=self.form.staged,
             stage_dtype=self.form.stage_dtype,
             packed=self.form.packed,
@@ -158,6 +181,14 @@ class _Builder:
             accumulate=self.accumulate,
         )
         return remap_axes(self.func, spec)
+
+    def _also(self, axis: str) -> tuple[ir.Var, ir.Var]:
+        """One more list, of the live positions on ``axis``."""
+        ids, count = _lists(f"_{axis}", [1])
+        tile, padded = self.form.also, self.form.padded
+        zero: list[Expr] = [tirx.const(0, "int32")]
+        self.maps[axis] = index_map(axis, ids, count, tile, lambda _: zero, padded=padded)
+        return ids, count
 
     def _slots(self) -> list[tuple[str, Expr]]:
         """Iterator and extent of every slot dimension, in the order of the operand's dimensions."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import pit_tvm
 from pit_tvm import op
-from pit_tvm.structs import BitMask, BlockMask, Mask, SparsitySpec, Values
+from pit_tvm.structs import BitMask, BlockMask, Candidate, Grid, Mask, Plan, SparsitySpec, Values
 from pit_tvm.target import runs_here
 from tests.api.cases import LEGAL, MATMUL, Legal
 from tests.api.patterns import PATTERNS, zero_pattern
@@ -20,6 +20,7 @@ from tests.api.running import (
     compiled,
     empty_database,
     every_candidate,
+    poison,
     random_array,
     random_inputs,
     result_dtype,
@@ -128,6 +129,50 @@ def test_every_tile_of_the_shipped_records_gives_the_dense_result(
 ) -> None:
     operator = pit_tvm.compile(op.linear(None, 71, 131), sparse={"lhs": Mask()})
     check_linear(operator, 97, rng)
+
+
+def on_both_axes(plan: Plan) -> Candidate:
+    """The first candidate that gathers rows and columns."""
+    return next(c for c in plan.candidates if c.micro_tile and c.micro_tile.also)
+
+
+@pytest.mark.parametrize(
+    ("legal", "dtype", "apply_mask"),
+    [(LEGAL[0], "float32", False), (LEGAL[5], "bfloat16", False), (LEGAL[2], "int8", True)],
+    ids=str,
+)
+def test_live_rows_and_columns_are_gathered_at_once(
+    legal: Legal, dtype: str, apply_mask: bool, rng: np.random.Generator
+) -> None:
+    case, operand = legal.case, legal.operand
+    operator = compiled(case, dtype, operand, Grid(), apply_mask=apply_mask)
+    for shares in ((0.4, 0.3), (0.0, 0.5), (0.5, 0.0), (1.0, 1.0), (0.05, 0.05)):
+        arrays = random_inputs(case, dtype, rng)
+        shape = arrays[operand].shape
+        mask = np.outer(*(rng.random(s) < share for s, share in zip(shape, shares, strict=True)))
+        live = np.where(mask, arrays[operand], 0).astype(arrays[operand].dtype)
+        truth = truth_of(case, {**arrays, operand: live})
+        if not apply_mask:
+            arrays[operand] = live
+        out = poison(truth.shape, result_dtype(dtype))
+        run = operator._dispatcher.run
+        _, plan = run(list(arrays.values()), mask, out, choose=on_both_axes)
+        assert plan is not None and "*x1" in str(plan.choice) and "1x*" in str(plan.choice)
+        assert_close(out, truth, f"{shares} of {shape}")
+
+
+def test_selection_gathers_both_axes_where_few_rows_and_few_columns_live() -> None:
+    operator = pit_tvm.compile(
+        op.matmul(None, 1024, 1024), sparse={"lhs": Grid()}, database=empty_database()
+    )
+    lives = np.random.default_rng(2).random((2, 1024))
+    chosen = []
+    for rows, columns in ((0.3, 0.3), (0.3, 1.0), (1.0, 1.0)):
+        mask = np.outer(lives[0] < rows, lives[1] < columns)
+        plan = operator.explain(sparsity=mask, sizes={"m": 1024})
+        assert on_both_axes(plan).covered == pytest.approx(rows * columns, abs=0.1)
+        chosen.append(str(plan.choice.micro_tile) if plan.choice.micro_tile else "dense")
+    assert chosen == ["1x* and *x1", "1x*", "dense"]
 
 
 def check_linear(operator: pit_tvm.Operator, m: int, rng: np.random.Generator) -> None:

@@ -8,19 +8,26 @@ from weakref import ref
 import numpy as np
 import pytest
 import torch
+import tvm
 from tvm import te
 
 from pit_tvm import op
 from pit_tvm.errors import DTypeError, ShapeError
 from pit_tvm.runtime.bind import Binder, PackedOperand, resolve
+from pit_tvm.runtime.gate import Look, look_at
 from pit_tvm.runtime.program import analyse
 from pit_tvm.structs import Groups, Mask, Rows
 
 
+@pytest.fixture(scope="module")
+def look() -> Look:
+    return tvm.compile(look_at(), target="llvm").mod.get_function("main")  # type: ignore[no-any-return]
+
+
 @pytest.fixture
-def binder() -> Binder:
+def binder(look: Look) -> Binder:
     """Of ``linear(m, 5, 7)``."""
-    return Binder(analyse(op.linear(None, 5, 7), {"lhs": Rows()}), owner="me")
+    return Binder(analyse(op.linear(None, 5, 7), {"lhs": Rows()}), "me", lambda: look)
 
 
 def arrays(m: int) -> list[np.ndarray]:
@@ -71,6 +78,25 @@ def test_plain_arrays_of_a_known_layout_are_checked_again(binder: Binder, torch_
         binder.bind([lhs, rhs])
     other = binder.bind(arrays(11) if torch_s else [torch.from_numpy(a) for a in arrays(11)])
     assert {first.layout.library, other.layout.library} == {"numpy", "torch"}
+
+
+@pytest.mark.parametrize("torch_s", [False, True])
+def test_layouts_that_take_turns_are_all_known(
+    binder: Binder, torch_s: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {m: [torch.from_numpy(a) if torch_s else a for a in arrays(m)] for m in (11, 12, 13)}
+    known = {m: binder.bind(given[m]).layout for m in (11, 12)}
+    monkeypatch.setattr(binder, "_anew", lambda _: None)
+    for m in (11, 12, 11, 11, 12):
+        out = np.empty((m, 5), np.float32)
+        bound = binder.bind(given[m], out)
+        assert bound.layout is known[m] and bound.result is out
+        assert binder.bind(given[m]).result is None
+        # What may not be written, or shares memory, goes the long way, which says so.
+        shared = given[m][0].reshape(-1)[: 5 * m].reshape(m, 5)
+        for wrong in (shared, np.empty((m, 6), np.float32), torch.empty(m, 5, requires_grad=True)):
+            assert binder._again(given[m], wrong) is None
+    assert binder._again(given[13], None) is None
 
 
 def test_known_packed_operand_is_taken_again_and_not_kept_alive(binder: Binder) -> None:

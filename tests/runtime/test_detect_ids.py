@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pit_tvm.errors import AxisError, DTypeError, ShapeError
 from pit_tvm.runtime.detect import Detector
+from pit_tvm.runtime.detect_ids import SliceCall
 from pit_tvm.structs import Groups, Lengths, MicroTile, Rows, SparsitySpec
 from pit_tvm.target import resolve_target
 from tests.runtime.detect_check import Guarded, check
@@ -132,6 +134,36 @@ def test_bad_ids_are_refused_by_name(
     with pytest.raises(error, match=f"(?s){text}"):
         detector.detect(spec, value, (8, 6), ROWS, workspace=memory)
     assert memory.intact
+
+
+PLAIN = {
+    Rows(): ([3, 1, 7], [3, 1, 8], [-1], [0] * 9),
+    Lengths(): ([4, 1], [5, 1], [1, -1], [1, 2, 3]),
+    Lengths(cumulative=True): ([0, 4, 5], [0, 5, 6], [1, 2, 3], [0, 1, 2, 3]),
+    Groups(2): ([0, 1, -1, 1, 0, 0, 1, 1], [2] * 8, [-2] * 8, [0] * 7),
+}
+
+
+@pytest.mark.parametrize("wrap", [np.asarray, torch.from_numpy])
+@pytest.mark.parametrize("spec", PLAIN, ids=str)
+def test_plain_ids_are_taken_as_they_are_and_checked_every_time(
+    detector: Detector, spec: SparsitySpec, wrap: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slices, memory = detector.slices(spec, (8, 6), ROWS), Guarded()
+    good, *bad = (np.array(ids) for ids in PLAIN[spec])
+    wanted = slices.index(good).ids.copy()
+    slices.index(wrap(good), memory)
+    with monkeypatch.context() as short:
+        short.delattr(SliceCall, "_long")
+        assert np.array_equal(slices.index(wrap(good), memory).ids, wanted)
+    for ids in (*bad, good.reshape(1, -1), good.astype(np.int16)):
+        with pytest.raises((ShapeError, DTypeError), match="^sparsity of lhs"):
+            slices.index(wrap(ids), memory)
+        assert memory.intact
+    frozen, spread = good.copy(), wrap(np.repeat(good, 2))[::2]
+    frozen.flags.writeable = False
+    for ids in (frozen, spread, wrap(good.astype(np.int32)), good.tolist(), wrap(good)):
+        assert np.array_equal(slices.index(ids, memory).ids, wanted)
 
 
 def test_repeated_row_ids_are_refused_by_a_checked_detector_only(detector: Detector) -> None:

@@ -11,7 +11,7 @@ from pit_tvm import op
 from pit_tvm.runtime.pattern import Pattern, Sampler, counted
 from pit_tvm.runtime.program import Program, analyse
 from pit_tvm.selection.cover import SAMPLE_EXTENTS, Cover
-from pit_tvm.structs import BlockMask, Mask, Rows, SparsitySpec
+from pit_tvm.structs import BlockMask, Grid, Mask, Rows, SparsitySpec
 
 
 def matmul(spec: SparsitySpec, **options: Any) -> Program:
@@ -28,6 +28,13 @@ def test_samples_become_covered_densities_of_the_routes() -> None:
     assert by_name == pytest.approx(
         {"1x32": densities[1, 32], "*x1": 0.9, "64x1": densities[64, 1]}
     )
+
+
+def test_rows_and_what_lives_beside_them_live_together() -> None:
+    found = Sampler(matmul(Grid())).pattern([0.5] * len(SAMPLE_EXTENTS), 0.8, 0.25)
+    assert found.covered == pytest.approx((0.8, 0.5, 0.5, 0.2))
+    other = Sampler(matmul(Grid())).pattern([0.5] * len(SAMPLE_EXTENTS), 0.8, 0.75)
+    assert other.key != found.key
 
 
 def test_densities_that_nobody_sampled_are_the_covers_estimates() -> None:

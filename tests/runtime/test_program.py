@@ -9,7 +9,17 @@ import pytest
 from pit_tvm import op
 from pit_tvm.errors import AxisError, ShapeError
 from pit_tvm.runtime.program import Product, analyse
-from pit_tvm.structs import BitMask, BlockMask, Groups, Lengths, Mask, Rows, SparsitySpec, Values
+from pit_tvm.structs import (
+    BitMask,
+    BlockMask,
+    Grid,
+    Groups,
+    Lengths,
+    Mask,
+    Rows,
+    SparsitySpec,
+    Values,
+)
 
 ROWS, DEPTH, BLOCKS, GENERIC = "contraction-rows", "contraction-depth", "contraction-blocks", ""
 
@@ -26,6 +36,16 @@ def test_masked_product_may_skip_rows_pieces_of_rows_and_terms() -> None:
         ("1x64", "m", BLOCKS),
         ("32x1", "k", DEPTH),
     ]
+
+
+def test_rows_and_terms_may_be_skipped_at_once_if_zeros_fill_both() -> None:
+    tensors = op.linear(None, 29, 131)
+    for operand, row in (("lhs", "m"), ("rhs", "n")):
+        *others, both = routes(tensors, operand, Grid())
+        assert others == routes(tensors, operand, Mask())
+        assert both == ("1x* and *x1", row, ROWS)
+    with pytest.raises(ShapeError, match="Grid of lhs"):
+        routes(op.batch_matmul(3, None, 29, 131), "lhs", Grid())
 
 
 @pytest.mark.parametrize("spec", [Mask(), BitMask(), Values(), BlockMask(5, 3)])

@@ -24,6 +24,16 @@ def check(func: Any, micro_tile: MicroTile, form: SparseForm, expected: Any) -> 
     tvm.ir.assert_structural_equal(parsed, after)
 
 
+def test_two_axes_are_read_through_a_list_each():
+    micro_tile = MicroTile("lhs", "m", 0, (1, 0), MicroTile("lhs", "k", 1, (0, 1)))
+    after = insert_sread_swrite(product(), micro_tile, SparseForm(2, also=3))
+    names = [str(p.name) for p in after.params]
+    assert names == ["lhs", "rhs", "ids", "count", "ids_k", "count_k", "out"]
+    text = after.script()
+    assert "(capacity + 1) // 2" in text and "(capacity_k + 2) // 3" in text
+    assert text.count("ids_k[0,") >= 2 and "out[ids[0," in text  # of both operands
+
+
 def test_rows_are_read_and_written_through_one_list():
     @T.prim_func(s_tir=True)
     def main(

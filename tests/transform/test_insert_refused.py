@@ -26,6 +26,23 @@ def insert(tensors: Any, operand: str, axis: str, dim: int, extents: tuple[int, 
     insert_sread_swrite(func, MicroTile(operand, axis, dim, extents), SparseForm(4))
 
 
+@pytest.mark.parametrize(
+    ("also", "text"),
+    [
+        (MicroTile("rhs", "k", 0, (1, 0)), "micro_tile.also: expected one list of another axis"),
+        (MicroTile("lhs", "m", 0, (1, 0)), "micro_tile.also: expected one list of another axis"),
+        (MicroTile("lhs", "k", 1, (4, 1)), "micro_tile.also: expected one list of another axis"),
+        (MicroTile("lhs", "n", 1, (0, 1)), "axis on dimension 1 of lhs: expected k, got n"),
+    ],
+)
+def test_second_axis_that_is_none_of_the_others(also, text):
+    micro_tile = MicroTile("lhs", "m", 0, (1, 0), also)
+    with refused(AxisError, text):
+        insert_sread_swrite(
+            te.create_prim_func(op.matmul(6, 5, 7)), micro_tile, SparseForm(4, also=2)
+        )
+
+
 def test_axis_of_a_stencil():
     text = "axis x: expected a PIT axis, got none: "
     data = te.placeholder((9,), "float32", "data")
