@@ -52,6 +52,11 @@ class ColumnsTile:
         )
 
     @property
+    def parts_shape(self) -> tuple[int, int, int]:
+        """Of sums that CTAs exchange: warpgroups with parts of tiles, sums of a thread, threads."""
+        return self.sms * 4, self.blocks * (self.columns // 2), 128
+
+    @property
     def shared_bytes(self) -> int:
         """Bytes of shared memory of one CTA."""
         wide = -(-self.height // 64) * 64 + self.tile_n
@@ -91,12 +96,17 @@ class BandWalk:
         self.coming = T.local_scalar("int32")  # and its count
         self.down = T.local_scalar("int32")  # from one tile to the next: bands, columns
         self.right = T.local_scalar("int32")
+        self.first = self.ahead = 0  # places in their lists where this tile and the next begin
         self.count, self.bands, self.n = count, bands, n
         self.sms, self.width, self.depth = knobs.sms, knobs.tile_n, knobs.tile_k
 
     def more(self) -> Any:
         """Whether there is another tile to take."""
         return self.next0 < self.n
+
+    def list_of(self, band: Any) -> Any:
+        """The list of a band."""
+        return band
 
     @T.inline
     def begin(self, place):
@@ -175,6 +185,13 @@ STARTING = (
     ColumnsTile(128, 128, stages=6),
 )
 
+# The same with one list for all bands.
+RANGES = (
+    ColumnsTile(128, shared=1),
+    ColumnsTile(128, 192, stages=5, shared=1),
+    ColumnsTile(128, 128, stages=6, shared=1),
+)
+
 
 def columns_tile(tile: Tile) -> ColumnsTile:
     """The kernel's knobs of a tile of this family.
@@ -191,6 +208,11 @@ def columns_tile(tile: Tile) -> ColumnsTile:
 def starting_columns(dtype: str, height: int) -> tuple[Tile, ...]:
     """Tiles for micro-tiles of ``height`` rows."""
     return tuple(_as_tile(knobs, dtype) for knobs in STARTING if knobs.height == height)
+
+
+def starting_ranges(dtype: str) -> tuple[Tile, ...]:
+    """Tiles for one list of all bands."""
+    return tuple(_as_tile(knobs, dtype) for knobs in RANGES)
 
 
 def _as_tile(knobs: ColumnsTile, dtype: str) -> Tile:

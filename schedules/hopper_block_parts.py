@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tvm.backend.cuda.tile_primitive.tma_utils import SwizzleMode
 from tvm.script import tirx as T
 from tvm.script.tirx import tile as Tx
 
 from pit_tvm.structs import Tile
 
 from .hopper_knobs import SHARED_LIMIT, TILE_K, RowsOptions, RowsTile, knobs_of, require
+from .hopper_primitives import SWIZZLES
 
 BLOCKS = "blocks-hopper"
 ISA = "sm_90a"
@@ -116,18 +118,28 @@ def lowest(word: Any) -> Any:
 class OperandTiles:
     """The ring's tiles of one operand, ``extent`` of its rows or columns each, and TMA's boxes.
 
-    ``source`` is (extents, k), or with ``turned`` (k, extents), whose tiles are matrices of 64
-    columns side by side.
+    ``source`` is (extents, k), or with ``turned`` (k, extents), whose tiles are matrices of
+    ``line`` columns, 64 or 32, side by side.
     """
 
     def __init__(
-        self, pool: Any, source: Any, turned: bool, extent: int, stages: int, dtype: str
+        self,
+        pool: Any,
+        source: Any,
+        turned: bool,
+        extent: int,
+        stages: int,
+        dtype: str,
+        line: int = 64,
     ) -> None:
         self.source, self.turned, self.extent = source, turned, extent
-        self.matrices = -(-extent // 64) if turned else 1
-        self.bytes = (self.matrices * 64 if turned else extent) * TILE_K * 2
-        high = TILE_K if turned else -(-extent // 64) * 64
-        self.tiles = pool.alloc_tcgen05_mma_AB((stages * self.matrices, high, TILE_K), dtype)
+        self.line = line if turned else TILE_K
+        self.matrices = -(-extent // line) if turned else 1
+        self.bytes = (self.matrices * line if turned else extent) * TILE_K * 2
+        high = TILE_K if turned else -(-extent // line) * line
+        swizzle = SWIZZLES[self.line]
+        shape = (stages * self.matrices, high, self.line)
+        self.tiles = pool.alloc_tcgen05_mma_AB(shape, dtype, SwizzleMode(swizzle))
 
     @T.inline
     def fetch(self, stage, first, step, bar):
@@ -136,8 +148,11 @@ class OperandTiles:
         if self.turned:
             for q in T.unroll(self.matrices):
                 Tx.copy_async(
-                    self.tiles[stage * self.matrices + q, 0:TILE_K, 0:64],
-                    self.source[k0 : k0 + TILE_K, first + q * 64 : first + q * 64 + 64],
+                    self.tiles[stage * self.matrices + q, 0:TILE_K, 0 : self.line],
+                    self.source[
+                        k0 : k0 + TILE_K,
+                        first + q * self.line : first + q * self.line + self.line,
+                    ],
                     dispatch="tma_explicit",
                     mbar=bar,
                 )
@@ -152,8 +167,8 @@ class OperandTiles:
     def part(self, stage: Any, first: Any, extent: int) -> Any:
         """What the instructions read: ``extent`` rows or columns from ``first`` on."""
         if self.turned:
-            at = stage * self.matrices + T.truncdiv(first, 64)
-            return self.tiles[at : at + -(-extent // 64), 0:TILE_K, 0 : min(extent, 64)]
+            at, line = stage * self.matrices + T.truncdiv(first, self.line), self.line
+            return self.tiles[at : at + -(-extent // line), 0:TILE_K, 0 : min(extent, line)]
         return self.tiles[stage : stage + 1, first : first + extent, 0:TILE_K]
 
 

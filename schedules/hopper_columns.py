@@ -27,8 +27,9 @@ from tvm.tirx.lang.pipeline import PipelineState
 from .dependent import after_predecessor
 from .hopper_bands import BandProduct, BandWalk, ColumnsTile
 from .hopper_epilogue import Epilogue, EpilogueRows
-from .hopper_knobs import RowsOptions
+from .hopper_knobs import RowsOptions, require
 from .hopper_primitives import register
+from .hopper_ranges import RangeWalk
 from .hopper_ring import release
 
 
@@ -39,6 +40,8 @@ def gathered_columns(
     count_h: T.handle,
     rhs_h: T.handle,
     bias_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    parts_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    flags_h: T.Optional(T.handle),  # type: ignore[valid-type]
     out_h: T.handle,
     *,
     knobs: T.constexpr,
@@ -46,11 +49,11 @@ def gathered_columns(
     packed: T.constexpr,
 ):
     """The template; ``columns_kernel`` gives it its knobs and options."""
-    bands, capacity, m, n, k = T.int32(), T.int32(), T.int32(), T.int32(), T.int32()
+    lists, capacity, m, n, k = T.int32(), T.int32(), T.int32(), T.int32(), T.int32()
     stored, width = T.int32(), T.int32()
     lhs = T.match_buffer(lhs_h, (stored, width), options.dtype)
-    ids = T.match_buffer(ids_h, (bands, capacity), "int32")
-    count = T.match_buffer(count_h, (bands,), "int32")
+    ids = T.match_buffer(ids_h, (lists, capacity), "int32")
+    count = T.match_buffer(count_h, (lists,), "int32")
     rhs = T.match_buffer(rhs_h, (1, k, n), options.dtype)
     if bias_h is not None:
         bias = T.match_buffer(bias_h, (1, n), options.dtype)
@@ -63,6 +66,9 @@ def gathered_columns(
     WIDE = T.meta_var(knobs.tile_n // 64)
     LINE = T.meta_var(min(knobs.height, 64))  # of a row of lhs in one matrix
     SUMS = T.meta_var(knobs.blocks * (knobs.columns // 2))
+    if parts_h is not None:
+        parts = T.match_buffer(parts_h, knobs.parts_shape, "float32")
+        flags = T.match_buffer(flags_h, knobs.parts_shape[:1], "int32")
 
     T.device_entry()
     T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
@@ -84,7 +90,10 @@ def gathered_columns(
     full.init(128)
     empty.init(1 if knobs.shared == 0 else 2)
     order.init(4)
-    walk = BandWalk(count, bands, n, knobs)
+    if parts_h is not None:
+        walk = RangeWalk(count, m, n, knobs)
+    else:
+        walk = BandWalk(count, lists, n, knobs)  # type: ignore[assignment]
     T.ptx.fence.mbarrier_init.release.cluster()
     T.cuda.cta_sync()
     after_predecessor()
@@ -100,11 +109,11 @@ def gathered_columns(
         own: T.int32 = 0  # the same of lhs
         coming: T.int32 = 0
         if walk.more():
-            coming = ids[T.cast(walk.then, "int64"), T.cast(mine, "int64")]
+            coming = ids[T.cast(walk.then, "int64"), T.cast(walk.ahead + mine, "int64")]
         while walk.more():
             walk.take()
             if walk.steps == 0:
-                coming = ids[T.cast(walk.then, "int64"), T.cast(mine, "int64")]
+                coming = ids[T.cast(walk.then, "int64"), T.cast(walk.ahead + mine, "int64")]
             for kt in T.serial(walk.steps):
                 held = T.if_then_else(kt * DEPTH + mine < walk.live, coming, -1)
                 own = held
@@ -113,10 +122,11 @@ def gathered_columns(
                         own = walk.band * capacity + kt * DEPTH + mine
                 if kt + 1 < walk.steps:
                     coming = ids[
-                        T.cast(walk.band, "int64"), T.cast((kt + 1) * DEPTH + mine, "int64")
+                        T.cast(walk.list_of(walk.band), "int64"),
+                        T.cast(walk.first + (kt + 1) * DEPTH + mine, "int64"),
                     ]
                 else:
-                    coming = ids[T.cast(walk.then, "int64"), T.cast(mine, "int64")]
+                    coming = ids[T.cast(walk.then, "int64"), T.cast(walk.ahead + mine, "int64")]
                 lhs_col: T.let = 0 if packed == 1 else walk.band * knobs.height
                 empty.wait(put.stage, put.phase)
                 Tx.copy_async(
@@ -193,7 +203,10 @@ def gathered_columns(
                         order.arrive(1 - wg)
                 if bias_h is not None:
                     epilogue.finish_bias()
-                epilogue.write(rows, acc, out, None, col0, part, lane)
+                if parts_h is not None:
+                    walk.share(acc, parts, flags, wg, thread)
+                if walk.first == 0:
+                    epilogue.write(rows, acc, out, None, col0, part, lane)
             others = 1 - others
 
 
@@ -204,6 +217,7 @@ def columns_kernel(
     bias: bool = False,
     act: str = "none",
     packed: bool = False,
+    common: bool = False,
 ) -> tvm.tirx.PrimFunc:
     """The kernel of one set of knobs: lhs, ids, count, rhs (1, k, n), [bias (1, n),] out (m, n).
 
@@ -214,14 +228,20 @@ def columns_kernel(
     act : none, relu, gelu, gelu_tanh or silu
     packed : lhs is (bands * capacity, height) as `pack_columns` makes it of a row-major matrix, and
         not (k, m or more)
+    common : one list, ids (1, capacity) and count (1,), is that of all bands. Before out come
+        parts, float32 of `ColumnsTile.parts_shape` and any contents, and flags, int32 of the first
+        dimension of that, zeros, which are zeros again afterwards
 
     Raises
     ------
     ScheduleError (a ValueError) for knobs or options that the template cannot build
     """
     knobs.check()
+    rules = {"shared 1 or 2 with one list for all bands": not common or knobs.shared > 0}
+    require("columns_kernel", knobs, rules | {"not packed and common": not (packed and common)})
     options = RowsOptions(dtype, bias, act)
     options.check(knobs.part)
     register()
-    absent = {} if bias else {"bias_h": None}
+    given = {"bias_h": bias, "parts_h": common, "flags_h": common}
+    absent = {name: None for name, wanted in given.items() if not wanted}
     return gathered_columns.specialize(knobs=knobs, options=options, packed=int(packed), **absent)

@@ -33,6 +33,7 @@ from tvm.tirx.tile_primitive import TilePrimitiveCall
 from .hopper_swrite import CHUNK, PTX_TYPE, swrite
 
 THREADS = 128  # one warpgroup
+SWIZZLES = {64: 3, 32: 2}  # of tiles whose rows have so many elements
 
 
 def _starts(region: Any) -> list[Any]:
@@ -189,8 +190,9 @@ def wgmma(call: Any, _sctx: Any) -> Any:
     each = n // 2
     a0, b0 = _starts(a), _starts(b)
     # Addresses in a descriptor count 16 bytes. 16 columns of k are 2; 16 rows of k, 128 bytes each,
-    # are 128; the next 64 columns of n begin k rows further on.
-    step, leading = (128, int(rhs.shape[-2]) * 8) if turned else (2, 1)
+    # are 128, and 64 if the matrix has 32 columns; the next columns of n begin k rows further on.
+    wide = int(rhs.shape[-1])
+    step, leading = (2 * wide, int(rhs.shape[-2]) * wide // 8) if turned else (2, 1)
     lhs_step, apart = (128, int(lhs.shape[-2]) * 8) if turned_lhs else (2, 512)
 
     @T.prim_func(check_well_formed=False)
@@ -198,7 +200,9 @@ def wgmma(call: Any, _sctx: Any) -> Any:
         desc_a: T.uint64 = T.uint64(0)
         desc_b: T.uint64 = T.uint64(0)
         T.cuda.wgmma.encode_matrix_descriptor(T.address_of(desc_a), lhs.ptr_to(a0), 1, 64, 3)
-        T.cuda.wgmma.encode_matrix_descriptor(T.address_of(desc_b), rhs.ptr_to(b0), leading, 64, 3)
+        T.cuda.wgmma.encode_matrix_descriptor(
+            T.address_of(desc_b), rhs.ptr_to(b0), leading, wide, SWIZZLES[wide]
+        )
         T.ptx.wgmma.fence.sync.aligned()
         for kk in T.unroll(k // 16):
             for block in T.unroll(m // 64):

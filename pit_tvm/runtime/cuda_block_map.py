@@ -36,20 +36,18 @@ class BlockMap:
         return CudaView(address, (self.size,), "uint8", device), *self.places
 
 
-class BlockMapper:
-    """Makes maps of the blocks of one operand. Threads may share it.
+class Mapper:
+    """Finds what lives of one operand, in a form that a product reads itself. Threads may share it.
 
-    ``spec`` and ``micro_tile`` are the operand's; the micro-tile's other extent is the band's.
+    ``spec`` and ``micro_tile`` are the operand's.
     """
 
     def __init__(self, get_module: GetModule, spec: SparsitySpec, micro_tile: MicroTile) -> None:
         self._kernels, self._spec, self._micro_tile = CudaKernels(get_module), spec, micro_tile
-        self._band_dim = 1 - micro_tile.dim
-        self._height = micro_tile.extents[self._band_dim]
         self._plans: dict[object, MaskPlan] = {}
 
-    def map(self, value: Any, shape: tuple[int, ...]) -> BlockMap:
-        """The map of what tells the pattern of an operand of this ``shape``, on its device and on
+    def map(self, value: Any, shape: tuple[int, ...]) -> Any:
+        """What ``value`` tells of the pattern of an operand of this ``shape``, on its device and on
         the current stream.
 
         Raises
@@ -68,9 +66,23 @@ class BlockMapper:
         if tuple(value.shape) != plan.value_shape:
             expected = f"shape {list(plan.value_shape)}"
             raise ShapeError(mismatch(argument, expected, f"shape {list(value.shape)}"))
-        if isinstance(spec, BlockMask):
-            return self._given(spec, value)
-        return self._folded(argument, value, shape, plan.keep)
+        return self._read(argument, value, shape, plan)
+
+    def count(self, found: Any, shape: tuple[int, ...]) -> Any:
+        """What lives of every slot, as plans count it: a CUDA tensor, int32."""
+        raise NotImplementedError
+
+    def _read(self, argument: str, value: Any, shape: tuple[int, ...], plan: MaskPlan) -> Any:
+        raise NotImplementedError
+
+
+class BlockMapper(Mapper):
+    """Makes maps of blocks; the micro-tile's other extent is the band's."""
+
+    def __init__(self, get_module: GetModule, spec: SparsitySpec, micro_tile: MicroTile) -> None:
+        super().__init__(get_module, spec, micro_tile)
+        self._band_dim = 1 - micro_tile.dim
+        self._height = micro_tile.extents[self._band_dim]
 
     def count(self, found: BlockMap, shape: tuple[int, ...]) -> Any:
         """Live steps of every band: a CUDA tensor, int32."""
@@ -82,6 +94,11 @@ class BlockMapper:
     @property
     def _k(self) -> int:
         return self._micro_tile.dim
+
+    def _read(self, argument: str, value: Any, shape: tuple[int, ...], plan: MaskPlan) -> BlockMap:
+        if isinstance(self._spec, BlockMask):
+            return self._given(self._spec, value)
+        return self._folded(argument, value, shape, plan.keep)
 
     def _given(self, spec: BlockMask, value: Any) -> BlockMap:
         high, deep = (

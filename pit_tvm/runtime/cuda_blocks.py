@@ -17,7 +17,7 @@ from ..tile_db.store import TileStore
 from .bind import Layout
 from .cuda_arrays import empty, zero
 from .cuda_block_form import BlocksForm
-from .cuda_block_map import BlockMapper
+from .cuda_block_map import BlockMapper, Mapper
 from .cuda_call import CudaCall
 from .cuda_dispatch import CudaDispatcher
 from .cuda_planner import BandPlanner
@@ -68,7 +68,7 @@ class BlocksDispatcher(CudaDispatcher):
     """Runs one program of the family on one GPU target; threads may share it."""
 
     form: BlocksForm
-    kernels: BlocksKernels
+    mapper: Mapper
 
     def _prepare(self, store: TileStore, cache: KernelCache) -> None:
         self.planner = BlocksPlanner(self.program, self.form, self.target, store, self.dead)

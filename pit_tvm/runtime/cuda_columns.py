@@ -1,27 +1,31 @@
 """Calls of the GPU's k-axis family: lists of live columns for every band, then one product.
 
 A mask over an lhs stored [k, m] becomes lists at once; of one stored [m, k] the live columns are
-packed first, so that a gathered micro-tile is contiguous. Dense is a candidate as on every target.
+packed first, so that a gathered micro-tile is contiguous. Rows of k that exist, of both operands,
+are one list for all bands. Dense is a candidate as on every target, but not for these: what does
+not exist may hold anything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ShapeError, mismatch
 from ..schedules.cuda_pack import pack_columns
-from ..schedules.hopper_bands import columns_tile, starting_columns
+from ..schedules.hopper_bands import columns_tile, starting_columns, starting_ranges
 from ..schedules.hopper_columns import columns_kernel
 from ..selection.gpu_columns import ColumnsWork, select_columns
-from ..structs import Plan, Tile
+from ..structs import Candidate, Plan, Tile
 from ..tile_db.store import TileStore
 from .bind import Layout
-from .cuda_arrays import empty
+from .cuda_arrays import empty, empty_of, zero
 from .cuda_dispatch import CudaDispatcher
 from .cuda_form import ColumnsForm
 from .cuda_planner import BandPlanner
 from .cuda_rows import ROW_STEP, FamilyKernels
+from .cuda_view import CudaView
 from .cuda_workspace import CudaIndex
 from .kernel_cache import KernelCache
 from .program import Program
@@ -53,7 +57,8 @@ class ColumnsPlanner(BandPlanner):
 
     def __init__(self, program: Program, form: ColumnsForm, *others: Any) -> None:
         super().__init__(program, form, *others)
-        self.tiles = starting_columns(form.dtype, form.height)
+        dtype = form.dtype
+        self.tiles = starting_ranges(dtype) if form.common else starting_columns(dtype, form.height)
 
     def decide(self, layout: Layout, counts: tuple[int, ...], fresh: bool = True) -> Plan:
         """Algorithm 1 for live columns of each band, without the cache."""
@@ -63,9 +68,11 @@ class ColumnsPlanner(BandPlanner):
             expected = f"operands of fewer than {MOST_ELEMENTS} elements"
             raise ShapeError(mismatch("lhs, rhs", expected, f"k {k}, m {m}, n {n}"))
         index = self._index_bytes(layout)
-        work = ColumnsWork(m, n, k, self.form.height, counts, index, self.form.packed)
-        chosen = (self.form.route.micro_tile, work, self.tiles)
-        return select_columns(*chosen, self._whole(layout), self.rates())
+        form = self.form
+        work = ColumnsWork(m, n, k, form.height, counts, index, form.packed, form.common)
+        chosen = (form.route.micro_tile, work, self.tiles)
+        dense = None if form.common else self._whole(layout)
+        return select_columns(*chosen, dense, self.rates())
 
 
 class ColumnsDispatcher(CudaDispatcher):
@@ -93,6 +100,18 @@ class ColumnsDispatcher(CudaDispatcher):
         self.kernels.pack(self.form.dtype, self.form.height)(lhs, *index.views, packed)
         return packed
 
+    def _kernel(self, choice: Candidate) -> Kernel:
+        kernel = super()._kernel(choice)
+        if not self.form.common or choice.tile is None:
+            return kernel
+        shape = columns_tile(choice.tile).parts_shape
+
+        def launch(lhs: Any, *others: Any) -> None:
+            shared = self.memory.keep(_new_sums, lhs, shape)
+            kernel(lhs, *others[:-1], *shared.views, others[-1])
+
+        return launch
+
     def _unaligned(self, kernel: Kernel, index: CudaIndex, inputs: Any, out: Any) -> None:
         """Rows that do not begin at 16 bytes: through padded copies."""
         lhs, rhs, bias = self._operands(inputs)
@@ -109,3 +128,23 @@ class ColumnsDispatcher(CudaDispatcher):
             self.fill.pad_copy(lhs, gathered)
         kernel(gathered, *index.views, *rest, wide)
         self.fill.pad_copy(wide, out)
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """What CTAs exchange of their sums: memory, and it as kernels take it."""
+
+    memory: tuple[Any, Any]
+    views: tuple[CudaView, CudaView]
+
+
+def _new_sums(like: Any, shape: tuple[int, int, int]) -> _Sums:
+    """Sums of any contents, and a flag for each of them, 0."""
+    parts, flags = empty_of("float32", like, shape), empty_of("int32", like, shape[:1])
+    zero(flags)
+    device = like.get_device()
+    views = (
+        CudaView(parts.data_ptr(), shape, "float32", device),
+        CudaView(flags.data_ptr(), shape[:1], "int32", device),
+    )
+    return _Sums((parts, flags), views)

@@ -167,16 +167,9 @@ class CudaDetector:
             list_columns = self._kernels.mask(name)
             list_columns(address, stride, *numbers, wide, plan.keep, live.ids, live.count)
             return live, None
-        fold = plan.fold
-        lines = empty_of("uint32", value, (plan.slots * fold.parts, max(1, plan.words)))
-        if plan.words and isinstance(spec, BlockMask):
-            places = value.data_ptr(), *_strides(value, micro_tile)
-            self._kernels.mask(fold.kernel)(*places, *fold.numbers, lines)
-        elif plan.words:
-            address, stride, wide = rows_of(argument, value)
-            self._kernels.mask(fold.kernel)(address, stride, *fold.numbers, wide, plan.keep, lines)
+        lines = fold_lines(self._kernels, argument, value, spec, micro_tile, plan)
         axis = (plan.entries, plan.grain, plan.extent)
-        self._kernels.emit(lines, fold.parts, axis, live, dead)
+        self._kernels.emit(lines, plan.fold.parts, axis, live, dead)
         return live, dead
 
     def _plan(
@@ -189,6 +182,26 @@ class CudaDetector:
             plan = plan_mask(spec, dtype_name(value), shape, micro_tile, clusters)
             remember(self._plans, key, plan, MAX_PLANS)
         return plan
+
+
+def fold_lines(
+    kernels: CudaKernels,
+    argument: str,
+    value: Any,
+    spec: SparsitySpec,
+    micro_tile: MicroTile,
+    plan: MaskPlan,
+) -> Any:
+    """Bits of the live entries along the PIT axis: a CUDA tensor (slots * parts, words), uint32."""
+    fold = plan.fold
+    lines = empty_of("uint32", value, (plan.slots * fold.parts, max(1, plan.words)))
+    if plan.words and isinstance(spec, BlockMask):
+        places = value.data_ptr(), *_strides(value, micro_tile)
+        kernels.mask(fold.kernel)(*places, *fold.numbers, lines)
+    elif plan.words:
+        address, stride, wide = rows_of(argument, value)
+        kernels.mask(fold.kernel)(address, stride, *fold.numbers, wide, plan.keep, lines)
+    return lines
 
 
 def _strides(value: Any, micro_tile: MicroTile) -> tuple[int, int]:

@@ -135,3 +135,28 @@ def count_steps() -> tvm.tirx.PrimFunc:
             count[band] = found
 
     return kernel
+
+
+def count_lines() -> tvm.tirx.PrimFunc:
+    """Set bits of each of ``lines`` (slots, words), uint32: ``count`` (slots,), int32. One warp to
+    a line."""
+
+    @T.prim_func
+    def kernel(p_lines: T.handle, p_count: T.handle):
+        slots, size = T.int32(), T.int32()
+        lines = T.match_buffer(p_lines, (slots, size), "uint32", align=4)
+        count = T.match_buffer(p_count, (slots,), "int32", align=4)
+        T.device_entry()
+        slot = T.cta_id([slots])
+        lane = T.thread_id([WARP])
+        found: T.int32 = 0
+        word: T.int32 = lane
+        while word < size:
+            found = found + popcount(lines[slot, word])
+            word = word + WARP
+        for d in T.unroll(5):
+            found = found + T.cuda.__shfl_xor_sync(full_warp(), found, 16 >> d, WARP)
+        if lane == 0:
+            count[slot] = found
+
+    return kernel

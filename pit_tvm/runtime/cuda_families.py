@@ -16,6 +16,8 @@ from .cuda_form import ColumnsForm, form_of
 from .cuda_general import GeneralDispatcher
 from .cuda_general_form import general_form
 from .cuda_outputs import OutputsDispatcher, outputs_form
+from .cuda_piece_form import pieces_form
+from .cuda_pieces import PiecesDispatcher
 from .program import Program
 
 
@@ -40,6 +42,9 @@ def _hopper(program: Program, *parts: Any, **options: Any) -> CudaDispatcher | N
     blocks = blocks_form(program)
     if blocks is not None:
         return BlocksDispatcher(program, *parts, form=blocks, **options)
+    pieces = pieces_form(program)
+    if pieces is not None:
+        return PiecesDispatcher(program, *parts, form=pieces, **options)
     try:
         form = form_of(program)
     except UnsupportedTarget:

@@ -21,6 +21,8 @@ from ..transform.insert_sread_swrite import main_block
 from ..transform.split_epilogue import split_epilogue
 from .program import Program, Route
 
+LEAST_ROWS = 4  # of a block, of which a band holds so few that most of its columns may be dead
+
 
 @dataclass(frozen=True)
 class RowsForm:
@@ -54,12 +56,14 @@ class RowsForm:
 class ColumnsForm(RowsForm):
     """A program as ``out = act(lhs @ rhs + bias)`` over live columns of bands of ``height`` rows.
 
-    ``packed``: lhs is stored [m, k], so its live columns are packed first; else [k, m]. ``rhs`` is
-    stored [k, n], and ``route`` is the axis k.
+    ``packed``: lhs is stored [m, k], so its live columns are packed first; else [k, m]. ``common``:
+    one list names what exists along k for all rows, however high. ``rhs`` is stored [k, n], and
+    ``route`` is the axis k.
     """
 
     height: int = 0
     packed: bool = False
+    common: bool = False
 
     @property
     def transposed(self) -> bool:
@@ -69,12 +73,14 @@ class ColumnsForm(RowsForm):
     @property
     def options(self) -> dict[str, Any]:
         """Options of `pit_tvm.schedules.hopper_columns.columns_kernel`."""
-        return {"bias": bool(self.bias), "act": self.act, "packed": self.packed}
+        own = {"packed": self.packed, "common": self.common}
+        return {"bias": bool(self.bias), "act": self.act, **own}
 
 
 def form_of(program: Program) -> RowsForm:
     """What a kernel has to do for a program: a `ColumnsForm` where zeros are promised in blocks of
-    32 rows or a multiple, and for every lhs stored [k, m] or else what `rows_form` says.
+    32 rows or a multiple, for every lhs stored [k, m], and where what exists along k is named; or
+    else what `rows_form` says.
 
     Raises
     ------
@@ -83,29 +89,35 @@ def form_of(program: Program) -> RowsForm:
     """
     con, product, height = program.contraction, program.product, _band(program)
     route = next((r for r in program.routes if con and r.micro_tile.axis == con.reduce), None)
-    if con is None or product is None or route is None or not height or program.mask:
+    common = not program.spec.promises_zero  # rows of both operands, which are alike then
+    if con is None or product is None or route is None or not (height or common) or program.mask:
         return rows_form(program)
-    if con.dense_axes != (con.reduce, con.column) or product.left != con.sparse:
+    packed = con.sparse_axes[0] == con.row
+    if con.dense_axes != (con.reduce, con.column) or (common and packed):
         return rows_form(program)
-    extents = tuple(1 if axis == con.reduce else height for axis in con.sparse_axes)
-    route = replace(route, micro_tile=replace(route.micro_tile, extents=extents))
+    if product.left != con.sparse and not common:
+        return rows_form(program)
+    if not common:
+        extents = tuple(1 if axis == con.reduce else height for axis in con.sparse_axes)
+        route = replace(route, micro_tile=replace(route.micro_tile, extents=extents))
     dtype = dtype_of(program, con)
     act, bias = epilogue_of(program, con, "kn")
-    packed = con.sparse_axes[0] == con.row
-    form = (con.sparse, con.dense, bias, "kn", act, dtype, 0, route)
-    return ColumnsForm(*form, height=height, packed=packed)
+    form = (product.left, product.right, bias, "kn", act, dtype, 0, route)
+    return ColumnsForm(*form, height=height, packed=packed, common=common)
 
 
 def _band(program: Program) -> int:
-    """Rows of a band: the largest height whose multiple the blocks of zeros are; 0 for other
-    patterns, and for rows of single zeros where live rows can be gathered instead."""
+    """Rows of a band: the largest height whose multiple the blocks of zeros are, or the least one
+    if blocks of `LEAST_ROWS` or more fill it; 0 for other patterns, and for lower blocks where
+    whole live rows can be gathered instead."""
     con, spec = program.contraction, program.spec
     if con is None or not spec.promises_zero:
         return 0
     row = con.sparse_axes.index(con.row)
     extents = getattr(spec, "extents", ()) or (1, 1)
     fit = [height for height in HEIGHTS if extents[row] % height == 0]
-    return max(fit) if fit else HEIGHTS[0] if row else 0
+    filled = extents[row] >= LEAST_ROWS and HEIGHTS[0] % extents[row] == 0
+    return max(fit) if fit else HEIGHTS[0] if row or filled else 0
 
 
 def rows_form(program: Program) -> RowsForm:

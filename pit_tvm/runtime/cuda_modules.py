@@ -89,7 +89,8 @@ def emit_module() -> tvm.IRModule:
 def blocks_module() -> tvm.IRModule:
     """Kernels that make and count maps of blocks, and that count bits of lines."""
     made = {f"map_blocks_{bits}": cuda_detect_blocks.map_blocks(bits) for bits in (1, 8, 16)}
-    return named_module({**made, "count_steps": cuda_detect_blocks.count_steps()})
+    made["count_steps"] = cuda_detect_blocks.count_steps()
+    return named_module({**made, "count_lines": cuda_detect_blocks.count_lines()})
 
 
 def detection_modules(clusters: bool = True) -> dict[str, Callable[[], tvm.IRModule]]:

@@ -158,7 +158,8 @@ class BandPlanner(CudaPlanner):
     def _assumed(self, layout: Layout, share: float) -> tuple[int, ...]:
         micro_tile = self.form.route.micro_tile
         beside = 1 - micro_tile.dim
-        bands = -(-layout.operand[beside] // micro_tile.extents[beside])
+        height = micro_tile.extents[beside]
+        bands = -(-layout.operand[beside] // height) if height else 1
         return (round(share * self._rows(layout)),) * bands
 
     def _rows(self, layout: Layout) -> int:

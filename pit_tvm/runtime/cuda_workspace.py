@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from ..remember import remember
 from ..structs import Index
@@ -34,6 +34,8 @@ class CudaIndex(Index):
 # ``like``; ``role`` tells two indices of one call apart.
 Take = Callable[[Any, str, int, int], CudaIndex]
 
+Made = TypeVar("Made")
+
 _MOST = 64  # kept by one thread
 
 
@@ -55,16 +57,20 @@ class CudaWorkspace:
 
     def take(self, like: Any, role: str, slots: int, extent: int) -> CudaIndex:
         """A `Take`: what it gives holds until the same thread asks for the same again."""
+        return self.keep(new_index, like, role, slots, extent)
+
+    def keep(self, make: Callable[..., Made], like: Any, *size: object) -> Made:
+        """``make(like, *size)``, memory on the device of ``like``, or what that gave before."""
         device = like.get_device()
         stream = stream_of(device)
         if stream and is_capturing():  # the default stream, 0, cannot be captured
-            return new_index(like, role, slots, extent)
+            return make(like, *size)
         try:
             known = self._memory.known
         except AttributeError:
             known = self._memory.known = {}
-        key = (stream, device, role, slots, extent)
-        index = known.get(key)
-        if index is None:
-            index = remember(known, key, new_index(like, role, slots, extent), _MOST)
-        return index
+        key = (stream, device, *size)
+        made: Made | None = known.get(key)
+        if made is None:
+            made = remember(known, key, make(like, *size), _MOST)
+        return made

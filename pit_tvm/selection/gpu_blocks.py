@@ -72,13 +72,13 @@ def select_blocks(
     covered = min(1.0, float(work.shares.mean()))
     timed = ((tile, *tile_us(tile, work, rates)) for tile in tiles)
     candidates = tile_candidates(micro_tile, timed, covered, (("index", index),))
-    paced = replace(dense, pace=_pace(work, 1.0 - covered, rates))
+    paced = replace(dense, pace=pace(dense, 1.0 - covered, rates))
     return cheapest([*candidates, dense_candidate(paced, 0.0, 0.0, rates)], tuned=False)
 
 
-def _pace(work: BlocksWork, zeros: float, rates: GpuRates) -> float:
+def pace(dense: GpuDense, zeros: float, rates: GpuRates) -> float:
     """Of a dense product's time, what it takes with a share of zeros in one operand."""
-    large = min(1.0, rates.dense_us(work.m, work.n, work.k)[0] / _LARGE_US)
+    large = min(1.0, rates.dense_us(dense.m, dense.n, dense.k)[0] / _LARGE_US)
     return 1.0 - large * (_LESS_PER_ZERO * zeros + _LESS_PER_SQUARE * zeros**2)
 
 

@@ -23,6 +23,12 @@ _CACHED = 1.45  # longer rows come faster than those of the device's profile, if
 _DEPTH = 16  # of an instruction
 # Least time of an instruction's depth in 256 columns of a tile, and of a tile's write.
 _STEP_US, _TILE_US = 0.031, 0.434
+# With one list for all bands: steps that an exchange of a tile's sums must be worth, and the most
+# equal parts of a tile.
+EXCHANGE, MOST_PARTS = 8, 8
+# There: a step of a tile of no columns, what comes to it for 256, and sums of a part that are added
+# for 256. They fit 63 products of 7 shapes, 10 to 100 % live, within 6 % on average.
+_RANGE_US, _WIDE_US, _ADD_US = 0.155, 0.839, 2.67
 _COLD_US = 1.8  # after detection, whose mask is in the caches
 _PACK_US, _PACK_GBPS = 4.0, {32: 1060.0, 64: 800.0, 128: 750.0}  # of live columns, by height
 # Zeros draw less power: a dense product of operands with some of them runs at a higher clock.
@@ -33,7 +39,8 @@ _LESS_PER_ZERO, _LEAST = 0.3, 0.8
 class ColumnsWork:
     """A product ``out[m, n]`` of bands of ``height`` rows, ``counts`` live columns of k each.
 
-    ``index_bytes``: what detection reads. ``packed``: live columns are packed first.
+    ``index_bytes``: what detection reads. ``packed``: live columns are packed first. ``common``:
+    the one count is that of all bands, which are as high as a tile.
     """
 
     m: int
@@ -43,6 +50,14 @@ class ColumnsWork:
     counts: tuple[int, ...]
     index_bytes: float
     packed: bool
+    common: bool = False
+
+    def of_tile(self, tile: Tile) -> ColumnsWork:
+        """The same with a count for each band, also where they have one in common."""
+        if not self.common:
+            return self
+        bands = max(-(-self.m // tile.tile_m), 1)
+        return replace(self, height=tile.tile_m, counts=self.counts * bands)
 
     @property
     def live(self) -> float:
@@ -52,6 +67,8 @@ class ColumnsWork:
     @property
     def touched(self) -> float:
         """Rows of rhs that some band reads, if columns live independently of each other."""
+        if self.common:
+            return float(self.counts[0])
         share = np.asarray(self.counts, np.float64) / max(self.k, 1)
         return self.k * (1.0 - float(np.prod(1.0 - share)))
 
@@ -60,23 +77,26 @@ def select_columns(
     micro_tile: MicroTile,
     work: ColumnsWork,
     tiles: Sequence[Tile],
-    dense: GpuDense,
+    dense: GpuDense | None,
     rates: GpuRates,
 ) -> Plan:
-    """The cheaper of the best tile and the dense product; parts of a cost as in `select_gpu`, and
-    what packing takes."""
+    """The cheaper of the best tile and the dense product, if that gives what is promised; parts of
+    a cost as in `select_gpu`, and what packing takes."""
     index = rates.index_us(work.index_bytes)
     packing = _packing_us(work) if work.packed else 0.0
     covered = work.live / max(len(work.counts) * work.k, 1)
     timed = ((tile, *tile_us(tile, work, rates)) for tile in tiles)
     before = (("index", index), ("pack", packing))
     candidates = tile_candidates(micro_tile, timed, covered, before)
+    if dense is None:
+        return cheapest(candidates, tuned=False)
     paced = replace(dense, pace=max(_LEAST, 1.0 - _LESS_PER_ZERO * (1.0 - covered)))
     return cheapest([*candidates, dense_candidate(paced, 0.0, 0.0, rates)], tuned=False)
 
 
 def tile_us(tile: Tile, work: ColumnsWork, rates: GpuRates) -> tuple[float, float]:
     """Predicted time of a tile with its launch, and what bytes and operations take at least."""
+    work = work.of_tile(tile)
     columns = -(-work.n // tile.tile_n)
     rows = -(-tile.tile_m // 64) * 64  # of an instruction
     counts = np.asarray(work.counts, np.float64)
@@ -91,8 +111,35 @@ def tile_us(tile: Tile, work: ColumnsWork, rates: GpuRates) -> tuple[float, floa
     alone = waves * (float(steps.mean()) * _STEP_US * tile.tile_n / 256 + _TILE_US)
     limits = np.array([power, cached, from_memory, alone])
     bound = max(cached, from_memory, 2e-6 * work.live * work.height * work.n / _CHIP_TFLOPS)
-    together = float(np.sqrt((limits**2).sum()))
-    return together + _COLD_US + rates.constant("launch_us"), bound
+    us = float(np.sqrt((limits**2).sum())) + _COLD_US
+    if work.common:
+        us = _ranges_us(tile, columns * len(counts), counts[0])
+    return us + rates.constant("launch_us"), bound
+
+
+def _ranges_us(tile: Tile, tiles: int, live: float) -> float:
+    """Time of the CTA that has most to do where CTAs share out the depth."""
+    steps, added = shared_out(tiles, max(1, -(-int(live) // tile.tile_k)))
+    wide = tile.tile_n / 256
+    return steps * (_RANGE_US + wide * _WIDE_US) + added * wide * _ADD_US
+
+
+def shared_out(tiles: int, units: int) -> tuple[int, int]:
+    """Steps of the CTA that has most to do, and parts whose sums it adds.
+
+    As `pit_tvm.schedules.hopper_ranges` shares out ``tiles`` of ``units`` steps: whole ones, then
+    equal parts, and what is left of a tile behind these if that is worth the exchange.
+    """
+    whole, cut = divmod(tiles, _SMS)
+    if not cut:
+        return whole * units, 0
+    each = max(-(-cut * units // _SMS), min(units, EXCHANGE), -(-units // MOST_PARTS))
+    parts, rest = divmod(units, each)
+    more = -(-each // max(rest, 1))
+    even = -(-units // parts)
+    if each + EXCHANGE * more < even:
+        return whole * units + each, parts - 1 + more
+    return whole * units + even, -(-units // even) - 1
 
 
 def _packing_us(work: ColumnsWork) -> float:

@@ -104,7 +104,7 @@ class _Measured:
     def correction(self, sizes: tuple[float, ...]) -> _Numbers:
         """Measured over roofline of each tile near these sizes (m, n, k, groups): the mean over
         the tasks, weighted by the inverse square of their distance."""
-        here = [math.log(size) for size in sizes]
+        here = [math.log(max(size, 1)) for size in sizes]
         away = self.places @ np.array([1.0, *here]) + (_SOFT + sum(x * x for x in here))
         sums = self.ratio @ (1.0 / away)
         corrected: _Numbers = np.exp(sums[:-1] / sums[-1])
@@ -304,18 +304,18 @@ def _measured_family(tiles: dict[Tile, list[tuple[TileTask, float]]], rates: Gpu
             fastest = ratio[(np.log(roofs[task]) + ratio[:, column]).argmin(), column]
             ratio[:, column] = fastest + _ROUTED * (ratio[:, column] - fastest)
     roofline = np.column_stack([roofs[task] for task in tasks])
-    kept = _handful(roofline * np.exp(ratio))
+    kept = handful(roofline * np.exp(ratio))
     family = _family([list(tiles)[at] for at in kept])
     return replace(family, measured=_as_measured(tasks, ratio[kept]))
 
 
-def _handful(times: _Numbers) -> list[int]:
+def handful(times: _Numbers, most: int = _HANDFUL) -> list[int]:
     """The tiles to choose from, given their ``times [tiles, tasks]``, so that a few kernels serve
     every shape: each next one is the one that brings the tasks nearest to their best tiles."""
     share = times / times.min(axis=0)
     best = np.full(share.shape[1], math.inf)
     kept: list[int] = []
-    while len(kept) < min(_HANDFUL, len(share)):
+    while len(kept) < min(most, len(share)):
         gain = np.minimum(share, best).mean(axis=1)
         gain[kept] = math.inf
         kept.append(int(gain.argmin()))

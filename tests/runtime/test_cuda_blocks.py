@@ -243,10 +243,18 @@ def test_masks_of_any_strides_and_wrong_ones(cache: KernelCache) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("spec", [pit_tvm.Mask(64, 32), pit_tvm.BlockMask(64, 32)])
-def test_masks_change_in_a_graph_without_a_word_to_the_host(cache: KernelCache, spec: Any) -> None:
-    made = operator(spec, "rhs", cache)
-    cases = [Case(spec, "rhs", (448, 520, 392), zeros, i) for i, zeros in enumerate((0.9, 0.2, 1))]
+@pytest.mark.parametrize(
+    ("spec", "side"),
+    [
+        *((pit_tvm.Mask(64, 32), "rhs"), (pit_tvm.BlockMask(64, 32), "rhs")),
+        *((pit_tvm.Mask(1, 64), "lhs"), (pit_tvm.BlockMask(1, 64), "lhs")),  # of live pieces
+    ],
+)
+def test_masks_change_in_a_graph_without_a_word_to_the_host(
+    cache: KernelCache, spec: Any, side: str
+) -> None:
+    made = operator(spec, side, cache)
+    cases = [Case(spec, side, (448, 520, 392), zeros, i) for i, zeros in enumerate((0.9, 0.2, 1))]
     first = cases[0]
 
     def call() -> None:

@@ -15,7 +15,7 @@ from pit_tvm.runtime.cuda_families import dispatcher_of
 from pit_tvm.runtime.cuda_form import ColumnsForm, form_of
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.runtime.program import analyse
-from pit_tvm.schedules.hopper_bands import COLUMNS
+from pit_tvm.schedules.hopper_bands import COLUMNS, columns_tile
 from pit_tvm.structs import SparsitySpec
 from pit_tvm.target import resolve_target
 from pit_tvm.tile_db.store import TileStore
@@ -43,9 +43,12 @@ def form(spec: SparsitySpec, sparse: str = "lhs", dtype: str = "float16", **opti
         (pit_tvm.Mask(128, 1), {"bias": True, "activation": "gelu"}, 128),
         (pit_tvm.BlockMask(256, 64), {}, 128),
         (pit_tvm.BitMask(96, 64), {}, 32),
+        (pit_tvm.Mask(16, 16), {}, 32),
+        (pit_tvm.Mask(4, 1), {}, 32),
         (pit_tvm.Mask(1, 64), TURNED, 64),
         (pit_tvm.Values(), TURNED, 32),
         (pit_tvm.Mask(1, 1), {**TURNED, "bias": True}, 32),
+        (pit_tvm.Grid(), TURNED, 32),
     ],
 )
 def test_blocks_of_rows_are_gathered_along_k(
@@ -61,11 +64,26 @@ def test_blocks_of_rows_are_gathered_along_k(
     assert found.bias == ("bias" if options.get("bias") else "")
 
 
+@pytest.mark.parametrize("sparse", ["lhs", "rhs"])
+@pytest.mark.parametrize("spec", [pit_tvm.Rows(), pit_tvm.Lengths()])
+def test_rows_of_k_that_exist_are_one_list_for_both_operands(
+    spec: SparsitySpec, sparse: str
+) -> None:
+    found = form(spec, sparse, **TURNED, bias=True)
+    assert isinstance(found, ColumnsForm) and found.common and not found.packed
+    assert (found.lhs, found.rhs, found.bias) == ("lhs", "rhs", "bias")
+    assert (found.route.micro_tile.operand, found.route.micro_tile.axis) == (sparse, "k")
+    assert found.transposed and found.options["common"]
+
+
 @pytest.mark.parametrize(
     ("spec", "options"),
     [
         (pit_tvm.Mask(1, 32), {}),
+        (pit_tvm.Mask(2, 1), {}),
+        (pit_tvm.Mask(24, 1), {}),
         (pit_tvm.Mask(), {}),
+        (pit_tvm.Grid(), {}),
         (pit_tvm.Values(), {}),
         (pit_tvm.Rows(), {}),
         (pit_tvm.Mask(32, 1), {"transpose_rhs": True}),  # no row of rhs is contiguous
@@ -80,6 +98,8 @@ def test_other_patterns_are_gathered_by_rows(spec: SparsitySpec, options: dict[s
     ("spec", "sparse", "options", "match"),
     [
         (pit_tvm.Rows(1), "lhs", TURNED, "stored"),
+        (pit_tvm.Rows(1), "lhs", {}, "gathered rows"),  # no row of lhs is contiguous
+        (pit_tvm.Rows(), "lhs", {**TURNED, "transpose_rhs": True}, "gathered rows"),
         (pit_tvm.Mask(1, 32), "rhs", {}, "stored"),
         (pit_tvm.Mask(32, 1), "rhs", {"transpose_rhs": True}, "rows to be those of the result"),
         (pit_tvm.Mask(32, 1), "lhs", {"dtype": "float32"}, "float16 or bfloat16"),
@@ -118,6 +138,19 @@ def test_plans_weigh_live_columns_against_dense(options: dict[str, Any]) -> None
     assert kinds == {0.0: "dense", 0.95: "pit"}
 
 
+@pytest.mark.parametrize("sparse", ["lhs", "rhs"])
+def test_what_does_not_exist_may_hold_anything_so_dense_is_no_candidate(sparse: str) -> None:
+    tensors = op.matmul(None, None, None, dtype="float16", **TURNED)
+    made = pit_tvm.compile(tensors, sparse={sparse: pit_tvm.Lengths()}, target=H200)
+    lengths, sizes = np.array([40, 0, 64]), {"m": 768, "n": 768, "k": 192}
+    plan = made.explain(sparsity=lengths, sizes=sizes, library="torch")
+    assert {c.kind for c in plan.candidates} == {"pit"}
+    assert plan.choice.covered == pytest.approx(104 / 192)
+    planner = made._dispatcher.planner
+    layout = made._dispatcher.binder.layout_of(sizes, "torch")
+    assert planner.plan(layout, None).choice.covered == 0.5
+
+
 def test_a_plan_is_made_before_any_count_is_known_and_kept_for_counts_alike() -> None:
     program = analyse(op.matmul(None, None, None, dtype="float16"), {"lhs": pit_tvm.Mask(32, 1)})
     target = resolve_target(H200)
@@ -149,6 +182,50 @@ def test_building_asks_for_every_kernel_of_the_family(monkeypatch: pytest.Monkey
     made.build({"m": 256, "n": 256, "k": 256})
     assert asked.count("hopper-columns") == 2 and asked.count("cuda-pack") == 1
     assert "cuda-mask" in asked
+
+
+class Kept:
+    """A tensor that says what is done to it; ``device`` it is on."""
+
+    def __init__(self, device: int, size: int = 0) -> None:
+        self.device, self.size, self.zeroed = device, size, 0
+
+    def get_device(self) -> int:
+        return self.device
+
+    def data_ptr(self) -> int:
+        return 4096
+
+    def zero_(self) -> None:
+        self.zeroed += 1
+
+
+def test_sums_that_are_exchanged_use_their_memory_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Kept] = []
+
+    def make(dtype: str, like: Kept, shape: tuple[int, ...]) -> Kept:
+        made.append(Kept(like.device, int(np.prod(shape))))
+        return made[-1]
+
+    monkeypatch.setattr("pit_tvm.runtime.cuda_columns.empty_of", make)
+    monkeypatch.setattr("pit_tvm.runtime.cuda_workspace.stream_of", lambda device: 0)
+    given: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(ColumnsKernels, "_get", lambda *_: lambda *args: given.append(args))
+    tensors = op.matmul(None, None, None, dtype="float16", **TURNED)
+    rows = pit_tvm.compile(tensors, sparse={"lhs": pit_tvm.Rows()}, target=H200)
+    dispatcher: Any = rows._dispatcher
+    sizes = {"m": 64, "n": 64, "k": 64}
+    plan = rows.explain(sparsity=np.arange(9), sizes=sizes, library="torch")
+    launch = dispatcher._kernel(plan.choice)
+    for device in (0, 0, 1):
+        launch(Kept(device), "ids", "count", "rhs", "out")
+    first, again, other = (args[4] for args in given)
+    assert first is again is not other and given[0][1:4] + given[0][-1:] == (
+        *("ids", "count", "rhs"),
+        "out",
+    )
+    shape = columns_tile(plan.choice.tile).parts_shape
+    assert [(k.size, k.zeroed) for k in made] == 2 * [(np.prod(shape), 0), (shape[0], 1)]
 
 
 # --------------------------------------------------------------------------------------------
@@ -243,6 +320,72 @@ def test_masks_change_in_a_graph_without_a_word_to_the_host(
         Case((448, 520, 392), 32, zeros, seed, **options)
         for seed, zeros in enumerate((0.9, 0.2, 1.0))
     ]
+    first = cases[0]
+
+    def call() -> None:
+        made._dispatcher.run(first.arrays, first.value, first.out, choose=tiled)
+
+    check_replays(call, cases)
+
+
+class Existing(Case):
+    """Rows of k of both operands that exist, ``share`` of them, named by ids or, ``padded``, as one
+    sequence; the others hold NaN."""
+
+    def __init__(
+        self,
+        sizes: tuple[int, int, int],
+        share: float,
+        seed: int,
+        padded: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(sizes, sizes[0], 0.0, seed, **TURNED, **options)
+        rng, k = np.random.default_rng(seed), sizes[2]
+        live = round(share * k)
+        ids = np.arange(live) if padded else rng.permutation(k)[:live]
+        lhs, rhs, *bias = self.arrays
+        self.want = (lhs[ids].double().t() @ rhs[ids].double()).cpu().numpy()
+        if bias:
+            self.want = np.maximum(self.want + bias[0].double().cpu().numpy(), 0)
+        dead = np.setdiff1d(np.arange(k), ids)
+        lhs[dead] = rhs[dead] = torch.nan
+        named = np.full(k, -1)
+        named[:live] = ids
+        self.value = torch.tensor([live] if padded else named, dtype=torch.int32, device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("padded", [False, True])
+def test_products_over_rows_of_k_that_exist(cache: KernelCache, padded: bool) -> None:
+    own = {"dtype": "bfloat16", "bias": True, "activation": "relu"} if padded else {}
+    tensors = op.matmul(None, None, None, **{"dtype": "float16", **TURNED, **own})
+    spec = pit_tvm.Lengths() if padded else pit_tvm.Rows()
+    made = pit_tvm.compile(
+        tensors, sparse={"lhs": spec}, target="cuda", cache=cache, deterministic=True
+    )
+    rng = np.random.default_rng(7)
+    drawn = [tuple(int(x) for x in rng.integers(1, 700, 3)) for _ in range(3)]
+    fixed = [(1, 1, 1), (136, 264, 9000), (1000, 2056, 3000), (768, 3072, 4096), (64, 8, 20000)]
+    for sizes in (*fixed, *drawn):
+        for seed, share in enumerate((0.0, 1 / sizes[2], 0.4, 1.0)):
+            case = Existing(sizes, share, seed, padded, **own)
+            for at in range(3):
+                sums = []
+                for _ in range(2):  # the same whoever comes first
+                    case.out.fill_(torch.nan)
+                    run = made._dispatcher.run
+                    run(case.arrays, case.value, case.out, choose=lambda p, at=at: tiled(p, at))
+                    assert case.error() < 4, (sizes, share, at)
+                    sums.append(case.out.clone())
+                assert torch.equal(*sums)
+
+
+@pytest.mark.gpu
+def test_rows_of_k_change_in_a_graph(cache: KernelCache) -> None:
+    tensors = op.matmul(None, None, None, dtype="float16", **TURNED)
+    made = pit_tvm.compile(tensors, sparse={"rhs": pit_tvm.Rows()}, target="cuda", cache=cache)
+    cases = [Existing((448, 520, 9000), share, 3) for share in (0.9, 0.2, 0.0)]
     first = cases[0]
 
     def call() -> None:

@@ -167,7 +167,8 @@ def memory(view: Any) -> np.ndarray:
     """The numbers of a `CudaView`, or of a tensor."""
     if isinstance(view, torch.Tensor):
         return view.numpy()
-    kind, shape = np.dtype({0: "int32", 2: "float16"}[view._header.code]), tuple(view._shape)
+    kinds = {0: "int32", 1: "uint32", 2: "float16"}
+    kind, shape = np.dtype(kinds[view._header.code]), tuple(view._shape)
     raw = (ctypes.c_char * (math.prod(shape) * kind.itemsize)).from_address(view._header.data)
     return np.frombuffer(raw, kind).reshape(shape)
 

@@ -12,10 +12,12 @@ from pit_tvm.errors import ScheduleError, TileNotFound
 from pit_tvm.schedules.hopper_bands import (
     COLUMNS,
     HEIGHTS,
+    RANGES,
     STARTING,
     ColumnsTile,
     columns_tile,
     starting_columns,
+    starting_ranges,
 )
 from pit_tvm.schedules.hopper_columns import columns_kernel
 from pit_tvm.schedules.hopper_knobs import SHARED_LIMIT
@@ -68,16 +70,25 @@ def test_two_warpgroups_share_the_columns_of_a_wide_tile(height: int) -> None:
 def test_packed_columns_bias_and_activation_are_parameters() -> None:
     plain = body_of(knobs=ColumnsTile(tile_n=64))
     full = body_of(knobs=ColumnsTile(tile_n=64), bias=True, act="relu", packed=True)
-    assert "bias_ptr" not in plain and "bias_ptr" in full
+    assert "parts_ptr" not in plain and "bias_ptr" not in plain and "bias_ptr" in full
     assert "pit_relu" not in plain and "pit_relu" in full
     assert "capacity" in full
 
 
-@pytest.mark.parametrize("knobs", STARTING)
+def test_with_one_list_ctas_share_out_the_depth_and_exchange_sums() -> None:
+    knobs = ColumnsTile(128, 128, shared=1)
+    body = body_of(knobs=knobs, common=True)
+    assert knobs.parts_shape == (528, 64, 128)
+    assert len(re.findall(r"pit_post\(", body)) == len(re.findall(r"pit_await\(", body)) == 1
+    assert len(re.findall(r"parts_ptr\[\S.* = acc_ptr", body)) == 64
+
+
+@pytest.mark.parametrize("knobs", STARTING + RANGES)
 def test_starting_tiles_fit_and_keep_their_knobs_as_tiles(knobs: ColumnsTile) -> None:
     knobs.check()
     assert knobs.shared_bytes <= SHARED_LIMIT
-    tiles = starting_columns("bfloat16", knobs.height)
+    one_list = knobs not in STARTING
+    tiles = starting_ranges("bfloat16") if one_list else starting_columns("bfloat16", knobs.height)
     assert knobs in [columns_tile(tile) for tile in tiles]
     assert {tile.dtype for tile in tiles} == {"bfloat16"}
 
@@ -101,6 +112,12 @@ def test_a_tile_that_cannot_be_built_says_which_rule_it_breaks(
 ) -> None:
     with pytest.raises(ScheduleError, match=word):
         columns_kernel("float16", ColumnsTile(**knobs))
+
+
+@pytest.mark.parametrize(("shared", "packed"), [(0, False), (1, True)])
+def test_one_list_needs_tiles_that_are_shared_and_rows_of_k(shared: int, packed: bool) -> None:
+    with pytest.raises(ScheduleError, match="packed" if packed else "shared"):
+        columns_kernel("float16", ColumnsTile(128, 128, shared=shared), packed=packed, common=True)
 
 
 @pytest.mark.parametrize(("dtype", "act"), [("float32", "none"), ("float16", "tanh")])

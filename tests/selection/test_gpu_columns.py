@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from pit_tvm.selection import gpu_columns
 from pit_tvm.selection.gpu_columns import ColumnsWork, select_columns, tile_us
 from pit_tvm.selection.gpu_cost import GpuDense, gpu_rates
 from pit_tvm.structs import MicroTile, Plan, Tile
@@ -73,6 +74,59 @@ def test_few_columns_are_shared_by_more_tiles() -> None:
     narrow = replace(work(64, 0.1), n=512)
     wide, usual = (tile_us(tile(64, width), narrow, RATES)[0] for width in (512, 256))
     assert usual < wide
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_one_list_for_all_bands_costs_what_is_summed_shared_by_all(share: float) -> None:
+    live, tokens = round(16384 * share), 16384
+    grad = ColumnsWork(768, 3072, tokens, 0, (live,), 8.0 * tokens, False, common=True)
+    micro_tile, tiles = MicroTile("lhs", "k", 0, (1, 0)), [tile(128), tile(128, 128)]
+    chosen = select_columns(micro_tile, grad, tiles, None, RATES)
+    assert {c.kind for c in chosen.candidates} == {"pit"} and len(chosen.candidates) == 2
+    assert chosen.choice.covered == pytest.approx(share)
+    us, bound = tile_us(tiles[0], grad, RATES)
+    assert bound < us < 20.0 + 1.4 * bound
+    assert grad.touched == live
+
+
+# Microseconds on an H200 of k, m, n, share live: tiles of 128 rows and 256, 192 and 128 columns.
+RANGES = {
+    (32768, 768, 3072, 1.0): (298.1, 302.8, 340.7),
+    (32768, 768, 3072, 0.5): (163.8, 163.2, 177.5),
+    (32768, 768, 768, 0.5): (55.8, 47.5, 52.4),
+    (8192, 4096, 4096, 0.5): (257.9, 278.1, 311.4),
+    (4096, 1024, 4096, 0.1): (11.2, 14.6, 12.2),
+    (16384, 2048, 1408, 0.5): (115.2, 98.2, 109.9),
+    (8192, 1024, 1024, 0.1): (14.2, 11.7, 9.5),
+}
+
+
+@pytest.mark.parametrize("sizes", RANGES)
+def test_predictions_of_one_list_are_near_what_was_measured(
+    sizes: tuple[int, int, int, float],
+) -> None:
+    k, m, n, share = sizes
+    grad = ColumnsWork(m, n, k, 0, (int(share * k),), 0.0, False, common=True)
+    for width, us in zip((256, 192, 128), RANGES[sizes], strict=True):
+        predicted, bound = tile_us(tile(128, width), grad, RATES)
+        assert bound < predicted == pytest.approx(us, rel=0.13, abs=2.0)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "units", "most"),
+    [
+        (132, 50, (50, 0)),  # whole tiles
+        (528, 50, (200, 0)),
+        (1, 1, (1, 0)),
+        (1, 64, (8, 7)),  # equal parts
+        (66, 64, (32, 1)),
+        (72, 256, (140, 2)),  # and of the rest of two tiles the CTAs that have no part
+        (72, 9, (9, 0)),  # not worth it
+        (138, 256, (256 + 32, 7)),
+    ],
+)
+def test_work_is_shared_out(tiles: int, units: int, most: tuple[int, int]) -> None:
+    assert gpu_columns.shared_out(tiles, units) == most
 
 
 def test_nothing_live_still_writes_the_result() -> None:

@@ -216,12 +216,13 @@ def test_nothing_live_costs_a_launch() -> None:
 
 
 def test_shipped_records_are_reproduced() -> None:
-    records = TileStore.open(device="h200-sm_90a", isa="sm_90a").all()
+    shipped = TileStore.open(device="h200-sm_90a", isa="sm_90a").all()
+    records = [r for r in shipped if r.tile is None or r.tile.family.endswith("-hopper")]
     known = gpu_rates(records, "float16", "sm_90a", "torch", ())
     errors = [
         abs(known.dense_us(r.task.m, r.task.n, r.task.k)[0] / (1e6 * r.secs) - 1)
         for r in records
-        if r.kind == "library"
+        if r.kind == "library" and r.task.dtype != "float32"
     ]
     for r in records:
         if r.tile is None or r.tile not in known.families[r.tile.family].tiles:
@@ -239,11 +240,11 @@ def test_a_handful_of_tiles_is_kept_that_are_near_the_best_everywhere():
     for tile in range(4):
         times[7 * tile, tile::4] = 1.0  # four tiles share the tasks
     times[3] = 1.5  # good at nothing, bad at nothing
-    kept = gpu_cost._handful(times)
+    kept = gpu_cost.handful(times)
     assert len(kept) == gpu_cost._HANDFUL
     assert {0, 3, 7, 14, 21} <= set(kept)
     assert kept == sorted(kept)
-    assert gpu_cost._handful(times[:2]) == [0, 1]
+    assert gpu_cost.handful(times[:2]) == [0, 1]
 
 
 def test_activations_cost_tiles_what_was_measured_of_them() -> None:

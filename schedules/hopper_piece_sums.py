@@ -1,0 +1,190 @@
+"""The sums of the Hopper family of pieces of rows, in shared memory, and their SWrite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm.script import tirx as T
+
+from .hopper_knobs import RowsOptions
+from .hopper_piece_parts import PiecesTile
+from .hopper_swrite import CHUNK, PTX_TYPE, activate
+
+_QUAD = 16  # columns of four chunks of 16 bytes, one for each lane that shares a row
+
+# Addresses of a lane's even and odd chunks in two rows, known before its turn to add: the compiler
+# would compute them when they are needed.
+_PLACES = """__forceinline__ __device__ void pit_places(
+    unsigned* at, const float* row0, const float* row1, int swap) {
+  const float* from[2] = {row0, row1};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    at[i] = (unsigned)__cvta_generic_to_shared(from[i / 2] + (i % 2 ? -swap : swap));
+    asm volatile("" : "+r"(at[i]));
+  }
+}
+"""
+_ADD_HEAD = "__forceinline__ __device__ void {name}(const unsigned* at, bool live, float* v) {{\n"
+_LOAD = """  if (live) asm volatile("ld.shared.v4.f32 {{%0, %1, %2, %3}}, [%4+{off}];"
+    : "=f"(v[{v}]), "=f"(v[{v} + 1]), "=f"(v[{v} + 2]), "=f"(v[{v} + 3]) : "r"(at[{p}]) : "memory");
+"""
+_STORE = """  if (live) asm volatile("st.shared.v4.f32 [%4+{off}], {{%0, %1, %2, %3}};"
+    :: "f"(v[{v}]), "f"(v[{v} + 1]), "f"(v[{v} + 2]), "f"(v[{v} + 3]), "r"(at[{p}]) : "memory");
+"""
+
+
+def _chunks(verb: str, line: str, quads: int) -> tuple[str, str]:
+    """Name and CUDA text of a function that moves a lane's chunks of a row, if it is ``live``."""
+    name = f"pit_{verb}_{quads}"
+    moves = (line.format(off=p * _QUAD * 4, v=p * 4, p=p % 2) for p in range(quads))
+    return name, _ADD_HEAD.format(name=name) + "".join(moves) + "}\n"
+
+
+@T.meta_class
+class PieceSums:
+    """The fp32 sums of a CTA in shared memory, and what becomes of them.
+
+    Four lanes share a row, each with one chunk of 16 bytes of every 64: its pairs of two
+    neighbouring blocks of 8 columns, as the instruction leaves them. Every second row's lanes go
+    through their chunks in another order, so that no two of them meet in one bank.
+    """
+
+    def __init__(self, pool: Any, knobs: PiecesTile, options: RowsOptions) -> None:
+        self.sums = pool.alloc((knobs.rows, knobs.cols), "float32", align=128)
+        self.quads, self.options = knobs.cols // _QUAD, options
+        self.lanes = knobs.cols // CHUNK  # that store one row
+        self.at_once = 32 // self.lanes
+        self.convert = f"cvt.rn.{PTX_TYPE[options.dtype]}x2.f32"
+        self.held = T.alloc_local([2, self.quads * 4], "float32")
+        self.biases = T.alloc_local([self.quads * 4], "float32")
+        self.places = T.alloc_local([4], "uint32")
+        self.odd = T.local_scalar("int32")
+        self.part = T.local_scalar("int32")
+
+    @T.inline
+    def begin(self, lane):
+        self.odd = T.bitwise_and(T.truncdiv(lane, 4), 1)
+        self.part = T.truncmod(lane, 4) * 4
+
+    def chunk(self, row: Any, p: Any) -> Any:
+        """Address of this lane's chunk number ``p`` of a row."""
+        return self.sums.ptr_to([row, T.bitwise_xor(p, self.odd) * _QUAD + self.part])
+
+    @T.inline
+    def load(self, row, side):
+        for p in T.unroll(self.quads):
+            T.ptx["ld.shared.v4.f32"](
+                *[self.held[side, p * 4 + i] for i in range(4)], self.chunk(row, p)
+            )
+
+    @T.inline
+    def clear(self, row):
+        for p in T.unroll(self.quads):
+            T.ptx["st.shared.v4.f32"](self.chunk(row, p), *[T.float32(0) for _ in range(4)])
+
+    @T.inline
+    def ready(self, rows):
+        """Find the places of this lane's two rows; -1 is none."""
+        T.cuda.func_call(
+            "pit_places",
+            T.address_of(self.places[0]),
+            self.sums.ptr_to([T.max(rows[0], 0), self.part]),
+            self.sums.ptr_to([T.max(rows[1], 0), self.part]),
+            self.odd * _QUAD,
+            source_code=_PLACES,
+        )
+
+    @T.inline
+    def add(self, acc, rows):
+        """Add this lane's two rows of the accumulators, in the order of its chunks."""
+        for side in T.unroll(2):
+            self.move("load", _LOAD, rows, side)
+        for side in T.unroll(2):
+            for p in T.unroll(self.quads):
+                for i in T.unroll(4):
+                    # Registers have no addresses: the order becomes a choice of two.
+                    same: T.let = acc[p * 8 + i // 2 * 4 + side * 2 + i % 2]
+                    other: T.let = acc[(p + 1 - p % 2 * 2) * 8 + i // 2 * 4 + side * 2 + i % 2]
+                    self.held[side, p * 4 + i] = self.held[side, p * 4 + i] + T.if_then_else(
+                        self.odd == 1, other, same
+                    )
+        for side in T.unroll(2):
+            self.move("store", _STORE, rows, side)
+
+    @T.inline
+    def move(self, verb, line, rows, side):
+        name = T.meta_var(_chunks(verb, line, self.quads))
+        T.cuda.func_call(
+            name[0],
+            T.address_of(self.places[side * 2]),
+            rows[side] >= 0,
+            T.address_of(self.held[side, 0]),
+            source_code=name[1],
+        )
+
+    @T.inline
+    def ask_bias(self, bias, col0, n):
+        """The bias of this lane's chunks, in the order in which it reads them."""
+        for p in T.unroll(self.quads):
+            for i in T.unroll(4):
+                col: T.let = (
+                    col0
+                    + T.bitwise_xor(p, self.odd) * _QUAD
+                    + T.truncdiv(self.part, 2)
+                    + (i // 2 * 8 + i % 2)
+                )
+                self.biases[p * 4 + i] = T.float32(0)
+                if col < n:
+                    self.biases[p * 4 + i] = T.cast(bias[0, T.cast(col, "int64")], "float32")
+
+    def value(self, side: Any, at: Any) -> Any:
+        """A finished fp32 value of those that are held."""
+        x = self.held[side, at]
+        return activate(self.options.act, x + self.biases[at] if self.options.bias else x)
+
+    @T.inline
+    def write(self, out, row0, last, col0, n, begin, step, lane):
+        """Finish and store 16 rows at a time, from number ``begin`` on, and clear them.
+
+        Halves of a row turn in the row's own memory.
+        """
+        half = T.alloc_local([2, 4], "uint32")
+        line: T.let = T.truncdiv(lane, 4)
+        base: T.int32 = begin
+        while row0 + base < last:
+            for side in T.unroll(2):
+                self.load(base + side * 8 + line, side)
+            T.cuda.warp_sync()
+            for side in T.unroll(2):
+                for p in T.unroll(self.quads):
+                    for h in T.unroll(2):
+                        low: T.float32 = self.value(side, p * 4 + h * 2)
+                        upper: T.float32 = self.value(side, p * 4 + h * 2 + 1)
+                        T.ptx[self.convert](half[0, h], upper, low)
+                        piece: T.let = T.bitwise_xor(T.bitwise_xor(p, self.odd) * 2 + h, line)
+                        T.ptx["st.shared.b32"](
+                            self.sums.ptr_to(
+                                [base + side * 8 + line, piece * 4 + T.truncdiv(self.part, 4)]
+                            ),
+                            half[0, h],
+                        )
+            T.cuda.warp_sync()
+            for u in T.unroll(8 // self.at_once):
+                own: T.let = u * self.at_once + T.truncdiv(lane, self.lanes)
+                col: T.let = T.truncmod(lane, self.lanes)
+                for side in T.unroll(2):
+                    T.ptx["ld.shared.v4.b32"](
+                        *[half[side, i] for i in range(4)],
+                        self.sums.ptr_to([base + side * 8 + own, T.bitwise_xor(col, own) * 4]),
+                    )
+                for side in T.unroll(2):
+                    row: T.let = row0 + base + side * 8 + own
+                    if (row < last) & (col0 + col * CHUNK < n):
+                        T.ptx["st.global.v4.b32"](
+                            out.ptr_to([T.cast(row, "int64"), T.cast(col0 + col * CHUNK, "int64")]),
+                            *[half[side, i] for i in range(4)],
+                        )
+            T.cuda.warp_sync()
+            for side in T.unroll(2):
+                self.clear(base + side * 8 + line)
+            base = base + step

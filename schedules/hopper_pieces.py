@@ -1,0 +1,252 @@
+"""Products of live pieces of rows for Hopper (sm_90a): each step of k has rows of its own.
+
+    out = act(lhs @ rhs + bias), where a row of lhs is zero outside its live pieces
+
+A piece is 64 positions of k of one row. The m axis is permuted anew in every step of k, so sums
+cannot stay in registers: a CTA keeps those of a range of rows and a few columns in shared memory,
+in fp32, and walks the depth in order. In each step it gathers the rows of its range that live,
+multiplies them by the step's weights, and adds what comes out at their places. Only one CTA adds to
+a sum, in the order of k: results are the same at every call. Operands are all fp16 or all bf16.
+Every element of out is written: where nothing lives, act(bias). Rows of all operands and of out are
+multiples of 8 elements and every address is aligned to 16 bytes: the caller checks. PIT, SOSP'23,
+section 3.3.
+
+Every stage has a warp of its own that lists its rows, fetches them and asks TMA for weights; two
+warpgroups multiply, each every second step, and take turns to add.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm.backend.cuda.lang.pipeline import MBarrier, TMABar
+from tvm.script import tirx as T
+from tvm.script.tirx import tile as Tx
+
+from .dependent import after_predecessor
+from .hopper_block_parts import OperandTiles
+from .hopper_knobs import TILE_K, RowsOptions, RowsTile
+from .hopper_piece_parts import PieceLists, PiecesTile
+from .hopper_piece_sums import PieceSums
+from .hopper_primitives import register
+
+
+@T.jit
+def live_pieces(
+    lhs_h: T.handle,
+    lines_h: T.handle,
+    high: T.int32,
+    rhs_h: T.handle,
+    bias_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    out_h: T.handle,
+    *,
+    knobs: T.constexpr,
+    options: T.constexpr,
+):
+    """The template; ``pieces_kernel`` gives it its knobs and options."""
+    m, n, k = T.int32(), T.int32(), T.int32()
+    slots, size = T.int32(), T.int32()
+    turned = T.meta_var(options.rhs_layout == "kn")
+    lhs = T.match_buffer(lhs_h, (m, k), options.dtype)
+    lines = T.match_buffer(lines_h, (slots, size), "uint32", align=4)
+    rhs = T.match_buffer(rhs_h, (k, n) if turned else (n, k), options.dtype)
+    if bias_h is not None:
+        bias = T.match_buffer(bias_h, (1, n), options.dtype)
+    out = T.match_buffer(out_h, (m, n), options.dtype)
+
+    STAGES = T.meta_var(knobs.stages)
+    ROOM = T.meta_var(knobs.room)
+    COLS = T.meta_var(knobs.cols)
+    WGS = T.meta_var(knobs.consumers)
+
+    T.device_entry()
+    T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
+    bx = T.cta_id([knobs.sms])
+    wg = T.warpgroup_id([knobs.warpgroups])
+    warp = T.warp_id_in_wg([4])
+    lane = T.lane_id([32])
+
+    pool = T.SMEMPool()
+    full = TMABar(pool, STAGES)
+    empty = MBarrier(pool, STAGES)
+    order = MBarrier(pool, WGS)  # whose turn it is to add
+    lists = PieceLists(pool, lines, size, knobs)
+    pool.move_base_to(knobs.aside)
+    # An instruction reads 64 rows, those of the next stages or the weights among them: what it
+    # makes of them is not added anywhere.
+    rows_tile = pool.alloc_tcgen05_mma_AB((1, STAGES * ROOM, TILE_K), options.dtype)
+    weights = OperandTiles(pool, rhs, turned, COLS, STAGES, options.dtype, COLS)
+    sums = PieceSums(pool, knobs, options)
+    pool.commit()
+    full.init(2)
+    empty.init(4)
+    order.init(4)
+    steps: T.let = T.max(T.truncdiv(k + (TILE_K - 1), TILE_K), 1)
+    ranges: T.let = T.truncdiv(m + high - 1, high)
+    tiles: T.let = ranges * T.truncdiv(n + (COLS - 1), COLS)
+    T.ptx.fence.mbarrier_init.release.cluster()
+    T.cuda.cta_sync()
+    after_predecessor()
+    tile: T.int32 = bx
+
+    if wg >= WGS:
+        T.ptx["setmaxnreg.dec.sync.aligned.u32"](knobs.registers[0])
+        stage: T.let = (wg - WGS) * 4 + warp
+        if stage < STAGES:
+            lists.begin()
+            phase: T.int32 = 1
+            step: T.int32 = stage
+            while step >= steps:
+                step = step - steps
+                tile = tile + knobs.sms
+            row0: T.int32 = T.truncmod(tile, ranges) * high
+            if tile < tiles:
+                lists.ask(step, row0, high, lane)
+            while tile < tiles:
+                k0: T.int32 = step * TILE_K
+                col0: T.int32 = T.truncdiv(tile, ranges) * COLS
+                here: T.int32 = row0
+                lists.take(lane)
+                # The bits of this stage's next step are on their way meanwhile.
+                step = step + STAGES
+                while step >= steps:
+                    step = step - steps
+                    tile = tile + knobs.sms
+                row0 = T.truncmod(tile, ranges) * high
+                if tile < tiles:
+                    lists.ask(step, row0, high, lane)
+                inside: T.let = k0 + T.truncmod(lane, 8) * 8 < k
+                first: T.int32 = 0
+                more: T.int32 = 1
+                while more == 1:
+                    lists.emit(stage, 1 - phase, first, lane)
+                    empty.wait(stage, phase)
+                    phase = 1 - phase
+                    if lane == 0:
+                        lists.heads[stage] = lists.total - first
+                        if (first == 0) & (lists.total > 0):
+                            full.arrive(stage, weights.bytes)
+                            weights.fetch(stage, col0, T.truncdiv(k0, TILE_K), full.ptr_to([stage]))
+                        else:
+                            T.ptx.mbarrier.arrive.shared.b64(full.ptr_to([stage]), T.uint32(1))
+                    for q in T.unroll(ROOM // 16):
+                        if first + q * 16 < lists.total:
+                            for p in T.unroll(4):
+                                place: T.let = q * 16 + p * 4 + T.truncdiv(lane, 8)
+                                if first + place < lists.total:
+                                    T.ptx["cp.async.cg.shared.global"](
+                                        rows_tile.ptr_to(
+                                            [0, stage * ROOM + place, T.truncmod(lane, 8) * 8]
+                                        ),
+                                        lhs.ptr_to(
+                                            [
+                                                T.cast(here + lists.mine[q * 4 + p], "int64"),
+                                                T.cast(k0 + T.truncmod(lane, 8) * 8, "int64"),
+                                            ]
+                                        ),
+                                        16,
+                                        T.cast(T.if_then_else(inside, 16, 0), "uint32"),
+                                    )
+                    # The fence stands here and not before the product, which has no time for it.
+                    T.ptx.cp.async_.wait_all()
+                    T.ptx.fence.proxy.async_.shared__cta()
+                    T.cuda.warp_sync()
+                    if lane == 0:
+                        T.ptx.mbarrier.arrive.shared.b64(full.ptr_to([stage]), T.uint32(1))
+                    first = first + ROOM
+                    more = T.if_then_else(first < lists.total, 1, 0)
+    else:
+        T.ptx["setmaxnreg.inc.sync.aligned.u32"](knobs.registers[1])
+        acc = T.alloc_local([COLS // 2], "float32")
+        rows = T.alloc_local([2], "int32")
+        part: T.let = wg * 4 + warp
+        done: T.int32 = 0  # steps of the tiles before
+        phases: T.int32 = 0  # of all stages: one bit each
+        turn: T.int32 = T.if_then_else(wg == 0, 1, 0)  # phase of its next permission to add
+        sums.begin(lane)
+        line: T.int32 = part * 8 + T.truncdiv(lane, 4)
+        while line < knobs.rows:
+            sums.clear(line)
+            line = line + WGS * 32
+        T.ptx["bar.sync"](T.uint32(1), T.uint32(WGS * 128))
+        while tile < tiles:
+            kt: T.int32 = T.truncmod(wg + (WGS - T.truncmod(done, WGS)), WGS)
+            while kt < steps:
+                at: T.let = T.truncmod(done + kt, STAGES)
+                live: T.int32 = ROOM + 1
+                waits: T.int32 = 1
+                while live > ROOM:
+                    parity: T.int32 = T.bitwise_and(T.shift_right(phases, at), 1)
+                    full.wait(at, parity)
+                    phases = T.bitwise_xor(phases, T.shift_left(1, at))
+                    live = lists.heads[at]
+                    for side in T.unroll(2):
+                        slot: T.let = warp * 16 + side * 8 + T.truncdiv(lane, 4)
+                        rows[side] = -1
+                        if slot < T.min(live, ROOM):
+                            rows[side] = T.cast(lists.ids[at, parity, slot], "int32")
+                    if live > 0:
+                        Tx.wg.gemm_async(
+                            acc,
+                            rows_tile[0:1, at * ROOM : at * ROOM + 64, 0:TILE_K],
+                            weights.part(at, 0, COLS),
+                            transB=turned,
+                            accum=False,
+                            dispatch="pit_wgmma",
+                        )
+                        T.ptx.wgmma.wait_group.sync.aligned(0)
+                    T.cuda.warp_sync()
+                    if lane == 0:
+                        empty.arrive(at)
+                    sums.ready(rows)
+                    if waits == 1:
+                        order.wait(wg, turn)
+                        turn = 1 - turn
+                        waits = 0
+                    sums.add(acc, rows)
+                T.cuda.warp_sync()
+                if lane == 0:
+                    order.arrive(T.truncmod(wg + 1, WGS))
+                kt = kt + WGS
+            done = done + steps
+            first_row: T.let = T.truncmod(tile, ranges) * high
+            first_col: T.let = T.truncdiv(tile, ranges) * COLS
+            if bias_h is not None:
+                sums.ask_bias(bias, first_col, n)
+            T.ptx["bar.sync"](T.uint32(1), T.uint32(WGS * 128))
+            last: T.let = T.min(first_row + high, m)
+            sums.write(out, first_row, last, first_col, n, part * 16, WGS * 64, lane)
+            T.ptx["bar.sync"](T.uint32(1), T.uint32(WGS * 128))
+            tile = tile + knobs.sms
+
+
+def pieces_kernel(
+    dtype: str,
+    knobs: PiecesTile,
+    *,
+    bias: bool = False,
+    act: str = "none",
+    rhs_layout: str = "kn",
+) -> tvm.tirx.PrimFunc:
+    """The kernel of one set of knobs: lhs (m, k), lines, high, rhs, [bias (1, n),] out (m, n).
+
+    ``lines`` (steps, words), uint32, has a line for every 64 of k: bit i of word w of line t is set
+    where row w * 32 + i lives in step t. ``high``, a multiple of 32 and at most ``knobs.rows``, is
+    how many rows a CTA takes.
+
+    Parameters
+    ----------
+    dtype : element type of all operands and of out: float16 or bfloat16
+    bias : add bias
+    act : none, relu, gelu, gelu_tanh or silu
+    rhs_layout : kn or nk
+
+    Raises
+    ------
+    ScheduleError (a ValueError) for knobs or options that the template cannot build
+    """
+    knobs.check()
+    options = RowsOptions(dtype, bias, act, rhs_layout=rhs_layout)
+    options.check(RowsTile(tile_m=128, tile_n=64))
+    register()
+    absent = {} if bias else {"bias_h": None}
+    return live_pieces.specialize(knobs=knobs, options=options, **absent)

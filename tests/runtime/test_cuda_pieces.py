@@ -1,0 +1,234 @@
+"""The GPU's family of live pieces of rows: programs, plans, lines of bits, on a GPU its results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pit_tvm
+from pit_tvm import op
+from pit_tvm.errors import DTypeError, ShapeError
+from pit_tvm.runtime import cuda_bind, cuda_block_map
+from pit_tvm.runtime.cuda_modules import CudaKernels
+from pit_tvm.runtime.cuda_piece_form import PiecesForm, pieces_form
+from pit_tvm.runtime.cuda_pieces import PiecesDispatcher, PiecesKernels
+from pit_tvm.runtime.cuda_watch import CountWatch
+from pit_tvm.runtime.kernel_cache import KernelCache
+from pit_tvm.runtime.program import analyse
+from pit_tvm.schedules.hopper_piece_parts import PIECES, STARTING
+from pit_tvm.structs import SparsitySpec
+from tests.runtime.cuda_products import roundings, tiled
+from tests.runtime.test_cuda_blocks import Case, operator
+from tests.runtime.test_cuda_outputs import memory
+
+torch = pytest.importorskip("torch")
+
+LINEAR = {"transpose_rhs": True}
+FULL = {"dtype": "bfloat16", "bias": True, "activation": "relu"}
+
+
+def form(spec: SparsitySpec, sparse: str = "lhs", **options: Any) -> Any:
+    tensors = op.matmul(None, 64, None, **{"dtype": "float16", **options})
+    return pieces_form(analyse(tensors, {sparse: spec}))
+
+
+# --------------------------------------------------------------------------------------------
+# Which programs
+
+
+@pytest.mark.parametrize(
+    ("spec", "options"),
+    [
+        (pit_tvm.Mask(1, 64), {}),
+        (pit_tvm.Mask(1, 32), {"bias": True, "activation": "gelu"}),
+        (pit_tvm.BlockMask(1, 64), {**LINEAR, "bias": True}),
+        (pit_tvm.BitMask(2, 128), LINEAR),
+        (pit_tvm.Values(1, 512), {}),
+    ],
+)
+def test_pieces_of_rows_are_taken(spec: SparsitySpec, options: dict[str, Any]) -> None:
+    found = form(spec, **options)
+    assert isinstance(found, PiecesForm) and (found.lhs, found.rhs) == ("lhs", "rhs")
+    assert found.rhs_layout == ("nk" if "transpose_rhs" in options else "kn")
+    assert (found.route.micro_tile.axis, found.route.micro_tile.extents) == ("m", (1, 64))
+    assert found.options == {
+        "bias": "bias" in options,
+        "act": options.get("activation") or "none",
+        "rhs_layout": found.rhs_layout,
+    }
+
+
+@pytest.mark.parametrize(
+    ("spec", "sparse", "options"),
+    [
+        (pit_tvm.Mask(1, 16), "lhs", {}),
+        (pit_tvm.Mask(1, 1024), "lhs", {}),
+        (pit_tvm.Mask(4, 64), "lhs", {}),
+        (pit_tvm.Mask(1, 64), "lhs", {"transpose_lhs": True}),
+        (pit_tvm.Mask(64, 1), "rhs", {}),
+        (pit_tvm.BlockMask(2, 64), "lhs", {}),
+        (pit_tvm.Values(), "lhs", {}),
+        (pit_tvm.Rows(), "lhs", {}),
+        (pit_tvm.Mask(1, 64), "lhs", {"dtype": "float32"}),
+        (pit_tvm.Mask(1, 64), "lhs", {"out_dtype": "float32"}),
+    ],
+)
+def test_other_patterns_and_types_are_left_to_other_families(
+    spec: SparsitySpec, sparse: str, options: dict[str, Any]
+) -> None:
+    assert form(spec, sparse, **options) is None
+
+
+# --------------------------------------------------------------------------------------------
+# Plans
+
+
+def test_plans_weigh_live_pieces_against_dense() -> None:
+    made = operator(pit_tvm.Mask(1, 64))
+    assert isinstance(made._dispatcher, PiecesDispatcher)
+    kinds, tiles = {}, {}
+    for zeros in (0.0, 0.9, 0.99):
+        live = np.random.default_rng(3).random((4096, 64)) >= zeros
+        mask, sizes = live.repeat(64, axis=1), {"m": 4096, "n": 4096, "k": 4096}
+        plan = made.explain(sparsity=mask, sizes=sizes, library="torch")
+        assert {c.kind for c in plan.candidates} == {"pit", "dense"}
+        assert plan.candidates[0].covered == pytest.approx(live.mean())
+        kinds[zeros], tiles[zeros] = plan.choice.kind, plan.candidates[0].tile
+    assert kinds == {0.0: "dense", 0.9: "pit", 0.99: "pit"}
+    assert tiles[0.9] != tiles[0.99]  # fewer live rows let a CTA hold more of them
+
+
+def test_a_plan_is_made_before_any_count_is_known_and_without_any_depth() -> None:
+    made = operator(pit_tvm.BlockMask(1, 64))._dispatcher
+    layout = made.binder.layout_of({"m": 320, "n": 512, "k": 1000}, "torch")
+    assert made.planner.plan(layout, None) is made.planner.plan(layout, None)
+    assert {tile.family for tile in made.planner.likely_tiles(layout)} == {PIECES}
+    hollow = made.binder.layout_of({"m": 320, "n": 512, "k": 0}, "torch")
+    assert made.planner.plan(hollow, ()).choice.kind == "dense"
+
+
+def test_building_asks_for_every_kernel_of_the_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(PiecesKernels, "_build", lambda self, func: asked.append("product"))
+    made = operator(pit_tvm.Mask(1, 64))
+    monkeypatch.setattr(made._dispatcher, "modules", lambda name, make: asked.append(name))
+    monkeypatch.setattr(made._dispatcher.kernels.cache, "get", lambda key, build: build())
+    made.build({"m": 256, "n": 256, "k": 256})
+    assert asked.count("product") == len(STARTING) and "cuda-blocks" in asked
+
+
+# --------------------------------------------------------------------------------------------
+# What a call hands to the kernels
+
+
+@pytest.mark.parametrize(
+    ("spec", "options"), [(pit_tvm.Mask(1, 64), {}), (pit_tvm.BlockMask(1, 32), {"bias": True})]
+)
+def test_calls_hand_lines_of_bits_to_the_kernel(
+    monkeypatch: pytest.MonkeyPatch, spec: Any, options: dict[str, Any]
+) -> None:
+    m, n, k = 700, 24, 200
+    rng = np.random.default_rng(1)
+    told = rng.random((m, -(-k // spec.extents[1]))) >= 0.7
+    mask = told.repeat(spec.extents[1], axis=1)[:, :k]
+    value = torch.from_numpy(told if isinstance(spec, pit_tvm.BlockMask) else mask.copy())
+    made = [rng.standard_normal((m, k)) * mask, rng.standard_normal((k, n))]
+    made += [rng.standard_normal(n)] * len(options)
+    arrays = [torch.from_numpy(array.astype(np.float16)) for array in made]
+    live = np.add.reduceat(mask, np.arange(0, k, 64), axis=1).T > 0  # [steps, m]
+
+    def fold(address: int, *numbers: Any) -> None:
+        assert address == value.data_ptr()
+        padded = np.pad(live, ((0, 0), (0, -m % 32)))
+        packed = np.ascontiguousarray(np.packbits(padded, axis=1, bitorder="little"))
+        numbers[-1].numpy()[...] = packed.view(np.uint32)
+
+    def product(self: Any, tile: Any, groups: int, **given: Any) -> Any:
+        def run(lhs: Any, lines: Any, high: int, *rest: Any) -> None:
+            left, words, right, *bias, out = map(memory, (lhs, lines, *rest))
+            assert high % 32 == 0 and high <= tile.tile_m and words.shape == (4, 22)
+            assert len(bias) == given["bias"]
+            sums = np.zeros((m, n)) + (bias[0].astype(np.float64) if bias else 0.0)
+            for step in range(len(words)):
+                bits = np.unpackbits(words[step].view(np.uint8), bitorder="little")
+                rows, depth = np.flatnonzero(bits), slice(step * 64, step * 64 + 64)
+                sums[rows] += left[rows, depth].astype(np.float64) @ right[depth].astype(np.float64)
+            out[...] = sums
+
+        return run
+
+    monkeypatch.setattr(CudaKernels, "mask", lambda self, name: fold)
+    monkeypatch.setattr(PiecesKernels, "product", product)
+    monkeypatch.setattr(CountWatch, "due", lambda self: False)
+    for module in (cuda_bind, cuda_block_map):
+        monkeypatch.setattr(module, "check_tensor", lambda *given, **options: None)
+    out = torch.full((m, n), torch.nan, dtype=torch.float16)
+    operator(spec, **options)._dispatcher.run(arrays, value, out, choose=tiled)
+    lhs, rhs, *bias = (array.double().numpy() for array in arrays)
+    assert roundings(out, lhs @ rhs + (bias[0] if bias else 0.0)) < 2
+
+
+# --------------------------------------------------------------------------------------------
+# Results, on a GPU
+
+
+@pytest.fixture(scope="module")
+def cache() -> KernelCache:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    return KernelCache()
+
+
+CASES: list[tuple[Any, dict[str, Any]]] = [
+    (pit_tvm.Mask(1, 64), {}),
+    (pit_tvm.BlockMask(1, 32), {**LINEAR, **FULL}),
+    (pit_tvm.BitMask(1, 128), FULL),
+    (pit_tvm.Values(1, 64), LINEAR),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("spec", "options"), CASES)
+def test_products_of_random_shapes_and_patterns(
+    cache: KernelCache, spec: Any, options: dict[str, Any]
+) -> None:
+    made = operator(spec, "lhs", cache, **options)
+    rng = np.random.default_rng(spec.extents[1])
+    fixed = [((1, 1, 1), 0.0), ((64, 8, 64), 0.0), ((264, 520, 72), 1.0), ((3000, 512, 900), 0.5)]
+    drawn = [(tuple(int(x) for x in rng.integers(1, 700, 3)), z) for z in (0.3, 0.9, 0.97)]
+    for seed, (sizes, zeros) in enumerate([*fixed, *drawn, ((4096, 4096, 192), 0.9)]):
+        case = Case(spec, "lhs", sizes, zeros, seed, **options)
+        for at in range(len(STARTING)):
+            case.out.fill_(torch.nan)
+            run = made._dispatcher.run
+            run(case.arrays, case.value, case.out, choose=lambda plan, at=at: tiled(plan, at))
+            assert case.error() < 4, (sizes, zeros, at)
+
+
+@pytest.mark.gpu
+def test_calls_choose_agree_whatever_they_choose_and_repeat_themselves(cache: KernelCache) -> None:
+    spec = pit_tvm.Mask(1, 64)
+    made = operator(spec, "lhs", cache)
+    for zeros in (0.99, 0.0):
+        case = Case(spec, "lhs", (1024, 1024, 1024), zeros, 5)
+        first = made(*case.arrays, sparsity=case.value)
+        for _ in range(20):
+            case.out = made(*case.arrays, sparsity=case.value)
+        assert case.error() < 4
+        assert zeros == 0.0 or torch.equal(first, case.out)  # sums have one order
+
+
+@pytest.mark.gpu
+def test_wrong_masks_and_products_without_depth(cache: KernelCache) -> None:
+    spec = pit_tvm.Mask(1, 64)
+    made = operator(spec, "lhs", cache, **FULL)
+    case = Case(spec, "lhs", (512, 256, 448), 0.7, 1, **FULL)
+    with pytest.raises(ShapeError, match="sparsity of lhs"):
+        made._dispatcher.run(case.arrays, case.value[:4], case.out, choose=tiled)
+    with pytest.raises(DTypeError, match="sparsity of lhs"):
+        made._dispatcher.run(case.arrays, case.value.int(), case.out, choose=tiled)
+    case = Case(spec, "lhs", (24, 16, 0), 0.0, 1, **FULL)
+    case.out = made(*case.arrays, sparsity=case.value)
+    assert case.error() < 4

@@ -1,0 +1,106 @@
+"""The Hopper family of live pieces of rows as CUDA source; running it needs the GPU."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pit_tvm.errors import ScheduleError, TileNotFound
+from pit_tvm.schedules.hopper_knobs import SHARED_LIMIT
+from pit_tvm.schedules.hopper_piece_parts import (
+    PIECES,
+    STARTING,
+    PiecesTile,
+    pieces_tile,
+    starting_pieces,
+)
+from pit_tvm.schedules.hopper_pieces import pieces_kernel
+from pit_tvm.selection.gpu_pieces import range_of
+from tests.schedules.cuda_text import cuda_text
+
+NARROW, WIDE = PiecesTile(1376, 32, 32, 6, 3), PiecesTile(512, 64, 48, 6, 3)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "knobs", "options", "shape", "turned"),
+    [
+        ("float16", NARROW, {}, "m64n32k16.f32.f16.f16", "1"),
+        ("bfloat16", WIDE, {"rhs_layout": "nk", "bias": True}, "m64n64k16.f32.bf16.bf16", "0"),
+    ],
+)
+def test_live_rows_are_gathered_and_their_sums_stay_in_shared_memory(
+    dtype: str, knobs: PiecesTile, options: dict[str, Any], shape: str, turned: str
+) -> None:
+    source = cuda_text(pieces_kernel(dtype, knobs, act="relu", **options))
+    body = source.split("__global__")[-1]
+    assert f"wgmma.mma_async.sync.aligned.{shape}" in source
+    assert set(re.findall(r"1, 1, 0, ([01]);", source)) == {turned}
+    # Rows by copies of 16 bytes, weights by TMA, no sum but the CTA's own.
+    assert "cp_async_cg" in body and "cp.async.bulk.tensor.2d" in source
+    assert "atomicAdd" not in body and not re.search(r"\bred\.", source)
+    assert "pit_relu" in body and ("bias_ptr" in body) == ("bias" in options)
+    assert body.count(f"pit_load_{knobs.cols // 16}(") == 2
+    # 64-byte rows of weights have a swizzle of their own.
+    swizzle = 2 if knobs.cols == 32 else 3
+    assert re.search(rf"encode_matrix_descriptor\(\(&\(desc_b_.*, {swizzle}\);", body)
+
+
+def test_starting_tiles_fit_and_keep_their_knobs_as_tiles() -> None:
+    tiles = starting_pieces("bfloat16")
+    assert [pieces_tile(tile) for tile in tiles] == list(STARTING)
+    for tile, knobs in zip(tiles, STARTING, strict=True):
+        knobs.check()
+        assert knobs.shared_bytes <= SHARED_LIMIT and tile.dtype == "bfloat16"
+        least, most = knobs.registers
+        warpgroups = knobs.consumers * most + (knobs.warpgroups - knobs.consumers) * least
+        assert 128 * warpgroups <= 65536
+
+
+@pytest.mark.parametrize("m", [1, 31, 32, 33, 500, 512, 513, 4096, 5000])
+@pytest.mark.parametrize("rows", [64, 512, 1376])
+def test_ranges_are_even_begin_at_words_and_fit(m: int, rows: int) -> None:
+    high = range_of(m, rows)
+    assert 0 < high <= rows and high % 32 == 0
+    assert -(-m // high) <= -(-m // rows)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "word"),
+    [
+        ({"rows": 500}, "rows"),
+        ({"cols": 128}, "cols"),
+        ({"room": 40}, "room"),
+        ({"consumers": 1}, "consumers"),
+        ({"stages": 6, "consumers": 4}, "stages"),
+        ({"rows": 1024}, "shared memory"),
+    ],
+)
+def test_a_tile_that_cannot_be_built_says_which_rule_it_breaks(
+    knobs: dict[str, int], word: str
+) -> None:
+    with pytest.raises(ScheduleError, match=word):
+        pieces_kernel("float16", PiecesTile(**knobs))
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [({"dtype": "float32"}, "dtype"), ({"act": "tanh"}, "act"), ({"rhs_layout": "mk"}, "layout")],
+)
+def test_options_that_no_kernel_can_have_are_refused(options: dict[str, str], word: str) -> None:
+    with pytest.raises(ScheduleError, match=word):
+        pieces_kernel(**{"dtype": "float16", "knobs": WIDE, **options})
+
+
+def test_tiles_of_others_and_unknown_knobs_are_refused() -> None:
+    tile = starting_pieces("float16")[0]
+    assert tile.family == PIECES
+    for wrong in (
+        replace(tile, family="rows-hopper"),
+        replace(tile, knobs=(("lag", 1),)),
+        replace(tile, tile_m=40),
+    ):
+        with pytest.raises(TileNotFound):
+            pieces_tile(wrong)
