@@ -1,11 +1,14 @@
 """The GPU benchmark: live rows, experts, index and selection against cuBLAS and torch's kernels.
 
-Suites: padding, moe, layer, index, granularity, weights, outputs, decode, search, or all. Peers run
-in the same process, in turn with pit-tvm, as replays of CUDA graphs; times are medians, and every
-result is compared with float64. The shapes of HELD_OUT in bench_gpu_cases.py and all seeds of the
-benchmark are never tuned on, and held-out shapes have rows and goals of their own. The last lines
-say which goals are reached. The exit status is 1 if a result is wrong, and 2 if something is
-missing; a goal that is not reached does not change it.
+Suites, or all of them: padding, moe, layer; index, and conversion, which is index for every way to
+tell the zeros of a matrix (the paper's figure 17); granularity (its figure 15), tensorcore (its
+figure 16), weights, outputs, decode; sread, what SRead and SWrite add to a dense tile; and search.
+
+Peers run in the same process, in turn with pit-tvm, as replays of CUDA graphs; times are medians,
+and every result is compared with float64. The shapes of HELD_OUT in bench_gpu_cases.py and all
+seeds of the benchmark are never tuned on, and held-out shapes have rows and goals of their own. The
+last lines say which goals are reached. The exit status is 1 if a result is wrong, and 2 if
+something is missing; a goal that is not reached does not change it.
 
 The suite layer also times kernels of others if their sources are on PYTHONPATH, and prints "-"
 where they are missing: OpenAI's triton_kernels with matmul_ogs (github.com/triton-lang/triton,
@@ -32,8 +35,9 @@ if TYPE_CHECKING:
     from bench_report import Result
     from bench_rows import Target
 
-SPARSE = ("granularity", "weights", "outputs", "decode")
-SUITES = ("padding", "moe", "layer", "index", *SPARSE, "search")
+INDEX = ("index", "conversion")
+SPARSE = ("granularity", "tensorcore", "weights", "outputs", "decode", "sread")
+SUITES = ("padding", "moe", "layer", *INDEX, *SPARSE, "search")
 ROUNDS, QUICK_ROUNDS = 30, 3
 
 

@@ -8,26 +8,28 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import Any
 
 from bench_gpu_cases import Layer, Linear, Moe, list_layers, list_linear, list_moe
 from bench_gpu_experts import products_of
-from bench_gpu_granularity import Grain, list_grains
+from bench_gpu_grains import Grain, list_grains, list_tensor_cores
+from bench_gpu_granularity import grain_operator
 from bench_gpu_measure import GpuSettings
 from bench_gpu_outputs import Output, list_outputs, outputs_operator
 from bench_gpu_pit import internals, operator, operator_of
+from bench_gpu_sread import Segment, list_segments, segment_operator
 from bench_gpu_weights import Weights, list_weights, weights_operator
 
 import pit_tvm
-from pit_tvm.runtime.cuda_blocks import BlocksKernels
 from pit_tvm.runtime.cuda_columns import ColumnsKernels
 from pit_tvm.runtime.cuda_dispatch import all_modules
+from pit_tvm.runtime.cuda_form import ColumnsForm
+from pit_tvm.runtime.cuda_general import GeneralDispatcher
 from pit_tvm.runtime.cuda_modules import cached_modules
 from pit_tvm.runtime.cuda_rows import RowsKernels
 from pit_tvm.runtime.kernel_cache import KernelCache
-from pit_tvm.schedules.hopper_bands import starting_columns
 from pit_tvm.structs import SparsitySpec, Tile
 
 ARCH = "sm_90a"
@@ -69,16 +71,32 @@ class Columns:
     act: str | None = None
 
 
+CASES: dict[str, Any] = {
+    "granularity": list_grains,
+    "tensorcore": list_tensor_cores,
+    "weights": list_weights,
+    "outputs": list_outputs,
+    "sread": list_segments,
+}
+Sparse = Grain | Weights | Output | Segment
+
+
 @dataclass(frozen=True)
-class Blocks:
-    """A library of the family of live blocks: a tile with the kernel's options."""
+class Part:
+    """A library that the operator of ``case`` takes: a tile, without SRead if the options are
+    "dense", or the kernel that packs an lhs if ``tile`` is None. Equal ones are one library,
+    whatever the cases. ``turned``: lhs is stored [k, m]."""
 
-    tile: Tile
+    family: str
+    dtype: str
+    tile: Tile | None
     options: tuple[tuple[str, Any], ...]
+    case: Sparse = field(compare=False)
+    turned: bool = field(compare=False, default=False)
 
 
-Wanted = Kernel | Library | Columns | Blocks
-Measured = Linear | Moe | Layer | Grain | Weights | Output
+Wanted = Kernel | Library | Columns | Part
+Measured = Linear | Moe | Layer | Sparse
 
 
 def build_all(kernels: Iterable[Wanted], jobs: int) -> int:
@@ -101,8 +119,14 @@ def build_one(what: str | Wanted) -> int:
         else:
             act = what.act or "none"
             columns.product(what.tile, bias=what.bias, act=act, packed=what.packed)
-    elif isinstance(what, Blocks):
-        BlocksKernels(KernelCache(), ARCH).product(what.tile, **dict(what.options))
+    elif isinstance(what, Part):
+        made = _sparse(what.case, what.turned)
+        if what.tile is None:
+            made.kernels.pack(what.dtype, made.form.height)
+        elif dict(what.options).get("dense"):
+            made.kernels.dense(what.tile)
+        else:
+            made.kernels.product(what.tile, made.form.groups, **made.options)
     elif isinstance(what, Library):
         kernels = RowsKernels(KernelCache(), ARCH)
         if what.tile is None:
@@ -126,26 +150,14 @@ def wanted(cases: Sequence[Measured], settings: GpuSettings) -> list[Wanted]:
 
 
 def _wanted(case: Measured, settings: GpuSettings) -> Iterator[Wanted]:
-    if isinstance(case, Weights):
-        yield from _blocks(weights_operator(case, TARGET))
+    if isinstance(case, Segment):
+        name = type(_sparse(case).kernels).__name__
+        for dense in (True, False):
+            yield Part(name, "float32", case.tile(ARCH), (("dense", dense),), case)
         return
-    if isinstance(case, Output):
-        made = internals(outputs_operator(case, TARGET))
-        layout = made.binder.layout_of(dict(zip("mnk", case.sizes, strict=True)), "torch")
-        for tile in made.planner.likely_tiles(layout):
-            yield Library(case.dtype, tile, tuple(made.options.items()))
-        return
-    if isinstance(case, Grain) and case.grain[1] > 1:
-        for kind, extents in (("turned", case.grain[::-1]), ("matmul", case.grain)):
-            spec = pit_tvm.Mask(*extents)
-            yield from _blocks(operator(kind, spec, case.dtype, TARGET, (None, None)))
-        return
-    if isinstance(case, Grain):
-        height = case.grain[0]
-        yield Columns(case.dtype, height)
-        for tile in starting_columns(case.dtype, height):
-            yield Columns(case.dtype, height, False, tile)
-            yield Columns(case.dtype, height, True, tile)
+    if isinstance(case, (Grain, Weights, Output)):
+        for turned in (True, False) if isinstance(case, Grain) else (False,):
+            yield from _parts(case, turned)
         return
     if isinstance(case, Layer) or isinstance(case, Moe) and case.top_k > 1:
         counts = case.counts(settings.rng(case.label))
@@ -164,10 +176,28 @@ def _wanted(case: Measured, settings: GpuSettings) -> Iterator[Wanted]:
         yield Kernel(kind, case.dtype, bias, act, tile)
 
 
-def _blocks(made: pit_tvm.Operator) -> Iterator[Blocks]:
-    dispatcher = internals(made)
-    for tile in dispatcher.planner.tiles:
-        yield Blocks(tile, tuple(dispatcher.options.items()))
+def _sparse(case: Sparse, turned: bool = False) -> Any:
+    """The dispatcher of a case's operator."""
+    if isinstance(case, Grain):
+        return internals(grain_operator(case, TARGET, turned))
+    if isinstance(case, Weights):
+        return internals(weights_operator(case, TARGET))
+    make: Any = segment_operator if isinstance(case, Segment) else outputs_operator
+    return internals(make(case, TARGET))
+
+
+def _parts(case: Grain | Weights | Output, turned: bool) -> Iterator[Part]:
+    made = _sparse(case, turned)
+    name, dtype = type(made.kernels).__name__, case.dtype
+    layout = made.binder.layout_of(dict(zip("mnk", case.sizes, strict=True)), "torch")
+    options = tuple(made.options.items())
+    if isinstance(made, GeneralDispatcher):  # a kernel belongs to its program
+        micro_tile = made.form.route.micro_tile
+        options += (("turned", turned), ("sizes", case.sizes), ("micro_tile", str(micro_tile)))
+    for tile in made.planner.likely_tiles(layout):
+        yield Part(name, dtype, tile, options, case, turned)
+    if isinstance(made.form, ColumnsForm) and made.form.packed:
+        yield Part(name, dtype, None, (("height", made.form.height),), case, turned)
 
 
 def _tiles(case: Linear | Moe, made: pit_tvm.Operator, settings: GpuSettings) -> list[Tile]:
@@ -190,12 +220,8 @@ def product_cases(suites: Sequence[str], quick: bool) -> list[Measured]:
         cases += list_moe(quick)
     if "layer" in suites:
         cases += list_layers(quick)
-    if "granularity" in suites:
-        cases += list_grains(quick)
-    if "weights" in suites:
-        cases += list_weights(quick)
-    if "outputs" in suites:
-        cases += list_outputs(quick)
+    for name, make in CASES.items():
+        cases += make(quick) if name in suites else []
     return cases
 
 

@@ -1,4 +1,6 @@
-"""The suite ``granularity``: a sparse lhs times a dense rhs, zeros in blocks that change.
+"""The suites ``granularity`` and ``tensorcore``: a sparse lhs times a dense rhs, zeros in blocks
+that change. They measure the same of other patterns: every granularity (the paper's figure 15), and
+one tile of tensor cores fed by micro-tiles and by whole blocks (its figure 16).
 
 * dense: cuBLAS on the whole lhs, stored row-major; turned: on the lhs stored [k, m];
 * pit: the operator with the lhs stored [k, m], the mask in, index inside; index: its index alone;
@@ -6,7 +8,9 @@
 * csr: cuSPARSE's product of compressed rows, conversion of the masked lhs included;
 * bsr: torch's product of compressed blocks, the same, where blocks are square.
 
-The best candidate of every plan is timed besides, dense or not.
+The best candidate of every plan is timed besides, dense or not. "chosen" says what ran for pit and
+for rows: a dense choice is cuBLAS's product, so that its ratio is 1. ``tensorcore`` leaves csr and
+bsr out.
 """
 
 from __future__ import annotations
@@ -14,10 +18,19 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from bench_gpu_cases import QUICK, SHORT
+from bench_gpu_grains import (
+    GOAL_ZEROS,
+    GOALS,
+    NEVER_BELOW,
+    SINGLE_GOALS,
+    Grain,
+    list_grains,
+    list_tensor_cores,
+)
 from bench_gpu_measure import (
     ERROR_LIMIT,
     Contender,
@@ -45,43 +58,6 @@ from bench_rows import (
 import pit_tvm
 from pit_tvm.structs import MicroTile
 
-SIZE = 4096
-GRAINS = ((32, 1), (64, 1), (128, 1), (32, 64), (64, 64))
-ZEROS = (0.5, 0.8, 0.9, 0.95, 0.99)
-# Over dense at 90, 95 and 99 % zeros; and every row.
-GOALS = {
-    (32, 1): (2.0, 4.0, 7.0),
-    (64, 1): (3.0, 5.5, 8.0),
-    (128, 1): (4.5, 6.5, 7.0),
-    (32, 64): (2.1, 4.2, 7.5),
-    (64, 64): (4.5, 6.5, 7.0),
-}
-NEVER_BELOW = 0.97
-
-
-@dataclass(frozen=True)
-class Grain:
-    """One product ``size``^3 whose lhs has the share ``zeros`` of its blocks zero."""
-
-    grain: tuple[int, int]
-    zeros: float
-    dtype: str = "float16"
-    size: int = SIZE
-    held_out: bool = False
-
-    @property
-    def label(self) -> str:
-        """Name of the case; equal names mean equal data."""
-        grain = "x".join(map(str, self.grain))
-        return f"{self.size}^3 {SHORT[self.dtype]} {grain} {100 * self.zeros:g} %"
-
-
-def list_grains(quick: bool) -> list[Grain]:
-    """Cases of the suite."""
-    size = SIZE // QUICK if quick else SIZE
-    cases = [Grain(grain, zeros, size=size) for grain in GRAINS for zeros in ZEROS]
-    return [*cases, *(Grain((32, 1), zeros, "bfloat16", size) for zeros in ZEROS)]
-
 
 @dataclass(frozen=True)
 class Data:
@@ -98,26 +74,34 @@ class Data:
 
     def pit(self, case: Grain, settings: GpuSettings, turned: bool) -> Pit:
         """The operator with the lhs stored [k, m] if ``turned``, else [m, k]."""
-        extents = case.grain[::-1] if turned else case.grain
-        sizes = sizes_for(settings.target, case.size, case.size)
-        kind = "turned" if turned else "matmul"
-        made = operator(kind, pit_tvm.Mask(*extents), case.dtype, settings.target, sizes)
+        made = grain_operator(case, settings.target, turned)
         lhs, mask = (a.t().contiguous() if turned else a for a in (self.lhs, self.mask))
         return Pit(made, (lhs, self.rhs), mask)
+
+
+def grain_operator(case: Grain, target: str, turned: bool) -> pit_tvm.Operator:
+    """The operator that computes a case, with the lhs stored [k, m] if ``turned``."""
+    extents = case.grain[::-1] if turned else case.grain
+    kind, (m, n, k) = "turned" if turned else "matmul", case.sizes
+    single = case.dtype == "float32"  # whose kernels copy in vectors where they know the sizes
+    sizes = (n, k) if single else sizes_for(target, n, k)
+    rows = m if single else None
+    return operator(kind, pit_tvm.Mask(*extents), case.dtype, target, sizes, rows=rows)
 
 
 def make_data(case: Grain, settings: GpuSettings) -> Data:
     """Random arrays of a case."""
     rng = settings.rng(case.label)
-    mask = on(settings.device, block_mask(rng, (case.size, case.size), case.grain, case.zeros))
+    m, n, k = case.sizes
+    mask = on(settings.device, block_mask(rng, (m, k), case.grain, case.zeros))
     made = generator(rng, settings.device)
-    lhs = normal(made, mask.shape, case.dtype) * mask
-    rhs = normal(made, mask.shape, case.dtype) / case.size**0.5
+    lhs = normal(made, (m, k), case.dtype) * mask
+    rhs = normal(made, (k, n), case.dtype) / k**0.5
     return Data(lhs, rhs, mask, lhs.double() @ rhs.double())
 
 
-def measure_grain(case: Grain, settings: GpuSettings) -> Row:
-    """One case: every contender, correct or not."""
+def measure_grain(case: Grain, settings: GpuSettings, compressed: bool = True) -> Row:
+    """One case: every contender, correct or not; with ``compressed`` csr and bsr too."""
     with fresh_memory(settings.device), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch calls compressed rows a beta
         data = make_data(case, settings)
@@ -126,7 +110,7 @@ def measure_grain(case: Grain, settings: GpuSettings) -> Row:
         plan = turned.plan(out)
         others = turned.others(plan, settings.tiles, out)
         contenders = {
-            **(_peers(case, data, turned) if settings.peers else {}),
+            **(_peers(case, data, turned, compressed) if settings.peers else {}),
             "pit": Contender(turned.run(out), data.judge),
             "rows": Contender(rows.run(poisoned(out.shape, out)), data.judge),
             "index": Contender(_index(case, settings, turned)),
@@ -137,6 +121,9 @@ def measure_grain(case: Grain, settings: GpuSettings) -> Row:
     facts = {
         "grain": list(case.grain),
         "zeros": case.zeros,
+        "cube": case.cube,
+        "dtype": case.dtype,
+        "chosen": f"{plan.choice.kind}, {row_plan.choice.kind}",
         "without_graph": found.plain,
         **plan_facts(plan),
         "rows_kernel": str(row_plan.choice),
@@ -158,7 +145,7 @@ def _index(case: Grain, settings: GpuSettings, pit: Pit) -> Callable[[], Any]:
     return detection(settings, pit_tvm.Mask(), mask, mask.shape, micro_tile)
 
 
-def _peers(case: Grain, data: Data, turned: Pit) -> dict[str, Contender]:
+def _peers(case: Grain, data: Data, turned: Pit, compressed: bool) -> dict[str, Contender]:
     left = turned.arrays[0]
 
     def csr() -> torch.Tensor:
@@ -171,9 +158,9 @@ def _peers(case: Grain, data: Data, turned: Pit) -> dict[str, Contender]:
         "dense": Contender(lambda: data.lhs @ data.rhs, data.judge),
         "turned": Contender(lambda: left.t() @ data.rhs, data.judge),
     }
-    if left.is_cuda:  # a CPU has no 16-bit products of sparse operands
+    if left.is_cuda and compressed:  # a CPU has no 16-bit products of sparse operands
         peers["csr"] = Contender(csr, capture=False)  # not judged: its sums are rounded to 16 bits
-        if case.grain[0] == case.grain[1]:
+        if case.grain[0] == case.grain[1] > 1:
             peers["bsr"] = Contender(bsr, capture=False)
     return peers
 
@@ -185,27 +172,40 @@ def _ratios(row: Row) -> dict[str, Any]:
     pit, rows = row.us("pit"), row.us("rows")
     dense = min(row.us(name) for name in peers)
     sparse = [row.us(name) for name in ("csr", "bsr") if name in row.stats]
+    high, wide = row.facts["grain"]
+    # 16-bit pieces of one row are gathered whole from a row-major lhs, and from no other.
+    pieces = high == 1 < wide and row.facts["dtype"] != "float32"
     return {
-        "over_dense": dense / pit,
+        "over_dense": dense / (rows if pieces else pit),
         "rows_over_dense": dense / rows,
         "over_sparse": min(sparse) / pit if sparse else None,
         "index_share": row.us("index") / pit,
     }
 
 
-def granularity_targets(rows: Sequence[Row]) -> list[Target]:
-    """The goals for the k axis."""
+def granularity_targets(rows: Sequence[Row], name: str = "granularity") -> list[Target]:
+    """The goals for the k axis, by the rows of suite ``name``."""
 
-    def here(grain: tuple[int, int], zeros: float) -> Callable[[Row], bool]:
-        at = (list(grain), zeros)
-        return lambda row: (row.facts["grain"], row.facts["zeros"]) == at
+    def here(grain: tuple[int, int], zeros: float, single: bool) -> Callable[[Row], bool]:
+        at = (list(grain), zeros, single)
+
+        def found(row: Row) -> bool:
+            facts = row.facts
+            return facts["cube"] and at == (
+                facts["grain"],
+                facts["zeros"],
+                facts.get("dtype") == "float32",
+            )
+
+        return found
 
     goals = [
-        (f"granularity: {m}x{k} {100 * zeros:g} %, over dense", goal, here((m, k), zeros))
-        for (m, k), each in GOALS.items()
-        for zeros, goal in zip(ZEROS[-3:], each, strict=True)
+        (f"{name}: {kind}{m}x{k} {100 * zeros:g} %, over dense", goal, here((m, k), zeros, single))
+        for single, kind, of_all in ((False, "", GOALS), (True, "fp32 ", SINGLE_GOALS))
+        for (m, k), each in of_all.items()
+        for zeros, goal in zip(GOAL_ZEROS, each, strict=True)
     ]
-    return over_dense(rows, goals, "granularity: over dense, every row", NEVER_BELOW)
+    return over_dense(rows, goals, f"{name}: over dense, every row", NEVER_BELOW)
 
 
 def granularity_suite() -> Suite:
@@ -219,17 +219,31 @@ def granularity_suite() -> Suite:
         title="a sparse lhs times a dense rhs; us",
         cases=list_grains,
         measure=measure_grain,
-        columns=(
-            time_column("dense", "dense", 1),
-            time_column("turned", "turned", 1),
-            time_column("pit", "pit", 1),
-            time_column("rows", "rows", 1),
-            time_column("index", "index", 1),
-            fact_column("predict", "predicted_us", ".1f"),
-            fact_column("/dense", "over_dense", ".2f"),
-            fact_column("rows/dense", "rows_over_dense", ".2f"),
-            Column("sparse", sparse),
-            Column("errors", lambda row: f"{row.error:.1f}"),
-        ),
+        columns=(*_COLUMNS, Column("sparse", sparse), *_LAST),
         targets=granularity_targets,
     )
+
+
+def tensor_suite() -> Suite:
+    """Micro-tiles against whole blocks on tensor cores."""
+    return Suite(
+        name="tensorcore",
+        title="one tensor-core tile fed by micro-tiles and by blocks; us",
+        cases=list_tensor_cores,
+        measure=partial(measure_grain, compressed=False),
+        columns=(*_COLUMNS, *_LAST),
+        targets=partial(granularity_targets, name="tensorcore"),
+    )
+
+
+_COLUMNS = (
+    time_column("dense", "dense", 1),
+    time_column("turned", "turned", 1),
+    time_column("pit", "pit", 1),
+    time_column("rows", "rows", 1),
+    time_column("index", "index", 1),
+    fact_column("predict", "predicted_us", ".1f"),
+    fact_column("/dense", "over_dense", ".2f"),
+    fact_column("rows/dense", "rows_over_dense", ".2f"),
+)
+_LAST = (fact_column("chosen", "chosen"), Column("errors", lambda row: f"{row.error:.1f}"))

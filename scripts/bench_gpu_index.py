@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from bench_gpu_measure import Contender, GpuSettings, fresh_memory, measure, on
 from bench_gpu_pit import detection
 from bench_rows import (
     Array,
+    Case,
     Column,
     Row,
     Suite,
@@ -60,27 +61,28 @@ def measure_index(case: Indexed, settings: GpuSettings) -> Row:
     """One detection and its peers."""
     spec, pattern, shape, micro_tile = problem(case, settings.rng(case.label))
     want = index_lists(spec, pattern, shape, micro_tile)
-    with fresh_memory(settings.device), warnings.catch_warnings():
+    with fresh_memory(settings.device):
+        value = on(settings.device, pattern)
+        ours = Contender(
+            detection(settings, spec, value, shape, micro_tile),
+            lambda index: 0.0 if same_lists(index, want) else float("inf"),
+        )
+        facts = {"kind": case.kind, "grain": list(case.grain), "live": sum(map(len, want))}
+        return compared(case, {"pit": ours, **_peers(case, value)}, settings, facts)
+
+
+def compared(
+    case: Case, contenders: Mapping[str, Contender], settings: GpuSettings, facts: dict[str, Any]
+) -> Row:
+    """The row of one index, "pit", with how much longer each peer takes as facts "over_..."."""
+    with warnings.catch_warnings():
         # torch calls compressed rows a beta, and block masks without torch.compile slow.
         warnings.simplefilter("ignore", UserWarning)
-        value = on(settings.device, pattern)
-        contenders = {
-            "pit": Contender(
-                detection(settings, spec, value, shape, micro_tile),
-                lambda index: 0.0 if same_lists(index, want) else float("inf"),
-            ),
-            **_peers(case, value),
-        }
         found = measure(contenders, settings)
-    facts = {
-        "kind": case.kind,
-        "grain": list(case.grain),
-        "live": sum(map(len, want)),
-        "without_graph": found.plain,
-    }
-    row = Row(case.label, case.held_out, found.stats, facts, found.errors)
-    facts |= {f"over_{n}": row.us(n) / row.us("pit") for n in found.stats if n != "pit"}
-    return row
+    us = {name: stat.median for name, stat in found.stats.items()}
+    over = {f"over_{name}": us[name] / us["pit"] for name in us if name != "pit"}
+    facts = {**facts, "without_graph": found.plain, **over}
+    return Row(case.label, case.held_out, found.stats, facts, found.errors)
 
 
 def same_lists(index: Any, want: Sequence[Array]) -> bool:
@@ -100,23 +102,20 @@ def _peers(case: Indexed, value: torch.Tensor) -> dict[str, Contender]:
         positions = torch.arange(case.size // case.parts, device=value.device)
         cover = positions < value[:, None]
         return {"nonzero": Contender(lambda: torch.nonzero(cover.flatten()), capture=False)}
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    def blocks() -> Any:
-        return create_block_mask(
-            lambda b, h, q, kv: value[q, kv],
-            None,
-            None,
-            case.size,
-            case.size,
-            device=str(value.device),
-            BLOCK_SIZE=BLOCK,
-        )
-
     return {
         "csr": Contender(value.to_sparse_csr, capture=False),
-        "blocks": Contender(blocks, capture=False),
+        "blocks": Contender(block_masker(value, BLOCK), capture=False),
     }
+
+
+def block_masker(mask: torch.Tensor, block: int | tuple[int, int]) -> Callable[[], Any]:
+    """A function that lists live blocks of a mask by FlexAttention's ``create_block_mask``."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    options: dict[str, Any] = {"device": str(mask.device), "BLOCK_SIZE": block}
+    return lambda: create_block_mask(
+        lambda b, h, q, kv: mask[q, kv], None, None, *mask.shape, **options
+    )
 
 
 def index_targets(rows: Sequence[Row]) -> list[Target]:
@@ -155,25 +154,28 @@ def index_targets(rows: Sequence[Row]) -> list[Target]:
 
 def index_suite() -> Suite:
     """Detection alone."""
-
-    def either(row: Row) -> str:
-        peers = [name for name in row.stats if name != "pit"]
-        return ", ".join(f"{name} {row.us(name):.1f} ({_over(row, name)})" for name in peers)
-
     return Suite(
         name="index",
         title="one index; us",
         cases=list_indexed,
         measure=measure_index,
-        columns=(
-            fact_column("live", "live"),
-            time_column("pit", "pit", 1),
-            Column("right", lambda row: "no" if row.wrong else "yes"),
-            Column("peers (times pit)", either),
-        ),
+        columns=index_columns(),
         targets=index_targets,
     )
 
 
-def _over(row: Row, name: str) -> str:
-    return f"{row.facts[f'over_{name}']:.1f}x"
+def index_columns() -> tuple[Column, ...]:
+    """What is printed of one index."""
+
+    def over(row: Row, name: str) -> str:
+        return f"{name} {row.us(name):.1f} ({row.facts[f'over_{name}']:.1f}x)"
+
+    return (
+        fact_column("live", "live"),
+        time_column("pit", "pit", 1),
+        Column("right", lambda row: "no" if row.wrong else "yes"),
+        Column(
+            "peers (times pit)",
+            lambda row: ", ".join(over(row, name) for name in row.stats if name != "pit"),
+        ),
+    )

@@ -21,14 +21,16 @@ import torch
 from bench_rows import Array, Row, Settings, Stat, Target, limits
 
 # Deviation from float64 in roundings of the result's type, relative to the exact value plus the
-# root mean square of all of them. Libraries round partial sums, and before an activation too.
+# root mean square of all of them. Libraries round partial sums, and before an activation too: in
+# float32 a few thousand of them count for many roundings of the result.
 ERROR_LIMIT = 8.0
-ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-18}
 
 GRAPH_US = 2000.0  # calls of a graph fill about this long, within limits:
 LEAST_CALLS, MOST_CALLS = 2, 10
 # An operator asks for counts every 16 calls, and then needs one more.
 WARM_UPS = 20
+SLOW_US, LEAST_ROUNDS = 1e5, 3  # what is never captured runs for so long, or so often at least
 SPIN_CYCLES = 1_500_000  # just under a millisecond
 # So few that the queue of launches never fills: the host would wait in it.
 HOST_CALLS, HOST_ROUNDS = 20, 25
@@ -103,7 +105,7 @@ def poisoned(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
 
 
 def rounding_error(got: torch.Tensor, want: torch.Tensor) -> float:
-    """Largest deviation of 16-bit ``got`` from float64 ``want``, in the unit of `ERROR_LIMIT`;
+    """Largest deviation of ``got`` from float64 ``want``, in the unit of `ERROR_LIMIT`;
     infinite for anything that is not finite, and 0 for empty ones."""
     if got.shape != want.shape:
         return float("inf")
@@ -193,9 +195,9 @@ class _Ready:
         self.result: Any = None
         self.graph: torch.cuda.CUDAGraph | None = None
         self.calls = 1
-        us = self._warm()
+        self.us = self._warm(WARM_UPS if contender.capture else LEAST_ROUNDS)
         if contender.capture:
-            self.calls = int(min(max(round(GRAPH_US / us), LEAST_CALLS), MOST_CALLS))
+            self.calls = int(min(max(round(GRAPH_US / self.us), LEAST_CALLS), MOST_CALLS))
             self.graph = self._capture()
 
     def launch(self) -> None:
@@ -206,11 +208,11 @@ class _Ready:
             for _ in range(self.calls):
                 self.result = self.run()
 
-    def _warm(self) -> float:
+    def _warm(self, turns: int) -> float:
         """Microseconds of the last of several calls, each waited for."""
         us = 1.0
         with torch.cuda.stream(self.stream):
-            for _ in range(WARM_UPS):
+            for _ in range(turns):
                 begin, end = _events()
                 begin.record()
                 self.result = self.run()
@@ -256,7 +258,9 @@ def _rounds(ready: Mapping[str, _Ready], repeats: int) -> dict[str, Stat]:
     for names in _turns([name for name, one in ready.items() if one.graph], repeats):
         torch.cuda._sleep(SPIN_CYCLES)
         _time_once(names, ready, seconds)
-    for names in _turns([name for name, one in ready.items() if not one.graph], repeats):
+    plain = [name for name, one in ready.items() if not one.graph]
+    most = int(SLOW_US / max((ready[name].us for name in plain), default=1.0))
+    for names in _turns(plain, min(repeats, max(most, LEAST_ROUNDS))):
         _time_once(names, ready, seconds)
     return {name: Stat.of(kept) for name, kept in seconds.items()}
 

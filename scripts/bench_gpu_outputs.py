@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from bench_gpu_cases import QUICK, SHORT
+from bench_gpu_grains import CUBE
 from bench_gpu_measure import (
     ERROR_LIMIT,
     Contender,
@@ -31,7 +32,6 @@ from bench_rows import Column, Row, Suite, Target, fact_column, over_dense, time
 
 import pit_tvm
 
-CUBE = (4096, 4096, 4096)
 SHALLOW = (8192, 8192, 128)  # scores of one head of attention
 STEPS = (0.5, 0.8, 0.9, 0.95, 0.99)  # dead blocks
 GOALS = {0.9: 5.0, 0.95: 8.0}  # over dense, for blocks of 64x64 told by a block mask

@@ -32,16 +32,17 @@ def operator(
     act: str | None = None,
     dead: str = "skip",
     side: str = "lhs",
+    rows: int | None = None,
 ) -> Operator:
     """An operator: ``kind`` "linear", "matmul" (rhs ``[k, n]``), "turned" (lhs ``[k, m]`` too) or
-    "grouped"; sizes are n and k; ``side``: the sparse operand."""
+    "grouped"; sizes are n and k; ``side``: the sparse operand; ``rows``: m."""
     n, k = sizes
     options: dict[str, Any] = {"dtype": dtype, "bias": bias, "activation": act}
     if kind == "grouped":
         tensors = pit_tvm.op.grouped_matmul(None, n, k, groups, transpose_rhs=True, **options)
     else:
         options |= {"transpose_lhs": kind == "turned", "transpose_rhs": kind == "linear"}
-        tensors = pit_tvm.op.matmul(None, n, k, **options)
+        tensors = pit_tvm.op.matmul(rows, n, k, **options)
     return pit_tvm.compile(tensors, sparse={side: spec}, target=target, dead=dead)
 
 
@@ -106,6 +107,15 @@ class Pit:
             name: (candidate, self.run_candidate(candidate, poisoned(out.shape, out)))
             for name, candidate in zip(LATER, rest, strict=False)
         }
+
+
+@cache
+def block_mapper(target: str, spec: SparsitySpec, micro_tile: MicroTile) -> Any:
+    """What makes maps of live blocks, bands of ``micro_tile`` by 64 columns, on a GPU."""
+    from pit_tvm.runtime.cuda_block_map import BlockMapper
+    from pit_tvm.runtime.cuda_modules import cached_modules
+
+    return BlockMapper(cached_modules(KernelCache(), resolve_target(target).isa), spec, micro_tile)
 
 
 @cache

@@ -1,4 +1,5 @@
-"""Pictures of a saved run of the GPU benchmark: one PNG for each suite, without a GPU."""
+"""Pictures of a saved run of the GPU benchmark: one PNG for each suite, and its lines as
+NAME_lines.png where one thing varies in it. They need no GPU."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from bench_gpu_curves import CURVES, MARKS, plot_curves
 
 from pit_tvm.errors import ShapeError, mismatch
 
@@ -32,6 +35,7 @@ DRAWN = (
         "nonzero",
         "new",
         "zero",
+        "ordered",
         "pit",
         "rows",
         "eager",
@@ -40,7 +44,6 @@ DRAWN = (
     *("select", "cached"),
 )
 FACTS = {"predicted_us": "predicted", "floor_us": "floor"}
-MARKS = "osD^v<>PX*hpd8"
 
 
 def plot_file(path: Path, folder: Path | None = None) -> list[Path]:
@@ -58,11 +61,21 @@ def plot_file(path: Path, folder: Path | None = None) -> list[Path]:
         expected = "a file that bench_gpu.py --json wrote"
         raise ShapeError(mismatch("--plot", expected, f"{path}: {error}")) from error
     where = f"{document.get('device', '')}, {document.get('date', '')[:10]}"
-    return [
-        _plot(folder or path.parent, name, suite["rows"], where)
-        for name, suite in suites.items()
-        if any("failed" not in row["facts"] for row in suite["rows"])
-    ]
+    folder = folder or path.parent
+    pictures = []
+    for name, suite in suites.items():
+        rows = [row for row in suite["rows"] if "failed" not in row["facts"]]
+        pictures += _pictures(folder, name, rows, where) if rows else []
+    return pictures
+
+
+def _pictures(folder: Path, name: str, rows: Sequence[Mapping[str, Any]], where: str) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = [_plot(folder, name, rows, where)]
+    if name in CURVES:
+        drawn.append(folder / f"{name}_lines.png")
+        plot_curves(drawn[-1], rows, CURVES[name], f"{name} ({where})")
+    return drawn
 
 
 def series(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
@@ -85,7 +98,6 @@ def _plot(folder: Path, name: str, rows: Sequence[Mapping[str, Any]], where: str
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    rows = [row for row in rows if "failed" not in row["facts"]]
     extent = (9.0, 1.5 + 0.22 * len(rows))
     figure, axes = pyplot.subplots(figsize=extent, layout="constrained")
     for number, (label, values) in enumerate(series(rows).items()):
@@ -101,7 +113,6 @@ def _plot(folder: Path, name: str, rows: Sequence[Mapping[str, Any]], where: str
     axes.grid(axis="both", alpha=0.3)
     axes.set_title(f"{name} ({where})", fontsize=9)
     axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.png"
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from bench_gpu_conversion import conversion_suite
 from bench_gpu_decode import decode_suite
-from bench_gpu_granularity import granularity_suite
+from bench_gpu_granularity import granularity_suite, tensor_suite
 from bench_gpu_index import index_suite
 from bench_gpu_layer import layer_suite
 from bench_gpu_linear import linear_suite
@@ -16,6 +17,7 @@ from bench_gpu_moe import moe_suite
 from bench_gpu_outputs import outputs_suite
 from bench_gpu_report import Printer
 from bench_gpu_search import search_suite
+from bench_gpu_sread import sread_suite
 from bench_gpu_weights import weights_suite
 from bench_report import Result
 from bench_rows import Column, Row, Suite, fact_column, time_column
@@ -28,8 +30,10 @@ PRODUCTS = ("padding", "moe")  # the suites whose rows have plans
 def suites() -> dict[str, Suite]:
     """All suites, in the order in which they run."""
     products = (linear_suite(), moe_suite(), layer_suite())
-    sparse = (granularity_suite(), weights_suite(), outputs_suite(), decode_suite())
-    made = (*products, index_suite(), *sparse, search_suite())
+    index = (index_suite(), conversion_suite())
+    grains = (granularity_suite(), tensor_suite())
+    sparse = (*grains, weights_suite(), outputs_suite(), decode_suite(), sread_suite())
+    made = (*products, *index, *sparse, search_suite())
     return {suite.name: suite for suite in made}
 
 

@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from bench_gpu_cases import QUICK, SHORT
+from bench_gpu_cases import SHORT
+from bench_gpu_grains import BERT, CUBE, sized
 from bench_gpu_measure import (
     ERROR_LIMIT,
     Contender,
@@ -32,8 +33,6 @@ from bench_rows import Column, Row, Suite, Target, fact_column, over_dense, time
 
 import pit_tvm
 
-CUBE = (4096, 4096, 4096)
-BERT = ((4096, 3072, 768), (4096, 768, 3072))  # tokens, and the two layers of BERT-base's MLP
 STEPS = (0.5, 0.8, 0.9, 0.95, 0.99)  # zeros
 # Over dense at 90, 95 and 99 % zeros, by columns of a block.
 GOALS = {32: (1.9, 3.8, 6.7), 64: (4.0, 5.8, 6.3)}
@@ -71,8 +70,7 @@ class Weights:
 
 def list_weights(quick: bool) -> list[Weights]:
     """Cases of the suite."""
-    less = QUICK if quick else 1
-    cube, *bert = ((m // less, n // less, k // less) for m, n, k in (CUBE, *BERT))
+    cube, *bert = sized((CUBE, *BERT), quick)
     made = [
         Weights(cube, grain, zeros, layout)
         for layout in ("nk", "kn")

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pit_tvm.quick_stacks import quick_stacks
+
+
+@pytest.fixture(scope="session")
+def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where kernels lie that tests share."""
+    return tmp_path_factory.mktemp("kernels")
 
 
 @pytest.fixture

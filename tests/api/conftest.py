@@ -10,12 +10,6 @@ import pytest
 from pit_tvm.runtime import launch
 
 
-@pytest.fixture(scope="session")
-def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the compiled kernels of this session lie."""
-    return tmp_path_factory.mktemp("kernels")
-
-
 @pytest.fixture(autouse=True)
 def shared_kernels(kernel_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every operator of these tests keeps its kernels in the session's folder, and none checks.

@@ -30,14 +30,6 @@ from pit_tvm.tile_db.record import Provenance, TileRecord
 ONCE = base.Settings(repeats=1, seed=0, quick=True)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Kernels of these tests are built once, and not among the user's."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PIT_TVM_CACHE", str(tmp_path_factory.mktemp("kernels")))
-        yield
-
-
 @pytest.fixture
 def main(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The benchmark's main function, with as many threads as this process has already."""

@@ -10,9 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import bench_gpu_cases as cases
+import bench_gpu_conversion as conversion
 import bench_gpu_decode as decode
 import bench_gpu_experts as experts
-import bench_gpu_granularity as granularity
+import bench_gpu_grains as grains
 import bench_gpu_index as index
 import bench_gpu_layer as layer
 import bench_gpu_linear as linear
@@ -22,6 +23,7 @@ import bench_gpu_outputs as outputs
 import bench_gpu_report as report
 import bench_gpu_rivals as rivals
 import bench_gpu_search as search
+import bench_gpu_sread as sread
 import bench_gpu_suites as suites
 import bench_gpu_weights as weights
 import numpy as np
@@ -36,14 +38,6 @@ ROWS = cases.Linear("", 60, 24, 16, "bfloat16", live=31, held_out=True)
 EXPERTS = cases.Moe(5, 2, 24, 16, "zipf", tokens=40)
 GATED = cases.Layer(5, 2, 16, 24, "silu", True, "hot", tokens=40)
 SWITCH = cases.Layer(4, 1, 16, 24, "relu", False, "zipf", tokens=30, held_out=True)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Kernels of these tests are built once, and not among the user's."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PIT_TVM_CACHE", str(tmp_path_factory.mktemp("kernels")))
-        yield
 
 
 # --------------------------------------------------------------------------------------------
@@ -85,8 +79,8 @@ def test_patterns_name_the_live_rows() -> None:
 def test_labels_are_unique_and_held_out_shapes_are_nobody_elses() -> None:
     made = (
         *(cases.list_linear, cases.list_moe, cases.list_layers, cases.list_indexed),
-        *(granularity.list_grains, weights.list_weights),
-        *(outputs.list_outputs, decode.list_steps),
+        *(conversion.list_conversions, grains.list_grains, grains.list_tensor_cores),
+        *(weights.list_weights, outputs.list_outputs, decode.list_steps, sread.list_segments),
     )
     for listed in (make(False) for make in made):
         labels = [case.label for case in listed]
@@ -227,55 +221,6 @@ def test_index_is_exact(case: cases.Indexed) -> None:
     row = index.measure_index(case, DRY)
     assert row.errors == {"pit": 0.0} and row.facts["live"] > 0
     assert report.Printer(index.index_suite(), [row.label]).row(row)
-
-
-@pytest.mark.parametrize("grain", [(32, 1), (64, 64)])
-def test_products_of_sparse_operands_are_right(grain: tuple[int, int]) -> None:
-    row = granularity.measure_grain(granularity.Grain(grain, 0.9, "float16", 128), DRY)
-    assert row.wrong == [] and {"dense", "turned", "pit", "rows"} <= set(row.errors)
-    assert row.facts["over_dense"] == min(row.us("dense"), row.us("turned")) / row.us("pit")
-    assert report.Printer(granularity.granularity_suite(), [row.label]).row(row)
-    targets = granularity.granularity_targets([row])
-    grain_name = "x".join(map(str, grain))
-    assert [t.name for t in targets] == [
-        f"granularity: {grain_name} 90 %, over dense",
-        "granularity: over dense, every row",
-    ]
-
-
-@pytest.mark.parametrize(("layout", "told"), [("nk", "mask"), ("kn", "blocks")])
-def test_products_of_pruned_weights_are_right(layout: str, told: str) -> None:
-    case = weights.Weights((128, 256, 192), (64, 64), 0.9, layout, told)
-    row = weights.measure_weights(case, DRY)
-    assert row.wrong == [] and {"dense", "pit"} <= set(row.errors)
-    assert report.Printer(weights.weights_suite(), [row.label]).row(row)
-    names = [target.name for target in weights.weights_targets([row])]
-    assert names == ["weights: over dense, every row"]
-
-
-@pytest.mark.parametrize("told", ["blocks", "mask"])
-def test_live_blocks_of_a_product_are_right(told: str) -> None:
-    case = outputs.Output((128, 192, 96), (64, 64), 0.5, told)
-    row = outputs.measure_output(case, DRY)
-    assert row.wrong == [] and {"dense", "pit"} <= set(row.errors)
-    assert report.Printer(outputs.outputs_suite(), [row.label]).row(row)
-    names = [target.name for target in outputs.outputs_targets([row])]
-    assert names == ["outputs: over dense, every row"]
-
-
-def test_the_least_blocks_are_pruned() -> None:
-    weight = torch.ones(4, 6)
-    weight[2:, :3] = 9
-    assert weights.live_blocks(weight, (2, 3), 0.75).tolist() == [[False, False], [True, False]]
-
-
-@pytest.mark.parametrize("layout", ["kn", "nk"])
-def test_products_of_a_few_rows_are_right(layout: str) -> None:
-    row = decode.measure_step(decode.Step(1, (96, 256), layout=layout), DRY)
-    assert row.wrong == [] and {"dense", "turned", "pit"} == set(row.errors)
-    assert report.Printer(decode.decode_suite(), [row.label]).row(row)
-    names = [target.name for target in decode.decode_targets([row])]
-    assert names == ["decode: 1 rows, 95 % zeros, over dense", "decode: every row"]
 
 
 def test_wrong_lists_are_seen() -> None:

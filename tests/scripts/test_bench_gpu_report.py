@@ -12,7 +12,8 @@ from typing import Any
 import bench_gpu
 import bench_gpu_build as build
 import bench_gpu_cases as cases
-import bench_gpu_granularity as granularity
+import bench_gpu_curves as curves
+import bench_gpu_grains as grains_of
 import bench_gpu_linear as linear
 import bench_gpu_measure as measure
 import bench_gpu_plot as plot
@@ -32,14 +33,6 @@ DRY = measure.GpuSettings(1, 0, quick=True, device="cpu", tiles=2)
 LENGTHS = cases.Linear("fc1", 96, 24, 16, "float16", "uniform", 6)
 ROWS = cases.Linear("", 60, 24, 16, "bfloat16", live=31, held_out=True)
 EXPERTS = cases.Moe(5, 2, 24, 16, "zipf", tokens=40)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Kernels of these tests are built once, and not among the user's."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PIT_TVM_CACHE", str(tmp_path_factory.mktemp("kernels")))
-        yield
 
 
 def stat(us: float) -> base.Stat:
@@ -230,18 +223,18 @@ def test_kernels_of_all_timed_candidates_are_built() -> None:
     kinds_of = {name: {type(case) for case in some} for name, some in found.items()}
     assert kinds_of["search"] == {cases.Linear, cases.Moe}
     assert kinds_of["layer"] == {cases.Layer} and kinds_of["index"] == set()
-    assert kinds_of["granularity"] == {granularity.Grain}
+    assert kinds_of["granularity"] == {grains_of.Grain}
     grains = build.wanted(found["granularity"], DRY)
-    columns = [kernel for kernel in grains if isinstance(kernel, build.Columns)]
-    assert {k.packed for k in columns if k.tile is None} == {True}
-    blocks = [kernel for kernel in grains if isinstance(kernel, build.Blocks)]
-    assert len(columns) + len(blocks) == len(grains)
+    families = {kernel.family for kernel in grains if isinstance(kernel, build.Part)}
+    assert families >= {"RowsKernels", "ColumnsKernels", "BlocksKernels"}
+    assert {k.family for k in grains if k.tile is None} == {"ColumnsKernels"}
+    assert set(build.wanted(found["tensorcore"], DRY)) <= set(grains)  # equal ones are one library
     pruned = [dict(kernel.options) for kernel in build.wanted(found["weights"], DRY)]
     assert {(o["side"], o["rhs_layout"]) for o in pruned} == {("rhs", "nk"), ("rhs", "kn")}
     live = build.wanted(found["outputs"], DRY)
-    libraries = [kernel for kernel in live if isinstance(kernel, build.Library)]
-    assert libraries == live
-    assert {dict(library.options)["slot"] for library in libraries} == {64, 128}
+    assert {dict(kernel.options)["slot"] for kernel in live} == {64, 128}
+    wide = build.wanted(found["sread"], DRY)
+    assert len(set(wide)) == 12 and {dict(k.options)["dense"] for k in wide} == {True, False}
 
 
 # --------------------------------------------------------------------------------------------
@@ -302,10 +295,13 @@ def test_search_judges_plans_of_products_that_are_not_asked_for() -> None:
         "moe",
         "layer",
         "index",
+        "conversion",
         "granularity",
+        "tensorcore",
         "weights",
         "outputs",
         "decode",
+        "sread",
         "search",
     ]
 
@@ -319,12 +315,17 @@ def test_pictures_are_drawn_from_a_saved_run(
         made_suite(name="padding"), (product_row("a"), failed, product_row("b", held_out=True))
     )
     empty = bench_report.Result(made_suite(name="moe"), (failed,))
+    swept = bench_report.Result(
+        made_suite(name="tensorcore"), (product_row("cube 50 %", zeros=0.5, rows_over_dense=1.1),)
+    )
     path = tmp_path / "run.json"
     where = {"device": "NVIDIA H200", "date": "2026-01-01T00:00:00", "quick": False}
-    bench_report.write(path, bench_report.to_json(where, [result, empty], []))
+    bench_report.write(path, bench_report.to_json(where, [result, empty, swept], []))
     assert bench_gpu.main(["--plot", str(path)]) == 0
-    assert capsys.readouterr().out.split() == [str(tmp_path / "padding.png")]
-    assert (tmp_path / "padding.png").read_bytes().startswith(b"\x89PNG")
+    names = ("padding", "tensorcore", "tensorcore_lines")
+    assert capsys.readouterr().out.split() == [str(tmp_path / f"{name}.png") for name in names]
+    for name in names:
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_series_have_a_place_for_every_row() -> None:
@@ -334,6 +335,24 @@ def test_series_have_a_place_for_every_row() -> None:
     ]
     wanted = {"csr": [None, 9.0], "pit": [3.0, None], "predicted": [4.0, None]}
     assert plot.series(rows) == wanted
+
+
+def test_lines_are_of_patterns_over_what_varies() -> None:
+    def row(label: str, x: float, **us: float) -> dict[str, Any]:
+        stats = {name: {"median": value} for name, value in us.items()}
+        return {"label": label, "facts": {"zeros": x, "over_dense": 8 * x}, "stats_us": stats}
+
+    rows = [row("a 32x1 90 %", 0.9, pit=2.0), row("a 32x1 50 %", 0.5, pit=3.0, csr=9.0)]
+    made = curves.Curves("zeros", ("over_dense", "absent"), ("pit", "csr"))
+    assert curves.lines(rows, made) == {
+        "a 32x1, over_dense": [(0.5, 4.0), (0.9, 7.2)],
+        "a 32x1, pit": [(0.5, 3.0), (0.9, 2.0)],
+        "a 32x1, csr": [(0.5, 9.0)],
+    }
+
+
+def test_every_suite_with_lines_exists() -> None:
+    assert set(curves.CURVES) < set(suites.suites())
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"suites": 1'])

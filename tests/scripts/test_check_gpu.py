@@ -22,14 +22,6 @@ CPU = values.Checker("cpu")
 PLAIN = cases.Variant("linear", "float16", False, None)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Kernels of these tests are built once, and not among the user's."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PIT_TVM_CACHE", str(tmp_path_factory.mktemp("kernels")))
-        yield
-
-
 def shape_of(pattern: str, **more: Any) -> cases.Shape:
     groups = 5 if pattern == "groups" else 0
     variant = cases.Variant("grouped" if groups else "linear", "float16", False, None)
