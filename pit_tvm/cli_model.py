@@ -248,6 +248,5 @@ def _tasks(
     """The tasks of a form: live rows are gathered, so that only tiles for rows are used."""
     from .tuning.tasks import make_tasks
 
-    made = make_tasks("matmul", (rows, form.n, form.k), form.dtype, target.isa)
-    wanted = families or [task.family for task in made if "rows" in task.family]
-    return [task for task in made if task.family in wanted]
+    made = make_tasks("matmul", (rows, form.n, form.k), form.dtype, target.isa, wanted=families)
+    return [task for task in made if families or "rows" in task.family]

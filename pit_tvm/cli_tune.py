@@ -38,6 +38,7 @@ examples:
   pit-tvm tune --shape 1024,1024,1024 --dtype float32 --dtype float16 --trials 128
   pit-tvm tune --shape 1024,1024,1024 --target 'llvm -mcpu=x86-64-v3' --out my_logs
   pit-tvm tune --target cuda --dtype float16 --shape 1000,4096,4096 --shape 8192,3072,768,64
+  pit-tvm tune --target cuda --dtype float32 --shape 2048,4096,4096 --family rows-cuda
   pit-tvm tune --shape 1024,1024,1024 --rpc-tracker 10.0.0.1:9190 --rpc-key epyc
   pit-tvm tune --model bert-base --list
   pit-tvm tune --model my_model.pt2 --rows 512 --rows 4096
@@ -89,7 +90,7 @@ def add_tune(subparsers: Subparsers) -> None:
         "--family",
         action="append",
         metavar="NAME",
-        help="tile family; repeat for several (default: all of the operator's)",
+        help="tile family; repeat for several (default: the operator's own of the target)",
     )
     add("--target", default="llvm", help="TVM target (default: this machine's CPU)")
     add(
@@ -182,14 +183,14 @@ def _host(args: argparse.Namespace) -> Iterator[_Place]:
 @contextmanager
 def _cuda(args: argparse.Namespace, target: TargetInfo) -> Iterator[_Place]:
     """This machine's GPU; candidates are compiled by ``--workers`` processes."""
-    from .runtime.cuda_build import compile_source, cuda_source
+    from .runtime.cuda_build import compile_source, kernel_source
     from .tuning.cuda_backend import cuda_backend, cuda_settings
     from .tuning.cuda_builder import Toolchain, worker_pool
 
     if args.rpc_tracker is not None:
         raise UnsupportedTarget(mismatch("target over RPC", "a CPU", args.target))
     toolchain = Toolchain(
-        cuda_source, compile_source, target.isa, args.work_dir / "kernels", args.workers
+        kernel_source, compile_source, target.isa, args.work_dir / "kernels", args.workers
     )
     with worker_pool(args.workers) as pool:
         settings = cuda_settings(args.trials, args.seed)
@@ -226,9 +227,8 @@ def _tasks(args: argparse.Namespace, target: TargetInfo) -> list[TileTask]:
     for dtype in args.dtype or ["float16" if target.kind == "cuda" else "float32"]:
         for m, n, k, groups in args.shape:
             op = args.op or ("matmul" if groups == 1 else "grouped_matmul")
-            tasks += make_tasks(op, (m, n, k), dtype, target.isa, groups)
-    wanted = [task for task in tasks if not args.family or task.family in args.family]
-    return list(dict.fromkeys(wanted))
+            tasks += make_tasks(op, (m, n, k), dtype, target.isa, groups, args.family)
+    return list(dict.fromkeys(tasks))
 
 
 def _libraries() -> list[Library]:

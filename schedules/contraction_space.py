@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import tvm
@@ -28,6 +27,7 @@ from pit_tvm.transform.pipeline import lower as lower_scheduled
 
 from .contraction import apply
 from .contraction_forms import DEPTH_STEP, PANEL_VECTORS, Roles, contraction_form
+from .decisions import note, noted, pick
 
 ROWS, DEPTH, BLOCKS = "contraction-rows", "contraction-depth", "contraction-blocks"
 FAMILIES = (ROWS, DEPTH, BLOCKS)
@@ -40,7 +40,7 @@ MICRO_ROWS, MICRO_DEPTH = 32, 64  # micro-tiles 32x1 and 1x64
 SPARSITY = 8  # stored over live steps of depth, or rows, in the workloads of DEPTH and BLOCKS
 # The least depth stored for DEPTH: the dense operand must not fit a cache that it would not fit.
 STORED_DEPTH = 2048
-TILE, TASK = "pit.tile", "pit.task"
+_NOTED = "lhs_sread"  # the block that holds the decisions
 
 
 @dataclass(frozen=True)
@@ -68,17 +68,13 @@ def workload(task: TileTask) -> tirx.PrimFunc:
 
 def sample(sch: s_tir.Schedule, task: TileTask) -> None:
     """Sample the knobs and annotate the first block with them."""
-
-    def pick(values: tuple[int, ...]) -> Any:
-        return sch.sample_categorical(list(values), [1.0 / len(values)] * len(values))
-
-    reg_m = pick(_reg_m(task))
-    blocks = pick(ROW_BLOCKS if task.family != DEPTH else (1,))
-    tile_n, tile_k = pick(TILE_N), pick(TILE_K if task.family != BLOCKS else (MICRO_DEPTH,))
-    block = sch.get_sblock("lhs_sread")
-    sch.annotate(block, TILE, [reg_m, blocks, tile_n, tile_k])
-    sizes = (str(size) for size in (task.m, task.n, task.k))
-    sch.annotate(block, TASK, [task.family, task.isa, task.dtype, *sizes])
+    choices = (
+        _reg_m(task),
+        ROW_BLOCKS if task.family != DEPTH else (1,),
+        TILE_N,
+        TILE_K if task.family != BLOCKS else (MICRO_DEPTH,),
+    )
+    note(sch, _NOTED, [pick(sch, values) for values in choices], task)
 
 
 def starts(task: TileTask) -> tuple[tuple[int, ...], ...]:
@@ -98,30 +94,39 @@ def starts(task: TileTask) -> tuple[tuple[int, ...], ...]:
 
 def tile_of(sch: s_tir.Schedule, task: TileTask) -> Tile:
     """The tile that a sampled schedule is annotated with."""
-    return _tile(sch.mod, task)
+    return _tile(noted(sch.mod, _NOTED)[0], task)
 
 
 def lower(mod: tvm.IRModule) -> tvm.IRModule:
     """The kernel of a sampled module, ready for ``tvm.compile``; for the threads of the target
     that is in scope, if one is."""
-    notes = _notes(mod)
-    family, isa, dtype, *sizes = (str(part) for part in notes[TASK])
-    task = TileTask(family, isa, dtype, *(int(size) for size in sizes))
-    tile = _tile(mod, task)
+    values, task = noted(mod, _NOTED)
+    tile = _tile(values, task)
     form, roles = _form(task, tile)
     sch = s_tir.Schedule(form.with_attr("global_symbol", "main"))
-    apply(sch, roles, reg_m=tile.knob("reg_m"), lanes=lanes_of(isa), threads=_threads())
+    apply(sch, roles, reg_m=tile.knob("reg_m"), lanes=lanes_of(task.isa), threads=_threads())
     return lower_scheduled(sch.mod)
 
 
 def example(task: TileTask, rng: np.random.Generator) -> tuple[list[np.ndarray], np.ndarray]:
     """Random arguments of the workload but the output, and the exact result in float64."""
     stored = _stored(task)
-    lhs = _random((stored.m, stored.k), task.dtype, rng)
-    rhs = _random((stored.k, task.n), task.dtype, rng)
+    lhs = random_operand((stored.m, stored.k), task.dtype, rng)
+    rhs = random_operand((stored.k, task.n), task.dtype, rng)
     ids, count, mask = _random_index(task, stored, rng)
     exact = np.where(mask, lhs, 0).astype(np.float64) @ rhs.astype(np.float64)
     return [lhs, _pack(rhs, lanes_of(task.isa)), ids, count], exact
+
+
+def random_operand(shape: tuple[int, int], dtype: str, rng: np.random.Generator) -> np.ndarray:
+    """Random elements of an operand: standard normal, or integers from -8 to 7."""
+    if dtype == "int8":
+        return rng.integers(-8, 8, shape).astype(np.int8)
+    if dtype == "bfloat16":
+        import ml_dtypes
+
+        return rng.standard_normal(shape).astype(ml_dtypes.bfloat16)
+    return rng.standard_normal(shape).astype(dtype)
 
 
 def _threads() -> int:
@@ -157,33 +162,15 @@ def _form(task: TileTask, tile: Tile) -> tuple[tirx.PrimFunc, Roles]:
     return contraction_form(func, con, tile, lanes_of(task.isa), stored.micro_tile)
 
 
-def _tile(mod: tvm.IRModule, task: TileTask) -> Tile:
-    reg_m, blocks, tile_n, tile_k = (int(value) for value in _notes(mod)[TILE])
+def _tile(values: list[int], task: TileTask) -> Tile:
+    reg_m, blocks, tile_n, tile_k = values
     tile_m = MICRO_ROWS if task.family == DEPTH else reg_m * blocks
     knobs = (("reg_m", reg_m),)
     return Tile(task.family, task.isa, task.dtype, tile_m, tile_n, tile_k, knobs)
 
 
-def _notes(mod: tvm.IRModule) -> dict[str, Any]:
-    sch = s_tir.Schedule(mod)
-    notes = dict(sch.get(sch.get_sblock("lhs_sread")).annotations)
-    if TILE not in notes or TASK not in notes:
-        raise TuningError(mismatch("module", f"annotations {TILE} and {TASK}", sorted(notes)))
-    return notes
-
-
 def _wide(dtype: str) -> str:
     return "int32" if dtype == "int8" else "float32"
-
-
-def _random(shape: tuple[int, int], dtype: str, rng: np.random.Generator) -> np.ndarray:
-    if dtype == "int8":
-        return rng.integers(-8, 8, shape).astype(np.int8)
-    if dtype == "bfloat16":
-        import ml_dtypes
-
-        return rng.standard_normal(shape).astype(ml_dtypes.bfloat16)
-    return rng.standard_normal(shape).astype(dtype)
 
 
 def _random_index(

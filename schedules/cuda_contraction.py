@@ -126,10 +126,11 @@ def _apply(sch: s_tir.Schedule, con: Contraction, tile: Tile, axis: str) -> None
     each = tile.knob("reg_m") * tile.knob("reg_n")
     for panel in panels:
         _copy(sch, panel, outer, (tile.tile_m * tile.tile_n // each // wide, wide))
-        if warps:
-            _pad(sch, panel, panel.last == con.reduce)
-        else:
-            _stage(sch, block, panel, middle if panel.last == con.reduce else step, con.reduce)
+        deep = panel.last == con.reduce
+        if warps or deep:
+            _pad(sch, panel, deep)
+        if not warps:
+            _stage(sch, block, panel, middle if deep else step, con.reduce)
     if not warps:
         for loop in inner:
             sch.unroll(loop)

@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import numpy as np
 import tvm
 from tvm import s_tir, te, tirx
 
-from pit_tvm.errors import TileNotFound, TuningError, mismatch
+from pit_tvm.errors import TileNotFound, mismatch
 from pit_tvm.selection.gpu_fit import even_heights, fitting
 from pit_tvm.structs import Tile, TileTask
 
+from .decisions import note, noted, pick
 from .hopper_knobs import knobs_of
 from .hopper_rows import SHARED_LIMIT, TILE_K, RowsTile, rows_kernel
 
@@ -29,7 +29,6 @@ ROWS, GROUPS = "rows-hopper", "groups-hopper"
 FAMILIES = (ROWS, GROUPS)
 ISA = "sm_90a"
 DTYPES = ("float16", "bfloat16")
-TILE, TASK = "pit.tile", "pit.task"
 
 # (tile_m, consumers, tile_n). Registers hold 64 rows x 256 columns of a consumer, or 128 x 128.
 ROW_FORMS = (
@@ -105,28 +104,19 @@ def workload(task: TileTask) -> tirx.PrimFunc:
 
 def sample(sch: s_tir.Schedule, task: TileTask) -> None:
     """Sample the knobs and annotate the stand-in's block with them."""
-
-    def pick(values: tuple[int, ...]) -> Any:
-        return sch.sample_categorical(list(values), [1.0 / len(values)] * len(values))
-
-    form = pick(tuple(range(len(FORMS))))
-    knobs = [pick(values) for values in (CLUSTER, SPARE, RASTER, LAG, STORE_COLS)]
-    block = sch.get_sblock("out")
-    sch.annotate(block, TILE, [form, *knobs])
-    sizes = (str(size) for size in (task.m, task.n, task.k, task.groups))
-    sch.annotate(block, TASK, [task.family, task.isa, task.dtype, *sizes])
+    choices = (range(len(FORMS)), CLUSTER, SPARE, RASTER, LAG, STORE_COLS)
+    note(sch, "out", [pick(sch, values) for values in choices], task)
 
 
 def tile_of(sch: s_tir.Schedule, task: TileTask) -> Tile:
     """The tile that a sampled schedule is annotated with."""
-    return as_tile(decided(_notes(sch.mod)[TILE], task.groups), task.family, task.dtype)
+    return as_tile(decided(noted(sch.mod, "out")[0], task.groups), task.family, task.dtype)
 
 
 def lower(mod: tvm.IRModule) -> tvm.IRModule:
     """The kernel of a sampled module, a TIRx function ``main``."""
-    notes = _notes(mod)
-    _, _, dtype, *sizes = (str(part) for part in notes[TASK])
-    return kernel_module(decided(notes[TILE], int(sizes[3])), dtype)
+    values, task = noted(mod, "out")
+    return kernel_module(decided(values, task.groups), task.dtype)
 
 
 def kernel_module(knobs: RowsTile, dtype: str) -> tvm.IRModule:
@@ -134,10 +124,10 @@ def kernel_module(knobs: RowsTile, dtype: str) -> tvm.IRModule:
     return tvm.IRModule({"main": rows_kernel(dtype, knobs)})
 
 
-def decided(values: Sequence[Any], groups: int) -> RowsTile:
+def decided(values: Sequence[int], groups: int) -> RowsTile:
     """The knobs that sampled values stand for: form, cluster, spare, raster, lag, store_cols; all
     the stages that fit but the spare."""
-    form, cluster, spare, raster, lag, store_cols = (int(value) for value in values)
+    form, cluster, spare, raster, lag, store_cols = values
     tile_m, consumers, tile_n = FORMS[form]
     knobs = RowsTile(
         tile_m=tile_m,
@@ -289,14 +279,6 @@ def output_tiles(dtype: str, slot: int, slots: int) -> tuple[Tile, ...]:
         for tile_m in (tallest, 128, 64)
     )
     return tuple(as_tile(for_groups(knobs, max(slots, 2)), GROUPS, dtype) for knobs in made)
-
-
-def _notes(mod: tvm.IRModule) -> dict[str, Any]:
-    sch = s_tir.Schedule(mod)
-    notes = dict(sch.get(sch.get_sblock("out")).annotations)
-    if TILE not in notes or TASK not in notes:
-        raise TuningError(mismatch("module", f"annotations {TILE} and {TASK}", sorted(notes)))
-    return notes
 
 
 def _check(task: TileTask) -> None:

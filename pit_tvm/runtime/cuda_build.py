@@ -156,6 +156,12 @@ def cuda_source(
     return "".join([source, _LOOK_UP, *entries] if used else [source])
 
 
+def kernel_source(mod: tvm.IRModule, arch: str = "sm_90a") -> str:
+    """`cuda_source` of kernels of either kind: TIRx, or scheduled TensorIR, pipelined."""
+    scheduled = all("s_tir" in (func.attrs or {}) for func in mod.functions.values())
+    return cuda_source(mod, arch, tirx=not scheduled, pipelined=scheduled)
+
+
 def compile_source(source: str, arch: str = "sm_90a") -> CudaLibrary:
     """The library of a source that `cuda_source` gave; errors as in `build_cuda`."""
     _check_arch(arch)

@@ -18,8 +18,13 @@ from ..errors import ShapeError, mismatch
 from ..schedules import cuda_generic
 from ..schedules.cuda_contraction import scheduled
 from ..schedules.cuda_contraction_space import starting_tiles
-from ..selection.gpu_cost import GpuRates
-from ..selection.gpu_general import GeneralDense, GeneralWork, select_general
+from ..selection.gpu_general import (
+    GeneralDense,
+    GeneralRates,
+    GeneralWork,
+    general_rates,
+    select_general,
+)
 from ..structs import Candidate, MicroTile, Plan, Tile
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
@@ -35,7 +40,7 @@ from .cuda_build import build_cuda
 from .cuda_dispatch import CudaDispatcher
 from .cuda_general_form import GeneralForm
 from .cuda_planner import LIBRARY, BandPlanner, CudaPlanner
-from .cuda_rows import FamilyKernels, rates_of
+from .cuda_rows import FamilyKernels
 from .cuda_workspace import CudaIndex
 from .kernel_cache import KernelCache
 from .program import Program
@@ -107,8 +112,6 @@ class GeneralPlanner(BandPlanner):
         # A product of everything: where dead slices are zero, or nobody looks at theirs.
         self.dense_fits = program.spec.promises_zero
         self.dense_fits_new = spatial and dead != "zero"
-        height = form.route.micro_tile.extents[self._row] if form.axis == "depth" else 0
-        self.tiles = starting_tiles(target.isa, form.dtype, height) if form.rhs else ()
 
     @property
     def _row(self) -> int:
@@ -127,14 +130,23 @@ class GeneralPlanner(BandPlanner):
         dense = self._all(layout) if fits and not self.form.groups else None
         work = self._work(layout, counts)
         micro_tile = self.form.route.micro_tile
-        tiles = self.likely_tiles(layout)
-        return select_general(micro_tile, work, tiles, dense, self.rates(), index, fill, covered)
+        tiles, rates = self.likely_tiles(layout), self.own_rates
+        return select_general(micro_tile, work, tiles, dense, rates, index, fill, covered)
 
-    def rates(self) -> GpuRates:
-        """The device's constants, from the records of 16-bit products."""
-        if self._rates is None:
-            self._rates = rates_of(self.store, "float16", self.target.isa, LIBRARY, {})
-        return self._rates
+    @cached_property
+    def own_rates(self) -> GeneralRates:
+        """Rates of the operator's tiles on this GPU, and of the library's products."""
+        form, isa = self.form, self.target.isa
+        bands = form.axis == "depth"
+        height = form.route.micro_tile.extents[self._row] if bands else 0
+        generic = starting_tiles(isa, form.dtype, height) if form.rhs else ()
+        axis = "depth" if bands else "rows"
+        return general_rates(self.store.all(), form.dtype, isa, LIBRARY, generic, axis)
+
+    @cached_property
+    def tiles(self) -> tuple[Tile, ...]:  # type: ignore[override]
+        """The tiles to choose from; none without a contraction."""
+        return self.own_rates.tiles
 
     def likely_tiles(self, layout: Layout) -> tuple[Any, ...]:
         """All of the few that there are."""

@@ -1,27 +1,69 @@
 """What contractions by TensorIR tiles cost, and whether a dense product is cheaper. Microseconds.
 
-A CTA computes one tile; the multiprocessors take tiles in turn, the longest decide the end. Rates
-are those of the largest tiles on 4096^3 on one H200, rows and bands of columns, 1 to 100 % live;
-smaller tiles have not been fitted.
+A CTA computes one tile; the multiprocessors take tiles in turn, the longest decide the end. A
+tile's terms are fitted to its own records; without any they are those of the family's largest
+tiles on 4096^3 on one H200, which are too fast for smaller ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from ..structs import Candidate, MicroTile, Plan, Tile
-from .gpu_cost import GpuRates, cheapest, tile_candidates
+from ..structs import Candidate, MicroTile, Plan, Tile, TileTask
+from ..tile_db.record import TileRecord
+from .gpu_cost import GpuRates, cheapest, gpu_rates, handful, tile_candidates
+from .gpu_records import times_for
 
 _SMS = 132
 # Of the family's largest tile, in 1e12 operations per second: by FMA, and on tensor cores.
-_CORES_TFLOPS, _WARPS_TFLOPS = 45.0, 290.0
+_CORES_TFLOPS, _WARPS_TFLOPS = 42.0, 390.0
+_MOST_CORES_TFLOPS, _MOST_WARPS_TFLOPS = 60.7, 625.0  # of the chip
 _STEP_US, _TILE_US = 0.02, 2.0  # least time of a step of the depth, and a tile's start and end
 _TERMS_PER_US, _MOST_TERMS_PER_US = 2.5e5, 1e6  # of threads with a result each
 # Library products by width of the operands in bytes: tensor cores for two, CUDA cores for four.
 _LIBRARY_TFLOPS = {2: 660.0, 4: 51.2}
+_KEPT = 4  # tiles of a family to choose from: each that is chosen is a kernel to compile
+_LEAST_US = 0.1  # that a product is taken to last
+_NEARER = 1e-4  # of the sum of squares, that another term must gain
+
+
+class Terms(NamedTuple):
+    """What a product's time is made of, besides its launch: of every step of the depth and of every
+    tile that a multiprocessor computes, of every step of one tile, and of its start and end.
+
+    ``lone_step`` is below 0 where the chip is slower the more of it works.
+    """
+
+    step: float
+    tile: float = _TILE_US
+    lone_step: float = 0.0
+    start: float = 0.0
+
+    def us(self, tiles: float, depth: float) -> float:
+        """Time of ``tiles`` for each multiprocessor, so deep in the mean."""
+        return (self.step * depth + self.tile) * tiles + self.lone_step * depth + self.start
+
+
+@dataclass(frozen=True)
+class GeneralRates:
+    """Costs of one family's tiles in one data type; made by `general_rates`. ``base``: the
+    device's constants, and the library's products in that type. ``tuned``: tiles were measured."""
+
+    base: GpuRates
+    terms: dict[Tile, Terms]
+    tuned: bool
+
+    @property
+    def tiles(self) -> tuple[Tile, ...]:
+        """The tiles to choose from."""
+        return tuple(self.terms)
 
 
 @dataclass(frozen=True)
@@ -44,17 +86,26 @@ class GeneralWork:
     axis: str  # "rows", "depth", "batch" or ""
     extent: int = 1
 
+    @cached_property
+    def _counts(self) -> npt.NDArray[np.float64]:
+        return np.asarray(self.lists, np.float64)
+
     def tiles(self, tile: Tile) -> tuple[int, float, float]:
         """Number of tiles, sum of their depths, and the largest depth."""
         columns = -(-self.n // tile.tile_n) * self.batch
-        counts = np.asarray(self.lists, np.float64)
         if self.axis == "depth":
-            return columns * len(counts), columns * float(counts.sum()), float(counts.max())
-        rows = np.ceil(counts / tile.tile_m) if self.axis == "rows" else counts
-        number = float(rows.sum()) * columns
-        if self.axis == "batch":
+            total, deepest = float(sum(self.lists)), float(max(self.lists))
+            return columns * len(self.lists), columns * total, deepest
+        number = columns * float(sum(self.lists))
+        if self.axis == "rows":
+            number = columns * float(np.ceil(self._counts / tile.tile_m).sum())
+        elif self.axis == "batch":
             number *= -(-self.rows // tile.tile_m)
         return int(number), number * self.k, float(self.k)
+
+    def load(self, tile: Tile) -> tuple[float, float]:
+        """Tiles of each multiprocessor, and their depth in the mean."""
+        return _load(*self.tiles(tile)[:2])
 
 
 @dataclass(frozen=True)
@@ -70,8 +121,13 @@ class GeneralDense:
     library: str
     extra_bytes: float = 0.0
 
-    def cost_us(self, rates: GpuRates) -> tuple[float, float]:
+    def cost_us(self, general: GeneralRates) -> tuple[float, float]:
         """Predicted time with its launch, and what operations and bytes take at least."""
+        rates = general.base
+        if not self.library and general.terms:
+            work = (self.m,), self.m, self.n, self.k, self.batch, self.itemsize, "rows"
+            us, least = tile_us(general.tiles[0], GeneralWork(*work), general)
+            return us + rates.store_us(self.extra_bytes), least
         if not self.library and self.n == 1:
             terms = float(self.m * self.k)
             least = terms / _MOST_TERMS_PER_US
@@ -80,8 +136,41 @@ class GeneralDense:
         elements = self.m * self.k + self.k * self.n + self.m * self.n
         memory = 1e-3 * self.itemsize * self.batch * elements / rates.constant("gather_gbps")
         least = max(flops / _LIBRARY_TFLOPS.get(self.itemsize, _CORES_TFLOPS), memory)
-        extra = 1e-3 * self.extra_bytes / rates.constant("store_gbps")
-        return least + rates.constant("launch_us") + extra, least
+        us = least + rates.constant("launch_us")
+        if self.library and rates.dense is not None:
+            us = rates.dense_us(self.m * self.batch, self.n, self.k)[0]
+        return us + rates.store_us(self.extra_bytes), min(us, least)
+
+
+def general_rates(
+    records: Sequence[TileRecord],
+    dtype: str,
+    isa: str,
+    library: str,
+    generic: Sequence[Tile],
+    axis: str = "rows",
+) -> GeneralRates:
+    """Rates of the family of the ``generic`` tiles: records of a store, or those tiles as they are.
+
+    ``library`` names the BLAS of the dense candidate. ``axis``: what the family's lists count, rows
+    or the "depth" of bands as high as a tile.
+    """
+    base = gpu_rates([r for r in records if r.tile is None], dtype, isa, library, ())
+    families = {tile.family for tile in generic}
+    found: dict[Tile, list[tuple[TileTask, float]]] = {}
+    for record, task, secs in times_for(records, dtype, isa):
+        if record.tile is not None and record.tile.family in families:
+            tile = replace(record.tile, dtype=dtype)
+            found.setdefault(tile, []).append((task, 1e6 * secs))
+    launch = base.constant("launch_us")
+    work = {tile: [_task_work(tile, t, axis) for t, _ in its] for tile, its in found.items()}
+    terms = {t: _fitted(t, work[t], [us - launch for _, us in its]) for t, its in found.items()}
+    if not terms:
+        return GeneralRates(base, {tile: _untuned(tile) for tile in generic}, tuned=False)
+    tasks = dict.fromkeys(task for entries in found.values() for task, _ in entries)
+    times = [[own.us(*_task_work(t, k, axis).load(t)) for k in tasks] for t, own in terms.items()]
+    kept = [list(terms)[at] for at in handful(np.array(times), _KEPT)]
+    return GeneralRates(base, {tile: terms[tile] for tile in kept}, tuned=True)
 
 
 def select_general(
@@ -89,13 +178,13 @@ def select_general(
     work: GeneralWork,
     tiles: Sequence[Tile | None],
     dense: GeneralDense | None,
-    rates: GpuRates,
+    rates: GeneralRates,
     index_bytes: float,
     fill_bytes: float,
     covered: float,
 ) -> Plan:
     """The cheaper of the best tile and the dense product; parts of a cost as in `select_gpu`."""
-    index, fill = rates.index_us(index_bytes), rates.store_us(fill_bytes)
+    index, fill = rates.base.index_us(index_bytes), rates.base.store_us(fill_bytes)
     timed = ((tile, *tile_us(tile, work, rates)) for tile in tiles)
     beside = (("index", index),), (("output", fill),)
     candidates = tile_candidates(micro_tile, timed, covered, *beside)
@@ -103,20 +192,64 @@ def select_general(
         us, least = dense.cost_us(rates)
         parts = (("index", 0.0), ("product", us), ("output", 0.0), ("bound", least))
         candidates.append(Candidate("dense", None, None, us, parts, 1.0, dense.library))
-    return cheapest(candidates, tuned=False)
+    return cheapest(candidates, rates.tuned)
 
 
-def tile_us(tile: Tile | None, work: GeneralWork, rates: GpuRates) -> tuple[float, float]:
+def tile_us(tile: Tile | None, work: GeneralWork, rates: GeneralRates) -> tuple[float, float]:
     """Predicted time of a tile with its launch, and what operations take at least; None: a thread
     for each result."""
+    launch = rates.base.constant("launch_us")
     if tile is None:
-        terms = sum(work.lists) * work.rows * work.k / max(work.extent, 1)
-        return terms / _TERMS_PER_US + rates.constant("launch_us"), terms / _MOST_TERMS_PER_US
+        results = sum(work.lists) * work.rows * work.k / max(work.extent, 1)
+        return results / _TERMS_PER_US + launch, results / _MOST_TERMS_PER_US
     number, depths, deepest = work.tiles(tile)
+    terms = rates.terms[tile]
+    most = _MOST_WARPS_TFLOPS if _by_warps(tile) else _MOST_CORES_TFLOPS
+    bound = 2e-6 * tile.tile_m * tile.tile_n * depths / most
+    return max(terms.us(*_load(number, depths)), terms.us(1, deepest)) + launch, bound
+
+
+def _load(number: int, depths: float) -> tuple[float, float]:
+    """Tiles of each multiprocessor and their depth in the mean, of so many and so deep in all."""
+    return float(-(-number // _SMS)), depths / max(number, 1)
+
+
+def _task_work(tile: Tile, task: TileTask, axis: str) -> GeneralWork:
+    """The work of a task of tuning, whose bands have as many live steps each."""
+    lists = (task.m,) if axis == "rows" else (task.k,) * -(-task.m // tile.tile_m)
+    return GeneralWork(lists, task.m, task.n, task.k, 1, 0, axis)
+
+
+def _by_warps(tile: Tile) -> bool:
+    return dict(tile.knobs).get("mma", 0) == 1
+
+
+def _untuned(tile: Tile) -> Terms:
+    """Terms of a tile that was not measured."""
+    rate = _WARPS_TFLOPS if _by_warps(tile) else _CORES_TFLOPS
     flops = 2e-6 * tile.tile_m * tile.tile_n
-    rate = _WARPS_TFLOPS if dict(tile.knobs).get("mma") else _CORES_TFLOPS
-    step = max(flops * _SMS / rate, _STEP_US / tile.tile_k)
-    shared = -(-number // _SMS) * (depths / max(number, 1) * step + _TILE_US)
-    longest = deepest * step + _TILE_US
-    bound = flops * depths / rate
-    return max(shared, longest) + rates.constant("launch_us"), bound
+    return Terms(max(flops * _SMS / rate, _STEP_US / tile.tile_k))
+
+
+def _fitted(tile: Tile, work: Sequence[GeneralWork], times: Sequence[float]) -> Terms:
+    """Terms whose times are relatively nearest to those measured."""
+    measured = np.maximum(np.array(times), _LEAST_US)
+    loads = np.array([given.load(tile) for given in work])
+    numbers = np.column_stack([loads.prod(axis=1), loads, np.ones(len(loads))])
+    shares = numbers / measured[:, None]
+    best, nearest = Terms(0.0, 0.0), np.inf
+    places = range(len(best))
+    for chosen in (list(c) for size in places for c in combinations(places, size + 1)):
+        found = np.zeros(len(best))
+        found[chosen] = np.linalg.lstsq(shares[:, chosen], np.ones(len(loads)), rcond=None)[0]
+        terms = Terms(*found.tolist())
+        error = float(np.square(shares @ found - 1.0).sum())
+        if _sound(terms) and error < nearest - _NEARER:
+            best, nearest = terms, error
+    return best
+
+
+def _sound(terms: Terms) -> bool:
+    """Whether no product of one tile or more takes less the larger it is."""
+    others = min(terms.step, terms.tile, terms.start)
+    return others >= 0.0 and 2.0 * terms.lone_step >= -terms.step

@@ -20,8 +20,9 @@ from .axis_map import Expr
 from .lower_prefetch_rows import replaced
 from .warp_mma_site import COLUMNS, ROWS, Site, offset_of, site_of
 
-# Attributes around all steps of a loop, with their number, and around the sums of one of them.
-STEPS, STEP = "pit.warp_mma_steps", "pit.warp_mma_step"
+# Attributes around all steps of a loop, with their number; around the loads for the first of them,
+# with the registers that sums and the fragments of two steps take; and around one step's sums.
+STEPS, FIRST, STEP = "pit.warp_mma_steps", "pit.warp_mma_first", "pit.warp_mma_step"
 
 _Places = Mapping[ir.Var, Expr]
 
@@ -111,19 +112,22 @@ def _registers(name: str, site: Site, unit: tirx.For, parts: int) -> ir.Var:
 def _lowered(site: Site) -> tirx.Stmt:
     """All steps of the loop: fragments of the next are loaded before one's are multiplied."""
     steps, a, b = int(site.loop.extent), _side_a(site), _side_b(site)
+    rows, columns = int(site.i.extent), int(site.j.extent)
+    taken = 4 * rows * columns + 2 * (a.parts * rows + b.parts * columns)
     loads, sums = tirx.SeqStmt([_loads(site, b), _loads(site, a)]), _sums(site, a, b)
     body = []
     for step in range(steps + 1):
         if step < steps:
-            body.append(replaced(loads, {site.loop.loop_var: _int(step)}))
+            own = replaced(loads, {site.loop.loop_var: _int(step)})
+            body.append(own if step else tirx.AttrStmt(_int(0), FIRST, _int(taken), own))
         if step > 0:
             last = replaced(sums, {site.loop.loop_var: _int(step - 1)})
             body.append(tirx.AttrStmt(_int(0), STEP, _int(step - 1), last))
-    own = site.sums.buffer
+    sums_of = site.sums.buffer
     block = s_tir.SBlock(
         [],
-        [_whole(buffer) for buffer in (own, site.a.source, site.b.source)],
-        [_whole(own)],
+        [_whole(buffer) for buffer in (sums_of, site.a.source, site.b.source)],
+        [_whole(sums_of)],
         "warp_mma",
         tirx.SeqStmt(body),
         None,

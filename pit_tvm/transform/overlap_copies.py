@@ -15,7 +15,7 @@ from tvm.tirx import BufferStore
 from .lower_prefetch_rows import replaced
 from .lower_warp_mma import STEP, STEPS
 
-_COMMIT, _WAIT = "async_commit_queue_scope", "async_wait_queue_scope"
+_COMMIT, WAIT = "async_commit_queue_scope", "async_wait_queue_scope"
 
 
 def overlap_copies(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -25,12 +25,7 @@ def overlap_copies(func: tirx.PrimFunc) -> tirx.PrimFunc:
     copies overwrite. Spread, copies do not hold up the loads of fragments, which go through the
     same queue.
     """
-    body = tvm_ffi.structural_map(func.body, [(tirx.SeqStmt, _reordered)])
-
-    def plain(attr: tirx.AttrStmt) -> tirx.Stmt:
-        return attr.body if attr.attr_key in (STEP, STEPS) else attr
-
-    return func.with_body(tvm_ffi.structural_map(body, [(tirx.AttrStmt, plain)]))
+    return func.with_body(tvm_ffi.structural_map(func.body, [(tirx.SeqStmt, _reordered)]))
 
 
 def _reordered(seq: tirx.SeqStmt) -> tirx.Stmt:
@@ -39,19 +34,15 @@ def _reordered(seq: tirx.SeqStmt) -> tirx.Stmt:
     In front of the copies, one group less may be in flight.
     """
     parts = list(seq.seq)
-    groups, waits, steps = (
-        [_under(part, key) for part in parts] for key in (_COMMIT, _WAIT, STEPS)
-    )
-    start = next((at for at, group in enumerate(groups) if group is not None), len(parts))
-    for at in range(start, len(parts)):
-        group, wait, step = groups[start], waits[at], steps[at]
+    groups, waits, steps = ([_under(part, key) for part in parts] for key in (_COMMIT, WAIT, STEPS))
+    for at, (group, wait, step) in enumerate(zip(groups, waits[1:], steps[1:], strict=False)):
         if group is not None and wait is not None and step is not None:
             count = wait.body
-            spread = _spread(step, list(_rounds(parts[start])), group)
+            spread = _spread(step, list(_rounds(parts[at])), group)
             fewer = tirx.AttrStmt(count.node, count.attr_key, count.value - 1, spread)
-            parts[at] = tirx.AttrStmt(wait.node, _WAIT, wait.value, fewer)
-            del parts[start]
-            return parts[0] if len(parts) == 1 else tirx.SeqStmt(parts)
+            own = tirx.AttrStmt(wait.node, WAIT, wait.value, fewer)
+            rest = [*parts[:at], own, *parts[at + 2 :]]
+            return own if len(rest) == 1 else tirx.SeqStmt(rest)
     return seq
 
 
@@ -65,21 +56,25 @@ def _under(stmt: tirx.Stmt, key: str) -> tirx.AttrStmt | None:
 
 
 def _spread(steps: tirx.AttrStmt, copies: list[tirx.Stmt], group: tirx.AttrStmt) -> tirx.Stmt:
-    """``steps`` with a share of ``copies`` in front of each one's sums, committed with the last."""
-    number = int(steps.value)
+    """``steps`` with a share of ``copies`` in front of each one's sums, committed with the last:
+    but the last step's, if there are others."""
+    number = max(int(steps.value) - 1, 1)
 
     def insert(attr: tirx.AttrStmt) -> tirx.Stmt:
         if attr.attr_key != STEP:
             return attr
         step = int(attr.value)
+        if step == number:
+            return attr
         first, end = (len(copies) * at // number for at in (step, step + 1))
         share = copies[first:end]
         if step + 1 == number:
             last = tirx.SeqStmt([*share, tirx.Evaluate(tirx.const(0, "int32"))])
             share = [tirx.AttrStmt(group.node, _COMMIT, group.value, last)]
-        return tirx.SeqStmt([*share, attr.body])
+        return tirx.SeqStmt([*share, attr])
 
-    return tvm_ffi.structural_map(steps.body, [(tirx.AttrStmt, insert)])
+    body = tvm_ffi.structural_map(steps.body, [(tirx.AttrStmt, insert)])
+    return tirx.AttrStmt(steps.node, STEPS, steps.value, body)
 
 
 def _rounds(stmt: tirx.Stmt) -> Iterator[tirx.Stmt]:

@@ -18,6 +18,7 @@ from .lower_prefetch_rows import lower_prefetch_rows
 from .lower_prefetch_stores import lower_prefetch_stores
 from .lower_warp_mma import lower_warp_mma
 from .overlap_copies import overlap_copies
+from .preload_fragments import preload_fragments
 from .settle_strides import settle_strides
 
 FuncPass = Callable[[tirx.PrimFunc], tirx.PrimFunc]
@@ -54,6 +55,7 @@ def lower(mod: tvm.IRModule, dump: Callable[[str, str], None] | None = None) -> 
         s_tir.transform.InjectSoftwarePipeline(),
         fold_waits,
         overlap_copies,
+        preload_fragments,
         settle_strides,
         s_tir.transform.LowerOpaqueBlock(),
         s_tir.transform.ConvertSSA(),

@@ -13,6 +13,7 @@ def rebuilt_block(
     *,
     reads: Sequence[Any] | None = None,
     body: tirx.Stmt | None = None,
+    alloc_buffers: Sequence[Any] | None = None,
     annotations: Mapping[str, Any] | None = None,
 ) -> s_tir.SBlock:
     """``block`` with what is given in place of its own."""
@@ -23,7 +24,7 @@ def rebuilt_block(
         block.name_hint,
         block.body if body is None else body,
         block.init,
-        block.alloc_buffers,
+        block.alloc_buffers if alloc_buffers is None else alloc_buffers,
         block.match_buffers,
         block.annotations if annotations is None else dict(annotations),
         block.span,

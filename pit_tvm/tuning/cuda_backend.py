@@ -19,11 +19,11 @@ from ..target import TargetInfo
 from ..tile_db.record import TileRecord, make_provenance
 from .backend import Backend, Builder, Lower
 from .cuda_builder import CudaBuilder, Toolchain
-from .cuda_data import CudaData, cuda_data
+from .cuda_data import cuda_data
 from .cuda_kernels import ROW_FLOATS, ROWS_EACH, THREADS, check_module, profile_module
-from .runner import Repeats, cuda_session
+from .runner import Data, Repeats, cuda_session
 from .task_run import Settings
-from .tasks import Space, to_device
+from .tasks import Space, make_example, to_device
 
 # A launch from the host takes microseconds, so each measurement fills some milliseconds. Under
 # load the chip's power limit lowers its clock within tenths of a second (on an H200 by a sixth).
@@ -53,7 +53,9 @@ def cuda_backend(toolchain: Toolchain, pool: ProcessPoolExecutor | None) -> Back
     def make_builder(lower: Lower, folder: Path) -> Builder:
         return CudaBuilder(lower, folder, toolchain, pool)
 
-    def make_data(space: Space, task: TileTask, rng: np.random.Generator) -> CudaData:
+    def make_data(space: Space, task: TileTask, rng: np.random.Generator) -> Data:
+        if space.example is not None:
+            return make_example(space, task, rng)
         return cuda_data(task, rng, kernels(task.dtype), tvm.cuda(0))
 
     def profile(target: TargetInfo, more: Mapping[str, Callable[[], float]]) -> TileRecord:

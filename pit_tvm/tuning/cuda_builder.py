@@ -41,19 +41,19 @@ class Library(Protocol):
 class Toolchain:
     """How CUDA code is made, by functions of a module: they travel to worker processes by name.
 
-    ``source(mod, arch, tirx)``: CUDA text of a module. ``compile(text, arch)``: its library.
+    ``source(mod, arch)``: CUDA text of a module. ``compile(text, arch)``: its library.
     ``kernels``: folder of the compiled libraries. ``workers``: processes; 1 is this one.
     """
 
-    source: Callable[[tvm.IRModule, str, bool], str]
+    source: Callable[[tvm.IRModule, str], str]
     compile: Callable[[str, str], Library]
     arch: str
     kernels: Path
     workers: int = 1
 
     def built(self, mod: tvm.IRModule) -> Path:
-        """Path of the library of a TIRx module, compiled if it is not there."""
-        text = self.source(mod, self.arch, True)
+        """Path of the library of a module, compiled if it is not there."""
+        text = self.source(mod, self.arch)
         name = hashlib.sha256(f"{self.arch}\n{text}".encode()).hexdigest()
         path = self.kernels / f"{name}.so"
         if not path.is_file():

@@ -22,12 +22,16 @@ from ..errors import DTypeError, ShapeError, TileNotFound, TuningError, mismatch
 from ..memory import aligned_empty
 from ..structs import Tile, TileTask
 
-# Operator of the command line -> families of its tiles, by instruction set; "" is every CPU's.
+_ANY_GPU = "sm"
+_CUDA = ("rows-cuda", *(f"columns-cuda-{height}" for height in (32, 64, 128)))
+# Operator of the command line -> families of its tiles, by instruction set; "" is every CPU's, and
+# "sm" every GPU's.
 OPERATORS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "matmul": {
             "": ("contraction-rows", "contraction-depth", "contraction-blocks"),
             "sm_90a": ("rows-hopper",),
+            _ANY_GPU: _CUDA,
         },
         "grouped_matmul": {"sm_90a": ("groups-hopper",)},
     }
@@ -37,7 +41,12 @@ FAMILIES: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(OPERATORS["matmul"][""], "pit_tvm.schedules.contraction_space"),
         **dict.fromkeys(("rows-hopper", "groups-hopper"), "pit_tvm.schedules.hopper_space"),
+        **dict.fromkeys(_CUDA, "pit_tvm.schedules.cuda_contraction_space"),
     }
+)
+# Element types of families that do not compute all of their module's.
+_DTYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    dict.fromkeys(("rows-hopper", "groups-hopper"), ("float16", "bfloat16"))
 )
 WRONG = "wrong result"
 _REQUIRED = ("workload", "sample", "tile_of", "lower")
@@ -130,9 +139,13 @@ def make_tasks(
     dtype: str,
     isa: str,
     groups: int = 1,
+    wanted: Sequence[str] | None = None,
     operators: Mapping[str, Mapping[str, tuple[str, ...]]] = OPERATORS,
 ) -> tuple[TileTask, ...]:
     """Tasks of the operator ``op`` at ``shape`` (m, n, k), one for each family of its tiles.
+
+    Those of the very instruction set go before those of any like it: what is not ``wanted`` by
+    name is tuned in the first alone, where they compute ``dtype``.
 
     Raises
     ------
@@ -148,11 +161,17 @@ def make_tasks(
         raise ShapeError(mismatch("shape", expected, (*shape, groups)))
     if groups > 1 and not op.startswith("grouped"):
         raise ShapeError(mismatch("groups", f"1 for {op}", groups, "op grouped_matmul has more"))
-    common = () if isa.startswith("sm_") else operators[op].get("", ())
-    families = operators[op].get(isa, common)
-    if not families:
+    kind = _ANY_GPU if isa.startswith("sm_") else ""
+    own, common = (
+        tuple(name for name in operators[op].get(key, ()) if dtype in _DTYPES.get(name, (dtype,)))
+        for key in (isa, kind)
+    )
+    if not own and not common:
         known = sorted(name or "any CPU" for name in operators[op])
-        raise TileNotFound(mismatch(f"target of {op}", f"one of {known}", isa))
+        raise TileNotFound(mismatch(f"target of {op}", f"one of {known} in {dtype}", isa))
+    families = own or common
+    if wanted:
+        families = tuple(name for name in (*own, *common) if name in wanted)
     m, n, k = shape
     return tuple(TileTask(family, isa, dtype, m, n, k, groups) for family in families)
 

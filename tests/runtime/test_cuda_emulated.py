@@ -53,7 +53,7 @@ class EmulatedDispatcher(GeneralDispatcher):
     """Launches on numpy arrays, on lists that the reference finds, in any order.
 
     ``dense``: whether there is a dense candidate too. ``tile`` is the number of the tile among the
-    starting tiles; the one with the smallest block of registers if it is None.
+    planner's; the one with the smallest block of registers if it is None.
     """
 
     def __init__(self, *parts: Any, tile: int | None, dense: bool, **options: Any) -> None:

@@ -17,7 +17,7 @@ from pit_tvm.runtime.cuda_general import GeneralKernels
 from pit_tvm.runtime.cuda_general_form import GeneralForm, general_form
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.runtime.program import Program, analyse
-from pit_tvm.schedules.cuda_contraction_space import GENERAL, starting_tiles
+from pit_tvm.schedules.cuda_contraction_space import ROWS, starting_tiles
 from pit_tvm.structs import BlockMask, Groups, Lengths, Mask, Rows, SparsitySpec, Values
 
 H200 = "cuda -arch=sm_90a -model=h200"
@@ -96,9 +96,24 @@ def test_plans_weigh_live_positions_against_dense() -> None:
         ids = np.arange(live, dtype=np.int32)
         plan = made.explain(sparsity=ids, sizes={"m": 2048}, library="torch")
         assert {c.kind for c in plan.candidates} == {"pit", "dense"}
-        assert {c.tile.family for c in plan.candidates if c.tile} == {GENERAL}
+        assert {c.tile.family for c in plan.candidates if c.tile} == {ROWS}
         kinds.append(plan.choice.kind)
     assert kinds == ["dense", "pit"]
+
+
+@pytest.mark.parametrize(("dtype", "tuned"), [("float32", True), ("int8", False)])
+def test_plans_say_whether_tiles_were_measured(dtype: str, tuned: bool) -> None:
+    made = pit_tvm.compile(
+        op.matmul(None, 512, 512, dtype=dtype), sparse={"lhs": Rows()}, target=H200
+    )
+    plan = made.explain(sparsity=np.arange(9, dtype=np.int32), sizes={"m": 64}, library="torch")
+    tiles = [c for c in plan.candidates if c.tile is not None]
+    assert plan.tuned == tuned and len(tiles) == (
+        4 if tuned else len(starting_tiles("sm_90a", dtype))
+    )
+    dense = next(c for c in plan.candidates if c.kind == "dense")
+    if not dense.note:  # by our own kernel, of the first tile
+        assert dense.cost_us > min(c.cost_us for c in tiles)
 
 
 def test_nothing_dense_where_dead_rows_must_become_zero() -> None:

@@ -6,15 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import tvm
 from tvm import s_tir
 
-from pit_tvm.errors import TileNotFound, TuningError
+from pit_tvm.errors import TileNotFound
 from pit_tvm.schedules import hopper_space as space
 from pit_tvm.schedules.hopper_rows import SHARED_LIMIT, RowsTile
 from pit_tvm.structs import Tile, TileTask
-from pit_tvm.tile_db.meta_json import replay
-from pit_tvm.tile_db.store import TileStore
 from tests.primitive.replay import assert_schedules
 
 ROWS = TileTask(space.ROWS, "sm_90a", "float16", 1000, 520, 264)
@@ -142,21 +139,6 @@ def test_tile_that_the_template_cannot_build_is_refused(tile: Tile) -> None:
 def test_starting_tiles_of_another_isa_are_refused() -> None:
     with pytest.raises(TileNotFound, match="isa, dtype"):
         space.starting_tiles("sm_80", "float16")
-
-
-def test_module_without_decisions_is_refused() -> None:
-    with pytest.raises(TuningError, match="annotations pit.tile and pit.task"):
-        space.lower(s_tir.Schedule(space.workload(ROWS)).mod)
-
-
-def test_shipped_records_replay_to_their_tiles() -> None:
-    store = TileStore.open(device="h200-sm_90a", isa="sm_90a")
-    records = store.records(isa="sm_90a")
-    assert {record.tile.family for record in records} == set(space.FAMILIES)
-    for record in records[::5]:
-        sch = replay(record, tvm.IRModule({"main": space.workload(record.task)}))
-        assert space.tile_of(sch, record.task) == record.tile
-        space.rows_tile(record.tile)
 
 
 @pytest.mark.parametrize(("slot", "heights"), [(64, [256, 128, 64]), (128, [192, 128, 64])])

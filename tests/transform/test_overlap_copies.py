@@ -23,27 +23,30 @@ def check(before: Any, after: Any) -> None:
     tvm.ir.assert_structural_equal(got, expected)
 
 
-def test_wait_comes_first_and_every_step_starts_its_share_of_copies():
-    @T.prim_func(s_tir=True)
-    def before():
-        for _ in range(7):
-            with T.sblock(""):
-                with T.attr(0, "async_commit_queue_scope", 0):
-                    with T.attr(0, "async_scope", 1):
-                        for i, j in T.grid(1, 2):
-                            T.evaluate(call("lhs", i + j))
-                    with T.attr(0, "async_scope", 1):
-                        T.evaluate(call("rhs"))
-            with T.sblock(""):
-                with T.attr(0, "async_wait_queue_scope", 0):
-                    with T.attr(0, "async_wait_inflight_count", 2):
-                        with T.attr(0, "pit.warp_mma_steps", 2):
-                            T.evaluate(call("load"))
-                            with T.attr(0, "pit.warp_mma_step", 0):
-                                T.evaluate(call("mma", 0))
-                            with T.attr(0, "pit.warp_mma_step", 1):
-                                T.evaluate(call("mma", 1))
+@T.prim_func(s_tir=True)
+def one_iteration():
+    for _ in range(7):
+        with T.sblock(""):
+            with T.attr(0, "async_commit_queue_scope", 0):
+                with T.attr(0, "async_scope", 1):
+                    for i, j in T.grid(1, 2):
+                        T.evaluate(call("lhs", i + j))
+                with T.attr(0, "async_scope", 1):
+                    T.evaluate(call("rhs"))
+        with T.sblock(""):
+            with T.attr(0, "async_wait_queue_scope", 0):
+                with T.attr(0, "async_wait_inflight_count", 2):
+                    with T.attr(0, "pit.warp_mma_steps", 3):
+                        T.evaluate(call("load"))
+                        with T.attr(0, "pit.warp_mma_step", 0):
+                            T.evaluate(call("mma", 0))
+                        with T.attr(0, "pit.warp_mma_step", 1):
+                            T.evaluate(call("mma", 1))
+                        with T.attr(0, "pit.warp_mma_step", 2):
+                            T.evaluate(call("mma", 2))
 
+
+def test_wait_comes_first_and_every_step_but_the_last_starts_its_share_of_copies():
     @T.prim_func(s_tir=True)
     def after():
         with T.sblock("root"):
@@ -52,38 +55,42 @@ def test_wait_comes_first_and_every_step_starts_its_share_of_copies():
             for _ in range(7):
                 with T.attr(0, "async_wait_queue_scope", 0):
                     with T.attr(0, "async_wait_inflight_count", 1):
-                        T.evaluate(call("load"))
-                        with T.attr(0, "async_scope", 1):
-                            T.evaluate(call("lhs", 0))
-                        T.evaluate(call("mma", 0))
-                        with T.attr(0, "async_commit_queue_scope", 0):
+                        with T.attr(0, "pit.warp_mma_steps", 3):
+                            T.evaluate(call("load"))
                             with T.attr(0, "async_scope", 1):
-                                T.evaluate(call("lhs", 1))
-                            with T.attr(0, "async_scope", 1):
-                                T.evaluate(call("rhs"))
-                        T.evaluate(call("mma", 1))
+                                T.evaluate(call("lhs", 0))
+                            with T.attr(0, "pit.warp_mma_step", 0):
+                                T.evaluate(call("mma", 0))
+                            with T.attr(0, "async_commit_queue_scope", 0):
+                                with T.attr(0, "async_scope", 1):
+                                    T.evaluate(call("lhs", 1))
+                                with T.attr(0, "async_scope", 1):
+                                    T.evaluate(call("rhs"))
+                            with T.attr(0, "pit.warp_mma_step", 1):
+                                T.evaluate(call("mma", 1))
+                            with T.attr(0, "pit.warp_mma_step", 2):
+                                T.evaluate(call("mma", 2))
 
-    check(before, after)
+    check(one_iteration, after)
 
 
-def test_iterations_that_only_wait_keep_their_waits():
-    @T.prim_func(s_tir=True)
-    def before():
-        for k in T.unroll(2):
-            with T.attr(0, "async_wait_queue_scope", 0):
-                with T.attr(0, "async_wait_inflight_count", 1 - k):
-                    with T.attr(0, "pit.warp_mma_steps", 1):
-                        with T.attr(0, "pit.warp_mma_step", 0):
-                            T.evaluate(call("mma"))
+def test_copies_in_front_of_a_loop_stay_there():
+    """With two stages the tile behind the loop waits too, but its copies are the loop's."""
 
     @T.prim_func(s_tir=True)
-    def after():
-        for k in T.unroll(2):
-            with T.attr(0, "async_wait_queue_scope", 0):
-                with T.attr(0, "async_wait_inflight_count", 1 - k):
-                    T.evaluate(call("mma"))
+    def func():
+        with T.attr(0, "async_commit_queue_scope", 0):
+            with T.attr(0, "async_scope", 1):
+                T.evaluate(call("lhs"))
+        for _ in range(7):
+            T.evaluate(call("sums"))
+        with T.attr(0, "async_wait_queue_scope", 0):
+            with T.attr(0, "async_wait_inflight_count", 0):
+                with T.attr(0, "pit.warp_mma_steps", 1):
+                    with T.attr(0, "pit.warp_mma_step", 0):
+                        T.evaluate(call("mma"))
 
-    check(before, after)
+    check(func, func)
 
 
 def test_other_pipelines_stay_as_they_are():

@@ -36,6 +36,7 @@ PASSES = [
     "s_tir.InjectSoftwarePipeline",
     "fold_waits",
     "overlap_copies",
+    "preload_fragments",
     "settle_strides",
     "s_tir.LowerOpaqueBlock",
     "s_tir.ConvertSSA",

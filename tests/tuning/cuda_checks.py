@@ -10,7 +10,7 @@ import numpy as np
 import tvm
 
 from pit_tvm.errors import TuningError
-from pit_tvm.runtime.cuda_build import compile_source, cuda_source
+from pit_tvm.runtime.cuda_build import compile_source, kernel_source
 from pit_tvm.schedules import hopper_space
 from pit_tvm.structs import TileTask
 from pit_tvm.tuning.cuda_builder import Toolchain
@@ -25,7 +25,7 @@ TASKS = (
 
 
 def toolchain(folder: Path, workers: int = 1) -> Toolchain:
-    return Toolchain(cuda_source, compile_source, "sm_90a", folder, workers)
+    return Toolchain(kernel_source, compile_source, "sm_90a", folder, workers)
 
 
 def reference_is_exact(data: CudaData) -> None:

@@ -10,14 +10,15 @@ import pytest
 import tvm
 
 from pit_tvm.errors import BackendUnavailable, TuningError
-from pit_tvm.runtime.cuda_build import cuda_source
+from pit_tvm.runtime.cuda_build import kernel_source
 from pit_tvm.schedules.hopper_space import GROUPS
 from pit_tvm.structs import TileTask
 from pit_tvm.tuning import runner
+from pit_tvm.tuning.cuda_backend import cuda_backend
 from pit_tvm.tuning.cuda_data import CudaData
 from pit_tvm.tuning.cuda_kernels import LARGEST, check_module, profile_module
 from pit_tvm.tuning.runner import cuda_session
-from pit_tvm.tuning.tasks import WRONG
+from pit_tvm.tuning.tasks import WRONG, Example, load_space
 from tests.tuning import cuda_checks
 
 TASK = TileTask(GROUPS, "sm_90a", "float16", 6, 8, 8, 2)
@@ -25,14 +26,14 @@ TASK = TileTask(GROUPS, "sm_90a", "float16", 6, 8, 8, 2)
 
 @pytest.mark.parametrize(("dtype", "kind"), [("float16", "half"), ("bfloat16", "nv_bfloat16")])
 def test_check_kernels_use_no_tensor_cores(dtype: str, kind: str) -> None:
-    source = cuda_source(check_module(dtype), "sm_90a", True)
+    source = kernel_source(check_module(dtype))
     assert "reference_kernel" in source and "compare_kernel" in source
     assert f"{kind}* __restrict__ lhs_ptr" in source and "float* __restrict__ exact_ptr" in source
     assert "wgmma" not in source and "cp.async" not in source
 
 
 def test_profile_kernel_reads_16_bytes_at_once() -> None:
-    source = cuda_source(profile_module(), "sm_90a", True)
+    source = kernel_source(profile_module())
     assert "*(float4*)(src_ptr" in source and "empty_kernel" in source
 
 
@@ -52,6 +53,13 @@ def data(deviation: float, peak: float) -> CudaData:
     worst[3, 0, 5], worst[4, 1, 6] = deviation, peak
     kernels: dict[str, Any] = {"compare": lambda *arguments: None}
     return CudaData(TASK, kernels, [], None, None, None, None, Answer(worst))
+
+
+def test_spaces_with_an_example_are_checked_against_it(tmp_path: Path) -> None:
+    backend = cuda_backend(cuda_checks.toolchain(tmp_path), None)
+    task = TileTask("rows-cuda", "sm_90a", "float32", 6, 8, 8)
+    made = backend.make_data(load_space(task.family), task, np.random.default_rng())
+    assert isinstance(made, Example) and made.expected.shape == (6, 8)
 
 
 def test_deviation_counts_against_the_largest_element() -> None:

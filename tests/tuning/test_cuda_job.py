@@ -37,7 +37,7 @@ def knobs_only(mod: tvm.IRModule) -> tvm.IRModule:
     return mod
 
 
-def source(mod: tvm.IRModule, arch: str, tirx: bool) -> str:
+def source(mod: tvm.IRModule, arch: str) -> str:
     return re.search(r'"pit.tile": .*?\]', mod.script()).group()
 
 
@@ -121,6 +121,21 @@ def test_job_finds_and_records_the_best_tile(tmp_path: Path, task: TileTask) -> 
     again = replay(best, workload_module(space, task))
     assert space.tile_of(again, task) == best.tile
     assert best.secs <= min(record.secs for record in store.records())
+
+
+def test_families_of_any_gpu_are_tuned_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class ByForm(Module):
+        def time_evaluator(self, name: str, device: Any, **options: Any) -> Any:
+            return lambda *arguments: Times((1e-4 * (1 + self.form),) * options["repeat"])
+
+    monkeypatch.setitem(globals(), "Module", ByForm)
+    task = TileTask("rows-cuda", "sm_90a", "float32", 512, 1024, 1024)
+    result = run(tmp_path, [task], trials=20)
+    best = TileStore.open(tmp_path / "db", device="h200-sm_90a").best(task)
+    assert result.measured == 20 and best is not None
+    assert (best.tile.tile_m, best.tile.tile_n) == (128, 128)
 
 
 def test_every_tasks_best_tile_is_measured_on_the_others(tmp_path: Path) -> None:

@@ -169,10 +169,23 @@ def test_gpu_has_families_of_its_own() -> None:
     assert grouped == TileTask("groups-hopper", "sm_90a", "float16", 8, 16, 24, 3)
     with pytest.raises(TileNotFound, match="target of grouped_matmul: expected one of .'sm_90a'."):
         make_tasks("grouped_matmul", (8, 16, 24), "float32", "avx2", groups=3)
-    with pytest.raises(TileNotFound, match="target of matmul"):
-        make_tasks("matmul", (8, 16, 24), "float16", "sm_80")
+    with pytest.raises(TileNotFound, match="target of grouped_matmul: .* in float32"):
+        make_tasks("grouped_matmul", (8, 16, 24), "float32", "sm_90a", groups=3)
     with pytest.raises(ShapeError, match="groups: expected 1 for matmul, got 3"):
         make_tasks("matmul", (8, 16, 24), "float16", "sm_90a", groups=3)
+
+
+@pytest.mark.parametrize(("dtype", "isa"), [("float32", "sm_90a"), ("float16", "sm_80")])
+def test_any_gpu_has_families_for_what_it_has_none_of_its_own(dtype: str, isa: str) -> None:
+    made = make_tasks("matmul", (8, 16, 24), dtype, isa)
+    assert {task.family for task in made} == set(OPERATORS["matmul"]["sm"])
+    assert {(task.isa, task.dtype, task.k) for task in made} == {(isa, dtype, 24)}
+
+
+def test_families_that_are_named_are_tuned_beside_better_ones() -> None:
+    wanted = ["rows-cuda", "rows-hopper", "rows-elsewhere"]
+    made = make_tasks("matmul", (8, 16, 24), "float16", "sm_90a", wanted=wanted)
+    assert [task.family for task in made] == ["rows-hopper", "rows-cuda"]
 
 
 def test_large_arrays_repeat_their_random_elements() -> None:
