@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pit_tvm.structs import Candidate, Plan
+from pit_tvm.structs import Candidate, Plan, Tile
 
 
 def roundings(out: Any, want: npt.NDArray[np.float64]) -> float:
@@ -24,6 +24,11 @@ def roundings(out: Any, want: npt.NDArray[np.float64]) -> float:
 def tiled(plan: Plan, at: int = 0) -> Candidate:
     """The plan's candidate number ``at`` of those that have a tile."""
     return [c for c in plan.candidates if c.tile is not None][at]
+
+
+def by_tile(tile: Tile) -> Callable[[Plan], Candidate]:
+    """What makes a call run a tile, wherever it stands in the plan."""
+    return lambda plan: tiled(plan)._replace(tile=tile)
 
 
 def check_replays(call: Callable[[], None], cases: Sequence[Any], limit: float = 4.0) -> None:
