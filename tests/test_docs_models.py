@@ -71,10 +71,14 @@ def test_every_page_is_run() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_code_of_page(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    kernel_folder: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     torch.manual_seed(0)
-    monkeypatch.setenv("PIT_TVM_CACHE", str(tmp_path))
+    monkeypatch.setenv("PIT_TVM_CACHE", str(kernel_folder))
     model = MODELS[name]()
     for factory in ("AutoModel", "AutoModelForCausalLM"):
         kind = getattr(transformers, factory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,9 +54,9 @@ def model() -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def ours(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CompiledModel]:
+def ours(model: nn.Module, kernel_folder: Path) -> Iterator[CompiledModel]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PIT_TVM_CACHE", str(tmp_path_factory.mktemp("kernels")))
+        patch.setenv("PIT_TVM_CACHE", str(kernel_folder))
         model.train()
         yield compile(model, inputs(np.ones((2, 5))))
         assert model.training

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,10 +34,10 @@ class Small(nn.Module):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def kernels(kernel_folder: Path) -> Iterator[None]:
     """One folder for the kernels of all models here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PIT_TVM_CACHE", str(tmp_path_factory.mktemp("kernels")))
+        patch.setenv("PIT_TVM_CACHE", str(kernel_folder))
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,10 +32,10 @@ BATCHES = 9
 
 
 @pytest.fixture(scope="module", autouse=True)
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def kernels(kernel_folder: Path) -> Iterator[None]:
     """One folder for the kernels of all models here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PIT_TVM_CACHE", str(tmp_path_factory.mktemp("kernels")))
+        patch.setenv("PIT_TVM_CACHE", str(kernel_folder))
         yield
 
 

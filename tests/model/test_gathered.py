@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -24,10 +25,10 @@ TOLERANCES = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def kernels(kernel_folder: Path) -> Iterator[None]:
     """One folder for the kernels of all layers here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PIT_TVM_CACHE", str(tmp_path_factory.mktemp("kernels")))
+        patch.setenv("PIT_TVM_CACHE", str(kernel_folder))
         yield
 
 

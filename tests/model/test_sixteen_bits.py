@@ -63,9 +63,7 @@ def dtype(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module", params=[bert, opt], ids=["bert", "opt"])
-def model(
-    request: pytest.FixtureRequest, dtype: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Model]:
+def model(request: pytest.FixtureRequest, dtype: str, kernel_folder: Path) -> Iterator[Model]:
     """The type, the model in float32 with weights of that type, and what is compiled of it."""
     torch.manual_seed(3)
     narrow = request.param().eval()
@@ -73,7 +71,7 @@ def model(
         torch.nn.init.normal_(parameter, std=0.2)
     narrow = narrow.to(getattr(torch, dtype))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PIT_TVM_CACHE", str(tmp_path_factory.mktemp("kernels")))
+        patch.setenv("PIT_TVM_CACHE", str(kernel_folder))
         yield dtype, copy.deepcopy(narrow).float(), compile(narrow, batch([4, 6]))
 
 
