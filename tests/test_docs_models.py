@@ -73,7 +73,6 @@ def test_every_page_is_run() -> None:
 def test_code_of_page(
     name: str,
     monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
     kernel_folder: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
