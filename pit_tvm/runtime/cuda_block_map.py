@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..errors import ShapeError, mismatch
-from ..remember import remember
 from ..schedules.hopper_knobs import TILE_K
 from ..structs import BitMask, BlockMask, MicroTile, SparsitySpec, Values
-from .cuda_arrays import check_tensor, dtype_name, empty_of
-from .cuda_detect import rows_of
-from .cuda_detect_plan import MaskPlan, plan_mask
+from .cuda_arrays import empty_of
+from .cuda_detect import MaskPlans, rows_of
+from .cuda_detect_plan import MaskPlan
 from .cuda_modules import CudaKernels, GetModule
 from .cuda_view import CudaView
 
@@ -44,7 +42,7 @@ class Mapper:
 
     def __init__(self, get_module: GetModule, spec: SparsitySpec, micro_tile: MicroTile) -> None:
         self._kernels, self._spec, self._micro_tile = CudaKernels(get_module), spec, micro_tile
-        self._plans: dict[object, MaskPlan] = {}
+        self._plans = MaskPlans()
 
     def map(self, value: Any, shape: tuple[int, ...]) -> Any:
         """What ``value`` tells of the pattern of an operand of this ``shape``, on its device and on
@@ -55,17 +53,7 @@ class Mapper:
         ShapeError, DTypeError
             As `CudaDetector.detect`.
         """
-        spec, micro_tile = self._spec, self._micro_tile
-        argument = f"sparsity of {micro_tile.operand} ({type(spec).__name__})"
-        check_tensor(argument, value)
-        key = (value.dtype, shape)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = plan_mask(spec, dtype_name(value), shape, micro_tile)
-            remember(self._plans, key, plan)
-        if tuple(value.shape) != plan.value_shape:
-            expected = f"shape {list(plan.value_shape)}"
-            raise ShapeError(mismatch(argument, expected, f"shape {list(value.shape)}"))
+        argument, plan = self._plans.of(self._spec, value, shape, self._micro_tile)
         return self._read(argument, value, shape, plan)
 
     def count(self, found: Any, shape: tuple[int, ...]) -> Any:

@@ -23,6 +23,36 @@ from .cuda_workspace import Take, new_index
 MAX_PLANS = 1024  # kept by one detector
 
 
+class MaskPlans:
+    """Plans for the masks and values that were seen, on GPUs with ``clusters`` of CTAs or not."""
+
+    def __init__(self, clusters: bool = True) -> None:
+        self._clusters = clusters
+        self._known: dict[Any, MaskPlan] = {}
+
+    def of(
+        self, spec: SparsitySpec, value: Any, shape: tuple[int, ...], micro_tile: MicroTile
+    ) -> tuple[str, MaskPlan]:
+        """The name of the argument ``value``, which is checked, and its plan.
+
+        Raises
+        ------
+        ShapeError, DTypeError, AxisError
+            As `CudaDetector.detect`.
+        """
+        argument = f"sparsity of {micro_tile.operand} ({type(spec).__name__})"
+        check_tensor(argument, value)
+        key = (spec, value.dtype, shape, micro_tile)
+        plan = self._known.get(key)
+        if plan is None:
+            plan = plan_mask(spec, dtype_name(value), shape, micro_tile, self._clusters)
+            remember(self._known, key, plan, MAX_PLANS)
+        if value.shape != plan.value_shape:
+            expected = f"shape {list(plan.value_shape)}"
+            raise ShapeError(mismatch(argument, expected, f"shape {list(value.shape)}"))
+        return argument, plan
+
+
 class CudaDetector:
     """Builds indices of CUDA tensors. Threads may share it.
 
@@ -42,7 +72,7 @@ class CudaDetector:
         self, get_module: GetModule, *, checked: bool = False, clusters: bool = True
     ) -> None:
         self._kernels, self._checked = CudaKernels(get_module, clusters), checked
-        self._plans: dict[Any, MaskPlan] = {}
+        self._plans = MaskPlans(clusters)
         self._finds: dict[Any, Find] = {}
 
     def detect(
@@ -147,12 +177,7 @@ class CudaDetector:
         split: bool,
         take: Take,
     ) -> Lists:
-        argument = f"sparsity of {micro_tile.operand} ({type(spec).__name__})"
-        check_tensor(argument, value)
-        plan = self._plan(spec, value, shape, micro_tile)
-        if value.shape != plan.value_shape:
-            expected = f"shape {list(plan.value_shape)}"
-            raise ShapeError(mismatch(argument, expected, f"shape {list(value.shape)}"))
+        argument, plan = self._plans.of(spec, value, shape, micro_tile)
         live = take(value, "live", plan.slots, plan.extent)
         dead = take(value, "dead", plan.slots, plan.extent) if split else None
         if plan.slots == 0:
@@ -171,17 +196,6 @@ class CudaDetector:
         axis = (plan.entries, plan.grain, plan.extent)
         self._kernels.emit(lines, plan.fold.parts, axis, live, dead)
         return live, dead
-
-    def _plan(
-        self, spec: SparsitySpec, value: Any, shape: tuple[int, ...], micro_tile: MicroTile
-    ) -> MaskPlan:
-        key = (spec, value.dtype, shape, micro_tile)
-        plan = self._plans.get(key)
-        if plan is None:
-            clusters = self._kernels.clusters
-            plan = plan_mask(spec, dtype_name(value), shape, micro_tile, clusters)
-            remember(self._plans, key, plan, MAX_PLANS)
-        return plan
 
 
 def fold_lines(

@@ -22,7 +22,6 @@ from .bind import Layout
 from .cuda_arrays import empty_of
 from .cuda_block_map import Mapper
 from .cuda_blocks import BlocksDispatcher
-from .cuda_call import CudaCall
 from .cuda_detect import fold_lines
 from .cuda_detect_plan import MaskPlan
 from .cuda_piece_form import PiecesForm
@@ -109,11 +108,6 @@ class PiecesDispatcher(BlocksDispatcher):
         self.planner = PiecesPlanner(self.program, form, self.target, store, self.dead)
         self.kernels = PiecesKernels(cache, self.target.isa)
         self.mapper = LineMapper(self.modules, self.program.spec, form.route.micro_tile)
-
-    def _indices(self, call: CudaCall, value: Any, dense: bool) -> tuple[Any, None]:
-        if not call.layout.operand[1]:  # no step, and no kernel for none
-            return None, None
-        return super()._indices(call, value, dense)
 
     def _number(self, ids: npt.NDArray[np.int64]) -> int:
         return len(ids)

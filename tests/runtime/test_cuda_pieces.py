@@ -10,7 +10,7 @@ import pytest
 import pit_tvm
 from pit_tvm import op
 from pit_tvm.errors import DTypeError, ShapeError
-from pit_tvm.runtime import cuda_bind, cuda_block_map
+from pit_tvm.runtime import cuda_bind, cuda_detect
 from pit_tvm.runtime.cuda_modules import CudaKernels
 from pit_tvm.runtime.cuda_piece_form import PiecesForm, pieces_form
 from pit_tvm.runtime.cuda_pieces import PiecesDispatcher, PiecesKernels
@@ -162,7 +162,7 @@ def test_calls_hand_lines_of_bits_to_the_kernel(
     monkeypatch.setattr(CudaKernels, "mask", lambda self, name: fold)
     monkeypatch.setattr(PiecesKernels, "product", product)
     monkeypatch.setattr(CountWatch, "due", lambda self: False)
-    for module in (cuda_bind, cuda_block_map):
+    for module in (cuda_bind, cuda_detect):
         monkeypatch.setattr(module, "check_tensor", lambda *given, **options: None)
     out = torch.full((m, n), torch.nan, dtype=torch.float16)
     operator(spec, **options)._dispatcher.run(arrays, value, out, choose=tiled)
