@@ -220,9 +220,7 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
             mismatch("apply_mask", "a target of kind 'llvm'", repr(info.kind), advice)
         )
     program = analyse(tensors, dict(sparse), apply_mask=apply_mask)
-    store = database
-    if not isinstance(store, TileStore):
-        store = TileStore.open(store, device=info.device, isa=info.isa)
+    store = TileStore.open(database, device=info.device, isa=info.isa)
     kernels = cache if isinstance(cache, KernelCache) else KernelCache(cache)
     options: dict[str, Any] = {"deterministic": deterministic, "dead": dead}
     if info.kind == "cuda":

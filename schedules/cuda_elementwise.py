@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-from tvm import s_tir, tirx
+import tvm_ffi
+from tvm import ir, s_tir, tirx
 from tvm.ir import prim
 from tvm.s_tir.dlight import ScheduleRule
 
@@ -15,8 +16,10 @@ BYTES = 16  # that a thread moves at once
 
 class Vectorised(ScheduleRule):  # type: ignore[misc]  # TVM has no types
     """For functions whose results, behind what can be computed in place, are one block of spatial
-    iterators with a last extent of whole vectors: gathered and scattered rows, sums of tensors.
-    TVM's own rules move element by element."""
+    iterators: gathered and scattered rows, sums of tensors. TVM's own rules move element by
+    element, and so does this one where the last extent is not one of whole vectors; a single block
+    like that is left to them, chains of blocks are not: `dlight.gpu.Transpose` asserts that what
+    stands before a block like a transposition reads something, which indices do not."""
 
     def apply(self, func: Any, target: tvm.target.Target, tunable: bool) -> Any:
         """The schedule of ``func``; None if it is another kind of function."""
@@ -32,16 +35,31 @@ class Vectorised(ScheduleRule):  # type: ignore[misc]  # TVM has no types
             return None
         extent, lanes = sch.get(loops[-1]).extent, _lanes(block)
         if not isinstance(extent, prim.IntImm) or int(extent) % lanes:
-            return None
+            if not before:
+                return None
+            lanes = 1
         outer, vector = sch.split(loops[-1], [None, lanes])
         grid, thread = sch.split(sch.fuse(*loops[:-1], outer), [None, THREADS])
         sch.bind(grid, "blockIdx.x")
         sch.bind(thread, "threadIdx.x")
-        sch.vectorize(vector)
+        if lanes > 1:
+            sch.vectorize(vector)
         return sch
 
 
 def _lanes(block: s_tir.SBlock) -> int:
-    """Elements of the widest result in one vector."""
-    widest = max(tvm.DataType(str(region.source.dtype)).bits for region in block.writes)
-    return max(1, 8 * BYTES // max(widest, 8))
+    """Elements in one vector of the widest type that a block computes with: TVM's code for wider
+    vectors of a converted type does not compile. Indices are not counted."""
+    widest = 8
+
+    def look(value: ir.Expr) -> Any:
+        nonlocal widest
+        if isinstance(value.ty, ir.PrimType):
+            widest = max(widest, tvm.DataType(str(value.ty.dtype)).bits)
+        return tvm_ffi.WalkResult.SKIP if isinstance(value, ir.TensorLoad) else None
+
+    stores: list[tirx.BufferStore] = []
+    tvm_ffi.structural_walk(block.body, (tirx.BufferStore, stores.append))
+    for store in stores:
+        tvm_ffi.structural_walk(store.value, (ir.Expr, look), order="pre")
+    return 8 * BYTES // widest

@@ -261,6 +261,7 @@ ORDER = {
         "features",
         "search",
         "builder",
+        "loading",
         "pace",
         "runner",
         "calibrate",

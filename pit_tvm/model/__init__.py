@@ -13,8 +13,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .compiled import CompiledModel, load
+    from .compiled import CompiledModel
     from .compiler import compile
+    from .loading import load
     from .outputs import NamedOutputs
     from .propagate import Decision
 
@@ -25,7 +26,7 @@ _HOMES = {
     "Decision": "propagate",
     "NamedOutputs": "outputs",
     "compile": "compiler",
-    "load": "compiled",
+    "load": "loading",
 }
 
 

@@ -1,4 +1,4 @@
-"""Compiled models: called like the module, saved to one file, loaded without torch."""
+"""Compiled models: called like the module, and saved to one file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .outputs import Outputs
 from .packing import LIVE_TOKENS
 from .propagate import Decision
 from .report import summary
-from .saved import Parts, read, tile_store, write
+from .saved import Parts, write
 
 #: The name by which a graph calls its linear layers.
 LINEAR = "pit_tvm.model.linear"
@@ -94,7 +94,7 @@ class CompiledModel:
             self._inputs,
             outputs,
             self.decisions,
-            self._machine.library,
+            self._machine.graph,
             layers.found,
             layers.kernels,
             layers.tiles,
@@ -123,34 +123,6 @@ class CompiledModel:
 def machine_of(export: Callable[[str], Any], layers: Layers) -> Machine:
     """A machine for the library that ``export`` writes to a file, which calls ``layers``."""
     return Machine(export, {LINEAR: layers.__call__, LIVE_TOKENS: _live_tokens})
-
-
-def load(path: str | Path) -> CompiledModel:
-    """A model that `CompiledModel.save` wrote. Needs neither torch nor transformers.
-
-    Nothing is compiled; a number of live tokens that is new to the file may need a kernel, which
-    is compiled then. The file holds machine code: load only what you trust.
-
-    Raises
-    ------
-    SavedModelError
-        The file is missing, damaged, of another kind, or written with other versions.
-    UnsupportedTarget
-        This machine's CPU lacks instructions that the model was compiled for.
-    BackendUnavailable
-        A kernel of the file cannot be loaded on this machine.
-    """
-    parts = read(path)
-    store = tile_store(parts.tiles, parts.target)
-    layers = Layers(parts.layers, parts.target, store, parts.kernels, parts.threshold)
-    return CompiledModel(
-        parts.inputs,
-        layers,
-        parts.decisions,
-        machine_of(lambda name: Path(name).write_bytes(parts.library), layers),
-        parts.outputs.build,
-        lambda: parts.outputs,
-    )
 
 
 def _live_tokens(mask: Any) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,15 @@ import tvm
 from torch.utils import _pytree as pytree
 from tvm import relax
 
-from ..errors import BackendUnavailable, DTypeError, UnsupportedTarget, mismatch
+from ..errors import BackendUnavailable, DTypeError, mismatch
 from ..runtime.cuda_arrays import check_tensor
 from ..runtime.kernel_cache import KernelCache
 from ..target import TargetInfo
 from .compiled import LINEAR, CompiledModel
 from .cuda_index import CudaIndex, pass_ids
-from .cuda_kernels import ATTENTION, CudaKernels
+from .cuda_kernels import ATTENTION, CudaKernels, varlen_attention
 from .cuda_layers import CudaLayers, has_tiles
-from .cuda_machine import cuda_program
+from .cuda_machine import compile_graph, cuda_program
 from .cuda_replay import Replayed
 from .dump import Look, unseen
 from .importer import Imported
@@ -30,9 +31,12 @@ from .merge import merge_linear
 from .outputs import Outputs
 from .packing import LIVE_TOKENS
 from .plane import Plane
+from .rebuild import is_op, values_of
 from .rewrite import Rewritten, rewrite
+from .saved import Parts, tile_store
 from .swrite import store_in_place
 from .tidy import tidy, tidy_reshapes
+from .torch_program import TorchProgram
 
 PLACED = "pit_tvm.model.linear_in_place"
 
@@ -65,19 +69,19 @@ def check_on_gpu(
 
 
 class CudaModel(CompiledModel):
-    """A model on a GPU. Weights are on the device that was current when it was compiled.
+    """A model on a GPU. Weights are on the device that was current when it was compiled or loaded.
 
-    With ``cuda_graphs`` batches of a shape and a number of live tokens that come again are replayed
+    With CUDA graphs, batches of a shape and a number of live tokens that come again are replayed
     (`Replayed`). While a call is recorded into a CUDA graph of the caller nothing of the inputs is
     checked, and all rows of the padded batch are computed; replays take other ids and masks of the
     same shape.
     """
 
-    def __init__(self, *parts: Any, cuda_graphs: bool) -> None:
+    def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
-        index = self._machine.functions.get(LIVE_TOKENS)
-        replayed = cuda_graphs and self._machine.replayable
-        self._run = Replayed(self._machine, index) if replayed else self._machine
+        machine = self._machine
+        index = machine.functions.get(LIVE_TOKENS)
+        self._run = Replayed(machine, index) if machine.graph.replayable else machine
 
     def __call__(self, **inputs: Any) -> Any:
         """Run a batch of contiguous CUDA tensors on torch's current stream; see
@@ -89,22 +93,11 @@ class CudaModel(CompiledModel):
     @property
     def program(self) -> str:
         """What runs, as Python."""
-        return str(self._machine.source)
+        return str(self._machine.graph.source)
 
     def index(self, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The index of a batch alone, as every call makes it; see `CudaIndex`."""
         return self._machine.functions[LIVE_TOKENS](mask)
-
-    def save(self, path: str | Path) -> None:
-        """Not for GPUs.
-
-        Raises
-        ------
-        UnsupportedTarget
-            Always.
-        """
-        advice = "compile for 'llvm' to save"
-        raise UnsupportedTarget(mismatch("target", "'llvm'", "'cuda'", advice))
 
 
 def compile_for_gpu(
@@ -123,28 +116,67 @@ def compile_for_gpu(
     """
     kernels = CudaKernels(Plane(imported.batch, imported.tokens))
     rewritten = rewrite(imported, kernels, look)
-    if not torch.cuda.is_available():
-        raise BackendUnavailable(mismatch("target cuda", "a CUDA device", "none"))
-    device, cache = torch.device("cuda", torch.cuda.current_device()), KernelCache()
+    device, cache = _device(), KernelCache()
     module, merged = _graph(imported, rewritten, look)
-    layers = CudaLayers(merged, target, device, cache, database)
-    index = CudaIndex(imported.mask, _tables(rewritten.inputs), target.isa, cache)
-    packed: dict[str, Callable[..., Any]] = {
-        LINEAR: layers,
-        PLACED: layers.placed,
-        LIVE_TOKENS: index,
-        **kernels.packed,
-    }
+    graph = compile_graph(module, kernels.module, target, cache)
+    graph = replace(graph, replayable=graph.replayable and cuda_graphs)
+    layers = CudaLayers(merged, target, device, cache, database, _in_place(module))
     return CudaModel(
         rewritten.inputs,
         layers,
         rewritten.decisions,
-        cuda_program(module, kernels.module, packed, target, device, cache),
+        _machine(graph, layers, rewritten.inputs, cache),
         partial(pytree.tree_unflatten, treespec=imported.structure),
         partial(Outputs.of, imported.structure),
         module,
-        cuda_graphs=cuda_graphs,
     )
+
+
+def restore(parts: Parts) -> CudaModel:
+    """The model that ``parts`` were saved of, on the current device.
+
+    Raises
+    ------
+    BackendUnavailable
+        There is no CUDA device, or a kernel cannot be loaded.
+    SavedModelError
+        A kernel of the graph is missing.
+    """
+    device, cache, store = _device(), KernelCache(), tile_store(parts.tiles, parts.target)
+    cache.adopt(parts.kernels)
+    layers = CudaLayers(parts.layers, parts.target, device, cache, store)
+    return CudaModel(
+        parts.inputs,
+        layers,
+        parts.decisions,
+        _machine(parts.graph, layers, parts.inputs, cache),
+        parts.outputs.build,
+        lambda: parts.outputs,
+    )
+
+
+def _device() -> torch.device:
+    if not torch.cuda.is_available():
+        raise BackendUnavailable(mismatch("target cuda", "a CUDA device", "none"))
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _machine(graph: Any, layers: CudaLayers, inputs: Inputs, cache: KernelCache) -> TorchProgram:
+    """What runs ``graph``, a `ProgramText`, with the functions that a model's graphs call."""
+    index = CudaIndex(inputs.mask, _tables(inputs), layers.target.isa, cache)
+    packed: dict[str, Callable[..., Any]] = {
+        LINEAR: layers,
+        PLACED: layers.placed,
+        LIVE_TOKENS: index,
+        ATTENTION: varlen_attention,
+    }
+    return cuda_program(graph, packed, layers.device, cache)
+
+
+def _in_place(module: tvm.IRModule) -> set[int]:
+    """Numbers of the layers that store rows in place."""
+    calls = (v for v in values_of(module["main"]).values() if is_op(v, "call_dps_packed"))
+    return {int(c.args[1].fields[0]) for c in calls if c.args[0].global_symbol == PLACED}
 
 
 def _graph(

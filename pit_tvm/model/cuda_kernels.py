@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import tvm
@@ -24,8 +23,6 @@ class CudaKernels(Kernels):
     def __init__(self, plane: Plane) -> None:
         self._plane = plane
         self._norms: dict[tuple[object, ...], str] = {}
-        #: Packed functions that the graph calls, by name.
-        self.packed: dict[str, Callable[..., Any]] = {ATTENTION: varlen_attention}
         #: The norms that the graph calls, to be compiled.
         self.module = tvm.IRModule()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from ..remember import remember
-from ..runtime.arrays import as_torch
+from ..runtime.arrays import as_numpy, as_torch
 from ..runtime.cuda_arrays import dense_product, dtype_name
-from ..runtime.cuda_few_rows import MOST_ROWS, CudaFewRows
+from ..runtime.cuda_few_rows import MOST_ROWS, CudaFewRows, tile_for
 from ..runtime.cuda_modules import cached_modules
 from ..runtime.cuda_rows import ROW_STEP, RowsKernels, rates_of
 from ..runtime.kernel_cache import KernelCache
@@ -27,6 +27,8 @@ from .linear import LinearForm, LinearLayer
 
 _MICRO_TILE = MicroTile("lhs", "m", 0, (1, 0))
 _ALIKE = 64  # numbers of rows that share a plan
+# Numbers of rows that `CudaLayers.prepare` looks at.
+_NUMBERS_OF_ROWS = sorted({round(2 ** (i / 16)) for i in range(1 + 13 * 16)})
 
 Run = Callable[[torch.Tensor, torch.Tensor], None]  # x, out
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]  # ids, count
@@ -63,7 +65,10 @@ class CudaLayers:
     For each number of rows the cheaper of cuBLAS, with a pass for an activation, and the family's
     tiles, which end with it; and for a few rows of ReLU's results a product that reads the weights
     of what is not 0 (`ActiveRows`). Weights stay as they are stored, but for layers behind ReLU.
+    ``in_place``: numbers of the layers that `placed` is called for.
     """
+
+    threshold = None  # only zeros are skipped
 
     def __init__(
         self,
@@ -71,14 +76,16 @@ class CudaLayers:
         target: TargetInfo,
         device: torch.device,
         cache: KernelCache,
-        database: str | Path | None = None,
+        database: str | Path | TileStore | None = None,
+        in_place: Collection[int] = (),
     ) -> None:
         self._store = TileStore.open(database, device=target.device, isa=target.isa)
-        self._isa, self._device = target.isa, device
+        self.target, self.device, self._cache = target, device, cache
         self._kernels = RowsKernels(cache, target.isa)
         self._few = CudaFewRows(cached_modules(cache, target.isa))
         self._layers = [_on(layer, device) for layer in found]
         self._forms = [LinearForm.of(layer) for layer in found]
+        self._after, self._in_place = [layer.after for layer in found], frozenset(in_place)
         self._rates: dict[object, GpuRates] = {}
         self._plans: dict[object, Plan] = {}
         self._runs: dict[tuple[int, int], Run] = {}
@@ -114,9 +121,8 @@ class CudaLayers:
             key = (number, _alike(rows))
             run = self._placed.get(key)
             if run is None:
-                found = (each.tile for each in self.plan(number, rows).candidates)
-                tile = next(tile for tile in found if tile is not None)
-                run = remember(self._placed, key, self._product(number, tile))
+                run = self._product(number, self._best_tile(number, rows))
+                remember(self._placed, key, run)
             run(x, row.view(1, rows), starts[-1:], out)
 
     def _runner(self, number: int, rows: int) -> Run:
@@ -145,6 +151,41 @@ class CudaLayers:
     def activity(self) -> list[Activity]:
         """What layers behind ReLU did with a few rows so far."""
         return [run.report() for run in self._runs.values() if isinstance(run, ActiveRows)]
+
+    @property
+    def found(self) -> list[LinearLayer]:
+        """The layers with their weights on the host, as they were given."""
+        parts = zip(self._layers, self._forms, self._after, strict=True)
+        return [_on_host(layer, form, after) for layer, form, after in parts]
+
+    @property
+    def kernels(self) -> dict[str, bytes]:
+        """The compiled kernels that the model has needed so far, by key."""
+        return self._cache.libraries()
+
+    @property
+    def tiles(self) -> str:
+        """The records that tiles are chosen by; see `Layers.tiles`."""
+        return self._store.text
+
+    def prepare(self) -> None:
+        """Compile what calls of 1 to 8192 rows need."""
+        for number, layer in enumerate(self._layers):
+            tiles = {self.plan(number, rows).choice.tile for rows in _NUMBERS_OF_ROWS}
+            if number in self._in_place:
+                tiles.update(self._best_tile(number, rows) for rows in _NUMBERS_OF_ROWS)
+            for tile in tiles:
+                if tile is not None:
+                    self._product(number, tile)
+            if layer.turned:
+                dtype, has_bias = dtype_name(layer.weight), layer.bias is not None
+                for rows in range(1, MOST_ROWS + 1):
+                    self._few.kernel(tile_for(dtype, rows, layer.sizes[0]), has_bias, "none")
+
+    def _best_tile(self, number: int, rows: int) -> Tile:
+        """The fastest tile, also where cuBLAS is faster."""
+        found = (each.tile for each in self.plan(number, rows).candidates)
+        return next(tile for tile in found if tile is not None)
 
     def _product(self, number: int, tile: Tile) -> Product:
         """The layer by a tile."""
@@ -177,13 +218,15 @@ class CudaLayers:
         key = layer.form[2:]
         if key not in self._rates:
             dtype = dtype_name(layer.weight)
-            self._rates[key] = rates_of(self._store, dtype, self._isa, "torch", _options(layer))
+            self._rates[key] = rates_of(
+                self._store, dtype, self.target.isa, "torch", _options(layer)
+            )
         return self._rates[key]
 
     def _places(self, rows: int) -> torch.Tensor:
         """The ids of all rows, in order."""
         if self._ids.shape[1] < rows:
-            ids = torch.arange(2 * rows, dtype=torch.int32, device=self._device)
+            ids = torch.arange(2 * rows, dtype=torch.int32, device=self.device)
             self._ids = ids.view(1, -1)
         return self._ids
 
@@ -191,7 +234,7 @@ class CudaLayers:
         """``rows`` as kernels read it."""
         count = self._counts.get(rows)
         if count is None:
-            made = torch.full((1,), rows, dtype=torch.int32, device=self._device)
+            made = torch.full((1,), rows, dtype=torch.int32, device=self.device)
             count = remember(self._counts, rows, made)
         return count
 
@@ -217,6 +260,12 @@ def _on(layer: LinearLayer, device: torch.device) -> _Layer:
     turned = gathers and _whole_pieces(*weight.shape)
     weight = weight.t().contiguous() if turned else weight
     return _Layer(weight, bias, layer.activation or "none", turned)
+
+
+def _on_host(layer: _Layer, form: LinearForm, after: str | None) -> LinearLayer:
+    weight = (layer.weight.t() if layer.turned else layer.weight).cpu().contiguous()
+    bias = None if layer.bias is None else as_numpy(layer.bias.cpu())
+    return LinearLayer(as_numpy(weight), bias, form.activation or None, form.dtype, after)
 
 
 def _alike(rows: int) -> int:

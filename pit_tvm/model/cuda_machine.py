@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,24 +11,41 @@ import tvm
 from tvm import tirx
 from tvm.s_tir import dlight
 
+from ..errors import SavedModelError, mismatch
 from ..runtime.cuda_build import build_cuda
 from ..runtime.kernel_cache import KernelCache, content_key
 from ..schedules.cuda_elementwise import Vectorised
 from ..target import TargetInfo
 from .lowering import fused
 from .program_parts import VIEWS
-from .torch_program import OF_TORCH, TorchProgram
+from .saved import ProgramText
+from .torch_program import OF_TORCH, TorchProgram, program_text
 
 
 def cuda_program(
-    module: tvm.IRModule,
-    norms: tvm.IRModule,
+    graph: ProgramText,
     packed: Mapping[str, Callable[..., Any]],
-    target: TargetInfo,
     device: torch.device,
     cache: KernelCache,
 ) -> TorchProgram:
-    """Compile ``main`` and all that it calls.
+    """The functions that `compile_graph` described, with ``packed``, functions on torch tensors
+    that they call by name. ``cache`` has the libraries.
+
+    Raises
+    ------
+    SavedModelError
+        The cache lacks a library.
+    """
+    functions = dict(packed)
+    for name, key in graph.libraries.items():
+        functions[name] = cache.module(key, _lacking)[name]
+    return TorchProgram(graph, functions, device)
+
+
+def compile_graph(
+    module: tvm.IRModule, norms: tvm.IRModule, target: TargetInfo, cache: KernelCache
+) -> ProgramText:
+    """Compile the kernels that ``main`` calls, and write it as Python.
 
     Parameters
     ----------
@@ -36,8 +54,6 @@ def cuda_program(
         GPU's threads.
     norms
         Kernels that the graph calls by name.
-    packed
-        Functions on torch tensors that it calls by name.
     cache
         Where compiled kernels are kept.
     """
@@ -57,16 +73,20 @@ def cuda_program(
         for var, func in module.functions_items()
         if isinstance(func, tirx.PrimFunc)
     }
-    functions = dict(packed)
+    libraries: dict[str, str] = {}
     for made, tiled in ((tvm.IRModule(kernels), False), (norms, True)):
-        library = _library(made, target.isa, tiled, cache)
-        functions |= {name.name_hint: library[name.name_hint] for name in made.get_global_vars()}
-    return TorchProgram(module["main"], functions, device)
+        names = [var.name_hint for var in made.get_global_vars()]
+        if names:
+            libraries |= dict.fromkeys(names, _library(made, target.isa, tiled, cache))
+    return replace(program_text(module["main"]), libraries=libraries)
 
 
-def _library(module: tvm.IRModule, arch: str, tiled: bool, cache: KernelCache) -> Any:
-    """The compiled functions of a module; kept, because nvcc takes long."""
-    if not module.get_global_vars():
-        return {}
+def _library(module: tvm.IRModule, arch: str, tiled: bool, cache: KernelCache) -> str:
+    """The key of the compiled functions of a module; kept, because nvcc takes long."""
     key = content_key("model", module, arch)
-    return cache.module(key, lambda: build_cuda(module, arch, tirx=tiled))
+    cache.module(key, lambda: build_cuda(module, arch, tirx=tiled))
+    return key
+
+
+def _lacking() -> Any:
+    raise SavedModelError(mismatch("kernels", "those of the graph", "others", "save it again"))

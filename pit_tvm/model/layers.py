@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -71,11 +70,7 @@ class Layers:
         threshold: float | None = None,
     ) -> None:
         self.found, self.target, self.threshold = tuple(found), target, threshold
-        self._store: TileStore = (
-            database
-            if isinstance(database, TileStore)
-            else TileStore.open(database, device=target.device, isa=target.isa)
-        )
+        self._store = TileStore.open(database, device=target.device, isa=target.isa)
         self._cache = KernelCache()
         self._cache.adopt(kernels or {})
 
@@ -113,7 +108,7 @@ class Layers:
     @property
     def tiles(self) -> str:
         """The records that tiles are chosen by, one JSON object per line, as a database's file."""
-        return "".join(f"{json.dumps(record.to_json())}\n" for record in self._store.all())
+        return self._store.text
 
     def prepare(self) -> None:
         """Compile what calls of 1 to 8192 rows need, by running each kernel that plans choose."""

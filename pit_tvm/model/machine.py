@@ -46,7 +46,7 @@ class Machine:
         return self._machine["main"](*arguments)
 
     @property
-    def library(self) -> bytes:
+    def graph(self) -> bytes:
         """The library's file."""
         return self._path.read_bytes()
 

@@ -1,6 +1,6 @@
 """A compiled model as one file: a zip archive of arrays, libraries and a manifest in JSON.
 
-It holds machine code, which loading runs: load files only from where you would install software.
+It holds code, which loading runs: load files only from where you would install software.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import platform
 import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,9 @@ from .outputs import Outputs
 from .propagate import Decision
 
 # What this module writes; another number when the members or their meaning change.
-_FORMAT = 2
+_FORMAT = 3
 _MANIFEST, _LIBRARY, _TILES, _KERNELS = "manifest.json", "machine.so", FILE_NAME, "kernels"
+_PROGRAM = "program.py"
 _SAME = ("apache-tvm", "apache-tvm-ffi")  # packages whose versions must be equal
 # Features of x86 CPUs that compilers use by themselves and that are not on every CPU with AVX2, by
 # the beginnings of their names.
@@ -40,16 +41,29 @@ _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 @dataclass(frozen=True)
+class ProgramText:
+    """A graph as Python (`pit_tvm.model.torch_program`): its source; the constants that it names;
+    what the functions that it calls are in it, by their own names; which of these are kernels, with
+    the key of their library; and whether what it launches may be recorded and replayed."""
+
+    source: str
+    constants: Mapping[str, np.ndarray]
+    functions: Mapping[str, str]
+    replayable: bool
+    libraries: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Parts:
-    """All that a model needs to run: its target; its inputs, outputs and decisions; the library
-    of its graph; its linear layers, their compiled kernels by key, the tiles to choose from, and
-    the size up to which activations count as zero."""
+    """All that a model needs to run: its target; its inputs, outputs and decisions; its graph, as
+    the library of a CPU's machine or a GPU's text; its linear layers, compiled kernels by key, the
+    tiles to choose from, and the size up to which activations count as zero."""
 
     target: TargetInfo
     inputs: Inputs
     outputs: Outputs
     decisions: Sequence[Decision]
-    library: bytes
+    graph: bytes | ProgramText
     layers: Sequence[LinearLayer]
     kernels: Mapping[str, bytes]
     tiles: str
@@ -80,7 +94,7 @@ def read(path: str | Path) -> Parts:
     SavedModelError
         The file is missing, damaged, of another kind, or written with other versions.
     UnsupportedTarget
-        This machine's CPU lacks instructions that the model was compiled for.
+        This machine lacks the GPU, or its CPU instructions, that the model was compiled for.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -126,6 +140,7 @@ def _fill(archive: zipfile.ZipFile, parts: Parts) -> None:
         "code": content_key(),
         "target": parts.target.tvm_target,
         "features": sorted(_needed(parts.target)),
+        "graph": _write_graph(archive, parts.graph),
         "inputs": parts.inputs.to_json(),
         "outputs": parts.outputs.to_json(),
         "decisions": [asdict(decision) for decision in parts.decisions],
@@ -134,7 +149,6 @@ def _fill(archive: zipfile.ZipFile, parts: Parts) -> None:
         "threshold": parts.threshold,
     }
     archive.writestr(_MANIFEST, json.dumps(manifest, indent=1))
-    archive.writestr(_LIBRARY, parts.library)
     archive.writestr(_TILES, parts.tiles)
     for key, content in parts.kernels.items():
         archive.writestr(f"{_KERNELS}/{key}.so", content)
@@ -159,12 +173,38 @@ def _parts(archive: zipfile.ZipFile, manifest: Mapping[str, Any], target: Target
         Inputs.from_json(manifest["inputs"]),
         Outputs.from_json(manifest["outputs"]),
         [Decision(**one) for one in manifest["decisions"]],
-        archive.read(_LIBRARY),
+        _read_graph(archive, manifest["graph"]),
         layers,
         {key: archive.read(f"{_KERNELS}/{key}.so") for key in manifest["kernels"]},
         archive.read(_TILES).decode("utf-8"),
         manifest["threshold"],
     )
+
+
+def _write_graph(archive: zipfile.ZipFile, graph: bytes | ProgramText) -> dict[str, Any]:
+    """Write the graph's members; what the manifest says of it."""
+    if isinstance(graph, bytes):
+        archive.writestr(_LIBRARY, graph)
+        return {}
+    archive.writestr(_PROGRAM, graph.source)
+    for name, array in graph.constants.items():
+        _write_array(archive, f"constants/{name}.npy", array)
+    return {
+        "constants": {name: array.dtype.name for name, array in graph.constants.items()},
+        "functions": dict(graph.functions),
+        "replayable": graph.replayable,
+        "libraries": dict(graph.libraries),
+    }
+
+
+def _read_graph(archive: zipfile.ZipFile, found: Mapping[str, Any]) -> bytes | ProgramText:
+    if not found:
+        return archive.read(_LIBRARY)
+    constants = {
+        name: _read_array(archive, f"constants/{name}.npy", dtype)
+        for name, dtype in found["constants"].items()
+    }
+    return ProgramText(archive.read(_PROGRAM).decode("utf-8"), **{**found, "constants": constants})
 
 
 def _write_array(archive: zipfile.ZipFile, member: str, array: np.ndarray) -> None:
@@ -211,6 +251,10 @@ def _again() -> str:
 
 def _target(manifest: Mapping[str, Any]) -> TargetInfo:
     info = resolve_target(manifest["target"])
+    if info.kind == "cuda" and not runs_here(info):
+        advice = "compile and save it on a machine with the GPU that is to run it"
+        expected = f"a GPU that runs code for {info.isa}"
+        raise UnsupportedTarget(mismatch("target", expected, "none or another", advice))
     missing = sorted(set(manifest["features"]) - _plain(host_features()))
     if missing or not runs_here(info):
         lacking = f"one without {', '.join(missing)}" if missing else "another"
@@ -225,6 +269,8 @@ def _needed(info: TargetInfo) -> frozenset[str]:
     """Vector instructions that code for a CPU may use; none are named for other machines."""
     from tvm.target import Target, codegen
 
+    if info.kind == "cuda":
+        return frozenset()
     features = _plain(str(f) for f in codegen.llvm_get_cpu_features(Target(info.tvm_target)))
     return frozenset(name for name in features if name.startswith(_VECTOR))
 

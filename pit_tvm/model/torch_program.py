@@ -2,7 +2,7 @@
 
 Memory is torch's: an intermediate tensor belongs to the current stream, and inside a CUDA graph's
 capture to the graph; it is given back after its last use. Kernels are launched on torch's current
-stream. The functions are plain text (`TorchProgram.source`): what runs can be read.
+stream. The functions are plain text (`ProgramText`): what runs can be read, and saved.
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from tvm import ir, relax
 from tvm.ir import prim
 
 from ..errors import UnsupportedTarget, mismatch
+from ..runtime.arrays import as_numpy, as_torch
 from .packing import LIVE_TOKENS
 from .program_parts import ProgramParts, split
 from .rebuild import describe, extents_of, is_op
+from .saved import ProgramText
 
 #: Operators that torch runs; each with its arguments after the tensors, as Python.
 OF_TORCH: dict[str, Callable[[relax.Call], str]] = {
@@ -44,8 +47,8 @@ class TorchProgram:
 
     Parameters
     ----------
-    main
-        A function without control flow, of views, calls of kernels, and calls of packed functions.
+    graph
+        The functions as `program_text` writes them.
     functions
         Kernels and packed functions by their names in ``main``; kernels take inputs, then outputs,
         then symbolic extents.
@@ -55,19 +58,16 @@ class TorchProgram:
 
     def __init__(
         self,
-        main: relax.Function,
+        graph: ProgramText,
         functions: Mapping[str, Callable[..., Any]],
         device: torch.device,
     ) -> None:
-        parts = split(main)
-        writer = _Writer(main, device)
-        self.source = "\n".join(writer.lines(parts))
-        scope: dict[str, Any] = {**writer.constants, "torch": torch, "device": device}
-        scope |= {writer.functions[name]: functions[name] for name in writer.functions}
-        exec(compile(self.source, "<pit_tvm model>", "exec"), scope)  # noqa: S102  (our own text)
+        self.graph, self.device, self.functions = graph, device, dict(functions)
+        scope: dict[str, Any] = {"torch": torch, "device": device}
+        scope |= {name: as_torch(value).to(device) for name, value in graph.constants.items()}
+        scope |= {plain: functions[name] for name, plain in graph.functions.items()}
+        exec(compile(graph.source, "<pit_tvm model>", "exec"), scope)  # noqa: S102  (our own text)
         self.index, self.body, self.tail = (scope[name] for name in ("index", "body", "tail"))
-        self.device, self.replayable = device, parts.index is not None and bool(parts.kept)
-        self.functions = dict(functions)
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         """Run; torch's current device must be the program's."""
@@ -75,12 +75,27 @@ class TorchProgram:
         return self.tail(*inputs, index, *self.body(*inputs, index))
 
 
+def program_text(main: relax.Function) -> ProgramText:
+    """A function without control flow, of views, calls of kernels, and calls of packed functions.
+
+    Raises
+    ------
+    UnsupportedTarget
+        It has another operator, named in the message.
+    """
+    parts = split(main)
+    writer = _Writer(main)
+    source = "\n".join(writer.lines(parts))
+    replayable = parts.index is not None and bool(parts.kept)
+    return ProgramText(source, writer.constants, writer.functions, replayable)
+
+
 class _Writer:
     """Writes functions; ``constants`` and ``functions`` name what their text refers to."""
 
-    def __init__(self, main: relax.Function, device: torch.device) -> None:
-        self.main, self.device = main, device
-        self.constants: dict[str, torch.Tensor] = {}
+    def __init__(self, main: relax.Function) -> None:
+        self.main = main
+        self.constants: dict[str, np.ndarray] = {}
         self.functions: dict[str, str] = {}
         self._tensors: dict[Any, str] = {}
         self._names: dict[Any, str] = {}
@@ -214,11 +229,11 @@ class _Writer:
         return self.functions.setdefault(name, f"{_plain(name)}_f{len(self.functions)}")
 
     def _constant(self, expr: ir.GenericConst) -> str:
-        value = torch.from_dlpack(expr.value)
-        key = (value.data_ptr(), value.dtype, tuple(value.shape))
+        value = as_numpy(expr.value)
+        key = (value.ctypes.data, value.dtype, value.shape)
         if key not in self._tensors:
             name = self._tensors[key] = f"c{len(self._tensors)}"
-            self.constants[name] = value.to(self.device)
+            self.constants[name] = value
         return self._tensors[key]
 
     def _name(self, var: Any) -> str:

@@ -36,13 +36,15 @@ class TileStore:
         self.isa = isa
 
     @classmethod
-    def open(cls, path: str | Path | None = None, *, device: str = "", isa: str = "") -> TileStore:
+    def open(
+        cls, path: str | Path | TileStore | None = None, *, device: str = "", isa: str = ""
+    ) -> TileStore:
         """A store over a database folder, one of its device folders, or a ``tiles.json``.
 
         Parameters
         ----------
         path
-            None for the records shipped with the package.
+            None for the records shipped with the package; a store is returned as it is.
         device
             Folder to prefer, such as ``TargetInfo.device`` gives it.
         isa
@@ -53,6 +55,8 @@ class TileStore:
         DatabaseError
             ``path`` does not exist.
         """
+        if isinstance(path, TileStore):
+            return path
         if path is None:
             return cls(tuning_logs_dir(), device, isa)
         found = Path(path)
@@ -100,6 +104,11 @@ class TileStore:
     def all(self) -> tuple[TileRecord, ...]:
         """Every record of the device, of every kind."""
         return self._all
+
+    @property
+    def text(self) -> str:
+        """The records, one JSON object per line, as ``tiles.json`` has them."""
+        return "".join(f"{json.dumps(record.to_json())}\n" for record in self._all)
 
     def records(
         self, family: str | None = None, dtype: str | None = None, isa: str | None = None

@@ -91,7 +91,9 @@ encoder (int64[batch, tokens] input_ids, int64[batch, tokens] attention_mask)
 
 def encoder(dtype: str = "float32", seed: int = 0) -> onnx.ModelProto:
     """One layer with attention, ReLU, and the mean over tokens, in ``dtype``."""
-    element, number = {"float32": ("float", 1), "float64": ("double", 11)}[dtype]
+    elements = {"float32": ("float", 1), "float16": ("float16", 10), "float64": ("double", 11)}
+    element, number = elements[dtype]
+    limits = np.finfo(dtype)
     model = parser.parse_model(_ENCODER.format(T=element, number=number))
     rng = np.random.default_rng(seed)
 
@@ -125,8 +127,8 @@ def encoder(dtype: str = "float32", seed: int = 0) -> onnx.ModelProto:
         "down_weight": random(INNER, WIDTH),
         "factor": np.array((WIDTH // HEADS) ** -0.5, dtype),
         "nothing": np.array(0, dtype),
-        "lowest": np.array(-3.4e38, dtype),
-        "tiny": np.array(1e-9, dtype),
+        "lowest": np.array(max(-3.4e38, limits.min), dtype),
+        "tiny": np.array(max(1e-9, limits.tiny), dtype),
     }
     arrays |= {f"{name}_weight": random(WIDTH, WIDTH) for name in "qkv"}
     add_arrays(model, arrays)

@@ -205,7 +205,7 @@ def test_tuples_of_kernels_stay_in_the_body() -> None:
     run = program(module, two=two)
     x = torch.randn(4, 3)
     torch.testing.assert_close(run(x)[0], 5 * x)
-    lines = [line.strip() for line in run.source.splitlines()]
+    lines = [line.strip() for line in run.graph.source.splitlines()]
     assert any(line.startswith("del both") and "," in line for line in lines)
 
 

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 import pit_tvm.model
-from pit_tvm.errors import BackendUnavailable, DTypeError, PitError, ShapeError, UnsupportedTarget
+from pit_tvm.errors import BackendUnavailable, DTypeError, PitError, ShapeError
 
 SIZES = {
     "hidden_size": 128,
@@ -162,8 +162,6 @@ def test_bad_inputs(compiled: Any, change: dict[str, Any], error: type[PitError]
 
 
 @pytest.mark.gpu
-def test_tensors_of_the_cpu_and_saving_are_refused(compiled: Any, tmp_path: Any) -> None:
+def test_tensors_of_the_cpu_are_refused(compiled: Any) -> None:
     with pytest.raises(DTypeError, match="cuda"):
         compiled(**batch(2, 4))
-    with pytest.raises(UnsupportedTarget, match="llvm"):
-        compiled.save(tmp_path / "model")

@@ -61,6 +61,20 @@ def test_equals_onnx_at_live_tokens(ours: CompiledModel, given: dict[str, np.nda
     assert not found["values"][~live].any()
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("given", [batch(5, 9), batch(LONGEST, 1, 0), batch(3, 7, left=True)])
+def test_equals_onnx_on_a_gpu(given: dict[str, np.ndarray]) -> None:
+    torch = pytest.importorskip("torch")
+    ours = compile(encoder("float16"), target="cuda")
+    expected = truth(encoder("float64"), given)
+    found = ours(**{name: torch.from_numpy(value).cuda() for name, value in given.items()})
+    live = given[MASK].astype(bool)
+    for name, at in (("values", live), ("mean", live.any(1))):
+        wanted = expected[name][at]
+        error = np.abs(found[name].double().cpu().numpy()[at] - wanted).max()
+        assert error <= 5e-3 * np.abs(wanted).max()
+
+
 def test_everything_runs_on_live_tokens_only(ours: CompiledModel) -> None:
     lines = ours.explain().splitlines()
     assert "  1 of them attention, full, over live tokens" in lines

@@ -14,7 +14,7 @@ from tvm import relax, tirx
 from pit_tvm.errors import UnsupportedTarget
 from pit_tvm.model.lowering import fused
 from pit_tvm.model.program_parts import VIEWS
-from pit_tvm.model.torch_program import OF_TORCH, TorchProgram
+from pit_tvm.model.torch_program import OF_TORCH, TorchProgram, program_text
 from tests.model.graphs import B, T, graph
 
 op = relax.op
@@ -32,7 +32,7 @@ def program(module: tvm.IRModule, **packed: Callable[..., Any]) -> TorchProgram:
     }
     library = tvm.compile(tvm.IRModule(kernels), target=target) if kernels else {}
     functions = {name: library[name] for name in kernels}
-    return TorchProgram(module["main"], {**functions, **packed}, CPU)
+    return TorchProgram(program_text(module["main"]), {**functions, **packed}, CPU)
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -58,7 +58,7 @@ def test_kernels_views_and_constants(shape: tuple[int, int]) -> None:
 
 def test_torch_runs_what_has_no_loop_nest() -> None:
     run = program(graph(lambda x: op.cumsum(x, axis=1), x=("int64", B, T)))
-    assert "torch.cumsum" in run.source
+    assert "torch.cumsum" in run.graph.source
     x = torch.randint(0, 9, (3, 7))
     assert torch.equal(run(x)[0], x.cumsum(1))
 
@@ -117,7 +117,7 @@ def test_memory_is_given_back_after_the_last_use() -> None:
         three = builder.emit(op.call_pure_packed("step", two, ty_args=[ty]), "three")
         return op.call_pure_packed("step", three, ty_args=[ty])
 
-    lines = program(graph(make, x=(B, T)), step=torch.clone).source.splitlines()
+    lines = program(graph(make, x=(B, T)), step=torch.clone).graph.source.splitlines()
     freed = [line.split()[1].split("_")[0] for line in lines if line.strip().startswith("del")]
     assert freed == ["one", "two"]
 

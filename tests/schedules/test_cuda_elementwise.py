@@ -38,8 +38,9 @@ def test_a_thread_moves_16_bytes(dtype: str, lanes: int) -> None:
     assert "picked" not in text.replace('"picked"', "")  # computed in place
 
 
-def test_rows_of_no_whole_vectors_are_left_to_others() -> None:
-    assert scheduled(*rows(60, "float16")) is None
+def test_one_block_of_no_whole_vectors_is_left_to_others() -> None:
+    x = te.placeholder((16, 60), "float16", name="x")
+    assert scheduled(x, te.compute((60, 16 + 1), lambda i, j: x[j % 16, i])) is None
 
 
 def test_sums_are_left_to_others() -> None:
@@ -54,3 +55,21 @@ def test_what_two_stages_sum_is_left_to_others() -> None:
     total = te.compute((16,), lambda i: te.sum(x[i, k], k), name="total")
     out = te.compute((16, 64), lambda i, j: x[i, j] / total[i], name="out")
     assert scheduled(x, out) is None
+
+
+@pytest.mark.parametrize(
+    ("narrow", "wide", "lanes"), [("float16", "float32", 4), ("bool", "int64", 2)]
+)
+def test_vectors_are_of_the_widest_type_on_the_way(narrow: str, wide: str, lanes: int) -> None:
+    x = te.placeholder((16, 64), narrow, name="x")
+    ids = te.placeholder((16,), "int64", name="ids")
+    two = tvm.tirx.const(2, wide)
+    out = te.compute((16, 64), lambda i, j: (x[ids[i], j].astype(wide) + two).astype(narrow))
+    text = scheduled(x, ids, out)
+    assert text is not None and f"T.vectorized({lanes})" in text
+
+
+def test_chains_of_no_whole_vectors_move_element_by_element() -> None:
+    text = scheduled(*rows(61, "float32"))
+    assert text is not None and "T.vectorized" not in text
+    assert 'thread="threadIdx.x"' in text and "picked" not in text.replace('"picked"', "")
