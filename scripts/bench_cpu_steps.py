@@ -32,6 +32,7 @@ from bench_rows import (
 
 import pit_tvm
 from pit_tvm.runtime.bind import Binder
+from pit_tvm.runtime.detect_sample import Sample
 from pit_tvm.runtime.pattern import Pattern, Sampler, counted
 from pit_tvm.runtime.planner import Planner
 from pit_tvm.runtime.program import analyse
@@ -64,13 +65,15 @@ def measure_select(case: Selected, settings: Settings) -> Row:
     store = TileStore.open(device=target.device, isa=target.isa)
     planner, sampler = Planner(program, target, store), Sampler(program)
     totals = np.array([WINDOWS * 4096 // (a * b) for a, b in SAMPLE_EXTENTS])
+    whole = np.append(totals, (1.0, 1.0))
     counts = itertools.cycle(list(random_counts(settings.rng(case.label), totals)))
 
     def pattern() -> Pattern:
         given = next(counts)
         if not case.grain:
             return counted(program, int(given[0]) * shape.m // int(totals[0]), shape.m)
-        return sampler.pattern((given / totals).tolist(), 1.0)
+        live = np.append(given, (1, 1))
+        return sampler.pattern(Sample(live.tobytes(), live, whole))
 
     def decide() -> Plan:
         return planner.decide(pattern(), layout, True)

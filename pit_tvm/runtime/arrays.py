@@ -153,7 +153,7 @@ def as_torch(array: Any) -> Any:
 
 
 def library_matmul(
-    lhs: Any, rhs: Any, out: Any, *, transpose_lhs: bool = False, transpose_rhs: bool = False
+    lhs: Any, rhs: Any, out: Any, transpose_lhs: bool = False, transpose_rhs: bool = False
 ) -> Any:
     """``out[...] = lhs @ rhs`` on the whole operands by the library's BLAS; returns ``out``.
 
@@ -384,7 +384,7 @@ def _torch_matmul(left: Any, right: Any, out: Any) -> None:
 
 
 def _numpy_matmul(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
-    if left.dtype == right.dtype == out.dtype and out.dtype in (np.float32, np.float64):
+    if left.dtype == right.dtype == out.dtype and out.dtype.char in "fd":
         np.matmul(left, right, out=out)
         return
     wide = np.float64 if left.dtype.kind in "iu" else np.float32

@@ -18,27 +18,20 @@ import numpy as np
 import numpy.typing as npt
 import tvm
 
-from ..errors import AxisError, DTypeError, ShapeError, mismatch
 from ..remember import remember
 from ..structs import BitMask, BlockMask, Index, Mask, MicroTile, SparsitySpec, Values
 from .detect_compact import bit_positions
 from .detect_ids import SliceCall
 from .detect_plan import Build, MaskPlan, kernel_name, plan_mask
-from .detect_sample import SamplePlan, plan_sample
-from .detect_view import Elements
-from .detect_workspace import Array, Workspace, flat_view, fresh
+from .detect_sample import Lines, SampleCall
+from .detect_view import UINT8, elements_of, entries_of
+from .detect_workspace import Array, Workspace, fresh
 
 Kernel = Callable[..., Any]
 GetKernel = Callable[[str, Callable[[], tvm.IRModule], Any], Kernel]
 
 INT32 = np.dtype(np.int32)
-INT64 = np.dtype(np.int64)
-UINT8 = np.dtype(np.uint8)
 MAX_PLANS = 1024  # kept by one detector; making one again costs some 50 us
-
-# What makes an element of each type live: everything, or for floating point all but the sign.
-INTEGERS = {"bool": 8, **{f"{u}int{bits}": bits for u in ("", "u") for bits in (8, 16, 32, 64)}}
-FLOATS = {"float16": 16, "bfloat16": 16, "uint16": 16, "float32": 32, "float64": 64}
 
 
 @dataclass(frozen=True)
@@ -80,7 +73,6 @@ class Detector:
         self._get_kernel = get_kernel or compile_kernel
         self._kernels: dict[Any, Kernel] = {}
         self._calls: dict[Any, _MaskCall] = {}
-        self._samples: dict[Any, tuple[SamplePlan, Kernel, np.dtype[Any]]] = {}
         self._lock = threading.Lock()
         self._positions = bit_positions()
 
@@ -134,7 +126,7 @@ class Detector:
         array = value if isinstance(value, np.ndarray) else np.asarray(value)
         key = (spec, array.dtype, shape, micro_tile)
         mask = self._calls.get(key) or self._mask_call(key)
-        flat = _entries(spec, array, mask.plan.entries, mask.element, micro_tile.operand)
+        flat = entries_of(spec, array, mask.plan.entries, mask.element, micro_tile.operand)
         ids = take(mask.ids, (*mask.plan.slots, mask.plan.capacity), INT32)
         count = take(mask.count, mask.plan.slots, INT32)
         if mask.plan.last is None or mask.last is None:
@@ -148,46 +140,36 @@ class Detector:
         mask.last(flat, *mask.tables, ids.reshape(-1), count.reshape(-1), *mask.plan.last.args)
         return Index(ids, count)
 
-    def sample(
+    def sampling(
         self,
         spec: SparsitySpec,
-        value: npt.ArrayLike,
         shape: tuple[int, ...],
+        lines: Lines | None = None,
         *,
         windows: int = 32,
-    ) -> npt.NDArray[np.float64]:
-        """Covered densities of a few micro-tiles, from windows of 64x64 of the pattern.
+    ) -> SampleCall:
+        """The sampling of covered densities of an operand of ``shape``, for several calls.
 
-        The windows lie in the last two dimensions, on multiples of 64, spread evenly and always
-        at the same places; all of them are read if there are at most ``windows``.
+        Windows of 64x64 lie in the last two dimensions, on multiples of 64, spread evenly and
+        always at the same places; all of them are read if there are at most ``windows``.
 
         Parameters
         ----------
-        spec, value, shape
+        spec, shape
             As for `detect`; `Mask`, `BitMask`, `BlockMask` or `Values`.
-
-        Returns
-        -------
-        float64 ``[11]``
-            Share of live micro-tiles for each of ``pit_tvm.selection.cover.SAMPLE_EXTENTS``.
+        lines
+            Whole lines that are read as well.
 
         Raises
         ------
-        ShapeError, DTypeError
-            As for `detect`.
+        ShapeError
+            No dimension, or no windows; from the call, as for `detect`.
+        DTypeError
+            From the call, as for `detect`.
         AxisError
             The specification names slices: their share is known without sampling.
         """
-        shape = tuple(shape)
-        array = value if isinstance(value, np.ndarray) else np.asarray(value)
-        key = (spec, array.dtype, shape, windows)
-        plan, kernel, element = self._samples.get(key) or self._sample_call(key)
-        flat = _entries(spec, array, plan.entries, element, "operand")
-        if not len(plan.where):
-            return np.zeros(len(plan.totals))
-        live = np.empty(len(plan.totals), INT64)
-        kernel(flat, plan.where.reshape(-1), live, len(plan.where), *plan.args)
-        return live / plan.totals
+        return SampleCall(spec, shape, self._kernel, lines, windows)
 
     def slices(
         self, spec: SparsitySpec, shape: tuple[int, ...], micro_tile: MicroTile
@@ -197,7 +179,7 @@ class Detector:
 
     def _mask_call(self, key: tuple[Any, ...]) -> _MaskCall:
         spec, dtype, shape, micro_tile = key
-        elements, element = _elements(spec, dtype, shape, micro_tile.operand)
+        elements, element = elements_of(spec, dtype, shape, micro_tile.operand)
         plan = plan_mask(shape, micro_tile, elements)
         folds = tuple((self._kernel(s.build), s.args, s.size) for s in plan.folds)
         last = None if plan.last is None else self._kernel(plan.last.build)
@@ -205,18 +187,6 @@ class Detector:
         operand = micro_tile.operand
         call = _MaskCall(plan, element, folds, last, tables, f"{operand} ids", f"{operand} count")
         return remember(self._calls, key, call, MAX_PLANS)
-
-    def _sample_call(self, key: tuple[Any, ...]) -> tuple[SamplePlan, Kernel, np.dtype[Any]]:
-        spec, dtype, shape, windows = key
-        if not isinstance(spec, (Mask, Values, BitMask, BlockMask)):
-            expected = "Mask, BitMask, BlockMask or Values"
-            raise AxisError(mismatch("spec", expected, spec, "slices need no sampling"))
-        if windows < 1:
-            raise ShapeError(mismatch("windows", "at least 1", windows))
-        elements, element = _elements(spec, dtype, shape, "operand")
-        plan = plan_sample(shape, elements, windows)
-        call = (plan, self._kernel(plan.build), element)
-        return remember(self._samples, key, call, MAX_PLANS)
 
     def _kernel(self, build: Build) -> Kernel:
         """The compiled kernel of a template; compiled once, whichever thread comes first."""
@@ -234,46 +204,3 @@ class Detector:
 def compile_kernel(name: str, build: Callable[[], tvm.IRModule], target: Any) -> Kernel:
     """Compile the module that ``build`` makes; its function is ``main``, whatever ``name``."""
     return tvm.compile(build(), target=target).mod.get_function("main")
-
-
-# --------------------------------------------------------------------------------------------
-
-
-def _argument(spec: SparsitySpec, operand: str) -> str:
-    return f"sparsity of {operand} ({type(spec).__name__})"
-
-
-def _entries(
-    spec: SparsitySpec, array: Array, shape: tuple[int, ...], element: np.dtype[Any], operand: str
-) -> Any:
-    """The user's array, checked, as a flat vector of ``element``."""
-    if array.shape != shape:
-        raise ShapeError(mismatch(_argument(spec, operand), f"shape {shape}", array.shape))
-    return flat_view(_argument(spec, operand), array, element)
-
-
-def _elements(
-    spec: SparsitySpec, dtype: np.dtype[Any], shape: tuple[int, ...], operand: str
-) -> tuple[Elements, np.dtype[Any]]:
-    """What an entry of the array is, and the unsigned type under which kernels read it."""
-    name = dtype.name if dtype.isnative else f"byte-swapped {dtype.name}"
-    if isinstance(spec, Values):
-        if name in FLOATS:
-            bits = FLOATS[name]
-            return Elements(bits, (1 << bits - 1) - 1), np.dtype(f"uint{bits}")
-        if name in INTEGERS:
-            bits = INTEGERS[name]
-            return Elements(bits, (1 << bits) - 1), np.dtype(f"uint{bits}")
-        raise DTypeError(mismatch(_argument(spec, operand), "floating point or integers", name))
-    allowed = ("uint8",) if isinstance(spec, BitMask) else ("bool", "uint8")
-    if name not in allowed:
-        advice = "use Values to detect non-zeros" if isinstance(spec, Mask) else ""
-        expected = " or ".join(allowed)
-        raise DTypeError(mismatch(_argument(spec, operand), expected, name, advice))
-    if isinstance(spec, BlockMask):
-        if len(spec.extents) != len(shape):
-            expected = f"one extent for each of {len(shape)} dimensions"
-            raise ShapeError(mismatch("BlockMask", expected, spec.extents))
-        grains = spec.extents if max(spec.extents) > 1 else ()
-        return Elements(8, 0xFF, grains=grains), UINT8
-    return Elements(8, 0xFF, packed=isinstance(spec, BitMask)), UINT8

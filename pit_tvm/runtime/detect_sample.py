@@ -1,43 +1,79 @@
-"""Sampling a pattern: a few windows of 64x64, each line of one as the 64 bits of a word."""
+"""Sampling a pattern: a few windows of 64x64, each line of one as the 64 bits of a word, and a few
+whole lines."""
 
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import tvm
-from tvm.script import tirx as T
-from tvm.tirx import const
+import tvm_ffi
 
-from ..errors import ShapeError, mismatch
+from ..errors import AxisError, ShapeError, mismatch
 from ..selection.cover import SAMPLE_EXTENTS, WINDOW
-from .detect_compact import GATHER_BITS
+from ..structs import BitMask, BlockMask, Mask, SparsitySpec, Values
+from .argument import Argument, pattern_array
 from .detect_plan import Build
-from .detect_view import Elements
+from .detect_sample_kernel import COUNTS, FOUND, sample_windows
+from .detect_view import Elements, elements_of, entries_of
+from .gate import RANK, row_of
 
 GOLDEN = (math.sqrt(5) - 1) / 2
+ROWS = 32  # lines that are read of a dimension at most twice as often,
+MOST_LINES = 512  # and of all dimensions
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Which whole lines of an operand are read: some along dimension ``beside`` for each position
+    of ``row``; with ``crossed`` also, of these positions, those along ``row``."""
+
+    row: int
+    beside: int
+    crossed: bool = False
+
+
+class Sample(NamedTuple):
+    """What a sample found.
+
+    ``key``: the bucket of each density, in a byte. ``live`` and ``totals``: numbers
+    ``[COUNTS]``, of micro-tiles in the order of ``SAMPLE_EXTENTS``, crossed lines, lines.
+    """
+
+    key: bytes
+    live: npt.NDArray[Any]
+    totals: npt.NDArray[np.float64]
+
+    @property
+    def densities(self) -> npt.NDArray[np.float64]:
+        """float64 ``[COUNTS]``: shares of live ones; 1 for lines that nobody asked for."""
+        return self.live / self.totals
 
 
 @dataclass(frozen=True, eq=False)
 class SamplePlan:
-    """Where the windows are.
+    """Where the windows and lines are.
 
     ``where``: int64 ``[windows, 5]``, per window the entry where its matrix begins, first row,
-    first column, height and width. ``totals``: float64 ``[11]``, micro-tiles in all windows.
-    ``args``: entries of a row, and rows and columns per entry.
+    first column, height and width. ``totals``: float64 ``[COUNTS]``, micro-tiles in all windows,
+    crossed lines, lines. ``table``: int64, what the kernel reads of all that.
     """
 
     entries: tuple[int, ...]
     where: npt.NDArray[np.int64]
     totals: npt.NDArray[np.float64]
+    table: npt.NDArray[np.int64]
     build: Build
-    args: tuple[int, int, int]
 
 
-def plan_sample(shape: tuple[int, ...], elements: Elements, windows: int) -> SamplePlan:
+def plan_sample(
+    shape: tuple[int, ...], elements: Elements, windows: int, lines: Lines | None = None
+) -> SamplePlan:
     """Place the windows in the last two dimensions of ``shape``, evenly and reproducibly.
 
     Bands of 64 rows are taken at even distances, columns by the golden ratio. ShapeError if
@@ -45,12 +81,25 @@ def plan_sample(shape: tuple[int, ...], elements: Elements, windows: int) -> Sam
     """
     if not shape:
         raise ShapeError(mismatch("shape", "at least one dimension", shape))
-    rows, columns = (1, *shape)[-2:]
-    grain_rows, grain_columns = (1, 1, *elements.grains)[-2:]
-    entries = elements.entries(shape)
+    entries, where = elements.entries(shape), _windows(shape, elements, windows)
     layout = "bits" if elements.packed else "blocks" if elements.grains else "entries"
     build = partial(sample_windows, elements.bits, elements.sign, layout)
+    along, crossed = _lines(entries, lines)
+    counts = [int(_tiles(where[:, 3], a) @ _tiles(where[:, 4], b)) for a, b in SAMPLE_EXTENTS]
+    counts += [len(crossed.begins), len(along.begins)]
+    totals = np.maximum(np.array(counts), 1)
+    head = [len(where), math.prod(entries), entries[-1], *(1, 1, *elements.grains)[-2:]]
+    for kind in (crossed, along):
+        head += [len(kind.begins), kind.length, kind.stride]
+    parts = (np.array(head), totals, where.reshape(-1), crossed.begins, along.begins)
+    return SamplePlan(
+        entries, where, totals.astype(np.float64), np.concatenate(parts, dtype=np.int64), build
+    )
 
+
+def _windows(shape: tuple[int, ...], elements: Elements, windows: int) -> npt.NDArray[np.int64]:
+    """``SamplePlan.where``."""
+    rows, columns = (1, *shape)[-2:]
     per_matrix, per_band = -(-rows // WINDOW), -(-columns // WINDOW)
     bands = math.prod(shape[:-2]) * per_matrix
     chosen = min(windows, bands * per_band)
@@ -59,153 +108,48 @@ def plan_sample(shape: tuple[int, ...], elements: Elements, windows: int) -> Sam
         band, cell = np.divmod(number, max(per_band, 1))
     else:
         band = number * bands // chosen
-        cell = (np.modf(0.5 + number * GOLDEN)[0] * per_band).astype(np.int64)
+        cell = _spread(chosen, per_band)
     matrix, band = np.divmod(band, max(per_matrix, 1))
     where = np.empty((chosen, 5), np.int64)
     where[:, 0] = _matrix_starts(shape, elements, matrix)
     where[:, 1], where[:, 2] = band * WINDOW, cell * WINDOW
     where[:, 3] = np.minimum(WINDOW, rows - where[:, 1])
     where[:, 4] = np.minimum(WINDOW, columns - where[:, 2])
-    totals = [_tiles(where[:, 3], a) @ _tiles(where[:, 4], b) for a, b in SAMPLE_EXTENTS]
-    args = (entries[-1], grain_rows, grain_columns)
-    return SamplePlan(entries, where, np.array(totals, np.float64), build, args)
+    return where
 
 
-def sample_windows(bits: int, sign: int, layout: str) -> tvm.IRModule:
-    """Count the live micro-tiles of windows of 64x64.
+class _Places(NamedTuple):
+    """Lines of ``length`` entries at distances of ``stride`` that begin at ``begins``."""
 
-    ``src``: entries of ``bits`` bits, live if a bit of ``sign`` is set; ``layout``: an entry is
-    one element ("entries"), eight of a row ("bits"), or a block of ``grain_rows`` x
-    ``grain_columns`` ("blocks"). ``where``: see `SamplePlan`. ``live``: int64 ``[11]``, in the
-    order of ``SAMPLE_EXTENTS``.
-    """
-    dtype = f"uint{bits}"
+    begins: npt.NDArray[np.int64]
+    length: int
+    stride: int
 
-    def any_bit(word: tvm.ir.Expr) -> tvm.ir.Expr:
-        return T.Cast("int64", word != T.uint64(0))
 
-    def ones(word: tvm.ir.Expr) -> tvm.ir.Expr:
-        return T.Cast("int64", T.popcount(word))
+def _lines(entries: tuple[int, ...], lines: Lines | None) -> tuple[_Places, _Places]:
+    """Lines beside some rows, and those that cross them; none of what is not asked for."""
+    nothing = _Places(np.empty(0, np.int64), 0, 0)
+    if lines is None or 0 in entries:
+        return nothing, nothing
+    step = max(1, entries[lines.row] // ROWS)
+    places = [np.arange(0, extent) for extent in entries]
+    places[lines.row] = np.arange(step // 2, entries[lines.row], step)
+    pitches = [math.prod(entries[d + 1 :]) for d in range(len(entries))]
 
-    def parts(word: tvm.ir.Expr, width: int) -> tvm.ir.Expr:
-        """How many of the ``width``-bit parts of a word are not 0."""
-        mask = T.uint64((1 << width) - 1)
-        shifts = range(0, WINDOW, width)
-        return sum(any_bit((word >> T.uint64(s)) & mask) for s in shifts)
+    def along(dim: int, step: int) -> _Places:
+        starts = [p[:1] if d == dim else p for d, p in enumerate(places)]
+        grid = np.meshgrid(*(p * n for p, n in zip(starts, pitches, strict=True)), indexing="ij")
+        begins = np.sum(grid, axis=0, dtype=np.int64).reshape(-1)
+        if len(begins) > MOST_LINES:
+            begins = begins[_spread(MOST_LINES, len(begins))]
+        return _Places(begins, len(places[dim]), pitches[dim] * step)
 
-    def full_line(src: tvm.ir.Expr, at: tvm.ir.Expr) -> tvm.ir.Expr:
-        """64 elements of a row as a word."""
-        if layout == "bits":
-            return T.reinterpret("uint64", src[T.Ramp(at, T.int64(1), 8)])
-        entries = src[T.Ramp(at, T.int64(1), WINDOW)]
-        if sign != (1 << bits) - 1:
-            entries = entries & T.Broadcast(const(sign, dtype), WINDOW)
-        flags = T.Cast(f"uint8x{WINDOW}", entries != T.Broadcast(const(0, dtype), WINDOW))
-        words = T.reinterpret("uint64x8", flags) * T.Broadcast(T.uint64(GATHER_BITS), 8)
-        return T.reinterpret("uint64", T.Cast("uint8x8", words >> T.Broadcast(T.uint64(56), 8)))
+    return along(lines.beside, 1), along(lines.row, step) if lines.crossed else nothing
 
-    @T.inline
-    def part_line(src, at, width, line):
-        """As ``full_line`` for ``width`` elements, into line[0]."""
-        line[0] = T.uint64(0)
-        if layout == "bits":
-            for i in range(T.ceildiv(width, 8)):
-                line[0] = line[0] | (T.Cast("uint64", src[at + i]) << T.Cast("uint64", i * 8))
-            line[0] = line[0] & ((T.uint64(1) << T.Cast("uint64", width)) - T.uint64(1))
-        else:
-            for i in range(width):
-                entry: T.let = src[at + i] & const(sign, dtype)
-                found: T.let = T.Cast("uint64", entry != const(0, dtype))
-                line[0] = line[0] | (found << T.Cast("uint64", i))
 
-    @T.inline
-    def block_line(src, at, column, width, grain, line):
-        """As ``full_line`` with an entry for every ``grain`` elements, into line[0]."""
-        line[0] = T.uint64(0)
-        for i in range(T.ceildiv(column + width, grain) - column // grain):
-            begin: T.let = T.max((column // grain + i) * grain - column, T.int64(0))
-            end: T.let = T.min((column // grain + i + 1) * grain - column, width)
-            if src[at + column // grain + i] != T.uint8(0):
-                half: T.let = T.uint64(1) << T.Cast("uint64", end - begin - 1)
-                line[0] = line[0] | ((half | (half - T.uint64(1))) << T.Cast("uint64", begin))
-
-    @T.inline
-    def merge(lines, count, factor):
-        """OR of every ``factor`` lines, in place."""
-        for r in range(count):
-            for i in T.unroll(1, factor):
-                lines[r * factor] = lines[r * factor] | lines[r * factor + i]
-            lines[r] = lines[r * factor]
-
-    @T.inline
-    def tally(lines, sums):
-        """Add a window's live micro-tiles, in the order of SAMPLE_EXTENTS."""
-        for r in range(WINDOW):
-            sums[0] = sums[0] + ones(lines[r])
-            sums[1] = sums[1] + parts(lines[r], 32)
-            sums[2] = sums[2] + any_bit(lines[r])
-        merge(lines, 8, 8)
-        for r in range(8):
-            sums[3] = sums[3] + ones(lines[r])
-        merge(lines, 4, 2)
-        for r in range(4):
-            sums[4] = sums[4] + ones(lines[r])
-            sums[7] = sums[7] + parts(lines[r], 16)
-        merge(lines, 2, 2)
-        for r in range(2):
-            sums[5] = sums[5] + ones(lines[r])
-            sums[8] = sums[8] + parts(lines[r], 32)
-            sums[9] = sums[9] + any_bit(lines[r])
-        merge(lines, 1, 2)
-        sums[6] = sums[6] + ones(lines[0])
-        sums[10] = sums[10] + any_bit(lines[0])
-
-    @T.prim_func(s_tir=True)
-    def main(
-        p_src: T.handle,
-        p_where: T.handle,
-        p_live: T.handle,
-        windows: T.int64,
-        pitch: T.int64,
-        grain_rows: T.int64,
-        grain_columns: T.int64,
-    ):
-        n_src = T.int64()
-        n_where = T.int64()
-        src = T.match_buffer(p_src, (n_src,), dtype, align=bits // 8)
-        where = T.match_buffer(p_where, (n_where,), "int64", align=8)
-        live = T.match_buffer(p_live, (len(SAMPLE_EXTENTS),), "int64", align=8)
-        lines = T.alloc_buffer((WINDOW,), "uint64")
-        line = T.alloc_buffer((1,), "uint64")
-        sums = T.alloc_buffer((len(SAMPLE_EXTENTS),), "int64")
-        for i in range(len(SAMPLE_EXTENTS)):
-            sums[i] = T.int64(0)
-        for window in range(windows):
-            base: T.let = where[window * 5]
-            row: T.let = where[window * 5 + 1]
-            column: T.let = where[window * 5 + 2]
-            height: T.let = where[window * 5 + 3]
-            width: T.let = where[window * 5 + 4]
-            for r in range(height):
-                if layout == "blocks":
-                    blocks: T.let = base + (row + r) // grain_rows * pitch
-                    if T.Or(r == 0, (row + r) % grain_rows == 0):
-                        block_line(src, blocks, column, width, grain_columns, line)
-                    lines[r] = line[0]
-                else:
-                    at: T.let = base + (row + r) * pitch + column // (8 if layout == "bits" else 1)
-                    if width == WINDOW:
-                        lines[r] = full_line(src, at)
-                    else:
-                        part_line(src, at, width, line)
-                        lines[r] = line[0]
-            for r in range(WINDOW - height):
-                lines[height + r] = T.uint64(0)
-            tally(lines, sums)
-        for i in range(len(SAMPLE_EXTENTS)):
-            live[i] = sums[i]
-
-    return tvm.IRModule({"main": main})
+def _spread(number: int, size: int) -> npt.NDArray[np.int64]:
+    """Positions below ``size`` by the golden ratio, which no regular pattern follows."""
+    return (np.modf(0.5 + np.arange(number) * GOLDEN)[0] * size).astype(np.int64)
 
 
 def _matrix_starts(
@@ -224,3 +168,91 @@ def _matrix_starts(
 
 def _tiles(sizes: npt.NDArray[np.int64], extent: int) -> npt.NDArray[np.int64]:
     return -(-sizes // extent)
+
+
+# --------------------------------------------------------------------------------------------
+# Calls
+
+
+class _Ready(NamedTuple):
+    """The plan for one type of array, its kernel, and as that takes them: what a flat view must be,
+    what the array itself must be (None: it has too many dimensions), and the table."""
+
+    plan: SamplePlan
+    kernel: Callable[..., int]
+    element: np.dtype[Any]
+    flat: Any
+    whole: Any
+    table: Any
+
+
+class SampleCall:
+    """Sampling of one operand shape: what no call changes is looked up once. Threads may share it.
+
+    ``kernel(build)`` gives the compiled kernel of a template. Errors are those of
+    `Detector.sampling`.
+    """
+
+    def __init__(
+        self,
+        spec: SparsitySpec,
+        shape: tuple[int, ...],
+        kernel: Callable[[Build], Callable[..., int]],
+        lines: Lines | None,
+        windows: int,
+    ) -> None:
+        if not isinstance(spec, (Mask, Values, BitMask, BlockMask)):
+            expected = "Mask, BitMask, BlockMask or Values"
+            raise AxisError(mismatch("spec", expected, spec, "slices need no sampling"))
+        if windows < 1:
+            raise ShapeError(mismatch("windows", "at least 1", windows))
+        self._spec, self._shape, self._kernel = spec, shape, kernel
+        self._lines, self._windows = lines, windows
+        self._ready: dict[np.dtype[Any], _Ready] = {}
+        self._last: _Ready | None = None
+
+    def take(self, value: Any) -> Sample:
+        """The sample of what the user passed."""
+        found = np.empty(FOUND, np.int64)
+        ready = self._last
+        if ready is None or not _quick(ready, value, found):
+            ready = self._long(value, found)
+        return Sample(found[COUNTS:].tobytes()[:COUNTS], found[:COUNTS], ready.plan.totals)
+
+    def _long(self, value: Any, found: npt.NDArray[np.int64]) -> _Ready:
+        """Check the array from the start."""
+        array = pattern_array(value)
+        ready = self._ready.get(array.dtype)
+        if ready is None:
+            ready = self._ready[array.dtype] = self._prepare(array.dtype)
+        flat = entries_of(self._spec, array, ready.plan.entries, ready.element, "operand")
+        ready.kernel(ready.flat, flat, ready.table, found)
+        self._last = ready
+        return ready
+
+    def _prepare(self, dtype: np.dtype[Any]) -> _Ready:
+        elements, element = elements_of(self._spec, dtype, self._shape, "operand")
+        plan = plan_sample(self._shape, elements, self._windows, self._lines)
+        entries = plan.entries
+        flat = _row("flat", element, (math.prod(entries),))
+        whole = _row("whole", dtype, entries) if len(entries) <= RANK else None
+        table = tvm_ffi.from_dlpack(plan.table)
+        return _Ready(plan, self._kernel(plan.build), element, flat, whole, table)
+
+
+def _row(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+    row = row_of(Argument(name, dtype.name, shape))
+    return tvm_ffi.from_dlpack(np.array([row], np.int64))
+
+
+def _quick(ready: _Ready, value: Any, found: npt.NDArray[np.int64]) -> bool:
+    """Sample an array of the last one's kind as it is; False if it is of another."""
+    if type(value) is np.ndarray:
+        if not value.flags.writeable:  # DLPack would say so by an exception
+            return False
+    elif type(value) is not getattr(sys.modules.get("torch"), "Tensor", None):
+        return False
+    try:
+        return ready.whole is not None and ready.kernel(ready.whole, value, ready.table, found) == 0
+    except (BufferError, RuntimeError, TypeError, ValueError):  # DLPack cannot express it
+        return False

@@ -4,6 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import DTypeError, ShapeError, mismatch
+from ..structs import BitMask, BlockMask, Mask, SparsitySpec, Values
+from .detect_workspace import Array, flat_view
+
+UINT8 = np.dtype(np.uint8)
+# What makes an element of each type live: everything, or for floating point all but the sign.
+INTEGERS = {"bool": 8, **{f"{u}int{bits}": bits for u in ("", "u") for bits in (8, 16, 32, 64)}}
+FLOATS = {"float16": 16, "bfloat16": 16, "uint16": 16, "float32": 32, "float64": 64}
 
 
 @dataclass(frozen=True)
@@ -98,3 +110,43 @@ def odd_pitch(rows: int) -> int:
     """At least ``rows`` bytes, an odd number of cache lines: slots spread over cache sets."""
     lines = -(-rows // 64)
     return 64 * (lines + 1 - lines % 2)
+
+
+def _argument(spec: SparsitySpec, operand: str) -> str:
+    return f"sparsity of {operand} ({type(spec).__name__})"
+
+
+def entries_of(
+    spec: SparsitySpec, array: Array, shape: tuple[int, ...], element: np.dtype[Any], operand: str
+) -> Any:
+    """The user's array, checked, as a flat vector of ``element``."""
+    if array.shape != shape:
+        raise ShapeError(mismatch(_argument(spec, operand), f"shape {shape}", array.shape))
+    return flat_view(_argument(spec, operand), array, element)
+
+
+def elements_of(
+    spec: SparsitySpec, dtype: np.dtype[Any], shape: tuple[int, ...], operand: str
+) -> tuple[Elements, np.dtype[Any]]:
+    """What an entry of the array is, and the unsigned type under which kernels read it."""
+    name = dtype.name if dtype.isnative else f"byte-swapped {dtype.name}"
+    if isinstance(spec, Values):
+        if name in FLOATS:
+            bits = FLOATS[name]
+            return Elements(bits, (1 << bits - 1) - 1), np.dtype(f"uint{bits}")
+        if name in INTEGERS:
+            bits = INTEGERS[name]
+            return Elements(bits, (1 << bits) - 1), np.dtype(f"uint{bits}")
+        raise DTypeError(mismatch(_argument(spec, operand), "floating point or integers", name))
+    allowed = ("uint8",) if isinstance(spec, BitMask) else ("bool", "uint8")
+    if name not in allowed:
+        advice = "use Values to detect non-zeros" if isinstance(spec, Mask) else ""
+        expected = " or ".join(allowed)
+        raise DTypeError(mismatch(_argument(spec, operand), expected, name, advice))
+    if isinstance(spec, BlockMask):
+        if len(spec.extents) != len(shape):
+            expected = f"one extent for each of {len(shape)} dimensions"
+            raise ShapeError(mismatch("BlockMask", expected, spec.extents))
+        grains = spec.extents if max(spec.extents) > 1 else ()
+        return Elements(8, 0xFF, grains=grains), UINT8
+    return Elements(8, 0xFF, packed=isinstance(spec, BitMask)), UINT8

@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import tvm_ffi
 
 from ..errors import BackendUnavailable, ShapeError, UnsupportedTarget, mismatch
 from ..memory import aligned_empty
 from ..remember import remember
-from ..structs import BitMask, Candidate, Grid, Index, Plan
+from ..structs import Candidate, Index, Plan
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
 from .argument import pattern_array
@@ -21,16 +20,16 @@ from .arrays import as_numpy, as_tensor, check_overlap, empty_like_kind
 from .bind import Binder, Bound, PackedOperand, told_pattern
 from .detect import Detector
 from .detect_ids import SliceCall
+from .detect_sample import SampleCall
 from .kernel_cache import KernelCache
 from .kernels import Kernels
 from .launch import Launcher
-from .pattern import Pattern, Sampler, counted
+from .pattern import Pattern, Sampler, counted, lines_of
 from .planner import Planner
 from .program import Program
 from .promise import asked_for, check_zeros, zeros_asked_for
 from .routes import Route
 
-_SAMPLED_ROWS = 32
 _LIBRARIES = ("numpy", "torch")
 
 
@@ -72,6 +71,7 @@ class Dispatcher:
         self.sampler = Sampler(program)
         self.launcher = Launcher(program, self.kernels, dead)
         self._slices: dict[tuple[int, ...], SliceCall] = {}
+        self._samples: dict[tuple[int, ...], SampleCall] = {}
         self.checks_zeros = zeros_asked_for(program)
         self.detector = Detector(target.tvm_target, self.kernels.for_detection, checked=asked_for())
 
@@ -91,17 +91,19 @@ class Dispatcher:
         """
         bound, fresh = self.binder.bind(arrays, out), out is None
         out, target = self._output(bound, out)
-        value = self._value(bound, sparsity)
+        value = told_pattern(self.program, bound.arrays, sparsity)
         if clock is not None:
             clock.lap()
         plan, index = self._plan(bound, value, clock, choose, self._loose(fresh))
         if not bound.layout.result.filled:
             return out, None
         if self.program.mask:  # detection has checked its shape and type
-            mask = as_tensor("sparsity", value, dtype="uint8", shape=value.shape)
+            mask = pattern_array(value)
+            mask = as_tensor("sparsity", mask, dtype="uint8", shape=mask.shape)
             bound = bound._replace(tensors={**bound.tensors, self.program.mask: mask})
         if self.checks_zeros:
-            check_zeros(self.program, as_numpy(bound.arrays[self.program.operand]), value)
+            operand = as_numpy(bound.arrays[self.program.operand])
+            check_zeros(self.program, operand, pattern_array(value))
         self.launcher.launch(plan.choice, index, bound, target)
         if clock is not None:
             clock.kernel_us = clock.lap()
@@ -115,7 +117,9 @@ class Dispatcher:
         bound = self.binder.bind(arrays, out)
         out, target = self._output(bound, out)
         if bound.layout.result.filled:
-            value = self._value(bound, sparsity)
+            value = told_pattern(self.program, bound.arrays, sparsity)
+            if self.program.spec.promises_zero:
+                value = pattern_array(value)
             self.launcher.launch(choice, self._index(bound, value, choice), bound, target)
         return out
 
@@ -132,7 +136,7 @@ class Dispatcher:
             _check_sizes(sizes)
             layout = self.binder.layout_of(sizes, library)
             bound = Bound(layout, {}, {}, {})
-        pattern, *_ = self._pattern(bound, self._value(bound, sparsity))
+        pattern, *_ = self._pattern(bound, told_pattern(self.program, bound.arrays, sparsity))
         packed = not arrays or bool(bound.packed)
         return self.planner.decide(pattern, bound.layout, packed, self._loose(True))
 
@@ -174,6 +178,8 @@ class Dispatcher:
         return fresh and self.program.writes and self.launcher.dead == "skip"
 
     def _output(self, bound: Bound, out: Any) -> tuple[Any, Any]:
+        if bound.result is not None:
+            return out, bound.result
         result = bound.layout.result
         if out is None:
             like = bound.arrays[self.program.gathered]
@@ -181,16 +187,9 @@ class Dispatcher:
             # right already, but what DLPack cannot express
             right = result.filled and result.dtype != "bfloat16"
             return out, out if right else result.take(out)
-        if bound.result is not None:
-            return out, bound.result
         tensor = result.take(out)
         check_overlap(result.name, out, bound.arrays)
         return out, tensor
-
-    def _value(self, bound: Bound, sparsity: Any) -> Any:
-        """What tells the pattern: of slices as it is, else as numpy's."""
-        told = told_pattern(self.program, bound.arrays, sparsity)
-        return pattern_array(told) if self.program.spec.promises_zero else told
 
     # -- detect and select
 
@@ -234,8 +233,11 @@ class Dispatcher:
             return counted(program, live, slices.rows), index, {}
         if program.contraction is None:
             return self._exact(bound, value, program.routes)
-        densities = self.detector.sample(program.spec, value, shape)
-        return self.sampler.pattern(densities.tolist(), *self._live_shares(value)), None, {}
+        samples = self._samples.get(shape)
+        if samples is None:
+            made = self.detector.sampling(program.spec, shape, lines_of(program))
+            samples = remember(self._samples, shape, made)
+        return self.sampler.pattern(samples.take(value)), None, {}
 
     def _exact(
         self, bound: Bound, value: Any, routes: Sequence[Route]
@@ -261,7 +263,7 @@ class Dispatcher:
     def _detect(self, bound: Bound, value: Any, micro_tile: Any, fresh: bool = False) -> Index:
         index = self.detector.detect(
             self.program.spec,
-            value,
+            pattern_array(value),
             bound.layout.operand,
             micro_tile,
             deterministic=self.deterministic,
@@ -270,24 +272,6 @@ class Dispatcher:
         if micro_tile.also is None:
             return index
         return replace(index, also=self._detect(bound, value, micro_tile.also, fresh=True))
-
-    def _live_shares(self, value: np.ndarray) -> tuple[float, float]:
-        """Share of rows with any live element, from a few of them, and of a `Grid` that of lines
-        beside them, which its live rows share; else 1."""
-        con, spec = self.program.contraction, self.program.spec
-        axes = con.axes_of(self.program.operand) if con else ()
-        if con is None or isinstance(spec, BitMask) and axes[-1] == con.row:
-            return 1.0, 1.0
-        row, beside = axes.index(con.row), axes.index(self.program.beside)
-        step = max(1, value.shape[row] // _SAMPLED_ROWS)
-        lines = value[(*[slice(None)] * row, slice(step // 2, None, step))]
-        return _live(lines, beside), _live(lines, row) if isinstance(spec, Grid) else 1.0
-
-
-def _live(lines: np.ndarray, axis: int) -> float:
-    """Share of ``lines`` along ``axis`` with any live element; 0 if there are none."""
-    live = np.logical_or.reduce(lines, axis=axis)
-    return np.count_nonzero(live) / live.size if live.size else 0.0
 
 
 def _check_sizes(sizes: dict[str, int]) -> None:

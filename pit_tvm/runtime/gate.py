@@ -24,9 +24,9 @@ Look = Callable[..., int]
 
 MOST = 3  # inputs that a gate looks at
 RANK = 6  # dimensions of one
-ROW = 3 + RANK  # numbers that describe an array: see `_row`
+ROW = 3 + RANK  # numbers that describe an array: see `row_of`
 # Fields of DLPack's DLTensor as TVM numbers them, and its words of 64 bits.
-ADDRESS, SHAPE, STRIDES = 0, 2, 3
+ADDRESS, ENTRIES, SHAPE, STRIDES = 0, 1, 2, 3
 DATA, DEVICE, KIND, OFFSET, WORDS = 0, 1, 2, 5, 6
 CPU = 1
 _WRITABLE = (np.ndarray, tvm.runtime.Tensor)  # unless DLPack says otherwise, as of read-only arrays
@@ -39,7 +39,7 @@ class Gate:
     """
 
     def __init__(self, inputs: Sequence[Argument], result: Argument) -> None:
-        rows = [_row(argument) for argument in (result, *inputs)]
+        rows = [row_of(argument) for argument in (result, *inputs)]
         rows += [[0] * ROW] * (1 + MOST - len(rows))
         self._all = tvm_ffi.from_dlpack(np.array(rows[: 1 + MOST], np.int64))
         self._inputs = tvm_ffi.from_dlpack(np.array([[0] * ROW, *rows[1 : 1 + MOST]], np.int64))
@@ -63,13 +63,42 @@ class Gate:
             return False
 
 
-def _row(argument: Argument) -> list[int]:
+def row_of(argument: Argument) -> list[int]:
     """Rank and type as a word of DLPack, bits of an address that are 0, bytes, extents."""
     kind = tvm_ffi.dtype(argument.dtype)
     rank, shape = len(argument.shape), argument.shape
     word = rank | kind.type_code << 32 | kind.bits << 40 | kind.lanes << 48
     size = itemsize(argument.dtype)
     return [word, size - 1, size * math.prod(shape), *(*shape, *[0] * RANK)[:RANK]]
+
+
+def field(tensor: Any, kind: int, dtype: str = "int64") -> Any:
+    """A pointer to ``dtype`` in the DLTensor ``tensor``, or the one to itself."""
+    return T.tvm_struct_get(tensor, 0, kind, T.handle(dtype).ty)
+
+
+@T.inline
+def compare(tensor, want, i, found):
+    """found[0]: 0 if ``tensor`` is as row ``i`` of ``want`` says, contiguous and on the CPU;
+    found[1]: its address. Uses found[2]."""
+    address: T.let[T.handle("int64")] = field(tensor, ADDRESS)
+    words = T.decl_buffer((WORDS,), "int64", data=address)
+    found[0] = ((words[DEVICE] & T.int64(0xFFFFFFFF)) ^ T.int64(CPU)) | words[OFFSET]
+    found[1] = words[DATA]
+    found[0] = found[0] | (words[KIND] ^ want[i, 0]) | (found[1] & want[i, 1])
+    if found[0] == T.int64(0):
+        shape: T.let[T.handle("int64")] = field(tensor, SHAPE)
+        extents = T.decl_buffer((RANK,), "int64", data=shape)
+        strides: T.let[T.handle("int64")] = field(tensor, STRIDES)
+        steps = T.decl_buffer((RANK,), "int64", data=strides)
+        rank: T.let = want[i, 0] & T.int64(0xFF)
+        found[2] = T.int64(1)
+        for d in range(rank):
+            at: T.let = rank - 1 - d
+            found[0] = found[0] | (extents[at] ^ want[i, 3 + at])
+            if T.And(T.Not(T.isnullptr(strides)), extents[at] != T.int64(1)):
+                found[0] = found[0] | (steps[at] ^ found[2])
+            found[2] = found[2] * extents[at]
 
 
 def look_at() -> tvm.IRModule:
@@ -79,54 +108,33 @@ def look_at() -> tvm.IRModule:
     on the CPU and contiguous.
     """
 
-    def field(tensor: Any, kind: int) -> Any:
-        return T.tvm_struct_get(tensor, 0, kind, T.handle("int64").ty)
-
     @T.inline
     def check(want, i, tensor, found):
         if T.isnullptr(tensor):
-            found[0] = found[0] | want[i, 0]
+            found[3] = found[3] | want[i, 0]
         else:
-            address: T.let[T.handle("int64")] = field(tensor, ADDRESS)
-            words = T.decl_buffer((WORDS,), "int64", data=address)
-            begin: T.let = words[DATA] + words[OFFSET]
-            end: T.let = begin + want[i, 2]
-            found[1] = (words[DEVICE] & T.int64(0xFFFFFFFF)) ^ T.int64(CPU)
-            found[1] = found[1] | (words[KIND] ^ want[i, 0]) | (begin & want[i, 1])
-            if found[1] == T.int64(0):
-                shape: T.let[T.handle("int64")] = field(tensor, SHAPE)
-                extents = T.decl_buffer((RANK,), "int64", data=shape)
-                strides: T.let[T.handle("int64")] = field(tensor, STRIDES)
-                steps = T.decl_buffer((RANK,), "int64", data=strides)
-                rank: T.let = want[i, 0] & T.int64(0xFF)
-                found[2] = T.int64(1)
-                for d in range(rank):
-                    at: T.let = rank - 1 - d
-                    found[1] = found[1] | (extents[at] ^ want[i, 3 + at])
-                    if T.And(T.Not(T.isnullptr(strides)), extents[at] != T.int64(1)):
-                        found[1] = found[1] | (steps[at] ^ found[2])
-                    found[2] = found[2] * extents[at]
-            found[0] = found[0] | found[1]
+            compare(tensor, want, i, found)
+            found[3] = found[3] | found[0]
             if i == 0:
-                found[3] = begin
-                found[4] = end
+                found[4] = found[1]
+                found[5] = found[1] + want[i, 2]
             else:
-                if T.And(begin < found[4], found[3] < end):
-                    found[0] = T.int64(1)
+                if T.And(found[1] < found[5], found[4] < found[1] + want[i, 2]):
+                    found[3] = T.int64(1)
 
     @T.prim_func(s_tir=True)
     def main(
         p_want: T.handle, result: T.handle, first: T.handle, second: T.handle, third: T.handle
     ) -> T.int64:
         want = T.match_buffer(p_want, (1 + MOST, ROW), "int64", align=8)
-        # wrong in any, wrong in this one, a stride, first and last address of the result
-        found = T.alloc_buffer((5,), "int64")
-        for i in range(5):
+        # as `compare` has them; wrong in any; first and last address of the result
+        found = T.alloc_buffer((6,), "int64")
+        for i in range(6):
             found[i] = T.int64(0)
         check(want, 0, result, found)
         check(want, 1, first, found)
         check(want, 2, second, found)
         check(want, 3, third, found)
-        return found[0]
+        return found[3]
 
     return tvm.IRModule({"main": main})

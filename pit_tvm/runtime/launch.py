@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -57,23 +58,23 @@ class Launcher:
 
     # -- candidates
 
-    def _dense(self, bound: Bound, out: Any) -> None:
-        product = self.program.product
+    @cached_property
+    def _dense(self) -> Callable[[Bound, Any], None]:
+        """The product on the whole operand, with everything looked up that no call changes."""
+        program, product = self.program, self.program.product
         if product is None:
-            names = self._arguments(None, packed=False)
-            self.kernels.dense(None)(*(bound.tensors[name] for name in names), out)
-            return
-        epilogue = self.kernels.epilogue()
-        sums = out if epilogue is None else self._sums(bound)
-        arrays = self._masked(bound) if self.program.mask else bound.arrays
-        library_matmul(
-            arrays[product.left],
-            arrays[product.right],
-            sums,
-            transpose_lhs=product.transpose_left,
-            transpose_rhs=product.transpose_right,
-        )
-        self._finish(epilogue, sums, bound, out)
+            kernel, names = self.kernels.dense(None), self._arguments(None, packed=False)
+            return lambda bound, out: kernel(*map(bound.tensors.__getitem__, names), out)
+        epilogue, left, right = self.kernels.epilogue(), product.left, product.right
+        turned = (product.transpose_left, product.transpose_right)
+
+        def run(bound: Bound, out: Any) -> None:
+            arrays = self._masked(bound) if program.mask else bound.arrays
+            sums = out if epilogue is None else self._sums(bound)
+            library_matmul(arrays[left], arrays[right], sums, *turned)
+            self._finish(epilogue, sums, bound, out)
+
+        return run
 
     def _prepare(self, choice: Candidate, micro_tile: MicroTile) -> Callable[..., None]:
         """The launch of one kernel, with everything looked up that no call changes."""

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 
 from ..selection.cover import bucket, reading
-from ..structs import MicroTile
+from ..structs import BitMask, Grid, MicroTile
+from .detect_sample import Lines, Sample
 from .program import Program
 
 _Covered = tuple[float, ...]
@@ -21,7 +22,7 @@ class Pattern:
 
     __slots__ = ("_covered", "key")
 
-    def __init__(self, covered: _Covered | Callable[[], _Covered], key: tuple[int, ...]) -> None:
+    def __init__(self, covered: _Covered | Callable[[], _Covered], key: object) -> None:
         self._covered, self.key = covered, key
 
     @property
@@ -39,21 +40,18 @@ class Sampler:
         routes = program.routes if program.spec.promises_zero else ()
         self._readings = [_reading(program, route.micro_tile) for route in routes]
 
-    def pattern(
-        self, densities: Sequence[float], rows_live: float, beside_live: float = 1.0
-    ) -> Pattern:
-        """Pattern of a mask from sampled covered densities (``Detector.sample``), live rows, and
-        what lives along the axis beside them."""
-        known = (*densities, beside_live, rows_live, 1.0)
+    def pattern(self, sample: Sample) -> Pattern:
+        """Pattern of a mask of which ``sample`` was taken."""
 
         def covered() -> _Covered:
+            known = (*sample.densities.tolist(), 1.0)
             return tuple([read(known) for read in self._readings])
 
-        return Pattern(covered, tuple([bucket(density) for density in known]))
+        return Pattern(covered, sample.key)
 
 
 def _reading(program: Program, micro_tile: MicroTile) -> Callable[[Sequence[float]], float]:
-    """Covered density of a micro-tile from what is ``known`` of a pattern; see `Sampler`."""
+    """Covered density of a micro-tile from the densities of a sample, and 1 after them."""
     con, extents = program.contraction, micro_tile.extents
     if con is None or micro_tile.axis in con.batch:
         return itemgetter(-1)
@@ -71,3 +69,12 @@ def counted(program: Program, live: int, total: int) -> Pattern:
     """Pattern of slices that are named: an exact count."""
     share = live / total if total else 0.0
     return Pattern((share,) * len(program.routes), (bucket(share), int(live == total)))
+
+
+def lines_of(program: Program) -> Lines | None:
+    """Lines to sample: some rows of the operand, and what crosses them where both are gathered."""
+    con, spec = program.contraction, program.spec
+    axes = con.axes_of(program.operand) if con else ()
+    if con is None or isinstance(spec, BitMask) and axes[-1] == con.row:
+        return None
+    return Lines(axes.index(con.row), axes.index(program.beside), isinstance(spec, Grid))

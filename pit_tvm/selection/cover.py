@@ -56,7 +56,7 @@ class Cover:
         densities: Iterable[float],
         extents: Sequence[tuple[int, int]] = SAMPLE_EXTENTS,
     ) -> Cover:
-        """Cover from densities in the order of ``extents``, as ``Detector.sample`` gives them."""
+        """Cover from densities in the order of ``extents``, as samples have them."""
         return cls(tuple(zip(extents, (float(d) for d in densities), strict=True)))
 
     @classmethod

@@ -175,8 +175,8 @@ def test_code_for_other_cpus_of_the_family_agrees(mcpu: str) -> None:
     live = np.random.default_rng(2).random((70, 201)) < 0.05
     for dim, extents in ((1, (8, 1)), (0, (1, 64)), (0, (1, 8))):
         check(other, Mask(), live, live.shape, MicroTile("lhs", "k", dim, extents))
-    dense = other.sample(Mask(), live, live.shape)
-    assert dense[0] == pytest.approx(live.mean())
+    sample = other.sampling(Mask(), live.shape).take(live)
+    assert sample.densities[0] == pytest.approx(live.mean())
 
 
 # -- memory
@@ -236,7 +236,9 @@ def test_empty_operand_gives_empty_lists(
     assert index.count.shape == (tuple(slots) or (1,))
     assert not index.count.any()
     assert index.ids.shape[-1] == 64
-    assert not detector.sample(kind, np.zeros((rows, columns), np.uint8), shape).any()
+    assert (
+        not detector.sampling(kind, shape).take(np.zeros((rows, columns), np.uint8)).live[:-2].any()
+    )
 
 
 def test_workspace_memory_is_used_again_for_the_same_operand_only(detector: Detector) -> None:

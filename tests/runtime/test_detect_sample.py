@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
+import tvm_ffi
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pit_tvm.errors import AxisError, DTypeError, ShapeError
 from pit_tvm.reference.index import covered_density, dense_mask
 from pit_tvm.runtime.detect import Detector
-from pit_tvm.runtime.detect_sample import plan_sample
+from pit_tvm.runtime.detect_sample import MOST_LINES, ROWS, Lines, plan_sample
 from pit_tvm.runtime.detect_view import Elements
-from pit_tvm.selection.cover import SAMPLE_EXTENTS
+from pit_tvm.selection.cover import SAMPLE_EXTENTS, bucket
 from pit_tvm.structs import BitMask, BlockMask, Mask, Rows, SparsitySpec, Values
 from pit_tvm.target import resolve_target
 
@@ -29,6 +32,12 @@ def exact(mask: np.ndarray) -> list[float]:
     """Covered densities of the whole mask in its last two dimensions."""
     matrices = mask.reshape(-1, *((1, *mask.shape)[-2:]))
     return [covered_density(matrices, (1, a, b)) for a, b in SAMPLE_EXTENTS]
+
+
+def some_rows(live: np.ndarray, row: int) -> np.ndarray:
+    """What is read of whole lines."""
+    step = max(1, live.shape[row] // ROWS)
+    return live.take(range(step // 2, live.shape[row], step), axis=row)
 
 
 def passed(kind: str, shape: tuple[int, ...], rng: np.random.Generator) -> tuple[SparsitySpec, Any]:
@@ -58,8 +67,19 @@ def test_few_windows_are_all_read_and_the_densities_exact(
     rng = np.random.default_rng(seed)
     shape = tuple(int(n) for n in rng.integers(1, [3, 3, 150, 200][-rank:]))
     spec, value = passed(kind, shape, rng)
-    found = detector.sample(spec, value, shape, windows=64)
+    row, beside = rng.permutation(rank)[:2] if rank > 1 else (0, 0)
+    lines = Lines(row, beside, bool(rng.integers(2))) if rank > 1 else None
+    sample = detector.sampling(spec, shape, lines, windows=64).take(value)
+    *found, crossed, live = sample.densities
     assert found == pytest.approx(exact(dense_mask(spec, value, shape)))
+    assert sample.key == bytes(map(bucket, sample.densities))
+    read = some_rows(value != 0, row)
+    for density, asked, along in ((live, lines, beside), (crossed, lines and lines.crossed, row)):
+        known = read.any(axis=along)
+        if not asked:
+            assert density == 1
+        elif known.size <= MOST_LINES:
+            assert density == pytest.approx(known.mean())
 
 
 @pytest.mark.parametrize("kind", ["mask", "bits", "values", "blocks"])
@@ -74,8 +94,9 @@ def test_many_windows_are_sampled_near_the_truth_and_always_the_same(
         "values": lambda: (Values(), live.astype(np.float32)),
         "blocks": lambda: (BlockMask(32, 1), live[::32].copy()),
     }[kind]()
-    first = detector.sample(spec, value, live.shape)
-    assert np.array_equal(first, detector.sample(spec, value, live.shape))
+    samples = detector.sampling(spec, live.shape)
+    first = samples.take(value).densities
+    assert np.array_equal(first, samples.take(value).densities)
     at = [SAMPLE_EXTENTS.index(e) for e in ((1, 1), (32, 1), (64, 1), (1, 32))]
     truth = [0.1, 0.1, 1 - 0.9**2, 1 - 0.9**32]
     assert first[at] == pytest.approx(truth, rel=0.1)
@@ -119,4 +140,83 @@ def test_bad_sample_is_refused_by_name(
     text: str,
 ) -> None:
     with pytest.raises(error, match=text):
-        detector.sample(spec, value, shape, **options)
+        detector.sampling(spec, shape, **options).take(value)
+
+
+def forms(live: np.ndarray) -> list[Any]:
+    """A mask as arrays that the kernel takes as they are, and as others."""
+    read_only = live.copy()
+    read_only.flags.writeable = False
+    tensor = torch.from_numpy(live)
+    return [
+        live,
+        tensor,
+        tvm_ffi.from_dlpack(tensor),
+        live.view(np.uint8),
+        read_only,
+        live.tolist(),
+    ]
+
+
+def test_arrays_of_every_library_are_sampled_alike_in_any_order(detector: Detector) -> None:
+    rng = np.random.default_rng()
+    samples = detector.sampling(Mask(), (70, 90), Lines(0, 1))
+    for place in rng.integers(0, 6, 30):
+        live = rng.random((70, 90)) < rng.choice([0.0, 0.01, 0.3])
+        live[rng.integers(70, size=30)] = False
+        found = samples.take(forms(live)[place])
+        assert found.densities[0] == pytest.approx(live.mean())
+        assert found.densities[-1] == pytest.approx(some_rows(live, 0).any(axis=1).mean())
+
+
+WRONG = {
+    "shape": (np.ones((8, 7), np.bool_), ShapeError),
+    "as long": (np.ones((4, 16), np.bool_), ShapeError),
+    "flat": (torch.ones(64, dtype=torch.bool), ShapeError),
+    "turned": (torch.ones(8, 16, dtype=torch.bool)[:, ::2], ShapeError),
+    "type": (torch.ones(8, 8), DTypeError),
+    "signed": (np.ones((8, 8), np.int8), DTypeError),
+    "device": (torch.ones(8, 8, dtype=torch.bool, device="meta"), DTypeError),
+    "nothing": (None, DTypeError),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_bad_array_after_a_good_one_is_refused_too(detector: Detector, name: str) -> None:
+    samples = detector.sampling(Mask(), (8, 8))
+    value, error = WRONG[name]
+    for good in (np.eye(8, dtype=np.bool_), torch.eye(8, dtype=torch.bool)):
+        samples.take(good)
+        with pytest.raises(error):
+            samples.take(value)
+        assert samples.take(good).densities[0] == 1 / 8
+
+
+def test_offset_views_and_operands_of_many_dimensions_are_sampled(detector: Detector) -> None:
+    rng = np.random.default_rng()
+    memory = torch.from_numpy(rng.random(3 + 2 * 90 * 70) < 0.2)
+    part = memory[3 : 3 + 90 * 70].view(90, 70)
+    samples = detector.sampling(Mask(), (90, 70))
+    many = detector.sampling(Mask(), (1, 1, 1, 1, 1, 90, 70))
+    for _ in range(2):
+        assert samples.take(part).densities[0] == pytest.approx(part.float().mean())
+        assert np.array_equal(many.take(part[(None,) * 5]).live, samples.take(part).live)
+
+
+def test_threads_share_a_sampling(detector: Detector) -> None:
+    samples, wrong = detector.sampling(Mask(), (64, 64)), []
+
+    def sample(number: int) -> None:
+        live = np.zeros((64, 64), np.bool_)
+        live[:number] = True
+        for turn in range(200):
+            taken = samples.take(torch.from_numpy(live) if turn % 2 else live)
+            if taken.densities[0] != number / 64:
+                wrong.append(number)
+
+    threads = [threading.Thread(target=sample, args=(number,)) for number in (8, 16, 32, 64)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong

@@ -14,6 +14,7 @@ from pit_tvm import op
 from pit_tvm.errors import PatternError, ShapeError
 from pit_tvm.runtime import launch
 from pit_tvm.runtime.detect_ids import SliceCall
+from pit_tvm.runtime.detect_sample import SampleCall
 from pit_tvm.runtime.dispatch import Clock, Dispatcher
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.runtime.program import analyse
@@ -76,7 +77,7 @@ def close(found: np.ndarray, truth: np.ndarray) -> bool:
 def test_named_rows_are_listed_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = dispatcher(folder, Rows())
     listed = Watched(monkeypatch, SliceCall, "index")
-    sample = Watched(monkeypatch, own.detector, "sample")
+    sample = Watched(monkeypatch, SampleCall, "take")
     lhs, rhs = operands()
     out, plan = own.run([lhs, rhs], np.arange(M)[::2], None)
     assert len(listed.calls) == 1 and sample.calls == []
@@ -89,7 +90,7 @@ def test_mask_is_sampled_and_only_the_chosen_axis_listed(
 ) -> None:
     own = dispatcher(folder, Mask(), op.matmul(None, 256, 256))
     detect = Watched(monkeypatch, own.detector, "detect")
-    sample = Watched(monkeypatch, own.detector, "sample")
+    sample = Watched(monkeypatch, SampleCall, "take")
     lhs, rhs = operands(2048, 256, 256)
     mask = np.zeros(lhs.shape, bool)
     mask[64:96] = True

@@ -83,7 +83,7 @@ def test_masks_measure_right_products(grain: tuple[int, int]) -> None:
 def test_index_measures_the_exact_micro_tiles(grain: tuple[int, int]) -> None:
     found = index.measure_index(cases.Indexed((70, 150), grain, 0.5), ONCE)
     assert found.errors == {"pit": 0.0}
-    assert set(found.stats) == {"pit", "numpy_micro", "numpy", "torch"}
+    assert set(found.stats) == {"pit", "numpy_micro", "numpy", "torch", "read", "read_alone"}
     assert len(index.index_targets([found])) == (grain == (32, 1))
 
 
