@@ -69,7 +69,7 @@ def contraction_form(
     """
     sizes = axis_extents(func, con)
     width = PANEL_VECTORS * lanes
-    slot = _extent_on(con, micro_tile, con.column)
+    slot = extent_on(con, micro_tile, con.column)
     columns = padded_map(con.column, sizes[con.column], width, slot)
     dense = next(p for p in func.params if p.name == con.dense)
     packed = {con.dense: _packed(con, dense, lanes, slot)}
@@ -77,8 +77,8 @@ def contraction_form(
     maps: dict[str, AxisMap] = {con.column: columns}
     axis = micro_tile.axis if micro_tile else ""
     also = micro_tile.also is not None if micro_tile else False  # the reduction
-    splits = _extent_on(con, micro_tile, con.reduce) if axis == con.row else 0
-    row_extent = _extent_on(con, micro_tile, con.row) if axis == con.reduce else 0
+    splits = extent_on(con, micro_tile, con.reduce) if axis == con.row else 0
+    row_extent = extent_on(con, micro_tile, con.row) if axis == con.reduce else 0
     if axis != con.reduce and not splits and not also:
         maps[con.reduce] = rows_map(con.reduce, sizes[con.reduce], depth)
     if axis != con.row:
@@ -190,7 +190,7 @@ def _panels(available: Expr, wanted: int) -> int:
     return min(divisors, key=lambda d: (max(d / wanted, wanted / d), d))
 
 
-def _extent_on(con: Contraction, micro_tile: MicroTile | None, axis: str) -> int:
+def extent_on(con: Contraction, micro_tile: MicroTile | None, axis: str) -> int:
     """Extent of a micro-tile on an axis; 0 where its operand has no such axis."""
     axes = con.axes_of(micro_tile.operand) if micro_tile else ()
     return micro_tile.extents[axes.index(axis)] if micro_tile and axis in axes else 0

@@ -1,7 +1,9 @@
 """Tiles of contractions on CUDA: staged tiles, and a register block for every thread or warp.
 
 One schedule serves every axis and either operand: rows gathered (m), both operands gathered (k),
-batch, groups, and the dense form. A CTA computes one tile; those behind the live positions leave.
+batch, groups, rows gathered anew for every piece of the depth, and the dense form. A CTA computes
+one tile; those behind the live positions leave. Of a piece it computes all tiles, and adds them to
+the output as others do: dead tiles outnumber live ones, and even to leave takes time.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Any
 from tvm import DataType, s_tir, tirx
 
 from pit_tvm.analysis.contraction import Contraction
+from pit_tvm.primitive.atomic_adds import atomic_adds
 from pit_tvm.primitive.checks import loop_names
 from pit_tvm.primitive.dynamic_extent import dynamic_extent
 from pit_tvm.primitive.early_exit import early_exit
@@ -19,9 +22,11 @@ from pit_tvm.primitive.sread import sread
 from pit_tvm.primitive.swrite import swrite
 from pit_tvm.primitive.warp_mma import DEPTH_BYTES, warp_mma
 from pit_tvm.structs import MicroTile, Tile
-from pit_tvm.transform.axis_map import TileSizes
+from pit_tvm.target import has_clusters
+from pit_tvm.transform.lower_atomic_adds import VECTOR
 
 from .contraction import store_of
+from .contraction_forms import extent_on
 from .cuda_contraction_forms import cuda_form
 
 VECTOR_BYTES = 16
@@ -44,16 +49,21 @@ def scheduled(
     tells.
     """
     cut = _warp_pieces if _by_warps(tile) else _pieces
-    form = cuda_form(func, con, cut(func, con, tile), micro_tile, num_groups)
+    axis = micro_tile.axis if micro_tile else ""
+    slot = extent_on(con, micro_tile, con.reduce) if axis == con.row else 0
+    pieces = cut(func, con, tile)
+    if slot:
+        pieces[con.reduce] = (slot // tile.tile_k, *pieces[con.reduce])
+    form = cuda_form(func, con, pieces, micro_tile, num_groups)
     sch = s_tir.Schedule(form.with_attr("global_symbol", "main"))
-    _apply(sch, con, tile, micro_tile.axis if micro_tile else "")
+    _apply(sch, con, tile, axis, slot > 0)
     return sch
 
 
-def _pieces(func: tirx.PrimFunc, con: Contraction, tile: Tile) -> dict[str, TileSizes]:
+def _pieces(func: tirx.PrimFunc, con: Contraction, tile: Tile) -> dict[str, tuple[int, ...]]:
     """Pieces of a tile: a thread takes neighbours where they are neighbours in memory."""
     sides = {con.row: (con.sparse, con.sparse_axes), con.column: (con.dense, con.dense_axes)}
-    cut: dict[str, TileSizes] = {}
+    cut: dict[str, tuple[int, ...]] = {}
     for axis, whole, each in (
         (con.row, tile.tile_m, tile.knob("reg_m")),
         (con.column, tile.tile_n, tile.knob("reg_n")),
@@ -69,7 +79,7 @@ def _by_warps(tile: Tile) -> bool:
     return dict(tile.knobs).get("mma", 0) == 1
 
 
-def _warp_pieces(func: tirx.PrimFunc, con: Contraction, tile: Tile) -> dict[str, TileSizes]:
+def _warp_pieces(func: tirx.PrimFunc, con: Contraction, tile: Tile) -> dict[str, tuple[int, ...]]:
     """Pieces of a tile as lanes of a warp own them on tensor cores; see `warp_mma`."""
     rows, columns = tile.knob("reg_m"), tile.knob("reg_n")
     depth = DEPTH_BYTES * 8 // _bits(func, con.sparse)
@@ -106,12 +116,13 @@ class _Panel:
     bytes: int
 
 
-def _apply(sch: s_tir.Schedule, con: Contraction, tile: Tile, axis: str) -> None:
+def _apply(sch: s_tir.Schedule, con: Contraction, tile: Tile, axis: str, adds: bool) -> None:
     block, warps = sch.get_sblock(con.block), _by_warps(tile)
     store, panels = store_of(sch, block), _panels(sch, block, con)
     loops = loop_names(sch, block)
-    grid = _grid(sch, con, loops, axis)
-    outer, middle, step = (loops[f"{con.reduce}_{part}"] for part in ("t", "r0", "r1"))
+    grid = _grid(sch, con, loops, axis, adds)
+    depths = ("r0", "r1", "r2") if adds else ("t", "r0", "r1")
+    outer, middle, step = (loops[f"{con.reduce}_{part}"] for part in depths)
     y, x, registers = _nest(con, loops, warps)
     inner = [*registers, step] if warps else [step, *registers]
     sch.reorder(*grid, *y, *x, outer, middle, *inner)
@@ -119,7 +130,12 @@ def _apply(sch: s_tir.Schedule, con: Contraction, tile: Tile, axis: str) -> None
     thread = sch.fuse(*x)
     sch.bind(thread, "threadIdx.x")
     sch.set_scope(block, 0, "local")
-    for loop in swrite(sch, store, thread, vector=2 if warps else 0, dynamic=False):
+    vector = 2 if warps else 0
+    if adds:
+        atomic_adds(sch, store)
+        near = panels[1].last == con.column and panels[1].vector == VECTOR  # in a thread
+        vector = VECTOR if near and not warps and has_clusters(tile.isa) else 0
+    for loop in swrite(sch, store, thread, vector=vector, dynamic=False):
         if sch.get(loop).kind == tirx.ForKind.SERIAL:
             sch.unroll(loop)
     wide = int(sch.get(thread).extent)
@@ -139,7 +155,9 @@ def _apply(sch: s_tir.Schedule, con: Contraction, tile: Tile, axis: str) -> None
         sch.unroll(loop)
     if warps:
         warp_mma(sch, middle)
-    if axis == con.reduce:
+    if adds:
+        dynamic_extent(sch, loops[f"{axis}_t"])
+    elif axis == con.reduce:
         dynamic_extent(sch, outer)
     elif axis:
         early_exit(sch, loops[f"{axis}_t"])
@@ -193,19 +211,22 @@ def _panels(sch: s_tir.Schedule, block: Any, con: Contraction) -> list[_Panel]:
     return [panel(name, axes[-1]) for name, axes in pairs]
 
 
-def _grid(sch: s_tir.Schedule, con: Contraction, loops: dict[str, Any], axis: str) -> list[Any]:
-    """Binds tiles to CTAs; a loop whose end tells what lives stands alone for its index."""
+def _grid(
+    sch: s_tir.Schedule, con: Contraction, loops: dict[str, Any], axis: str, adds: bool
+) -> list[Any]:
+    """Binds tiles to CTAs; a loop whose end tells what lives stands alone for its index. Where a
+    CTA adds up tiles of one piece of the depth, it takes them all."""
     inside = {f"{a}_r{i}" for a in (con.row, con.column, con.reduce) for i in range(4)}
-    rows, columns = f"{con.row}_t", f"{con.column}_t"
-    live = f"{axis}_t" if axis and axis != con.reduce else ""
+    rows, columns = f"{con.reduce if adds else con.row}_t", f"{con.column}_t"
+    live = f"{axis}_t" if axis and axis != con.reduce and not adds else ""
     apart = [loops[live]] if live and live != rows else []
-    own = {*inside, rows, columns, live, f"{con.reduce}_t"}
+    own = {*inside, rows, columns, live, f"{con.row}_t", f"{con.reduce}_t"}
     others = [loop for name, loop in loops.items() if name not in own]
     sch.reorder(*others, loops[columns], *apart, loops[rows])
     grid = [sch.fuse(*others, loops[columns]), *apart, loops[rows]]
     for loop, at in zip(grid, "yzx" if apart else "yx", strict=True):
         sch.bind(loop, f"blockIdx.{at}")
-    return grid
+    return [*grid, loops[f"{con.row}_t"]] if adds else grid
 
 
 def _copy(sch: s_tir.Schedule, panel: _Panel, loop: Any, threads: tuple[int, int]) -> None:
@@ -237,8 +258,11 @@ def _pipeline(sch: s_tir.Schedule, loop: Any, stages: int, counted: bool) -> Non
     """Later tiles are copied while one is computed, if there are as many: known now, or arranged
     where the loop ends with a live count."""
     extent = sch.get(loop).extent
-    enough = isinstance(extent, tirx.IntImm) and int(extent) >= stages
-    if stages < 2 or not (enough or counted):
+    if isinstance(extent, tirx.IntImm):
+        stages = min(stages, int(extent))
+    elif not counted:
+        return
+    if stages < 2:
         return
     sch.annotate(loop, "software_pipeline_stage", [0, 0, stages - 1])
     sch.annotate(loop, "software_pipeline_order", [0, 1, 2])

@@ -7,6 +7,8 @@ would let every thread keep what lies between its own.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tvm import tirx
 
 from pit_tvm.analysis.contraction import Contraction
@@ -21,7 +23,7 @@ from .contraction_forms import axis_extents
 def cuda_form(
     func: tirx.PrimFunc,
     con: Contraction,
-    pieces: dict[str, TileSizes],
+    pieces: Mapping[str, TileSizes],
     micro_tile: MicroTile | None,
     num_groups: int = 0,
 ) -> tirx.PrimFunc:

@@ -30,11 +30,13 @@ from .cuda_contraction import VECTOR_BYTES, scheduled
 from .decisions import note, noted, pick
 
 ROWS = "rows-cuda"
+PIECES = "pieces-cuda"  # rows that live in one piece of the depth; not tuned
 BANDS = (32, 64, 128)  # rows of a tile whose columns have a list of their own
 COLUMNS: Mapping[int, str] = MappingProxyType({band: f"columns-cuda-{band}" for band in BANDS})
 FAMILIES = (ROWS, *COLUMNS.values())
 DTYPES = ("float32", "float16", "bfloat16", "int8")
 SPARSITY = 8
+DEPTH_STEP = 32  # of pieces of the depth: a multiple of every tile's
 _WARP_DTYPES = ("float16", "bfloat16")
 
 # (tile_m, tile_n, reg_m, reg_n): rows and columns of a tile, and of one thread.
@@ -69,6 +71,8 @@ _WARP_STARTS = (
     ((64, 64, 4, 8), 32, 4),
     ((32, 128, 4, 8), 64, 3),
 )
+# For rows of one piece of the depth: low, since those are few, in two steps or more.
+_PIECE_STARTS = (((32, 128, 4, 8), 32, 2),)
 
 # Bytes of shared memory that a CTA may have, by architecture; others have as many as the least.
 _SHARED = {"sm_80": 163, "sm_87": 163, "sm_90": 227, "sm_100": 227, "sm_103": 227}
@@ -77,13 +81,12 @@ _PIT_M = MicroTile("lhs", "m", 0, (1, 0))
 _STAND_IN = "out"  # the block that holds the decisions
 
 
-def starting_tiles(isa: str, dtype: str, height: int = 0) -> tuple[Tile, ...]:
-    """Tiles that are sound on every GPU of an architecture, untuned; with a ``height``, those of
-    the family for bands of so many rows."""
-    family = COLUMNS[height] if height else ROWS
-    made = (
-        _tile(family, isa, dtype, form, depth, stages) for form, depth, stages in _starts(dtype)
-    )
+def starting_tiles(isa: str, dtype: str, height: int = 0, family: str = ROWS) -> tuple[Tile, ...]:
+    """Tiles of a family that are sound on every GPU of an architecture, untuned; with a
+    ``height``, those of the family for bands of so many rows."""
+    family = COLUMNS[height] if height else family
+    starts = _PIECE_STARTS if family == PIECES else _starts(dtype)
+    made = (_tile(family, isa, dtype, form, depth, stages) for form, depth, stages in starts)
     return tuple(tile for tile in made if tile.tile_m == height or not height)
 
 

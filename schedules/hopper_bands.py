@@ -52,6 +52,12 @@ class ColumnsTile:
         )
 
     @property
+    def flipped_part(self) -> RowsTile:
+        """The same where the product is turned: columns are rows then."""
+        stored = min(self.store_cols, self.height)
+        return RowsTile(tile_m=2 * self.columns, tile_n=self.height, stages=2, store_cols=stored)
+
+    @property
     def parts_shape(self) -> tuple[int, int, int]:
         """Of sums that CTAs exchange: warpgroups with parts of tiles, sums of a thread, threads."""
         return self.sms * 4, self.blocks * (self.columns // 2), 128
@@ -135,10 +141,14 @@ class BandWalk:
 
 @T.meta_class
 class BandProduct:
-    """The product of one stage by a warpgroup: of as many groups of 16 of its depth as live."""
+    """The product of one stage by a warpgroup: of as many groups of 16 of its depth as live.
 
-    def __init__(self, lhs_tile: Any, rhs_tile: Any, knobs: ColumnsTile) -> None:
+    ``flip``: the band gives the instruction's columns, so that none of its rows is unused.
+    """
+
+    def __init__(self, lhs_tile: Any, rhs_tile: Any, knobs: ColumnsTile, flip: bool) -> None:
         self.lhs_tile, self.rhs_tile, self.blocks = lhs_tile, rhs_tile, knobs.blocks
+        self.flip, self.line = flip, min(knobs.height, 64)
         self.high, self.wide = -(-knobs.height // 64), knobs.tile_n // 64
         self.each, self.most = knobs.columns // 64, knobs.tile_k // 16
 
@@ -154,20 +164,24 @@ class BandProduct:
             else:
                 self.run(acc, stage, block, side, groups, accum, tried + 1)
 
+    def band(self, stage: Any, block: Any, depth: int) -> Any:
+        """The tile of a band: matrices that an instruction reads."""
+        at, line = stage * self.high + block, self.line if self.flip else 64
+        return self.lhs_tile[at : at + self.blocks, 0:depth, 0:line]
+
+    def beside(self, stage: Any, side: Any, depth: int) -> Any:
+        """The same of what all bands are multiplied by."""
+        at = stage * self.wide + side * self.each
+        return self.rhs_tile[at : at + self.each, 0:depth, 0:64]
+
     @T.inline
     def multiply(self, acc, stage, block, side, accum, depth):
+        band = T.meta_var(self.band(stage, block, depth))
+        beside = T.meta_var(self.beside(stage, side, depth))
         Tx.wg.gemm_async(
             acc,
-            self.lhs_tile[
-                stage * self.high + block : stage * self.high + block + self.blocks, 0:depth, 0:64
-            ],
-            self.rhs_tile[
-                stage * self.wide + side * self.each : stage * self.wide
-                + side * self.each
-                + self.each,
-                0:depth,
-                0:64,
-            ],
+            beside if self.flip else band,
+            band if self.flip else beside,
             transA=True,
             transB=True,
             accum=accum,
@@ -185,7 +199,10 @@ STARTING = (
     ColumnsTile(128, 128, stages=6),
 )
 
-# The same with one list for all bands.
+# Where the product is turned.
+FLIPPED = (ColumnsTile(32, shared=2), ColumnsTile(64, shared=2), ColumnsTile(128, shared=2))
+
+# With one list for all bands.
 RANGES = (
     ColumnsTile(128, shared=1),
     ColumnsTile(128, 192, stages=5, shared=1),
@@ -205,9 +222,10 @@ def columns_tile(tile: Tile) -> ColumnsTile:
     return knobs_of(tile, ColumnsTile, (COLUMNS,), **extents)
 
 
-def starting_columns(dtype: str, height: int) -> tuple[Tile, ...]:
-    """Tiles for micro-tiles of ``height`` rows."""
-    return tuple(_as_tile(knobs, dtype) for knobs in STARTING if knobs.height == height)
+def starting_columns(dtype: str, height: int, flip: bool = False) -> tuple[Tile, ...]:
+    """Tiles for micro-tiles of ``height`` rows; with ``flip`` of products turned."""
+    tiles = FLIPPED if flip else STARTING
+    return tuple(_as_tile(knobs, dtype) for knobs in tiles if knobs.height == height)
 
 
 def starting_ranges(dtype: str) -> tuple[Tile, ...]:

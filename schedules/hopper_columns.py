@@ -12,8 +12,10 @@ SOSP'23, section 3.3.
 
 One producer warpgroup gathers rows of live k by cp.async (SRead) into matrices of 64 columns, the
 128-byte-swizzled layout in which wgmma reads operands whose rows are the depth; nothing is turned.
-The other two multiply and write whole rows. Tiles of fewer than 64 rows leave the rest of the
-instruction's rows unused: such products are bound by the bytes of rhs, not by arithmetic.
+The other two multiply and write whole rows. For bands of columns of rhs the product is computed
+turned: a band gives the columns of the instruction, so that rows are written all the same. Other
+tiles of fewer than 64 rows leave the rest of the instruction's rows unused: such products are bound
+by the bytes of rhs, not by arithmetic.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ def gathered_columns(
     knobs: T.constexpr,
     options: T.constexpr,
     packed: T.constexpr,
+    flip: T.constexpr,
 ):
     """The template; ``columns_kernel`` gives it its knobs and options."""
     lists, capacity, m, n, k = T.int32(), T.int32(), T.int32(), T.int32(), T.int32()
@@ -56,8 +59,8 @@ def gathered_columns(
     count = T.match_buffer(count_h, (lists,), "int32")
     rhs = T.match_buffer(rhs_h, (1, k, n), options.dtype)
     if bias_h is not None:
-        bias = T.match_buffer(bias_h, (1, n), options.dtype)
-    out = T.match_buffer(out_h, (m, n), options.dtype)
+        bias = T.match_buffer(bias_h, (1, m if flip else n), options.dtype)
+    out = T.match_buffer(out_h, (n, m) if flip else (m, n), options.dtype)
 
     STAGES = T.meta_var(knobs.stages)
     DEPTH = T.meta_var(knobs.tile_k)
@@ -65,7 +68,8 @@ def gathered_columns(
     HIGH = T.meta_var(-(-knobs.height // 64))  # matrices of lhs in a stage, and of rhs
     WIDE = T.meta_var(knobs.tile_n // 64)
     LINE = T.meta_var(min(knobs.height, 64))  # of a row of lhs in one matrix
-    SUMS = T.meta_var(knobs.blocks * (knobs.columns // 2))
+    PART = T.meta_var(knobs.flipped_part if flip else knobs.part)
+    SUMS = T.meta_var(PART.tile_m // 128 * (PART.tile_n // 2))
     if parts_h is not None:
         parts = T.match_buffer(parts_h, knobs.parts_shape, "float32")
         flags = T.match_buffer(flags_h, knobs.parts_shape[:1], "int32")
@@ -85,7 +89,7 @@ def gathered_columns(
     pool.move_base_to(1024)
     lhs_tile = pool.alloc_tcgen05_mma_AB((STAGES * HIGH, DEPTH, 64), options.dtype)
     rhs_tile = pool.alloc_tcgen05_mma_AB((STAGES * WIDE, DEPTH, 64), options.dtype)
-    epilogue = Epilogue(pool, knobs.part, options)
+    epilogue = Epilogue(pool, PART, options)
     pool.commit()
     full.init(128)
     empty.init(1 if knobs.shared == 0 else 2)
@@ -100,7 +104,7 @@ def gathered_columns(
     walk.begin(bx)
 
     if wg == 2:
-        T.ptx["setmaxnreg.dec.sync.aligned.u32"](knobs.part.registers[0])
+        T.ptx["setmaxnreg.dec.sync.aligned.u32"](PART.registers[0])
         put = PipelineState(STAGES, 1)
         # Lanes hold the ids of their warp's rows of a stage, every fourth one; those of the next
         # stage are asked for during this one.
@@ -152,14 +156,14 @@ def gathered_columns(
                 T.ptx["cp.async.mbarrier.arrive.noinc.shared.b64"](full.ptr_to([put.stage]))
                 put.advance()
     else:
-        T.ptx["setmaxnreg.inc.sync.aligned.u32"](knobs.part.registers[1])
+        T.ptx["setmaxnreg.inc.sync.aligned.u32"](PART.registers[1])
         part: T.let = wg * 4 + warp
         row_part: T.let = wg if knobs.shared == 1 else 0
         side: T.let = wg if knobs.shared == 2 else 0
         take = PipelineState(STAGES, 0)
         acc = T.alloc_local([SUMS], "float32")
         rows = EpilogueRows(epilogue)
-        product = BandProduct(lhs_tile, rhs_tile, knobs)
+        product = BandProduct(lhs_tile, rhs_tile, knobs, flip)
         prev: T.int32 = 0
         ahead: T.int32 = 0
         others: T.int32 = wg  # 0 if the next tile is this warpgroup's, 1 if it is the other one's
@@ -171,12 +175,14 @@ def gathered_columns(
                 take.phase = T.bitwise_xor(take.phase, T.bitwise_and(T.truncdiv(ahead, STAGES), 1))
                 take.stage = T.truncmod(ahead, STAGES)
             else:
-                row0: T.let = walk.band * knobs.height
-                col0: T.let = walk.col0 + side * knobs.columns
-                last: T.let = T.min(row0 + knobs.height, m)
-                epilogue.ask(rows, None, 0, row0 + row_part * 64, last, warp, lane)
+                band0: T.let = walk.band * knobs.height
+                beside0: T.let = walk.col0 + side * knobs.columns
+                row0: T.let = beside0 if flip else band0 + row_part * 64
+                col0: T.let = band0 if flip else beside0
+                last: T.let = n if flip else T.min(band0 + knobs.height, m)
+                epilogue.ask(rows, None, 0, row0, last, warp, lane)
                 if bias_h is not None:
-                    epilogue.fetch_bias(bias, 0, col0, n, part, lane)
+                    epilogue.fetch_bias(bias, 0, col0, m if flip else n, part, lane)
                 if knobs.shared == 0:
                     # Stages come in the order of tiles: one that looked ahead could miss a phase.
                     order.wait(wg, turn)
@@ -218,6 +224,7 @@ def columns_kernel(
     act: str = "none",
     packed: bool = False,
     common: bool = False,
+    flip: bool = False,
 ) -> tvm.tirx.PrimFunc:
     """The kernel of one set of knobs: lhs, ids, count, rhs (1, k, n), [bias (1, n),] out (m, n).
 
@@ -231,17 +238,25 @@ def columns_kernel(
     common : one list, ids (1, capacity) and count (1,), is that of all bands. Before out come
         parts, float32 of `ColumnsTile.parts_shape` and any contents, and flags, int32 of the first
         dimension of that, zeros, which are zeros again afterwards
+    flip : what is computed is the product turned: out is (n, m), bias (1, m). Two warpgroups share
+        the columns of a tile, or take tiles in turn
 
     Raises
     ------
     ScheduleError (a ValueError) for knobs or options that the template cannot build
     """
     knobs.check()
-    rules = {"shared 1 or 2 with one list for all bands": not common or knobs.shared > 0}
-    require("columns_kernel", knobs, rules | {"not packed and common": not (packed and common)})
+    rules = {
+        "shared 1 or 2 with one list for all bands": not common or knobs.shared > 0,
+        "shared 0 or 2 for a product turned": not flip or knobs.shared != 1,
+        "not packed and common": not (packed and common),
+        "not common and flip": not (common and flip),
+    }
+    require("columns_kernel", knobs, rules)
     options = RowsOptions(dtype, bias, act)
-    options.check(knobs.part)
+    options.check(knobs.flipped_part if flip else knobs.part)
     register()
     given = {"bias_h": bias, "parts_h": common, "flags_h": common}
     absent = {name: None for name, wanted in given.items() if not wanted}
-    return gathered_columns.specialize(knobs=knobs, options=options, packed=int(packed), **absent)
+    own = {"knobs": knobs, "options": options, "packed": int(packed), "flip": flip}
+    return gathered_columns.specialize(**own, **absent)

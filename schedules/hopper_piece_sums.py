@@ -143,6 +143,55 @@ class PieceSums:
         return activate(self.options.act, x + self.biases[at] if self.options.bias else x)
 
     @T.inline
+    def write_turned(self, out, bias, row0, last, col0, n, begin, step, lane):
+        """As `write`, but columns of the sums are rows of ``out``, and rows have a bias each.
+
+        Two lanes share 32 bytes of a row. They read different quads, so that no bank is asked
+        twice, and then change places.
+        """
+        half = T.alloc_local([2, 4], "uint32")
+        line: T.let = T.truncdiv(lane, 4)
+        side: T.let = T.truncdiv(lane, _QUAD)
+        place: T.let = T.truncmod(lane, _QUAD)
+        base: T.int32 = begin
+        while row0 + base < last:
+            own: T.let = base + side * 8
+            for i in T.unroll(8):
+                self.biases[i] = T.float32(0)
+                if self.options.bias:
+                    if row0 + own < last:
+                        self.biases[i] = T.cast(bias[0, T.cast(row0 + own + i, "int64")], "float32")
+            for j in T.unroll(self.quads // 2):
+                for h in T.unroll(2):
+                    quad: T.let = j * 2 + T.bitwise_xor(T.int32(h), side)
+                    for i in T.unroll(8):
+                        self.held[h, i] = self.sums[own + i, quad * _QUAD + place]
+                    for i in T.unroll(4):
+                        low: T.float32 = self.value(h, i * 2)
+                        upper: T.float32 = self.value(h, i * 2 + 1)
+                        T.ptx[self.convert](half[h, i], upper, low)
+                for h in T.unroll(2):
+                    col: T.let = (
+                        col0
+                        + (j * 2 + h) * _QUAD
+                        + T.truncdiv(place, 4) * 2
+                        + T.truncdiv(T.truncmod(place, 4), 2) * 8
+                        + T.truncmod(place, 2)
+                    )
+                    if (row0 + own < last) & (col < n):
+                        T.ptx["st.global.v4.b32"](
+                            out.ptr_to([T.cast(col, "int64"), T.cast(row0 + own, "int64")]),
+                            *[
+                                T.if_then_else(side == 1, half[1 - h, i], half[h, i])
+                                for i in range(4)
+                            ],
+                        )
+            T.cuda.warp_sync()
+            for s in T.unroll(2):
+                self.clear(base + s * 8 + line)
+            base = base + step
+
+    @T.inline
     def write(self, out, row0, last, col0, n, begin, step, lane):
         """Finish and store 16 rows at a time, from number ``begin`` on, and clear them.
 

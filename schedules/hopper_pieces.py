@@ -11,6 +11,9 @@ Every element of out is written: where nothing lives, act(bias). Rows of all ope
 multiples of 8 elements and every address is aligned to 16 bytes: the caller checks. PIT, SOSP'23,
 section 3.3.
 
+For pieces of columns of rhs the product is computed turned: they are what is gathered, and sums are
+written by columns.
+
 Every stage has a warp of its own that lists its rows, fetches them and asks TMA for weights; two
 warpgroups multiply, each every second step, and take turns to add.
 """
@@ -41,6 +44,7 @@ def live_pieces(
     *,
     knobs: T.constexpr,
     options: T.constexpr,
+    flip: T.constexpr,
 ):
     """The template; ``pieces_kernel`` gives it its knobs and options."""
     m, n, k = T.int32(), T.int32(), T.int32()
@@ -50,8 +54,8 @@ def live_pieces(
     lines = T.match_buffer(lines_h, (slots, size), "uint32", align=4)
     rhs = T.match_buffer(rhs_h, (k, n) if turned else (n, k), options.dtype)
     if bias_h is not None:
-        bias = T.match_buffer(bias_h, (1, n), options.dtype)
-    out = T.match_buffer(out_h, (m, n), options.dtype)
+        bias = T.match_buffer(bias_h, (1, m if flip else n), options.dtype)
+    out = T.match_buffer(out_h, (n, m) if flip else (m, n), options.dtype)
 
     STAGES = T.meta_var(knobs.stages)
     ROOM = T.meta_var(knobs.room)
@@ -210,11 +214,25 @@ def live_pieces(
             done = done + steps
             first_row: T.let = T.truncmod(tile, ranges) * high
             first_col: T.let = T.truncdiv(tile, ranges) * COLS
-            if bias_h is not None:
-                sums.ask_bias(bias, first_col, n)
-            T.ptx["bar.sync"](T.uint32(1), T.uint32(WGS * 128))
             last: T.let = T.min(first_row + high, m)
-            sums.write(out, first_row, last, first_col, n, part * 16, WGS * 64, lane)
+            if flip:
+                T.ptx["bar.sync"](T.uint32(1), T.uint32(WGS * 128))
+                sums.write_turned(
+                    out,
+                    bias if bias_h is not None else None,
+                    first_row,
+                    last,
+                    first_col,
+                    n,
+                    part * 16,
+                    WGS * 64,
+                    lane,
+                )
+            else:
+                if bias_h is not None:
+                    sums.ask_bias(bias, first_col, n)
+                T.ptx["bar.sync"](T.uint32(1), T.uint32(WGS * 128))
+                sums.write(out, first_row, last, first_col, n, part * 16, WGS * 64, lane)
             T.ptx["bar.sync"](T.uint32(1), T.uint32(WGS * 128))
             tile = tile + knobs.sms
 
@@ -226,6 +244,7 @@ def pieces_kernel(
     bias: bool = False,
     act: str = "none",
     rhs_layout: str = "kn",
+    flip: bool = False,
 ) -> tvm.tirx.PrimFunc:
     """The kernel of one set of knobs: lhs (m, k), lines, high, rhs, [bias (1, n),] out (m, n).
 
@@ -239,6 +258,7 @@ def pieces_kernel(
     bias : add bias
     act : none, relu, gelu, gelu_tanh or silu
     rhs_layout : kn or nk
+    flip : what is computed is the product turned: out is (n, m), bias (1, m)
 
     Raises
     ------
@@ -249,4 +269,4 @@ def pieces_kernel(
     options.check(RowsTile(tile_m=128, tile_n=64))
     register()
     absent = {} if bias else {"bias_h": None}
-    return live_pieces.specialize(knobs=knobs, options=options, **absent)
+    return live_pieces.specialize(knobs=knobs, options=options, flip=flip, **absent)

@@ -42,7 +42,7 @@ class Mapper:
 
     def __init__(self, get_module: GetModule, spec: SparsitySpec, micro_tile: MicroTile) -> None:
         self._kernels, self._spec, self._micro_tile = CudaKernels(get_module), spec, micro_tile
-        self._plans = MaskPlans()
+        self._plans = MaskPlans(whole=True)
 
     def map(self, value: Any, shape: tuple[int, ...]) -> Any:
         """What ``value`` tells of the pattern of an operand of this ``shape``, on its device and on

@@ -15,13 +15,14 @@ from ..selection.gpu_blocks import BlocksWork, select_blocks
 from ..structs import BlockMask, Plan, Tile
 from ..tile_db.store import TileStore
 from .bind import Layout
-from .cuda_arrays import empty, zero
+from .cuda_arrays import empty
 from .cuda_block_form import BlocksForm
 from .cuda_block_map import BlockMapper, Mapper
 from .cuda_call import CudaCall
 from .cuda_dispatch import CudaDispatcher
+from .cuda_fill import stepped
 from .cuda_planner import BandPlanner
-from .cuda_rows import ROW_STEP, FamilyKernels
+from .cuda_rows import FamilyKernels
 from .cuda_view import CudaView
 from .kernel_cache import KernelCache
 from .program import Program
@@ -90,9 +91,9 @@ class BlocksDispatcher(CudaDispatcher):
         return found, None
 
     def _rest(self, call: CudaCall, inputs: Sequence[Any], out: Any) -> tuple[CudaView, ...]:
-        """The right operand, the bias as one row, and the output that was passed."""
-        _, rhs, bias = self._operands(inputs)
-        shaped = [(rhs, rhs.shape)]
+        """The other operand, the bias as one row, and the output that was passed."""
+        beside, bias = self._beside(inputs)
+        shaped = [(beside, beside.shape)]
         if bias is not None:
             shaped.append((bias, (1, *bias.shape)))
         if not call.fresh:
@@ -102,21 +103,10 @@ class BlocksDispatcher(CudaDispatcher):
 
     def _unaligned(self, kernel: Kernel, index: Any, inputs: Any, out: Any) -> None:
         """Rows that do not begin at 16 bytes: through padded copies."""
-        lhs, rhs, bias = self._operands(inputs)
-        rest = [self._padded(rhs)]
+        beside, bias = self._beside(inputs)
+        rest = [self.fill.padded(beside)]
         if bias is not None:
-            rest.append(self._padded(bias.unsqueeze(0))[:1])
-        wide = empty(out, _steps(out.shape))
-        kernel(self._padded(lhs), *index.views, *rest, wide)
+            rest.append(self.fill.padded(bias.unsqueeze(0))[:1])
+        wide = empty(out, stepped(out.shape))
+        kernel(self.fill.padded(inputs[self._gathered]), *index.views, *rest, wide)
         self.fill.pad_copy(wide[: out.shape[0]], out)
-
-    def _padded(self, array: Any) -> Any:
-        """A copy whose extents are multiples of `ROW_STEP`; 0 beyond."""
-        made = empty(array, _steps(array.shape))
-        zero(made)
-        self.fill.pad_copy(array, made[: array.shape[0]])
-        return made
-
-
-def _steps(shape: Sequence[int]) -> list[int]:
-    return [-(-size // ROW_STEP) * ROW_STEP for size in shape]

@@ -1,14 +1,15 @@
-"""Calls of the GPU's k-axis family: lists of live columns for every band, then one product.
+"""Calls of the GPU's k-axis family: lists of what lives along k for every band, then one product.
 
-A mask over an lhs stored [k, m] becomes lists at once; of one stored [m, k] the live columns are
-packed first, so that a gathered micro-tile is contiguous. Rows of k that exist, of both operands,
-are one list for all bands. Dense is a candidate as on every target, but not for these: what does
-not exist may hold anything.
+Bands are rows of lhs or columns of rhs. A mask over an operand whose rows are k becomes lists at
+once; of another one live columns are packed first, and a dense operand like that is turned, so that
+a gathered micro-tile is contiguous. Rows of k that exist, of both operands, are one list for all
+bands. Dense is a candidate as on every target, but not for these: what does not exist may hold
+anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +22,12 @@ from ..structs import Candidate, Plan, Tile
 from ..tile_db.store import TileStore
 from .bind import Layout
 from .cuda_arrays import empty, empty_of, zero
+from .cuda_call import CudaCall
 from .cuda_dispatch import CudaDispatcher
+from .cuda_fill import stepped
 from .cuda_form import ColumnsForm
 from .cuda_planner import BandPlanner
-from .cuda_rows import ROW_STEP, FamilyKernels
+from .cuda_rows import FamilyKernels
 from .cuda_view import CudaView
 from .cuda_workspace import CudaIndex
 from .kernel_cache import KernelCache
@@ -57,19 +60,19 @@ class ColumnsPlanner(BandPlanner):
 
     def __init__(self, program: Program, form: ColumnsForm, *others: Any) -> None:
         super().__init__(program, form, *others)
-        dtype = form.dtype
-        self.tiles = starting_ranges(dtype) if form.common else starting_columns(dtype, form.height)
+        banded = (form.dtype, form.height, form.flip)
+        self.tiles = starting_ranges(form.dtype) if form.common else starting_columns(*banded)
 
     def decide(self, layout: Layout, counts: tuple[int, ...], fresh: bool = True) -> Plan:
-        """Algorithm 1 for live columns of each band, without the cache."""
-        m, n = layout.output
-        k = self._depth(layout)
+        """Algorithm 1 for what lives along k in each band, without the cache."""
+        form, k = self.form, self._depth(layout)
+        m, n = layout.output[::-1] if form.flip else layout.output
         if k * max(m, n) >= MOST_ELEMENTS:
             expected = f"operands of fewer than {MOST_ELEMENTS} elements"
             raise ShapeError(mismatch("lhs, rhs", expected, f"k {k}, m {m}, n {n}"))
         index = self._index_bytes(layout)
-        form = self.form
-        work = ColumnsWork(m, n, k, form.height, counts, index, form.packed, form.common)
+        moved = {"packed": form.packed, "turns": form.turns, "common": form.common}
+        work = ColumnsWork(m, n, k, form.height, counts, index, **moved)
         chosen = (form.route.micro_tile, work, self.tiles)
         dense = None if form.common else self._whole(layout)
         return select_columns(*chosen, dense, self.rates())
@@ -82,6 +85,7 @@ class ColumnsDispatcher(CudaDispatcher):
     kernels: ColumnsKernels
 
     def _prepare(self, store: TileStore, cache: KernelCache) -> None:
+        self.flip, self.turns = self.form.flip, self.form.turns
         self.planner = ColumnsPlanner(self.program, self.form, self.target, store, self.dead)
         self.kernels = ColumnsKernels(cache, self.target.isa)
 
@@ -90,21 +94,24 @@ class ColumnsDispatcher(CudaDispatcher):
         super().build(sizes)
         if self.form.packed:
             self.kernels.pack(self.form.dtype, self.form.height)
+        if self.form.turns:
+            self.kernels.turn(self.form.dtype)
 
-    def _lhs(self, inputs: Any, index: CudaIndex) -> Any:
-        """What the kernel gathers: lhs as it is, or its live columns."""
-        lhs = inputs[self._lhs_place]
+    def _own(self, sparse: Any, index: CudaIndex) -> Any:
+        """What the kernel gathers: the sparse operand as it is, or what lives in it."""
         if not self.form.packed:
-            return lhs
-        packed = empty(lhs, (index.ids.shape[0] * index.ids.shape[1], self.form.height))
-        self.kernels.pack(self.form.dtype, self.form.height)(lhs, *index.views, packed)
+            return sparse
+        packed = empty(sparse, (index.ids.shape[0] * index.ids.shape[1], self.form.height))
+        self.kernels.pack(self.form.dtype, self.form.height)(sparse, *index.views, packed)
         return packed
 
     def _kernel(self, choice: Candidate) -> Kernel:
-        kernel = super()._kernel(choice)
-        if not self.form.common or choice.tile is None:
+        kernel, form, tile = super()._kernel(choice), self.form, choice.tile
+        if form.turns:
+            return self._turning(kernel)
+        if not form.common or tile is None:
             return kernel
-        shape = columns_tile(choice.tile).parts_shape
+        shape = columns_tile(tile).parts_shape
 
         def launch(lhs: Any, *others: Any) -> None:
             shared = self.memory.keep(_new_sums, lhs, shape)
@@ -112,22 +119,36 @@ class ColumnsDispatcher(CudaDispatcher):
 
         return launch
 
-    def _unaligned(self, kernel: Kernel, index: CudaIndex, inputs: Any, out: Any) -> None:
+    def _turning(self, kernel: Kernel) -> Kernel:
+        """The same kernel for a dense operand that is turned first."""
+        turn, dtype = self.kernels.turn(self.form.dtype), self.form.dtype
+
+        def launch(sparse: Any, ids: Any, count: Any, dense: Any, *rest: Any) -> None:
+            turned = empty(sparse, dense.shape[::-1])
+            turn(dense, turned)
+            shape, device = (1, *turned.shape), turned.get_device()
+            kernel(sparse, ids, count, CudaView(turned.data_ptr(), shape, dtype, device), *rest)
+
+        return launch
+
+    def _rest(self, call: CudaCall, inputs: Sequence[Any], out: Any) -> tuple[CudaView, ...]:
+        """As of all, but a dense operand that is turned is a matrix."""
+        rest, dense = super()._rest(call, inputs, out), self._beside(inputs)[0]
+        if not self.form.turns:
+            return rest
+        view = CudaView(dense.data_ptr(), dense.shape, self.form.dtype, call.device)
+        return (view, *rest[1:])
+
+    def _unaligned(self, kernel: Kernel, index: CudaIndex, inputs: Sequence[Any], out: Any) -> None:
         """Rows that do not begin at 16 bytes: through padded copies."""
-        lhs, rhs, bias = self._operands(inputs)
-        n, m = (-(-size // ROW_STEP) * ROW_STEP for size in (out.shape[1], out.shape[0]))
-        wide, padded = empty(out, (out.shape[0], n)), empty(rhs, (1, rhs.shape[0], n))
-        self.fill.pad_copy(rhs.unsqueeze(0), padded)
-        rest = [padded]
+        sparse, (dense, bias) = inputs[self._gathered], self._beside(inputs)
+        wide, beside = empty(out, stepped(out.shape)), self.fill.padded(dense)
+        rest = [beside if self.form.turns else beside.unsqueeze(0)]
         if bias is not None:
-            rest.append(empty(bias, (1, n)))
-            self.fill.pad_copy(bias.unsqueeze(0), rest[1])
-        gathered = self._lhs(inputs, index)
-        if not self.form.packed:
-            gathered = empty(lhs, (lhs.shape[0], m))
-            self.fill.pad_copy(lhs, gathered)
-        kernel(gathered, *index.views, *rest, wide)
-        self.fill.pad_copy(wide, out)
+            rest.append(self.fill.padded(bias.unsqueeze(0))[:1])
+        own = self._own(sparse if self.form.packed else self.fill.padded(sparse), index)
+        kernel(own, *index.views, *rest, wide)
+        self.fill.pad_copy(wide[: out.shape[0]], out)
 
 
 @dataclass(frozen=True)

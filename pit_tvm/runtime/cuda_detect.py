@@ -24,10 +24,11 @@ MAX_PLANS = 1024  # kept by one detector
 
 
 class MaskPlans:
-    """Plans for the masks and values that were seen, on GPUs with ``clusters`` of CTAs or not."""
+    """Plans for the masks and values that were seen; ``clusters`` and ``whole`` are those of
+    `plan_mask`."""
 
-    def __init__(self, clusters: bool = True) -> None:
-        self._clusters = clusters
+    def __init__(self, clusters: bool = True, whole: bool = False) -> None:
+        self._clusters, self._whole = clusters, whole
         self._known: dict[Any, MaskPlan] = {}
 
     def of(
@@ -45,7 +46,8 @@ class MaskPlans:
         key = (spec, value.dtype, shape, micro_tile)
         plan = self._known.get(key)
         if plan is None:
-            plan = plan_mask(spec, dtype_name(value), shape, micro_tile, self._clusters)
+            asked = (shape, micro_tile, self._clusters, self._whole)
+            plan = plan_mask(spec, dtype_name(value), *asked)
             remember(self._known, key, plan, MAX_PLANS)
         if value.shape != plan.value_shape:
             expected = f"shape {list(plan.value_shape)}"

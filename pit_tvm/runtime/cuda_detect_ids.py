@@ -25,7 +25,7 @@ from .cuda_arrays import (
 )
 from .cuda_detect_device import WARP
 from .cuda_detect_plan import SMS, check_extents
-from .cuda_modules import CudaKernels
+from .cuda_modules import CudaKernels, Kernel
 from .cuda_workspace import CudaIndex, Take
 
 ID_BITS = {"int32": 32, "int64": 64}
@@ -36,6 +36,28 @@ LEAST_SHARE = 1024  # ids of one CTA where groups share
 # Live positions, and the dead ones if they were asked for.
 Lists = tuple[CudaIndex, CudaIndex | None]
 Find = Callable[[Any, Take], Lists]  # find(value, take)
+
+
+@dataclass(frozen=True)
+class OneLaunch:
+    """Detection by one launch, ``kernel(ids, *numbers, *index.views)``.
+
+    ``flat`` makes a vector of the ids; the index has so many ``slots`` of positions below
+    ``extent``.
+    """
+
+    kernel: Kernel
+    numbers: tuple[int, ...]
+    slots: int
+    extent: int
+    flat: Callable[[Any], Any]
+
+    def __call__(self, value: Any, take: Take) -> Lists:
+        """The index of ``value``, in memory of ``take``."""
+        given = self.flat(value)
+        index = take(given, "live", self.slots, self.extent)
+        self.kernel(given, *self.numbers, *index.views)
+        return index, None
 
 
 @dataclass(frozen=True)
@@ -90,6 +112,8 @@ class SlicePlan:
         share = -(-number // (SMS * slices.THREADS)) * slices.THREADS or slices.THREADS
         axis, words = (rows, 1, rows), max(1, -(-rows // 32))
         copy = self.kernels.slices(f"copy_rows_{bits}")
+        if not (ascending or split or self.checked):
+            return OneLaunch(copy, (rows, share), 1, rows, flat)
         mark = self.kernels.slices(f"mark_rows_{bits}")
 
         def run(value: Any, take: Take) -> Lists:
@@ -125,6 +149,8 @@ class SlicePlan:
         pieces = max(1, -(-padded // slices.SPREAD))
         kind = f"{'sums' if spec.cumulative else 'lengths'}{'_both' * split}"
         spread = self.kernels.slices(f"spread_{kind}_{bits}")
+        if batch and not (split or self.checked):
+            return OneLaunch(spread, (batch, padded, pieces), 1, rows, flat)
 
         def run(value: Any, take: Take) -> Lists:
             given = flat(value)
@@ -152,6 +178,9 @@ class SlicePlan:
             expected = f"ids of {self.rows} slices"
             raise ShapeError(mismatch(argument, expected, f"shape {tuple(self.value.shape)}"))
         check_extents((size,))
+        alone = self._group_kernel(size, groups, bits)
+        if alone is not None and groups and not self.checked:
+            return OneLaunch(*alone, groups, size, flat)
         launch = self._group_kernels(size, groups, bits)
 
         def run(value: Any, take: Take) -> Lists:
@@ -166,17 +195,25 @@ class SlicePlan:
 
         return run
 
-    def _group_kernels(self, size: int, groups: int, bits: int) -> Callable[[Any, CudaIndex], None]:
-        """What lists the positions of every group of ``size`` ids."""
+    def _group_kernel(
+        self, size: int, groups: int, bits: int
+    ) -> tuple[Kernel, tuple[int, ...]] | None:
+        """The kernel that lists the positions of every group of ``size`` ids alone, and the numbers
+        that it takes; None where several share the work."""
         alone = -(-groups // SMS) * size <= SEARCH_LIMIT
         few = size <= cluster.MOST_IDS and min(groups, WARP) * size <= CLUSTER_LIMIT
         if self.kernels.clusters and few and groups <= cluster.MOST_GROUPS:
-            gather = self.kernels.slices(f"cluster_groups_{bits}")
             each = max(1, -(-size // cluster.STEP)) * WARP
-            return lambda given, index: gather(given, each, *index.views)
+            return self.kernels.slices(f"cluster_groups_{bits}"), (each,)
         if alone or groups > sharing.MOST_GROUPS:
-            search = self.kernels.slices(f"search_groups_{bits}")
-            return lambda given, index: search(given, *index.views)
+            return self.kernels.slices(f"search_groups_{bits}"), ()
+        return None
+
+    def _group_kernels(self, size: int, groups: int, bits: int) -> Callable[[Any, CudaIndex], None]:
+        """What lists the positions of every group of ``size`` ids."""
+        alone = self._group_kernel(size, groups, bits)
+        if alone is not None:
+            return lambda given, index: alone[0](given, *alone[1], *index.views)
         count = self.kernels.slices(f"count_groups_{bits}")
         place = self.kernels.slices(f"place_groups_{bits}")
         step = sharing.SHARE_THREADS

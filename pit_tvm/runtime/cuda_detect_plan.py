@@ -93,9 +93,10 @@ def plan_mask(
     shape: tuple[int, ...],
     micro_tile: MicroTile,
     clusters: bool = True,
+    whole: bool = False,
 ) -> MaskPlan:
     """The plan of a mask, bit mask, block mask or of values, on GPUs with ``clusters`` of CTAs or
-    without.
+    without. ``whole``: folding gives one line of bits for each slot, not several parts of it.
 
     Raises
     ------
@@ -124,10 +125,10 @@ def plan_mask(
     value_shape = (rows, -(-cols // 8)) if bits == 1 else shape
     common |= {"value_shape": value_shape, "entries": extent, "grain": 1}
     if pit == 0:
-        fold = _fold_rows(rows, cols, band, slots, bits)
+        fold = _fold_rows(rows, cols, band, slots, bits, whole)
         lists = _list_rows(rows, cols, band, slots, bits) if clusters else None
         return MaskPlan(fold=fold, lists=lists, **common)
-    fold = _fold_columns(rows, cols, band, slots, bits)
+    fold = _fold_columns(rows, cols, band, slots, bits, whole)
     return MaskPlan(fold=fold, lists=_list_columns(rows, cols, band, slots, bits), **common)
 
 
@@ -208,8 +209,8 @@ def _list_rows(
     return f"list_rows_{bits}", (rows, cols, width, several, min(across, LANES), chunks, high)
 
 
-def _fold_columns(rows: int, cols: int, band: int, slots: int, bits: int) -> Fold:
-    least = max(1, -(-band // MOST_PARTS))
+def _fold_columns(rows: int, cols: int, band: int, slots: int, bits: int, whole: bool) -> Fold:
+    least = max(1, -(-band // (1 if whole else MOST_PARTS)))
     for lanes in range(min(_lanes(cols, bits, FOLD_THREADS), 8), 4, -1):
         chunks = max(1, -(-cols // (vector_of(bits) << lanes)))
         # Two CTAs for every multiprocessor, if that leaves each enough to read.
@@ -221,9 +222,9 @@ def _fold_columns(rows: int, cols: int, band: int, slots: int, bits: int) -> Fol
     return Fold(f"fold_columns_{bits}", (rows, cols, band, parts, height, chunks, lanes), parts)
 
 
-def _fold_rows(rows: int, cols: int, width: int, slots: int, bits: int) -> Fold:
+def _fold_rows(rows: int, cols: int, width: int, slots: int, bits: int, whole: bool) -> Fold:
     vector, size = vector_of(bits), max(1, width * bits // 8)
-    parts = min(MOST_PARTS, -(-size // ROW_BYTES))
+    parts = 1 if whole else min(MOST_PARTS, -(-size // ROW_BYTES))
     piece = width if parts == 1 else -(-width // (parts * vector)) * vector
     parts = -(-width // piece)
     several = 1 if parts > 1 else max(1, min(slots, ROW_BYTES // size, ROW_WORDS))
@@ -231,9 +232,9 @@ def _fold_rows(rows: int, cols: int, width: int, slots: int, bits: int) -> Fold:
     words = -(-rows // 32)
     wanted = TILE_BYTES // (32 * max(1, min(several * size, -(-cols * bits // 8))))
     high = max(1, min(wanted, ROW_WORDS // several, words * chunks // (2 * SMS)))
-    whole = int(slots == 1 or width % vector == 0)
+    even = int(slots == 1 or width % vector == 0)
     across = min(piece if parts > 1 else several * width, max(cols, 1))
-    vectors = -(-across // vector) + 1 - whole  # one more if a chunk may begin inside one
+    vectors = -(-across // vector) + 1 - even  # one more if a chunk may begin inside one
     lanes = min((vectors - 1).bit_length(), ROW_THREADS.bit_length() - 1)
-    numbers = (rows, cols, width, parts, piece, several, high, chunks, lanes, whole)
+    numbers = (rows, cols, width, parts, piece, several, high, chunks, lanes, even)
     return Fold(f"fold_rows_{bits}", numbers, parts)

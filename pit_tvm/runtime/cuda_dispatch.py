@@ -27,6 +27,7 @@ from .cuda_fill_kernels import fill_module
 from .cuda_form import RowsForm, rows_form
 from .cuda_modules import cached_modules, detection_modules
 from .cuda_planner import CudaPlanner
+from .cuda_repeat import CudaRepeats, repeat_of
 from .cuda_rows import ROW_STEP, RowsKernels
 from .cuda_view import CudaView
 from .cuda_workspace import CudaIndex, CudaWorkspace
@@ -42,6 +43,8 @@ class CudaDispatcher:
 
     planner: CudaPlanner
     kernels: Any
+    flip = False  # whether kernels compute the product turned: rhs is what they gather
+    turns = False  # whether an operand is turned first, so that every extent is one of rows
 
     def __init__(
         self,
@@ -64,12 +67,17 @@ class CudaDispatcher:
         self.checks_zeros = zeros_asked_for(program)
         self.detector = CudaDetector(self.modules, checked=asked_for(), clusters=target.clusters)
         self.fill, self.memory = CudaFill(self.modules), CudaWorkspace()
+        # Others launch more than detection and one product.
+        plain = type(self) is CudaDispatcher and not self.planner.fills
+        self._repeats = CudaRepeats(cache, self.detector.report) if plain else None
         self._fills = self.planner.fills
         self._no_groups = program.spec == Groups(0)
         names = [p.name for p in program.inputs]
-        self._lhs_place = names.index(self.form.lhs)
-        others = (self.form.rhs, self.form.bias)
-        self._places = tuple(names.index(name) if name else None for name in others)
+        form = self.form
+        self._places = [
+            names.index(name) if name else None for name in (form.lhs, form.rhs, form.bias)
+        ]
+        self._gathered = names.index(form.rhs if self.flip else form.lhs)
 
     def _prepare(self, store: TileStore, cache: KernelCache) -> None:
         """The planner and the kernels of the family."""
@@ -90,6 +98,13 @@ class CudaDispatcher:
 
         ``choose`` picks the candidate of a plan that runs (None: the cheapest).
         """
+        if self._repeats is not None and clock is None and choose is None:
+            made, repeat = self._repeats.run(arrays, sparsity, out)
+            if repeat is not None:
+                if self._plan(repeat.call) is not repeat.plan:
+                    self._repeats.forget(repeat)
+                return made, repeat.plan
+        given = out
         bound = self.binder.bind_cuda(arrays, sparsity, out)
         call, inputs, value, out, _ = bound
         if self.checks_zeros:
@@ -117,6 +132,9 @@ class CudaDispatcher:
             if self._fills:
                 self._fill_dead(dead, inputs, value, out)
             self._product(choice, index, bound)
+            if self._repeats is not None and choice is plan.choice and inputs is arrays:
+                repeat = repeat_of(bound, plan, index, sparsity, self._places)
+                self._repeats.keep(arrays, sparsity, given, repeat)
         if clock is not None:
             clock.kernel_us = _lap(clock)
         return out, plan
@@ -154,13 +172,20 @@ class CudaDispatcher:
             self.modules(name, make)
         for tile in self.planner.likely_tiles(layout):
             self.kernels.product(tile, self.form.groups, **self.options)
+        if self._repeats is not None:
+            self._repeats.build()
 
     # -- arguments
 
     def _operands(self, inputs: Sequence[Any]) -> tuple[Any, Any, Any]:
         """lhs, rhs and bias, None if there is none."""
-        rhs, bias = (None if place is None else inputs[place] for place in self._places)
-        return inputs[self._lhs_place], rhs, bias
+        lhs, rhs, bias = (None if place is None else inputs[place] for place in self._places)
+        return lhs, rhs, bias
+
+    def _beside(self, inputs: Sequence[Any]) -> tuple[Any, Any]:
+        """The operand that is not gathered, and the bias, None if there is none."""
+        lhs, rhs, bias = self._operands(inputs)
+        return (lhs if self.flip else rhs), bias
 
     def _check_zeros(self, inputs: Sequence[Any], value: Any) -> None:
         names = [p.name for p in self.program.inputs]
@@ -221,22 +246,23 @@ class CudaDispatcher:
 
     def _product(self, choice: Candidate, index: CudaIndex, bound: CudaBound) -> None:
         call, inputs, _, out, place = bound
-        kernel = self._known_kernel(call, choice)
+        kernel, rest = self._known_kernel(call, choice), place.rest
+        if rest is None and self.turns:
+            place.aligned = place.aligned and _even(call.layout)
         if not place.aligned:
             self._unaligned(kernel, index, inputs, out)
             return
-        rest = place.rest
         if rest is None:
             rest = place.rest = self._rest(call, inputs, out)
-        lhs = self._lhs(inputs, index)
+        own = self._own(inputs[self._gathered], index)
         if call.fresh:
-            kernel(lhs, *index.views, *rest, out)
+            kernel(own, *index.views, *rest, out)
         else:
-            kernel(lhs, *index.views, *rest)
+            kernel(own, *index.views, *rest)
 
-    def _lhs(self, inputs: Sequence[Any], index: CudaIndex) -> Any:
+    def _own(self, sparse: Any, index: CudaIndex) -> Any:
         """What the kernel gathers from."""
-        return inputs[self._lhs_place]
+        return sparse
 
     def _known_kernel(self, call: CudaCall, choice: Candidate) -> Callable[..., Any]:
         """The kernel of a choice; that of the last one is at hand."""
@@ -254,7 +280,7 @@ class CudaDispatcher:
         """The dense operand and the bias with a dimension of groups, also where there are none,
         and the output that was passed."""
         views = []
-        for tensor in self._operands(inputs)[1:]:
+        for tensor in self._beside(inputs):
             if tensor is not None:
                 shape = tensor.shape if self.form.groups else (1, *tensor.shape)
                 views.append(CudaView(tensor.data_ptr(), shape, self.form.dtype, call.device))
@@ -267,6 +293,7 @@ class CudaDispatcher:
     ) -> None:
         """Rows that do not begin at 16 bytes: through padded copies, the output's both ways."""
         lhs, rhs, bias = self._operands(inputs)
+        lhs = self._own(lhs, index)
         if not self.form.groups:
             rhs = rhs.unsqueeze(0)
             bias = None if bias is None else bias.unsqueeze(0)
@@ -293,6 +320,11 @@ def all_modules(clusters: bool = True) -> dict[str, Callable[[], tvm.IRModule]]:
     """Every module but the products, by the name under which it is kept, for GPUs with
     ``clusters`` of CTAs or without."""
     return {**detection_modules(clusters), "cuda-fill": fill_module}
+
+
+def _even(layout: Layout) -> bool:
+    """Whether rows of all matrices are whole pieces of 16 bytes, also of those that are turned."""
+    return not any(size % ROW_STEP for shape in (*layout.shapes, layout.output) for size in shape)
 
 
 def _lap(clock: Clock | None) -> float:

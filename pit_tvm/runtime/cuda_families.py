@@ -30,7 +30,7 @@ def dispatcher_of(
     made = _hopper(program, target, *parts, **options) if target.isa == ISA else None
     if made is not None:
         return made
-    general: Any = general_form(program)
+    general: Any = general_form(program, options["deterministic"])
     return GeneralDispatcher(program, target, *parts, form=general, **options)
 
 

@@ -7,6 +7,7 @@ need before a kernel that moves 16 bytes at a time can take them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,8 @@ from . import cuda_arrays
 from .cuda_detect_device import BYTES
 from .cuda_fill_kernels import MOST_BLOCKS, STORES, THREADS, fill_module
 from .cuda_modules import GetModule, Kernel, ModuleKernels
+
+_STEP = BYTES // 2  # elements of 16 bits in a piece
 
 
 class CudaFill:
@@ -105,10 +108,16 @@ class CudaFill:
             cut.width,
             groups,
             cut.even,
-            cut.lanes,
-            cut.blocks,
+            min(MOST_BLOCKS, -(-rows // THREADS)),
             ids.reshape(-1),
         )
+
+    def padded(self, array: Any) -> Any:
+        """A copy [rows, n] whose extents are `stepped`, 0 beyond; errors as `pad_copy`."""
+        made = cuda_arrays.empty(array, stepped(array.shape))
+        cuda_arrays.zero(made)
+        self.pad_copy(array, made[: array.shape[0]])
+        return made
 
     def pad_copy(self, src: Any, dst: Any) -> None:
         """``dst[..., :n] = src[..., :n]`` for the shorter rows' n; the rest of ``dst`` becomes 0.
@@ -150,6 +159,11 @@ class CudaFill:
             cut.blocks,
             cuda_arrays.empty_of("int32", dst, (1,)),  # tells the device and the stream
         )
+
+
+def stepped(shape: Sequence[int]) -> list[int]:
+    """Extents rounded up to whole pieces of 16 bytes of 16-bit elements."""
+    return [-(-size // _STEP) * _STEP for size in shape]
 
 
 @dataclass(frozen=True)

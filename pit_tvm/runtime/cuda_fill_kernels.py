@@ -8,7 +8,7 @@ import tvm
 from tvm.script import tirx as T
 
 from ..schedules.dependent import after_predecessor
-from .cuda_detect_device import BYTES, ROOM, load16, load_any
+from .cuda_detect_device import BYTES, ROOM, WARP, load16, load_any, lowest, same_lanes
 from .cuda_modules import named_module
 
 THREADS = 256
@@ -149,7 +149,8 @@ def fill_kernel(aligned: bool) -> tvm.tirx.PrimFunc:
 
 def clear_kernel(bits: int) -> tvm.tirx.PrimFunc:
     """Writes zeros to every row i of ``dst`` whose id ``ids[i]``, of ``bits`` bits, names none of
-    ``groups`` groups. Numbers are those of `fill_kernel`; a row's threads take all of it."""
+    ``groups`` groups. Numbers are those of `fill_kernel`; a warp reads an id for each lane, and
+    clears the rows that it finds one after the other."""
     kind = f"int{bits}"
 
     @T.prim_func
@@ -160,30 +161,39 @@ def clear_kernel(bits: int) -> tvm.tirx.PrimFunc:
         width: T.int32,
         groups: T.int32,
         even: T.int32,
-        lanes: T.int32,
         blocks: T.int32,
         p_ids: T.handle,
     ):
         rows = T.int32()
-        ids = T.match_buffer(p_ids, (rows,), kind, align=4)
+        ids = T.match_buffer(p_ids, (rows,), kind, align=bits // 8)
         T.device_entry()
         block = T.cta_id([blocks])
         thread = T.thread_id([THREADS])
+        after_predecessor()
         words = T.alloc_local([STORES, 4], "uint32")
-        across: T.int32 = T.shift_left(1, lanes)
-        teams: T.int32 = T.shift_right(THREADS, lanes)
-        row: T.int32 = block * teams + T.shift_right(thread, lanes)
+        lane: T.let = T.truncmod(thread, WARP)
+        first: T.int32 = block * THREADS + thread - lane
+        outside: T.int32 = 0
         piece: T.int32 = 0
         _clear(words)
-        while row < rows:
-            group: T.int64 = T.cast(ids[row], "int64")
-            if (group < T.int64(0)) | (group >= T.cast(groups, "int64")):
+        while first < rows:
+            outside = 0
+            if first + lane < rows:
+                group: T.int64 = T.cast(ids[first + lane], "int64")
+                if (group < T.int64(0)) | (group >= T.cast(groups, "int64")):
+                    outside = 1
+            dead: T.uint32 = same_lanes(outside)
+            if outside == 0:
+                dead = T.bitwise_not(dead)
+            while dead != T.uint32(0):
+                row: T.int32 = first + lowest(dead)
                 at: T.int64 = dst + T.cast(row, "int64") * stride
-                piece = T.bitwise_and(thread, across - 1)
+                piece = lane
                 while piece < width:
-                    _write_row(words, T.int64(0), T.int64(0), at, size, piece, across, even)
-                    piece = piece + across * STORES
-            row = row + blocks * teams
+                    _write_row(words, T.int64(0), T.int64(0), at, size, piece, WARP, even)
+                    piece = piece + WARP * STORES
+                dead = T.bitwise_and(dead, dead - T.uint32(1))
+            first = first + blocks * THREADS
 
     return kernel
 

@@ -21,6 +21,7 @@ from ..transform.insert_sread_swrite import main_block
 from ..transform.split_epilogue import split_epilogue
 from .program import Program, Route
 
+SLOTS = (128, 64)  # columns of a sparse output that have a list of rows, the widest first
 LEAST_ROWS = 4  # of a block, of which a band holds so few that most of its columns may be dead
 
 
@@ -53,34 +54,49 @@ class RowsForm:
 
 
 @dataclass(frozen=True)
-class ColumnsForm(RowsForm):
-    """A program as ``out = act(lhs @ rhs + bias)`` over live columns of bands of ``height`` rows.
+class SidedForm(RowsForm):
+    """A program as ``out = act(lhs @ rhs + bias)`` of which one operand is sparse: ``side`` names
+    it, lhs or rhs."""
 
-    ``packed``: lhs is stored [m, k], so its live columns are packed first; else [k, m]. ``common``:
-    one list names what exists along k for all rows, however high. ``rhs`` is stored [k, n], and
-    ``route`` is the axis k.
-    """
-
-    height: int = 0
-    packed: bool = False
-    common: bool = False
+    side: str = "lhs"
+    lhs_layout: str = "mk"
 
     @property
     def transposed(self) -> bool:
         """Whether lhs is stored [k, m]."""
-        return not self.packed
+        return self.lhs_layout == "km"
+
+
+@dataclass(frozen=True)
+class ColumnsForm(SidedForm):
+    """The same over what lives along k in bands of ``height`` rows of lhs or columns of rhs.
+
+    ``packed``: the sparse operand is stored [m, k] or [n, k], so what lives in it is packed first.
+    ``turns``: the other one is stored like that, and is turned first. ``common``: one list names
+    what exists along k for all bands, however high. ``route`` is the axis k.
+    """
+
+    height: int = 0
+    packed: bool = False
+    turns: bool = False
+    common: bool = False
+
+    @property
+    def flip(self) -> bool:
+        """Whether the product is computed turned: bands are columns of rhs."""
+        return self.side == "rhs"
 
     @property
     def options(self) -> dict[str, Any]:
         """Options of `pit_tvm.schedules.hopper_columns.columns_kernel`."""
-        own = {"packed": self.packed, "common": self.common}
+        own = {"packed": self.packed, "common": self.common, "flip": self.flip}
         return {"bias": bool(self.bias), "act": self.act, **own}
 
 
 def form_of(program: Program) -> RowsForm:
-    """What a kernel has to do for a program: a `ColumnsForm` where zeros are promised in blocks of
-    32 rows or a multiple, for every lhs stored [k, m], and where what exists along k is named; or
-    else what `rows_form` says.
+    """What a kernel has to do for a program: a `ColumnsForm` where zeros are promised in bands of
+    32 or a multiple, for every operand stored [k, m] or [k, n], and where what exists along k is
+    named; or else what `rows_form` says.
 
     Raises
     ------
@@ -88,22 +104,61 @@ def form_of(program: Program) -> RowsForm:
         No family computes the program; the message says what it would need.
     """
     con, product, height = program.contraction, program.product, _band(program)
-    route = next((r for r in program.routes if con and r.micro_tile.axis == con.reduce), None)
-    common = not program.spec.promises_zero  # rows of both operands, which are alike then
-    if con is None or product is None or route is None or not (height or common) or program.mask:
+    if con is None or product is None:
         return rows_form(program)
-    packed = con.sparse_axes[0] == con.row
-    if con.dense_axes != (con.reduce, con.column) or (common and packed):
-        return rows_form(program)
-    if product.left != con.sparse and not common:
-        return rows_form(program)
-    if not common:
-        extents = tuple(1 if axis == con.reduce else height for axis in con.sparse_axes)
-        route = replace(route, micro_tile=replace(route.micro_tile, extents=extents))
-    dtype = dtype_of(program, con)
-    act, bias = epilogue_of(program, con, "kn")
-    form = (product.left, product.right, bias, "kn", act, dtype, 0, route)
-    return ColumnsForm(*form, height=height, packed=packed, common=common)
+    packed = con.sparse_axes[-1] == con.reduce
+    if program.spec.promises_zero:
+        extents = {con.row: height, con.reduce: 1}
+        parts = sided_parts(program, con.reduce, extents) if height else None
+        if parts:
+            turns = con.dense_axes[-1] == con.reduce
+            return ColumnsForm(**parts, height=height, packed=packed, turns=turns)
+    elif con.dense_axes == (con.reduce, con.column) and not packed:
+        # Rows of both operands, which are alike then.
+        route = next((r for r in program.routes if r.micro_tile.axis == con.reduce), None)
+        if route is not None and not program.mask:
+            act, bias = epilogue_of(program, con, "kn")
+            form = (product.left, product.right, bias, "kn", act, dtype_of(program, con), 0, route)
+            return ColumnsForm(*form, lhs_layout="km", common=True)
+    return rows_form(program)
+
+
+def side_of(program: Program) -> str:
+    """Which side of the product the sparse operand is: lhs or rhs, "" if it is none."""
+    con, product = program.contraction, program.product
+    if con is None or product is None or con.batch or con.sparse != program.operand:
+        return ""
+    return "lhs" if product.left == con.sparse else "rhs"
+
+
+def sided_parts(program: Program, axis: str, extents: dict[str, int]) -> dict[str, Any] | None:
+    """Fields of the `SidedForm` whose micro-tiles lie on ``axis`` and have these extents by axes;
+    None where zeros are not promised, or types or epilogue are none that the families compute."""
+    con, product, side = program.contraction, program.product, side_of(program)
+    route = next((r for r in program.routes if r.micro_tile.axis == axis), None)
+    if con is None or product is None or not side or route is None:
+        return None
+    if not program.spec.promises_zero or program.mask:
+        return None
+    rhs_layout = "nk" if product.transpose_right else "kn"
+    try:
+        dtype = dtype_of(program, con)
+        act, bias = epilogue_of(program, con, rhs_layout)
+    except UnsupportedTarget:  # another family's
+        return None
+    tiled = tuple(extents[name] for name in con.sparse_axes)
+    return {
+        "lhs": product.left,
+        "rhs": product.right,
+        "bias": bias,
+        "rhs_layout": rhs_layout,
+        "act": act,
+        "dtype": dtype,
+        "groups": 0,
+        "route": replace(route, micro_tile=replace(route.micro_tile, extents=tiled)),
+        "side": side,
+        "lhs_layout": "km" if product.transpose_left else "mk",
+    }
 
 
 def _band(program: Program) -> int:
@@ -118,6 +173,15 @@ def _band(program: Program) -> int:
     fit = [height for height in HEIGHTS if extents[row] % height == 0]
     filled = extents[row] >= LEAST_ROWS and HEIGHTS[0] % extents[row] == 0
     return max(fit) if fit else HEIGHTS[0] if row or filled else 0
+
+
+def slotted(program: Program, con: Contraction) -> tuple[int, Route]:
+    """How many columns of a sparse output have a list of rows, the most that divide its blocks, and
+    the axis of these rows."""
+    width = (getattr(program.spec, "extents", ()) or (1, 1))[con.out_axes.index(con.column)]
+    slot = next((slot for slot in SLOTS if width % slot == 0), SLOTS[-1])
+    extents, route = tuple(slot if a == con.column else 1 for a in con.out_axes), program.routes[0]
+    return slot, replace(route, micro_tile=replace(route.micro_tile, extents=extents))
 
 
 def rows_form(program: Program) -> RowsForm:

@@ -5,14 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..analysis.contraction import Contraction
 from ..op.batch_matmul import batch_matmul
 from ..op.matmul import matmul
 from ..schedules.contraction_space import BLOCKS
-from ..schedules.cuda_contraction_space import BANDS, DTYPES
+from ..schedules.cuda_contraction_space import BANDS, DEPTH_STEP, DTYPES
 from ..schedules.hopper_space import GROUP_STEPS
+from ..structs import MicroTile
 from ..transform.split_epilogue import split_epilogue
-from .cuda_form import known_epilogue, unsupported
-from .program import Program, Route
+from .arrays import itemsize
+from .cuda_form import LEAST_ROWS, known_epilogue, slotted, unsupported
+from .program import Program, Route, analyse
+
+SECTOR = 32  # bytes that memory gives at once
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,11 @@ class GeneralForm:
 
     ``lhs`` is the sparse operand, ``rhs`` the dense one of a contraction, "" of other expressions.
     ``library``: torch computes the dense form, with ``bias`` ("" for none) and ``act``. ``axis``
-    tells what a list counts: "rows" of tiles, their "depth", or the "batch"; "" without tiles.
+    tells what a list counts: "rows" of tiles, their "depth", the "batch", or the rows that live in
+    one of the "pieces" of the depth; "" without tiles. ``slot``: columns of a sparse output that
+    have a list of rows, those of a tile, else 0. ``turns``: the dense operand is turned first, so
+    that lists name whole rows of it. ``apart``: tiles add to sums of their own,
+    which the epilogue then reads.
     """
 
     lhs: str
@@ -33,6 +42,9 @@ class GeneralForm:
     route: Route
     axis: str
     library: bool
+    apart: bool = False
+    slot: int = 0
+    turns: bool = False
     transposed: bool = False
 
     @property
@@ -41,38 +53,84 @@ class GeneralForm:
         return {}
 
 
-def general_form(program: Program) -> GeneralForm:
-    """How a program runs on CUDA cores.
+def general_form(program: Program, deterministic: bool = False) -> GeneralForm:
+    """How a program runs on CUDA cores. ``deterministic``: sums are added up in one order, which
+    live pieces of rows are not; whole rows are gathered instead.
 
     Raises
     ------
     UnsupportedTarget
-        Its output is sparse, its mask has another number of dimensions than two, its micro-tiles
-        lie along a reduction, or there are too many groups or groups of operands of several types.
+        Its mask has another number of dimensions than two, its micro-tiles lie along a reduction,
+        there are too many groups or groups of operands of several types, or a sparse output that
+        has no tiles.
     """
     spec, con = program.spec, program.contraction
-    if program.writes:
-        raise unsupported("a sparse input, on GPUs other than Hopper's", "a sparse output")
-    rank = len(program.input(program.operand).shape)
+    rank = len((program.output if program.writes else program.input(program.operand)).shape)
     if spec.promises_zero and rank != 2:
         raise unsupported("a mask over two dimensions", f"one over {rank}")
     if program.num_groups > GROUP_STEPS[-1]:
         raise unsupported(f"at most {GROUP_STEPS[-1]} groups", program.num_groups)
     if con is not None and not _has_tiles(program):
-        if program.num_groups:
-            raise unsupported(f"groups of operands of one type, {' or '.join(DTYPES)}", "others")
+        if program.num_groups or program.writes:
+            what = "groups" if program.num_groups else "a sparse output"
+            raise unsupported(f"{what} of operands of one type, {' or '.join(DTYPES)}", "others")
         con = None
-    route = _route(program)
+    pieces = None if con is None or deterministic else _pieces(program, con)
+    slot, sliced = slotted(program, con) if con and program.writes else (0, None)
+    route = pieces or sliced or _route(program)
     if con is None:
         output = program.output.dtype
         return GeneralForm(program.operand, "", "", "none", output, 0, route, "", False)
     axis = {con.row: "rows", con.reduce: "depth"}.get(route.micro_tile.axis, "batch")
+    axis = "pieces" if pieces else axis
     epilogue = _library_epilogue(program)
     act, bias = epilogue or ("none", "")
     dtype = program.output.dtype
     library = epilogue is not None and dtype == program.input(con.sparse).dtype and dtype in DTYPES
     form = (con.sparse, con.dense, bias, act, dtype, program.num_groups)
-    return GeneralForm(*form, route=route, axis=axis, library=library)
+    # A bias alone may stand in the output before what tiles add to it.
+    plain = epilogue is not None and act == "none" and program.sums.dtype == dtype
+    apart = pieces is not None and program.has_epilogue and not plain
+    turns = axis == "depth" and library and _turns(program, con, bias)
+    return GeneralForm(*form, route, axis, library, apart, slot, turns)
+
+
+def _turns(program: Program, con: Contraction, bias: str) -> bool:
+    """Whether the dense operand would be gathered by elements, in a product that `turned` knows."""
+    product, names = program.product, [p.name for p in program.inputs]
+    if product is None or len(program.output.shape) != 2 or con.dense_axes[-1] != con.reduce:
+        return False
+    if neighbours(program, con) * itemsize(program.output.dtype) >= SECTOR:
+        return False
+    return names == [product.left, product.right, *([bias] if bias else [])]
+
+
+def neighbours(program: Program, con: Contraction) -> int:
+    """How many positions of the depth live or die together."""
+    extents = getattr(program.spec, "extents", ()) or (1, 1)
+    return int(extents[con.sparse_axes.index(con.reduce)])
+
+
+def turned(program: Program, form: GeneralForm) -> tuple[Program, MicroTile]:
+    """The same product with its dense operand stored the other way round, and its micro-tile;
+    inputs keep their order. ``form`` is that of the program, and turns."""
+    con, product = program.contraction, program.product
+    if con is None or product is None:
+        raise unsupported("a product whose dense operand is turned")
+    of_left = con.dense == product.left
+    sparse = dict(zip(con.sparse_axes, program.input(con.sparse).shape, strict=True))
+    sizes = (*program.output.shape, sparse[con.reduce])
+    tensors = matmul(
+        *(size if isinstance(size, int) else None for size in sizes),
+        dtype=form.dtype,
+        transpose_lhs=product.transpose_left ^ of_left,
+        transpose_rhs=product.transpose_right ^ (not of_left),
+        bias=bool(form.bias),
+        activation=None if form.act == "none" else form.act,
+    )
+    operand = "rhs" if of_left else "lhs"
+    same = analyse(tensors, {operand: program.spec})
+    return same, replace(form.route.micro_tile, operand=operand, axis="k")
 
 
 def _has_tiles(program: Program) -> bool:
@@ -80,6 +138,28 @@ def _has_tiles(program: Program) -> bool:
     con = program.contraction
     types = {program.input(name).dtype for name in (con.sparse, con.dense)} if con else set()
     return len(types) == 1 and types <= set(DTYPES)
+
+
+def _pieces(program: Program, con: Contraction) -> Route | None:
+    """Rows gathered anew for every piece of the depth, the largest that divide the blocks of zeros;
+    None where those are high, or as deep as all, or the output's rows are not those gathered."""
+    spec, row, reduce = program.spec, con.row, con.reduce
+    plain = set(con.sparse_axes) == {row, reduce} and con.out_axes == (row, con.column)
+    if not plain or not program.zero_outside or program.mask:
+        return None
+    extents = getattr(spec, "extents", ()) or (1, 1)
+    dim = con.sparse_axes.index(reduce)
+    high, deep, whole = extents[1 - dim], extents[dim], program.input(con.sparse).shape[dim]
+    if high >= LEAST_ROWS or (isinstance(whole, int) and whole <= deep):
+        return None
+    found = {
+        depth: route
+        for route in program.routes
+        if route.family == BLOCKS
+        for depth in (route.micro_tile.extents[dim],)
+        if depth % DEPTH_STEP == 0 and deep % depth == 0
+    }
+    return found[max(found)] if found else None
 
 
 def _route(program: Program) -> Route:

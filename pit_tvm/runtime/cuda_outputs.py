@@ -1,40 +1,46 @@
 """Calls of the GPU's products with a sparse output: live rows of every slot of columns.
 
 The rows family computes them: a slot takes the place of a group, with weights of its own out of the
-one dense operand. Dense is a candidate for new outputs, whose dead part may hold anything.
+one dense operand. An lhs stored [k, m] is turned first. Dense is a candidate for new outputs,
+whose dead part may hold anything.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ShapeError, mismatch
+from ..errors import ShapeError, UnsupportedTarget, mismatch
 from ..schedules.hopper_space import GROUP_STEPS, output_tiles
 from ..selection.gpu_outputs import OutputsWork, select_outputs
 from ..structs import Candidate, Plan, Tile
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
 from .bind import Layout
-from .cuda_arrays import zero
-from .cuda_bind import CudaBound
+from .cuda_arrays import empty, zero
+from .cuda_bind import ALIGNMENT, CudaBound
 from .cuda_dispatch import CudaDispatcher
-from .cuda_form import RowsForm, dtype_of, epilogue_of, unsupported
+from .cuda_form import RowsForm, dtype_of, epilogue_of, slotted
 from .cuda_planner import BandPlanner
-from .cuda_rows import RowsKernels
+from .cuda_rows import ROW_STEP, RowsKernels
 from .cuda_workspace import CudaIndex
 from .kernel_cache import KernelCache
 from .program import Program
-
-SLOTS = (128, 64)  # columns of a slot, the widest first
 
 
 @dataclass(frozen=True)
 class OutputsForm(RowsForm):
     """A program as ``out[i, s] = act(lhs[i] @ rhs[s] + bias[s])`` over the live rows i of slots s
-    of ``slot`` columns. ``route`` is the axis of rows, in pieces of a slot."""
+    of ``slot`` columns. ``route`` is the axis of rows, in pieces of a slot. ``turns``: lhs is
+    stored [k, m]."""
 
     slot: int = 0
+    turns: bool = False
+
+    @property
+    def transposed(self) -> bool:
+        """Whether lhs is stored [k, m]."""
+        return self.turns
 
     @property
     def options(self) -> dict[str, Any]:
@@ -43,32 +49,22 @@ class OutputsForm(RowsForm):
 
 
 def outputs_form(program: Program) -> OutputsForm | None:
-    """What a kernel has to do for a program; None if its output is not what is sparse.
-
-    Raises
-    ------
-    UnsupportedTarget
-        Blocks of the output, operands or epilogue are none that the family computes.
-    """
+    """What a kernel has to do for a program; None if its output is not what is sparse, or blocks of
+    that, types or epilogue are none that the family computes."""
     con, product = program.contraction, program.product
-    if not program.writes or con is None:
+    if not program.writes or con is None or con.batch or product is None:
         return None
-    if con.batch or product is None:
-        raise unsupported("a sparse output of a product without batches")
-    if product.left != con.sparse:
-        expected = f"blocks of the output in {SLOTS[-1]} columns or a multiple"
-        raise unsupported(expected, program.spec)
-    if con.sparse_axes != (con.row, con.reduce):
-        raise unsupported("a sparse output of lhs stored [m, k]")
-    width = (getattr(program.spec, "extents", ()) or (1, 1))[con.out_axes.index(con.column)]
-    slot = next((slot for slot in SLOTS if width % slot == 0), SLOTS[-1])
-    extents = tuple(slot if axis == con.column else 1 for axis in con.out_axes)
-    route = program.routes[0]
-    route = replace(route, micro_tile=replace(route.micro_tile, extents=extents))
+    if product.left != con.sparse:  # only columns fit the blocks
+        return None
+    slot, route = slotted(program, con)
     layout = "nk" if product.transpose_right else "kn"
-    act, bias = epilogue_of(program, con, layout)
-    dtype = dtype_of(program, con)
-    return OutputsForm(product.left, product.right, bias, layout, act, dtype, 0, route, slot=slot)
+    try:
+        act, bias = epilogue_of(program, con, layout)
+        dtype = dtype_of(program, con)
+    except UnsupportedTarget:  # another family's
+        return None
+    form = (product.left, product.right, bias, layout, act, dtype, 0, route)
+    return OutputsForm(*form, slot=slot, turns=product.transpose_left)
 
 
 class OutputsPlanner(BandPlanner):
@@ -86,7 +82,7 @@ class OutputsPlanner(BandPlanner):
         """Algorithm 1 for live rows of each slot, without the cache."""
         form, (m, n), index = self.form, layout.output, self._index_bytes(layout)
         k, clears = self._depth(layout), self.clears
-        work = OutputsWork(m, n, k, form.slot, counts, index, clears, form.act)
+        work = OutputsWork(m, n, k, form.slot, counts, index, clears, form.act, form.turns)
         dense = self._whole(layout) if fresh and not clears else None
         tiles = self.likely_tiles(layout)
         return select_outputs(form.route.micro_tile, work, tiles, dense, self.rates())
@@ -112,7 +108,7 @@ class OutputsPlanner(BandPlanner):
 
     def _depth(self, layout: Layout) -> int:
         names = [p.name for p in self.program.inputs]
-        return layout.shapes[names.index(self.form.lhs)][1]
+        return layout.shapes[names.index(self.form.lhs)][0 if self.form.turns else 1]
 
 
 class OutputsDispatcher(CudaDispatcher):
@@ -122,7 +118,23 @@ class OutputsDispatcher(CudaDispatcher):
 
     def _prepare(self, store: TileStore, cache: KernelCache) -> None:
         self.planner = OutputsPlanner(self.program, self.form, self.target, store, self.dead)
-        self.kernels = RowsKernels(cache, self.target.isa)
+        self.kernels, self.turns = RowsKernels(cache, self.target.isa), self.form.turns
+
+    def build(self, sizes: dict[str, int]) -> None:
+        """Compile what calls of these sizes may need, however much is live; needs no GPU."""
+        super().build(sizes)
+        if self.turns:
+            self.kernels.turn(self.form.dtype)
+
+    def _own(self, sparse: Any, index: CudaIndex) -> Any:
+        """Rows of lhs; of one stored [k, m] turned, by torch where these are no whole pieces."""
+        if not self.turns:
+            return sparse
+        if sparse.data_ptr() & ALIGNMENT or any(size % ROW_STEP for size in sparse.shape):
+            return sparse.t().contiguous()
+        turned = empty(sparse, sparse.shape[::-1])
+        self.kernels.turn(self.form.dtype)(sparse, turned)
+        return turned
 
     def _product(self, choice: Candidate, index: CudaIndex, bound: CudaBound) -> None:
         if self.dead == "zero":

@@ -1,46 +1,54 @@
-"""Which programs the GPU's family of live pieces of rows computes."""
+"""Which programs the GPU's family of live pieces computes, on either side of a product."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
-from ..errors import UnsupportedTarget
 from ..schedules.hopper_knobs import TILE_K
 from ..structs import BlockMask
 from .cuda_block_form import COVERED
-from .cuda_form import LEAST_ROWS, RowsForm, dtype_of, epilogue_of
+from .cuda_form import LEAST_ROWS, SidedForm, side_of, sided_parts
 from .program import Program
 
 MOST = 512  # of k in a block of zeros; rows of longer ones are taken to be live or dead as a whole
 
 
 @dataclass(frozen=True)
-class PiecesForm(RowsForm):
-    """A program as ``out = act(lhs @ rhs + bias)`` over live pieces of rows of lhs, `TILE_K` of k
-    each. ``lhs`` is stored [m, k], and ``route`` is the axis of rows."""
+class PiecesForm(SidedForm):
+    """A program as ``out = act(lhs @ rhs + bias)`` over live pieces, `TILE_K` of k of one row of
+    lhs or of one column of rhs. ``route`` is the axis of these."""
+
+    @property
+    def turns(self) -> bool:
+        """Whether the sparse operand is stored [k, m] or [k, n], so that its live pieces are turned
+        before they are gathered."""
+        return self.route.micro_tile.dim == 1
+
+    @property
+    def flip(self) -> bool:
+        """Whether the product is computed turned: pieces are those of rhs."""
+        return self.side == "rhs"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of `pit_tvm.schedules.hopper_pieces.pieces_kernel`, for which what is gathered
+        stands on the left."""
+        beside = ("kn" if self.transposed else "nk") if self.flip else self.rhs_layout
+        return {"bias": bool(self.bias), "act": self.act, "rhs_layout": beside, "flip": self.flip}
 
 
 def pieces_form(program: Program) -> PiecesForm | None:
     """What a kernel has to do for a program; None where zeros are not promised in such pieces, or
     types or epilogue are none that the family computes."""
-    con, product, spec = program.contraction, program.product, program.spec
-    if con is None or product is None or con.batch or product.left != con.sparse:
+    con, spec = program.contraction, program.spec
+    given: tuple[int, ...] = getattr(spec, "extents", ())
+    if con is None or not side_of(program) or len(given) != 2:
         return None
-    route = next((r for r in program.routes if r.micro_tile.axis == con.row), None)
-    extents: tuple[int, ...] = getattr(spec, "extents", ())
-    if route is None or not spec.promises_zero or program.mask or len(extents) != 2:
+    across, along = (given[con.sparse_axes.index(axis)] for axis in (con.row, con.reduce))
+    if along % COVERED or along > MOST or across >= LEAST_ROWS:
         return None
-    high, deep = extents
-    fits = deep % COVERED == 0 and deep <= MOST and high < LEAST_ROWS
-    if con.sparse_axes != (con.row, con.reduce) or not fits:
+    if isinstance(spec, BlockMask) and across > 1:  # one bit would stand for several rows
         return None
-    if isinstance(spec, BlockMask) and high > 1:  # one bit would stand for several rows
-        return None
-    layout = "nk" if product.transpose_right else "kn"
-    try:
-        dtype = dtype_of(program, con)
-        act, bias = epilogue_of(program, con, layout)
-    except UnsupportedTarget:  # another family's
-        return None
-    route = replace(route, micro_tile=replace(route.micro_tile, extents=(1, TILE_K)))
-    return PiecesForm(product.left, product.right, bias, layout, act, dtype, 0, route)
+    parts = sided_parts(program, con.row, {con.row: 1, con.reduce: TILE_K})
+    return PiecesForm(**parts) if parts else None

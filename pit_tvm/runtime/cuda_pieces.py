@@ -1,6 +1,7 @@
-"""Calls of the GPU's family of live pieces of rows: bits of what lives, then one product.
+"""Calls of the GPU's family of live pieces: bits of what lives, then one product.
 
-A line of bits for every step of k says which rows live in it. The product lists them itself.
+A line of bits for every step of k says which rows of lhs, or columns of rhs, live in it. The
+product lists them itself. Pieces of an operand whose rows are k are turned before.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..selection.gpu_pieces import PiecesWork, range_of, select_pieces
 from ..structs import Candidate, Plan, Tile
 from ..tile_db.store import TileStore
 from .bind import Layout
-from .cuda_arrays import empty_of
+from .cuda_arrays import empty, empty_of
 from .cuda_block_map import Mapper
 from .cuda_blocks import BlocksDispatcher
 from .cuda_detect import fold_lines
@@ -75,7 +76,8 @@ class PiecesKernels(FamilyKernels):
 
 
 class PiecesPlanner(BandPlanner):
-    """Chooses plans for one program of the family on one GPU; counts are live rows of each step."""
+    """Chooses plans for one program of the family on one GPU; counts are live pieces of each
+    step."""
 
     form: PiecesForm
 
@@ -84,39 +86,55 @@ class PiecesPlanner(BandPlanner):
         self.tiles = starting_pieces(form.dtype)
 
     def decide(self, layout: Layout, counts: tuple[int, ...], fresh: bool = True) -> Plan:
-        """Algorithm 1 for live rows of each step of k, without the cache."""
-        form, (m, n), k = self.form, layout.output, self._depth(layout)
-        work = PiecesWork(m, n, k, counts, self._index_bytes(layout), form.act)
+        """Algorithm 1 for live pieces of each step of k, without the cache."""
+        form, k = self.form, self._depth(layout)
+        m, n = layout.output if not form.flip else layout.output[::-1]
+        index = self._index_bytes(layout)
+        work = PiecesWork(m, n, k, counts, index, form.act, form.turns)
         tiles = self.tiles if k else ()  # nothing to walk
         chosen = (form.route.micro_tile, work, tiles)
         return select_pieces(*chosen, self._whole(layout), self.rates())
 
     def _rows(self, layout: Layout) -> int:
         """What the count of a step is at most."""
-        return layout.operand[0]
+        return layout.operand[self.form.route.micro_tile.dim]
 
     def _depth(self, layout: Layout) -> int:
         """The extent of k."""
-        return layout.operand[1]
+        return layout.operand[1 - self.form.route.micro_tile.dim]
 
 
 class PiecesDispatcher(BlocksDispatcher):
     """Runs one program of the family on one GPU target; threads may share it."""
 
+    form: PiecesForm  # type: ignore[assignment]
+
     def _prepare(self, store: TileStore, cache: KernelCache) -> None:
-        form: Any = self.form
+        form = self.form
+        self.flip, self.turns = form.flip, form.turns
         self.planner = PiecesPlanner(self.program, form, self.target, store, self.dead)
         self.kernels = PiecesKernels(cache, self.target.isa)
-        self.mapper = LineMapper(self.modules, self.program.spec, form.route.micro_tile)
+        self.mapper: Mapper = LineMapper(self.modules, self.program.spec, form.route.micro_tile)
+
+    def build(self, sizes: dict[str, int]) -> None:
+        """Compile what calls of these sizes may need, however much is live; needs no GPU."""
+        super().build(sizes)
+        if self.form.turns:
+            self.kernels.turn(self.form.dtype, True)
 
     def _number(self, ids: npt.NDArray[np.int64]) -> int:
         return len(ids)
 
     def _kernel(self, choice: Candidate) -> Kernel:
-        kernel = super()._kernel(choice)
-        rows = choice.tile.tile_m if choice.tile else 0
+        kernel, form = super()._kernel(choice), self.form
+        most = choice.tile.tile_m if choice.tile else 0
+        turn = self.kernels.turn(form.dtype, True) if form.turns else None
 
-        def launch(lhs: Any, lines: Any, *rest: Any) -> None:
-            kernel(lhs, lines, range_of(lhs.shape[0], rows), *rest)
+        def launch(sparse: Any, lines: Any, *rest: Any) -> None:
+            if turn is not None:
+                turned = empty(sparse, sparse.shape[::-1])
+                turn(sparse, lines, turned)
+                sparse = turned
+            kernel(sparse, lines, range_of(sparse.shape[0], most), *rest)
 
         return launch

@@ -8,6 +8,7 @@ from typing import Any
 import tvm
 
 from ..errors import ScheduleError, UnsupportedTarget, mismatch
+from ..schedules.cuda_turn import turn_kernel
 from ..schedules.hopper_combine import combine_rows
 from ..schedules.hopper_knobs import RowsOptions
 from ..schedules.hopper_rows import rows_kernel
@@ -61,6 +62,10 @@ class FamilyKernels:
             content = content_key(*key, self.arch)
             kernel = self._known[key] = self.cache.get(content, lambda: self._build(make()))
         return kernel
+
+    def turn(self, dtype: str, pieces: bool = False) -> Kernel:
+        """source, [lines,] turned; see `turn_kernel`."""
+        return self._get(("cuda-turn", dtype, pieces), lambda: turn_kernel(dtype, pieces))
 
     def _build(self, func: tvm.tirx.PrimFunc) -> Any:
         return build_cuda(tvm.IRModule({"main": func}), self.arch, tirx=True)

@@ -50,3 +50,8 @@ class CudaView(ctypes.c_void_p):
             shape=self._shape,
         )
         super().__init__(ctypes.addressof(self._header))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents of all dimensions."""
+        return tuple(self._shape)

@@ -2,9 +2,10 @@
 
 Every band reads live rows or columns of the operand that is not sparse from the second-level cache:
 a band of h does h operations for each byte of them. Arithmetic, bytes from the cache, bytes from
-memory and the time that tiles take one after the other hide little of each other: costs, in
+memory and the time that tiles take one after the other hide most of each other: costs, in
 microseconds, are joined by the power 1 / `_JOINED` of the sum of their powers. The constants fit
-630 times of kernels, 6 shapes with 1 to 100 % live on either side, with a median error of 7 %.
+139 times of calls, index and all, on 3 shapes with 1 to 50 % live on either side, with a median
+error of 4 % (tuning_logs/h200-sm_90a).
 """
 
 from __future__ import annotations
@@ -20,14 +21,11 @@ from .gpu_cost import ACT_US, GpuDense, GpuRates, cheapest, dense_candidate, til
 _BYTES = 2  # of an element
 _SMS = 132
 _CHIP_TFLOPS = 660.0
-# Of what adds up to a tile's time; by themselves none of them is as fast.
-_TFLOPS, _CACHED_GBPS = 1045.0, 28000.0
-_STEP_US, _WIDE_STEP_US = 0.004, 0.175  # of a tile's step, and for every 256 that it covers
-_TILE_US, _START_US = 0.23, 0.5  # of a tile's write, and before the first tile's step
-_JOINED = 1.25
-_FOLD_US, _FOLD_GBPS = 2.5, 3400.0  # of reading a mask that is none of blocks
-# Zeros draw less power: a large dense product of operands with some of them runs at a higher clock.
-_LESS_PER_ZERO, _LESS_PER_SQUARE, _LARGE_US = 0.1, 0.1, 100.0
+_TFLOPS, _CACHED_GBPS = 671.0, 17700.0
+_STEP_US, _WIDE_STEP_US = 0.031, 0.4  # of a tile's step, and for every 256 that it covers
+_TILE_US = 0.32  # of a tile's write
+_JOINED = 2.5
+_FOLD_US, _FOLD_GBPS = 0.75, 2800.0  # of reading a mask that is none of blocks
 
 
 @dataclass(frozen=True)
@@ -72,14 +70,8 @@ def select_blocks(
     covered = min(1.0, float(work.shares.mean()))
     timed = ((tile, *tile_us(tile, work, rates)) for tile in tiles)
     candidates = tile_candidates(micro_tile, timed, covered, (("index", index),))
-    paced = replace(dense, pace=pace(dense, 1.0 - covered, rates))
-    return cheapest([*candidates, dense_candidate(paced, 0.0, 0.0, rates)], tuned=False)
-
-
-def pace(dense: GpuDense, zeros: float, rates: GpuRates) -> float:
-    """Of a dense product's time, what it takes with a share of zeros in one operand."""
-    large = min(1.0, rates.dense_us(dense.m, dense.n, dense.k)[0] / _LARGE_US)
-    return 1.0 - large * (_LESS_PER_ZERO * zeros + _LESS_PER_SQUARE * zeros**2)
+    whole = replace(dense, zeros=1.0 - covered)
+    return cheapest([*candidates, dense_candidate(whole, 0.0, 0.0, rates)], tuned=False)
 
 
 def tile_us(tile: Tile, work: BlocksWork, rates: GpuRates) -> tuple[float, float]:
@@ -97,7 +89,7 @@ def tile_us(tile: Tile, work: BlocksWork, rates: GpuRates) -> tuple[float, float
     step = _STEP_US + _WIDE_STEP_US * tile.tile_n / 256
     alone = waves * (steps / max(len(work.counts), 1) * step + _TILE_US)
     limits = np.array([power, gathered / _CACHED_GBPS, from_memory, alone])
-    together = float((limits**_JOINED).sum() ** (1.0 / _JOINED)) + _START_US
+    together = float((limits**_JOINED).sum() ** (1.0 / _JOINED))
     act = work.m * work.n * ACT_US.get(work.act, 0.0)
     least = 2e-6 * live * work.height * work.across / _CHIP_TFLOPS
     return together + act + rates.constant("launch_us"), max(from_memory, least)

@@ -31,16 +31,14 @@ EXCHANGE, MOST_PARTS = 8, 8
 _RANGE_US, _WIDE_US, _ADD_US = 0.155, 0.839, 2.67
 _COLD_US = 1.8  # after detection, whose mask is in the caches
 _PACK_US, _PACK_GBPS = 4.0, {32: 1060.0, 64: 800.0, 128: 750.0}  # of live columns, by height
-# Zeros draw less power: a dense product of operands with some of them runs at a higher clock.
-_LESS_PER_ZERO, _LEAST = 0.3, 0.8
 
 
 @dataclass(frozen=True)
 class ColumnsWork:
     """A product ``out[m, n]`` of bands of ``height`` rows, ``counts`` live columns of k each.
 
-    ``index_bytes``: what detection reads. ``packed``: live columns are packed first. ``common``:
-    the one count is that of all bands, which are as high as a tile.
+    ``index_bytes``: what detection reads. ``packed``: live columns are packed first. ``turns``: rhs
+    is turned first. ``common``: the one count is that of all bands, which are as high as a tile.
     """
 
     m: int
@@ -50,6 +48,7 @@ class ColumnsWork:
     counts: tuple[int, ...]
     index_bytes: float
     packed: bool
+    turns: bool = False
     common: bool = False
 
     def of_tile(self, tile: Tile) -> ColumnsWork:
@@ -86,12 +85,13 @@ def select_columns(
     packing = _packing_us(work) if work.packed else 0.0
     covered = work.live / max(len(work.counts) * work.k, 1)
     timed = ((tile, *tile_us(tile, work, rates)) for tile in tiles)
-    before = (("index", index), ("pack", packing))
+    turning = rates.turn_us(_BYTES * work.n * work.k) if work.turns else 0.0
+    before = (("index", index), ("pack", packing), ("turn", turning))
     candidates = tile_candidates(micro_tile, timed, covered, before)
     if dense is None:
         return cheapest(candidates, tuned=False)
-    paced = replace(dense, pace=max(_LEAST, 1.0 - _LESS_PER_ZERO * (1.0 - covered)))
-    return cheapest([*candidates, dense_candidate(paced, 0.0, 0.0, rates)], tuned=False)
+    whole = replace(dense, zeros=1.0 - covered)
+    return cheapest([*candidates, dense_candidate(whole, 0.0, 0.0, rates)], tuned=False)
 
 
 def tile_us(tile: Tile, work: ColumnsWork, rates: GpuRates) -> tuple[float, float]:

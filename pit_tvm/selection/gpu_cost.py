@@ -2,8 +2,8 @@
 
 A tile's product takes a launch and what `gpu_roofline` says. That is corrected by what records of
 the same tile gave on shapes like this one: the mean of measured over roofline, weighted by nearness
-in the logarithms of the sizes. A dense product is its own roofline, corrected by records of the
-library in the same way.
+in the logarithms of the sizes. A dense product takes what `gpu_library` says, corrected by records
+of the library in the same way if there are any.
 
 Groups: each group's rows fill whole tiles of their own, and its weights are read if it has rows.
 """
@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..remember import remember
 from ..structs import Candidate, MicroTile, Plan, Tile, TileTask
 from ..tile_db.record import TileRecord
+from .gpu_library import Library, library_of
 from .gpu_records import times_for
 from .gpu_roofline import Product, TileSizes, tile_sizes
 
@@ -33,18 +35,23 @@ _DEFAULTS = {
     "detect_us": 2.0,
     "detect_gbps": 3500.0,
 }
-# 16-bit operations per second (1e12) of a whole chip under its power limit, in a long product and
-# at most.
-_CHIP_TFLOPS, _MOST_TFLOPS = 720.0, 790.0
+_MOST_TFLOPS = 790.0  # 16-bit operations per second (1e12) of a whole chip under its power limit
 _UNTUNED = 1.15  # of a tile without records over its roofline
-_BYTES = 2  # of an element
+# Zeros draw less power: a dense product of operands with some of them runs at a higher clock, the
+# more so the nearer it is to what the chip can do.
+_LESS_PER_ZERO, _BUSY = 0.17, 4
+_PASS = 1.25  # of a store's time: what reads and writes as much
 _SOFT = 0.02  # keeps a record of the very shape from an infinite weight
 # Records of groups are of rows that go to a random one each: what they say about tiles beside the
 # fastest one counts so much where rows are routed otherwise.
 _ROUTED = 0.45
 # Microseconds of an activation for each element at the end of a tile, which no product hides: the
-# mean over five products of 1365 to 30000 rows (tuning_logs/h200-sm_90a/activations.json).
-ACT_US = {"gelu": 9.1e-7, "silu": 4.8e-7}
+# mean over five products of 1365 to 30000 rows (tuning_logs/h200-sm_90a/activations.json), and of
+# gelu over four of the suite padding since.
+ACT_US = {"gelu": 7.1e-7, "silu": 4.8e-7}
+# Of a matrix that is turned: with the launch; of what all CTAs together take of it, so many bytes.
+# They fit 12 times, of 1024^2 to 4096^2 elements, within 20 %.
+_TURN_US, _TURN_WAVE_US, _TURN_WAVE, _TURN_GBPS = 2.0, 1.7, 8192.0 * 8 * 132, 3500.0
 _ROUNDS = 20  # of alternating means, to convergence
 _SELDOM = 3  # a tile measured on fewer than one in so many tasks is left out
 _SHOWN = 3  # tiles that a plan lists
@@ -81,7 +88,7 @@ class GpuDense:
     """The library's product ``m x n x k`` of all rows.
 
     ``fills``: dead rows are looked for and overwritten after it. ``extra_bytes``: traffic of passes
-    over the output, as of an activation. ``pace``: of its time with operands without zeros.
+    over the output, as of an activation. ``zeros``: the share of one operand that is zero.
     """
 
     m: int
@@ -89,7 +96,7 @@ class GpuDense:
     k: int
     fills: bool = False
     extra_bytes: float = 0.0
-    pace: float = 1.0
+    zeros: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -113,13 +120,18 @@ class _Measured:
 
 @dataclass(frozen=True)
 class GpuRates:
-    """Costs of one data type on one GPU; made by `gpu_rates`. ``tuned``: tiles were measured."""
+    """Costs of one data type on one GPU; made by `gpu_rates`. ``library``: who computes dense
+    products, ``products``: what they take; ``tuned``: tiles were measured."""
 
     profile: dict[str, float]
     library: str
+    products: Library
     families: dict[str, _Family]
     dense: _Measured | None
     tuned: bool
+    _known: dict[object, tuple[float, float]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     def constant(self, name: str) -> float:
         """A constant of the device, or of a whole Hopper chip."""
@@ -139,23 +151,29 @@ class GpuRates:
         """Microseconds of ``size`` bytes written beside a product."""
         return size / self.constant("store_gbps") * 1e-3
 
+    def turn_us(self, size: float, moved: float = 2.0) -> float:
+        """Microseconds of a matrix of ``size`` bytes that is turned; ``moved``: how often all of it
+        is read and written, 2 unless parts are dead."""
+        waves = max(size / _TURN_WAVE, 1.0)
+        return _TURN_US + math.hypot(_TURN_WAVE_US * waves, 1e-3 * size * moved / _TURN_GBPS)
+
     def index_us(self, size: float) -> float:
         """Microseconds of a detection that reads ``size`` bytes."""
         return self.constant("detect_us") + size / self.constant("detect_gbps") * 1e-3
 
     def dense_us(self, m: int, n: int, k: int) -> tuple[float, float]:
         """Predicted time and lower bound of the library's dense product."""
-        roof, bound = self.dense_roofline(m, n, k)
-        if self.dense is None:
-            return _UNTUNED * roof, bound
-        return roof * float(self.dense.correction((m, n, k, 1))[0]), bound
+        known = self._known.get((m, n, k))
+        if known is None:
+            us, bound = self.dense_roofline(m, n, k)
+            if self.dense is not None:
+                us *= float(self.dense.correction((m, n, k, 1))[0])
+            known = remember(self._known, (m, n, k), (us, bound))
+        return known
 
     def dense_roofline(self, m: int, n: int, k: int) -> tuple[float, float]:
         """Uncorrected time of a dense product, and the time that it takes at least."""
-        flops = 2e-6 * m * n * k
-        memory = 1e-3 * _BYTES * (m * k + n * k + m * n) / self.constant("gather_gbps")
-        roof = max(flops / _CHIP_TFLOPS, memory) + self.constant("launch_us")
-        return roof, max(flops / _MOST_TFLOPS, memory)
+        return self.products.product_us(m, n, k, self.constant("gather_gbps"))
 
 
 @dataclass(frozen=True)
@@ -193,7 +211,7 @@ def gpu_rates(
             tiles.setdefault(replace(record.tile, dtype=dtype), []).append(entry)
         elif record.note == library:
             dense.append(entry)
-    empty = GpuRates(profile, library, {}, None, bool(found))
+    empty = GpuRates(profile, library, library_of(dtype), {}, None, bool(found))
     families = {name: _measured_family(tiles, empty) for name, tiles in found.items()}
     for tile in generic:
         if tile.family not in families:
@@ -258,11 +276,14 @@ def tile_candidates(
 def dense_candidate(dense: GpuDense, index: float, other: float, rates: GpuRates) -> Candidate:
     """The library's product; ``index`` and ``other`` are what looking for dead rows and writing
     them take, where that is done."""
-    us, least = (dense.pace * time for time in rates.dense_us(dense.m, dense.n, dense.k))
+    us, least = rates.dense_us(dense.m, dense.n, dense.k)
+    busy = 2e-6 * dense.m * dense.n * dense.k / (rates.products.most_tflops * us)
+    pace = 1.0 - _LESS_PER_ZERO * dense.zeros * busy**_BUSY
+    us, least = pace * us, pace * least
     parts = (
         ("index", index if dense.fills else 0.0),
         ("product", us),
-        ("output", (other if dense.fills else 0.0) + rates.store_us(dense.extra_bytes)),
+        ("output", (other if dense.fills else 0.0) + _PASS * rates.store_us(dense.extra_bytes)),
         ("bound", least),
     )
     cost = sum(part for name, part in parts if name != "bound")

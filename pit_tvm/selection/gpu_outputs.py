@@ -19,12 +19,13 @@ from .gpu_fit import even_heights
 
 _BYTES = 2  # of an element
 _STEP = 64  # of the depth
-_CACHED = 1.24  # of the rate of gathered rows: what is brought to the cache counts as well
-_SM_GBPS = 90.0  # that reach one multiprocessor
-_WAIT_US = 1.3  # for a step's operands; as many stages as there are but these two wait at once
-_UNUSED = 1.5
-_START_US, _LAST_WAVE = 2.3, 0.3  # of a kernel's begin and end; of a wave, where there are several
-_POWER = 6  # that joins limits: the largest counts for most
+_CACHED = 1.25  # of the rate of gathered rows: what is brought to the cache counts as well
+_SM_GBPS = 123.0  # that reach one multiprocessor
+_WAIT_US = 1.42  # for a step's operands; as many stages as there are wait at once
+_TILE_US = 1.18  # of a tile's begin and end
+_START_US, _LAST_WAVE = 3.2, 1.14  # of a kernel's; of a wave, where there are several
+_CHIP_TFLOPS = 820.0
+_POWER = 4  # that joins limits: the largest counts for most
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class OutputsWork:
     """A product ``m x n x k`` in slots of ``slot`` columns, ``counts`` live rows in each.
 
     ``index_bytes``: what detection reads. ``clears``: the output is made zero before. ``act``: the
-    activation that tiles end with.
+    activation that tiles end with. ``turns``: lhs is turned first.
     """
 
     m: int
@@ -43,6 +44,7 @@ class OutputsWork:
     index_bytes: float
     clears: bool = False
     act: str = "none"
+    turns: bool = False
 
     @property
     def live(self) -> float:
@@ -72,7 +74,8 @@ def select_outputs(
     act = work.live * work.slot * ACT_US.get(work.act, 0.0)
     times = ((tile, *tile_us(tile, work, rates)) for tile in tiles)
     timed = ((tile, product + act, bound) for tile, product, bound in times)
-    beside = (("index", index),), (("output", clear),)
+    turning = rates.turn_us(_BYTES * work.m * work.k) if work.turns else 0.0
+    beside = (("index", index), ("turn", turning)), (("output", clear),)
     candidates = tile_candidates(micro_tile, timed, covered, *beside)
     if dense is not None:
         candidates.append(dense_candidate(dense, 0.0, 0.0, rates))
@@ -96,8 +99,8 @@ def tile_us(tile: Tile, work: OutputsWork, rates: GpuRates) -> tuple[float, floa
         waves, high = min(tiles, 1.0), float(heights.max(initial=0.0))
     step = 1e-3 * _BYTES * _STEP * (high + tile.tile_n) / _SM_GBPS
     steps = -(-work.k // _STEP)
-    alone = waves * steps * max(step, _WAIT_US / (tile.knob("stages") - _UNUSED))
-    operations = 2e-6 * work.live * work.slot * work.k / 720.0
+    alone = waves * (steps * max(step, _WAIT_US / tile.knob("stages")) + _TILE_US)
+    operations = 2e-6 * work.live * work.slot * work.k / _CHIP_TFLOPS
     limits = np.array([cached, from_memory, alone, operations])
     together = float((limits**_POWER).sum() ** (1.0 / _POWER))
     bound = max(cached, from_memory, operations, rates.constant("launch_us"))

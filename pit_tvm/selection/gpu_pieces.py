@@ -3,7 +3,8 @@
 A CTA walks all steps of k for each of its tiles, whatever lives, and steps wait for each other: one
 costs a turn, a part of the time that a stage takes to be filled, and its live rows. Where more of
 them live than a stage has room for, it is filled again while the others wait. The constants fit 76
-times of kernels on 3 shapes with up to 20 % live, with a median error of 4 %.
+times of kernels on 3 shapes with up to 20 % live, with a median error of 4 %. Live pieces of an
+operand whose rows are k are turned first: what surrounds them is read, 16 of them at a time.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..structs import MicroTile, Plan, Tile
-from .gpu_blocks import pace
 from .gpu_cost import ACT_US, GpuDense, GpuRates, cheapest, dense_candidate, tile_candidates
 
 _BYTES = 2  # of an element
@@ -28,13 +28,15 @@ _COLUMN_US = 4e-4  # of a step, for each of the tile's columns
 _ROW_US, _ELEMENT_US = 1.3e-3, 2.6e-5  # of a live row of a step, and of each of its sums
 _AGAIN_US = 0.27  # of a stage that is filled again
 _WRITE_US = 5.5e-5  # of an element of out
+_SECTOR = 16  # pieces that memory gives at once where they are turned
 
 
 @dataclass(frozen=True)
 class PiecesWork:
-    """A product ``out[m, n]`` with ``counts`` live rows of lhs in each step of k.
+    """A product of ``m`` rows, ``counts`` of them live in each step of k, and ``n`` columns.
 
-    ``index_bytes``: what detection reads. ``act``: the activation that tiles end with.
+    ``index_bytes``: what detection reads. ``act``: the activation that tiles end with. ``turns``:
+    live pieces are turned first.
     """
 
     m: int
@@ -43,6 +45,7 @@ class PiecesWork:
     counts: tuple[int, ...]
     index_bytes: float
     act: str = "none"
+    turns: bool = False
 
     @property
     def shares(self) -> npt.NDArray[np.float64]:
@@ -68,9 +71,12 @@ def select_pieces(
     index = rates.index_us(work.index_bytes)
     covered = float(work.shares.mean()) if work.counts else 0.0
     timed = ((tile, *tile_us(tile, work, rates)) for tile in tiles)
-    candidates = tile_candidates(micro_tile, timed, covered, (("index", index),))
-    paced = replace(dense, pace=pace(dense, 1.0 - covered, rates))
-    return cheapest([*candidates, dense_candidate(paced, 0.0, 0.0, rates)], tuned=False)
+    size = _BYTES * work.m * work.k
+    turning = rates.turn_us(size, _moved(work)) if work.turns else 0.0
+    before = (("index", index), ("turn", turning))
+    candidates = tile_candidates(micro_tile, timed, covered, before)
+    whole = replace(dense, zeros=1.0 - covered)
+    return cheapest([*candidates, dense_candidate(whole, 0.0, 0.0, rates)], tuned=False)
 
 
 def tile_us(tile: Tile, work: PiecesWork, rates: GpuRates) -> tuple[float, float]:
@@ -92,6 +98,12 @@ def tile_us(tile: Tile, work: PiecesWork, rates: GpuRates) -> tuple[float, float
     least = 2e-6 * live * work.n / _CHIP_TFLOPS
     act = work.m * work.n * ACT_US.get(work.act, 0.0)
     return max(alone, from_memory) + act, max(from_memory, least)
+
+
+def _moved(work: PiecesWork) -> float:
+    """Shares of pieces that are read, and written, where they live independently of each other."""
+    moved = 1.0 - (1.0 - work.shares) ** _SECTOR + work.shares
+    return float(moved.mean()) if work.counts else 0.0
 
 
 def _fills(

@@ -62,7 +62,7 @@ class Remap:
     ``staged`` operands are copied into list order by a block of their own, cast to
     ``stage_dtype``. ``overrides`` replace the loads of an operand by an expression (the group of
     a tile row). With ``accumulate`` the function ends at ``main``, whose result is added to an
-    output parameter of dtype ``stage_dtype`` that the caller has cleared.
+    output parameter of its own type that the caller has cleared.
     """
 
     main: str

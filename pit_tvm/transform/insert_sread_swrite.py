@@ -7,7 +7,7 @@ any order (SRead), computed densely, and scattered back (SWrite).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import tvm_ffi
 from tvm import ir, tirx
@@ -60,7 +60,7 @@ def insert_sread_swrite(
     * spatial axis: only the live slices of the output are written, and in slots along another
       axis of the output (1x64 of ``out[m, n]``) only their live pieces;
     * spatial axis in slots along a reduction (1x64 of ``lhs[m, k]``): partial results are **added**
-      to the output, an array in ``form.stage_dtype`` that the caller has cleared.
+      to the output, an array of the sums' type that the caller has cleared.
 
     Raises
     ------
@@ -206,19 +206,17 @@ class _Builder:
 
     def _slot(self, axis: str, extent: int) -> tuple[str, Expr]:
         size = self._extent(axis)
-        if axis in self.maps:  # the schedule tiles it in this very extent
-            part = self.maps[axis].parts[0]
-            return part.name, part.extent
         crosses = self.info.kinds[axis] == "reduce" and self._spatial()
-        if extent == 1 and not crosses:
+        if extent == 1 and not crosses and axis not in self.maps:
             return axis, size
-        amap = rows_map(axis, size, extent)
-        outer, inner = amap.parts
+        # The schedule may have cut it, in this very extent.
+        amap = self.maps.get(axis) or rows_map(axis, size, extent)
+        outer, *inner = amap.parts
         if crosses:
             self._check_sum(axis)
             self.accumulate = True
-            outer = Part(outer.name, outer.extent, reduces=False)
-            amap = AxisMap((outer, inner), amap.coord, amap.guard)
+            outer = replace(outer, reduces=False)
+            amap = replace(amap, parts=(outer, *inner))
         self.maps[axis] = amap
         return outer.name, outer.extent
 

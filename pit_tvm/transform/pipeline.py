@@ -10,6 +10,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from .fold_waits import fold_waits
+from .lower_atomic_adds import lower_atomic_adds
 from .lower_dynamic_extent import lower_dynamic_extent
 from .lower_early_exit import lower_early_exit
 from .lower_even_tiles import lower_even_tiles
@@ -46,6 +47,7 @@ def lower(mod: tvm.IRModule, dump: Callable[[str, str], None] | None = None) -> 
         lower_even_tiles,
         lower_dynamic_extent,
         lower_early_exit,
+        lower_atomic_adds,
         lower_prefetch_rows,
         lower_prefetch_stores,
         lower_parallel_tiles,

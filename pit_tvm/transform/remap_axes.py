@@ -70,7 +70,7 @@ class _Remapper:
             return self.spec.packed[param.name].param
         if self.spec.accumulate and param in self.outputs:
             sums = _store(self.infos[-1]).buffer
-            return unaligned(param, sums.shape, self.spec.stage_dtype)
+            return unaligned(param, sums.shape, str(sums.dtype))
         return unaligned(param)
 
     def _params(self) -> list[ir.Var]:

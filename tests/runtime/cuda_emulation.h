@@ -86,6 +86,12 @@ inline float2 __bfloat1622float2(nv_bfloat162 both) { return {both.x, both.y}; }
 
 inline bool __hgt(float a, float b) { return a > b; }
 inline bool __hlt(float a, float b) { return a < b; }
+template <typename T>
+inline T atomicAdd(T* at, T value) {  // threads take turns
+  const T before = *at;
+  *at += value;
+  return before;
+}
 inline float __expf(float value) { return expf(value); }
 
 template <typename A, typename B>
@@ -208,6 +214,11 @@ inline unsigned shared_place(const void* address) {
 inline void load_shared(uint32_t& value, unsigned at) {
   if (at % 4) fail(cudaErrorMisalignedAddress);
   std::memcpy(&value, buf_dyn_shmem_ptr + at, 4);
+}
+
+inline void add4(float* at, float a, float b, float c, float d) {
+  if (reinterpret_cast<uintptr_t>(at) % 16) fail(cudaErrorMisalignedAddress);
+  at[0] += a, at[1] += b, at[2] += c, at[3] += d;
 }
 
 // Words of every lane of a warp: all lanes show theirs, then any may look.

@@ -37,6 +37,7 @@ _PTX = {
     r"cp\.async\.commit_group;": "commit_group",
     r"cp\.async\.c[ag]\.shared\.global ": "copy",
     r"ld\.shared\.b32 ": "load_shared",
+    r"red\.global\.add\.v4\.f32 ": "add4",
     r"ldmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16 ": "ldmatrix<false>",
     r"ldmatrix\.sync\.aligned\.m8n8\.x4\.trans\.shared\.b16 ": "ldmatrix<true>",
     r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\.f16\.f32 ": "mma<half>",
@@ -63,6 +64,10 @@ class OnDevice(CudaView):
     def clone(self) -> OnDevice:
         """A copy elsewhere."""
         return OnDevice(self.array.copy())
+
+    def copy_(self, other: OnDevice) -> None:
+        """Take the elements of another array."""
+        self.array[...] = other.array
 
     def zero_(self) -> None:
         """Set every element to 0."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pit_tvm.structs import Candidate, Plan, Tile
+from pit_tvm.reference.index import index_lists
+from pit_tvm.runtime.cuda_view import CudaView
+from pit_tvm.runtime.cuda_workspace import new_index
+from pit_tvm.structs import Candidate, MicroTile, Plan, Tile
 
 
 def roundings(out: Any, want: npt.NDArray[np.float64]) -> float:
@@ -19,6 +24,32 @@ def roundings(out: Any, want: npt.NDArray[np.float64]) -> float:
     scale = np.abs(want) + np.sqrt(np.square(want).mean()) + 1e-30
     worst = float((np.abs(got - want) / scale).max(initial=0.0)) / unit
     return worst if np.isfinite(worst) else float("inf")
+
+
+def memory(view: Any) -> Any:
+    """The numbers of a `CudaView`, or of a tensor, on the CPU."""
+    if not isinstance(view, CudaView):
+        return view.numpy()
+    kinds = {0: "int32", 1: "uint32", 2: "float16"}
+    kind, shape = np.dtype(kinds[view._header.code]), view.shape
+    raw = (ctypes.c_char * (math.prod(shape) * kind.itemsize)).from_address(view._header.data)
+    return np.frombuffer(raw, kind).reshape(shape)
+
+
+def find_on_cpu(
+    self: Any, spec: Any, value: Any, shape: tuple[int, ...], micro_tile: MicroTile, *_: Any
+) -> Any:
+    """`CudaDetector.prepared` for tensors on the CPU."""
+
+    def run(given: Any, take: Any) -> Any:
+        lists = index_lists(spec, given.numpy(), shape, micro_tile)
+        index = new_index(given, "live", len(lists), shape[micro_tile.dim])
+        for slot, ids in enumerate(lists):
+            index.ids[slot, : len(ids)] = index.ids.new_tensor(ids)
+            index.count[slot] = len(ids)
+        return index, None
+
+    return run
 
 
 def tiled(plan: Plan, at: int = 0) -> Candidate:

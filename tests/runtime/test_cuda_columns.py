@@ -19,12 +19,15 @@ from pit_tvm.schedules.hopper_bands import COLUMNS, columns_tile
 from pit_tvm.structs import SparsitySpec
 from pit_tvm.target import resolve_target
 from pit_tvm.tile_db.store import TileStore
-from tests.runtime.cuda_products import by_tile, check_replays, roundings, tiled
+from tests.runtime.cuda_products import (
+    by_tile,
+    check_replays,
+    tiled,
+)
+from tests.runtime.test_cuda_blocks import H200, LINEAR, TURNED, Case, operator
+from tests.runtime.test_cuda_columns_calls import spec_of
 
 torch = pytest.importorskip("torch")
-
-H200 = "cuda -arch=sm_90a -model=h200"
-TURNED = {"transpose_lhs": True}
 
 
 def form(spec: SparsitySpec, sparse: str = "lhs", dtype: str = "float16", **options: Any) -> Any:
@@ -36,32 +39,47 @@ def form(spec: SparsitySpec, sparse: str = "lhs", dtype: str = "float16", **opti
 
 
 @pytest.mark.parametrize(
-    ("spec", "options", "height"),
+    ("spec", "sparse", "options", "height"),
     [
-        (pit_tvm.Mask(32, 1), {}, 32),
-        (pit_tvm.Mask(64, 1), {}, 64),
-        (pit_tvm.Mask(128, 1), {"bias": True, "activation": "gelu"}, 128),
-        (pit_tvm.BlockMask(256, 64), {}, 128),
-        (pit_tvm.BitMask(96, 64), {}, 32),
-        (pit_tvm.Mask(16, 16), {}, 32),
-        (pit_tvm.Mask(4, 1), {}, 32),
-        (pit_tvm.Mask(1, 64), TURNED, 64),
-        (pit_tvm.Values(), TURNED, 32),
-        (pit_tvm.Mask(1, 1), {**TURNED, "bias": True}, 32),
-        (pit_tvm.Grid(), TURNED, 32),
+        (pit_tvm.Mask(32, 1), "lhs", {}, 32),
+        (pit_tvm.Mask(64, 1), "lhs", LINEAR, 64),
+        (pit_tvm.Mask(128, 1), "lhs", {"bias": True, "activation": "gelu"}, 128),
+        (pit_tvm.BlockMask(256, 64), "lhs", {}, 128),
+        (pit_tvm.BitMask(96, 64), "lhs", {}, 32),
+        (pit_tvm.Mask(16, 16), "lhs", {}, 32),
+        (pit_tvm.Mask(4, 1), "lhs", {**LINEAR, "bias": True}, 32),
+        (pit_tvm.Mask(1, 64), "lhs", TURNED, 64),
+        (pit_tvm.Values(), "lhs", TURNED, 32),
+        (pit_tvm.Mask(1, 1), "lhs", {**TURNED, **LINEAR, "bias": True}, 32),
+        (pit_tvm.Grid(), "lhs", TURNED, 32),
+        (pit_tvm.Mask(32, 1), "rhs", {**LINEAR, "bias": True}, 32),
+        (pit_tvm.BitMask(8, 16), "rhs", {**TURNED, **LINEAR}, 32),
+        (pit_tvm.Mask(1, 128), "rhs", {}, 128),
+        (pit_tvm.BlockMask(16, 64), "rhs", {**TURNED, "bias": True, "activation": "relu"}, 64),
     ],
 )
 def test_blocks_of_rows_are_gathered_along_k(
-    spec: SparsitySpec, options: dict[str, Any], height: int
+    spec: SparsitySpec, sparse: str, options: dict[str, Any], height: int
 ) -> None:
-    found = form(spec, **options)
-    turned = "transpose_lhs" in options
-    assert isinstance(found, ColumnsForm) and (found.height, found.transposed) == (height, turned)
-    assert found.packed != turned
+    found = form(spec, sparse, **options)
+    turned, linear = "transpose_lhs" in options, "transpose_rhs" in options
+    assert isinstance(found, ColumnsForm) and (found.side, found.height) == (sparse, height)
+    assert (found.transposed, found.rhs_layout) == (turned, "nk" if linear else "kn")
+    # Whatever is not stored as rows of k is packed or turned first.
+    of_lhs = sparse == "lhs"
+    assert found.packed == (not turned if of_lhs else linear)
+    assert found.turns == (linear if of_lhs else not turned)
     assert found.route.micro_tile.axis == "k"
-    assert found.route.micro_tile.extents == ((1, height) if turned else (height, 1))
+    assert found.route.micro_tile.extents == ((height, 1) if found.packed else (1, height))
     assert found.act == (options.get("activation") or "none")
     assert found.bias == ("bias" if options.get("bias") else "")
+    assert found.options == {
+        "bias": bool(found.bias),
+        "act": found.act,
+        "packed": found.packed,
+        "common": False,
+        "flip": not of_lhs,
+    }
 
 
 @pytest.mark.parametrize("sparse", ["lhs", "rhs"])
@@ -86,7 +104,7 @@ def test_rows_of_k_that_exist_are_one_list_for_both_operands(
         (pit_tvm.Grid(), {}),
         (pit_tvm.Values(), {}),
         (pit_tvm.Rows(), {}),
-        (pit_tvm.Mask(32, 1), {"transpose_rhs": True}),  # no row of rhs is contiguous
+        (pit_tvm.Mask(24, 1), LINEAR),
     ],
 )
 def test_other_patterns_are_gathered_by_rows(spec: SparsitySpec, options: dict[str, Any]) -> None:
@@ -99,9 +117,9 @@ def test_other_patterns_are_gathered_by_rows(spec: SparsitySpec, options: dict[s
     [
         (pit_tvm.Rows(1), "lhs", TURNED, "stored"),
         (pit_tvm.Rows(1), "lhs", {}, "gathered rows"),  # no row of lhs is contiguous
-        (pit_tvm.Rows(), "lhs", {**TURNED, "transpose_rhs": True}, "gathered rows"),
-        (pit_tvm.Mask(1, 32), "rhs", {}, "stored"),
-        (pit_tvm.Mask(32, 1), "rhs", {"transpose_rhs": True}, "rows to be those of the result"),
+        (pit_tvm.Rows(), "lhs", {**TURNED, **LINEAR}, "gathered rows"),
+        (pit_tvm.Mask(1, 32), "rhs", {"dtype": "float32"}, "stored"),
+        (pit_tvm.Mask(2, 1), "rhs", LINEAR, "rows to be those of the result"),
         (pit_tvm.Mask(32, 1), "lhs", {"dtype": "float32"}, "float16 or bfloat16"),
     ],
 )
@@ -116,23 +134,28 @@ def test_what_no_family_computes_is_refused(
 # Plans
 
 
-def operator(spec: SparsitySpec, cache: Any = None, **options: Any) -> pit_tvm.Operator:
-    tensors = op.matmul(None, None, None, **{"dtype": "float16", **options})
-    target = H200 if cache is None else "cuda"
-    return pit_tvm.compile(tensors, sparse={"lhs": spec}, target=target, cache=cache)
-
-
-@pytest.mark.parametrize("options", [{}, TURNED])
-def test_plans_weigh_live_columns_against_dense(options: dict[str, Any]) -> None:
-    grain = (64, 1) if not options else (1, 64)
-    made = operator(pit_tvm.Mask(*grain), **options)
+@pytest.mark.parametrize(
+    ("side", "options", "moved"),
+    [
+        ("lhs", {}, {"pack"}),
+        ("lhs", TURNED, set()),
+        ("rhs", LINEAR, {"pack", "turn"}),
+    ],
+)
+def test_plans_weigh_live_columns_against_dense(
+    side: str, options: dict[str, Any], moved: set[str]
+) -> None:
+    grain = (64, 1) if "pack" in moved else (1, 64)
+    made = operator(pit_tvm.Mask(*grain), side, **options)
     kinds = {}
     for zeros in (0.0, 0.95):
         blocks = np.random.default_rng(3).random([2048 // extent for extent in grain]) >= zeros
         mask = blocks.repeat(grain[0], axis=0).repeat(grain[1], axis=1)
-        sizes = {"m": 2048, "n": 4096, "k": 2048}
+        sizes = {"m": 4096, "n": 4096, "k": 2048, "m" if side == "lhs" else "n": 2048}
         plan = made.explain(sparsity=mask, sizes=sizes, library="torch")
         assert {c.kind for c in plan.candidates} == {"pit", "dense"}
+        parts = dict(plan.candidates[0].parts)
+        assert {part for part in ("pack", "turn") if parts[part] > 0} == moved
         assert "bound" in str(plan)
         kinds[zeros] = plan.choice.kind
     assert kinds == {0.0: "dense", 0.95: "pit"}
@@ -177,11 +200,11 @@ def test_building_asks_for_every_kernel_of_the_family(monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         ColumnsKernels, "_get", lambda self, key, make: asked.append(key[0]) or make
     )
-    made = operator(pit_tvm.Mask(128, 1))
+    made = operator(pit_tvm.Mask(128, 1), "rhs", **LINEAR)
     monkeypatch.setattr(made._dispatcher, "modules", lambda name, make: asked.append(name))
     made.build({"m": 256, "n": 256, "k": 256})
-    assert asked.count("hopper-columns") == 2 and asked.count("cuda-pack") == 1
-    assert "cuda-mask" in asked
+    kinds = {kind: asked.count(kind) for kind in ("hopper-columns", "cuda-pack", "cuda-turn")}
+    assert kinds == {"hopper-columns": 1, "cuda-pack": 1, "cuda-turn": 1} and "cuda-mask" in asked
 
 
 class Kept:
@@ -239,59 +262,34 @@ def cache() -> KernelCache:
     return KernelCache()
 
 
-class Case:
-    """Random arrays; ``turned`` stores lhs [k, m]. Blocks of ``height`` rows live or die."""
-
-    def __init__(
-        self, sizes: tuple[int, int, int], height: int, zeros: float, seed: int, **options: Any
-    ) -> None:
-        m, n, k = sizes
-        rng = np.random.default_rng(seed)
-        self.turned = bool(options.get("transpose_lhs"))
-        dtype = getattr(torch, options.get("dtype", "float16"))
-        live = rng.random((-(-m // height), k)) >= zeros
-        self.mask = np.repeat(live, height, axis=0)[:m]
-        lhs = torch.from_numpy(rng.standard_normal((m, k)) * self.mask).to(dtype)
-        rhs = torch.from_numpy(rng.standard_normal((k, n)) / max(k, 1) ** 0.5).to(dtype)
-        bias = [torch.from_numpy(rng.standard_normal(n)).to(dtype)] * bool(options.get("bias"))
-        self.want = (lhs.double() @ rhs.double()).numpy()
-        if bias:
-            self.want = self.want + bias[0].double().numpy()
-        if options.get("activation") == "relu":
-            self.want = np.maximum(self.want, 0)
-        self.arrays = [a.cuda().contiguous() for a in (lhs.t() if self.turned else lhs, rhs, *bias)]
-        mask = self.mask.T if self.turned else self.mask
-        self.value = torch.from_numpy(np.ascontiguousarray(mask)).cuda()
-        self.out = torch.full((m, n), torch.nan, dtype=dtype, device="cuda")
-
-    def error(self) -> float:
-        """Of the whole output."""
-        return roundings(self.out, self.want)
-
-
-OPTIONS: list[tuple[int, dict[str, Any]]] = [
-    (32, TURNED),
-    (64, {**TURNED, "dtype": "bfloat16", "bias": True, "activation": "relu"}),
-    (128, TURNED),
-    (32, {"bias": True, "activation": "relu"}),
-    (64, {"dtype": "bfloat16"}),
+OPTIONS: list[tuple[int, str, dict[str, Any]]] = [
+    (32, "lhs", TURNED),
+    (64, "lhs", {**TURNED, "dtype": "bfloat16", "bias": True, "activation": "relu"}),
+    (128, "lhs", TURNED),
+    (32, "lhs", {"bias": True, "activation": "relu"}),
+    (64, "lhs", {**LINEAR, "dtype": "bfloat16"}),
+    (32, "rhs", {**LINEAR, "bias": True, "activation": "relu"}),
+    (64, "rhs", TURNED),
+    (128, "rhs", {"dtype": "bfloat16", "bias": True}),
 ]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("height", "options"), OPTIONS)
+@pytest.mark.parametrize(("height", "side", "options"), OPTIONS)
 def test_products_of_random_shapes_and_patterns(
-    cache: KernelCache, height: int, options: dict[str, Any]
+    cache: KernelCache, height: int, side: str, options: dict[str, Any]
 ) -> None:
-    spec = pit_tvm.Mask(1, height) if "transpose_lhs" in options else pit_tvm.Mask(height, 1)
-    made = operator(spec, cache, **options)
+    spec = spec_of(height, side, options)
+    made = operator(spec, side, cache, **options)
     rng = np.random.default_rng(height)
     fixed = [((1, 1, 1), 0.0), ((height, 8, 64), 0.0), ((8 * height, 264, 72), 1.0)]
     many = [((300 * height, 520, 40), zeros) for zeros in (0.97, 1.0)]  # tiles for every CTA
     drawn = [(tuple(int(x) for x in rng.integers(1, 700, 3)), z) for z in (0.3, 0.9, 0.97, 0.99)]
     for seed, (sizes, zeros) in enumerate([*fixed, *drawn, *many, ((300, 512, 4000), 0.5)]):
-        case = Case(sizes, height, zeros, seed, **options)
-        for at in range(2):
+        high, wide, k = sizes
+        sizes = (high, wide, k) if side == "lhs" else (wide, high, k)
+        case = Case(spec, side, sizes, zeros, seed, **options)
+        for at in range(len(made._dispatcher.planner.tiles)):
             case.out.fill_(torch.nan)
             run = made._dispatcher.run
             run(case.arrays, case.value, case.out, choose=lambda plan, at=at: tiled(plan, at))
@@ -300,9 +298,10 @@ def test_products_of_random_shapes_and_patterns(
 
 @pytest.mark.gpu
 def test_calls_choose_and_agree_whatever_they_choose(cache: KernelCache) -> None:
-    made = operator(pit_tvm.Mask(1, 64), cache, **TURNED)
+    spec = pit_tvm.Mask(1, 64)
+    made = operator(spec, "lhs", cache, **TURNED)
     for zeros in (0.99, 0.0):
-        case = Case((512, 512, 512), 64, zeros, 5, **TURNED)
+        case = Case(spec, "lhs", (512, 512, 512), zeros, 5, **TURNED)
         for _ in range(20):
             out = made(*case.arrays, sparsity=case.value)
         case.out = out
@@ -310,14 +309,16 @@ def test_calls_choose_and_agree_whatever_they_choose(cache: KernelCache) -> None
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("options", [{}, TURNED])
+@pytest.mark.parametrize(
+    ("side", "options"), [("lhs", {}), ("lhs", TURNED), ("rhs", {}), ("rhs", LINEAR)]
+)
 def test_masks_change_in_a_graph_without_a_word_to_the_host(
-    cache: KernelCache, options: dict[str, Any]
+    cache: KernelCache, side: str, options: dict[str, Any]
 ) -> None:
-    spec = pit_tvm.Mask(1, 32) if options else pit_tvm.Mask(32, 1)
-    made = operator(spec, cache, **options)
+    spec = spec_of(32, side, options)
+    made = operator(spec, side, cache, **options)
     cases = [
-        Case((448, 520, 392), 32, zeros, seed, **options)
+        Case(spec, side, (448, 520, 392), zeros, seed, **options)
         for seed, zeros in enumerate((0.9, 0.2, 1.0))
     ]
     first = cases[0]
@@ -340,7 +341,7 @@ class Existing(Case):
         padded: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(sizes, sizes[0], 0.0, seed, **TURNED, **options)
+        super().__init__(pit_tvm.Mask(1, 1), "lhs", sizes, 0.0, seed, **TURNED, **options)
         rng, k = np.random.default_rng(seed), sizes[2]
         live = round(share * k)
         ids = np.arange(live) if padded else rng.permutation(k)[:live]

@@ -29,6 +29,7 @@ from pit_tvm.target import resolve_target
 from pit_tvm.tile_db.store import TileStore
 from tests.api import test_groups as by_group
 from tests.api import test_masks as by_mask
+from tests.api import test_outputs as by_output
 from tests.api import test_slices as by_slice
 from tests.api.cases import (
     BATCHED,
@@ -77,18 +78,26 @@ class EmulatedDispatcher(GeneralDispatcher):
         if plan.choice.kind == "dense":
             self.kernels.dense(self.tile)(*inputs, result)
             return out, plan
-        lists = self._lists(arrays, sparsity)
+        lists = self._lists(arrays, sparsity, out)
         index: Any = SimpleNamespace(views=tuple(map(OnDevice, lists)))
-        call = SimpleNamespace(product=None)  # whose last kernel is not known
+        # A call whose last kernel is not known.
+        call = SimpleNamespace(product=None, layout=SimpleNamespace(sums=out.shape))
         bound: Any = (call, inputs, sparsity, result, None)
         self._product(plan.choice, index, bound)
         return out, plan
 
-    def _lists(self, arrays: Sequence[Any], sparsity: Any) -> tuple[Any, Any]:
+    def _turned(self, array: Any) -> Any:
+        return OnDevice(np.ascontiguousarray(array.array.T))
+
+    def _cleared(self, call: Any, out: Any) -> Any:
+        return OnDevice(np.zeros(call.layout.sums, self.program.sums.dtype))
+
+    def _lists(self, arrays: Sequence[Any], sparsity: Any, out: Any) -> tuple[Any, Any]:
         """Positions [slots, capacity] and counts [slots], int32."""
         named = dict(zip([p.name for p in self.program.inputs], arrays, strict=True))
         told = told_pattern(self.program, named, sparsity)
-        shape, micro_tile = named[self.program.operand].shape, self.form.route.micro_tile
+        shape = named.get(self.program.operand, out).shape
+        micro_tile = self.form.route.micro_tile
         found = index_lists(self.program.spec, np.asarray(told), shape, micro_tile)
         room = (max(len(found), 1), capacity_of(shape[micro_tile.dim]))
         ids, rng = np.full(room, NOWHERE, np.int32), np.random.default_rng()
@@ -147,7 +156,7 @@ def emulated(
     monkeypatch.setattr(cuda_build, "compile_source", machine.emulator.compile_source)
 
     def use(tile: int | None = None, dense: bool = False) -> None:
-        for tests in (by_mask, by_slice, by_group):
+        for tests in (by_mask, by_slice, by_group, by_output):
             monkeypatch.setattr(tests, "compiled", partial(machine.compiled, tile, dense))
 
     return use
@@ -167,6 +176,11 @@ def _wide(dtype: str) -> list[Any]:
 
 def _wide_crossed(dtype: str) -> list[Any]:
     return op.matmul(64, 64, None, dtype=dtype, transpose_lhs=True)
+
+
+def _wide_pieces(dtype: str) -> list[Any]:
+    options = {"bias": True, "activation": "relu", "transpose_lhs": True}
+    return op.matmul(70, 128, None, dtype=dtype, **options)
 
 
 def named(value: object) -> str:
@@ -193,18 +207,28 @@ WIDE_CROSSED = Case(
     reduced=("k",),
     fixed={"m": 64, "n": 64},
 )
+WIDE_PIECES = Case(
+    "matmul transposed, bias and relu, in vectors",
+    _wide_pieces,
+    {"lhs": ("k", "m"), "rhs": ("k", "n"), "bias": ("n",)},
+    ("m", "n"),
+    partial(reference.matmul, transpose_lhs=True, activation="relu"),
+    reduced=("k",),
+    fixed={"m": 70, "n": 128},
+)
 
 
 @pytest.mark.parametrize(
     ("case", "operand", "dtype", "spec", "tile", "dense"),
     [
         (MATMUL, "lhs", "float32", Mask(), None, True),
-        (MATMUL, "rhs", "int8", BlockMask(1, 32), None, False),
+        (MATMUL, "rhs", "float32", BlockMask(1, 32), None, False),  # lhs is turned
         (CROSSED, "lhs", "bfloat16", Mask(), None, True),
         (LINEAR, "rhs", "int8", Mask(32, 1), None, False),
         (WIDE_CROSSED, "lhs", "float32", Mask(1, 64), None, True),
         (WIDE_CROSSED, "lhs", "float16", BlockMask(8, 128), 0, False),
         (ELEMENTWISE, "rhs", "int8", Mask(), None, False),
+        (WIDE_PIECES, "lhs", "float32", Mask(32, 1), None, False),
     ],
     ids=named,
 )
@@ -253,6 +277,14 @@ def test_named_slices_are_right_and_the_others_as_they_should_be(
     spec = kind(case.inputs[operand].index(axis))
     for pattern in PATTERNS:
         by_slice.check(Legal(case, operand, (axis,)), axis, spec, dtype, pattern, dead, rng)
+
+
+def test_live_pieces_of_an_output_are_computed_and_no_others_written(
+    emulated: Callable[..., None], rng: np.random.Generator
+) -> None:
+    emulated()
+    for pattern in PATTERNS:
+        by_output.check(CROSSED, BlockMask(5, 64), "float32", pattern, rng, "zero", new=False)
 
 
 def test_every_group_meets_its_matrix(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm
 from tvm import te
 
 import pit_tvm
@@ -14,10 +15,10 @@ from pit_tvm import op
 from pit_tvm.errors import ShapeError, UnsupportedTarget
 from pit_tvm.runtime.cuda_build import cuda_source
 from pit_tvm.runtime.cuda_general import GeneralKernels
-from pit_tvm.runtime.cuda_general_form import GeneralForm, general_form
+from pit_tvm.runtime.cuda_general_form import GeneralForm, general_form, turned
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.runtime.program import Program, analyse
-from pit_tvm.schedules.cuda_contraction_space import ROWS, starting_tiles
+from pit_tvm.schedules.cuda_contraction_space import PIECES, ROWS, starting_tiles
 from pit_tvm.structs import BlockMask, Groups, Lengths, Mask, Rows, SparsitySpec, Values
 
 H200 = "cuda -arch=sm_90a -model=h200"
@@ -42,6 +43,12 @@ def form(tensors: Any, spec: SparsitySpec, operand: str = "lhs") -> GeneralForm:
         (op.matmul(None, 256, 64), Mask(32, 256), "rhs", "depth", (1, 128)),
         (op.linear(None, 256, 64), BlockMask(96, 64), "rhs", "depth", (32, 1)),
         (op.linear(None, 256, 64), Rows(), "rhs", "rows", (1, 0)),
+        (op.matmul(None, 64, 192), Mask(1, 64), "lhs", "pieces", (1, 64)),
+        (op.linear(None, 64, None), BlockMask(2, 96), "lhs", "pieces", (1, 96)),
+        (op.matmul(64, 64, 512, transpose_lhs=True), Mask(256, 1), "lhs", "pieces", (256, 1)),
+        (op.matmul(None, 64, 64), Mask(1, 64), "lhs", "rows", (1, 0)),  # whole rows
+        (op.matmul(None, 64, 192), Mask(1, 16), "lhs", "rows", (1, 0)),
+        (op.linear(None, 64, 192), Mask(1, 64), "rhs", "rows", (1, 0)),  # columns of the output
         (op.batch_matmul(None, 8, 9, 10), Rows(), "lhs", "batch", (1, 0, 0)),
         (op.batch_matmul(None, 8, 9, 10), Rows(1), "lhs", "rows", (0, 1, 0)),
         (op.grouped_matmul(None, 8, 9, 3), Groups(3), "lhs", "rows", (1, 0)),
@@ -80,9 +87,50 @@ def test_an_epilogue_that_no_library_has_leaves_the_dense_form_to_us() -> None:
     assert not form([lhs, rhs, twice], Rows()).library
 
 
+def test_sums_in_a_fixed_order_gather_whole_rows() -> None:
+    own = program(op.matmul(None, 64, 192), Mask(1, 64))
+    assert [general_form(own, fixed).axis for fixed in (False, True)] == ["pieces", "rows"]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "apart"),
+    [
+        (op.matmul(None, 64, 192), False),
+        (op.linear(None, 64, 192, bias=True), False),  # stands in the output before
+        (op.linear(None, 64, 192, activation="relu"), True),
+        (op.matmul(None, 64, 192, dtype="float16"), True),
+        (op.matmul(None, 64, 192, dtype="float16", out_dtype="float32"), False),
+    ],
+)
+def test_tiles_of_pieces_add_to_the_output_unless_more_follows(tensors: Any, apart: bool) -> None:
+    assert form(tensors, Mask(1, 64)).apart == apart
+
+
 def test_masks_over_more_dimensions_are_refused() -> None:
     with pytest.raises(UnsupportedTarget, match="a mask over two dimensions"):
         form(op.batch_matmul(None, 8, 9, 10), Mask())
+
+
+@pytest.mark.parametrize(
+    ("options", "operand", "spec", "stored"),
+    [
+        ({"transpose_rhs": True, "bias": True}, "lhs", Mask(32, 1), {"bias": True}),
+        ({"activation": "relu"}, "rhs", Mask(1, 64), {"activation": "relu", "transpose_lhs": True}),
+    ],
+)
+def test_a_dense_operand_is_turned_where_rows_of_the_depth_are_not_stored(
+    options: dict[str, Any], operand: str, spec: SparsitySpec, stored: dict[str, Any]
+) -> None:
+    own = program(op.matmul(None, 96, 64, **options), spec, operand)
+    found = general_form(own)
+    same, micro_tile = turned(own, found)
+    assert found.turns and micro_tile == found.route.micro_tile
+    other = program(op.matmul(None, 96, 64, **stored), spec, operand)
+    tvm.ir.assert_structural_equal(same.func, other.func, map_free_vars=True)
+    assert not general_form(other).turns
+    near = Mask(*(8 if extent == 1 else extent for extent in spec.extents))  # type: ignore[attr-defined]
+    assert not form(op.matmul(None, 96, 64, **options), near, operand).turns  # gathered by sectors
+    assert not form(op.matmul(None, 96, 64, dtype="int8", **options), spec, operand).turns
 
 
 # --------------------------------------------------------------------------------------------
@@ -99,6 +147,36 @@ def test_plans_weigh_live_positions_against_dense() -> None:
         assert {c.tile.family for c in plan.candidates if c.tile} == {ROWS}
         kinds.append(plan.choice.kind)
     assert kinds == ["dense", "pit"]
+
+
+def test_plans_weigh_live_pieces_against_dense() -> None:
+    kinds, sparse, rng = [], {"lhs": Mask(1, 64)}, np.random.default_rng()
+    for fixed, live in ((False, 0.1), (False, 0.9), (True, 0.1)):
+        made = pit_tvm.compile(
+            op.matmul(None, 1024, 1024), sparse=sparse, target=H200, deterministic=fixed
+        )
+        mask = np.repeat(rng.random((512, 16)) < live, 64, axis=1)
+        plan = made.explain(sparsity=mask, sizes={"m": 512}, library="torch")
+        kinds.append((plan.choice.kind, {c.tile.family for c in plan.candidates if c.tile}))
+    assert kinds == [("pit", {PIECES}), ("dense", {PIECES}), ("dense", {ROWS})]
+
+
+def test_plans_count_what_is_gathered_by_elements() -> None:
+    costs = []
+    for options, grain in (
+        ({"transpose_lhs": True}, (1, 32)),  # rows of k are stored
+        ({}, (32, 64)),  # neighbours along k come together
+        ({"transpose_rhs": True}, (32, 1)),  # one does, and the other is turned
+        ({"transpose_rhs": True, "dtype": "int8"}, (32, 1)),  # both operands come by elements
+    ):
+        tensors = op.matmul(2048, 2048, 2048, **options)
+        made = pit_tvm.compile(tensors, sparse={"lhs": Mask(*grain)}, target=H200)
+        planner = made._dispatcher.planner
+        layout = made._dispatcher.binder.layout_of({}, "torch")
+        plan = planner.decide(layout, (205,) * 64)
+        costs.append(dict(plan.candidates[0].parts)["product"])
+    assert costs[0] < costs[1] < 1.2 * costs[0]
+    assert 1.5 * costs[0] < costs[2] < 3 * costs[0] < costs[3]
 
 
 @pytest.mark.parametrize(("dtype", "tuned"), [("float32", True), ("int8", False)])
@@ -175,6 +253,24 @@ def test_rows_are_gathered_asynchronously_on_every_architecture(arch: str) -> No
 def test_both_operands_are_gathered_along_k_up_to_the_live_count() -> None:
     text = source(op.matmul(256, 256, 128, transpose_lhs=True), Mask(1, 32))
     assert text.count("ids_ptr[") >= 2 and "cp_async" in text
+
+
+@pytest.mark.parametrize(
+    ("tensors", "arch", "vectors"),
+    [
+        (op.matmul(None, 256, 128), "sm_90", True),
+        (op.matmul(None, 256, 128), "sm_80", False),
+        (op.linear(None, 256, 128), "sm_90", False),  # a thread's results are no neighbours
+    ],
+)
+def test_tiles_of_pieces_are_added_in_vectors_where_they_can_be(
+    tensors: Any, arch: str, vectors: bool
+) -> None:
+    text = source(tensors, Mask(1, 64), arch=arch)
+    assert ("red.global.add.v4.f32" in text) == vectors
+    assert ("tvm_builtin_cuda_atomic_add((&" in text) != vectors
+    assert "cp_async" in text and "return;" not in text
+    assert "count_ptr[((int)blockIdx.x)]" in text  # one CTA takes all tiles of a piece
 
 
 @pytest.mark.parametrize(

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-import ctypes
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from tvm import te
 
 import pit_tvm
 from pit_tvm import op
 from pit_tvm.errors import ShapeError, UnsupportedTarget
-from pit_tvm.reference.index import index_lists
 from pit_tvm.runtime import cuda_bind
 from pit_tvm.runtime.cuda_detect import CudaDetector
+from pit_tvm.runtime.cuda_general_planner import GeneralPlanner
 from pit_tvm.runtime.cuda_outputs import OutputsDispatcher, OutputsForm, outputs_form
 from pit_tvm.runtime.cuda_rows import RowsKernels
 from pit_tvm.runtime.cuda_watch import CountWatch
-from pit_tvm.runtime.cuda_workspace import new_index
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.runtime.program import analyse
 from pit_tvm.structs import BitMask, BlockMask, Candidate, Mask, Plan, SparsitySpec
-from tests.runtime.cuda_products import check_replays, roundings, tiled
+from tests.runtime.cuda_products import check_replays, find_on_cpu, memory, roundings, tiled
 
 torch = pytest.importorskip("torch")
 
 H200 = "cuda -arch=sm_90a -model=h200"
 LINEAR = {"transpose_rhs": True, "bias": True, "activation": "relu"}
+TURNED = {"transpose_lhs": True}
 
 
 def form(spec: SparsitySpec, operand: str = "out", **options: Any) -> OutputsForm | None:
@@ -54,7 +53,7 @@ def plan(made: Any, zeros: float, sizes: tuple[int, int, int] = (4096, 4096, 409
         (BlockMask(64, 64), {}, 64),
         (Mask(1, 256), LINEAR, 128),
         (BitMask(), {"dtype": "bfloat16"}, 64),
-        (Mask(16, 32), {}, 64),
+        (Mask(16, 32), TURNED, 64),
     ],
 )
 def test_products_are_taken_in_slots_that_divide_the_blocks(
@@ -64,6 +63,7 @@ def test_products_are_taken_in_slots_that_divide_the_blocks(
     assert found is not None and found.slot == slot == found.options["slot"]
     assert (found.lhs, found.rhs, found.bias) == ("lhs", "rhs", "bias" if "bias" in options else "")
     assert found.rhs_layout == ("nk" if "transpose_rhs" in options else "kn")
+    assert found.transposed == found.turns == ("transpose_lhs" in options)
     assert found.route.micro_tile.extents == (1, slot) and found.route.micro_tile.axis == "m"
 
 
@@ -71,18 +71,58 @@ def test_programs_with_a_sparse_input_are_left_to_others() -> None:
     assert form(Mask(), "lhs", dtype="float16") is None
 
 
+def precise() -> list[te.Tensor]:
+    """A product in float64."""
+    lhs, rhs = (te.placeholder((64, 64), "float64", name) for name in ("lhs", "rhs"))
+    k = te.reduce_axis((0, 64), "k")
+    sums = te.compute((64, 64), lambda m, n: te.sum(lhs[m, k] * rhs[k, n], axis=k), name="out")
+    return [lhs, rhs, sums]
+
+
 @pytest.mark.parametrize(
     ("tensors", "spec", "match"),
     [
-        (op.matmul(None, 256, 256, dtype="float16"), Mask(64, 1), "blocks of the output in 64"),
-        (op.matmul(None, 64, 64, dtype="float16", transpose_lhs=True), Mask(), r"lhs stored \[m"),
-        (op.batch_matmul(2, 64, 64, 64, dtype="float16"), Mask(), "without batches"),
-        (op.matmul(None, 256, 256), Mask(), "rounded"),
+        (op.batch_matmul(2, 64, 64, 64, dtype="float16"), Mask(), "over two dimensions"),
+        (precise(), Mask(), "a sparse output of operands of one type"),
     ],
 )
 def test_other_outputs_say_what_would_work(tensors: Any, spec: Any, match: str) -> None:
     with pytest.raises(UnsupportedTarget, match=match):
         pit_tvm.compile(tensors, sparse={"out": spec}, target=H200)
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "target", "extents"),
+    [
+        (BlockMask(64, 64), {}, H200, (1, 64)),  # CUDA cores
+        (Mask(8, 256), {"dtype": "int8", **TURNED}, H200, (1, 128)),
+        (Mask(64, 1), {"dtype": "float16"}, H200, (64, 1)),  # columns are gathered
+        (Mask(), {"dtype": "bfloat16"}, "cuda -arch=sm_80", (1, 64)),
+    ],
+)
+def test_other_products_and_gpus_take_tiles_as_wide_as_a_piece(
+    spec: SparsitySpec, options: dict[str, Any], target: str, extents: tuple[int, int]
+) -> None:
+    tensors = op.matmul(512, 512, 512, **options)
+    made = pit_tvm.compile(tensors, sparse={"out": spec}, target=target)
+    planner, sizes = made._dispatcher.planner, {"m": 512, "n": 512, "k": 512}
+    assert isinstance(planner, GeneralPlanner)
+    kinds = {}
+    for zeros in (0.0, 0.95):
+        grain = spec.extents or (1, 1)  # type: ignore[attr-defined]
+        told = np.random.default_rng(1).random([512 // extent for extent in grain]) >= zeros
+        if isinstance(spec, Mask):
+            told = told.repeat(grain[0], axis=0).repeat(grain[1], axis=1)
+        plan = made.explain(sparsity=told, sizes=sizes)
+        tiles = {c.tile.tile_n for c in plan.candidates if c.tile}
+        assert tiles == {max(extents)} == {planner.form.slot}
+        assert plan.candidates[0].micro_tile.extents == extents
+        kinds[zeros] = {c.kind for c in plan.candidates}
+    assert kinds == {0.0: {"pit", "dense"}, 0.95: {"pit", "dense"}}
+    layout = made._dispatcher.binder.layout_of(sizes, "torch")
+    assert planner.plan(layout, None) and not planner.overwrites
+    kept = planner.plan(layout, (3,) * (512 // max(extents)), fresh=False)
+    assert {c.kind for c in kept.candidates} == {"pit"}
 
 
 def test_plans_follow_the_counts_and_dense_is_for_new_outputs() -> None:
@@ -139,8 +179,9 @@ class Case:
         left, right, *bias = (a.double().cpu().numpy() for a in self.arrays)
         want = np.maximum(left @ right + bias[0], 0) if bias else left @ right
         self.want, self.value = np.where(pieces, want, np.nan), torch.from_numpy(told).to(device)
-        if o.get("transpose_rhs"):
-            self.arrays[1] = self.arrays[1].t().contiguous()
+        for place, name in enumerate(("transpose_lhs", "transpose_rhs")):
+            if o.get(name):
+                self.arrays[place] = self.arrays[place].t().contiguous()
         self.out = torch.full((m, n), torch.nan, dtype=dtype, device=device)
 
     def error(self) -> float:
@@ -163,30 +204,9 @@ class Case:
 # What a call hands to the kernel
 
 
-def memory(view: Any) -> np.ndarray:
-    """The numbers of a `CudaView`, or of a tensor."""
-    if isinstance(view, torch.Tensor):
-        return view.numpy()
-    kinds = {0: "int32", 1: "uint32", 2: "float16"}
-    kind, shape = np.dtype(kinds[view._header.code]), tuple(view._shape)
-    raw = (ctypes.c_char * (math.prod(shape) * kind.itemsize)).from_address(view._header.data)
-    return np.frombuffer(raw, kind).reshape(shape)
-
-
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls take CPU tensors; lists and products are numpy's."""
-
-    def find(self: Any, spec: Any, value: Any, shape: Any, micro_tile: Any, *_: Any) -> Any:
-        def run(given: Any, take: Any) -> Any:
-            lists = index_lists(spec, given.numpy(), shape, micro_tile)
-            index = new_index(given, "live", len(lists), shape[micro_tile.dim])
-            for slot, ids in enumerate(lists):
-                index.ids[slot, : len(ids)] = torch.from_numpy(ids)
-                index.count[slot] = len(ids)
-            return index, None
-
-        return run
 
     def product(self: Any, tile: Any, groups: int, **options: Any) -> Any:
         def run(*given: Any) -> None:
@@ -201,13 +221,18 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return run
 
-    monkeypatch.setattr(CudaDetector, "prepared", find)
+    monkeypatch.setattr(CudaDetector, "prepared", find_on_cpu)
+
+    def turn(self: Any, dtype: str) -> Any:
+        return lambda source, turned: turned.copy_(source.t())
+
     monkeypatch.setattr(RowsKernels, "product", product)
+    monkeypatch.setattr(RowsKernels, "turn", turn)
     monkeypatch.setattr(CountWatch, "due", lambda self: False)
     monkeypatch.setattr(cuda_bind, "check_tensor", lambda *given, **options: None)
 
 
-@pytest.mark.parametrize("options", [{}, LINEAR])
+@pytest.mark.parametrize("options", [TURNED, LINEAR])
 @pytest.mark.parametrize("dead", ["skip", "zero"])
 def test_calls_hand_slots_to_the_kernel(on_cpu: None, dead: str, options: dict[str, Any]) -> None:
     made = operator(BlockMask(16, 128), dead, **options)
@@ -237,6 +262,7 @@ def cache() -> KernelCache:
         (BlockMask(5, 128), (64,), {**LINEAR, "dtype": "bfloat16"}),
         (Mask(), (64,), {}),
         (BitMask(3, 64), (64,), {"bias": True, "activation": "relu"}),
+        (Mask(8, 64), (64,), {**TURNED, "dtype": "bfloat16"}),
     ],
 )
 def test_live_pieces_are_computed_and_no_others_written(

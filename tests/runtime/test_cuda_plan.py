@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pit_tvm.errors import AxisError, DTypeError, ShapeError
 from pit_tvm.runtime.cuda_detect_columns import FOLD_THREADS, vector_of
-from pit_tvm.runtime.cuda_detect_plan import MOST_PARTS, MaskPlan, capacity_of, plan_mask
+from pit_tvm.runtime.cuda_detect_plan import MOST_PARTS, SMS, MaskPlan, capacity_of, plan_mask
 from pit_tvm.runtime.cuda_detect_rows import ROW_WORDS, THREADS
 from pit_tvm.runtime.cuda_detect_strips import CTAS, LANES, MOST_WORDS
 from pit_tvm.runtime.cuda_modules import mask_module
@@ -82,6 +82,20 @@ def test_slots_of_rows_are_covered(drawn) -> None:
         assert several * across <= LANES and 1 <= several * max(high, 1) <= MOST_WORDS
         assert chunks * across * vector_of(bits) >= min(width, cols)
         assert CTAS * high * 32 >= rows
+
+
+@pytest.mark.parametrize(("extents", "pit"), [((64, 1), 1), ((1, 64), 0)])
+def test_lines_of_whole_slots_are_not_cut_into_parts(extents: tuple[int, int], pit: int) -> None:
+    micro_tile, shape = MicroTile("lhs", "k", pit, extents), (4096, 4096)
+    for dtype, (spec, bits) in ENTRIES.items():
+        plan = plan_mask(spec, dtype, shape, micro_tile, whole=True)
+        assert plan.fold.parts == 1 and plan.slots == 64
+        if pit == 1:
+            _, _, band, parts, height, chunks, lanes = plan.fold.numbers
+            assert parts == 1 and height >= band
+            assert chunks * (vector_of(bits) << lanes) >= 4096
+            assert 64 * chunks >= SMS or bits == 1  # of which a CTA reads all that there are beside
+    assert plan_mask(Mask(), "bool", shape, MicroTile("lhs", "k", 1, (64, 1))).fold.parts > 1
 
 
 def test_every_plan_names_a_kernel_that_exists() -> None:

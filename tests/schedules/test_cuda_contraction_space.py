@@ -47,6 +47,15 @@ def test_every_tile_fits_its_chip(family: str, dtype: str, arch: str) -> None:
         assert tile.knob("stages") >= 2 and tile.tile_k >= min(depths)
 
 
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("dtype", space.DTYPES)
+def test_tiles_of_pieces_fit_their_chip_and_divide_every_piece(dtype: str, arch: str) -> None:
+    (tile,) = space.starting_tiles(arch, dtype, family=space.PIECES)
+    assert (tile.family, tile.isa, tile.dtype) == (space.PIECES, arch, dtype)
+    assert space.DEPTH_STEP % tile.tile_k == 0 and space.threads(tile) % 32 == 0
+    assert space.shared_bytes(tile) <= ARCHS[arch] * 1024
+
+
 @pytest.mark.parametrize("family", space.FAMILIES)
 def test_decisions_replay_and_are_read_back(family: str) -> None:
     task = replace(TASK, family=family)

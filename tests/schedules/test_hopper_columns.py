@@ -11,6 +11,7 @@ import pytest
 from pit_tvm.errors import ScheduleError, TileNotFound
 from pit_tvm.schedules.hopper_bands import (
     COLUMNS,
+    FLIPPED,
     HEIGHTS,
     RANGES,
     STARTING,
@@ -75,6 +76,17 @@ def test_packed_columns_bias_and_activation_are_parameters() -> None:
     assert "capacity" in full
 
 
+@pytest.mark.parametrize("height", HEIGHTS)
+def test_bands_of_a_product_turned_are_the_instructions_columns(height: int) -> None:
+    knobs = ColumnsTile(height, shared=2)
+    body = body_of(knobs=knobs, flip=True, bias=True)
+    assert f"m64n{height}k16" in body
+    assert knobs.flipped_part.tile_m == 256 and knobs.flipped_part.tile_n == height
+    for wrong in ({"knobs": ColumnsTile(128, shared=1)}, {"knobs": knobs, "common": True}):
+        with pytest.raises(ScheduleError, match="turned|flip"):
+            columns_kernel("float16", flip=True, **wrong)
+
+
 def test_with_one_list_ctas_share_out_the_depth_and_exchange_sums() -> None:
     knobs = ColumnsTile(128, 128, shared=1)
     body = body_of(knobs=knobs, common=True)
@@ -83,12 +95,13 @@ def test_with_one_list_ctas_share_out_the_depth_and_exchange_sums() -> None:
     assert len(re.findall(r"parts_ptr\[\S.* = acc_ptr", body)) == 64
 
 
-@pytest.mark.parametrize("knobs", STARTING + RANGES)
+@pytest.mark.parametrize("knobs", STARTING + RANGES + FLIPPED)
 def test_starting_tiles_fit_and_keep_their_knobs_as_tiles(knobs: ColumnsTile) -> None:
     knobs.check()
     assert knobs.shared_bytes <= SHARED_LIMIT
-    one_list = knobs not in STARTING
-    tiles = starting_ranges("bfloat16") if one_list else starting_columns("bfloat16", knobs.height)
+    flip, one_list = knobs in FLIPPED, knobs in RANGES
+    banded = starting_columns("bfloat16", knobs.height, flip)
+    tiles = starting_ranges("bfloat16") if one_list else banded
     assert knobs in [columns_tile(tile) for tile in tiles]
     assert {tile.dtype for tile in tiles} == {"bfloat16"}
 

@@ -29,6 +29,7 @@ NARROW, WIDE = PiecesTile(1376, 32, 32, 6, 3), PiecesTile(512, 64, 48, 6, 3)
     [
         ("float16", NARROW, {}, "m64n32k16.f32.f16.f16", "1"),
         ("bfloat16", WIDE, {"rhs_layout": "nk", "bias": True}, "m64n64k16.f32.bf16.bf16", "0"),
+        ("float16", NARROW, {"flip": True, "bias": True}, "m64n32k16.f32.f16.f16", "1"),
     ],
 )
 def test_live_rows_are_gathered_and_their_sums_stay_in_shared_memory(

@@ -62,7 +62,7 @@ def test_dense_wins_where_much_is_live(height: int) -> None:
 def test_zeros_make_dense_products_faster() -> None:
     dense = [plan(work(32, share)).candidates[-1] for share in (1.0, 0.9, 0.1)]
     costs = [c.cost_us for c in dense]
-    assert costs[0] > costs[1] > costs[2] == pytest.approx(0.8 * costs[0])
+    assert costs[0] > costs[1] > costs[2] == pytest.approx(0.87 * costs[0], rel=0.01)
 
 
 def test_packing_is_a_part_of_the_cost() -> None:

@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from pit_tvm.selection import gpu_cost
-from pit_tvm.selection.gpu_cost import GpuDense, GpuRates, GpuWork, gpu_rates, select_gpu
+from pit_tvm.selection.gpu_cost import (
+    GpuDense,
+    GpuRates,
+    GpuWork,
+    dense_candidate,
+    gpu_rates,
+    select_gpu,
+)
 from pit_tvm.structs import MicroTile, Tile, TileTask
 from pit_tvm.tile_db.record import Provenance, TileRecord
 from pit_tvm.tile_db.store import TileStore
@@ -205,7 +212,18 @@ def test_dense_pays_for_dead_rows_and_for_passes_over_the_output() -> None:
         return next(c.cost_us for c in plan.candidates if c.kind == "dense")
 
     assert cost() < cost(fills=True) and cost() < cost(extra_bytes=1e6)
-    assert cost(extra_bytes=1e6) == pytest.approx(cost() + rates().store_us(1e6))
+    assert cost(extra_bytes=1e6) == pytest.approx(cost() + 1.25 * rates().store_us(1e6))
+
+
+def test_zeros_make_products_faster_that_are_near_what_the_chip_can_do() -> None:
+    def share(m: int, n: int, k: int) -> float:
+        whole, half = (GpuDense(m, n, k, zeros=zeros) for zeros in (0.0, 0.9))
+        costs = [dense_candidate(one, 0.0, 0.0, rates()).cost_us for one in (half, whole)]
+        return costs[0] / costs[1]
+
+    assert share(4096, 4096, 4096) == pytest.approx(0.87, abs=0.01)
+    assert 0.9 < share(4096, 768, 3072) < share(4096, 3072, 768) < 0.96
+    assert share(8, 4096, 4096) > 0.999
 
 
 def test_nothing_live_costs_a_launch() -> None:
@@ -219,11 +237,7 @@ def test_shipped_records_are_reproduced() -> None:
     shipped = TileStore.open(device="h200-sm_90a", isa="sm_90a").all()
     records = [r for r in shipped if r.tile is None or r.tile.family.endswith("-hopper")]
     known = gpu_rates(records, "float16", "sm_90a", "torch", ())
-    errors = [
-        abs(known.dense_us(r.task.m, r.task.n, r.task.k)[0] / (1e6 * r.secs) - 1)
-        for r in records
-        if r.kind == "library" and r.task.dtype != "float32"
-    ]
+    errors = []
     for r in records:
         if r.tile is None or r.tile not in known.families[r.tile.family].tiles:
             continue
@@ -254,4 +268,4 @@ def test_activations_cost_tiles_what_was_measured_of_them() -> None:
         for act in ("none", "relu", "gelu")
     )
     assert plain == relu
-    assert gelu - plain == pytest.approx(4096 * 4096 * 9.1e-7)
+    assert gelu - plain == pytest.approx(4096 * 4096 * 7.1e-7)

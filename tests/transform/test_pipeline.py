@@ -27,6 +27,7 @@ PASSES = [
     "lower_even_tiles",
     "lower_dynamic_extent",
     "lower_early_exit",
+    "lower_atomic_adds",
     "lower_prefetch_rows",
     "lower_prefetch_stores",
     "lower_parallel_tiles",

@@ -1,0 +1,164 @@
+"""Plans of programs on CUDA cores: what their tiles cost on one GPU, and what else they write."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from ..errors import ShapeError, mismatch
+from ..schedules.cuda_contraction_space import PIECES, ROWS, starting_tiles
+from ..selection.gpu_general import (
+    GeneralDense,
+    GeneralRates,
+    GeneralWork,
+    general_rates,
+    select_general,
+)
+from ..structs import Plan, Tile
+from ..target import TargetInfo
+from ..tile_db.store import TileStore
+from .arrays import itemsize
+from .bind import Layout
+from .cuda_general_form import SECTOR, GeneralForm, neighbours
+from .cuda_planner import LIBRARY, BandPlanner, CudaPlanner
+from .program import Program
+
+MOST_ELEMENTS = 2**31  # of one array: kernels count them in 32 bits
+MOST_CTAS = 2**16 - 1  # beside each other on an index of CTAs but the first
+
+
+class GeneralPlanner(BandPlanner):
+    """Chooses plans for one program on one GPU."""
+
+    form: GeneralForm  # type: ignore[assignment]
+
+    def __init__(
+        self, program: Program, form: Any, target: TargetInfo, store: TileStore, dead: str
+    ) -> None:
+        super().__init__(program, form, target, store, dead)
+        spatial = not form.route.reduces
+        # Dead slices of the output are written before live ones overwrite them, or add to them.
+        writes = spatial and (program.zero_outside or dead == "zero")
+        self.overwrites = writes and not form.apart
+        # A product of everything: where dead slices are zero, or nobody looks at theirs.
+        self.dense_fits = program.zero_outside
+        self.dense_fits_new = spatial and dead != "zero"
+
+    @property
+    def _row(self) -> int:
+        con = self.program.contraction
+        return con.sparse_axes.index(con.row) if con else 0
+
+    def decide(self, layout: Layout, counts: tuple[int, ...], fresh: bool = True) -> Plan:
+        """Algorithm 1 for live positions of each list, without the cache."""
+        self._check_sizes(layout)
+        slots = max(len(counts), 1)
+        covered = sum(counts) / max(slots * self._rows(layout), 1)
+        fill = float(self._output_bytes(layout))
+        index = self._index_bytes(layout)
+        fits = self.dense_fits or (fresh and self.dense_fits_new)
+        dense = self._all(layout) if fits and not self.form.groups else None
+        work = self._work(layout, counts)
+        micro_tile = self.form.route.micro_tile
+        tiles, rates = self.likely_tiles(layout), self.own_rates
+        return select_general(micro_tile, work, tiles, dense, rates, index, fill, covered)
+
+    @cached_property
+    def own_rates(self) -> GeneralRates:
+        """Rates of the operator's tiles on this GPU, and of the library's products."""
+        form, isa = self.form, self.target.isa
+        bands = form.axis == "depth"
+        height = form.route.micro_tile.extents[self._row] if bands else 0
+        family = PIECES if form.axis == "pieces" else ROWS
+        generic = starting_tiles(isa, form.dtype, height, family) if form.rhs else ()
+        if family == PIECES:  # two steps at least: copies of one are awaited at once
+            steps = max(form.route.micro_tile.extents) // 2
+            generic = tuple(replace(t, tile_k=min(t.tile_k, steps)) for t in generic)
+        records = list(self.store.all())
+        if form.slot:
+            generic = tuple(tile for tile in generic if tile.tile_n == form.slot)
+            records = [r for r in records if r.tile is None or r.tile.tile_n == form.slot]
+        return general_rates(records, form.dtype, isa, LIBRARY, generic, form.axis)
+
+    @cached_property
+    def tiles(self) -> tuple[Tile, ...]:  # type: ignore[override]
+        """The tiles to choose from; none without a contraction."""
+        return self.own_rates.tiles
+
+    def likely_tiles(self, layout: Layout) -> tuple[Any, ...]:
+        """All of the few that there are."""
+        return self.tiles or (None,)
+
+    def _assumed(self, layout: Layout, share: float) -> tuple[int, ...]:
+        if self.form.groups:
+            return CudaPlanner._assumed(self, layout, share)
+        cut = ((dim, e) for dim, e in enumerate(self.form.route.micro_tile.extents) if e > 1)
+        lists = next((-(-layout.operand[dim] // extent) for dim, extent in cut), 1)
+        return (round(share * self._rows(layout)),) * lists
+
+    def _work(self, layout: Layout, counts: tuple[int, ...]) -> GeneralWork:
+        m, n, k, batch = self._extents(layout)
+        shared = 1 if self.form.axis == "batch" else batch
+        extent = self._rows(layout)
+        k = max(self.form.route.micro_tile.extents) if self.form.axis == "pieces" else k
+        sizes = (counts or (0,), m, self.form.slot or n, k, shared, self._itemsize)
+        copied = n * k * shared if self.form.turns else 0
+        return GeneralWork(*sizes, self.form.axis, extent, self._scattered, copied)
+
+    @property
+    def _scattered(self) -> tuple[float, float]:
+        """How much of the operands is gathered by elements: where lists are along an operand's last
+        axis. Live neighbours come together, a sector of memory at once.
+        """
+        con = self.program.contraction
+        if con is not None and self.form.axis == "pieces":
+            return float(con.sparse_axes[-1] == con.row), 0.0
+        if con is None or self.form.axis != "depth":
+            return 0.0, 0.0
+        near = min(neighbours(self.program, con), SECTOR // self._itemsize)
+        own, other = (axes[-1] == con.reduce for axes in (con.sparse_axes, con.dense_axes))
+        return own / near, (other and not self.form.turns) / near
+
+    def _all(self, layout: Layout) -> GeneralDense:
+        m, n, k, batch = self._extents(layout)
+        passes = 2.0 * m * n * batch * self._itemsize if self.form.act != "none" else 0.0
+        library = LIBRARY if self.form.library else ""
+        return GeneralDense(m, n, k, batch, self._itemsize, library, passes)
+
+    def _output_bytes(self, layout: Layout) -> int:
+        """What is written before the tiles' results, and after them where their sums are apart."""
+        output = math.prod(layout.output) * self._itemsize
+        if not self.form.apart:
+            return output if self.overwrites else 0
+        return 2 * math.prod(layout.sums) * itemsize(self.program.sums.dtype) + output
+
+    def _extents(self, layout: Layout) -> tuple[int, int, int, int]:
+        """Rows and columns as the sparse operand has them, depth, and products beside each other;
+        results, 1, terms of each and 1 where there is no contraction."""
+        con = self.program.contraction
+        if con is None or not self.form.rhs:
+            terms = math.prod(layout.operand) // max(math.prod(layout.output), 1)
+            return math.prod(layout.output), 1, max(terms, 1), 1
+        names = [p.name for p in self.program.inputs]
+        own, other = (layout.shapes[names.index(name)] for name in (con.sparse, con.dense))
+        sparse = dict(zip(con.sparse_axes, own, strict=True))
+        dense = dict(zip(con.dense_axes, other, strict=True))
+        batch = math.prod(sparse[axis] for axis in con.batch)
+        return sparse[con.row], dense[con.column], sparse[con.reduce], batch
+
+    def _check_sizes(self, layout: Layout) -> None:
+        shapes = [*layout.shapes, layout.output]
+        if max(map(math.prod, shapes)) >= MOST_ELEMENTS:
+            expected = f"arrays of fewer than {MOST_ELEMENTS} elements"
+            raise ShapeError(mismatch("inputs, output", expected, shapes))
+        if self.tiles:
+            _, n, _, batch = self._extents(layout)
+            ctas = -(-n // min(tile.tile_n for tile in self.tiles)) * batch
+            if ctas > MOST_CTAS:
+                raise ShapeError(mismatch("inputs", f"at most {MOST_CTAS} tiles beside", ctas))
+
+    @property
+    def _itemsize(self) -> int:
+        return itemsize(self.program.input(self.program.gathered).dtype)

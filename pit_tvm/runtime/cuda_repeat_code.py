@@ -1,0 +1,138 @@
+"""Compiled code that compares a call's tensors with those of calls before, and launches.
+
+It runs on the host and asks nothing of CUDA itself: what it launches are compiled functions.
+"""
+
+from __future__ import annotations
+
+MOST_TENSORS, MOST_RANK = 8, 6  # of one call, and of one tensor
+MOST_WORDS = 1 + MOST_TENSORS * (2 + MOST_RANK)  # that tell a call from others
+NUMBER, MEMORY, TENSOR = 0, 1, 2  # kinds of arguments: see SOURCE
+
+_LIMITS = f"""
+enum {{ MOST_TENSORS = {MOST_TENSORS}, MOST_RANK = {MOST_RANK}, MOST_WORDS = {MOST_WORDS} }};
+enum {{ MOST_ARGUMENTS = 16 }};
+"""
+SOURCE = (
+    _LIMITS
+    + """
+#include <string.h>
+#include <tvm/ffi/c_api.h>
+#include <tvm/ffi/extra/c_env_api.h>
+
+// A call in words: its tensors; its launches, each the function's handle, the number of arguments,
+// and two words for each argument, kind and value: 0 a number, 1 memory (DLTensor), 2 + i memory as
+// the value says (DLTensor) at the address of tensor i.
+struct Call {
+  int64_t bytes, launches;
+  int64_t* program;
+  int64_t words[MOST_WORDS];
+  char* data[MOST_TENSORS];  // addresses of the tensors of the last call
+};
+struct Table { int64_t size; Call* calls[]; };
+
+static DLTensor* pit_tensor(const TVMFFIAny* given) {
+  if (given->type_index == kTVMFFIDLTensorPtr) return (DLTensor*)given->v_ptr;
+  if (given->type_index == kTVMFFITensor) return TVMFFITensorGetDLTensorPtr(given->v_obj);
+  return NULL;
+}
+
+static char* pit_data(const DLTensor* x) { return (char*)x->data + x->byte_offset; }
+
+// Device, type, rank, extents, and whether the address is a multiple of 16 bytes; -1 where elements
+// do not follow each other. ``bytes`` gets the size.
+static int pit_describe(const DLTensor* x, int64_t* words, int64_t* bytes) {
+  int64_t step = 1;
+  if (x->ndim > MOST_RANK) return -1;
+  words[0] = (int64_t)x->device.device_type << 32 | (uint32_t)x->device.device_id;
+  words[1] = (int64_t)x->dtype.code << 40 | (int64_t)x->dtype.bits << 32 |
+             (int64_t)x->dtype.lanes << 16 | (int64_t)x->ndim << 8 |
+             (((uintptr_t)pit_data(x) & 15) == 0);
+  for (int d = x->ndim - 1; d >= 0; --d) {
+    if (x->strides && x->shape[d] != 1 && x->strides[d] != step) return -1;
+    step *= words[2 + d] = x->shape[d];
+  }
+  *bytes = step * x->dtype.bits / 8;
+  return 2 + x->ndim;
+}
+
+// Words of so many tensors, of which the last is the output; -1 for a call that cannot be told by
+// them, and where the output shares memory with another.
+static int pit_words(const TVMFFIAny* given, int number, int64_t* words, char** data) {
+  int at = 1, known = 0;
+  int64_t bytes[MOST_TENSORS];
+  if (number > MOST_TENSORS) return -1;
+  for (int i = 0; i < number; ++i) {
+    DLTensor* x = pit_tensor(given + i);
+    data[i] = x ? pit_data(x) : NULL;
+    if (!x && given[i].type_index != kTVMFFINone) return -1;
+    if (!x) {
+      words[at++] = -1;
+      continue;
+    }
+    int size = pit_describe(x, words + at, bytes + i);
+    if (size < 0) return -1;
+    if (!known++)
+      words[0] = (int64_t)TVMFFIEnvGetStream(x->device.device_type, x->device.device_id);
+    at += size;
+  }
+  for (int i = 0; data[number - 1] && i < number - 1; ++i)
+    if (data[i] && data[number - 1] < data[i] + bytes[i] &&
+        data[i] < data[number - 1] + bytes[number - 1])
+      return -1;
+  return at;
+}
+
+static int pit_launch(const Call* call) {
+  const int64_t* next = call->program;
+  for (int i = 0; i < call->launches; ++i) {
+    TVMFFIAny args[MOST_ARGUMENTS] = {}, result = {};
+    DLTensor views[MOST_ARGUMENTS];
+    void* function = (void*)*next++;
+    int number = (int)*next++;
+    for (int a = 0; a < number; ++a, next += 2) {
+      args[a].type_index = next[0] == 0 ? kTVMFFIInt : kTVMFFIDLTensorPtr;
+      args[a].v_int64 = next[1];
+      if (next[0] >= 2) {
+        views[a] = *(const DLTensor*)next[1];
+        views[a].data = call->data[next[0] - 2];
+        args[a].v_ptr = views + a;
+      }
+    }
+    int code = TVMFFIFunctionCall(function, args, number, &result);
+    if (code) return code;
+  }
+  return 0;
+}
+
+// (table, -1, tensors ..) finds the number of the call in the table that is like this one, -1 if
+// none is, and launches what it launches if there is an output; (table, number, at, output) does
+// the latter where the call was just found and its tensor number ``at`` was None. (0, address,
+// tensors ..) writes their words to the address, and counts them.
+extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_repeat(void* self, const TVMFFIAny* args, int32_t size,
+                                                   TVMFFIAny* result) {
+  int64_t words[MOST_WORDS], found = args[1].v_int64;
+  char* data[MOST_TENSORS];
+  const Table* table = (const Table*)args[0].v_int64;
+  result->type_index = kTVMFFIInt;
+  if (!table) {
+    result->v_int64 = pit_words(args + 2, size - 2, (int64_t*)found, data);
+    return 0;
+  }
+  result->v_int64 = found;
+  if (found >= 0) {
+    table->calls[found]->data[args[2].v_int64] = pit_data(pit_tensor(args + 3));
+    return pit_launch(table->calls[found]);
+  }
+  int64_t bytes = 8 * pit_words(args + 2, size - 2, words, data);
+  for (int64_t i = 0; bytes > 0 && i < table->size; ++i) {
+    Call* call = table->calls[i];
+    if (call->bytes != bytes || memcmp(call->words, words, bytes)) continue;
+    result->v_int64 = i;
+    memcpy(call->data, data, (size - 2) * sizeof(char*));
+    return data[size - 3] ? pit_launch(call) : 0;
+  }
+  return 0;
+}
+"""
+)

@@ -1,0 +1,100 @@
+"""Lowers ``pit.atomic_adds``: stores that add become atomic additions, four at once where a loop
+says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm_ffi
+from tvm import s_tir, sym, tirx
+from tvm.ir import TensorLoad
+from tvm.script import tirx as T
+from tvm.tirx import BufferLoad, BufferStore
+
+from ..errors import ScheduleError, mismatch
+from ..primitive.atomic_adds import ATOMIC_ADDS
+from .lower_prefetch_rows import replaced
+from .rebuild import rebuilt_block, rebuilt_loop
+from .warp_mma_site import offset_of
+
+VECTOR = 4  # neighbours in float32 that GPUs with clusters add at once
+
+_ADD = """__forceinline__ __device__ void pit_add4(float* at, const float* v) {
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
+    :: "l"(at), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
+}
+"""
+
+
+def lower_atomic_adds(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Replace what every annotated block stores by atomic additions.
+
+    Raises
+    ------
+    ScheduleError
+        A block does not add to what it stores, or the vectorised loop around it is not one of
+        `VECTOR` float32.
+    """
+    loops: list[tirx.For] = []
+    tvm_ffi.structural_walk(func.body, (tirx.For, loops.append))
+    # Inner loops are met before those around them. Errors inside a callback of structural_map lose
+    # their type: bodies are worked out before.
+    around = {block: loop for loop in reversed(loops) for block in _marked(loop)}
+    if not around:
+        return func
+    lowered = {loop.loop_var: _added(loop, block) for block, loop in around.items()}
+    return func.with_body(
+        tvm_ffi.structural_map(
+            func.body, [(tirx.For, lambda loop: lowered.get(loop.loop_var, loop))]
+        )
+    )
+
+
+def _marked(stmt: tirx.Stmt) -> list[s_tir.SBlock]:
+    found: list[s_tir.SBlock] = []
+
+    def visit(block: s_tir.SBlock) -> None:
+        if ATOMIC_ADDS in (block.annotations or {}):
+            found.append(block)
+
+    tvm_ffi.structural_walk(stmt, (s_tir.SBlock, visit))
+    return found
+
+
+def _added(loop: tirx.For, block: s_tir.SBlock) -> tirx.Stmt:
+    """``loop`` with the additions of ``block``; its body alone where they take a whole vector."""
+    vector = loop.kind == tirx.ForKind.VECTORIZED
+    stores: list[BufferStore] = []
+    tvm_ffi.structural_walk(block.body, (BufferStore, stores.append))
+    calls = [_call(store, loop if vector else None) for store in stores]
+    body = tvm_ffi.structural_map(block.body, [(BufferStore, lambda _: calls[0])])
+    notes = {k: v for k, v in block.annotations.items() if k != ATOMIC_ADDS}
+    new = rebuilt_block(block, body=body, annotations=notes)
+    body = tvm_ffi.structural_map(
+        loop.body, [(s_tir.SBlock, lambda b: new if ATOMIC_ADDS in (b.annotations or {}) else b)]
+    )
+    return replaced(body, {loop.loop_var: loop.min}) if vector else rebuilt_loop(loop, body=body)
+
+
+def _call(store: BufferStore, loop: tirx.For | None) -> tirx.Stmt:
+    """The addition of one element, or of those of a vectorised ``loop``."""
+    what, target = "atomic_adds: block", BufferLoad(store.buffer, list(store.indices))
+    sums: Any = store.value
+    if not isinstance(sums, tirx.Add) or not tvm_ffi.structural_equal(sums.a, target):
+        raise ScheduleError(mismatch(what, "a store that adds to its target", sums))
+    at, value = tirx.address_of(target), sums.b
+    if loop is None:
+        return tirx.Evaluate(T.cuda.atomic_add(at, value))
+    whole = int(loop.extent) == VECTOR and isinstance(value, TensorLoad)
+    if not whole or str(value.ty) != "float32" or not (_near(target, loop) and _near(value, loop)):
+        expected = f"{VECTOR} neighbours of float32 in memory"
+        raise ScheduleError(mismatch(what, expected, f"{loop.extent} of {value} in {target}"))
+    source = tirx.address_of(value)
+    return tirx.Evaluate(T.cuda.func_call("pit_add4", at, source, source_code=_ADD))
+
+
+def _near(load: TensorLoad, loop: tirx.For) -> bool:
+    """Whether iterations of ``loop`` load neighbours."""
+    start = offset_of(load.source, list(load.indices))
+    step = replaced(start, {loop.loop_var: loop.loop_var + 1}) - start
+    return sym.Analyzer().can_prove_equal(step, 1)

@@ -1,0 +1,45 @@
+"""What a library's dense products are taken to cost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pit_tvm.selection.gpu_library import library_of
+
+MEASURED = Path(__file__).parents[2] / "tuning_logs" / "h200-sm_90a" / "dense.json"
+GBPS = 4165.0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "median", "most"),
+    [("float16", 0.04, 0.12), ("bfloat16", 0.04, 0.12), ("float32", 0.07, 0.2)],
+)
+def test_costs_fit_what_was_measured(dtype: str, median: float, most: float) -> None:
+    """The median error, and that of nine shapes of ten."""
+    library, errors = library_of(dtype), []
+    for row in json.loads(MEASURED.read_text())["rows"]:
+        if f"{dtype}_nk" in row:
+            us, bound = library.product_us(row["m"], row["n"], row["k"], GBPS)
+            errors.append(abs(us / row[f"{dtype}_nk"] - 1))
+            assert bound < us
+    assert len(errors) > 40
+    assert np.median(errors) < median and np.quantile(errors, 0.9) < most
+
+
+def test_narrow_products_cost_more_for_each_operation() -> None:
+    half = library_of("bfloat16")
+    square, narrow = (half.product_us(2048, n, 4096, GBPS)[0] / n for n in (2048, 64))
+    assert narrow > 2 * square
+    assert half.product_us(2048, 2048, 4096, GBPS) == library_of("float16").product_us(
+        2048, 2048, 4096, GBPS
+    )
+
+
+def test_few_tiles_split_their_depth() -> None:
+    half = library_of("float16")
+    deep, shallow = (half.product_us(128, 128, k, GBPS)[0] for k in (8192, 1024))
+    assert deep < 2.5 * shallow
