@@ -6,7 +6,7 @@ The files land in the kernel cache, from where operators load them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -95,7 +95,7 @@ class Part:
     turned: bool = field(compare=False, default=False)
 
 
-Wanted = Kernel | Library | Columns | Part
+Wanted = Kernel | Library | Columns | Part | Callable[[], None]  # which compiles one itself
 Measured = Linear | Moe | Layer | Sparse
 
 
@@ -133,6 +133,8 @@ def build_one(what: str | Wanted) -> int:
             kernels.combine(what.dtype, IDS)
         else:
             kernels.product(what.tile, 2, **dict(what.options))
+    elif not isinstance(what, Kernel):
+        what()
     else:
         groups = 2 if what.kind == "grouped" else 0
         spec: SparsitySpec = pit_tvm.Groups(groups) if groups else pit_tvm.Rows()

@@ -36,8 +36,22 @@ NARROW = 8  # characters of a column at least
 
 def describe(settings: GpuSettings) -> dict[str, Any]:
     """Where, with what and when this run measures, as JSON values."""
-    records = database(settings)
     cuda = settings.device == "cuda"
+    return {
+        **machine(cuda),
+        "tile database": {"records": len(database(settings))},
+        "seeds": [SEED_KEY, settings.seed],
+        "repeats": settings.repeats,
+        "quick": settings.quick or not cuda,
+        "error limit": ERROR_LIMIT,
+        "held out": [
+            list(shape) for shape in (*HELD_OUT_LIVE, *HELD_OUT_EXPERTS, *HELD_OUT_LAYERS)
+        ],
+    }
+
+
+def machine(cuda: bool) -> dict[str, Any]:
+    """Where, with what and when anything runs, as JSON values."""
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "device": torch.cuda.get_device_name() if cuda else "none: a dry run on the CPU",
@@ -48,14 +62,6 @@ def describe(settings: GpuSettings) -> dict[str, Any]:
             "cuda": torch.version.cuda or "none",
             **{name: _version(name) for name in PACKAGES},
         },
-        "tile database": {"records": len(records)},
-        "seeds": [SEED_KEY, settings.seed],
-        "repeats": settings.repeats,
-        "quick": settings.quick or not cuda,
-        "error limit": ERROR_LIMIT,
-        "held out": [
-            list(shape) for shape in (*HELD_OUT_LIVE, *HELD_OUT_EXPERTS, *HELD_OUT_LAYERS)
-        ],
     }
 
 

@@ -1,10 +1,13 @@
 """Checks the GPU backend: random patterns and shapes against float64, and what calls promise.
 
-Thousands of random calls of each kernel family (linear with weights [n, k], matmul with weights
-[k, n], turned with an lhs [k, m] besides, grouped) through the public interface, every tile in
-turn; then no synchronisation, CUDA graphs, streams, threads, memory and the number of kernels. One
-line for each check, a summary at the end; the exit status is 1 if anything is wrong, and 2 if
-something is missing.
+Thousands of random calls of each kernel family through the public interface, every tile in turn:
+products of live rows (linear with weights [n, k], matmul with weights [k, n], turned with an lhs
+[k, m] besides, grouped); of either operand in blocks along k, in pieces of one row and in bands;
+of outputs that are needed in part; over ranges of k that exist; of a few rows (decode); and
+anything else (general: expressions of fixed n and k, each with many patterns). Then no
+synchronisation, CUDA graphs, streams, threads, memory and the number of kernels. One line for each
+check, a summary at the end; the exit status is 1 if anything is wrong, and 2 if something is
+missing.
 
 A set small enough for compute-sanitizer, with memory that it can watch:
 
@@ -18,10 +21,13 @@ A set small enough for compute-sanitizer, with memory that it can watch:
 from __future__ import annotations
 
 import argparse
+import json
 import secrets
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench_cpu import require
@@ -30,12 +36,14 @@ from quickstart import positive
 from pit_tvm.errors import BackendUnavailable, PitError, mismatch
 
 if TYPE_CHECKING:
-    from check_gpu_values import Checker
+    from check_gpu_values import Checker, Report
 
-FAMILIES = ("linear", "matmul", "turned", "grouped")
+ROWS = ("linear", "matmul", "turned", "grouped")
+FAMILIES = (*ROWS, "blocks", "pieces", "bands", "outputs", "ranges", "decode", "general")
 COUNT = 2000
-# Every variant once, then cases in which all tiles run, of float16 (their numbers are even).
-REDUCED = (*range(12), 48, 96, 144)
+# Every variant and kind once, then cases in which all tiles of live rows run, of float16 (their
+# numbers are even).
+REDUCED = (*range(14), 48, 96, 144)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -48,11 +56,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--seed", type=int, help="of the random cases (default: a new one, which is printed)")
     add("--family", action="append", choices=FAMILIES, help="repeat for several (default: all)")
     add("--case", type=int, metavar="NUMBER", help="one case of a seed again, and nothing else")
-    add("--tiles", type=positive, default=2, help="tiles of operators with an epilogue (default 2)")
+    tiles = "tiles of operators over rows with an epilogue, and of general ones (default 2)"
+    add("--tiles", type=positive, default=2, help=tiles)
     add("--reduced", action="store_true", help="few cases, and streams: for compute-sanitizer")
     add("--only", choices=("values", "runtime"), help="half of the checks")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: the CPU's operators")
     add("--build-only", action="store_true", help="compile the kernels; needs nvcc, and no GPU")
+    add("--json", type=Path, help="write the cases of every family to this file too")
     add("--jobs", type=positive, help="processes that compile kernels (default: all processors)")
     options = parser.parse_args(argv)
     if options.case is not None and options.seed is None:
@@ -84,7 +94,10 @@ def run(options: argparse.Namespace) -> int:
         return 0
     faults: list[str] = []
     if options.only != "runtime":
-        faults += check_values(options, checker)
+        reports = check_values(options, checker)
+        faults += [fault for report in reports.values() for fault in report.faults]
+        if options.json is not None:
+            save(options, reports)
     if options.only != "values" and options.case is None:
         faults += check_runtime(checker, options.reduced)
     print(f"\n{len(faults)} faults, seed {options.seed}")
@@ -97,29 +110,41 @@ def build(options: argparse.Namespace, checker: Checker) -> None:
     from check_gpu_values import kernels_of
 
     start = time.perf_counter()
-    families = options.family if options.only == "values" else FAMILIES
+    families = list(options.family)
+    if options.only != "values":
+        families += [family for family in ROWS if family not in families]
     number = build_all(kernels_of(families, checker), options.jobs or all_processors())
     print(f"{number} libraries of kernels in {time.perf_counter() - start:.0f} s", flush=True)
 
 
-def check_values(options: argparse.Namespace, checker: Checker) -> list[str]:
-    """Random cases of every family; the faults."""
+def check_values(options: argparse.Namespace, checker: Checker) -> dict[str, Report]:
+    """Random cases, by family."""
     from check_gpu_values import check_family
 
     numbers: Sequence[int] = REDUCED if options.reduced else range(options.count)
     if options.case is not None:
         numbers = [options.case]
-    faults = []
+    reports = {}
     for family in options.family:
         start = time.perf_counter()
-        report = check_family(family, numbers, options.seed, checker)
+        report = reports[family] = check_family(family, numbers, options.seed, checker)
         print(
             f"{family}: {report.cases} cases, {report.calls} calls, {len(report.tiles)} tiles, "
             f"{len(report.faults)} faults, {time.perf_counter() - start:.0f} s",
             flush=True,
         )
-        faults += report.faults
-    return faults
+    return reports
+
+
+def save(options: argparse.Namespace, reports: dict[str, Report]) -> None:
+    """Write what was run, where, and what was wrong."""
+    from bench_gpu_report import machine
+    from bench_report import write
+
+    run = {"seed": options.seed, "reduced": options.reduced}
+    families = {name: asdict(report) for name, report in reports.items()}
+    document = {**machine(options.device == "cuda"), **run, "families": families}
+    write(options.json, json.dumps(document, indent=1, default=sorted) + "\n")
 
 
 def check_runtime(checker: Checker, reduced: bool = False) -> list[str]:

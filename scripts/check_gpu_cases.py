@@ -1,19 +1,13 @@
-"""Random patterns and shapes for ``check_gpu.py``, and what their results must be.
-
-Operands are small whole numbers over a power of two: float32 sums of their products are exact in
-any order, so without an activation that rounds, a kernel's result has one right value.
-"""
+"""Random products over live rows for ``check_gpu.py``, and what their results must be."""
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from bench_rows import Array
+from check_gpu_problem import SCALE, SHARES, Problem, activation, draw_extent, draw_whole, placed
 
 import pit_tvm
 from pit_tvm.structs import SparsitySpec
@@ -31,12 +25,7 @@ EPILOGUES = (
 PATTERNS = ("lengths", "cu_seqlens", "rows", "mask", "bitmask", "blockmask", "values")
 BLOCKS = ((1, 16), (4, 8), (32, 64))
 BANDS = ((32, 1), (64, 16), (128, 64))  # blocks of zeros of an lhs that is stored [k, m]
-AMOUNTS = ("empty", "one", "few", "half", "most", "full")
-SHARES = {"empty": 0.0, "few": 0.05, "half": 0.5, "most": 0.95, "full": 1.0}
 GROUPS = (1, 2, 3, 8, 64, 130, 256)
-STEPS = (1, 1, 2, 4, 8, 8, 8, 16)  # extents are multiples of these
-SCALE = 2.0**-4
-EXACT = (None, "relu")
 
 
 @dataclass(frozen=True)
@@ -88,6 +77,11 @@ class Shape:
         return " ".join(filter(None, parts))
 
     @property
+    def act(self) -> str | None:
+        """The activation."""
+        return self.variant.act
+
+    @property
     def spec(self) -> SparsitySpec:
         """The pattern's specification."""
         extents = self.block[::-1] if self.variant.turned else ()
@@ -104,62 +98,9 @@ class Shape:
         return made[self.pattern]
 
 
-@dataclass(frozen=True)
-class Problem:
-    """Arrays of one call. ``written``: rows that the call must write, with ``want`` [m, n]."""
-
-    shape: Shape
-    arrays: tuple[torch.Tensor, ...]
-    value: torch.Tensor | None
-    out: torch.Tensor
-    written: torch.Tensor
-    want: torch.Tensor
-
-    def refill(self, other: Problem) -> Problem:
-        """The values of ``other``, of the same shapes, in the memory of this problem."""
-        for mine, new in zip(self.arrays, other.arrays, strict=True):
-            mine.copy_(new)
-        if self.value is not None and other.value is not None:
-            self.value.copy_(other.value)
-        return replace(self, shape=other.shape, written=other.written, want=other.want)
-
-    def poison(self) -> None:
-        """Make the output show what was not written."""
-        self.out.fill_(float("nan"))
-
-    def fault(self, limit: float) -> str:
-        """What is wrong with the output; "" if nothing is. Elements may be off by ``limit``
-        roundings of their type; 0 wants them equal."""
-        written, rest = self.out[self.written], self.out[~self.written]
-        want = self.want[self.written]
-        if self.shape.dead == "zero":
-            if bool((rest != 0).any()):
-                return "a dead row is not zero"
-        elif not bool(rest.isnan().all()):
-            return "a dead row was written"
-        exact = want.to(self.out.dtype)
-        wrong = ~(written == exact)
-        if limit and want.numel():
-            scale = want.abs() + want.square().mean().sqrt()
-            unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[self.shape.variant.dtype]
-            wrong &= ~((written.double() - want).abs() <= limit * unit * scale)
-        number = int(wrong.sum())
-        if not number:
-            return ""
-        row, column = (int(x) for x in wrong.nonzero()[0])
-        at = int(self.written.nonzero().flatten()[row])
-        got, right = float(written[row, column]), float(want[row, column])
-        return f"{number} wrong elements, first [{at}, {column}] is {got}, wanted {right}"
-
-
 def variants(family: str) -> list[Variant]:
     """All that are checked of one family."""
     return [Variant(family, dtype, *epilogue) for epilogue in EPILOGUES for dtype in DTYPES]
-
-
-def case_rng(seed: int, family: str, number: int) -> np.random.Generator:
-    """Random numbers of one case, the same whichever other cases run."""
-    return np.random.default_rng([seed, zlib.crc32(family.encode()), number])
 
 
 def draw_shape(rng: np.random.Generator, variant: Variant) -> Shape:
@@ -178,8 +119,8 @@ def draw_shape(rng: np.random.Generator, variant: Variant) -> Shape:
         pattern,
         str(rng.choice(["skip", "zero"])) if named else "skip",
         m,
-        _extent(rng, most),
-        _extent(rng, most),
+        draw_extent(rng, most),
+        draw_extent(rng, most),
         groups,
         batch,
         blocks[rng.integers(len(blocks))],
@@ -188,33 +129,24 @@ def draw_shape(rng: np.random.Generator, variant: Variant) -> Shape:
     )
 
 
-def _extent(rng: np.random.Generator, most: int) -> int:
-    step = int(rng.choice(STEPS))
-    return step * int(rng.integers(1, max(2, most // step)))
-
-
 def draw_problem(
     rng: np.random.Generator, shape: Shape, amount: str, device: str, share: float = -1.0
 ) -> Problem:
     """Data of a shape; ``amount`` of its rows live, or a ``share`` of them."""
     live = draw_live(rng, shape, amount, share)
     value, live, mask = _draw_pattern(rng, shape, live)
-    lhs = _whole(rng, (shape.m, shape.k))
+    lhs = draw_whole(rng, (shape.m, shape.k))
     if mask is not None:
         lhs = np.where(mask, np.where(lhs == 0, 1, lhs), 0)
     turned = shape.variant.turned
     lhs = lhs.T if turned else lhs
     stored = shape.variant.family in ("linear", "grouped")  # rhs as weights are
     sizes = (shape.n, shape.k) if stored else (shape.k, shape.n)
-    rhs = _whole(rng, (*[shape.groups] * bool(shape.groups), *sizes)) * SCALE
-    bias = _whole(rng, (*[shape.groups] * bool(shape.groups), shape.n))
-    dtype = getattr(torch, shape.variant.dtype)
+    rhs = draw_whole(rng, (*[shape.groups] * bool(shape.groups), *sizes)) * SCALE
+    bias = draw_whole(rng, (*[shape.groups] * bool(shape.groups), shape.n))
 
     def put(array: Array) -> torch.Tensor:
-        size = array.size
-        room = torch.empty(size + shape.offset, dtype=dtype, device=device)
-        room[shape.offset :] = torch.from_numpy(array.reshape(-1).copy()).to(device)
-        return room[shape.offset :].view(array.shape)
+        return placed(array, shape.variant.dtype, device, shape.offset)
 
     arrays = [put(lhs), put(rhs), *([put(bias)] if shape.variant.bias else [])]
     given = None if value is None else torch.from_numpy(value).to(device)
@@ -282,10 +214,6 @@ def _draw_mask(
     return None if value is None else np.ascontiguousarray(value), mask.any(axis=1), mask
 
 
-def _whole(rng: np.random.Generator, sizes: tuple[int, ...]) -> Array:
-    return rng.integers(-2, 3, sizes).astype(np.float32)
-
-
 def _truth(shape: Shape, arrays: list[torch.Tensor], ids: torch.Tensor | None) -> torch.Tensor:
     """float64 ``[m, n]``; rows of no group are NaN."""
     lhs, rhs, *rest = (array.double() for array in arrays)
@@ -303,14 +231,3 @@ def _truth(shape: Shape, arrays: list[torch.Tensor], ids: torch.Tensor | None) -
 
 def _right(shape: Shape, rhs: torch.Tensor) -> torch.Tensor:
     return rhs.t() if shape.variant.family == "linear" else rhs
-
-
-def activation(name: str | None) -> Callable[[torch.Tensor], torch.Tensor]:
-    """torch's activation of one of our names."""
-    functional: Any = torch.nn.functional
-    if name is None:
-        return lambda x: x
-    if name.startswith("gelu"):
-        approximate = "tanh" if name == "gelu_tanh" else "none"
-        return lambda x: functional.gelu(x, approximate=approximate)
-    return getattr(functional, name)

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 from bench_gpu_pit import internals
-from check_gpu_cases import DTYPES, PATTERNS, Problem, Shape, Variant, draw_problem
+from check_gpu_cases import DTYPES, PATTERNS, Shape, Variant, draw_problem
+from check_gpu_problem import Problem
 from check_gpu_values import Checker, all_tiles
 
 import pit_tvm

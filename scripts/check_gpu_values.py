@@ -7,22 +7,15 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from bench_gpu_build import Columns, Kernel, Wanted
 from bench_gpu_measure import synchronize
 from bench_gpu_pit import internals, operator, sizes_for
-from check_gpu_cases import (
-    AMOUNTS,
-    BLOCKS,
-    EXACT,
-    Problem,
-    Shape,
-    Variant,
-    case_rng,
-    draw_problem,
-    draw_shape,
-    variants,
-)
+from check_gpu_cases import BLOCKS, Shape, Variant, draw_problem, draw_shape, variants
+from check_gpu_kinds import KINDS, kernels_of_kind, tiles_for
+from check_gpu_patterns import Call, draw_call, draw_data
+from check_gpu_problem import AMOUNTS, EXACT, Problem, case_rng
 
 from pit_tvm import Operator
 from pit_tvm.errors import PitError
@@ -51,8 +44,10 @@ class Checker:
         """What operators are compiled for."""
         return "cuda" if self.device == "cuda" else "llvm"
 
-    def operator(self, shape: Shape) -> Operator:
+    def operator(self, shape: Shape | Call) -> Operator:
         """The operator of a shape, compiled once."""
+        if isinstance(shape, Call):
+            return shape.kind.operator(self.target, self.tiles)
         v = shape.variant
         sizes = sizes_for(self.target, shape.n, shape.k)
         options = (shape.groups, v.bias, v.act, shape.dead)
@@ -118,8 +113,10 @@ def _planned(made: Operator, m: int, n: int, k: int) -> list[Tile]:
 
 def kernels_of(families: Sequence[str], checker: Checker) -> list[Wanted]:
     """What checking some families compiles."""
-    found: list[Wanted] = []
-    for variant in (variant for family in families for variant in variants(family)):
+    kinds = (kind for family in families for kind in KINDS.get(family, ()))
+    found = [kernel for kind in kinds for kernel in kernels_of_kind(kind, checker.tiles)]
+    known = [family for family in families if family not in KINDS]
+    for variant in (variant for family in known for variant in variants(family)):
         v = variant
         if not v.turned:
             found += [Kernel(v.family, v.dtype, v.bias, v.act, t) for t in checker.built(v)]
@@ -145,19 +142,25 @@ def check_family(
 ) -> Report:
     """Run the cases of these numbers; every fault is told when it is found.
 
-    Stops after `MOST_FAULTS` faults, or when the device itself has failed.
+    Stops after `MOST_FAULTS` faults, or when the device itself has failed. The library's products
+    are told to keep their sums in 32 bits.
     """
+    library = torch.backends.cuda.matmul
+    library.allow_fp16_reduced_precision_reduction = False
+    library.allow_bf16_reduced_precision_reduction = False
     report = Report()
     for number in numbers:
         rng = case_rng(seed, family, number)
-        known = variants(family)
-        variant = known[number % len(known)]
-        shape = draw_shape(rng, variant)
+        shape = _drawn(rng, family, number)
         amount = str(rng.choice(AMOUNTS))
         failed = False
         report.cases += 1
         try:
-            problem = draw_problem(rng, shape, amount, checker.device)
+            if isinstance(shape, Call):
+                made = checker.operator(shape)
+                problem = draw_data(rng, shape, amount, checker.device, made)
+            else:
+                problem = draw_problem(rng, shape, amount, checker.device)
             faults = check_problem(problem, number, checker, report)
             synchronize(checker.device)  # raises if a kernel has failed
         except RuntimeError as error:
@@ -169,6 +172,13 @@ def check_family(
         if failed or len(report.faults) >= MOST_FAULTS:
             break
     return report
+
+
+def _drawn(rng: np.random.Generator, family: str, number: int) -> Shape | Call:
+    if family in KINDS:
+        return draw_call(rng, family, number)
+    known = variants(family)
+    return draw_shape(rng, known[number % len(known)])
 
 
 def check_problem(
@@ -207,7 +217,7 @@ def _limit(problem: Problem, ran: Sequence[Candidate]) -> float:
     tile = ran[0].tile if ran else None
     if tile is not None and tile.family == FAMILY and problem.shape.offset:
         return LIBRARY_ROUNDINGS  # which takes weights that lie so
-    if not ran or problem.shape.variant.act in EXACT and ran[0].kind == "pit":
+    if not ran or problem.shape.act in EXACT and ran[0].kind == "pit":
         return 0.0
     return TILE_ROUNDINGS if ran[0].kind == "pit" else LIBRARY_ROUNDINGS
 
@@ -219,11 +229,18 @@ def _choices(problem: Problem, number: int, checker: Checker) -> list[tuple[str,
             ("call", None),
             ("turn", lambda plan: plan.candidates[number % len(plan.candidates)]),
         ]
-    variant = problem.shape.variant
-    tiles = tuple(t for t in tiles_of(problem.shape, checker) if _takes(t, problem.shape.groups))
-    turn = tiles[number // ALL_TILES_EVERY % len(tiles)]
-    everyone = number % ALL_TILES_EVERY == 0
-    chosen = None if variant.plain else _chosen(tiles, turn)
+    shape = problem.shape
+    tiles: Sequence[Any]
+    if isinstance(shape, Call):
+        tiles = tiles_for(shape.kind, checker.operator(shape), shape.extents)
+        turns, whole = number // len(KINDS[shape.kind.family]), shape.whole
+        everyone = turns % ALL_TILES_EVERY == 0
+    else:
+        tiles = tuple(t for t in tiles_of(shape, checker) if _takes(t, shape.groups))
+        turns, whole = number // ALL_TILES_EVERY, shape.variant.plain
+        everyone = number % ALL_TILES_EVERY == 0
+    turn = tiles[turns % len(tiles)]
+    chosen = None if whole else _chosen(tiles, turn)
     rest = [_with(tile) for tile in (tiles if everyone else (turn,))]
     choices = [("call", chosen), *(("tile", choose) for choose in rest)]
     return [*choices, ("dense", _dense(turn))] if everyone else choices
@@ -258,9 +275,9 @@ def _chosen(tiles: Sequence[Tile], turn: Tile) -> Callable[[Plan], Candidate]:
     return choose
 
 
-def _with(tile: Tile) -> Callable[[Plan], Candidate]:
+def _with(tile: Tile | None) -> Callable[[Plan], Candidate]:
     def choose(plan: Plan) -> Candidate:
-        some = next(c for c in plan.candidates if c.tile is not None)
+        some = next(c for c in plan.candidates if c.kind == "pit")
         return some._replace(tile=tile)
 
     return choose

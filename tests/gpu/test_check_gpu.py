@@ -7,8 +7,9 @@ from collections.abc import Callable
 import check_gpu_runtime as runtime
 import pytest
 import torch
-from check_gpu_cases import FAMILIES
-from check_gpu_values import Checker, check_family
+from bench_gpu_build import all_processors, build_all
+from check_gpu import FAMILIES
+from check_gpu_values import Checker, check_family, kernels_of
 
 pytestmark = pytest.mark.gpu
 
@@ -22,6 +23,7 @@ def checker() -> Checker:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_random_calls_are_right_with_every_tile(checker: Checker, family: str) -> None:
+    build_all(kernels_of([family], checker), all_processors())
     report = check_family(family, range(60), 11, checker)
     assert report.faults == [] and report.cases == 60
 

@@ -47,6 +47,7 @@ def product_row(label: str, held_out: bool = False, **more: Any) -> base.Row:
         "fill": 0.5,
         "live": 1000,
         "sizes": [8192, 4096, 4096],
+        "kernel": "a tile",
         "predicted_us": 110.0,
         "over_dense": 2.0,
         "new_over_dense": 2.0,
@@ -166,19 +167,6 @@ def test_goals_of_padding_are_of_the_rows_that_they_name() -> None:
     assert targets["padding: host us of one call, plan cached", False].got == 9
 
 
-def test_predictions_are_judged_by_median_error_and_by_the_fastest_of_those_timed() -> None:
-    rows = [product_row("a"), product_row("b", predicted_us=150.0), product_row("c")]
-    rows[2].stats["third"] = stat(99.0)
-    found = search.predictions(rows)
-    assert found.median == pytest.approx(0.1) and found.errors["b"] == pytest.approx(0.5)
-    assert found.behind == pytest.approx({"a": 1.25, "b": 1.25, "c": 1.0101}, rel=1e-3)
-    assert found.best_share == pytest.approx(1 / 3)
-    assert "3 rows" in str(found) and "50 % at worst (b)" in str(found)
-    (target,) = search.prediction_targets(rows)
-    assert target.met and not target.held_out
-    assert search.prediction_targets([]) == []
-
-
 @pytest.mark.parametrize(
     ("sizes", "groups", "known"),
     [
@@ -288,6 +276,10 @@ def test_goals_are_the_last_lines(
 
 def test_search_judges_plans_of_products_that_are_not_asked_for() -> None:
     assert [s.name for s in suites.to_run(["search"])] == ["padding plans", "moe plans", "search"]
+    every = suites.to_run(bench_gpu.SUITES, every=True)
+    assert [s.name for s in every] == [f"{name} plans" for name in suites.PLANNED]
+    with pytest.raises(ShapeError, match="a suite with plans"):
+        suites.to_run(["index"], every=True)
     names = [s.name for s in suites.to_run(["padding", "search", "index"])]
     assert names == ["padding", "index", "moe plans", "search"]
     assert [s.name for s in suites.to_run(bench_gpu.SUITES)] == [

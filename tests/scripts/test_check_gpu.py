@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import bench_gpu_build as build
 import check_gpu
 import check_gpu_cases as cases
+import check_gpu_kinds as kinds
+import check_gpu_patterns as patterns
+import check_gpu_problem as problems
 import check_gpu_values as values
 import numpy as np
 import pytest
 import torch
+from bench_gpu_pit import internals
 
 from pit_tvm.reference.index import dense_mask, index_lists
+from pit_tvm.runtime.cuda_decode import FAMILY
 from pit_tvm.structs import MicroTile
 
 CPU = values.Checker("cpu")
@@ -29,11 +36,11 @@ def shape_of(pattern: str, **more: Any) -> cases.Shape:
     return cases.Shape(variant, pattern, "skip", **sizes)
 
 
-def draw(shape: cases.Shape, amount: str = "half", seed: int = 0) -> cases.Problem:
+def draw(shape: cases.Shape, amount: str = "half", seed: int = 0) -> problems.Problem:
     return cases.draw_problem(np.random.default_rng(seed), shape, amount, "cpu")
 
 
-def solve(problem: cases.Problem) -> None:
+def solve(problem: problems.Problem) -> None:
     """Write what is wanted, as a right kernel would."""
     problem.poison()
     problem.out[problem.written] = problem.want[problem.written].to(problem.out.dtype)
@@ -45,7 +52,7 @@ def solve(problem: cases.Problem) -> None:
 # Problems
 
 
-@pytest.mark.parametrize("amount", cases.AMOUNTS)
+@pytest.mark.parametrize("amount", problems.AMOUNTS)
 @pytest.mark.parametrize("pattern", [*cases.PATTERNS, "groups"])
 def test_the_pattern_names_the_rows_that_are_wanted(pattern: str, amount: str) -> None:
     problem = draw(shape_of(pattern), amount)
@@ -67,14 +74,14 @@ def test_the_pattern_names_the_rows_that_are_wanted(pattern: str, amount: str) -
 
 def test_a_case_is_the_same_whichever_others_run_and_differs_with_the_seed() -> None:
     def shape(seed: int, number: int) -> cases.Shape:
-        return cases.draw_shape(cases.case_rng(seed, "linear", number), PLAIN)
+        return cases.draw_shape(problems.case_rng(seed, "linear", number), PLAIN)
 
     assert shape(3, 7) == shape(3, 7)
     assert len({shape(seed, number) for seed in (3, 4) for number in range(20)}) == 40
 
 
 def test_random_shapes_reach_odd_ones_and_every_pattern() -> None:
-    drawn = [cases.draw_shape(cases.case_rng(1, "linear", i), PLAIN) for i in range(600)]
+    drawn = [cases.draw_shape(problems.case_rng(1, "linear", i), PLAIN) for i in range(600)]
     assert {s.pattern for s in drawn} == set(cases.PATTERNS)
     for extents in ([s.n for s in drawn], [s.k for s in drawn]):
         assert {0, 1} <= {extent % 2 for extent in extents}
@@ -118,7 +125,7 @@ def test_fault_sees_wrong_missing_and_needless_elements(dead: str) -> None:
     assert "1 wrong" in problem.fault(4.0)
     solve(problem)
     problem.out[dead_row, 5] = 7.0
-    assert "dead row" in problem.fault(0.0)
+    assert "dead element" in problem.fault(0.0)
 
 
 def test_tolerance_is_in_roundings_of_the_type() -> None:
@@ -148,6 +155,59 @@ def test_a_device_that_fails_ends_the_check(monkeypatch: pytest.MonkeyPatch) -> 
     report = values.check_family("linear", range(5), 1, CPU, lambda text: None)
     assert report.cases == 1 and "illegal memory access" in report.faults[0]
     assert "linear case 0 of seed 1: linear float16" in report.faults[0]
+
+
+# --------------------------------------------------------------------------------------------
+# Operators of other families
+
+
+@pytest.mark.parametrize("family", kinds.KINDS)
+def test_calls_of_every_kind_have_a_pattern_and_a_right_result(family: str) -> None:
+    class Packs:
+        def pack(self, rhs: torch.Tensor) -> torch.Tensor:
+            return rhs
+
+    for number, kind in enumerate(kinds.KINDS[family]):
+        rng = problems.case_rng(1, family, number)
+        call = patterns.draw_call(rng, family, number)
+        amount = problems.AMOUNTS[number % len(problems.AMOUNTS)]
+        problem = patterns.draw_data(rng, call, amount, "cpu", Packs())  # type: ignore[arg-type]
+        problem.poison()
+        part = problem.written.expand_as(problem.out)
+        problem.out[part] = problem.want[part].to(problem.out.dtype)
+        if kind.dead == "zero":
+            problem.out[~part] = 0
+        assert problem.fault(0.0) == "" and str(kind) in str(call)
+        if part.any():
+            problem.out[tuple(part.nonzero()[-1].tolist())] += 16
+            assert "1 wrong" in problem.fault(4.0)
+        if not part.all():
+            problem.out[tuple((~part).nonzero()[-1].tolist())] = 5
+            assert "dead element" in problem.fault(4.0)
+
+
+@pytest.mark.parametrize("family", kinds.KINDS)
+def test_what_calls_of_a_kind_choose_from_is_compiled(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checker = values.Checker("cuda", tiles=1)
+    monkeypatch.setattr(values.Checker, "target", build.TARGET)
+    number = len(kinds.KINDS[family]) // 2
+    call = patterns.draw_call(problems.case_rng(2, family, number), family, number)
+    asked = kinds.Listed()
+    chooser = internals(kinds.compiled(call.kind, build.TARGET, 1, asked))
+    chooser = chooser._turned if call.kind.packed else chooser
+    plan = chooser.planner.plan(chooser.binder.layout_of(call.extents, "torch"), None)
+    problem = problems.Problem(call, (), None, *[torch.zeros(0)] * 3)
+    choices = values._choices(problem, number, checker)
+    names = [name for name, _ in choices]
+    assert names[0] == "call" and "tile" in names and names[-1] == "dense"
+    for _, choose in choices:
+        candidate = plan.choice if choose is None else choose(plan)
+        if candidate.kind == "pit" and not (candidate.tile and candidate.tile.family == FAMILY):
+            chooser._kernel(candidate)
+    listed = {kernel.key for kernel in kinds.kernels_of_kind(call.kind, checker.tiles)}
+    assert listed and asked.asked <= listed
 
 
 # --------------------------------------------------------------------------------------------
@@ -213,11 +273,18 @@ def test_choices_on_a_gpu_take_tiles_in_turn_and_all_of_them_now_and_then() -> N
     assert seen == set(tiles)
 
 
-def test_main_runs_one_case_again_and_prints_its_seed(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--device", "cpu", "--seed", "5", "--case", "3", "--family", "linear")
-    assert check_gpu.main(options) == 0
+@pytest.mark.parametrize("family", ["linear", "ranges"])
+def test_main_runs_one_case_again_and_prints_its_seed(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--device", "cpu", "--seed", "5", "--case", "3", "--family", family)
+    assert check_gpu.main([*options, "--json", str(tmp_path / "run.json")]) == 0
+    saved = json.loads((tmp_path / "run.json").read_text())
+    report = saved["families"][family]
+    assert (saved["seed"], report["cases"], report["faults"]) == (5, 1, [])
+    assert report["tiles"] and saved["versions"]
     text = capsys.readouterr().out
-    assert "seed 5" in text and "linear: 1 cases, 2 calls" in text and "0 faults" in text
+    assert "seed 5" in text and f"{family}: 1 cases, 2 calls" in text and "0 faults" in text
 
 
 def test_main_fails_where_a_check_does(
@@ -241,6 +308,10 @@ def test_without_a_gpu_the_command_says_so(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_the_reduced_set_has_every_variant_and_every_tile_of_float16() -> None:
+    assert check_gpu.FAMILIES == (*cases.FAMILIES, *kinds.KINDS)
+    for known in kinds.KINDS.values():
+        assert len(known) <= len(check_gpu.REDUCED)
+        assert check_gpu.REDUCED[: len(known)] == tuple(range(len(known)))
     for family in cases.FAMILIES:
         known = cases.variants(family)
         assert {known[number % len(known)] for number in check_gpu.REDUCED} == set(known)
@@ -260,7 +331,7 @@ def test_the_reduced_set_is_what_runs(
 
     monkeypatch.setattr(values, "check_family", note)
     assert check_gpu.main(["--device", "cpu", "--reduced"]) == 0
-    assert ran == [(family, check_gpu.REDUCED, 1) for family in cases.FAMILIES]
+    assert ran == [(family, check_gpu.REDUCED, 1) for family in check_gpu.FAMILIES]
     assert "threads" not in capsys.readouterr().out
 
 
