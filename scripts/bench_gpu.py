@@ -4,6 +4,9 @@ Suites, or all of them: padding, moe, layer; index, and conversion, which is ind
 tell the zeros of a matrix (the paper's figure 17); granularity (its figure 15), tensorcore (its
 figure 16), weights, outputs, decode; sread, what SRead and SWrite add to a dense tile; and search.
 
+With --all-candidates every candidate of the plans of padding, moe and the suites of sparse operands
+is timed instead, to see how good predictions and choices are.
+
 Peers run in the same process, in turn with pit-tvm, as replays of CUDA graphs; times are medians,
 and every result is compared with float64. The shapes of HELD_OUT in bench_gpu_cases.py and all
 seeds of the benchmark are never tuned on, and held-out shapes have rows and goals of their own. The
@@ -53,6 +56,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--quick", action="store_true", help="small sizes, which are held to no goal")
     add("--match", default="", metavar="TEXT", help="only rows whose label contains TEXT")
     add("--tiles", type=positive, default=4, help="tiles of each plan to time (default 4)")
+    add("--all-candidates", action="store_true", help="time every candidate of plans, and no peers")
     add("--json", type=Path, metavar="FILE", help="write everything measured to FILE")
     add("--plot", type=Path, metavar="FILE", help="draw the suites of a saved FILE beside it")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run without a GPU")
@@ -115,7 +119,7 @@ def measure(options: argparse.Namespace, settings: GpuSettings) -> int:
     import bench_gpu_report as report
     import bench_report
     from bench_gpu_search import predictions
-    from bench_gpu_suites import PRODUCTS, run_suite, sound, to_run
+    from bench_gpu_suites import PLANNED, run_suite, sound, to_run
 
     where = report.describe(settings)
     print(f"{where['device']}, {where['clocks']}, {where['versions']}, {where['tile database']}")
@@ -127,13 +131,13 @@ def measure(options: argparse.Namespace, settings: GpuSettings) -> int:
             text = bench_report.to_json(where, kept, targets_of(kept, settings))
             bench_report.write(options.json, text)
 
-    for suite in to_run(options.suites):
+    for suite in to_run(options.suites, options.all_candidates):
         results.append(run_suite(suite, settings, options.match, lambda one: save([one])))
     if not any(result.rows for result in results):
         raise ShapeError(mismatch("--match", "a part of some row's label", repr(options.match)))
     where["clocks at the end"] = report.clocks() if settings.device == "cuda" else {}
     save([])
-    plans = [r for s in results if s.suite.name.split()[0] in PRODUCTS for r in sound(s.rows)]
+    plans = [r for s in results if s.suite.name.split()[0] in PLANNED for r in sound(s.rows)]
     if plans:
         print(f"\nplans of {predictions(plans)}")
     wrong = [text for result in results for text in result.wrong()]
@@ -146,14 +150,14 @@ def targets_of(results: Sequence[Result], settings: GpuSettings) -> list[Target]
     """All goals that there are rows for."""
     from bench_gpu_report import database
     from bench_gpu_search import held_out_target, prediction_targets
-    from bench_gpu_suites import PRODUCTS, sound
+    from bench_gpu_suites import PLANNED, sound
 
     targets = [held_out_target(database(settings))]
     plans = []
     for result in results:
         rows = sound(result.rows)
         targets += result.suite.targets(rows)
-        if result.suite.name.split()[0] in PRODUCTS:
+        if result.suite.name.split()[0] in PLANNED:
             plans += rows
     return targets + prediction_targets(plans)
 

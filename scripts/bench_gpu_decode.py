@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,10 +28,11 @@ from bench_gpu_measure import (
     poisoned,
     rounding_error,
 )
-from bench_gpu_pit import Pit, operator, plan_facts, sizes_for
+from bench_gpu_pit import Others, Pit, later, operator, plan_facts, sizes_for
 from bench_rows import Column, Row, Suite, Target, fact_column, over_dense, time_column
 
 import pit_tvm
+from pit_tvm.structs import Candidate, Plan
 
 FC2 = (5120, 20480)  # n, k of OPT-13B's second layer
 HELD_OUT = (7168, 28672)  # of OPT-30B's
@@ -98,7 +100,7 @@ def measure_step(case: Step, settings: GpuSettings) -> Row:
             for _ in range(MOST_CALLS)
         ]
         truth = [(x, weights[i % WEIGHTS], bias) for i, x in enumerate(xs)]
-        plan, contenders = _pit(case, truth, settings)
+        plan, others, contenders = _pit(case, truth, settings)
         if settings.peers:
             contenders = {**_peers(truth), **contenders}
         found = measure(contenders, settings)
@@ -107,7 +109,7 @@ def measure_step(case: Step, settings: GpuSettings) -> Row:
         "zeros": case.zeros,
         "union": float((xs[0] != 0).any(0).float().mean()),
         "without_graph": found.plain,
-        **plan_facts(plan),
+        **plan_facts(plan, others),
     }
     peers = [found.stats[name].median for name in ("dense", "turned") if name in found.stats]
     if peers:
@@ -117,8 +119,9 @@ def measure_step(case: Step, settings: GpuSettings) -> Row:
 
 def _pit(
     case: Step, truth: Sequence[tuple[Any, ...]], settings: GpuSettings
-) -> tuple[Any, dict[str, Contender]]:
-    """The plan once counts have arrived, and the operator on all arrays in turn."""
+) -> tuple[Plan, Others, dict[str, Contender]]:
+    """The plan once counts have arrived, other candidates of it where every one is timed, and the
+    operator and them on all arrays in turn."""
     kind = "matmul" if case.layout == "kn" else "linear"
     sizes = sizes_for(settings.target, *case.sizes)
     made = operator(kind, pit_tvm.Values(), case.dtype, settings.target, sizes, bias=True)
@@ -129,8 +132,18 @@ def _pit(
     out = poisoned((case.rows, case.sizes[0]), truth[0][0])
     pairs = [(x, weights[id(w)], bias, (x, w, bias)) for x, w, bias in truth]
     plan = Pit(made, pairs[0][:-1], None).plan(out)
-    turns = Turns(pairs, lambda *arrays: made(*arrays, out=out))
-    return plan, {"pit": Contender(turns.run, turns.judge)}
+    turns = {"pit": Turns(pairs, lambda *arrays: made(*arrays, out=out))}
+    others: Others = {}
+    for name, candidate in later(plan, settings).items() if settings.every else ():
+        turns[name] = Turns(pairs, partial(_run, made, candidate, poisoned(out.shape, out)))
+        others[name] = candidate, turns[name].run
+    return plan, others, {name: Contender(one.run, one.judge) for name, one in turns.items()}
+
+
+def _run(
+    made: pit_tvm.Operator, candidate: Candidate, out: torch.Tensor, *arrays: Any
+) -> torch.Tensor:
+    return Pit(made, arrays, None).run_candidate(candidate, out)()
 
 
 def _peers(truth: Sequence[tuple[Any, ...]]) -> dict[str, Contender]:

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from bench_gpu_cases import Layer, Moe
 from bench_gpu_measure import GpuSettings
-from bench_gpu_pit import LATER, detector
+from bench_gpu_pit import Others, detector, later
 
 import pit_tvm
 from pit_tvm.runtime.cuda_rows import RowsKernels, rates_of
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.schedules.hopper_space import GROUPS
 from pit_tvm.selection.gpu_cost import GpuRates, GpuWork, select_gpu
-from pit_tvm.structs import Candidate, MicroTile, Plan, Tile
+from pit_tvm.structs import MicroTile, Plan, Tile
 from pit_tvm.target import resolve_target
 from pit_tvm.tile_db.store import TileStore
 from pit_tvm.torch import grouped_linear
@@ -115,16 +115,13 @@ class Choices:
         (product,) = products_of(self.case)
         return product.plan(self.counts, self.settings.planned_target, indexed=True)
 
-    def others(
-        self, plan: Plan, tiles: int, out: torch.Tensor
-    ) -> dict[str, tuple[Candidate, Callable[[], torch.Tensor]]]:
+    def others(self, plan: Plan, settings: GpuSettings, out: torch.Tensor) -> Others:
         """As `bench_gpu_pit.Pit.others`; none in a dry run."""
-        if self.settings.device != "cuda":
+        if settings.device != "cuda":
             return {}
-        rest = [c for c in plan.candidates[:tiles] if c is not plan.choice]
         return {
             name: (candidate, self._run(candidate.tile, torch.full_like(out, float("nan"))))
-            for name, candidate in zip(LATER, rest, strict=False)
+            for name, candidate in later(plan, settings).items()
             if candidate.tile is not None
         }
 

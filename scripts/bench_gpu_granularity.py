@@ -108,15 +108,16 @@ def measure_grain(case: Grain, settings: GpuSettings, compressed: bool = True) -
         out = poisoned(data.want.shape, data.lhs)
         turned, rows = (data.pit(case, settings, which) for which in (True, False))
         plan = turned.plan(out)
-        others = turned.others(plan, settings.tiles, out)
+        others, row_plan = turned.others(plan, settings, out), rows.plan(out)
+        row_others = rows.others(row_plan, settings, out) if settings.every else {}
         contenders = {
             **(_peers(case, data, turned, compressed) if settings.peers else {}),
             "pit": Contender(turned.run(out), data.judge),
             "rows": Contender(rows.run(poisoned(out.shape, out)), data.judge),
             "index": Contender(_index(case, settings, turned)),
             **{name: Contender(run, data.judge) for name, (_, run) in others.items()},
+            **{f"rows {n}": Contender(run, data.judge) for n, (_, run) in row_others.items()},
         }
-        row_plan = rows.plan(out)
         found = measure(contenders, settings)
     facts = {
         "grain": list(case.grain),
@@ -125,9 +126,8 @@ def measure_grain(case: Grain, settings: GpuSettings, compressed: bool = True) -
         "dtype": case.dtype,
         "chosen": f"{plan.choice.kind}, {row_plan.choice.kind}",
         "without_graph": found.plain,
-        **plan_facts(plan),
-        "rows_kernel": str(row_plan.choice),
-        "others": {name: [str(c), c.cost_us] for name, (c, _) in others.items()},
+        **plan_facts(plan, others),
+        **{f"rows_{name}": fact for name, fact in plan_facts(row_plan, row_others).items()},
     }
     row = Row(case.label, case.held_out, found.stats, facts, found.errors, ERROR_LIMIT)
     return Row(**{**vars(row), "facts": facts | _ratios(row)})

@@ -87,17 +87,19 @@ def measure_linear(case: Linear, settings: GpuSettings) -> Row:
     with fresh_memory(settings.device):
         data = make_data(case, settings)
         pit = _pit(case, data, settings, "skip")
-        out = poisoned((case.stored, case.n), data.x)
+        # Dense is a candidate for new outputs only.
+        out = None if settings.every else poisoned((case.stored, case.n), data.x)
         plan = pit.plan(out)
-        others = pit.others(plan, settings.tiles, out)
-        keep = data.judge("untouched")
+        others = pit.others(plan, settings, out)
+        keep = data.judge("any" if out is None else "untouched")
         contenders = {
             **(_peers(data) if settings.peers else {}),
             "pit": Contender(pit.run(out), keep),
             **{name: Contender(run, keep) for name, (_, run) in others.items()},
         }
         if settings.peers:
-            zero = _pit(case, data, settings, "zero").run(poisoned(out.shape, out))
+            zeros = poisoned((case.stored, case.n), data.x)
+            zero = _pit(case, data, settings, "zero").run(zeros)
             spec: SparsitySpec = pit_tvm.Lengths() if case.batch else pit_tvm.Rows()
             index = detection(settings, spec, data.value, data.x.shape, ROWS)
             contenders["new"] = Contender(pit.run(None), data.judge("any"))
@@ -111,8 +113,7 @@ def measure_linear(case: Linear, settings: GpuSettings) -> Row:
             "sizes": [case.stored, case.n, case.k],
             "dtype": case.dtype,
             "without_graph": found.plain,
-            **plan_facts(plan),
-            "others": {name: [str(c), c.cost_us] for name, (c, _) in others.items()},
+            **plan_facts(plan, others),
         }
     row = Row(case.label, case.held_out, stats, facts, found.errors, ERROR_LIMIT)
     facts |= _ratios(row, case) if settings.peers else {}

@@ -43,11 +43,13 @@ Run = Callable[[], Any]
 @dataclass(frozen=True)
 class GpuSettings(Settings):
     """What the command line decides. ``device`` "cpu" is a dry run; ``peers`` False leaves
-    contenders out that are not pit-tvm's; ``tiles`` of each plan are timed."""
+    contenders out that are not pit-tvm's; ``tiles`` of each plan are timed, or with ``every`` its
+    candidates, dense or not, but those that are far from the best."""
 
     device: str = "cuda"
     peers: bool = True
     tiles: int = 4
+    every: bool = False
 
     @property
     def target(self) -> str:

@@ -89,7 +89,7 @@ def measure_moe(case: Moe, settings: GpuSettings) -> Row:
         pit = _pit(case, data, settings)
         out = poisoned((case.rows, case.n), data.x)
         plan = pit.plan(out)
-        others = pit.others(plan, settings.tiles, out)
+        others = pit.others(plan, settings, out)
 
         def error(result: torch.Tensor) -> float:
             return rounding_error(result, data.want)
@@ -113,8 +113,7 @@ def measure_moe(case: Moe, settings: GpuSettings) -> Row:
             "peak": float(counts.max() / max(1, counts.sum())),
             "floor_us": floor_us(case.rows, case.n, case.k, int((counts > 0).sum())),
             "without_graph": found.plain,
-            **plan_facts(plan),
-            "others": {name: [str(c), c.cost_us] for name, (c, _) in others.items()},
+            **plan_facts(plan, others),
         }
     row = Row(case.label, case.held_out, stats, facts, found.errors, ERROR_LIMIT)
     facts |= _ratios(row, case) if settings.peers else {}

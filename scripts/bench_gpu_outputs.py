@@ -113,7 +113,7 @@ def measure_output(case: Output, settings: GpuSettings) -> Row:
         value = data.mask if case.told == "mask" else data.live
         pit, out = Pit(made, (data.lhs, data.rhs), value), poisoned(data.want.shape, data.lhs)
         plan = pit.plan(out)
-        others = pit.others(plan, settings.tiles, out)
+        others = pit.others(plan, settings, out)
         dense = {"dense": Contender(lambda: data.lhs @ data.rhs, data.judge)}
         found = measure(
             {
@@ -129,8 +129,7 @@ def measure_output(case: Output, settings: GpuSettings) -> Row:
         "dead": case.dead,
         "goal": case.sizes[2] == case.sizes[1] and case.told == "blocks",
         "without_graph": found.plain,
-        **plan_facts(plan),
-        "others": {name: [str(c), c.cost_us] for name, (c, _) in others.items()},
+        **plan_facts(plan, others),
     }
     if "dense" in found.stats:
         facts["over_dense"] = found.stats["dense"].median / found.stats["pit"].median

@@ -17,7 +17,9 @@ from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.structs import Candidate, MicroTile, Plan, SparsitySpec
 from pit_tvm.target import resolve_target
 
-LATER = ("second", "third", "fourth", "fifth", "sixth")
+LATER = ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
+MOST = 2.0  # times the cost of the chosen: candidates predicted to take longer are never timed
+Others = dict[str, tuple[Candidate, Callable[[], torch.Tensor]]]
 
 
 @cache
@@ -80,33 +82,47 @@ class Pit:
         call, arrays, value = self.operator, self.arrays, self.value
         return lambda: call(*arrays, sparsity=value, out=out)
 
-    def run_candidate(self, candidate: Candidate, out: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def run_candidate(
+        self, candidate: Candidate, out: torch.Tensor | None
+    ) -> Callable[[], torch.Tensor]:
         """A function that runs one candidate of the plan, index and all."""
         dispatcher, arrays, value = internals(self.operator), self.arrays, self.value
         return lambda: dispatcher.run(arrays, value, out, choose=lambda plan: candidate)[0]
 
-    def plan(self, out: torch.Tensor) -> Plan:
+    def plan(self, out: torch.Tensor | None) -> Plan:
         """What calls with these arguments run once the operator knows how much is live."""
-        warm_ups = WARM_UPS if out.is_cuda else 1
+        device = self.arrays[0].device.type
+        warm_ups = WARM_UPS if device == "cuda" else 1
         profiles = [
             self.operator.profile(*self.arrays, sparsity=self.value, out=out)
             for _ in range(warm_ups)
         ]
-        synchronize(out.device.type)
+        synchronize(device)
         plan = profiles[-1].plan
         if plan is None:
             raise pit_tvm.errors.ShapeError("an empty case has no plan")
         return plan
 
-    def others(self, plan: Plan, tiles: int, out: torch.Tensor) -> dict[str, tuple[Candidate, Any]]:
-        """The first ``tiles`` candidates of a plan that have one, but the chosen, with what runs
-        them: by "second", "third" ..."""
-        found = [c for c in plan.candidates if c.tile is not None][:tiles]
-        rest = [c for c in found if c is not plan.choice][: len(LATER)]
+    def others(self, plan: Plan, settings: GpuSettings, out: torch.Tensor | None) -> Others:
+        """The candidates of a plan that `later` names, with what runs them."""
         return {
-            name: (candidate, self.run_candidate(candidate, poisoned(out.shape, out)))
-            for name, candidate in zip(LATER, rest, strict=False)
+            name: (candidate, self.run_candidate(candidate, _another(out)))
+            for name, candidate in later(plan, settings).items()
         }
+
+
+def later(plan: Plan, settings: GpuSettings) -> dict[str, Candidate]:
+    """Candidates to time besides the chosen, by "second", "third" ...: the first that have tiles,
+    or with ``settings.every`` all but those that `MOST` leaves out."""
+    found = [c for c in plan.candidates if c.tile is not None][: settings.tiles]
+    if settings.every:
+        found = [c for c in plan.candidates if c.cost_us <= MOST * plan.choice.cost_us]
+    return dict(zip(LATER, (c for c in found if c is not plan.choice), strict=False))
+
+
+def _another(out: torch.Tensor | None) -> torch.Tensor | None:
+    """An output of its own for a candidate; None: it makes a new one each time."""
+    return None if out is None else poisoned(out.shape, out)
 
 
 @cache
@@ -151,11 +167,12 @@ def mapping(made: Operator, value: Any, shape: Sequence[int]) -> Callable[[], An
     return None if mapper is None else lambda: mapper.map(value, size)
 
 
-def plan_facts(plan: Plan) -> dict[str, Any]:
-    """What ran, and what was predicted of it."""
+def plan_facts(plan: Plan, others: Others | None = None) -> dict[str, Any]:
+    """What ran, and what was predicted of it and of ``others``."""
     return {
         "predicted_us": plan.choice.cost_us,
         "parts_us": dict(plan.choice.parts),
         "kernel": str(plan.choice),
         "tuned": plan.tuned,
+        "others": {name: [str(c), c.cost_us] for name, (c, _) in (others or {}).items()},
     }

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
 
 from bench_gpu_conversion import conversion_suite
 from bench_gpu_decode import decode_suite
@@ -16,15 +14,17 @@ from bench_gpu_measure import GpuSettings
 from bench_gpu_moe import moe_suite
 from bench_gpu_outputs import outputs_suite
 from bench_gpu_report import Printer
-from bench_gpu_search import search_suite
+from bench_gpu_search import candidates_of, search_suite
 from bench_gpu_sread import sread_suite
 from bench_gpu_weights import weights_suite
 from bench_report import Result
-from bench_rows import Column, Row, Suite, fact_column, time_column
+from bench_rows import Row, Suite
 
-from pit_tvm.errors import PitError
+from pit_tvm.errors import PitError, ShapeError, mismatch
 
-PRODUCTS = ("padding", "moe")  # the suites whose rows have plans
+PRODUCTS = ("padding", "moe")  # what ``search`` looks at plans of
+# Suites whose rows have plans.
+PLANNED = (*PRODUCTS, "granularity", "tensorcore", "weights", "outputs", "decode")
 
 
 def suites() -> dict[str, Suite]:
@@ -37,28 +37,24 @@ def suites() -> dict[str, Suite]:
     return {suite.name: suite for suite in made}
 
 
-def plans_of(suite: Suite) -> Suite:
-    """A suite of products with pit-tvm alone, for ``search`` where the suite itself is not run."""
+def to_run(names: Sequence[str], every: bool = False) -> list[Suite]:
+    """The suites of these names; for ``search`` also what it judges plans by. ``every``: candidates
+    of plans instead.
 
-    def measure(case: Any, settings: GpuSettings) -> Row:
-        return suite.measure(case, replace(settings, peers=False))
-
-    columns: tuple[Column, ...] = (
-        time_column("pit", "pit", 1),
-        fact_column("predict", "predicted_us", ".1f"),
-        fact_column("kernel", "kernel"),
-    )
-    return Suite(
-        f"{suite.name} plans", "plans that ran; us", suite.cases, measure, columns, lambda rows: []
-    )
-
-
-def to_run(names: Sequence[str]) -> list[Suite]:
-    """The suites of these names; for ``search`` also what it judges plans by."""
+    Raises
+    ------
+    ShapeError
+        No suite with plans is named where these are asked for.
+    """
     known = suites()
+    if every and not set(names) & set(PLANNED):
+        expected = f"a suite with plans ({', '.join(PLANNED)})"
+        raise ShapeError(mismatch("--all-candidates", expected, ", ".join(names)))
+    if every:
+        return [candidates_of(known[name]) for name in PLANNED if name in names]
     chosen = [known[name] for name in known if name in names and name != "search"]
     if "search" in names:
-        chosen += [plans_of(known[name]) for name in PRODUCTS if name not in names]
+        chosen += [candidates_of(known[name]) for name in PRODUCTS if name not in names]
         chosen.append(known["search"])
     return chosen
 

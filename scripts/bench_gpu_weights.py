@@ -78,7 +78,9 @@ def list_weights(quick: bool) -> list[Weights]:
         for zeros in STEPS
     ]
     made += [Weights(cube, (64, 64), zeros, told="blocks") for zeros in STEPS]
-    made += [Weights(sizes, (64, 64), zeros, told="blocks") for sizes in bert for zeros in STEPS]
+    for m, n, k in bert:  # of whole blocks, also with --quick
+        sizes = (m, -(-n // 64) * 64, -(-k // 64) * 64)
+        made += [Weights(sizes, (64, 64), zeros, told="blocks") for zeros in STEPS]
     return made
 
 
@@ -132,7 +134,7 @@ def measure_weights(case: Weights, settings: GpuSettings) -> Row:
         out = poisoned(data.want.shape, data.lhs)
         pit = _pit(case, data, settings)
         plan = pit.plan(out)
-        others = pit.others(plan, settings.tiles, out)
+        others = pit.others(plan, settings, out)
         index = mapping(pit.operator, pit.value, data.weight.shape) if case.told == "mask" else None
         found = measure(
             {
@@ -148,8 +150,7 @@ def measure_weights(case: Weights, settings: GpuSettings) -> Row:
         "zeros": case.zeros,
         "cube": case.sizes[0] == case.sizes[1] == case.sizes[2],
         "without_graph": found.plain,
-        **plan_facts(plan),
-        "others": {name: [str(c), c.cost_us] for name, (c, _) in others.items()},
+        **plan_facts(plan, others),
     }
     facts["index_us"] = found.stats["index"].median if "index" in found.stats else 0.0
     if "dense" in found.stats:
