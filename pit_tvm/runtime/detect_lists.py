@@ -1,18 +1,21 @@
 """The kernel that makes lists straight from a mask whose rows are folded, in one pass.
 
 What `detect_kernels.fold_rows` and `detect_compact.compact` do one after the other; a slot's flags
-never leave the nearest cache, and workers are woken once.
+never leave the nearest cache, and workers are woken once. Rows are read along, several at a time:
+down a column every row is another page and, where rows are 4096 bytes apart, the same cache set.
 """
 
 from __future__ import annotations
 
 import tvm
 from tvm.script import tirx as T
+from tvm.tirx import const
 
 from .detect_compact import append, close, live_byte
 from .detect_kernels import VECTOR_BYTES, flag
 
-WIDTH = 512  # positions that are folded before their flags become list entries
+CHUNK_BYTES = 4096  # of a row that are folded before their flags become list entries
+ROWS = 8  # that are read side by side
 
 
 def fold_compact(bits: int, sign: int, parallel: bool) -> tvm.IRModule:
@@ -23,8 +26,22 @@ def fold_compact(bits: int, sign: int, parallel: bool) -> tvm.IRModule:
     64 bytes of entries in ``inner``.
     """
     dtype = f"uint{bits}"
-    lanes = VECTOR_BYTES * 8 // bits
+    lanes, most = (size * 8 // bits for size in (VECTOR_BYTES, CHUNK_BYTES))
     loop = T.parallel if parallel else T.serial
+
+    @T.inline
+    def fold(src, folded, top, high, start, width, inner):
+        """OR ``high`` rows from place ``top`` on to what is folded of a chunk."""
+        acc = T.alloc_buffer((lanes,), dtype)
+        for vec in range(T.ceildiv(width, lanes)):
+            at: T.let = T.min(start + vec * lanes, inner - lanes)
+            for w in T.vectorized(lanes):
+                acc[w] = folded[at - start + lanes + w]
+            for row in T.unroll(high):
+                for w in T.vectorized(lanes):
+                    acc[w] = acc[w] | src[top + row * inner + at + w]
+            for w in T.vectorized(lanes):
+                folded[at - start + lanes + w] = acc[w]
 
     @T.prim_func(s_tir=True)
     def main(
@@ -51,36 +68,32 @@ def fold_compact(bits: int, sign: int, parallel: bool) -> tvm.IRModule:
         count = T.match_buffer(p_count, (n_count,), "int32", align=4)
         for task in loop(outer * slots):
             # through memory, because TVM takes 10 s to simplify bound variables with divisions
-            place = T.alloc_buffer((4,), "int64")
+            place = T.alloc_buffer((5,), "int64")
             place[0] = task // slots
             place[1] = task - place[0] * slots
             place[2] = place[1] * extent // grain
             place[3] = T.min(T.ceildiv(T.min((place[1] + 1) * extent, limit), grain), size)
-            height: T.let = place[3] - place[2]
+            place[4] = (place[3] - place[2]) // ROWS
             top: T.let = (place[0] * size + place[2]) * inner
-            acc = T.alloc_buffer((lanes,), dtype)
-            flags = T.alloc_buffer((WIDTH,), "uint8")
+            # one vector more in front: the last one begins earlier, so that it is whole
+            folded = T.alloc_buffer((lanes + most,), dtype)
+            flags = T.alloc_buffer((most,), "uint8")
             end = T.alloc_buffer((1,), "int64")
             end[0] = task * capacity
-            for chunk in range(T.ceildiv(inner, WIDTH)):
-                start: T.let = chunk * WIDTH
-                width: T.let = T.min(T.int64(WIDTH), inner - start)
-                for vec in range(T.ceildiv(width, lanes)):
-                    to: T.let = vec * lanes
-                    # the last vector begins earlier, so that it is a whole one
-                    back: T.let = T.max(start + to + lanes - inner, T.int64(0))
-                    at: T.let = top + start + to - back
+            for chunk in range(T.ceildiv(inner, most)):
+                start: T.let = chunk * most
+                width: T.let = T.min(T.int64(most), inner - start)
+                for vec in range(T.ceildiv(width, lanes) + 1):
                     for w in T.vectorized(lanes):
-                        acc[w] = src[at + w]
-                    for row in range(height - 1):
-                        for w in T.vectorized(lanes):
-                            acc[w] = acc[w] | src[at + (row + 1) * inner + w]
-                    if back == 0:
-                        for w in T.vectorized(lanes):
-                            flags[to + w] = flag(acc[w], sign, dtype)
-                    else:
-                        for w in range(lanes - back):
-                            flags[to + w] = flag(acc[back + w], sign, dtype)
+                        folded[vec * lanes + w] = const(0, dtype)
+                for group in range(place[4]):
+                    fold(src, folded, top + group * ROWS * inner, ROWS, start, width, inner)
+                for row in range(place[3] - place[2] - place[4] * ROWS):
+                    at: T.let = top + (place[4] * ROWS + row) * inner
+                    fold(src, folded, at, 1, start, width, inner)
+                for vec in range(T.ceildiv(width, lanes)):
+                    for w in T.vectorized(lanes):
+                        flags[vec * lanes + w] = flag(folded[(vec + 1) * lanes + w], sign, dtype)
                 for word in range(T.ceildiv(T.min(width, rows - start), 8)):
                     live: T.let = live_byte(flags, word * 8)
                     append(ids, end, table, live, start + word * 8, rows)
