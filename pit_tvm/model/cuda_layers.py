@@ -23,6 +23,7 @@ from ..target import TargetInfo
 from ..tile_db.store import TileStore
 from .activity import Activity
 from .cuda_active import ActiveRows
+from .layers import StoredLayers
 from .linear import LinearForm, LinearLayer
 
 _MICRO_TILE = MicroTile("lhs", "m", 0, (1, 0))
@@ -59,7 +60,7 @@ class _Layer:
         dense_product(x, self.weight, self.bias, self.act, out, transpose_rhs=not self.turned)
 
 
-class CudaLayers:
+class CudaLayers(StoredLayers):
     """``layers(number, x, out)`` runs one of ``found`` on the current stream.
 
     For each number of rows the cheaper of cuBLAS, with a pass for an activation, and the family's
@@ -157,16 +158,6 @@ class CudaLayers:
         """The layers with their weights on the host, as they were given."""
         parts = zip(self._layers, self._forms, self._after, strict=True)
         return [_on_host(layer, form, after) for layer, form, after in parts]
-
-    @property
-    def kernels(self) -> dict[str, bytes]:
-        """The compiled kernels that the model has needed so far, by key."""
-        return self._cache.libraries()
-
-    @property
-    def tiles(self) -> str:
-        """The records that tiles are chosen by; see `Layers.tiles`."""
-        return self._store.text
 
     def prepare(self) -> None:
         """Compile what calls of 1 to 8192 rows need."""

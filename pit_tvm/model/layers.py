@@ -52,7 +52,25 @@ def linear_operator(
     )
 
 
-class Layers:
+class StoredLayers:
+    """What a model's layers are made of, as a saved model keeps it: compiled kernels, and the
+    records that tiles are chosen by."""
+
+    _cache: KernelCache
+    _store: TileStore
+
+    @property
+    def kernels(self) -> dict[str, bytes]:
+        """The compiled kernels that calls have needed so far, by key."""
+        return self._cache.libraries()
+
+    @property
+    def tiles(self) -> str:
+        """The records that tiles are chosen by, one JSON object per line, as a database's file."""
+        return self._store.text
+
+
+class Layers(StoredLayers):
     """``layers(number, x, out)`` runs one of ``found``: every weight packed once, one operator for
     all layers of a shape and form.
 
@@ -99,16 +117,6 @@ class Layers:
     def activity(self) -> list[Activity]:
         """What layers on activations did so far."""
         return [one for layer in self._gathered.values() for one in layer.report()]
-
-    @property
-    def kernels(self) -> dict[str, bytes]:
-        """The compiled kernels that calls have needed so far, by key."""
-        return self._cache.libraries()
-
-    @property
-    def tiles(self) -> str:
-        """The records that tiles are chosen by, one JSON object per line, as a database's file."""
-        return self._store.text
 
     def prepare(self) -> None:
         """Compile what calls of 1 to 8192 rows need, by running each kernel that plans choose."""
