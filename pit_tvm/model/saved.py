@@ -211,7 +211,7 @@ def _write_array(archive: zipfile.ZipFile, member: str, array: np.ndarray) -> No
     """numpy's format, which has no name for bfloat16: its bits are written."""
     bits = array.view(np.uint16) if array.dtype == _BFLOAT16 else array
     with archive.open(member, "w", force_zip64=True) as file:
-        np.lib.format.write_array(file, np.ascontiguousarray(bits), allow_pickle=False)
+        np.lib.format.write_array(file, np.asarray(bits, order="C"), allow_pickle=False)
 
 
 def _read_array(archive: zipfile.ZipFile, member: str, dtype: str) -> np.ndarray:

@@ -107,8 +107,8 @@ def _turns(program: Program, con: Contraction, bias: str) -> bool:
 
 def neighbours(program: Program, con: Contraction) -> int:
     """How many positions of the depth live or die together."""
-    extents = getattr(program.spec, "extents", ()) or (1, 1)
-    return int(extents[con.sparse_axes.index(con.reduce)])
+    extents = getattr(program.spec, "extents", ())
+    return int(extents[con.sparse_axes.index(con.reduce)]) if extents else 1
 
 
 def turned(program: Program, form: GeneralForm) -> tuple[Program, MicroTile]:

@@ -12,7 +12,7 @@ import torch
 
 import pit_tvm
 from pit_tvm import Operator
-from pit_tvm.structs import Plan, SparsitySpec
+from pit_tvm.structs import Plan, SparsitySpec, Tile
 from tests.api import test_groups, test_masks, test_slices
 from tests.api.cases import Case
 
@@ -29,8 +29,7 @@ class OnGpu:
         planner = operator._dispatcher.planner
         tiles = getattr(planner, "tiles", ())
         if tiles:
-            smallest = min(tiles, key=lambda tile: tile.knob("reg_m") * tile.knob("reg_n"))
-            planner.tiles = (smallest,)
+            planner.tiles = (min(tiles, key=_unrolled),)
         decide = planner.decide
         planner.decide = lambda layout, counts, fresh=False: decide(layout, counts, False)
 
@@ -51,6 +50,12 @@ class OnGpu:
         given = [to_gpu(array) for array in arrays]
         out[...] = to_host(self._operator(*given, sparsity=to_gpu(sparsity), out=to_gpu(out)))
         return out
+
+
+def _unrolled(tile: Tile) -> int:
+    """Results of a thread, or of a CTA where threads share them."""
+    knobs = dict(tile.knobs)
+    return knobs.get("reg_m", tile.tile_m) * knobs.get("reg_n", tile.tile_n)
 
 
 def to_gpu(array: Any) -> Any:

@@ -72,14 +72,20 @@ def on_cpu(found: list[LinearLayer], **options: Any) -> CudaLayers:
 
 
 def text() -> ProgramText:
-    """A program of a packed function and a constant of 16 bits."""
+    """A program of a packed function, a constant of 16 bits, and one without dimensions."""
     constant = relax.const(np.arange(6).reshape(2, 3).astype(ml_dtypes.bfloat16))
+    scale = relax.const(np.float32(1.5))
 
     def make(x: Any) -> Any:
         ty = relax.TensorType([T, 3], "float32")
-        return relax.op.call_pure_packed("times", x, constant, ty_args=[ty])
+        return relax.op.call_pure_packed("times", x, constant, scale, ty_args=[ty])
 
     return program_text(graph(make, x=(T, 2))["main"])
+
+
+def _times(x: Any, matrix: Any, scale: Any) -> Any:
+    assert scale.ndim == 0
+    return scale * (x @ matrix.float())
 
 
 def parts(**changed: Any) -> Parts:
@@ -122,9 +128,9 @@ def test_a_file_holds_all_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert len(found.layers) == 3 and found.tiles == given.tiles
     assert saved.tile_store(found.tiles, found.target).all() == on_cpu([])._store.all()
     assert isinstance(found.graph, ProgramText)
-    run = TorchProgram(found.graph, {"times": lambda x, c: x @ c.float()}, CPU)
+    run = TorchProgram(found.graph, {"times": _times}, CPU)
     x = torch.randn(5, 2)
-    expected = x @ torch.arange(6.0).view(2, 3)
+    expected = 1.5 * (x @ torch.arange(6.0).view(2, 3))
     torch.testing.assert_close(run(x)[0], expected)
 
 

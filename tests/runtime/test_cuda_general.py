@@ -179,6 +179,23 @@ def test_plans_count_what_is_gathered_by_elements() -> None:
     assert 1.5 * costs[0] < costs[2] < 3 * costs[0] < costs[3]
 
 
+@pytest.mark.parametrize(
+    ("tensors", "operand", "dim"),
+    [
+        (op.batch_matmul(4, 64, 48, 96), "lhs", 2),
+        (op.batch_matmul(4, 64, 48, 96), "rhs", 1),
+        (op.batch_matmul(4, 64, 48, 96, transpose_rhs=True), "rhs", 2),
+    ],
+)
+def test_named_slices_of_a_batch_of_reductions_have_plans(
+    tensors: Any, operand: str, dim: int
+) -> None:
+    made = pit_tvm.compile(tensors, sparse={operand: Rows(dim)}, dead="skip", target=H200)
+    layout = made._dispatcher.binder.layout_of({}, "torch")
+    plan = made._dispatcher.planner.decide(layout, (10,))
+    assert {candidate.kind for candidate in plan.candidates} == {"pit"}
+
+
 @pytest.mark.parametrize(("dtype", "tuned"), [("float32", True), ("int8", False)])
 def test_plans_say_whether_tiles_were_measured(dtype: str, tuned: bool) -> None:
     made = pit_tvm.compile(
