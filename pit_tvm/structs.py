@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from .errors import ShapeError, mismatch
 
@@ -42,9 +42,7 @@ class SparsitySpec:
     False for patterns that name the slices which exist (rows, lengths, groups).
     """
 
-    @property
-    def promises_zero(self) -> bool:
-        return isinstance(self, (Mask, BlockMask, BitMask, Values))
+    promises_zero: ClassVar[bool] = False
 
 
 def _check_extents(owner: str, extents: tuple[int, ...]) -> None:
@@ -59,6 +57,7 @@ class _Granular(SparsitySpec):
     Of an output, masks tell what is needed instead.
     """
 
+    promises_zero = True
     extents: tuple[int, ...]
 
     def __init__(self, *extents: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from bench_rows import (
     Column,
     Row,
     Settings,
+    Stat,
     Suite,
     Target,
     block_mask,
@@ -73,7 +75,7 @@ def measure_select(case: Selected, settings: Settings) -> Row:
         if not case.grain:
             return counted(program, int(given[0]) * shape.m // int(totals[0]), shape.m)
         live = np.append(given, (1, 1))
-        return sampler.pattern(Sample(live.tobytes(), live, whole))
+        return sampler.pattern(Sample(live.tobytes(), live.tobytes(), whole))
 
     def decide() -> Plan:
         return planner.decide(pattern(), layout, True)
@@ -138,19 +140,23 @@ def measure_call(case: Called, settings: Settings) -> Row:
 
     choice = profile().plan.choice
     matmul: Any = torch.matmul if case.library == "torch" else np.matmul
-    stats = interleave(
-        {
-            "call": lambda: pit.operator(left, packed, sparsity=told, out=out),
-            "kernel": pit.launcher(choice, left, right, value, kernel_out),
-            "library": lambda: matmul(left, right, out=library_out),
-        },
-        settings.repeats,
-        SHORT_RUNS,
+    runs = {
+        "call": lambda: pit.operator(left, packed, sparsity=told, out=out),
+        "kernel": pit.launcher(choice, left, right, value, kernel_out),
+        "library": lambda: matmul(left, right, out=library_out),
+    }
+    turns = [
+        (interleave(runs, 1, SHORT_RUNS), profiled(profile, SHORT_RUNS))
+        for _ in range(settings.repeats)
+    ]
+    stats = {name: Stat.of([1e-6 * turn[name].median for turn, _ in turns]) for name in runs}
+    shared = ("index_us", "select_us")
+    facts = {**turns[-1][1], **{n: median(parts[n] for _, parts in turns) for n in shared}}
+    # Index and selection have limits of their own. A machine's clock may change between turns.
+    facts["overhead_us"] = median(
+        turn["call"].median - turn["kernel"].median - sum(parts[n] for n in shared)
+        for turn, parts in turns
     )
-    facts = profiled(profile, SHORT_RUNS)
-    # Index and selection have limits of their own.
-    own = stats["kernel"].median + facts["index_us"] + facts["select_us"]
-    facts = {**facts, "overhead_us": stats["call"].median - own}
     errors = {"call": product_error(rng, lhs[live], rhs, outs["call"][live])}
     return Row(case.label, case.held_out, stats, facts, errors)
 

@@ -19,7 +19,6 @@ from check_gpu_problem import AMOUNTS, EXACT, Problem, case_rng
 
 from pit_tvm import Operator
 from pit_tvm.errors import PitError
-from pit_tvm.runtime.cuda_block_form import BlocksForm
 from pit_tvm.runtime.cuda_decode import FAMILY, DecodeDispatcher
 from pit_tvm.runtime.cuda_form import ColumnsForm
 from pit_tvm.schedules.hopper_bands import HEIGHTS, starting_columns
@@ -128,8 +127,8 @@ def kernels_of(families: Sequence[str], checker: Checker) -> list[Wanted]:
 
 
 def packed_tiles(variant: Variant) -> list[Tile]:
-    """Tiles of a matmul whose zeros come in blocks of rows, for which lhs is packed."""
-    heights = {rows for rows, _ in BLOCKS} & set(HEIGHTS) if variant.family == "matmul" else ()
+    """Tiles of a product whose zeros come in blocks of rows, for which lhs is packed."""
+    heights = set() if variant.family == "grouped" else {rows for rows, _ in BLOCKS} & set(HEIGHTS)
     return [tile for high in sorted(heights) for tile in starting_columns(variant.dtype, high)]
 
 
@@ -249,9 +248,9 @@ def _choices(problem: Problem, number: int, checker: Checker) -> list[tuple[str,
 def tiles_of(shape: Shape, checker: Checker) -> Sequence[Tile]:
     """The tiles that are checked with a shape."""
     variant = shape.variant
-    if variant.family in ("matmul", "turned"):
+    if variant.family != "grouped":
         made = internals(checker.operator(shape))
-        if isinstance(made.form, (ColumnsForm, BlocksForm)):
+        if isinstance(made.form, ColumnsForm):
             return tuple(made.planner.tiles)
         if isinstance(made, DecodeDispatcher):
             sizes = {"m": shape.m, "n": shape.n, "k": shape.k}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ class Argument:
     shape: tuple[int, ...]
     writable: bool = False
 
-    @property
+    @cached_property
     def filled(self) -> bool:
         """Whether it has any elements."""
         return 0 not in self.shape

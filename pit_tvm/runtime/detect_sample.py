@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,7 @@ from .gate import RANK, row_of
 GOLDEN = (math.sqrt(5) - 1) / 2
 ROWS = 32  # lines that are read of a dimension at most twice as often,
 MOST_LINES = 512  # and of all dimensions
+_KEY = slice(8 * COUNTS, 9 * COUNTS)  # of what the kernel writes, in bytes
 
 
 @dataclass(frozen=True)
@@ -41,18 +43,19 @@ class Lines:
 class Sample(NamedTuple):
     """What a sample found.
 
-    ``key``: the bucket of each density, in a byte. ``live`` and ``totals``: numbers
-    ``[COUNTS]``, of micro-tiles in the order of ``SAMPLE_EXTENTS``, crossed lines, lines.
+    ``key``: the bucket of each density, in a byte. ``counts``: memory of int64 that begins with the
+    numbers ``[COUNTS]`` of live micro-tiles in the order of ``SAMPLE_EXTENTS``, crossed lines,
+    lines; ``totals``: float64 ``[COUNTS]``, of all of them.
     """
 
     key: bytes
-    live: npt.NDArray[Any]
+    counts: bytes
     totals: npt.NDArray[np.float64]
 
     @property
     def densities(self) -> npt.NDArray[np.float64]:
         """float64 ``[COUNTS]``: shares of live ones; 1 for lines that nobody asked for."""
-        return self.live / self.totals
+        return np.frombuffer(self.counts, np.int64, COUNTS) / self.totals
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,15 +178,25 @@ def _tiles(sizes: npt.NDArray[np.int64], extent: int) -> npt.NDArray[np.int64]:
 
 
 class _Ready(NamedTuple):
-    """The plan for one type of array, its kernel, and as that takes them: what a flat view must be,
-    what the array itself must be (None: it has too many dimensions), and the table."""
+    """The entries and totals of the plan for one type of array, its kernel, and as that takes them:
+    what a flat view must be, what the array itself must be (None: it has too many dimensions), and
+    the table."""
 
-    plan: SamplePlan
+    entries: tuple[int, ...]
+    totals: npt.NDArray[np.float64]
     kernel: Callable[..., int]
     element: np.dtype[Any]
     flat: Any
     whole: Any
     table: Any
+
+
+class _Found(threading.local):
+    """Where the calling thread's kernels write: `FOUND` words."""
+
+    def __init__(self) -> None:
+        self.array = np.empty(FOUND, np.int64)
+        self.tensor = tvm_ffi.from_dlpack(self.array)
 
 
 class SampleCall:
@@ -210,22 +223,23 @@ class SampleCall:
         self._lines, self._windows = lines, windows
         self._ready: dict[np.dtype[Any], _Ready] = {}
         self._last: _Ready | None = None
+        self._found = _Found()
 
     def take(self, value: Any) -> Sample:
         """The sample of what the user passed."""
-        found = np.empty(FOUND, np.int64)
-        ready = self._last
-        if ready is None or not _quick(ready, value, found):
-            ready = self._long(value, found)
-        return Sample(found[COUNTS:].tobytes()[:COUNTS], found[:COUNTS], ready.plan.totals)
+        ready, found = self._last, self._found
+        if ready is None or not _quick(ready, value, found.tensor):
+            ready = self._long(value, found.tensor)
+        counts = found.array.tobytes()
+        return Sample(counts[_KEY], counts, ready.totals)
 
-    def _long(self, value: Any, found: npt.NDArray[np.int64]) -> _Ready:
+    def _long(self, value: Any, found: Any) -> _Ready:
         """Check the array from the start."""
         array = pattern_array(value)
         ready = self._ready.get(array.dtype)
         if ready is None:
             ready = self._ready[array.dtype] = self._prepare(array.dtype)
-        flat = entries_of(self._spec, array, ready.plan.entries, ready.element, "operand")
+        flat = entries_of(self._spec, array, ready.entries, ready.element, "operand")
         ready.kernel(ready.flat, flat, ready.table, found)
         self._last = ready
         return ready
@@ -237,7 +251,7 @@ class SampleCall:
         flat = _row("flat", element, (math.prod(entries),))
         whole = _row("whole", dtype, entries) if len(entries) <= RANK else None
         table = tvm_ffi.from_dlpack(plan.table)
-        return _Ready(plan, self._kernel(plan.build), element, flat, whole, table)
+        return _Ready(entries, plan.totals, self._kernel(plan.build), element, flat, whole, table)
 
 
 def _row(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
@@ -245,7 +259,7 @@ def _row(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
     return tvm_ffi.from_dlpack(np.array([row], np.int64))
 
 
-def _quick(ready: _Ready, value: Any, found: npt.NDArray[np.int64]) -> bool:
+def _quick(ready: _Ready, value: Any, found: Any) -> bool:
     """Sample an array of the last one's kind as it is; False if it is of another."""
     if type(value) is np.ndarray:
         if not value.flags.writeable:  # DLPack would say so by an exception

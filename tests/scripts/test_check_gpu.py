@@ -227,10 +227,10 @@ def test_plain_operators_are_checked_with_all_tiles_and_others_with_some(family:
     built = build.Columns if family == "turned" else build.Kernel
     assert [type(k) for k in kernels].count(built) == sum(map(len, found.values()))
     packed = [k for k in kernels if isinstance(k, build.Columns) and k.packed]
-    assert bool(packed) == (family == "matmul")
+    assert bool(packed) == (family in ("linear", "matmul"))
 
 
-@pytest.mark.parametrize(("family", "block"), [("turned", (64, 16)), ("matmul", (32, 64))])
+@pytest.mark.parametrize(("family", "block"), [("turned", (64, 16)), ("matmul", (32, 48)), ("linear", (32, 48))])
 def test_blocks_of_rows_are_checked_with_tiles_of_their_height(
     family: str, block: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,7 +239,7 @@ def test_blocks_of_rows_are_checked_with_tiles_of_their_height(
     variant = cases.Variant(family, "float16", False, None)
     shape = cases.Shape(variant, "blockmask", "skip", 96, 24, 40, block=block)
     assert {tile.tile_m for tile in values.tiles_of(shape, checker)} == {block[0]}
-    if family == "matmul":
+    if family != "turned":
         listed = replace(shape, pattern="rows")
         assert values.tiles_of(listed, checker) == checker.built(variant)
 
