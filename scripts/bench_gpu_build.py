@@ -23,7 +23,6 @@ from bench_gpu_sread import Segment, list_segments, segment_operator
 from bench_gpu_weights import Weights, list_weights, weights_operator
 
 import pit_tvm
-from pit_tvm.runtime.cuda_columns import ColumnsKernels
 from pit_tvm.runtime.cuda_dispatch import all_modules
 from pit_tvm.runtime.cuda_form import ColumnsForm
 from pit_tvm.runtime.cuda_general import GeneralDispatcher
@@ -113,12 +112,11 @@ def build_one(what: str | Wanted) -> int:
     if isinstance(what, str):
         cached_modules(KernelCache(), ARCH)(what, all_modules()[what])
     elif isinstance(what, Columns):
-        columns = ColumnsKernels(KernelCache(), ARCH)
+        columns = _columns(what)
         if what.tile is None:
-            columns.pack(what.dtype, what.height)
+            columns.kernels.pack(what.dtype, what.height)
         else:
-            act = what.act or "none"
-            columns.product(what.tile, bias=what.bias, act=act, packed=what.packed)
+            columns.kernels.product(what.tile, 0, **columns.options)
     elif isinstance(what, Part):
         made = _sparse(what.case, what.turned)
         if what.tile is None:
@@ -143,6 +141,13 @@ def build_one(what: str | Wanted) -> int:
         dispatcher = internals(made)
         dispatcher.kernels.product(what.tile, groups, **dispatcher.options)
     return 1
+
+
+def _columns(what: Columns) -> Any:
+    """The dispatcher of an operator that takes a library of the k-axis family."""
+    kind, extents = ("matmul", (what.height, 1)) if what.packed else ("turned", (1, what.height))
+    spec, epilogue = pit_tvm.Mask(*extents), (what.bias, what.act)
+    return internals(operator(kind, spec, what.dtype, TARGET, (None, None), 0, *epilogue))
 
 
 def wanted(cases: Sequence[Measured], settings: GpuSettings) -> list[Wanted]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from bench_gpu_build import Columns, Kernel, Wanted
+from bench_gpu_build import TARGET, Columns, Kernel, Wanted
 from bench_gpu_measure import synchronize
 from bench_gpu_pit import internals, operator, sizes_for
 from check_gpu_cases import BLOCKS, Shape, Variant, draw_problem, draw_shape, variants
@@ -21,9 +21,10 @@ from pit_tvm import Operator
 from pit_tvm.errors import PitError
 from pit_tvm.runtime.cuda_decode import FAMILY, DecodeDispatcher
 from pit_tvm.runtime.cuda_form import ColumnsForm
+from pit_tvm.schedules.cuda_few_rows_parts import HEIGHTS as FEW
 from pit_tvm.schedules.hopper_bands import HEIGHTS, starting_columns
 from pit_tvm.schedules.hopper_space import starting_tiles
-from pit_tvm.structs import Candidate, Plan, Tile
+from pit_tvm.structs import Candidate, Plan, Tile, Values
 
 ALL_TILES_EVERY = 16  # cases between two that run all tiles of their operator
 SIZES = ((20_000, 3072, 768), (300, 300, 300), (4096, 4096, 4096))  # m, n, k of plans to look at
@@ -123,7 +124,24 @@ def kernels_of(families: Sequence[str], checker: Checker) -> list[Wanted]:
         for t in tiles:
             found.append(Columns(v.dtype, t.tile_m, not v.turned, t, v.bias, v.act))
         found += [Columns(v.dtype, t.tile_m) for t in tiles if not v.turned]
+        found += [FewRows(v.dtype, v.bias, v.act)] * (v.family == "matmul")
     return found
+
+
+@dataclass(frozen=True)
+class FewRows:
+    """Kernels of products of a few rows whose zeros are found in the rows themselves, compiled when
+    this is called."""
+
+    dtype: str
+    bias: bool
+    act: str | None
+
+    def __call__(self) -> None:
+        epilogue = (self.bias, self.act)
+        made = operator("matmul", Values(), self.dtype, TARGET, (None, None), 0, *epilogue)
+        for rows in FEW:
+            made.build({"m": rows, "n": 64, "k": 64})
 
 
 def packed_tiles(variant: Variant) -> list[Tile]:

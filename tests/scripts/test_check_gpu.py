@@ -19,10 +19,11 @@ import check_gpu_values as values
 import numpy as np
 import pytest
 import torch
-from bench_gpu_pit import internals
+from bench_gpu_pit import internals, operator
 
 from pit_tvm.reference.index import dense_mask, index_lists
 from pit_tvm.runtime.cuda_decode import FAMILY
+from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.structs import MicroTile
 
 CPU = values.Checker("cpu")
@@ -210,6 +211,40 @@ def test_what_calls_of_a_kind_choose_from_is_compiled(
     assert listed and asked.asked <= listed
 
 
+@pytest.mark.parametrize("family", ["linear", "matmul", "turned"])
+def test_what_calls_over_rows_and_bands_choose_from_is_compiled(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys of kernels, of which none is made."""
+    asked: set[str] = set()
+
+    def note(self: KernelCache, key: str, make: Callable[[], Any]) -> Any:
+        asked.add(key)
+        return {"main": None, "product": None}
+
+    checker = values.Checker("cuda", tiles=1)
+    monkeypatch.setattr(values.Checker, "target", build.TARGET)
+    monkeypatch.setattr(KernelCache, "module", note)
+    operator.cache_clear()
+    for kernel in values.kernels_of([family], checker):
+        build.build_one(kernel)
+    built = asked.copy()
+    asked.clear()
+    operator.cache_clear()
+    known = cases.variants(family)
+    for number in range(60):
+        rng = problems.case_rng(5, family, number)
+        shape = cases.draw_shape(rng, known[number % len(known)])
+        chooser = internals(checker.operator(shape))
+        for tile in values.tiles_of(shape, checker):
+            if tile.family == FAMILY:
+                chooser.build({"m": shape.m, "n": shape.n, "k": shape.k})
+            else:
+                chooser.kernels.product(tile, 0, **chooser.options)
+    assert asked and not asked - built - kinds._detection()
+    operator.cache_clear()
+
+
 # --------------------------------------------------------------------------------------------
 # Tiles, and the command
 
@@ -230,7 +265,9 @@ def test_plain_operators_are_checked_with_all_tiles_and_others_with_some(family:
     assert bool(packed) == (family in ("linear", "matmul"))
 
 
-@pytest.mark.parametrize(("family", "block"), [("turned", (64, 16)), ("matmul", (32, 48)), ("linear", (32, 48))])
+@pytest.mark.parametrize(
+    ("family", "block"), [("turned", (64, 16)), ("matmul", (32, 48)), ("linear", (32, 48))]
+)
 def test_blocks_of_rows_are_checked_with_tiles_of_their_height(
     family: str, block: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
