@@ -84,13 +84,15 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
     info = resolve_target(target)
     if info.kind == "cuda" and activation_threshold is not None:
         raise UnsupportedTarget(mismatch("activation_threshold", "None on a GPU", "a number"))
-    look = into(dump)
+    look, device = into(dump), None
+    if info.kind == "cuda":  # asked for first: to import a model takes its time
+        from .cuda import compile_for_gpu, current_device
+
+        device = current_device()
     imported = import_model(model, example_inputs, mask)
     with quick_stacks():
-        if info.kind == "cuda":
-            from .cuda import compile_for_gpu
-
-            return compile_for_gpu(imported, info, database, cuda_graphs, look)
+        if device is not None:
+            return compile_for_gpu(imported, info, device, database, cuda_graphs, look)
         rewritten = rewrite(imported, CpuKernels(info), look)
     executable = build(rewritten.module, info)
     layers = Layers(rewritten.layers, info, database, threshold=activation_threshold)

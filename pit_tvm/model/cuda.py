@@ -103,20 +103,14 @@ class CudaModel(CompiledModel):
 def compile_for_gpu(
     imported: Imported,
     target: TargetInfo,
+    device: torch.device,
     database: str | Path | None,
     cuda_graphs: bool,
     look: Look,
 ) -> CudaModel:
-    """The model on the current device; see `pit_tvm.model.compile`.
-
-    Raises
-    ------
-    BackendUnavailable
-        There is no CUDA device.
-    """
+    """The model on ``device``; see `pit_tvm.model.compile`."""
     kernels = CudaKernels(Plane(imported.batch, imported.tokens))
-    rewritten = rewrite(imported, kernels, look)
-    device, cache = _device(), KernelCache()
+    rewritten, cache = rewrite(imported, kernels, look), KernelCache()
     module, merged = _graph(imported, rewritten, look)
     graph = compile_graph(module, kernels.module, target, cache)
     graph = replace(graph, replayable=graph.replayable and cuda_graphs)
@@ -142,7 +136,7 @@ def restore(parts: Parts) -> CudaModel:
     SavedModelError
         A kernel of the graph is missing.
     """
-    device, cache, store = _device(), KernelCache(), tile_store(parts.tiles, parts.target)
+    device, cache, store = current_device(), KernelCache(), tile_store(parts.tiles, parts.target)
     cache.adopt(parts.kernels)
     layers = CudaLayers(parts.layers, parts.target, device, cache, store)
     return CudaModel(
@@ -155,7 +149,14 @@ def restore(parts: Parts) -> CudaModel:
     )
 
 
-def _device() -> torch.device:
+def current_device() -> torch.device:
+    """The device on which torch computes.
+
+    Raises
+    ------
+    BackendUnavailable
+        There is no CUDA device.
+    """
     if not torch.cuda.is_available():
         raise BackendUnavailable(mismatch("target cuda", "a CUDA device", "none"))
     return torch.device("cuda", torch.cuda.current_device())
