@@ -45,6 +45,7 @@ class CudaDispatcher:
     kernels: Any
     flip = False  # whether kernels compute the product turned: rhs is what they gather
     turns = False  # whether an operand is turned first, so that every extent is one of rows
+    repeats = False  # whether a call is detection and one product: `CudaRepeats` takes such calls
 
     def __init__(
         self,
@@ -67,9 +68,8 @@ class CudaDispatcher:
         self.checks_zeros = zeros_asked_for(program)
         self.detector = CudaDetector(self.modules, checked=asked_for(), clusters=target.clusters)
         self.fill, self.memory = CudaFill(self.modules), CudaWorkspace()
-        # Others launch more than detection and one product.
-        plain = type(self) is CudaDispatcher and not self.planner.fills
-        self._repeats = CudaRepeats(cache, self.detector.report) if plain else None
+        repeats = self.repeats and not self.planner.fills
+        self._repeats = CudaRepeats(cache, self.detector.report) if repeats else None
         self._fills = self.planner.fills
         self._no_groups = program.spec == Groups(0)
         names = [p.name for p in program.inputs]
@@ -314,6 +314,12 @@ class CudaDispatcher:
             self.fill.pad_copy(bias, rest[0])
         kernel(wide["lhs"], *index.views, wide["rhs"], *rest)
         self.fill.pad_copy(wide["out"], out)
+
+
+class RowsDispatcher(CudaDispatcher):
+    """Runs one program of Hopper's m-axis family; threads may share it."""
+
+    repeats = True
 
 
 def all_modules(clusters: bool = True) -> dict[str, Callable[[], tvm.IRModule]]:
