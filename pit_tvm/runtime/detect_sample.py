@@ -53,9 +53,14 @@ class Sample(NamedTuple):
     totals: npt.NDArray[np.float64]
 
     @property
+    def live(self) -> npt.NDArray[np.int64]:
+        """int64 ``[COUNTS]``: how many live."""
+        return np.frombuffer(self.counts, np.int64, COUNTS)
+
+    @property
     def densities(self) -> npt.NDArray[np.float64]:
         """float64 ``[COUNTS]``: shares of live ones; 1 for lines that nobody asked for."""
-        return np.frombuffer(self.counts, np.int64, COUNTS) / self.totals
+        return self.live / self.totals
 
 
 @dataclass(frozen=True, eq=False)

@@ -200,7 +200,7 @@ def test_offset_views_and_operands_of_many_dimensions_are_sampled(detector: Dete
     many = detector.sampling(Mask(), (1, 1, 1, 1, 1, 90, 70))
     for _ in range(2):
         assert samples.take(part).densities[0] == pytest.approx(part.float().mean())
-        assert many.take(part[(None,) * 5]).counts == samples.take(part).counts
+        assert np.array_equal(many.take(part[(None,) * 5]).live, samples.take(part).live)
 
 
 def test_threads_share_a_sampling(detector: Detector) -> None:
