@@ -35,8 +35,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--sentences", type=positive, default=1024, help="sentences in all (default 1024)")
     add("--batch", type=positive, default=32, help="sentences of one batch (default 32)")
-    add("--rounds", type=positive, default=3, help="measured passes over all (default 3)")
-    add("--seconds", type=float, default=45, help="begin no more rounds after these (default 45)")
+    add("--rounds", type=positive, default=5, help="measured passes over all (default 5)")
+    add("--seconds", type=float, default=60, help="begin no more rounds after these (default 60)")
     add("--threads", type=positive, default=len(os.sched_getaffinity(0)), help="default: all")
     add("--seed", type=int, default=0, help="chooses the sentences (default 0)")
     add("--no-torch-compile", action="store_true", help="leave torch.compile out")
