@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from pit_tvm.errors import DTypeError, PitError, ShapeError
-from pit_tvm.model import CompiledModel, compile
+from pit_tvm.model import CompiledModel, compile, cuda
 
 VOCABULARY, LONGEST, WIDTH, HEADS = 31, 20, 24, 3
 
@@ -200,6 +200,7 @@ def test_export_must_leave_batch_and_length_open(model: nn.Module) -> None:
         compile(program, example)
 
 
-def test_gpus_take_16_bit_models_only(model: nn.Module) -> None:
+def test_gpus_take_16_bit_models_only(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "current_device", lambda: torch.device("cpu"))
     with pytest.raises(DTypeError, match="dtype: expected float16 or bfloat16, got 'float32'"):
         compile(model, inputs(np.ones((2, 5))), target={"kind": "cuda", "arch": "sm_90a"})
