@@ -1,8 +1,9 @@
 """The CPU benchmark: tiles, masked products, index, selection and call overhead against peers.
 
-Peers run in the same process, in turn with pit-tvm; times are medians. The shapes of ``HELD_OUT``
-in bench_cpu_cases.py and all seeds of the benchmark are never tuned on, and held-out shapes have
-rows and targets of their own. The text ends with one line of JSON that says which targets are met.
+Peers run in the same process, in turn with pit-tvm; times are medians, and speed-ups medians over
+the turns. The shapes of ``HELD_OUT`` in bench_cpu_cases.py and all seeds of the benchmark are never
+tuned on, and held-out shapes have rows and targets of their own. The text ends with one line of
+JSON that says which targets are met.
 The exit status is 1 if a result is wrong, and 2 if something is missing; a target that is not met
 does not change it.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,12 @@ CHECKED_ROWS = 64
 
 
 def interleave(runs: Mapping[str, Run], repeats: int, inner: int = 1) -> dict[str, Stat]:
-    """Time every contender ``repeats`` times in turn, ``inner`` runs each time.
+    """Statistics of `take_turns`."""
+    return {name: Stat.of(kept) for name, kept in take_turns(runs, repeats, inner).items()}
+
+
+def take_turns(runs: Mapping[str, Run], repeats: int, inner: int = 1) -> dict[str, list[float]]:
+    """Seconds of every contender, ``repeats`` times in turn, ``inner`` runs each time.
 
     Every turn starts with another contender. Before a contender's turn idle threads of the last
     one come to rest, then one unmeasured run warms its caches and wakes its own threads.
@@ -32,7 +37,14 @@ def interleave(runs: Mapping[str, Run], repeats: int, inner: int = 1) -> dict[st
                 start = time.perf_counter()
                 run()
                 kept.append(time.perf_counter() - start)
-    return {name: Stat.of(kept) for name, kept in seconds.items()}
+    return seconds
+
+
+def times_faster(seconds: Mapping[str, Sequence[float]], name: str, *peers: str) -> float:
+    """How many times faster than the fastest of ``peers`` a contender is: the median over the
+    turns, between which a machine's clock may change."""
+    best = map(min, *(seconds[peer] for peer in peers)) if len(peers) > 1 else seconds[peers[0]]
+    return statistics.median(them / us for them, us in zip(best, seconds[name], strict=True))
 
 
 def profiled(profile: Callable[[], Any], repeats: int) -> dict[str, Any]:

@@ -16,12 +16,21 @@ from typing import Any
 import numpy as np
 import torch
 from bench_cpu_cases import Masked, Product, list_masked, list_products
-from bench_cpu_measure import interleave, normal, poisoned, product_error, profiled
+from bench_cpu_measure import (
+    interleave,
+    normal,
+    poisoned,
+    product_error,
+    profiled,
+    take_turns,
+    times_faster,
+)
 from bench_cpu_pit import PitProduct
 from bench_rows import (
     Column,
     Row,
     Settings,
+    Stat,
     Suite,
     Target,
     block_mask,
@@ -58,7 +67,7 @@ def measure_dense(case: Product, settings: Settings) -> Row:
     best = min(trial, key=lambda name: trial[name].median)
     outs["pit"].fill(np.nan)
 
-    stats = interleave(
+    seconds = take_turns(
         {
             "numpy": lambda: np.matmul(lhs, rhs, out=outs["numpy"]),
             "torch": lambda: torch.matmul(left, right, out=product),
@@ -66,14 +75,14 @@ def measure_dense(case: Product, settings: Settings) -> Row:
         },
         settings.repeats,
     )
-    peer = min(stats["numpy"].median, stats["torch"].median)
+    stats = {name: Stat.of(kept) for name, kept in seconds.items()}
     facts = {
         "tile": best,
         "tiles": {name: stat.median for name, stat in trial.items()},
         "planned": str(plan.choice),
         "tuned": plan.tuned,
         "gflops": 2e-3 * m * n * k / stats["pit"].median,
-        "share": peer / stats["pit"].median,
+        "share": times_faster(seconds, "pit", "numpy", "torch"),
     }
     errors = {name: product_error(rng, lhs, rhs, out) for name, out in outs.items()}
     return Row(case.label, case.held_out, stats, facts, errors)
@@ -100,7 +109,7 @@ def measure_masked(case: Masked, settings: Settings) -> Row:
     def profile() -> Any:
         return operator.profile(lhs, packed, sparsity=mask, out=outs["pit"])
 
-    stats = interleave(
+    seconds = take_turns(
         {
             "dense": lambda: np.matmul(lhs, rhs, out=outs["dense"]),
             "pit": lambda: operator(lhs, packed, sparsity=mask, out=outs["pit"]),
@@ -112,9 +121,10 @@ def measure_masked(case: Masked, settings: Settings) -> Row:
         "zeros": case.zeros,
         "grain": "x".join(map(str, case.grain)),
         **profiled(profile, settings.repeats),
-        "speedup": stats["dense"].median / stats["pit"].median,
-        "speedup_packing": stats["dense"].median / stats["packing"].median,
+        "speedup": times_faster(seconds, "pit", "dense"),
+        "speedup_packing": times_faster(seconds, "packing", "dense"),
     }
+    stats = {name: Stat.of(kept) for name, kept in seconds.items()}
     outs["pit"].fill(np.nan)
     operator(lhs, packed, sparsity=mask, out=outs["pit"])
     errors = {name: product_error(rng, lhs, rhs, out) for name, out in outs.items()}

@@ -208,6 +208,13 @@ def test_contenders_take_turns_and_each_turn_starts_with_another(
     assert {name: stat.count for name, stat in stats.items()} == {"a": 4, "b": 4, "c": 4}
 
 
+def test_contenders_are_compared_turn_by_turn() -> None:
+    seconds = {"us": [1.0, 2.0, 4.0], "a": [3.0, 8.0, 8.0], "b": [4.0, 6.0, 20.0]}
+    assert measure.times_faster(seconds, "us", "a") == 3.0
+    assert measure.times_faster(seconds, "us", "a", "b") == 3.0
+    assert measure.times_faster(seconds, "us", "b") == 4.0
+
+
 def test_stat_is_the_median_and_quartiles_in_microseconds() -> None:
     stat = base.Stat.of([5e-6, 1e-6, 3e-6, 2e-6, 4e-6])
     assert (stat.q1, stat.median, stat.q3) == pytest.approx((2.0, 3.0, 4.0))
