@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,31 +20,41 @@ def interleave(runs: Mapping[str, Run], repeats: int, inner: int = 1) -> dict[st
 
 
 def take_turns(runs: Mapping[str, Run], repeats: int, inner: int = 1) -> dict[str, list[float]]:
+    """Seconds of every contender, in the order of `each_turn`."""
+    turns = list(each_turn(runs, repeats, inner))
+    return {name: [one for turn in turns for one in turn[name]] for name in runs}
+
+
+def each_turn(
+    runs: Mapping[str, Run], repeats: int, inner: int = 1
+) -> Iterator[dict[str, list[float]]]:
     """Seconds of every contender, ``repeats`` times in turn, ``inner`` runs each time.
 
     Every turn starts with another contender. Before a contender's turn idle threads of the last
     one come to rest, then one unmeasured run warms its caches and wakes its own threads.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
     names = list(runs)
     for turn in range(repeats):
         first = turn % len(names)
-        for name in names[first:] + names[:first]:
-            settle()
-            run, kept = runs[name], seconds[name]
-            run()
-            for _ in range(inner):
-                start = time.perf_counter()
-                run()
-                kept.append(time.perf_counter() - start)
+        yield {name: _timed(runs[name], inner) for name in names[first:] + names[:first]}
+
+
+def _timed(run: Run, inner: int) -> list[float]:
+    settle()
+    run()
+    seconds = []
+    for _ in range(inner):
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
     return seconds
 
 
 def times_faster(seconds: Mapping[str, Sequence[float]], name: str, *peers: str) -> float:
     """How many times faster than the fastest of ``peers`` a contender is: the median over the
     turns, between which a machine's clock may change."""
-    best = map(min, *(seconds[peer] for peer in peers)) if len(peers) > 1 else seconds[peers[0]]
-    return statistics.median(them / us for them, us in zip(best, seconds[name], strict=True))
+    turns = zip(seconds[name], *(seconds[peer] for peer in peers), strict=True)
+    return statistics.median(min(others) / own for own, *others in turns)
 
 
 def profiled(profile: Callable[[], Any], repeats: int) -> dict[str, Any]:

@@ -16,7 +16,14 @@ from bench_cpu_cases import (
     list_called,
     list_selected,
 )
-from bench_cpu_measure import interleave, normal, poisoned, product_error, profiled
+from bench_cpu_measure import (
+    each_turn,
+    interleave,
+    normal,
+    poisoned,
+    product_error,
+    profiled,
+)
 from bench_cpu_pit import PitProduct
 from bench_rows import (
     Array,
@@ -146,15 +153,15 @@ def measure_call(case: Called, settings: Settings) -> Row:
         "library": lambda: matmul(left, right, out=library_out),
     }
     turns = [
-        (interleave(runs, 1, SHORT_RUNS), profiled(profile, SHORT_RUNS))
-        for _ in range(settings.repeats)
+        (turn, profiled(profile, SHORT_RUNS))
+        for turn in each_turn(runs, settings.repeats, SHORT_RUNS)
     ]
-    stats = {name: Stat.of([1e-6 * turn[name].median for turn, _ in turns]) for name in runs}
+    stats = {name: Stat.of([one for turn, _ in turns for one in turn[name]]) for name in runs}
     shared = ("index_us", "select_us")
     facts = {**turns[-1][1], **{n: median(parts[n] for _, parts in turns) for n in shared}}
     # Index and selection have limits of their own. A machine's clock may change between turns.
     facts["overhead_us"] = median(
-        turn["call"].median - turn["kernel"].median - sum(parts[n] for n in shared)
+        1e6 * (median(turn["call"]) - median(turn["kernel"])) - sum(parts[n] for n in shared)
         for turn, parts in turns
     )
     errors = {"call": product_error(rng, lhs[live], rhs, outs["call"][live])}

@@ -23,9 +23,8 @@ EPILOGUES = (
     (True, "silu"),
 )
 PATTERNS = ("lengths", "cu_seqlens", "rows", "mask", "bitmask", "blockmask", "values")
-# Blocks of zeros, of an lhs that is stored [k, m] bands; family "blocks" has those 64 deep.
-BLOCKS = ((1, 16), (4, 8), (32, 48))
-BANDS = ((32, 1), (64, 16), (128, 48))
+BLOCKS = ((1, 16), (4, 8), (32, 64))
+BANDS = ((32, 1), (64, 16), (128, 64))  # blocks of zeros of an lhs that is stored [k, m]
 GROUPS = (1, 2, 3, 8, 64, 130, 256)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -19,12 +19,13 @@ from check_gpu_problem import AMOUNTS, EXACT, Problem, case_rng
 
 from pit_tvm import Operator
 from pit_tvm.errors import PitError
+from pit_tvm.runtime.cuda_block_form import BlocksForm
 from pit_tvm.runtime.cuda_decode import FAMILY, DecodeDispatcher
 from pit_tvm.runtime.cuda_form import ColumnsForm
 from pit_tvm.schedules.cuda_few_rows_parts import HEIGHTS as FEW
 from pit_tvm.schedules.hopper_bands import HEIGHTS, starting_columns
 from pit_tvm.schedules.hopper_space import starting_tiles
-from pit_tvm.structs import Candidate, Plan, Tile, Values
+from pit_tvm.structs import Candidate, Plan, Tile
 
 ALL_TILES_EVERY = 16  # cases between two that run all tiles of their operator
 SIZES = ((20_000, 3072, 768), (300, 300, 300), (4096, 4096, 4096))  # m, n, k of plans to look at
@@ -124,24 +125,36 @@ def kernels_of(families: Sequence[str], checker: Checker) -> list[Wanted]:
         for t in tiles:
             found.append(Columns(v.dtype, t.tile_m, not v.turned, t, v.bias, v.act))
         found += [Columns(v.dtype, t.tile_m) for t in tiles if not v.turned]
-        found += [FewRows(v.dtype, v.bias, v.act)] * (v.family == "matmul")
+        found += [Needed(shape) for shape in _apart(v)]
     return found
 
 
 @dataclass(frozen=True)
-class FewRows:
-    """Kernels of products of a few rows whose zeros are found in the rows themselves, compiled when
-    this is called."""
+class Needed:
+    """What calls of a shape need, compiled when this is called."""
 
-    dtype: str
-    bias: bool
-    act: str | None
+    shape: Shape
 
     def __call__(self) -> None:
-        epilogue = (self.bias, self.act)
-        made = operator("matmul", Values(), self.dtype, TARGET, (None, None), 0, *epilogue)
-        for rows in FEW:
-            made.build({"m": rows, "n": 64, "k": 64})
+        shape = self.shape
+        _for_target(shape).build({"m": shape.m, "n": shape.n, "k": shape.k})
+
+
+def _for_target(shape: Shape) -> Any:
+    v = shape.variant
+    options = (v.dtype, TARGET, (None, None), shape.groups, v.bias, v.act, shape.dead)
+    return internals(operator(v.family, shape.spec, *options))
+
+
+def _apart(variant: Variant) -> Iterator[Shape]:
+    """Shapes that need kernels of other families than rows and columns: blocks, and a few rows."""
+    shape = Shape(variant, "blockmask", "skip", 64, 64, 64)
+    grains = () if variant.family == "grouped" else variant.bands if variant.turned else BLOCKS
+    for block in grains:
+        if isinstance(_for_target(replace(shape, block=block)).form, BlocksForm):
+            yield replace(shape, block=block)
+    if variant.family == "matmul":
+        yield from (replace(shape, pattern="values", m=rows) for rows in FEW)
 
 
 def packed_tiles(variant: Variant) -> list[Tile]:
@@ -268,7 +281,7 @@ def tiles_of(shape: Shape, checker: Checker) -> Sequence[Tile]:
     variant = shape.variant
     if variant.family != "grouped":
         made = internals(checker.operator(shape))
-        if isinstance(made.form, ColumnsForm):
+        if isinstance(made.form, (ColumnsForm, BlocksForm)):
             return tuple(made.planner.tiles)
         if isinstance(made, DecodeDispatcher):
             sizes = {"m": shape.m, "n": shape.n, "k": shape.k}

@@ -152,7 +152,7 @@ def test_named_rows_of_any_accepted_expression_are_right(
     operator = pit_tvm.compile(tensors, sparse={operand: spec})
     for candidate, out in every_candidate(operator, arrays, sparsity, wanted.shape, "float32"):
         assert untouched(out[~live])
-        assert_close(out[live], wanted[live], str(candidate), wanted)
+        assert_close(out[live], wanted[live], str(candidate))
 
 
 @pytest.mark.parametrize("spec", [Mask(), Values()], ids=["mask", "values"])
@@ -198,7 +198,7 @@ def test_padding_of_an_image_is_zero_and_written(
     for candidate, out in every_candidate(
         operator, tuple(arrays.values()), ids, wanted.shape, "float32"
     ):
-        assert_close(out[place], wanted[place], str(candidate), wanted)
+        assert_close(out[place], wanted[place], str(candidate))
 
 
 def test_prim_func_compiles_as_its_tensors_do(rng: np.random.Generator) -> None:
@@ -208,7 +208,7 @@ def test_prim_func_compiles_as_its_tensors_do(rng: np.random.Generator) -> None:
     ids = rng.permutation(M)[: M // 2]
     out = operator(lhs, rhs, sparsity=ids, out=poison((M, N), "float32"))
     wanted = np.maximum(lhs.astype(np.float64) @ rhs, 0)
-    assert_close(out[ids], wanted[ids], among=wanted)
+    assert_close(out[ids], wanted[ids])
 
 
 def outer_sum() -> list[te.Tensor]:

@@ -15,11 +15,13 @@ from pit_tvm.runtime.program import Program, analyse
 from pit_tvm.selection.cover import SAMPLE_EXTENTS, Cover, bucket
 from pit_tvm.structs import BlockMask, Grid, Mask, Rows, SparsitySpec
 
+TOTAL = 2**40  # micro-tiles in a sample: multiples of its inverse are exact densities
+
 
 def sampled(densities: Iterable[float], rows: float, beside: float = 1.0) -> Sample:
     """A sample of these densities."""
     known = np.array([*densities, beside, rows])
-    totals = np.full(len(known), 2.0**40)
+    totals = np.full(len(known), float(TOTAL))
     return Sample(bytes(map(bucket, known)), (known * totals).astype(np.int64).tobytes(), totals)
 
 
@@ -48,13 +50,13 @@ def test_rows_and_what_lives_beside_them_live_together() -> None:
 
 def test_densities_that_nobody_sampled_are_the_covers_estimates() -> None:
     program = matmul(BlockMask(40, 48))
-    samples = np.random.default_rng(3).random(len(SAMPLE_EXTENTS)).tolist()
+    samples = (np.random.default_rng(3).integers(1, TOTAL, len(SAMPLE_EXTENTS)) / TOTAL).tolist()
     found = Sampler(program).pattern(sampled(samples, 0.5)).covered
     cover, estimated = Cover.from_samples(samples), 0
     for route, density in zip(program.routes, found, strict=True):
         rows, depth = route.micro_tile.extents
         if depth:
-            assert density == pytest.approx(cover.density((rows, depth)), rel=1e-9)
+            assert density == cover.density((rows, depth))
             estimated += (rows, depth) not in SAMPLE_EXTENTS
     assert estimated
 

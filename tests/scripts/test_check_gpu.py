@@ -266,7 +266,7 @@ def test_plain_operators_are_checked_with_all_tiles_and_others_with_some(family:
 
 
 @pytest.mark.parametrize(
-    ("family", "block"), [("turned", (64, 16)), ("matmul", (32, 48)), ("linear", (32, 48))]
+    ("family", "block"), [("turned", (64, 16)), ("matmul", (32, 64)), ("linear", (32, 64))]
 )
 def test_blocks_of_rows_are_checked_with_tiles_of_their_height(
     family: str, block: tuple[int, int], monkeypatch: pytest.MonkeyPatch
