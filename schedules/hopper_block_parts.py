@@ -21,6 +21,7 @@ HEIGHTS = (32, 64, 128, 256)  # of a band of rhs
 LHS_HEIGHTS = HEIGHTS[:3]
 WORD = 32  # steps whose liveness one word holds
 PANEL = 4  # words that are looked at together
+MOST_ROWS = 256  # of TMA's boxes
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class BlocksTile:
             f"side one of {SIDES}": side in SIDES,
             f"height of {side} one of {heights}": self.height in heights,
             "shared 0 or 1": self.shared in (0, 1),
-            "other 128 or 256": self.other in (128, 256),
+            "other 128, 256, or 384 by halves": self.other in (128, 256, 256 + 128 * self.shared),
             "at most 128 accumulators per thread": max(self.height, 64 * (side == "lhs"))
             * self.other
             <= 2**14 * (1 + self.shared),
@@ -118,8 +119,9 @@ def lowest(word: Any) -> Any:
 class OperandTiles:
     """The ring's tiles of one operand, ``extent`` of its rows or columns each, and TMA's boxes.
 
-    ``source`` is (extents, k), or with ``turned`` (k, extents), whose tiles are matrices of
-    ``line`` columns, 64 or 32, side by side.
+    ``source`` is (extents, k), or with ``turned`` (k, extents), whose tiles are matrices of 64
+    columns side by side, or of 32. There is room for a multiple of ``least`` rows or columns, as
+    instructions read them; no more than ``extent`` are fetched.
     """
 
     def __init__(
@@ -130,13 +132,16 @@ class OperandTiles:
         extent: int,
         stages: int,
         dtype: str,
-        line: int = 64,
+        least: int = 64,
     ) -> None:
         self.source, self.turned, self.extent = source, turned, extent
-        self.line = line if turned else TILE_K
-        self.matrices = -(-extent // line) if turned else 1
-        self.bytes = (self.matrices * line if turned else extent) * TILE_K * 2
-        high = TILE_K if turned else -(-extent // line) * line
+        room = -(-extent // least) * least
+        self.line = min(extent, 64) if turned else TILE_K
+        self.high = extent // (1 + (extent > MOST_ROWS))  # of a box
+        self.fetched = extent // (self.line if turned else self.high)
+        self.matrices = room // self.line if turned else 1
+        self.bytes = extent * TILE_K * 2
+        high = TILE_K if turned else room
         swizzle = SWIZZLES[self.line]
         shape = (stages * self.matrices, high, self.line)
         self.tiles = pool.alloc_tcgen05_mma_AB(shape, dtype, SwizzleMode(swizzle))
@@ -146,7 +151,7 @@ class OperandTiles:
         """By one thread: what lies from ``first`` on, of depth ``step``."""
         k0: T.let = step * TILE_K
         if self.turned:
-            for q in T.unroll(self.matrices):
+            for q in T.unroll(self.fetched):
                 Tx.copy_async(
                     self.tiles[stage * self.matrices + q, 0:TILE_K, 0 : self.line],
                     self.source[
@@ -157,12 +162,15 @@ class OperandTiles:
                     mbar=bar,
                 )
         else:
-            Tx.copy_async(
-                self.tiles[stage, 0 : self.extent, 0:TILE_K],
-                self.source[first : first + self.extent, k0 : k0 + TILE_K],
-                dispatch="tma_explicit",
-                mbar=bar,
-            )
+            for q in T.unroll(self.fetched):
+                Tx.copy_async(
+                    self.tiles[stage, q * self.high : q * self.high + self.high, 0:TILE_K],
+                    self.source[
+                        first + q * self.high : first + q * self.high + self.high, k0 : k0 + TILE_K
+                    ],
+                    dispatch="tma_explicit",
+                    mbar=bar,
+                )
 
     def part(self, stage: Any, first: Any, extent: int) -> Any:
         """What the instructions read: ``extent`` rows or columns from ``first`` on."""
@@ -255,6 +263,7 @@ class LiveSteps:
 STARTING = {
     "lhs": (
         BlocksTile(32, 256, shared=0),
+        BlocksTile(32, 384, stages=3),
         BlocksTile(32, 128, stages=8),
         BlocksTile(64, 256, shared=0),
         BlocksTile(64, 128, stages=8),

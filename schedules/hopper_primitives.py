@@ -170,12 +170,21 @@ def sread_held(call: Any, _sctx: Any) -> Any:
     return impl
 
 
+def _described(tiles: Any, turned: int) -> tuple[int, int, int, int]:
+    """What a descriptor of an operand says, where addresses count 16 bytes: how far 16 of k, the
+    next matrix, and 8 rows are, and the swizzle."""
+    high, wide = (int(extent) for extent in tiles.shape[-2:])
+    step, following = (2 * wide, high * wide // 8) if turned else (2, 1)
+    return step, following, wide, SWIZZLES[wide]
+
+
 def wgmma(call: Any, _sctx: Any) -> Any:
     """One warpgroup multiplies 64-row blocks by the rhs tile and commits the group; no wait.
 
-    ``acc`` is a flat local fp32 buffer, m / 64 blocks of n / 2. All tiles are in the
-    128-byte-swizzled layout. lhs is (m, k), rhs (1, n, k). With ``transA`` lhs is (m / 64, k, 64),
-    with ``transB`` rhs (n / 64, k, 64): rows of the depth, as a row-major (k, n) matrix has them.
+    ``acc`` is a flat local fp32 buffer, m / 64 blocks of n / 2. lhs is (m, k), rhs (1, n, k), in
+    the 128-byte-swizzled layout. With ``transA`` lhs is (m / 64, k, 64), with ``transB`` rhs
+    (n / 64, k, 64): rows of the depth, as a row-major (k, n) matrix has them. These may be matrices
+    of 32 columns as well, in the 64-byte-swizzled layout.
     """
     call = TilePrimitiveCall.downcast(call)
     acc, a, b = call.args[0].source, call.args[1], call.args[2]
@@ -189,27 +198,23 @@ def wgmma(call: Any, _sctx: Any) -> Any:
     chain = f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind}"
     each = n // 2
     a0, b0 = _starts(a), _starts(b)
-    # Addresses in a descriptor count 16 bytes. 16 columns of k are 2; 16 rows of k, 128 bytes each,
-    # are 128, and 64 if the matrix has 32 columns; the next columns of n begin k rows further on.
-    wide = int(rhs.shape[-1])
-    step, leading = (2 * wide, int(rhs.shape[-2]) * wide // 8) if turned else (2, 1)
-    lhs_step, apart = (128, int(lhs.shape[-2]) * 8) if turned_lhs else (2, 512)
+    lhs_step, *lhs_layout = _described(lhs, turned_lhs)
+    rhs_step, *rhs_layout = _described(rhs, turned)
+    apart = int(lhs.shape[-2]) * 8 if turned_lhs else 512  # from 64 rows to the next
 
     @T.prim_func(check_well_formed=False)
     def impl():
         desc_a: T.uint64 = T.uint64(0)
         desc_b: T.uint64 = T.uint64(0)
-        T.cuda.wgmma.encode_matrix_descriptor(T.address_of(desc_a), lhs.ptr_to(a0), 1, 64, 3)
-        T.cuda.wgmma.encode_matrix_descriptor(
-            T.address_of(desc_b), rhs.ptr_to(b0), leading, wide, SWIZZLES[wide]
-        )
+        T.cuda.wgmma.encode_matrix_descriptor(T.address_of(desc_a), lhs.ptr_to(a0), *lhs_layout)
+        T.cuda.wgmma.encode_matrix_descriptor(T.address_of(desc_b), rhs.ptr_to(b0), *rhs_layout)
         T.ptx.wgmma.fence.sync.aligned()
         for kk in T.unroll(k // 16):
             for block in T.unroll(m // 64):
                 T.ptx[chain](
                     *[acc[block * each + i] for i in range(each)],
                     desc_a + T.uint64(kk * lhs_step) + T.cast(block * apart, "uint64"),
-                    desc_b + T.uint64(kk * step),
+                    desc_b + T.uint64(kk * rhs_step),
                     tvm.tirx.any(accum, kk > 0),
                     1,
                     1,

@@ -244,6 +244,7 @@ KINDS: dict[str, list[Kind]] = {
         Kind("mk,kn", "rhs", BitMask(32, 2), bias=True),
         Kind("mk,kn", "lhs", Mask(1, 64), dtype="float32", fixed=(None, 200, 264)),
         Kind("mk,nk", "lhs", Values(1, 32), **_SINGLE_FULL, fixed=(None, 131, 328)),
+        Kind("km,kn", "lhs", Mask(64, 1), **_SINGLE_FULL, fixed=(None, 200, 264)),
     ],
     "bands": [
         Kind("mk,kn", "rhs", Mask(1, 32)),
@@ -289,6 +290,7 @@ KINDS: dict[str, list[Kind]] = {
         Kind("bmk,bnk", "rhs", Lengths(), dtype="float32", fixed=(8, 33, 64, 52), act="relu"),
         Kind("ncxy,fcij", "rhs", Rows(1), dtype="float16", fixed=(2, 37, 7, 13, 11)),
         Kind("mk,kn", "lhs", Mask(64, 1), dtype="float32", bias=True, fixed=(192, 200, 264)),
+        Kind("mk,nk", "lhs", Mask(32, 1), dtype="float32", fixed=(192, 200, 264)),
         Kind("mk,kn", "rhs", Lengths(1, True), out_dtype="float32", fixed=(96, 72, 64)),
         Kind("mk,kn", "rhs", Rows(1), dtype="int8", fixed=(None, 204, 68), act="relu", dead="zero"),
     ],

@@ -81,7 +81,7 @@ def map_blocks(bits: int) -> tvm.tirx.PrimFunc:
             for u in T.unroll(AT_ONCE):
                 at: T.let = src + T.cast(row + u * _ROWS, "int64") * row_bytes + offset
                 if (aligned != 0) & (left >= BYTES):
-                    load16(T.address_of(loaded[u, 0]), at, row + u * _ROWS < last)
+                    load16(T.address_of(loaded[u, 0]), at, row + u * _ROWS < last, bits)
                 else:
                     load_any(
                         T.address_of(loaded[u, 0]),

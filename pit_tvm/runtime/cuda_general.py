@@ -15,13 +15,14 @@ from tvm import s_tir, tirx
 
 from ..schedules import cuda_generic
 from ..schedules.cuda_contraction import scheduled
+from ..schedules.cuda_turn import AT_ONCE
 from ..structs import Candidate, MicroTile, Tile
 from ..tile_db.store import TileStore
 from ..transform.insert_sread_swrite import SparseForm, insert_sread_swrite
 from ..transform.pipeline import lower
 from ..transform.split_epilogue import dead_value, split_epilogue
 from ..transform.unalign import unalign
-from .cuda_arrays import dense_product, empty_of, zero
+from .cuda_arrays import dense_product, empty, empty_of, zero
 from .cuda_bind import ALIGNMENT, CudaBound
 from .cuda_build import build_cuda
 from .cuda_call import CudaCall
@@ -47,7 +48,7 @@ class GeneralKernels(FamilyKernels):
     def product(self, tile: Tile | None, groups: int = 0) -> Kernel:
         """Live positions only: inputs, ids, count, output. ``tile`` None: no contraction."""
         micro_tile = self.form.route.micro_tile
-        key = (*self._own, "sparse", micro_tile, tile, groups, *("turned",) * self.form.turns)
+        key = (*self._own, "sparse", micro_tile, tile, groups, *("turned",) * bool(self.form.turns))
         return self._get(key, lambda: self._made(micro_tile, tile))
 
     def dense(self, tile: Tile | None) -> Kernel:
@@ -89,7 +90,9 @@ class GeneralKernels(FamilyKernels):
             return None
         return dead_value(self.program.func, self.program.main, self.program.operand)
 
-    def _build(self, func: tvm.IRModule) -> Any:
+    def _build(self, func: tvm.IRModule | tirx.PrimFunc) -> Any:
+        if isinstance(func, tirx.PrimFunc):
+            return super()._build(func)
         return build_cuda(func, self.arch, pipelined=True)
 
     def _made(self, micro_tile: MicroTile | None, tile: Tile | None) -> tvm.IRModule:
@@ -121,6 +124,8 @@ class GeneralDispatcher(CudaDispatcher):
         self.kernels.dead()
         if self.form.apart:
             self.kernels.epilogue()
+        if self.form.turns:
+            self.kernels.turn(self.form.dtype)
         if not self.form.library and not self.form.groups:
             self.kernels.dense(self.planner.likely_tiles(self.binder.layout_of(sizes, "torch"))[0])
 
@@ -146,8 +151,9 @@ class GeneralDispatcher(CudaDispatcher):
         kernel = self._known_kernel(call, choice)
         operands = [_aligned(inputs[place]) for place in self._read]
         if self.form.turns:
-            beside = self._places[1] or 0
-            operands[self._read.index(beside)] = self._turned(inputs[beside])
+            place = [p.name for p in self.program.inputs].index(self.form.turns)
+            at = self._read.index(place)
+            operands[at] = self._turned(operands[at])
         # Tiles that add up may add in vectors.
         target = _aligned(out) if self.form.axis == "pieces" else out
         if self.form.apart:
@@ -163,8 +169,13 @@ class GeneralDispatcher(CudaDispatcher):
             out.copy_(target)
 
     def _turned(self, array: Any) -> Any:
-        """A copy with its last two dimensions exchanged."""
-        return array.mT.contiguous()
+        """A copy with its dimensions exchanged, by torch if its rows are no whole vectors."""
+        dtype = self.form.dtype
+        if any(size % AT_ONCE[dtype] for size in array.shape):
+            return array.mT.contiguous()
+        found = empty(array, array.shape[::-1])
+        self.kernels.turn(dtype)(array, found)
+        return found
 
     def _cleared(self, call: CudaCall, out: Any) -> Any:
         """New sums, all 0."""

@@ -11,7 +11,7 @@ from ..op.matmul import matmul
 from ..schedules.contraction_space import BLOCKS
 from ..schedules.cuda_contraction_space import BANDS, DEPTH_STEP, DTYPES
 from ..schedules.hopper_space import GROUP_STEPS
-from ..structs import MicroTile
+from ..structs import Mask, MicroTile
 from ..transform.split_epilogue import split_epilogue
 from .arrays import itemsize
 from .cuda_form import LEAST_ROWS, known_epilogue, slotted, unsupported
@@ -28,7 +28,7 @@ class GeneralForm:
     ``library``: torch computes the dense form, with ``bias`` ("" for none) and ``act``. ``axis``
     tells what a list counts: "rows" of tiles, their "depth", the "batch", or the rows that live in
     one of the "pieces" of the depth; "" without tiles. ``slot``: columns of a sparse output that
-    have a list of rows, those of a tile, else 0. ``turns``: the dense operand is turned first, so
+    have a list of rows, those of a tile, else 0. ``turns``: the operand that is turned first, so
     that lists name whole rows of it. ``apart``: tiles add to sums of their own,
     which the epilogue then reads.
     """
@@ -44,7 +44,7 @@ class GeneralForm:
     library: bool
     apart: bool = False
     slot: int = 0
-    turns: bool = False
+    turns: str = ""
     transposed: bool = False
 
     @property
@@ -91,18 +91,21 @@ def general_form(program: Program, deterministic: bool = False) -> GeneralForm:
     # A bias alone may stand in the output before what tiles add to it.
     plain = epilogue is not None and act == "none" and program.sums.dtype == dtype
     apart = pieces is not None and program.has_epilogue and not plain
-    turns = axis == "depth" and library and _turns(program, con, bias)
+    turns = _turns(program, con, axis, bias) if library else ""
     return GeneralForm(*form, route, axis, library, apart, slot, turns)
 
 
-def _turns(program: Program, con: Contraction, bias: str) -> bool:
-    """Whether the dense operand would be gathered by elements, in a product that `turned` knows."""
+def _turns(program: Program, con: Contraction, axis: str, bias: str) -> str:
+    """The operand that would be gathered by elements, in a product that `turned` knows."""
     product, names = program.product, [p.name for p in program.inputs]
-    if product is None or len(program.output.shape) != 2 or con.dense_axes[-1] != con.reduce:
-        return False
-    if neighbours(program, con) * itemsize(program.output.dtype) >= SECTOR:
-        return False
-    return names == [product.left, product.right, *([bias] if bias else [])]
+    if product is None or len(program.output.shape) != 2:
+        return ""
+    if names != [product.left, product.right, *([bias] if bias else [])]:
+        return ""
+    if axis == "pieces":
+        return con.sparse if con.sparse_axes[-1] == con.row else ""
+    near = neighbours(program, con) * itemsize(program.output.dtype) >= SECTOR
+    return con.dense if axis == "depth" and con.dense_axes[-1] == con.reduce and not near else ""
 
 
 def neighbours(program: Program, con: Contraction) -> int:
@@ -112,12 +115,12 @@ def neighbours(program: Program, con: Contraction) -> int:
 
 
 def turned(program: Program, form: GeneralForm) -> tuple[Program, MicroTile]:
-    """The same product with its dense operand stored the other way round, and its micro-tile;
-    inputs keep their order. ``form`` is that of the program, and turns."""
+    """The same product with an operand stored the other way round, and its micro-tile; inputs keep
+    their order. ``form`` is that of the program, and turns."""
     con, product = program.contraction, program.product
     if con is None or product is None:
-        raise unsupported("a product whose dense operand is turned")
-    of_left = con.dense == product.left
+        raise unsupported("a product one of whose operands is turned")
+    of_left = form.turns == product.left
     sparse = dict(zip(con.sparse_axes, program.input(con.sparse).shape, strict=True))
     sizes = (*program.output.shape, sparse[con.reduce])
     tensors = matmul(
@@ -128,9 +131,15 @@ def turned(program: Program, form: GeneralForm) -> tuple[Program, MicroTile]:
         bias=bool(form.bias),
         activation=None if form.act == "none" else form.act,
     )
-    operand = "rhs" if of_left else "lhs"
-    same = analyse(tensors, {operand: program.spec})
-    return same, replace(form.route.micro_tile, operand=operand, axis="k")
+    operand, micro_tile, spec = "lhs", form.route.micro_tile, program.spec
+    if con.sparse == product.right:
+        operand = "rhs"
+    if form.turns == con.sparse:
+        extents = micro_tile.extents[::-1]
+        micro_tile = replace(micro_tile, dim=1 - micro_tile.dim, extents=extents)
+        spec = Mask(*extents)
+    axis = "m" if form.axis == "pieces" else "k"
+    return analyse(tensors, {operand: spec}), replace(micro_tile, operand=operand, axis=axis)
 
 
 def _has_tiles(program: Program) -> bool:

@@ -100,11 +100,12 @@ class GeneralPlanner(BandPlanner):
 
     def _work(self, layout: Layout, counts: tuple[int, ...]) -> GeneralWork:
         m, n, k, batch = self._extents(layout)
+        names = [p.name for p in self.program.inputs]
         shared = 1 if self.form.axis == "batch" else batch
         extent = self._rows(layout)
         k = max(self.form.route.micro_tile.extents) if self.form.axis == "pieces" else k
         sizes = (counts or (0,), m, self.form.slot or n, k, shared, self._itemsize)
-        copied = n * k * shared if self.form.turns else 0
+        copied = math.prod(layout.shapes[names.index(self.form.turns)]) if self.form.turns else 0
         return GeneralWork(*sizes, self.form.axis, extent, self._scattered, copied)
 
     @property
@@ -114,7 +115,7 @@ class GeneralPlanner(BandPlanner):
         """
         con = self.program.contraction
         if con is not None and self.form.axis == "pieces":
-            return float(con.sparse_axes[-1] == con.row), 0.0
+            return float(con.sparse_axes[-1] == con.row and not self.form.turns), 0.0
         if con is None or self.form.axis != "depth":
             return 0.0, 0.0
         near = min(neighbours(self.program, con), SECTOR // self._itemsize)

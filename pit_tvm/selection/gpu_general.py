@@ -81,6 +81,7 @@ class GeneralWork:
     Expressions without tiles have ``rows`` results of ``k`` terms each, ``extent`` positions on
     their axis ``""``. ``scattered``: how much of the sparse operand, and of the other, is gathered
     by pieces of one element: what is stored by rows of the depth that lists name is not.
+    ``turned``: elements of an operand that is turned before.
     """
 
     lists: tuple[int, ...]
@@ -115,11 +116,10 @@ class GeneralWork:
         return int(number), number * self.k, deepest
 
     def elements(self, tile: Tile) -> float:
-        """Pieces of one element that are gathered along the depth, or turned before."""
+        """Pieces of one element that are gathered along the depth."""
         own, other = self.scattered if self.axis == "depth" else (0.0, 0.0)
         again = tile.tile_m * -(-self.n // tile.tile_n)  # of the sparse operand, by every tile
-        gathered = float(sum(self.lists)) * self.batch * (own * again + other * self.n)
-        return gathered + self.turned
+        return float(sum(self.lists)) * self.batch * (own * again + other * self.n)
 
     @property
     def slower(self) -> float:
@@ -237,9 +237,16 @@ def tile_us(tile: Tile | None, work: GeneralWork, rates: GeneralRates) -> tuple[
     terms = rates.terms[tile]
     most = _MOST_WARPS_TFLOPS if _by_warps(tile) else _MOST_CORES_TFLOPS
     bound = 2e-6 * tile.tile_m * tile.tile_n * depths / most
-    alone = _ELEMENT_US * work.elements(tile)
+    alone = _ELEMENT_US * work.elements(tile) + _turning_us(work, rates)
     tiles = max(terms.us(*work.load(tile)), terms.us(1, deepest)) * work.slower
     return tiles + alone + launch, bound
+
+
+def _turning_us(work: GeneralWork, rates: GeneralRates) -> float:
+    """Time of turning an operand, which is read and written once."""
+    base = rates.base
+    moved = 2e-3 * work.itemsize * work.turned / base.constant("gather_gbps")
+    return moved + base.constant("launch_us") if work.turned else 0.0
 
 
 def _task_work(tile: Tile, task: TileTask, axis: str) -> GeneralWork:

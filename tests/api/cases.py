@@ -41,7 +41,7 @@ class Case:
     ``tensors(dtype)`` builds it. ``inputs`` has the axis of every dimension of every input,
     ``output`` that of the result's; axes of ``reduced`` are summed over. ``fixed`` are the
     extents that are numbers in the expression; all others are symbolic. ``truth`` takes the
-    inputs in order.
+    inputs in order. ``shift``: mean of random numbers, so that a lone sum of them does not cancel.
     """
 
     name: str
@@ -51,6 +51,7 @@ class Case:
     truth: Callable[..., np.ndarray]
     reduced: tuple[str, ...] = ()
     fixed: Mapping[str, int] | None = None
+    shift: float = 0.0
 
     def shapes(self, rng: np.random.Generator) -> dict[str, tuple[int, ...]]:
         """Random shapes of the inputs, by name."""
@@ -205,6 +206,7 @@ REDUCE_SUM = Case(
     ("p",),
     reference.reduce_sum,
     reduced=("q",),
+    shift=2.0,
 )
 ELEMENTWISE = Case(
     "elementwise",

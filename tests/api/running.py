@@ -74,12 +74,14 @@ def element(dtype: str) -> np.dtype[Any]:
     return np.dtype(dtype)
 
 
-def random_array(shape: tuple[int, ...], dtype: str, rng: np.random.Generator) -> np.ndarray:
-    """Normal numbers, or whole ones over all of int8 or up to 2**20."""
+def random_array(
+    shape: tuple[int, ...], dtype: str, rng: np.random.Generator, shift: float = 0.0
+) -> np.ndarray:
+    """Normal numbers of mean ``shift``, or whole ones over all of int8 or up to 2**20."""
     if dtype.startswith("int"):
         limit = 2**7 if dtype == "int8" else 2**20
         return rng.integers(-limit, limit, shape).astype(dtype)
-    return rng.standard_normal(shape).astype(element(dtype))
+    return (rng.standard_normal(shape) + shift).astype(element(dtype))
 
 
 def random_inputs(case: Case, dtype: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -87,7 +89,7 @@ def random_inputs(case: Case, dtype: str, rng: np.random.Generator) -> dict[str,
     arrays = {}
     for name, shape in case.shapes(rng).items():
         kind = "int32" if dtype == "int8" and name == "bias" else dtype
-        arrays[name] = random_array(shape, kind, rng)
+        arrays[name] = random_array(shape, kind, rng, case.shift)
     if "group_ids" in arrays:
         rows = arrays["group_ids"].shape[0]
         arrays["group_ids"] = np.array(rng.integers(0, GROUPS, rows), np.int32)

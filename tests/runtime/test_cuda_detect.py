@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -12,8 +13,9 @@ import tvm
 
 from pit_tvm.errors import AxisError, BackendUnavailable, DTypeError, ShapeError
 from pit_tvm.reference.index import index_lists
-from pit_tvm.runtime.cuda_build import build_cuda, find_nvcc
+from pit_tvm.runtime.cuda_build import build_cuda, cuda_source, find_nvcc
 from pit_tvm.runtime.cuda_detect import CudaDetector
+from pit_tvm.runtime.cuda_detect_blocks import map_blocks
 from pit_tvm.runtime.cuda_dispatch import all_modules
 from pit_tvm.runtime.cuda_fill import CudaFill
 from pit_tvm.runtime.cuda_modules import cached_modules
@@ -61,6 +63,12 @@ def test_every_kernel_compiles_to_machine_code(name: str) -> None:
 )
 def test_a_handful_of_kernels_serves_all_shapes(name: str, count: int) -> None:
     assert len(MODULES[name]().functions) == count
+
+
+@pytest.mark.parametrize(("bits", "load"), [(1, "ldcs"), (8, "ldcs"), (16, "ldg")])
+def test_a_mask_does_not_take_the_cache_from_operands(bits: int, load: str) -> None:
+    source = cuda_source(tvm.IRModule({"main": map_blocks(bits)}), tirx=True)
+    assert set(re.findall(r"pit_(ld\w+)16\(", source)) == {load}
 
 
 @pytest.mark.parametrize(("spec", "value"), CPU_CASES)

@@ -133,6 +133,19 @@ def test_a_dense_operand_is_turned_where_rows_of_the_depth_are_not_stored(
     assert not form(op.matmul(None, 96, 64, dtype="int8", **options), spec, operand).turns
 
 
+def test_pieces_of_an_operand_stored_by_columns_are_turned_first() -> None:
+    options: dict[str, Any] = {"bias": True, "activation": "relu"}
+    own = program(op.matmul(None, 96, 192, transpose_lhs=True, **options), Mask(64, 1), "lhs")
+    found = general_form(own)
+    same, micro_tile = turned(own, found)
+    other = program(op.matmul(None, 96, 192, **options), Mask(1, 64), "lhs")
+    assert found.turns == "lhs" and not general_form(other).turns
+    assert micro_tile == general_form(other).route.micro_tile != found.route.micro_tile
+    tvm.ir.assert_structural_equal(same.func, other.func, map_free_vars=True)
+    whole = op.matmul(None, 96, 192, transpose_lhs=True, dtype="int8")
+    assert form(whole, Mask(64, 1)).axis == "pieces" and not form(whole, Mask(64, 1)).turns
+
+
 # --------------------------------------------------------------------------------------------
 # Plans
 

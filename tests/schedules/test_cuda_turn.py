@@ -22,6 +22,13 @@ def test_matrices_are_read_and_written_in_pieces_of_16_bytes(
     assert body.count("cp_async_cg") == 2 and ("lines_ptr[" in body) == pieces
 
 
-def test_other_types_are_refused() -> None:
+def test_wider_elements_are_fewer_at_once() -> None:
+    body = cuda_text(turn_kernel("float32")).split("__global__")[-1]
+    assert body.count("*(float4*)(turned_ptr") == 1 and body.count("= tile_ptr[") == 4
+    assert body.count("cp_async_cg") == 1
+
+
+@pytest.mark.parametrize(("dtype", "pieces"), [("int8", False), ("float32", True)])
+def test_other_types_are_refused(dtype: str, pieces: bool) -> None:
     with pytest.raises(DTypeError, match="dtype"):
-        turn_kernel("float32")
+        turn_kernel(dtype, pieces)

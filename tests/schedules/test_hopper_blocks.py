@@ -13,6 +13,7 @@ from pit_tvm.schedules.hopper_block_parts import (
     BLOCKS,
     HEIGHTS,
     LHS_HEIGHTS,
+    PANEL,
     STARTING,
     BlocksTile,
     blocks_tile,
@@ -64,6 +65,27 @@ def test_bands_are_rows_of_the_instruction_or_its_columns(
     side: str, knobs: BlocksTile, shape: str
 ) -> None:
     assert shape in source_of(knobs=knobs, side=side)
+
+
+@pytest.mark.parametrize(
+    ("side", "layouts", "boxes"),
+    [
+        ("lhs", ("km", "kn"), 1 + 6),
+        ("lhs", ("mk", "nk"), 1 + 2),
+        ("rhs", ("km", "kn"), 4 + 1),
+        ("rhs", ("mk", "nk"), 1 + 1),
+    ],
+)
+def test_no_more_of_a_low_band_is_fetched_than_it_has(
+    side: str, layouts: tuple[str, str], boxes: int
+) -> None:
+    other = 384 if side == "lhs" else 256
+    knobs = BlocksTile(32, other, stages=3, store_cols=32)
+    own = {"side": side, "lhs_layout": layouts[0], "rhs_layout": layouts[1]}
+    body = body_of(knobs=knobs, **own)
+    fetched = set(re.findall(r"expect_tx.*, \(uint\)(\d+)\);", body))
+    assert fetched == {str((32 + other) * 64 * 2)}
+    assert len(re.findall(r"cp_async_bulk_tensor\w*\(", body)) == boxes * PANEL
 
 
 def test_bias_and_activation_are_parameters() -> None:
