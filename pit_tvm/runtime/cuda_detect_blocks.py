@@ -9,14 +9,12 @@ from ..schedules.dependent import let_successor_in
 from .cuda_detect_columns import vector_of
 from .cuda_detect_device import (
     AT_ONCE,
-    BYTES,
     ROOM,
     WARP,
     full_warp,
-    load16,
-    load_any,
     popcount,
 )
+from .cuda_detect_rows import load_rows
 
 THREADS = 256
 LANES = 32  # threads that share a row
@@ -78,16 +76,7 @@ def map_blocks(bits: int) -> tvm.tirx.PrimFunc:
         for w in T.unroll(4):
             acc[w] = T.uint32(0)
         while row < last:
-            for u in T.unroll(AT_ONCE):
-                at: T.let = src + T.cast(row + u * _ROWS, "int64") * row_bytes + offset
-                if (aligned != 0) & (left >= BYTES):
-                    load16(T.address_of(loaded[u, 0]), at, row + u * _ROWS < last, bits)
-                else:
-                    load_any(
-                        T.address_of(loaded[u, 0]),
-                        at,
-                        T.if_then_else(row + u * _ROWS < last, left, 0),
-                    )
+            load_rows(loaded, src + offset, row_bytes, _ROWS, row, last, left, aligned, bits)
             for u in T.unroll(AT_ONCE):
                 for w in T.unroll(4):
                     acc[w] = T.bitwise_or(acc[w], loaded[u, w])

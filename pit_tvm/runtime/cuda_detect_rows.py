@@ -54,13 +54,14 @@ def _mark(words: Any, live: Any, at: Any, width: Any, high: Any, row: Any) -> An
 @T.inline
 def load_rows(loaded, at, row_bytes, step, row, height, left, wide, bits):
     """16 bytes of each of `AT_ONCE` rows row, row + step ..., ``at`` being those of row 0; zeros
-    from row ``height`` on."""
-    if (wide != 0) & (left >= BYTES):
+    from row ``height`` on, and behind the ``left`` bytes of a row."""
+    # Lanes that are left nothing go with the others of their warp.
+    if (wide != 0) & ((left >= BYTES) | (left <= 0)):
         for u in T.unroll(AT_ONCE):
             load16(
                 T.address_of(loaded[u, 0]),
                 at + T.cast(row + u * step, "int64") * row_bytes,
-                row + u * step < height,
+                (row + u * step < height) & (left > 0),
                 bits,
             )
     else:

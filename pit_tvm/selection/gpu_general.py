@@ -239,7 +239,7 @@ def tile_us(tile: Tile | None, work: GeneralWork, rates: GeneralRates) -> tuple[
     bound = 2e-6 * tile.tile_m * tile.tile_n * depths / most
     alone = _ELEMENT_US * work.elements(tile) + _turning_us(work, rates)
     tiles = max(terms.us(*work.load(tile)), terms.us(1, deepest)) * work.slower
-    return tiles + alone + launch, bound
+    return float(tiles + alone + launch), bound
 
 
 def _turning_us(work: GeneralWork, rates: GeneralRates) -> float:
