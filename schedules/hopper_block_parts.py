@@ -21,7 +21,6 @@ HEIGHTS = (32, 64, 128, 256)  # of a band of rhs
 LHS_HEIGHTS = HEIGHTS[:3]
 WORD = 32  # steps whose liveness one word holds
 PANEL = 4  # words that are looked at together
-MOST_ROWS = 256  # of TMA's boxes
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class BlocksTile:
             f"side one of {SIDES}": side in SIDES,
             f"height of {side} one of {heights}": self.height in heights,
             "shared 0 or 1": self.shared in (0, 1),
-            "other 128, 256, or 384 by halves": self.other in (128, 256, 256 + 128 * self.shared),
+            "other 128 or 256": self.other in (128, 256),
             "at most 128 accumulators per thread": max(self.height, 64 * (side == "lhs"))
             * self.other
             <= 2**14 * (1 + self.shared),
@@ -137,8 +136,7 @@ class OperandTiles:
         self.source, self.turned, self.extent = source, turned, extent
         room = -(-extent // least) * least
         self.line = min(extent, 64) if turned else TILE_K
-        self.high = extent // (1 + (extent > MOST_ROWS))  # of a box
-        self.fetched = extent // (self.line if turned else self.high)
+        self.fetched = extent // self.line if turned else 1
         self.matrices = room // self.line if turned else 1
         self.bytes = extent * TILE_K * 2
         high = TILE_K if turned else room
@@ -162,15 +160,12 @@ class OperandTiles:
                     mbar=bar,
                 )
         else:
-            for q in T.unroll(self.fetched):
-                Tx.copy_async(
-                    self.tiles[stage, q * self.high : q * self.high + self.high, 0:TILE_K],
-                    self.source[
-                        first + q * self.high : first + q * self.high + self.high, k0 : k0 + TILE_K
-                    ],
-                    dispatch="tma_explicit",
-                    mbar=bar,
-                )
+            Tx.copy_async(
+                self.tiles[stage, 0 : self.extent, 0:TILE_K],
+                self.source[first : first + self.extent, k0 : k0 + TILE_K],
+                dispatch="tma_explicit",
+                mbar=bar,
+            )
 
     def part(self, stage: Any, first: Any, extent: int) -> Any:
         """What the instructions read: ``extent`` rows or columns from ``first`` on."""
@@ -263,7 +258,6 @@ class LiveSteps:
 STARTING = {
     "lhs": (
         BlocksTile(32, 256, shared=0),
-        BlocksTile(32, 384, stages=3),
         BlocksTile(32, 128, stages=8),
         BlocksTile(64, 256, shared=0),
         BlocksTile(64, 128, stages=8),
