@@ -31,12 +31,13 @@ def overlap_copies(func: tirx.PrimFunc) -> tirx.PrimFunc:
 def _reordered(seq: tirx.SeqStmt) -> tirx.Stmt:
     """An iteration that starts copies and then waits for earlier ones, the wait first.
 
-    In front of the copies, one group less may be in flight.
+    In front of the copies, one group less may be in flight. Copies in front of an iteration that
+    starts its own are those of the first tile: they stay.
     """
     parts = list(seq.seq)
     groups, waits, steps = ([_under(part, key) for part in parts] for key in (_COMMIT, WAIT, STEPS))
     for at, (group, wait, step) in enumerate(zip(groups, waits[1:], steps[1:], strict=False)):
-        if group is not None and wait is not None and step is not None:
+        if group is not None and wait is not None and step is not None and not _commits(step):
             count = wait.body
             spread = _spread(step, list(_rounds(parts[at])), group)
             fewer = tirx.AttrStmt(count.node, count.attr_key, count.value - 1, spread)
@@ -53,6 +54,17 @@ def _under(stmt: tirx.Stmt, key: str) -> tirx.AttrStmt | None:
             return stmt
         stmt = stmt.body if isinstance(stmt, tirx.AttrStmt) else stmt.block.body
     return None
+
+
+def _commits(stmt: tirx.Stmt) -> bool:
+    """Whether copies are started in ``stmt``."""
+    found: list[bool] = []
+
+    def visit(attr: tirx.AttrStmt) -> None:
+        found.append(attr.attr_key == _COMMIT)
+
+    tvm_ffi.structural_walk(stmt, (tirx.AttrStmt, visit))
+    return any(found)
 
 
 def _spread(steps: tirx.AttrStmt, copies: list[tirx.Stmt], group: tirx.AttrStmt) -> tirx.Stmt:

@@ -49,8 +49,8 @@ def source_of(tensors: Any, sparse: Any, dtype: str, stages: int = 3, arch: str 
     return cuda_source(lower(sch.mod), arch, pipelined=True)
 
 
-def linear(dtype: str, stages: int = 3, arch: str = "sm_80") -> str:
-    tensors = op.linear(None, 120, 160, dtype=dtype, bias=True, activation="relu")
+def linear(dtype: str, stages: int = 3, arch: str = "sm_80", depth: int = 160) -> str:
+    tensors = op.linear(None, 120, depth, dtype=dtype, bias=True, activation="relu")
     return source_of(tensors, {"lhs": Rows()}, dtype, stages, arch)
 
 
@@ -63,9 +63,11 @@ def assert_close(got: np.ndarray, expected: np.ndarray, dtype: str) -> None:
     assert error <= TOLERANCE[dtype] * np.abs(expected).max(initial=1)
 
 
-def check_rows(emulator: Emulator, source: str, dtype: str, n: int, k_major: bool) -> None:
+def check_rows(
+    emulator: Emulator, source: str, dtype: str, n: int, k_major: bool, depth: int = 160
+) -> None:
     """Results of the live rows, and nothing in the others."""
-    rng, rows, depth = np.random.default_rng(), 150, 160
+    rng, rows = np.random.default_rng(), 150
     lhs = numbers(rng, (rows, depth), dtype)
     rhs = numbers(rng, (n, depth) if k_major else (depth, n), dtype)
     bias = [numbers(rng, (n,), dtype)] if k_major else []
@@ -85,6 +87,13 @@ def check_rows(emulator: Emulator, source: str, dtype: str, n: int, k_major: boo
 @pytest.mark.parametrize(("dtype", "stages"), [("float16", 3), ("float32", 1)])
 def test_gathered_rows_by_rows_of_weights(dtype: str, stages: int, emulator: Emulator):
     check_rows(emulator, linear(dtype, stages), dtype, 120, k_major=True)
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_pipelines_longer_than_the_depth(steps: int, stages: int, emulator: Emulator):
+    source = linear("float16", stages, depth=32 * steps)
+    check_rows(emulator, source, "float16", 120, k_major=True, depth=32 * steps)
 
 
 def test_gathered_rows_by_columns_of_weights(emulator: Emulator):

@@ -93,6 +93,51 @@ def test_copies_in_front_of_a_loop_stay_there():
     check(func, func)
 
 
+def test_copies_of_two_tiles_in_a_row_stay_apart():
+    """Without a loop those of the first tile stand in front of the iteration of the second."""
+
+    @T.prim_func(s_tir=True)
+    def before():
+        with T.attr(0, "async_commit_queue_scope", 0):
+            T.evaluate(call("first"))
+        with T.sblock(""):
+            with T.attr(0, "async_commit_queue_scope", 0):
+                T.evaluate(call("second"))
+            with T.attr(0, "async_wait_queue_scope", 0):
+                with T.attr(0, "async_wait_inflight_count", 1):
+                    with T.attr(0, "pit.warp_mma_steps", 1):
+                        with T.attr(0, "pit.warp_mma_step", 0):
+                            T.evaluate(call("mma", 0))
+        with T.attr(0, "async_wait_queue_scope", 0):
+            with T.attr(0, "async_wait_inflight_count", 0):
+                with T.attr(0, "pit.warp_mma_steps", 1):
+                    with T.attr(0, "pit.warp_mma_step", 0):
+                        T.evaluate(call("mma", 1))
+
+    @T.prim_func(s_tir=True)
+    def after():
+        with T.sblock("root"):
+            T.reads()
+            T.writes()
+            with T.attr(0, "async_commit_queue_scope", 0):
+                T.evaluate(call("first"))
+            with T.sblock(""):
+                with T.attr(0, "async_wait_queue_scope", 0):
+                    with T.attr(0, "async_wait_inflight_count", 0):
+                        with T.attr(0, "pit.warp_mma_steps", 1):
+                            with T.attr(0, "async_commit_queue_scope", 0):
+                                T.evaluate(call("second"))
+                            with T.attr(0, "pit.warp_mma_step", 0):
+                                T.evaluate(call("mma", 0))
+            with T.attr(0, "async_wait_queue_scope", 0):
+                with T.attr(0, "async_wait_inflight_count", 0):
+                    with T.attr(0, "pit.warp_mma_steps", 1):
+                        with T.attr(0, "pit.warp_mma_step", 0):
+                            T.evaluate(call("mma", 1))
+
+    check(before, after)
+
+
 def test_other_pipelines_stay_as_they_are():
     @T.prim_func(s_tir=True)
     def func():
