@@ -229,6 +229,7 @@ WIDE_PIECES = Case(
         (WIDE_CROSSED, "lhs", "float16", BlockMask(8, 128), 0, False),
         (ELEMENTWISE, "rhs", "int8", Mask(), None, False),
         (WIDE_PIECES, "lhs", "float32", Mask(32, 1), None, False),
+        (WIDE, "lhs", "float16", Mask(1, 32), None, False),  # two steps of a piece
     ],
     ids=named,
 )
