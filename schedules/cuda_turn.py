@@ -85,10 +85,9 @@ def turn(
         if (k0 + chunk * EACH < k) & (m0 + column < m) & (lives != T.uint32(0)):
             for i in T.unroll(EACH):
                 line[i] = tile[chunk, i * SIDE + column]
+            place: T.let = T.cast(k0 + chunk * EACH, "int64")
             for v in T.vectorized(EACH):
-                turned[T.cast(m0 + column, "int64"), T.cast(k0 + chunk * EACH, "int64") + v] = line[
-                    v
-                ]
+                turned[T.cast(m0 + column, "int64"), place + v] = line[v]
 
 
 def turn_kernel(dtype: str, pieces: bool = False) -> tvm.tirx.PrimFunc:

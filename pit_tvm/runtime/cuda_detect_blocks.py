@@ -7,13 +7,7 @@ from tvm.script import tirx as T
 
 from ..schedules.dependent import let_successor_in
 from .cuda_detect_columns import vector_of
-from .cuda_detect_device import (
-    AT_ONCE,
-    ROOM,
-    WARP,
-    full_warp,
-    popcount,
-)
+from .cuda_detect_device import AT_ONCE, ROOM, WARP, full_warp, popcount
 from .cuda_detect_rows import load_rows
 
 THREADS = 256

@@ -15,14 +15,13 @@ from tvm import s_tir, tirx
 
 from ..schedules import cuda_generic
 from ..schedules.cuda_contraction import scheduled
-from ..schedules.cuda_turn import AT_ONCE
 from ..structs import Candidate, MicroTile, Tile
 from ..tile_db.store import TileStore
 from ..transform.insert_sread_swrite import SparseForm, insert_sread_swrite
 from ..transform.pipeline import lower
 from ..transform.split_epilogue import dead_value, split_epilogue
 from ..transform.unalign import unalign
-from .cuda_arrays import dense_product, empty, empty_of, zero
+from .cuda_arrays import dense_product, empty_of, zero
 from .cuda_bind import ALIGNMENT, CudaBound
 from .cuda_build import build_cuda
 from .cuda_call import CudaCall
@@ -48,7 +47,7 @@ class GeneralKernels(FamilyKernels):
     def product(self, tile: Tile | None, groups: int = 0) -> Kernel:
         """Live positions only: inputs, ids, count, output. ``tile`` None: no contraction."""
         micro_tile = self.form.route.micro_tile
-        key = (*self._own, "sparse", micro_tile, tile, groups, *("turned",) * bool(self.form.turns))
+        key = (*self._own, "sparse", micro_tile, tile, groups, self.form.turns)
         return self._get(key, lambda: self._made(micro_tile, tile))
 
     def dense(self, tile: Tile | None) -> Kernel:
@@ -151,9 +150,7 @@ class GeneralDispatcher(CudaDispatcher):
         kernel = self._known_kernel(call, choice)
         operands = [_aligned(inputs[place]) for place in self._read]
         if self.form.turns:
-            place = [p.name for p in self.program.inputs].index(self.form.turns)
-            at = self._read.index(place)
-            operands[at] = self._turned(operands[at])
+            operands[self._turns] = self._turned(operands[self._turns])
         # Tiles that add up may add in vectors.
         target = _aligned(out) if self.form.axis == "pieces" else out
         if self.form.apart:
@@ -169,13 +166,7 @@ class GeneralDispatcher(CudaDispatcher):
             out.copy_(target)
 
     def _turned(self, array: Any) -> Any:
-        """A copy with its dimensions exchanged, by torch if its rows are no whole vectors."""
-        dtype = self.form.dtype
-        if any(size % AT_ONCE[dtype] for size in array.shape):
-            return array.mT.contiguous()
-        found = empty(array, array.shape[::-1])
-        self.kernels.turn(dtype)(array, found)
-        return found
+        return self.kernels.turned(array, self.form.dtype)
 
     def _cleared(self, call: CudaCall, out: Any) -> Any:
         """New sums, all 0."""
@@ -197,6 +188,11 @@ class GeneralDispatcher(CudaDispatcher):
         adds = self.form.axis == "pieces"
         left = [name for name in names if (name in operands if adds else name != con.group)]
         return [names.index(name) for name in left]
+
+    @cached_property
+    def _turns(self) -> int:
+        """Place, among what products read, of the operand that is turned first."""
+        return self._read.index([p.name for p in self.program.inputs].index(self.form.turns))
 
     def _write_dead(self, inputs: Any, out: Any) -> None:
         """The output as the pattern promises it where nothing lives, before the rest."""

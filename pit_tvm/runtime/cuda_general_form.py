@@ -131,9 +131,8 @@ def turned(program: Program, form: GeneralForm) -> tuple[Program, MicroTile]:
         bias=bool(form.bias),
         activation=None if form.act == "none" else form.act,
     )
-    operand, micro_tile, spec = "lhs", form.route.micro_tile, program.spec
-    if con.sparse == product.right:
-        operand = "rhs"
+    operand = "rhs" if con.sparse == product.right else "lhs"
+    micro_tile, spec = form.route.micro_tile, program.spec
     if form.turns == con.sparse:
         extents = micro_tile.extents[::-1]
         micro_tile = replace(micro_tile, dim=1 - micro_tile.dim, extents=extents)

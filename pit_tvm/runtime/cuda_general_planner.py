@@ -100,13 +100,13 @@ class GeneralPlanner(BandPlanner):
 
     def _work(self, layout: Layout, counts: tuple[int, ...]) -> GeneralWork:
         m, n, k, batch = self._extents(layout)
-        names = [p.name for p in self.program.inputs]
+        # Elements of an operand that is turned: of a matrix, beside no others.
+        moved = (m if self.form.turns == self.form.lhs else n) * k if self.form.turns else 0
         shared = 1 if self.form.axis == "batch" else batch
         extent = self._rows(layout)
         k = max(self.form.route.micro_tile.extents) if self.form.axis == "pieces" else k
         sizes = (counts or (0,), m, self.form.slot or n, k, shared, self._itemsize)
-        copied = math.prod(layout.shapes[names.index(self.form.turns)]) if self.form.turns else 0
-        return GeneralWork(*sizes, self.form.axis, extent, self._scattered, copied)
+        return GeneralWork(*sizes, self.form.axis, extent, self._scattered, moved)
 
     @property
     def _scattered(self) -> tuple[float, float]:

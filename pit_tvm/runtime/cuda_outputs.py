@@ -17,12 +17,12 @@ from ..structs import Candidate, Plan, Tile
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
 from .bind import Layout
-from .cuda_arrays import empty, zero
-from .cuda_bind import ALIGNMENT, CudaBound
+from .cuda_arrays import zero
+from .cuda_bind import CudaBound
 from .cuda_dispatch import CudaDispatcher
 from .cuda_form import RowsForm, dtype_of, epilogue_of, slotted
 from .cuda_planner import BandPlanner
-from .cuda_rows import ROW_STEP, RowsKernels
+from .cuda_rows import RowsKernels
 from .cuda_workspace import CudaIndex
 from .kernel_cache import KernelCache
 from .program import Program
@@ -127,14 +127,8 @@ class OutputsDispatcher(CudaDispatcher):
             self.kernels.turn(self.form.dtype)
 
     def _own(self, sparse: Any, index: CudaIndex) -> Any:
-        """Rows of lhs; of one stored [k, m] turned, by torch where these are no whole pieces."""
-        if not self.turns:
-            return sparse
-        if sparse.data_ptr() & ALIGNMENT or any(size % ROW_STEP for size in sparse.shape):
-            return sparse.t().contiguous()
-        turned = empty(sparse, sparse.shape[::-1])
-        self.kernels.turn(self.form.dtype)(sparse, turned)
-        return turned
+        """Rows of lhs; of one stored [k, m] turned."""
+        return self.kernels.turned(sparse, self.form.dtype) if self.turns else sparse
 
     def _product(self, choice: Candidate, index: CudaIndex, bound: CudaBound) -> None:
         if self.dead == "zero":

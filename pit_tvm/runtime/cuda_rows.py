@@ -8,7 +8,7 @@ from typing import Any
 import tvm
 
 from ..errors import ScheduleError, UnsupportedTarget, mismatch
-from ..schedules.cuda_turn import turn_kernel
+from ..schedules.cuda_turn import AT_ONCE, turn_kernel
 from ..schedules.hopper_combine import combine_rows
 from ..schedules.hopper_knobs import RowsOptions
 from ..schedules.hopper_rows import rows_kernel
@@ -16,6 +16,8 @@ from ..schedules.hopper_space import FAMILIES, ISA, for_groups, rows_tile, start
 from ..selection.gpu_cost import GpuRates, gpu_rates
 from ..structs import Tile
 from ..tile_db.store import TileStore
+from .cuda_arrays import empty
+from .cuda_bind import ALIGNMENT
 from .cuda_build import build_cuda
 from .kernel_cache import KernelCache, content_key
 
@@ -66,6 +68,15 @@ class FamilyKernels:
     def turn(self, dtype: str, pieces: bool = False) -> Kernel:
         """source, [lines,] turned; see `turn_kernel`."""
         return self._get(("cuda-turn", dtype, pieces), lambda: turn_kernel(dtype, pieces))
+
+    def turned(self, array: Any, dtype: str) -> Any:
+        """A copy with its two dimensions exchanged, by torch where `turn_kernel` cannot read or
+        write whole vectors."""
+        if array.data_ptr() & ALIGNMENT or any(size % AT_ONCE[dtype] for size in array.shape):
+            return array.t().contiguous()
+        found = empty(array, array.shape[::-1])
+        self.turn(dtype)(array, found)
+        return found
 
     def _build(self, func: tvm.tirx.PrimFunc) -> Any:
         return build_cuda(tvm.IRModule({"main": func}), self.arch, tirx=True)
