@@ -81,12 +81,15 @@ _PIT_M = MicroTile("lhs", "m", 0, (1, 0))
 _STAND_IN = "out"  # the block that holds the decisions
 
 
-def starting_tiles(isa: str, dtype: str, height: int = 0, family: str = ROWS) -> tuple[Tile, ...]:
+def starting_tiles(
+    isa: str, dtype: str, height: int = 0, family: str = ROWS, *, tf32: bool = False
+) -> tuple[Tile, ...]:
     """Tiles of a family that are sound on every GPU of an architecture, untuned; with a
-    ``height``, those of the family for bands of so many rows."""
+    ``height``, those of the family for bands of so many rows; with ``tf32`` those that compute
+    float32 on tensor cores."""
     family = COLUMNS[height] if height else family
-    starts = _PIECE_STARTS if family == PIECES else _starts(dtype)
-    made = (_tile(family, isa, dtype, form, depth, stages) for form, depth, stages in starts)
+    starts = _PIECE_STARTS if family == PIECES else _starts(dtype, tf32)
+    made = (_tile(family, isa, dtype, form, depth, stages, tf32) for form, depth, stages in starts)
     return tuple(tile for tile in made if tile.tile_m == height or not height)
 
 
@@ -187,7 +190,7 @@ def starts(task: TileTask) -> list[tuple[int, ...]]:
     depths = _WARP_DEPTHS if warps else _DEPTHS
     return [
         (forms.index(form), depths.index(depth), _STAGES.index(stages))
-        for form, depth, stages in _starts(task.dtype)
+        for form, depth, stages in _starts(task.dtype, False)
         if form in forms
     ]
 
@@ -223,7 +226,9 @@ def _forms(task: TileTask) -> list[tuple[int, int, int, int]]:
     return [form for form in forms if not high or form[0] in high]
 
 
-def _starts(dtype: str) -> Sequence[tuple[tuple[int, int, int, int], int, int]]:
+def _starts(dtype: str, tf32: bool) -> Sequence[tuple[tuple[int, int, int, int], int, int]]:
+    if tf32:  # elements are twice as large
+        return [(form, depth // 2, stages) for form, depth, stages in _WARP_STARTS]
     return _WARP_STARTS if dtype in _WARP_DTYPES else _STARTS
 
 
@@ -234,12 +239,18 @@ def _decided(values: Sequence[int], task: TileTask) -> Tile:
 
 
 def _tile(
-    family: str, isa: str, dtype: str, form: tuple[int, int, int, int], depth: int, stages: int
+    family: str,
+    isa: str,
+    dtype: str,
+    form: tuple[int, int, int, int],
+    depth: int,
+    stages: int,
+    tf32: bool = False,
 ) -> Tile:
     """A tile of at most so many stages and steps: as many as shared memory has room for."""
     limit = _SHARED.get(isa.rstrip("af"), _LEAST_SHARED) * 1024
     tile_m, tile_n, reg_m, reg_n = form
-    mma = (("mma", 1),) if dtype in _WARP_DTYPES else ()
+    mma = (("mma", 1),) if tf32 or dtype in _WARP_DTYPES else ()
     knobs = (*mma, ("reg_m", reg_m), ("reg_n", reg_n))
     tiles = (
         Tile(family, isa, dtype, tile_m, tile_n, steps, (*knobs, ("stages", held)))

@@ -16,7 +16,7 @@ from bench_gpu_cases import Layer, Linear, Moe, list_layers, list_linear, list_m
 from bench_gpu_experts import products_of
 from bench_gpu_grains import Grain, list_grains, list_tensor_cores
 from bench_gpu_granularity import grain_operator
-from bench_gpu_measure import GpuSettings
+from bench_gpu_measure import GpuSettings, float32_precision
 from bench_gpu_outputs import Output, list_outputs, outputs_operator
 from bench_gpu_pit import internals, operator, operator_of
 from bench_gpu_sread import Segment, list_segments, segment_operator
@@ -201,7 +201,9 @@ def _parts(case: Grain | Weights | Output, turned: bool) -> Iterator[Part]:
     if isinstance(made, GeneralDispatcher):  # a kernel belongs to its program
         micro_tile = made.form.route.micro_tile
         options += (("turned", turned), ("sizes", case.sizes), ("micro_tile", str(micro_tile)))
-    for tile in made.planner.likely_tiles(layout):
+    with float32_precision(isinstance(case, Grain) and case.tf32):
+        tiles = made.planner.likely_tiles(layout)
+    for tile in tiles:
         yield Part(name, dtype, tile, options, case, turned)
     if isinstance(made.form, ColumnsForm) and made.form.packed:
         yield Part(name, dtype, None, (("height", made.form.height),), case, turned)

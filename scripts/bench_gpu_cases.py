@@ -12,7 +12,7 @@ import numpy as np
 from bench_rows import Array
 
 DTYPES = ("float16", "bfloat16")
-SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "tf32": "tf32"}
 QUICK = 8  # extents are divided by this with --quick
 
 # Name, n, k.

@@ -42,13 +42,15 @@ TENSOR_ZEROS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.975, 0.99)
 
 @dataclass(frozen=True)
 class Grain:
-    """One product of ``sizes`` m, n, k whose lhs has the share ``zeros`` of its blocks zero."""
+    """One product of ``sizes`` m, n, k whose lhs has the share ``zeros`` of its blocks zero.
+    ``tf32``: tensor cores may compute its float32."""
 
     grain: tuple[int, int]
     zeros: float
     dtype: str = "float16"
     sizes: Sizes = CUBE
     held_out: bool = False
+    tf32: bool = False
 
     @property
     def label(self) -> str:
@@ -56,7 +58,12 @@ class Grain:
         m, n, k = self.sizes
         shape = f"{m}^3" if self.cube else f"{m}x{n}x{k}"
         grain = "x".join(map(str, self.grain))
-        return f"{shape} {SHORT[self.dtype]} {grain} {100 * self.zeros:g} %"
+        return f"{shape} {SHORT[self.kind]} {grain} {100 * self.zeros:g} %"
+
+    @property
+    def kind(self) -> str:
+        """The type that is computed in."""
+        return "tf32" if self.tf32 else self.dtype
 
     @property
     def cube(self) -> bool:
@@ -75,7 +82,9 @@ def list_grains(quick: bool) -> list[Grain]:
     cube, *bert = sized((CUBE, *BERT), quick)
     cases = [Grain(grain, zeros, sizes=cube) for grain in GRAINS for zeros in ZEROS]
     cases += [Grain((32, 1), zeros, "bfloat16", cube) for zeros in GOAL_ZEROS]
-    cases += [Grain(g, zeros, "float32", cube) for g in SINGLE_GOALS for zeros in GOAL_ZEROS]
+    for tf32 in (False, True):
+        single = [(g, zeros, "float32", cube) for g in SINGLE_GOALS for zeros in GOAL_ZEROS]
+        cases += [Grain(*case, tf32=tf32) for case in single]
     shapes = [(sizes, grain) for sizes in bert for grain in BERT_GRAINS]
     return [*cases, *(Grain(g, zeros, sizes=sizes) for sizes, g in shapes for zeros in ZEROS)]
 

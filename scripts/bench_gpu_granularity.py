@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from bench_gpu_cases import SHORT
 from bench_gpu_grains import (
     GOAL_ZEROS,
     GOALS,
@@ -35,6 +36,7 @@ from bench_gpu_measure import (
     ERROR_LIMIT,
     Contender,
     GpuSettings,
+    float32_precision,
     fresh_memory,
     generator,
     measure,
@@ -58,19 +60,23 @@ from bench_rows import (
 import pit_tvm
 from pit_tvm.structs import MicroTile
 
+SINGLE = ("float32", "tf32")  # what is computed of float32
+
 
 @dataclass(frozen=True)
 class Data:
-    """``lhs`` [m, k] with its zeros, ``rhs`` [k, n], ``mask`` bool [m, k], ``want`` in float64."""
+    """``lhs`` [m, k] with its zeros, ``rhs`` [k, n], ``mask`` bool [m, k], ``want`` in float64;
+    ``kind``: the type to compute in."""
 
     lhs: torch.Tensor
     rhs: torch.Tensor
     mask: torch.Tensor
     want: torch.Tensor
+    kind: str
 
     def judge(self, out: torch.Tensor) -> float:
         """Error of a whole result."""
-        return rounding_error(out, self.want)
+        return rounding_error(out, self.want, self.kind)
 
     def pit(self, case: Grain, settings: GpuSettings, turned: bool) -> Pit:
         """The operator with the lhs stored [k, m] if ``turned``, else [m, k]."""
@@ -97,12 +103,16 @@ def make_data(case: Grain, settings: GpuSettings) -> Data:
     made = generator(rng, settings.device)
     lhs = normal(made, (m, k), case.dtype) * mask
     rhs = normal(made, (k, n), case.dtype) / k**0.5
-    return Data(lhs, rhs, mask, lhs.double() @ rhs.double())
+    return Data(lhs, rhs, mask, lhs.double() @ rhs.double(), case.kind)
 
 
 def measure_grain(case: Grain, settings: GpuSettings, compressed: bool = True) -> Row:
     """One case: every contender, correct or not; with ``compressed`` csr and bsr too."""
-    with fresh_memory(settings.device), warnings.catch_warnings():
+    with (
+        fresh_memory(settings.device),
+        float32_precision(case.tf32),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore", UserWarning)  # torch calls compressed rows a beta
         data = make_data(case, settings)
         out = poisoned(data.want.shape, data.lhs)
@@ -123,7 +133,7 @@ def measure_grain(case: Grain, settings: GpuSettings, compressed: bool = True) -
         "grain": list(case.grain),
         "zeros": case.zeros,
         "cube": case.cube,
-        "dtype": case.dtype,
+        "dtype": case.kind,
         "chosen": f"{plan.choice.kind}, {row_plan.choice.kind}",
         "without_graph": found.plain,
         **plan_facts(plan, others),
@@ -174,7 +184,7 @@ def _ratios(row: Row) -> dict[str, Any]:
     sparse = [row.us(name) for name in ("csr", "bsr") if name in row.stats]
     high, wide = row.facts["grain"]
     # 16-bit pieces of one row are gathered whole from a row-major lhs, and from no other.
-    pieces = high == 1 < wide and row.facts["dtype"] != "float32"
+    pieces = high == 1 < wide and row.facts["dtype"] not in SINGLE
     return {
         "over_dense": dense / (rows if pieces else pit),
         "rows_over_dense": dense / rows,
@@ -186,22 +196,23 @@ def _ratios(row: Row) -> dict[str, Any]:
 def granularity_targets(rows: Sequence[Row], name: str = "granularity") -> list[Target]:
     """The goals for the k axis, by the rows of suite ``name``."""
 
-    def here(grain: tuple[int, int], zeros: float, single: bool) -> Callable[[Row], bool]:
-        at = (list(grain), zeros, single)
+    def here(grain: tuple[int, int], zeros: float, kind: str) -> Callable[[Row], bool]:
+        at = (list(grain), zeros, kind)
 
         def found(row: Row) -> bool:
             facts = row.facts
+            own = facts.get("dtype")
             return facts["cube"] and at == (
                 facts["grain"],
                 facts["zeros"],
-                facts.get("dtype") == "float32",
+                f"{SHORT[own]} " if own in SINGLE else "",
             )
 
         return found
 
     goals = [
-        (f"{name}: {kind}{m}x{k} {100 * zeros:g} %, over dense", goal, here((m, k), zeros, single))
-        for single, kind, of_all in ((False, "", GOALS), (True, "fp32 ", SINGLE_GOALS))
+        (f"{name}: {kind}{m}x{k} {100 * zeros:g} %, over dense", goal, here((m, k), zeros, kind))
+        for kind, of_all in (("", GOALS), ("fp32 ", SINGLE_GOALS))
         for (m, k), each in of_all.items()
         for zeros, goal in zip(GOAL_ZEROS, each, strict=True)
     ]

@@ -24,7 +24,8 @@ from bench_rows import Array, Row, Settings, Stat, Target, limits
 # root mean square of all of them. Libraries round partial sums, and before an activation too: in
 # float32 a few thousand of them count for many roundings of the result.
 ERROR_LIMIT = 8.0
-ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-18}
+# TF32 cuts off all but 10 bits of every factor.
+ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-18, "tf32": 2.0**-10}
 
 GRAPH_US = 2000.0  # calls of a graph fill about this long, within limits:
 LEAST_CALLS, MOST_CALLS = 2, 10
@@ -106,14 +107,14 @@ def poisoned(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
     return like.new_full(tuple(shape), float("nan"))
 
 
-def rounding_error(got: torch.Tensor, want: torch.Tensor) -> float:
-    """Largest deviation of ``got`` from float64 ``want``, in the unit of `ERROR_LIMIT`;
-    infinite for anything that is not finite, and 0 for empty ones."""
+def rounding_error(got: torch.Tensor, want: torch.Tensor, kind: str = "") -> float:
+    """Largest deviation of ``got`` from float64 ``want``, in the unit of `ERROR_LIMIT` for the type
+    ``kind``, else its own; infinite for anything that is not finite, and 0 for empty ones."""
     if got.shape != want.shape:
         return float("inf")
     if not want.numel():
         return 0.0
-    unit = ROUNDING[str(got.dtype).removeprefix("torch.")]
+    unit = ROUNDING[kind or str(got.dtype).removeprefix("torch.")]
     scale = want.abs() + want.square().mean().sqrt().clamp(min=1e-30)
     worst = float(((got.double() - want).abs() / scale).max()) / unit
     return worst if np.isfinite(worst) else float("inf")
@@ -286,6 +287,17 @@ def _time_once(
     torch.cuda.synchronize()
     for name, (begin, end) in zip(names, pairs, strict=True):
         seconds[name].append(1e-3 * begin.elapsed_time(end) / ready[name].calls)
+
+
+@contextlib.contextmanager
+def float32_precision(tf32: bool) -> Iterator[None]:
+    """Whether tensor cores may multiply float32, in torch's products and in ours."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def memory_of(run: Run) -> int:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from check_gpu_values import Checker, Report
 
 ROWS = ("linear", "matmul", "turned", "grouped")
-FAMILIES = (*ROWS, "blocks", "pieces", "bands", "outputs", "ranges", "decode", "general")
+FAMILIES = (*ROWS, "blocks", "pieces", "bands", "outputs", "ranges", "decode", "general", "tf32")
 COUNT = 2000
 # Every variant and kind once, then cases in which all tiles of live rows run, of float16 (their
 # numbers are even).

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from bench_gpu_build import ARCH, TARGET, Wanted
+from bench_gpu_measure import float32_precision
 from bench_gpu_pit import internals
 
 import pit_tvm
@@ -38,7 +39,7 @@ class Kind:
     ``operands``: axes of lhs and rhs as they are stored, with b for a batch, g for groups, f, c, x,
     y, i, j of a convolution. ``sparse``: lhs, rhs or out. ``fixed``: extents that are numbers in
     the expression, in the operator's order; None leaves one to the call. ``packed``: the operator
-    packs rhs first.
+    packs rhs first. ``tf32``: tensor cores compute float32.
     """
 
     operands: str
@@ -51,9 +52,11 @@ class Kind:
     fixed: tuple[int | None, ...] = ()
     out_dtype: str | None = None
     packed: bool = False
+    tf32: bool = False
 
     def __str__(self) -> str:
-        parts = [self.operands, self.dtype, f"{self.sparse}={self.spec}", "bias" * self.bias]
+        dtype = "tf32" if self.tf32 else self.dtype
+        parts = [self.operands, dtype, f"{self.sparse}={self.spec}", "bias" * self.bias]
         parts += [self.act or "", "packed" * self.packed, f"dead={self.dead}"]
         return " ".join(filter(None, parts))
 
@@ -145,10 +148,12 @@ def compiled(kind: Kind, target: str, tiles: int, kernels: KernelCache) -> Opera
     made = pit_tvm.compile(kind.tensors(), sparse={operand: kind.spec}, **options)
     dispatcher = internals(made)
     if isinstance(dispatcher, GeneralDispatcher) and dispatcher.planner.tiles:
-        planner, first = dispatcher.planner, 2 * KINDS[kind.family].index(kind)
-        every = planner.tiles
-        turns = [every[(first + i) % len(every)] for i in range(min(tiles, len(every)))]
-        planner.tiles = tuple(turns)
+        first = 2 * KINDS[kind.family].index(kind)
+        with float32_precision(kind.tf32):
+            planner = dispatcher.planner
+            every = [t for t in planner.tiles if dict(t.knobs).get("mma") or not kind.tf32]
+            turns = [every[(first + i) % len(every)] for i in range(min(tiles, len(every)))]
+            planner.tiles = tuple(turns)
     return made
 
 
@@ -159,7 +164,8 @@ def tiles_for(kind: Kind, made: Operator, sizes: dict[str, int]) -> Sequence[Any
     planner, layout_of = dispatcher.planner, dispatcher.binder.layout_of
     if isinstance(dispatcher, DecodeDispatcher) and planner.few(layout_of(sizes, "torch")):
         return (planner.tile(sizes["m"], sizes["n"]),)
-    return tuple(planner.likely_tiles(layout_of(kind.usual, "torch")))
+    with float32_precision(kind.tf32):
+        return tuple(planner.likely_tiles(layout_of(kind.usual, "torch")))
 
 
 class Listed(KernelCache):
@@ -190,7 +196,8 @@ class Ahead:
 def _ask(kind: Kind, tiles: int, kernels: Listed) -> set[str]:
     """Keys of what checking a kind needs, detection apart."""
     made = internals(compiled(kind, TARGET, tiles, kernels))
-    made.build(kind.usual)
+    with float32_precision(kind.tf32):
+        made.build(kind.usual)
     if kind.family == "decode":
         for n in WIDTHS:
             for m in (1, MOST_ROWS):
@@ -215,6 +222,7 @@ _BF16_FULL: dict[str, Any] = {"dtype": "bfloat16", "bias": True, "act": "relu"}
 _SINGLE_FULL: dict[str, Any] = {"dtype": "float32", "bias": True, "act": "relu"}
 _INT8: dict[str, Any] = {"dtype": "int8", "fixed": (None, 200, 104)}
 _ODD: dict[str, Any] = {"dtype": "float32", "fixed": (None, 203, 101)}
+_TF32: dict[str, Any] = {"dtype": "float32", "tf32": True}
 
 KINDS: dict[str, list[Kind]] = {
     "blocks": [
@@ -293,5 +301,13 @@ KINDS: dict[str, list[Kind]] = {
         Kind("mk,nk", "lhs", Mask(32, 1), dtype="float32", fixed=(192, 200, 264)),
         Kind("mk,kn", "rhs", Lengths(1, True), out_dtype="float32", fixed=(96, 72, 64)),
         Kind("mk,kn", "rhs", Rows(1), dtype="int8", fixed=(None, 204, 68), act="relu", dead="zero"),
+    ],
+    "tf32": [
+        Kind("mk,nk", "lhs", Rows(), **_TF32, fixed=(None, 203, 101), bias=True, act="relu"),
+        Kind("mk,kn", "lhs", Rows(), **_TF32, fixed=(None, 200, 136)),
+        Kind("km,kn", "lhs", Mask(1, 32), **_TF32, fixed=(256, 264, 136)),
+        Kind("mk,kn", "rhs", Mask(1, 64), **_TF32, fixed=(None, 192, 264)),
+        Kind("mk,gkn", "lhs", Groups(5), **_TF32, fixed=(None, 96, 64, 5), dead="zero"),
+        Kind("bmk,bkn", "lhs", Rows(1), **_TF32, fixed=(None, 77, 72, 40)),
     ],
 }

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from bench_gpu_build import TARGET, Columns, Kernel, Wanted
-from bench_gpu_measure import synchronize
+from bench_gpu_measure import float32_precision, synchronize
 from bench_gpu_pit import internals, operator, sizes_for
 from check_gpu_cases import BLOCKS, Shape, Variant, draw_problem, draw_shape, variants
 from check_gpu_kinds import KINDS, kernels_of_kind, tiles_for
@@ -216,9 +216,16 @@ def check_problem(
 ) -> list[str]:
     """Run one problem as a call does, then with a tile whose turn it is, or now and then with all
     of them; returns what was wrong."""
-    made, kept = checker.operator(problem.shape), report or Report()
-    choices = _choices(problem, number, checker)
-    faults = []
+    kept = report or Report()
+    tf32 = isinstance(problem.shape, Call) and problem.shape.kind.tf32
+    with float32_precision(tf32):
+        return _check_calls(problem, _choices(problem, number, checker), checker, kept)
+
+
+def _check_calls(
+    problem: Problem, choices: Sequence[tuple[str, Any]], checker: Checker, kept: Report
+) -> list[str]:
+    made, faults = checker.operator(problem.shape), []
     for name, choose in choices:
         problem.poison()
         ran: list[Candidate] = []

@@ -7,6 +7,7 @@ without a call of the driver, and inside a CUDA graph's capture it belongs to th
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -130,6 +131,17 @@ def is_capturing() -> bool:
 def stream_of(device: int) -> int:
     """Handle of the current stream of a device."""
     return _questions()[1](device)
+
+
+def tf32_allowed() -> bool:
+    """Whether torch lets tensor cores multiply float32, with 10 bits of mantissa: what
+    ``torch.set_float32_matmul_precision`` or ``torch.backends.cuda.matmul`` say now."""
+    torch = sys.modules.get("torch")
+    if torch is None:  # nobody has set it
+        return False
+    matmul = torch.backends.cuda.matmul
+    precision = getattr(matmul, "fp32_precision", None)  # torch 2.9 and later
+    return bool(matmul.allow_tf32) if precision is None else precision == "tf32"
 
 
 @cache

@@ -31,7 +31,7 @@ from .cuda_workspace import CudaIndex, Take
 ID_BITS = {"int32": 32, "int64": 64}
 CLUSTER_LIMIT = 1 << 18  # ids times groups, or lanes if fewer, that one cluster lists soonest
 SEARCH_LIMIT = 1 << 15  # ids that one multiprocessor compares before all groups share the work
-LEAST_SHARE = 1024  # ids of one CTA where groups share
+LEAST_SHARE = 768  # ids of one CTA where groups share
 
 # Live positions, and the dead ones if they were asked for.
 Lists = tuple[CudaIndex, CudaIndex | None]

@@ -200,11 +200,11 @@ class CudaDispatcher:
         return self.form.route.micro_tile
 
     def _plan(self, call: CudaCall) -> Plan:
-        counts = call.watch.counts()
+        counts, tf32 = call.watch.counts(), self.planner.tf32()
         plan = call.plan
-        if plan is None or counts is not call.counts:
+        if plan is None or counts is not call.counts or tf32 is not call.tf32:
             plan = self.planner.plan(call.layout, counts, call.fresh)
-            call.counts, call.plan = counts, plan
+            call.counts, call.tf32, call.plan = counts, tf32, plan
         return plan
 
     def _indices(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 from ..errors import ShapeError, mismatch
@@ -21,6 +20,7 @@ from ..target import TargetInfo
 from ..tile_db.store import TileStore
 from .arrays import itemsize
 from .bind import Layout
+from .cuda_arrays import tf32_allowed
 from .cuda_general_form import SECTOR, GeneralForm, neighbours
 from .cuda_planner import LIBRARY, BandPlanner, CudaPlanner
 from .program import Program
@@ -45,6 +45,8 @@ class GeneralPlanner(BandPlanner):
         # A product of everything: where dead slices are zero, or nobody looks at theirs.
         self.dense_fits = program.zero_outside
         self.dense_fits_new = spatial and dead != "zero"
+        # By whether tensor cores may compute float32; made when first asked for.
+        self._own_rates: dict[bool, GeneralRates] = {}
 
     @property
     def _row(self) -> int:
@@ -62,17 +64,30 @@ class GeneralPlanner(BandPlanner):
         dense = self._all(layout) if fits and not self.form.groups else None
         work = self._work(layout, counts)
         micro_tile = self.form.route.micro_tile
-        tiles, rates = self.likely_tiles(layout), self.own_rates
+        rates = self.own_rates()
+        tiles = rates.tiles or (None,)
         return select_general(micro_tile, work, tiles, dense, rates, index, fill, covered)
 
-    @cached_property
+    def tf32(self) -> bool:
+        return self.form.dtype == "float32" and bool(self.form.rhs) and tf32_allowed()
+
     def own_rates(self) -> GeneralRates:
-        """Rates of the operator's tiles on this GPU, and of the library's products."""
+        """Rates of the operator's tiles on this GPU, and of the library's products, in the
+        precision that torch is set to."""
+        tf32 = self.tf32()
+        rates = self._own_rates.get(tf32)
+        if rates is None:
+            rates = self._own_rates[tf32] = self._rates_in(tf32)
+        return rates
+
+    def _rates_in(self, tf32: bool) -> GeneralRates:
         form, isa = self.form, self.target.isa
         bands = form.axis == "depth"
         height = form.route.micro_tile.extents[self._row] if bands else 0
         family = PIECES if form.axis == "pieces" else ROWS
         generic = starting_tiles(isa, form.dtype, height, family) if form.rhs else ()
+        if tf32 and family != PIECES:
+            generic += starting_tiles(isa, form.dtype, height, family, tf32=True)
         if family == PIECES:  # two steps at least: copies of one are awaited at once
             steps = max(form.route.micro_tile.extents) // 2
             generic = tuple(replace(t, tile_k=min(t.tile_k, steps)) for t in generic)
@@ -80,12 +95,19 @@ class GeneralPlanner(BandPlanner):
         if form.slot:
             generic = tuple(tile for tile in generic if tile.tile_n == form.slot)
             records = [r for r in records if r.tile is None or r.tile.tile_n == form.slot]
-        return general_rates(records, form.dtype, isa, LIBRARY, generic, form.axis)
+        return general_rates(records, form.dtype, isa, LIBRARY, generic, form.axis, tf32)
 
-    @cached_property
+    @property
     def tiles(self) -> tuple[Tile, ...]:  # type: ignore[override]
-        """The tiles to choose from; none without a contraction."""
-        return self.own_rates.tiles
+        """The tiles to choose from, in the precision that torch is set to; none without a
+        contraction. May be set to some of them."""
+        return self.own_rates().tiles
+
+    @tiles.setter
+    def tiles(self, some: tuple[Tile, ...]) -> None:
+        rates = self.own_rates()
+        terms = {tile: rates.terms[tile] for tile in some}
+        self._own_rates[self.tf32()] = replace(rates, terms=terms)
 
     def likely_tiles(self, layout: Layout) -> tuple[Any, ...]:
         """All of the few that there are."""

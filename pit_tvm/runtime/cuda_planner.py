@@ -42,12 +42,16 @@ class CudaPlanner:
         ``fresh``: the output is new, so its dead rows may hold anything.
         """
         rows = self._rows(layout)
-        key = (layout.key, self._alike(rows, counts), fresh)
+        key = (layout.key, self._alike(rows, counts), fresh, self.tf32())
         plan = self._plans.get(key)
         if plan is None:
             live = counts if counts is not None else self._assumed(layout, _UNKNOWN_SHARE)
             plan = remember(self._plans, key, self.decide(layout, live, fresh))
         return plan
+
+    def tf32(self) -> bool:
+        """Whether plans may use tensor cores for float32 now, as torch's products may."""
+        return False
 
     def _alike(self, rows: int, counts: tuple[int, ...] | None) -> object:
         """What counts have in common that share a plan."""

@@ -73,6 +73,18 @@ _HALF = Library(
     power_tflops=842.0,
     most_tflops=790.0,
 )
+# float32 on tensor cores, at half their rate of 16 bits.
+_TF32 = Library(
+    itemsize=4,
+    tiles=((128, 256), (128, 128), (128, 64), (64, 64)),
+    start_us=2.35,
+    step_us=2.52e-5,
+    least_us=0.188,
+    write_us=5.96e-5,
+    add_us=8.32e-4,
+    power_tflops=420.0,
+    most_tflops=395.0,
+)
 _SINGLE = Library(
     itemsize=4,
     tiles=((128, 128), (64, 64), (32, 32)),
@@ -86,6 +98,9 @@ _SINGLE = Library(
 )
 
 
-def library_of(dtype: str) -> Library:
-    """Costs in a data type; those of 16 bits for all but float32."""
-    return _SINGLE if dtype == "float32" else _HALF
+def library_of(dtype: str, tf32: bool = False) -> Library:
+    """Costs in a data type; those of 16 bits for all but float32. ``tf32``: float32 on tensor
+    cores."""
+    if dtype != "float32":
+        return _HALF
+    return _TF32 if tf32 else _SINGLE

@@ -56,6 +56,17 @@ def test_tiles_of_pieces_fit_their_chip_and_divide_every_piece(dtype: str, arch:
     assert space.shared_bytes(tile) <= ARCHS[arch] * 1024
 
 
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("height", [0, *space.BANDS])
+def test_float32_has_tiles_on_tensor_cores_where_it_may(height: int, arch: str) -> None:
+    made = space.starting_tiles(arch, "float32", height, tf32=True)
+    assert made and not set(made) & set(space.starting_tiles(arch, "float32", height))
+    for tile in made:
+        assert (tile.dtype, tile.knob("mma")) == ("float32", 1) and height in (0, tile.tile_m)
+        assert space.shared_bytes(tile) <= ARCHS[arch] * 1024
+        assert tile.knob("stages") >= 2 and tile.tile_k in (16, 32)
+
+
 @pytest.mark.parametrize("family", space.FAMILIES)
 def test_decisions_replay_and_are_read_back(family: str) -> None:
     task = replace(TASK, family=family)

@@ -84,22 +84,26 @@ def check_rows(
     assert np.isnan(np.delete(out, live, axis=0)).all()
 
 
-@pytest.mark.parametrize(("dtype", "stages"), [("float16", 3), ("float32", 1)])
+@pytest.mark.parametrize(("dtype", "stages"), [("float16", 3), ("float32", 1), ("float32", 3)])
 def test_gathered_rows_by_rows_of_weights(dtype: str, stages: int, emulator: Emulator):
     check_rows(emulator, linear(dtype, stages), dtype, 120, k_major=True)
 
 
+@pytest.mark.parametrize(("dtype", "step"), [("float16", 32), ("float32", 16)])
 @pytest.mark.parametrize("stages", [2, 4])
 @pytest.mark.parametrize("steps", [1, 2, 3])
-def test_pipelines_longer_than_the_depth(steps: int, stages: int, emulator: Emulator):
-    source = linear("float16", stages, depth=32 * steps)
-    check_rows(emulator, source, "float16", 120, k_major=True, depth=32 * steps)
+def test_pipelines_longer_than_the_depth(
+    steps: int, stages: int, dtype: str, step: int, emulator: Emulator
+):
+    source = linear(dtype, stages, depth=step * steps)
+    check_rows(emulator, source, dtype, 120, k_major=True, depth=step * steps)
 
 
-def test_gathered_rows_by_columns_of_weights(emulator: Emulator):
-    tensors = op.matmul(None, 121, 160, dtype="float16")
-    source = source_of(tensors, {"lhs": Rows()}, "float16", stages=2)
-    check_rows(emulator, source, "float16", 121, k_major=False)
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_gathered_rows_by_columns_of_weights(dtype: str, emulator: Emulator):
+    tensors = op.matmul(None, 121, 160, dtype=dtype)
+    source = source_of(tensors, {"lhs": Rows()}, dtype, stages=2)
+    check_rows(emulator, source, dtype, 121, k_major=False)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
