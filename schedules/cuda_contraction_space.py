@@ -35,9 +35,10 @@ BANDS = (32, 64, 128)  # rows of a tile whose columns have a list of their own
 COLUMNS: Mapping[int, str] = MappingProxyType({band: f"columns-cuda-{band}" for band in BANDS})
 FAMILIES = (ROWS, *COLUMNS.values())
 DTYPES = ("float32", "float16", "bfloat16", "int8")
+TF32 = "tf32"  # of tiles that compute float32 on tensor cores
 SPARSITY = 8
 DEPTH_STEP = 32  # of pieces of the depth: a multiple of every tile's
-_WARP_DTYPES = ("float16", "bfloat16")
+_WARP_DTYPES = ("float16", "bfloat16", TF32)
 
 # (tile_m, tile_n, reg_m, reg_n): rows and columns of a tile, and of one thread.
 _FORMS = (
@@ -71,6 +72,23 @@ _WARP_STARTS = (
     ((64, 64, 4, 8), 32, 4),
     ((32, 128, 4, 8), 64, 3),
 )
+# In TF32: for rows, and for bands that gather along the depth.
+_TF32_STARTS = (
+    ((128, 256, 8, 16), 32, 3),
+    ((128, 128, 8, 16), 32, 4),
+    ((64, 256, 8, 16), 32, 4),
+    ((64, 128, 8, 8), 32, 4),
+    ((32, 128, 4, 8), 32, 4),
+)
+_TF32_BAND_STARTS = (
+    ((128, 256, 8, 16), 32, 3),
+    ((128, 128, 8, 16), 16, 3),
+    ((128, 64, 8, 8), 16, 4),
+    ((64, 256, 8, 16), 16, 4),
+    ((64, 128, 8, 8), 16, 4),
+    ((32, 256, 4, 16), 16, 3),
+    ((32, 128, 4, 8), 16, 4),
+)
 # For rows of one piece of the depth: low, since those are few, in two steps or more.
 _PIECE_STARTS = (((32, 128, 4, 8), 32, 2),)
 
@@ -81,15 +99,12 @@ _PIT_M = MicroTile("lhs", "m", 0, (1, 0))
 _STAND_IN = "out"  # the block that holds the decisions
 
 
-def starting_tiles(
-    isa: str, dtype: str, height: int = 0, family: str = ROWS, *, tf32: bool = False
-) -> tuple[Tile, ...]:
+def starting_tiles(isa: str, dtype: str, height: int = 0, family: str = ROWS) -> tuple[Tile, ...]:
     """Tiles of a family that are sound on every GPU of an architecture, untuned; with a
-    ``height``, those of the family for bands of so many rows; with ``tf32`` those that compute
-    float32 on tensor cores."""
+    ``height``, those of the family for bands of so many rows."""
     family = COLUMNS[height] if height else family
-    starts = _PIECE_STARTS if family == PIECES else _starts(dtype, tf32)
-    made = (_tile(family, isa, dtype, form, depth, stages, tf32) for form, depth, stages in starts)
+    starts = _PIECE_STARTS if family == PIECES else _starts(dtype, height)
+    made = (_tile(family, isa, dtype, form, depth, stages) for form, depth, stages in starts)
     return tuple(tile for tile in made if tile.tile_m == height or not height)
 
 
@@ -190,7 +205,7 @@ def starts(task: TileTask) -> list[tuple[int, ...]]:
     depths = _WARP_DEPTHS if warps else _DEPTHS
     return [
         (forms.index(form), depths.index(depth), _STAGES.index(stages))
-        for form, depth, stages in _starts(task.dtype, False)
+        for form, depth, stages in _starts(task.dtype)
         if form in forms
     ]
 
@@ -202,8 +217,13 @@ def threads(tile: Tile) -> int:
 
 def shared_bytes(tile: Tile) -> int:
     """Shared memory of a CTA at most, with a vector of padding for each row."""
-    row = tile.tile_k * int(DataType(tile.dtype).itemsize) + VECTOR_BYTES
+    row = tile.tile_k * int(DataType(_stored(tile.dtype)).itemsize) + VECTOR_BYTES
     return tile.knob("stages") * (tile.tile_m + tile.tile_n) * row
+
+
+def _stored(dtype: str) -> str:
+    """The operands' type."""
+    return "float32" if dtype == TF32 else dtype
 
 
 def stored_depth(task: TileTask) -> int:
@@ -226,9 +246,9 @@ def _forms(task: TileTask) -> list[tuple[int, int, int, int]]:
     return [form for form in forms if not high or form[0] in high]
 
 
-def _starts(dtype: str, tf32: bool) -> Sequence[tuple[tuple[int, int, int, int], int, int]]:
-    if tf32:  # elements are twice as large
-        return [(form, depth // 2, stages) for form, depth, stages in _WARP_STARTS]
+def _starts(dtype: str, height: int = 0) -> Sequence[tuple[tuple[int, int, int, int], int, int]]:
+    if dtype == TF32:
+        return _TF32_BAND_STARTS if height else _TF32_STARTS
     return _WARP_STARTS if dtype in _WARP_DTYPES else _STARTS
 
 
@@ -239,18 +259,12 @@ def _decided(values: Sequence[int], task: TileTask) -> Tile:
 
 
 def _tile(
-    family: str,
-    isa: str,
-    dtype: str,
-    form: tuple[int, int, int, int],
-    depth: int,
-    stages: int,
-    tf32: bool = False,
+    family: str, isa: str, dtype: str, form: tuple[int, int, int, int], depth: int, stages: int
 ) -> Tile:
     """A tile of at most so many stages and steps: as many as shared memory has room for."""
     limit = _SHARED.get(isa.rstrip("af"), _LEAST_SHARED) * 1024
     tile_m, tile_n, reg_m, reg_n = form
-    mma = (("mma", 1),) if tf32 or dtype in _WARP_DTYPES else ()
+    mma = (("mma", 1),) if dtype in _WARP_DTYPES else ()
     knobs = (*mma, ("reg_m", reg_m), ("reg_n", reg_n))
     tiles = (
         Tile(family, isa, dtype, tile_m, tile_n, steps, (*knobs, ("stages", held)))

@@ -151,7 +151,7 @@ def compiled(kind: Kind, target: str, tiles: int, kernels: KernelCache) -> Opera
         first = 2 * KINDS[kind.family].index(kind)
         with float32_precision(kind.tf32):
             planner = dispatcher.planner
-            every = [t for t in planner.tiles if dict(t.knobs).get("mma") or not kind.tf32]
+            every = planner.tiles
             turns = [every[(first + i) % len(every)] for i in range(min(tiles, len(every)))]
             planner.tiles = tuple(turns)
     return made
@@ -309,5 +309,6 @@ KINDS: dict[str, list[Kind]] = {
         Kind("mk,kn", "rhs", Mask(1, 64), **_TF32, fixed=(None, 192, 264)),
         Kind("mk,gkn", "lhs", Groups(5), **_TF32, fixed=(None, 96, 64, 5), dead="zero"),
         Kind("bmk,bkn", "lhs", Rows(1), **_TF32, fixed=(None, 77, 72, 40)),
+        Kind("mk,nk", "lhs", Mask(1, 64), **_TF32, fixed=(None, 131, 328), bias=True, act="relu"),
     ],
 }

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import ShapeError, mismatch
-from ..schedules.cuda_contraction_space import PIECES, ROWS, starting_tiles
+from ..schedules.cuda_contraction_space import PIECES, ROWS, TF32, starting_tiles
 from ..selection.gpu_general import (
     GeneralDense,
     GeneralRates,
@@ -82,12 +82,11 @@ class GeneralPlanner(BandPlanner):
 
     def _rates_in(self, tf32: bool) -> GeneralRates:
         form, isa = self.form, self.target.isa
+        dtype = TF32 if tf32 else form.dtype
         bands = form.axis == "depth"
         height = form.route.micro_tile.extents[self._row] if bands else 0
         family = PIECES if form.axis == "pieces" else ROWS
-        generic = starting_tiles(isa, form.dtype, height, family) if form.rhs else ()
-        if tf32 and family != PIECES:
-            generic += starting_tiles(isa, form.dtype, height, family, tf32=True)
+        generic = starting_tiles(isa, dtype, height, family) if form.rhs else ()
         if family == PIECES:  # two steps at least: copies of one are awaited at once
             steps = max(form.route.micro_tile.extents) // 2
             generic = tuple(replace(t, tile_k=min(t.tile_k, steps)) for t in generic)
@@ -95,7 +94,7 @@ class GeneralPlanner(BandPlanner):
         if form.slot:
             generic = tuple(tile for tile in generic if tile.tile_n == form.slot)
             records = [r for r in records if r.tile is None or r.tile.tile_n == form.slot]
-        return general_rates(records, form.dtype, isa, LIBRARY, generic, form.axis, tf32)
+        return general_rates(records, dtype, isa, LIBRARY, generic, form.axis)
 
     @property
     def tiles(self) -> tuple[Tile, ...]:  # type: ignore[override]

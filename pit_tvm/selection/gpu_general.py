@@ -19,15 +19,14 @@ import numpy.typing as npt
 from ..structs import Candidate, MicroTile, Plan, Tile, TileTask
 from ..tile_db.record import TileRecord
 from .gpu_cost import GpuRates, cheapest, gpu_rates, handful, tile_candidates
-from .gpu_library import library_of
 from .gpu_records import times_for
 
 _SMS = 132
-# Of the family's largest tile, in 1e12 operations per second: by FMA, and on tensor cores, where
-# float32 (tf32) has half the rate of 16 bits.
+# Of the family's largest tile, in 1e12 operations per second: by FMA, on tensor cores in 16 bits,
+# and there in TF32, with bands that gather along the depth or without.
 _CORES_TFLOPS, _WARPS_TFLOPS = 42.0, 390.0
-_MOST_CORES_TFLOPS, _MOST_WARPS_TFLOPS = 60.7, 625.0  # of the chip
-_TF32 = 0.5
+_TF32_BANDS_TFLOPS, _TF32_TFLOPS = 165.0, 230.0
+_MOST_CORES_TFLOPS, _MOST_WARPS_TFLOPS, _MOST_TF32_TFLOPS = 60.7, 625.0, 312.0  # of the chip
 _STEP_US, _TILE_US = 0.02, 2.0  # least time of a step of the depth, and a tile's start and end
 _ADD_US = 6.5e-5  # of an element of a tile that is added to others
 _LONE = 0.8  # of the steps of such a tile, where nothing else runs
@@ -183,18 +182,13 @@ def general_rates(
     library: str,
     generic: Sequence[Tile],
     axis: str = "rows",
-    tf32: bool = False,
 ) -> GeneralRates:
     """Rates of the family of the ``generic`` tiles: records of a store, or those tiles as they are.
-    Tiles on tensor cores and others are told apart: where only one kind has records, the other's
-    are as they are.
 
-    ``library`` names the BLAS of the dense candidate, which ``tf32`` allows to compute float32 on
-    tensor cores. ``axis``: what the family's lists count, see `GeneralWork`.
+    ``library`` names the BLAS of the dense candidate. ``axis``: what the family's lists count, see
+    `GeneralWork`.
     """
     base = gpu_rates([r for r in records if r.tile is None], dtype, isa, library, ())
-    if tf32:
-        base = replace(base, products=library_of(dtype, tf32=True), dense=None)
     families = {tile.family for tile in generic}
     found: dict[Tile, list[tuple[TileTask, float]]] = {}
     for record, task, secs in times_for(records, dtype, isa):
@@ -209,9 +203,7 @@ def general_rates(
     tasks = dict.fromkeys(task for entries in found.values() for task, _ in entries)
     times = [[own.us(*_task_work(t, k, axis).load(t)) for k in tasks] for t, own in terms.items()]
     kept = [list(terms)[at] for at in handful(np.array(times), _KEPT)]
-    kinds = {_by_warps(tile) for tile in kept}
-    others = {tile: _untuned(tile, axis) for tile in generic if _by_warps(tile) not in kinds}
-    return GeneralRates(base, {tile: terms[tile] for tile in kept} | others, tuned=not others)
+    return GeneralRates(base, {tile: terms[tile] for tile in kept}, tuned=True)
 
 
 def select_general(
@@ -245,7 +237,7 @@ def tile_us(tile: Tile | None, work: GeneralWork, rates: GeneralRates) -> tuple[
         return results / _TERMS_PER_US + launch, results / _MOST_TERMS_PER_US
     _, depths, deepest = work.tiles(tile)
     terms = rates.terms[tile]
-    most = _rate(tile, _MOST_CORES_TFLOPS, _MOST_WARPS_TFLOPS)
+    most = _rate(tile, _MOST_CORES_TFLOPS, _MOST_WARPS_TFLOPS, _MOST_TF32_TFLOPS)
     bound = 2e-6 * tile.tile_m * tile.tile_n * depths / most
     alone = _ELEMENT_US * work.elements(tile) + _turning_us(work, rates)
     tiles = max(terms.us(*work.load(tile)), terms.us(1, deepest)) * work.slower
@@ -270,17 +262,18 @@ def _by_warps(tile: Tile) -> bool:
     return dict(tile.knobs).get("mma", 0) == 1
 
 
-def _rate(tile: Tile, cores: float, warps: float) -> float:
-    """The rate of a tile, of those by FMA and on tensor cores in 16 bits."""
+def _rate(tile: Tile, cores: float, warps: float, tf32: float) -> float:
+    """The rate of a tile, of those by FMA, on tensor cores in 16 bits, and there in TF32."""
     if not _by_warps(tile):
         return cores
-    return warps * (_TF32 if tile.dtype == "float32" else 1.0)
+    return tf32 if tile.dtype == "tf32" else warps
 
 
 def _untuned(tile: Tile, axis: str) -> Terms:
     """Terms of a tile without records. Those of tiles that add up are from 20 times of products in
     float32, three shapes on one H200, and within 10 % of them."""
-    rate = _rate(tile, _CORES_TFLOPS, _WARPS_TFLOPS)
+    tf32 = _TF32_BANDS_TFLOPS if axis == "depth" else _TF32_TFLOPS
+    rate = _rate(tile, _CORES_TFLOPS, _WARPS_TFLOPS, tf32)
     size = tile.tile_m * tile.tile_n
     step = max(2e-6 * size * _SMS / rate, _STEP_US / tile.tile_k)
     if axis == "pieces":

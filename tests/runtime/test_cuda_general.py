@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -272,7 +273,7 @@ def test_float32_takes_tensor_cores_where_torch_may(
     assert made._plan(call) is exact and not by_warps(exact.candidates[0].tile)
     precision("high")
     fast = made._plan(call)
-    assert made._plan(call) is fast and by_warps(fast.candidates[0].tile) and not fast.tuned
+    assert made._plan(call) is fast and by_warps(fast.candidates[0].tile)
     dense = [c.cost_us for plan in (exact, fast) for c in plan.candidates if c.kind == "dense"]
     assert dense[1] < 0.25 * dense[0]
     assert fast.choice.cost_us < 0.5 * exact.choice.cost_us
@@ -330,7 +331,8 @@ def test_results_are_as_precise_as_torch_is_asked_to_be(
     value = torch.from_numpy(live if turned else rows).cuda()
     left, right = (a.double() for a in operands)
     want = left.t() @ right if turned else left @ right.t()
-    tensors = op.matmul(m, n, k, transpose_lhs=True) if turned else op.linear(None, n, k)
+    plain = op.linear(None, n, k, bias=False)
+    tensors = op.matmul(m, n, k, transpose_lhs=True) if turned else plain
     spec: SparsitySpec = Mask(1, 64) if turned else Rows()
     made = pit_tvm.compile(tensors, sparse={"lhs": spec}, target="cuda", cache=tmp_path)
     for name, most in (("highest", 1e-6), ("high", 3e-3), ("highest", 1e-6)):
@@ -338,12 +340,15 @@ def test_results_are_as_precise_as_torch_is_asked_to_be(
         out = torch.full((m, n), torch.nan, device="cuda")
 
         def choose(plan: Plan, fast: bool = name == "high") -> Candidate:
-            return next(c for c in plan.candidates if c.tile and by_warps(c.tile) == fast)
+            found = next(c for c in plan.candidates if c.tile)
+            assert found.tile and by_warps(found.tile) == fast
+            return found
 
         made._dispatcher.run(operands, value, out, choose=choose)
-        error = (out.double() - want)[rows].abs().amax() / want.abs().max() if len(rows) else 0.0
-        assert float(error) <= most
-        assert name == "highest" or share == 0.0 or float(error) > 1e-6
+        wrong = (out.double() - want)[rows].abs().flatten().tolist()
+        error = max(wrong, default=0.0) / max(float(want.abs().max()), 1e-30)
+        assert error <= most and not math.isnan(sum(wrong))
+        assert name == "highest" or share == 0.0 or error > 1e-6
 
 
 def test_nothing_dense_where_dead_rows_must_become_zero() -> None:

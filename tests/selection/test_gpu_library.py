@@ -30,6 +30,17 @@ def test_costs_fit_what_was_measured(dtype: str, median: float, most: float) -> 
     assert np.median(errors) < median and np.quantile(errors, 0.9) < most
 
 
+def test_float32_on_tensor_cores_costs_what_was_measured() -> None:
+    library, errors = library_of("tf32"), []
+    for row in json.loads(MEASURED.read_text())["rows"]:
+        if "tf32_kn" in row:
+            us, bound = library.product_us(row["m"], row["n"], row["k"], GBPS)
+            errors.append(abs(us / row["tf32_kn"] - 1))
+            assert bound < us
+    assert len(errors) > 20
+    assert np.median(errors) < 0.04 and np.quantile(errors, 0.9) < 0.12
+
+
 def test_narrow_products_cost_more_for_each_operation() -> None:
     half = library_of("bfloat16")
     square, narrow = (half.product_us(2048, n, 4096, GBPS)[0] / n for n in (2048, 64))
