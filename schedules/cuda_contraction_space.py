@@ -158,7 +158,7 @@ def kernel_module(tile: Tile, n: int, k: int, m: int) -> tvm.IRModule:
     sizes = (m, n, None) if bands else (None, n, k)
     tensors = matmul(
         *sizes,
-        dtype=tile.dtype,
+        dtype=_stored(tile.dtype),
         out_dtype="int32" if tile.dtype == "int8" else None,
         transpose_lhs=bands,
         transpose_rhs=not bands,

@@ -172,18 +172,27 @@ def _loads(site: Site, side: _Side) -> tirx.Stmt:
         for r in range(4)
     ]
     place = _address(site, side, places, unit * side.each)
-    body = tirx.Evaluate(T.ptx[name](*registers, place))
-    return _unrolled(unit, tirx.floordiv(side.unit.extent, side.each), body)
+    body = [tirx.Evaluate(T.ptx[name](*registers, place)), *_rounded(site, registers)]
+    return _unrolled(unit, tirx.floordiv(side.unit.extent, side.each), tirx.SeqStmt(body))
+
+
+def _rounded(site: Site, registers: list[BufferLoad]) -> list[tirx.Stmt]:
+    """float32 to the nearest of 10 bits: mma.sync cuts the others off. 16 bits as they are."""
+    if site.kind != "tf32":
+        return []
+    rounding = T.ptx["cvt.rna.tf32.f32"]
+    return [tirx.Evaluate(rounding(r, T.reinterpret("float32", r))) for r in registers]
 
 
 def _single_loads(site: Site, side: _Side) -> tirx.Stmt:
     """Fragments element by element: ldmatrix transposes elements of 16 bits only."""
     unit, step = tirx.Var(side.unit.loop_var.name, "int32"), site.loop.loop_var
-    body = []
+    body, registers = [], []
     for r in range(side.parts):
-        register = BufferLoad(side.registers, [step, unit, _int(r)])
+        registers.append(BufferLoad(side.registers, [step, unit, _int(r)]))
         place = _address(site, side, side.element(r), unit)
-        body.append(tirx.Evaluate(T.ptx["ld.shared.b32"](register, place)))
+        body.append(tirx.Evaluate(T.ptx["ld.shared.b32"](registers[r], place)))
+    body += _rounded(site, registers)
     return _unrolled(unit, side.unit.extent, tirx.SeqStmt(body))
 
 

@@ -256,6 +256,12 @@ void ldmatrix(uint32_t& r0, uint32_t& r1, uint32_t& r2, uint32_t& r3, unsigned a
   }
 }
 
+// To the nearest of ten bits behind the point, and away from 0 in between.
+inline void round_to_tf32(uint32_t& rounded, float value) {
+  std::memcpy(&rounded, &value, 4);
+  if (std::isfinite(value)) rounded = (rounded + 0x1000u) & ~0x1fffu;
+}
+
 template <typename T>
 float element(uint32_t word, int at) {
   if constexpr (sizeof(T) == 4) word &= ~0x1fffu;  // tf32 has ten bits behind the point

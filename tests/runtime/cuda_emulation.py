@@ -38,6 +38,7 @@ _PTX = {
     r"cp\.async\.c[ag]\.shared\.global ": "copy",
     r"ld\.shared\.b32 ": "load_shared",
     r"red\.global\.add\.v4\.f32 ": "add4",
+    r"cvt\.rna\.tf32\.f32 ": "round_to_tf32",
     r"ldmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16 ": "ldmatrix<false>",
     r"ldmatrix\.sync\.aligned\.m8n8\.x4\.trans\.shared\.b16 ": "ldmatrix<true>",
     r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\.f16\.f32 ": "mma<half>",
