@@ -24,7 +24,7 @@ from bench_rows import Array, Row, Settings, Stat, Target, limits
 # root mean square of all of them. Libraries round partial sums, and before an activation too: in
 # float32 a few thousand of them count for many roundings of the result.
 ERROR_LIMIT = 8.0
-# TF32 cuts off all but 10 bits of every factor.
+# TF32 leaves 10 bits of every factor.
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-18, "tf32": 2.0**-10}
 
 GRAPH_US = 2000.0  # calls of a graph fill about this long, within limits:

@@ -29,7 +29,7 @@ def warp_mma(sch: s_tir.Schedule, loop: Any) -> None:
     ``(i * 2 + h) * 8 + g``, columns ``(j, e)`` are ``(j * 4 + t) * 2 + e``. That is where the
     instruction ``mma.sync`` keeps its sums, so the accumulator stays an ordinary local buffer.
     Recorded as an annotation; ``pit_tvm.transform.lower_warp_mma`` proves the rest and writes the
-    instructions. Of float32 operands they read 10 bits of mantissa and drop the others (tf32).
+    instructions. Operands in float32 are rounded to 10 bits of mantissa (tf32).
 
     Requirements: ``loop`` has a constant number of iterations, serial or unrolled, and holds
     loops ``i, h, j, e, k`` alone, of which ``h`` and ``e`` have 2 iterations, ``j`` an even

@@ -25,7 +25,7 @@ _SMS = 132
 # Of the family's largest tile, in 1e12 operations per second: by FMA, on tensor cores in 16 bits,
 # and there in TF32, with bands that gather along the depth or without.
 _CORES_TFLOPS, _WARPS_TFLOPS = 42.0, 390.0
-_TF32_BANDS_TFLOPS, _TF32_TFLOPS = 165.0, 230.0
+_TF32_BANDS_TFLOPS, _TF32_TFLOPS = 140.0, 190.0
 _MOST_CORES_TFLOPS, _MOST_WARPS_TFLOPS, _MOST_TF32_TFLOPS = 60.7, 625.0, 312.0  # of the chip
 _STEP_US, _TILE_US = 0.02, 2.0  # least time of a step of the depth, and a tile's start and end
 _ADD_US = 6.5e-5  # of an element of a tile that is added to others

@@ -172,16 +172,17 @@ def _loads(site: Site, side: _Side) -> tirx.Stmt:
         for r in range(4)
     ]
     place = _address(site, side, places, unit * side.each)
-    body = [tirx.Evaluate(T.ptx[name](*registers, place)), *_rounded(site, registers)]
-    return _unrolled(unit, tirx.floordiv(side.unit.extent, side.each), tirx.SeqStmt(body))
+    body = _rounded(site, registers, [tirx.Evaluate(T.ptx[name](*registers, place))])
+    return _unrolled(unit, tirx.floordiv(side.unit.extent, side.each), body)
 
 
-def _rounded(site: Site, registers: list[BufferLoad]) -> list[tirx.Stmt]:
-    """float32 to the nearest of 10 bits: mma.sync cuts the others off. 16 bits as they are."""
-    if site.kind != "tf32":
-        return []
-    rounding = T.ptx["cvt.rna.tf32.f32"]
-    return [tirx.Evaluate(rounding(r, T.reinterpret("float32", r))) for r in registers]
+def _rounded(site: Site, registers: list[BufferLoad], loads: list[tirx.Stmt]) -> tirx.Stmt:
+    """Loads, and float32 to the nearest of 10 bits: mma.sync cuts the others off."""
+    if site.kind == "tf32":
+        rounding = T.ptx["cvt.rna.tf32.f32"]
+        bits = [rounding(r, T.reinterpret("float32", r)) for r in registers]
+        loads = [*loads, *map(tirx.Evaluate, bits)]
+    return tirx.stmt_seq(*loads)
 
 
 def _single_loads(site: Site, side: _Side) -> tirx.Stmt:
@@ -192,8 +193,7 @@ def _single_loads(site: Site, side: _Side) -> tirx.Stmt:
         registers.append(BufferLoad(side.registers, [step, unit, _int(r)]))
         place = _address(site, side, side.element(r), unit)
         body.append(tirx.Evaluate(T.ptx["ld.shared.b32"](registers[r], place)))
-    body += _rounded(site, registers)
-    return _unrolled(unit, side.unit.extent, tirx.SeqStmt(body))
+    return _unrolled(unit, side.unit.extent, _rounded(site, registers, body))
 
 
 def _in_runs(site: Site, side: _Side, places: _Places, moved: Callable[[Expr], _Places]) -> bool:

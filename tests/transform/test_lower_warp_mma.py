@@ -92,6 +92,13 @@ def test_single_floats_that_are_not_transposed_are_loaded_one_by_one():
     assert '"m16n8k8", "row", "col", "f32", "tf32", "tf32", "f32"' in script
 
 
+def test_floats_are_rounded_once_each_before_they_are_multiplied():
+    script = text(flat("float32", 8))
+    assert script.count("T.ptx.cvt(") == script.count("T.ptx.ld(") == 6
+    assert script.rindex("T.ptx.cvt(") < script.index("T.ptx.mma(")
+    assert "T.ptx.cvt(" not in text(flat("float16", 16))
+
+
 def test_reads_are_hidden_from_barriers_in_a_pipeline_only():
     masks = [
         set(re.findall(r", (\d)\)\), \"sync\"", text(f))) for f in (deep(), flat("float16", 16))
