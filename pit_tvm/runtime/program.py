@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import TensorLoad, prim
 
@@ -139,6 +140,7 @@ def analyse(tensors: Any, sparse: dict[str, SparsitySpec], *, apply_mask: bool =
         raise AxisError(mismatch("apply_mask", expected, type(spec).__name__, advice))
     params = [_param(p) for p in func.params if is_buffer(p)]
     names = [p.name for p in params]
+    _check_order(func, names)
     if operand not in names:
         expected = f"an input, one of {names[:-1]}, or the output {names[-1]}"
         raise AxisError(mismatch("sparse", expected, operand))
@@ -197,8 +199,26 @@ def _mask_name(operand: str, params: list[Param]) -> str:
     return name
 
 
+def _check_order(func: tirx.PrimFunc, names: list[str]) -> None:
+    """The last array, and no other one, is computed."""
+    made = {a.buffer_name for info in block_infos(func) for a in info.writes}
+    computed = [name for name in names if name in made]
+    if not names or computed != names[-1:]:
+        expected = "inputs, and then one tensor that is computed of them"
+        raise AxisError(mismatch("tensors", expected, f"{names}, of which {computed} are computed"))
+
+
 def _lookups(func: tirx.PrimFunc, checked: str) -> tuple[Lookup, ...]:
-    """Reads of inputs at indices that another input holds; detection checks ``checked`` itself."""
+    """Reads of inputs at indices that another input holds; detection checks ``checked`` itself.
+
+    AxisError for an index that is computed of one: nobody could tell whether it is in range.
+    """
+    for access in (access for info in block_infos(func) for access in info.reads):
+        for index in access.indices:
+            bare = isinstance(index, TensorLoad) and index.source in func.params
+            if not bare and _loads(index):
+                expected = "indices that an input holds as they are"
+                raise AxisError(mismatch(f"an index of {access.buffer_name}", expected, index))
     found = {
         Lookup(str(index.source.name), access.buffer_name, dim)
         for info in block_infos(func)
@@ -210,6 +230,13 @@ def _lookups(func: tirx.PrimFunc, checked: str) -> tuple[Lookup, ...]:
         and str(index.source.name) != checked
     }
     return tuple(sorted(found, key=lambda lookup: (lookup.ids, lookup.operand, lookup.dim)))
+
+
+def _loads(index: Any) -> bool:
+    """Whether an index depends on what an array holds."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(index, (TensorLoad, found.append))
+    return bool(found)
 
 
 def _single(sparse: dict[str, SparsitySpec]) -> tuple[str, SparsitySpec]:

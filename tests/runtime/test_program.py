@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tvm import te
 
 from pit_tvm import op
 from pit_tvm.errors import AxisError, ShapeError
@@ -188,3 +189,31 @@ def test_an_output_is_gathered_from_an_input() -> None:
     reading = analyse(op.matmul(None, None, 64), {"lhs": Mask()})
     assert not reading.writes and reading.zero_outside
     assert (reading.gathered, reading.beside) == ("lhs", "k")
+
+
+def looked_up(index: Any) -> list[Any]:
+    """Rows of a table at ``index(ids, i)``."""
+    table = te.placeholder((te.var("n"), 8), "float32", "table")
+    ids = te.placeholder((te.var("m"),), "int32", "ids")
+    out = te.compute((ids.shape[0], 8), lambda i, j: table[index(ids, i), j], name="out")
+    return [table, ids, out]
+
+
+def test_indices_that_arrays_hold_are_checked_as_they_are_or_refused() -> None:
+    (lookup,) = analyse(looked_up(lambda ids, i: ids[i]), {"table": Rows(1)}).lookups
+    assert (lookup.ids, lookup.operand, lookup.dim) == ("ids", "table", 0)
+    with pytest.raises(AxisError, match=r"an index of table.*ids\[.*\] \+ 1"):
+        analyse(looked_up(lambda ids, i: ids[i] + 1), {"table": Rows(1)})
+    made = looked_up(lambda ids, i: te.compute(ids.shape, lambda a: ids[a] * 2, name="made")[i])
+    with pytest.raises(AxisError, match="an index of table.*made"):
+        analyse(made, {"table": Rows(1)})
+
+
+def test_tensors_are_inputs_and_then_one_that_is_computed() -> None:
+    lhs, rhs, out = op.matmul(8, 8, 8)
+    other = te.compute((8, 8), lambda i, j: lhs[i, j] + 1.0, name="other")
+    for tensors in ([out, rhs, lhs], [lhs, other, te.compute((8, 8), lambda i, j: other[j, i])]):
+        with pytest.raises(AxisError, match="one tensor that is computed"):
+            analyse(tensors, {"lhs": Rows()})
+    with pytest.raises(AxisError, match="of which \[\] are computed"):
+        analyse([], {"lhs": Rows()})
