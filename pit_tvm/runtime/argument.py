@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,6 +12,8 @@ import numpy as np
 
 from ..errors import ShapeError, mismatch
 from .arrays import as_numpy, as_tensor
+
+MOST_ELEMENTS = 2**31  # of one array: kernels count them in 32 bits
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,13 @@ class Argument:
         """The checked ``array`` in the form that a compiled function takes; see `as_tensor`."""
         shape, writable = self.shape, self.writable
         return as_tensor(self.name, array, dtype=self.dtype, shape=shape, writable=writable)
+
+
+def check_number(name: str, shape: Sequence[int]) -> None:
+    """Refuse an array of a ``shape`` that kernels cannot count; ShapeError names it."""
+    if math.prod(shape) >= MOST_ELEMENTS:
+        expected = f"fewer than {MOST_ELEMENTS} elements"
+        raise ShapeError(mismatch(name, expected, f"shape {list(shape)}"))
 
 
 def pattern_array(sparsity: Any) -> np.ndarray:

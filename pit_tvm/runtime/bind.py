@@ -69,13 +69,18 @@ class Bound(NamedTuple):
 class Binder:
     """Checks arrays against a program's signature; remembers the layouts that it has seen.
 
-    ``look()`` gives the kernel of gates; without it all calls go the long way.
+    ``look()`` gives the kernel of gates; without it all calls go the long way. ``refuse(layout)``
+    raises what a target has against a layout.
     """
 
     def __init__(
-        self, program: Program, owner: object, look: Callable[[], Look] | None = None
+        self,
+        program: Program,
+        owner: object,
+        look: Callable[[], Look] | None = None,
+        refuse: Callable[[Layout], None] | None = None,
     ) -> None:
-        self.program, self.owner, self._look = program, owner, look
+        self.program, self.owner, self._look, self._refuse = program, owner, look, refuse
         self._names = [p.name for p in program.inputs]
         self._layouts: dict[tuple[object, ...], Layout] = {}
         self._last: tuple[Layout | None, tuple[type, ...], Sequence[tuple[str, Callable[[], Any]]]]
@@ -146,7 +151,7 @@ class Binder:
         shape = resolve(output.shape, sizes)
         checks = tuple(Argument(p.name, p.dtype, s) for p, s in inputs)
         result = Argument(output.name, output.dtype, shape, writable=True)
-        return Layout(
+        layout = Layout(
             shapes=shapes,
             sizes=dict(sizes),
             operand=shape if program.writes else shapes[self._names.index(program.operand)],
@@ -158,6 +163,9 @@ class Binder:
             result=result,
             gate=Gate(checks, result),
         )
+        if self._refuse is not None:
+            self._refuse(layout)
+        return layout
 
     def _check_number(self, given: Sequence[Any]) -> None:
         inputs = self.program.inputs

@@ -18,6 +18,7 @@ from ..selection.gpu_general import (
 from ..structs import Plan, Tile
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
+from .argument import MOST_ELEMENTS
 from .arrays import itemsize
 from .bind import Layout
 from .cuda_arrays import tf32_allowed
@@ -25,7 +26,6 @@ from .cuda_general_form import SECTOR, GeneralForm, neighbours
 from .cuda_planner import LIBRARY, BandPlanner, CudaPlanner
 from .program import Program
 
-MOST_ELEMENTS = 2**31  # of one array: kernels count them in 32 bits
 MOST_CTAS = 2**16 - 1  # beside each other on an index of CTAs but the first
 
 

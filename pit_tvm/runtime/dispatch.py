@@ -66,7 +66,7 @@ class Dispatcher:
         self.program, self.target = program, target
         self.deterministic = deterministic
         self.kernels = Kernels(program, target, cache)
-        self.binder = Binder(program, self, lambda: self.kernels.look)
+        self.binder = Binder(program, self, lambda: self.kernels.look, self.kernels.check)
         self.planner = Planner(program, target, store, library=library)
         self.sampler = Sampler(program)
         self.launcher = Launcher(program, self.kernels, dead)

@@ -23,6 +23,8 @@ from ..transform.insert_sread_swrite import SparseForm, insert_sread_swrite
 from ..transform.pipeline import lower
 from ..transform.split_epilogue import dead_value, split_epilogue
 from ..transform.unalign import unalign
+from .argument import check_number
+from .bind import Layout
 from .detect_plan import kernel_name
 from .gate import look_at
 from .kernel_cache import KernelCache, content_key
@@ -117,9 +119,21 @@ class Kernels:
         return self.program.func.script(), self._contraction().dense, self.target.tvm_target
 
     def packed_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of the packed form of a dense operand of ``shape``."""
+        """Shape of the packed form of a dense operand of ``shape``; ShapeError if too large."""
         con = self._contraction()
-        return tuple(int(e) for e in packed_shape(con, list(shape), lanes_of(self.target.isa)))
+        packed = tuple(int(e) for e in packed_shape(con, list(shape), lanes_of(self.target.isa)))
+        check_number(f"{con.dense} packed", packed)
+        return packed
+
+    def check(self, layout: Layout) -> None:
+        """Refuse a layout with an array that kernels cannot count; ShapeError names it."""
+        program, con = self.program, self.program.contraction
+        shapes = {a.name: a.shape for a in (*layout.inputs, layout.result)}
+        for name, shape in shapes.items():
+            check_number(name, shape)
+        check_number(f"sums of {program.output.name}", layout.sums)
+        if con is not None:
+            self.packed_shape(shapes[con.dense])
 
     @cached_property
     def look(self) -> Kernel:

@@ -140,6 +140,32 @@ def test_pattern_of_another_device_is_refused_unread(matmul: Operator) -> None:
     refused(matmul, [lhs, rhs], ForeignDevice(), DTypeError, "sparsity", "CPU")
 
 
+@pytest.mark.parametrize(
+    ("argument", "tensors", "sizes"),
+    [
+        ("data", op.reduce_sum(None, None, dtype="int8"), {"p": 2**16, "l": 2**15}),
+        ("rhs", op.matmul(None, None, None), {"m": 1, "n": 2**16, "k": 2**15}),
+        ("rhs packed", op.matmul(None, None, None), {"m": 1, "n": 1, "k": 2**30}),
+        ("out", op.matmul(None, None, None), {"m": 2**16, "n": 2**15, "k": 1}),
+    ],
+    ids=str,
+)
+def test_elements_must_be_countable_in_32_bits(
+    argument: str, tensors: Any, sizes: dict[str, int]
+) -> None:
+    operator = pit_tvm.compile(tensors, sparse={str(tensors[0].op.name): Rows()})
+    with pytest.raises(ShapeError, match=f"^{argument}: expected fewer than 2147483648 elements"):
+        operator.explain(sparsity=[0], sizes=sizes)
+
+
+def test_arrays_that_kernels_cannot_count_are_refused_unread(matmul: Operator) -> None:
+    operator = pit_tvm.compile(op.reduce_sum(None, None, dtype="int8"), sparse={"data": Rows()})
+    with pytest.raises(ShapeError, match="^data: expected fewer than 2147483648 elements"):
+        operator(np.zeros((2**16, 2**15 + 1), np.int8), sparsity=[0])
+    with pytest.raises(ShapeError, match="^rhs packed: expected fewer than 2147483648 elements"):
+        matmul.pack(rhs=np.zeros((2**29, 1), np.float32))
+
+
 # --------------------------------------------------------------------------------------------
 # Outputs
 
