@@ -111,16 +111,16 @@ class Dispatcher:
 
     def repeat(self, choice: Candidate, arrays: Sequence[Any], sparsity: Any, out: Any) -> Any:
         """Compute into ``out`` (None: a new array) by a candidate of an earlier plan."""
-        if choice.kind == "dense" and self.program.writes and not self._loose(out is None):
-            expected = "a candidate that writes live parts of the output only"
-            raise ShapeError(mismatch("choice", expected, "dense"))
-        bound = self.binder.bind(arrays, out)
+        bound, loose = self.binder.bind(arrays, out), self._loose(out is None)
         out, target = self._output(bound, out)
         if bound.layout.result.filled:
             value = told_pattern(self.program, bound.arrays, sparsity)
             if self.program.spec.promises_zero:
                 value = pattern_array(value)
-            self.launcher.launch(choice, self._index(bound, value, choice), bound, target)
+            if choice.kind == "dense" and not (self.program.zero_outside or loose):
+                self._check_whole(bound, value)
+            index = self._index(bound, value, choice)
+            self.launcher.launch(choice, index, bound, target)
         return out
 
     def explain(
@@ -251,6 +251,12 @@ class Dispatcher:
             total = index.count.size * shape[micro_tile.dim]
             covered.append(float(index.count.sum()) / total if total else 0.0)
         return Pattern(tuple(covered), tuple(int(c * 1024) for c in covered)), None, indices
+
+    def _check_whole(self, bound: Bound, value: Any) -> None:
+        """Refuse a pattern with dead slices, which the dense candidate would write."""
+        if self.program.writes or min(self._pattern(bound, value)[0].covered) < 1.0:
+            expected = "a candidate that writes live parts of the output only"
+            raise ShapeError(mismatch("choice", expected, "dense"))
 
     def _index(self, bound: Bound, value: Any, choice: Candidate) -> Index | None:
         """The index that a candidate runs on; None if it needs none."""

@@ -47,6 +47,26 @@ def test_named_rows_may_be_others(spec: SparsitySpec, rng: np.random.Generator) 
     assert np.isnan(out[~live]).all()
 
 
+@pytest.mark.parametrize("dead", ["skip", "zero"])
+@pytest.mark.parametrize(("spec", "given"), [(Rows(), [1]), (Lengths(), [1])], ids=str)
+def test_dense_candidate_needs_all_rows_alive(
+    spec: SparsitySpec, given: list[int], dead: str, rng: np.random.Generator
+) -> None:
+    operator = compiled(LINEAR, "float32", "lhs", spec, dead=dead)
+    arrays = random_inputs(LINEAR, "float32", rng)
+    rows = arrays["lhs"].shape[0]
+    whole = np.arange(rows) if isinstance(spec, Rows) else np.array([rows])
+    plan = operator.explain(*arrays.values(), sparsity=whole)
+    (dense,) = (c for c in plan.candidates if c.kind == "dense")
+    truth = truth_of(LINEAR, arrays)
+    assert_close(operator.repeat(dense, *arrays.values(), sparsity=whole), truth)
+    out = poison(truth.shape, "float32")
+    for result in (out, None):
+        with pytest.raises(ShapeError, match="^choice: expected a candidate that writes live"):
+            operator.repeat(dense, *arrays.values(), sparsity=np.array(given), out=result)
+    assert np.isnan(out).all()
+
+
 def test_repeated_calls_are_checked_as_calls_are(rng: np.random.Generator) -> None:
     operator = compiled(LINEAR, "float32", "lhs", Values())
     arrays = random_inputs(LINEAR, "float32", rng)
