@@ -83,7 +83,8 @@ class Operator:
         Raises
         ------
         ShapeError, DTypeError
-            As for a call.
+            As for a call; or ``choice`` is no candidate of this operator, or the dense one, where
+            the pattern has parts that must not be written.
         UnsupportedTarget
             The operator is compiled for a GPU, where no call samples.
         """

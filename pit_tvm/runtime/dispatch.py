@@ -97,10 +97,7 @@ class Dispatcher:
         plan, index = self._plan(bound, value, clock, choose, self._loose(fresh))
         if not bound.layout.result.filled:
             return out, None
-        if self.program.mask:  # detection has checked its shape and type
-            mask = pattern_array(value)
-            mask = as_tensor("sparsity", mask, dtype="uint8", shape=mask.shape)
-            bound = bound._replace(tensors={**bound.tensors, self.program.mask: mask})
+        bound = self._with_mask(bound, value)
         if self.checks_zeros:
             operand = as_numpy(bound.arrays[self.program.operand])
             check_zeros(self.program, operand, pattern_array(value))
@@ -111,6 +108,7 @@ class Dispatcher:
 
     def repeat(self, choice: Candidate, arrays: Sequence[Any], sparsity: Any, out: Any) -> Any:
         """Compute into ``out`` (None: a new array) by a candidate of an earlier plan."""
+        self.launcher.check(choice)
         bound, loose = self.binder.bind(arrays, out), self._loose(out is None)
         out, target = self._output(bound, out)
         if bound.layout.result.filled:
@@ -119,8 +117,10 @@ class Dispatcher:
                 value = pattern_array(value)
             if choice.kind == "dense" and not (self.program.zero_outside or loose):
                 self._check_whole(bound, value)
+            elif choice.kind == "dense" and self.program.mask:
+                self._pattern(bound, value)  # checks the mask
             index = self._index(bound, value, choice)
-            self.launcher.launch(choice, index, bound, target)
+            self.launcher.launch(choice, index, self._with_mask(bound, value), target)
         return out
 
     def explain(
@@ -190,6 +190,15 @@ class Dispatcher:
         tensor = result.take(out)
         check_overlap(result.name, out, bound.arrays)
         return out, tensor
+
+    def _with_mask(self, bound: Bound, value: Any) -> Bound:
+        """``bound`` with the mask ``value`` among its tensors, if kernels read it: detection has
+        checked its shape and type."""
+        if not self.program.mask:
+            return bound
+        mask = pattern_array(value)
+        mask = as_tensor("sparsity", mask, dtype="uint8", shape=mask.shape)
+        return bound._replace(tensors={**bound.tensors, self.program.mask: mask})
 
     # -- detect and select
 

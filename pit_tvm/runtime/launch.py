@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 
+from ..errors import ShapeError, mismatch
 from ..remember import remember
 from ..schedules.contraction_space import BLOCKS
 from ..structs import Candidate, Groups, Index, MicroTile
@@ -19,6 +20,7 @@ from .bind import Bound
 from .detect_workspace import Workspace
 from .kernels import Kernels
 from .program import Program
+from .routes import GENERIC
 
 ALONE_US = 20.0  # time of one thread below which it does a product alone
 
@@ -55,6 +57,22 @@ class Launcher:
         """Whether waking other threads for a candidate takes longer than their help saves."""
         product = dict(choice.parts).get("product", ALONE_US)
         return product * self.kernels.target.threads < ALONE_US
+
+    def check(self, choice: Candidate) -> None:
+        """Refuse what no plan of this program has as a candidate.
+
+        Raises ShapeError.
+        """
+        if self._ready.get(id(choice), (None, None))[0] is choice is not None:
+            return
+        expected = "a candidate of a plan of this operator"
+        if not isinstance(choice, Candidate):
+            raise ShapeError(mismatch("choice", expected, type(choice).__name__))
+        family = choice.tile.family if choice.tile else GENERIC
+        known = [(r.micro_tile, r.family) for r in self.program.routes]
+        dense = choice.kind == "dense" and self.program.has_dense
+        if not dense and (choice.micro_tile, family) not in known:
+            raise ShapeError(mismatch("choice", expected, choice))
 
     # -- candidates
 

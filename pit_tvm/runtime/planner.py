@@ -164,7 +164,7 @@ class _Facts:
     def dense(self, library: str) -> select.DenseRoute | None:
         """The dense candidate, if it ever gives the promised result: see design, section 3."""
         con = self.program.contraction
-        if con is not None and con.group and not self.program.spec.promises_zero:
+        if not self.program.has_dense:
             return None
         masked = self._pattern_bytes() if self.program.mask else 0.0
         if con is None or self.program.product is None:

@@ -89,6 +89,12 @@ class Program:
         return self.spec.promises_zero and not self.writes
 
     @property
+    def has_dense(self) -> bool:
+        """Whether computing all of the operand can give the promised result."""
+        con = self.contraction
+        return con is None or not con.group or self.spec.promises_zero
+
+    @property
     def beside(self) -> str:
         """Axis of a contraction's operand beside the rows': the depth, or an output's columns."""
         con = self.contraction

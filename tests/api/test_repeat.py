@@ -8,7 +8,7 @@ import pytest
 import pit_tvm
 from pit_tvm.errors import DTypeError, ShapeError, UnsupportedTarget
 from pit_tvm.structs import Lengths, Mask, Rows, SparsitySpec, Values
-from tests.api.cases import LINEAR, MATMUL
+from tests.api.cases import LINEAR, MATMUL, REDUCE_SUM, Case
 from tests.api.patterns import zero_pattern
 from tests.api.running import assert_close, compiled, poison, random_array, random_inputs, truth_of
 
@@ -75,6 +75,36 @@ def test_repeated_calls_are_checked_as_calls_are(rng: np.random.Generator) -> No
         operator.repeat(choice, arrays["lhs"].astype(np.float64), arrays["rhs"], arrays["bias"])
     empty = operator.repeat(choice, arrays["lhs"][:0], arrays["rhs"], arrays["bias"])
     assert empty.shape == (0, arrays["rhs"].shape[0])
+
+
+@pytest.mark.parametrize("case", [LINEAR, REDUCE_SUM], ids=str)
+def test_candidates_read_this_call_s_mask(case: Case, rng: np.random.Generator) -> None:
+    arrays = random_inputs(case, "float32", rng)
+    name = next(iter(arrays))
+    operator = compiled(case, "float32", name, Mask(), apply_mask=True)
+    plan = operator.explain(*arrays.values(), sparsity=np.ones(arrays[name].shape, bool))
+    assert {c.kind for c in plan.candidates} == {"pit", "dense"}
+    mask = rng.random(arrays[name].shape) < 0.3
+    truth = truth_of(case, {**arrays, name: np.where(mask, arrays[name], 0).astype(np.float32)})
+    arrays[name][~mask] = np.nan
+    for choice in plan.candidates:
+        assert_close(operator.repeat(choice, *arrays.values(), sparsity=mask), truth, choice)
+        with pytest.raises(ShapeError, match="expected shape"):
+            operator.repeat(choice, *arrays.values(), sparsity=mask[1:])
+
+
+def test_only_candidates_of_the_operator_are_repeated(rng: np.random.Generator) -> None:
+    operator = compiled(LINEAR, "float32", "lhs", Mask())
+    arrays = random_inputs(LINEAR, "float32", rng)
+    mask = np.ones(arrays["lhs"].shape, bool)
+    plan = operator.explain(*arrays.values(), sparsity=mask)
+    data = np.ones((5, 7), np.float32)
+    other = compiled(REDUCE_SUM, "float32", "data", Mask()).explain(data, sparsity=data > 0)
+    others = [c for c in other.candidates if c.kind == "pit"]
+    assert others
+    for wrong in (None, plan, "dense", *others):
+        with pytest.raises(ShapeError, match="^choice: expected a candidate of a plan of this"):
+            operator.repeat(wrong, *arrays.values(), sparsity=mask)  # type: ignore[arg-type]
 
 
 def test_gpus_repeat_nothing(rng: np.random.Generator) -> None:
