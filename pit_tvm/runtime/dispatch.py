@@ -97,7 +97,7 @@ class Dispatcher:
         plan, index = self._plan(bound, value, clock, choose, self._loose(fresh))
         if not bound.layout.result.filled:
             return out, None
-        bound = self._with_mask(bound, value)
+        bound = self._with_mask(bound, value, None if fresh else out)
         if self.checks_zeros:
             operand = as_numpy(bound.arrays[self.program.operand])
             check_zeros(self.program, operand, pattern_array(value))
@@ -109,18 +109,19 @@ class Dispatcher:
     def repeat(self, choice: Candidate, arrays: Sequence[Any], sparsity: Any, out: Any) -> Any:
         """Compute into ``out`` (None: a new array) by a candidate of an earlier plan."""
         self.launcher.check(choice)
-        bound, loose = self.binder.bind(arrays, out), self._loose(out is None)
+        bound, fresh = self.binder.bind(arrays, out), out is None
         out, target = self._output(bound, out)
         if bound.layout.result.filled:
             value = told_pattern(self.program, bound.arrays, sparsity)
             if self.program.spec.promises_zero:
                 value = pattern_array(value)
-            if choice.kind == "dense" and not (self.program.zero_outside or loose):
+            if choice.kind == "dense" and not (self.program.zero_outside or self._loose(fresh)):
                 self._check_whole(bound, value)
             elif choice.kind == "dense" and self.program.mask:
                 self._pattern(bound, value)  # checks the mask
             index = self._index(bound, value, choice)
-            self.launcher.launch(choice, index, self._with_mask(bound, value), target)
+            bound = self._with_mask(bound, value, None if fresh else out)
+            self.launcher.launch(choice, index, bound, target)
         return out
 
     def explain(
@@ -191,13 +192,15 @@ class Dispatcher:
         check_overlap(result.name, out, bound.arrays)
         return out, tensor
 
-    def _with_mask(self, bound: Bound, value: Any) -> Bound:
-        """``bound`` with the mask ``value`` among its tensors, if kernels read it: detection has
-        checked its shape and type."""
+    def _with_mask(self, bound: Bound, value: Any, out: Any) -> Bound:
+        """``bound`` with the mask ``value`` among its tensors, if kernels read it while they write
+        ``out`` (None: a new one). Detection has checked its shape and type."""
         if not self.program.mask:
             return bound
         mask = pattern_array(value)
         mask = as_tensor("sparsity", mask, dtype="uint8", shape=mask.shape)
+        if out is not None:
+            check_overlap(bound.layout.result.name, out, {"sparsity": mask})
         return bound._replace(tensors={**bound.tensors, self.program.mask: mask})
 
     # -- detect and select

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -217,6 +218,23 @@ def test_output_must_not_share_memory_with_an_input(library: str) -> None:
     assert (memory == 1).all()
     out = operator(wrap(memory[:20]), rhs, sparsity=mask, out=wrap(memory[20:]))
     assert (np.asarray(out) == 8).all()  # neighbours do not overlap
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_output_must_not_share_memory_with_a_mask_that_kernels_read(library: str) -> None:
+    operator = compiled(MATMUL, "float32", "lhs", Mask(), apply_mask=True)
+    memory = np.ones((20, 8), np.float32)
+    wrap = torch.from_numpy if library == "torch" else np.asarray
+    mask = wrap(memory.reshape(-1).view(bool)[-160:].reshape(20, 8))
+    lhs, rhs, out = wrap(np.ones((20, 8), np.float32)), wrap(np.ones((8, 8), np.float32)), memory
+    apart = wrap(np.ones((20, 8), bool))
+    plan = operator.explain(lhs, rhs, sparsity=apart)
+    operator(lhs, rhs, sparsity=apart, out=np.empty_like(memory))  # calls like it are checked less
+    for choice in (None, *plan.candidates):
+        call = partial(operator.repeat, choice) if choice else operator
+        with pytest.raises(ShapeError, match="^out.*memory of sparsity"):
+            call(lhs, rhs, sparsity=mask, out=wrap(out))
+    assert (memory == 1).all()
 
 
 def test_output_must_not_share_memory_with_a_packed_weight(matmul: Operator) -> None:
