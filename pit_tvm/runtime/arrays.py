@@ -202,7 +202,7 @@ def _torch_as_numpy(array: Any, name: str) -> np.ndarray:
     torch = sys.modules["torch"]
     if not array.is_cpu:
         raise DTypeError(mismatch(name, "a tensor on the CPU", str(array.device)))
-    plain = array.detach() if array.requires_grad else array
+    plain = array.detach().resolve_neg()
     if plain.dtype is torch.bfloat16:
         return plain.view(torch.int16).numpy().view(_ml_bfloat16())
     return plain.numpy()
@@ -269,6 +269,8 @@ def _check_torch(
     if not array.is_contiguous():
         got = f"strides {array.stride()} elements"
         raise ShapeError(mismatch(name, "a contiguous tensor", got, "pass .contiguous()"))
+    if array.is_neg():
+        raise ShapeError(mismatch(name, "a plain tensor", "a negated view", "pass .resolve_neg()"))
     if array.data_ptr() % array.itemsize:
         raise ShapeError(mismatch(name, "aligned elements", "unaligned", "pass .clone()"))
     if writable and array.requires_grad:

@@ -17,6 +17,7 @@ from .argument import pattern_array
 from .arrays import kind
 from .detect_plan import Build, capacity_of, check_micro_tile
 from .detect_workspace import Array, Take, Workspace, flat_view, fresh
+from .gate import negated
 
 Kernel = Callable[..., Any]
 
@@ -95,7 +96,7 @@ class SliceCall:
     def _quick(self, value: Any, memory: _Memory) -> bool:
         """Whether the kernel takes ``value``, if another like it was plain, and finds no fault."""
         dtype, kernel = self._plain.get(type(value), (None, None))
-        if kernel is None or value.dtype is not dtype:
+        if kernel is None or value.dtype is not dtype or negated(value):
             return False
         shape = value.shape
         args = self._sizes(shape[0]) if len(shape) == 1 else None

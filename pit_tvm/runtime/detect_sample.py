@@ -22,7 +22,7 @@ from .argument import Argument, pattern_array
 from .detect_plan import Build
 from .detect_sample_kernel import COUNTS, FOUND, sample_windows
 from .detect_view import Elements, elements_of, entries_of
-from .gate import RANK, row_of
+from .gate import RANK, negated, row_of
 
 GOLDEN = (math.sqrt(5) - 1) / 2
 ROWS = 32  # lines that are read of a dimension at most twice as often,
@@ -269,7 +269,7 @@ def _quick(ready: _Ready, value: Any, found: Any) -> bool:
     if type(value) is np.ndarray:
         if not value.flags.writeable:  # DLPack would say so by an exception
             return False
-    elif type(value) is not getattr(sys.modules.get("torch"), "Tensor", None):
+    elif type(value) is not getattr(sys.modules.get("torch"), "Tensor", None) or negated(value):
         return False
     try:
         return ready.whole is not None and ready.kernel(ready.whole, value, ready.table, found) == 0

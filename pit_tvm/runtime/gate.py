@@ -57,10 +57,17 @@ class Gate:
             torch = sys.modules.get("torch")
             if torch is None or type(out) is not torch.Tensor or out.requires_grad:
                 return False
+        if negated(out) or any(map(negated, arrays)):
+            return False
         try:
             return look(want, out, *arrays, *self._absent) == 0
         except (BufferError, RuntimeError, TypeError, ValueError):  # DLPack cannot express it
             return False
+
+
+def negated(array: Any) -> bool:
+    """Whether a tensor's memory holds the negatives of its elements, which DLPack does not say."""
+    return type(array) is not np.ndarray and hasattr(array, "is_neg") and array.is_neg()
 
 
 def row_of(argument: Argument) -> list[int]:

@@ -171,6 +171,16 @@ def test_tensors_that_require_a_gradient_are_read(rng: np.random.Generator) -> N
     assert_close(out.numpy(), truth)
 
 
+def test_row_ids_of_a_negated_tensor_are_read_as_their_values(rng: np.random.Generator) -> None:
+    (lhs, rhs), _, _ = problem("float32", rng)
+    operator = compiled(MATMUL, "float32", "lhs", Rows(), dead="zero")
+    ids = -torch.arange(3)
+    for given in (torch.arange(3), torch._neg_view(ids)):  # the second is like the first
+        out = operator(lhs, rhs, sparsity=given)
+        assert_close(out[:3], lhs[:3].astype(np.float64) @ rhs)
+        assert not out[3:].any()
+
+
 def test_inputs_are_left_as_they_were(rng: np.random.Generator) -> None:
     arrays, mask, _ = problem("float32", rng)
     copies = [array.copy() for array in (*arrays, mask)]

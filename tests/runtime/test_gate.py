@@ -48,6 +48,7 @@ ARRAYS: dict[str, tuple[Any, bool]] = {
     "tvm": (tvm_ffi.from_dlpack(torch.ones(SHAPE)), True),
     "part": (torch.ones(9, *SHAPE)[5], True),
     "requires grad": (torch.ones(SHAPE, requires_grad=True), True),
+    "negated": (torch._neg_view(torch.ones(SHAPE)), False),
     "numpy read only": (read_only(), False),
     "sparse": (torch.ones(SHAPE).to_sparse(), False),
     "meta": (torch.ones(SHAPE, device="meta"), False),
