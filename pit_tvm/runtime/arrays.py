@@ -55,6 +55,12 @@ def dtype_of(array: Any) -> str:
     return str(_import("array", array).dtype)
 
 
+def shape_of(name: str, array: Any) -> tuple[int, ...]:
+    """Shape of any array that `kind` knows; DTypeError names another thing."""
+    shape = getattr(array, "shape", None)
+    return shape if isinstance(shape, tuple) else tuple(_import(name, array).shape)
+
+
 def as_tensor(
     name: str, array: Any, *, dtype: str, shape: Sequence[int | None], writable: bool = False
 ) -> Any:

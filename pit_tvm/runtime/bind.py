@@ -14,7 +14,7 @@ from ..errors import ShapeError, mismatch
 from ..remember import remember
 from ..structs import Groups, Values
 from .argument import Argument
-from .arrays import as_numpy, as_tensor, kind
+from .arrays import as_numpy, as_tensor, kind, shape_of
 from .gate import Gate, Look
 from .program import Lookup, Param, Program
 
@@ -225,7 +225,7 @@ class Binder:
 
 def _key(arrays: Mapping[str, Any]) -> tuple[object, ...]:
     """What a layout is known by."""
-    return tuple([(type(a), getattr(a, "shape", None)) for a in arrays.values()])
+    return tuple([(type(a), shape_of(name, a)) for name, a in arrays.items()])
 
 
 def told_pattern(program: Program, arrays: Mapping[str, Any], sparsity: Any) -> Any:

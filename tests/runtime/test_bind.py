@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 from weakref import ref
 
 import numpy as np
@@ -167,6 +168,28 @@ def test_extents_of_the_result_may_be_computed() -> None:
     layout = binder.bind([data, weight]).layout
     assert layout.output == layout.sums == (6, 4, 6, 8)
     assert layout.sizes == {"n": 6, "height": 14, "width": 9}
+
+
+class Foreign:
+    """An array of some other library: DLPack, and a shape of its own kind or none."""
+
+    def __init__(self, array: np.ndarray, listed: bool) -> None:
+        self.array = array
+        if listed:
+            self.shape = list(array.shape)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_shapes_of_foreign_arrays_are_those_of_their_memory(binder: Binder, listed: bool) -> None:
+    for m in (11, 12, 5, 11):
+        lhs, rhs, bias = arrays(m)
+        assert binder.bind([Foreign(lhs, listed), rhs, bias]).layout.operand == (m, 7)
 
 
 def test_layout_of_sizes_needs_all_of_them(binder: Binder) -> None:
