@@ -149,6 +149,11 @@ class Binder:
         self._check_groups(dict(zip(self._names, shapes, strict=True)))
         output, inputs = program.output, zip(program.inputs, shapes, strict=True)
         shape = resolve(output.shape, sizes)
+        if min(shape, default=0) < 0:  # an image smaller than its kernel, say
+            got = f"shape {list(shape)} for sizes {dict(sizes)}"
+            raise ShapeError(
+                mismatch(output.name, "extents of at least 0", got, "pass larger inputs")
+            )
         checks = tuple(Argument(p.name, p.dtype, s) for p, s in inputs)
         result = Argument(output.name, output.dtype, shape, writable=True)
         layout = Layout(

@@ -170,6 +170,13 @@ def test_extents_of_the_result_may_be_computed() -> None:
     assert layout.sizes == {"n": 6, "height": 14, "width": 9}
 
 
+def test_images_smaller_than_the_kernel_are_refused() -> None:
+    tensors = op.conv2d(None, 2, 4, None, None, (3, 2))
+    binder = Binder(analyse(tensors, {"data": Mask()}), owner="me")
+    with pytest.raises(ShapeError, match="^out: expected extents of at least 0.*'height': 1"):
+        binder.bind([np.ones((6, 2, 1, 9), np.float32), np.ones((4, 2, 3, 2), np.float32)])
+
+
 class Foreign:
     """An array of some other library: DLPack, and a shape of its own kind or none."""
 
