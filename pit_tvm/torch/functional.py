@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from ..errors import DTypeError, ShapeError, mismatch
-from .operators import grouped_choices, linear_operator, moe_layer, spec_of
+from .operators import grouped_choices, linear_operator, moe_layer, result_type, spec_of
 
 
 def linear_rows(
@@ -40,7 +40,7 @@ def linear_rows(
 
     Returns
     -------
-    ``[..., n]`` of the type of ``x``.
+    ``[..., n]`` of the type of ``x``; of int8 it is int32.
 
     Raises
     ------
@@ -81,7 +81,7 @@ def grouped_linear(
 
     Returns
     -------
-    ``[..., n]``, or ``[..., top_k, n]``, of the type of ``x``.
+    ``[..., n]``, or ``[..., top_k, n]``, of the type of ``x``; of int8 it is int32.
 
     Raises
     ------
@@ -185,7 +185,7 @@ def _(
     activation: str | None,
 ) -> torch.Tensor:
     spec_of(kind)
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=result_type(x))
 
 
 @torch.library.custom_op("pit_tvm::grouped_linear", mutates_args=())
@@ -210,7 +210,7 @@ def _(
     group_ids: torch.Tensor,
     activation: str | None,
 ) -> torch.Tensor:
-    return x.new_empty((*group_ids.shape, weight.shape[1]))
+    return x.new_empty((*group_ids.shape, weight.shape[1]), dtype=result_type(x))
 
 
 @torch.library.custom_op("pit_tvm::moe_feed_forward", mutates_args=())

@@ -30,6 +30,12 @@ def spec_of(kind: str) -> SparsitySpec:
     return Rows() if kind == "rows" else Lengths(cumulative=kind == "cu_seqlens")
 
 
+def result_type(x: torch.Tensor) -> torch.dtype:
+    """Element type of a product of ``x``: its own, and int32 of int8."""
+    found: torch.dtype = getattr(torch, resolve_dtypes(dtype_name(x)).output)
+    return found
+
+
 def linear_operator(
     x: torch.Tensor, weight: torch.Tensor, kind: str, bias: bool, activation: str | None
 ) -> Operator:

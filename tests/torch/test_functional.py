@@ -89,6 +89,21 @@ def test_operators_pass_torchs_own_checks() -> None:
     torch.library.opcheck(torch.ops.pit_tvm.grouped_linear.default, grouped)
 
 
+def test_products_of_int8_are_int32_when_compiled_too() -> None:
+    x, weight = (torch.randint(-9, 9, size, dtype=torch.int8) for size in ((PADDED, K), (N, K)))
+    rows, ids = torch.tensor([0, 2, 5]), torch.tensor([0, -1, 1, 1, 0, 0, 1], dtype=torch.int32)
+    arguments = (x, weight, None, rows, "rows", None)
+    torch.library.opcheck(torch.ops.pit_tvm.linear_rows.default, arguments)
+    grouped = (x, weight.reshape(2, N // 2, K), None, ids, None)
+    torch.library.opcheck(torch.ops.pit_tvm.grouped_linear.default, grouped)
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return pit.linear_rows(x, weight, rows=rows).float()
+
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), model(x))
+
+
 def test_compiled_without_a_graph_break() -> None:
     x, weight, bias = data()
     module = pit.LinearRows(K, N, activation="relu")
