@@ -7,6 +7,8 @@ CPU in every type of `pit_tvm.op.linear` and on CUDA in float16 and bfloat16. Fo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from ..errors import DTypeError, ShapeError, mismatch
@@ -53,6 +55,7 @@ def linear_rows(
         expected = "exactly one of lengths, cu_seqlens and rows"
         raise ShapeError(mismatch("pattern", expected, sorted(named) or "none"))
     ((kind, pattern),) = named.items()
+    _check_tensors({kind: pattern})
     _check(x, weight, bias, 2)
     return torch.ops.pit_tvm.linear_rows(x, weight, bias, pattern, kind, activation)
 
@@ -89,6 +92,7 @@ def grouped_linear(
         An argument does not fit.
     """
     _check(x, weight, bias, 3)
+    _check_ids("group_ids", group_ids)
     lead = tuple(x.shape[:-1])
     if tuple(group_ids.shape[: len(lead)]) != lead or group_ids.dim() > len(lead) + 1:
         expected = f"{list(lead)}, or with a last dimension top_k"
@@ -134,11 +138,13 @@ def moe_feed_forward(
     ShapeError, DTypeError
         An argument does not fit.
     """
+    _check_tensors({"up": up, "down": down, "expert_weights": expert_weights})
     _check(x, up, None, 3)
-    if down.shape[:2] != (up.shape[0], x.shape[-1]) or expert_ids.shape != expert_weights.shape:
-        expected = f"down [{up.shape[0]}, {x.shape[-1]}, inter], weights shaped as ids"
-        got = (tuple(down.shape), tuple(expert_ids.shape), tuple(expert_weights.shape))
-        raise ShapeError(mismatch("down, expert_ids, expert_weights", expected, got))
+    _check_ids("expert_ids", expert_ids)
+    _check_routing(x, expert_ids, expert_weights)
+    if down.shape[:2] != (up.shape[0], x.shape[-1]):
+        expected = f"[{up.shape[0]}, {x.shape[-1]}, inter]"
+        raise ShapeError(mismatch("down", expected, tuple(down.shape)))
     return torch.ops.pit_tvm.moe_feed_forward(
         x, expert_ids, expert_weights, up, down, activation, gated
     )
@@ -146,14 +152,37 @@ def moe_feed_forward(
 
 def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rank: int) -> None:
     """What the fake implementations need to be able to tell a shape."""
-    for name, array in (("x", x), ("weight", weight), ("bias", bias)):
-        if array is not None and not isinstance(array, torch.Tensor):
-            raise DTypeError(mismatch(name, "a torch tensor", type(array).__name__))
+    _check_tensors({"x": x, "weight": weight, **({} if bias is None else {"bias": bias})})
     if weight.dim() != rank:
         raise ShapeError(mismatch("weight", f"{rank} dimensions", tuple(weight.shape)))
     if x.dim() < 1 or x.shape[-1] != weight.shape[-1]:
         expected = f"[..., {weight.shape[-1]}], the depth of weight"
         raise ShapeError(mismatch("x", expected, tuple(x.shape)))
+
+
+def _check_tensors(arrays: Mapping[str, object]) -> None:
+    for name, array in arrays.items():
+        if not isinstance(array, torch.Tensor):
+            raise DTypeError(mismatch(name, "a torch tensor", type(array).__name__))
+
+
+def _check_ids(name: str, ids: torch.Tensor) -> None:
+    _check_tensors({name: ids})
+    if ids.dtype not in (torch.int32, torch.int64):
+        raise DTypeError(mismatch(name, "int32 or int64", ids.dtype))
+
+
+def _check_routing(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> None:
+    """Each token has its choices, and each choice a weight."""
+    lead = tuple(x.shape[:-1])
+    if ids.dim() != x.dim() or tuple(ids.shape[:-1]) != lead:
+        expected = f"[{', '.join(map(str, (*lead, 'top_k')))}], choices of each row of x"
+        raise ShapeError(mismatch("expert_ids", expected, tuple(ids.shape)))
+    if weights.shape != ids.shape:
+        expected = f"shape {list(ids.shape)}, as expert_ids"
+        raise ShapeError(mismatch("expert_weights", expected, tuple(weights.shape)))
+    if not weights.is_floating_point():
+        raise DTypeError(mismatch("expert_weights", "a floating-point type", weights.dtype))
 
 
 # --------------------------------------------------------------------------------------------

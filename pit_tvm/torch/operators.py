@@ -72,7 +72,10 @@ def grouped_choices(
     operands = (weight,) if bias is None else (weight, bias)
     sizes = map(int, weight.shape)
     operator = _host_grouped(dtype_name(x), *sizes, bias is not None, activation)
-    return operator(rows, *operands, ids.to(torch.int32).reshape(-1))
+    ids = ids.reshape(-1)
+    # The operand is int32: what is no group stays none. The pattern's own check sees the ids.
+    narrow = ids.clamp(-1, len(weight)).to(torch.int32)
+    return operator(rows, *operands, narrow, sparsity=ids)
 
 
 def _host_moe(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pit_tvm import torch as pit
-from pit_tvm.errors import PitError, ShapeError
+from pit_tvm.errors import DTypeError, PitError, ShapeError
 
 M, N, K, GROUPS = 4, 40, 24, 3  # batch, columns, depth, experts
 PADDED = 7
@@ -199,3 +199,33 @@ def test_moe_arguments_that_do_not_fit() -> None:
         pit.moe_feed_forward(x, ids, weights, up[0], down)
     with pytest.raises(PitError, match="activation"):
         pit.moe_feed_forward(x, ids, weights, up, down, activation="sine")
+
+
+@pytest.mark.parametrize("ids", [[0] * 5, torch.zeros(5), torch.zeros(5, dtype=torch.bool)])
+def test_ids_are_int32_or_int64_tensors(ids: Any) -> None:
+    x, up, down = torch.randn(5, 16), torch.randn(GROUPS, 48, 16), torch.randn(GROUPS, 16, 24)
+    with pytest.raises(DTypeError, match="group_ids"):
+        pit.grouped_linear(x, up, ids)
+    choices = ids[:, None] if isinstance(ids, torch.Tensor) else ids
+    with pytest.raises(DTypeError, match="expert_ids"):
+        pit.moe_feed_forward(x, choices, torch.rand(5, 1), up, down)
+    with pytest.raises(DTypeError, match="rows: expected a torch tensor"):
+        pit.linear_rows(x, up[0], rows=[0, 1])
+
+
+def test_wide_ids_are_not_cut_off() -> None:
+    x, weight = torch.randn(4, K), torch.randn(GROUPS, N, K)
+    ids = torch.tensor([0, 1, 2**32, -1])
+    with pytest.raises(PitError, match="4294967296"):
+        pit.grouped_linear(x, weight, ids)
+
+
+def test_routing_is_that_of_the_tokens() -> None:
+    x, ids, weights = torch.randn(12, 16), torch.randint(0, GROUPS, (12, 2)), torch.rand(12, 2)
+    up, down = torch.randn(GROUPS, 48, 16), torch.randn(GROUPS, 16, 24)
+    with pytest.raises(ShapeError, match="expert_ids"):
+        pit.moe_feed_forward(x, ids[:6], weights[:6], up, down)
+    with pytest.raises(ShapeError, match="expert_weights"):
+        pit.moe_feed_forward(x, ids, weights[:6], up, down)
+    with pytest.raises(DTypeError, match="expert_weights"):
+        pit.moe_feed_forward(x, ids, ids, up, down)
