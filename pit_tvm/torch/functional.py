@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import torch
 
 from ..errors import DTypeError, ShapeError, mismatch
+from ..op.epilogue import ACTIVATIONS
 from .operators import grouped_choices, linear_operator, moe_layer, result_type, spec_of
 
 
@@ -56,7 +57,7 @@ def linear_rows(
         raise ShapeError(mismatch("pattern", expected, sorted(named) or "none"))
     ((kind, pattern),) = named.items()
     _check_tensors({kind: pattern})
-    _check(x, weight, bias, 2)
+    _check(x, weight, bias, 2, activation)
     return torch.ops.pit_tvm.linear_rows(x, weight, bias, pattern, kind, activation)
 
 
@@ -91,7 +92,7 @@ def grouped_linear(
     ShapeError, DTypeError
         An argument does not fit.
     """
-    _check(x, weight, bias, 3)
+    _check(x, weight, bias, 3, activation)
     _check_ids("group_ids", group_ids)
     lead = tuple(x.shape[:-1])
     if tuple(group_ids.shape[: len(lead)]) != lead or group_ids.dim() > len(lead) + 1:
@@ -138,21 +139,35 @@ def moe_feed_forward(
     ShapeError, DTypeError
         An argument does not fit.
     """
+    if activation is None:
+        raise DTypeError(mismatch("activation", f"one of {', '.join(ACTIVATIONS)}", None))
     _check_tensors({"up": up, "down": down, "expert_weights": expert_weights})
-    _check(x, up, None, 3)
+    _check(x, up, None, 3, activation)
     _check_ids("expert_ids", expert_ids)
     _check_routing(x, expert_ids, expert_weights)
-    if down.shape[:2] != (up.shape[0], x.shape[-1]):
-        expected = f"[{up.shape[0]}, {x.shape[-1]}, inter]"
-        raise ShapeError(mismatch("down", expected, tuple(down.shape)))
+    experts, wide, hidden = up.shape
+    if gated and wide % 2:
+        raise ShapeError(mismatch("up", "an even number of columns, gates and others", wide))
+    fits = (experts, hidden, wide // 2 if gated else wide)
+    if tuple(down.shape) != fits:
+        raise ShapeError(mismatch("down", f"shape {list(fits)}", tuple(down.shape)))
     return torch.ops.pit_tvm.moe_feed_forward(
         x, expert_ids, expert_weights, up, down, activation, gated
     )
 
 
-def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rank: int) -> None:
-    """What the fake implementations need to be able to tell a shape."""
+def _check(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    rank: int,
+    activation: str | None,
+) -> None:
+    """What the fake implementations need to be able to tell a shape, and torch to call them."""
     _check_tensors({"x": x, "weight": weight, **({} if bias is None else {"bias": bias})})
+    if activation is not None and not isinstance(activation, str):
+        expected = f"None or one of {', '.join(ACTIVATIONS)}"
+        raise DTypeError(mismatch("activation", expected, repr(activation)))
     if weight.dim() != rank:
         raise ShapeError(mismatch("weight", f"{rank} dimensions", tuple(weight.shape)))
     if x.dim() < 1 or x.shape[-1] != weight.shape[-1]:
@@ -253,7 +268,8 @@ def _moe_feed_forward(
     gated: bool,
 ) -> torch.Tensor:
     flat = x.reshape(-1, x.shape[-1])
-    ids, weights = (a.reshape(len(flat), -1) for a in (expert_ids, expert_weights))
+    sizes = (len(flat), expert_ids.shape[-1])
+    ids, weights = (a.reshape(sizes) for a in (expert_ids, expert_weights))
     layer = moe_layer(x.device.type)
     out = layer(flat, ids, weights, up, down, activation=activation, gated=gated)
     return out.reshape(x.shape)
@@ -269,4 +285,4 @@ def _(
     activation: str,
     gated: bool,
 ) -> torch.Tensor:
-    return torch.empty_like(x)
+    return x.new_empty(x.shape)

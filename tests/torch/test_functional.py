@@ -229,3 +229,33 @@ def test_routing_is_that_of_the_tokens() -> None:
         pit.moe_feed_forward(x, ids, weights[:6], up, down)
     with pytest.raises(DTypeError, match="expert_weights"):
         pit.moe_feed_forward(x, ids, ids, up, down)
+
+
+def test_moe_widths_and_activations_that_do_not_fit() -> None:
+    x, ids, weights = torch.randn(5, 16), torch.randint(0, GROUPS, (5, 2)), torch.rand(5, 2)
+    up, down = torch.randn(GROUPS, 49, 16), torch.randn(GROUPS, 16, 24)
+    with pytest.raises(ShapeError, match="up: expected an even number"):
+        pit.moe_feed_forward(x, ids, weights, up, down)
+    for activation in (3, None):
+        with pytest.raises(DTypeError, match="activation"):
+            pit.moe_feed_forward(x, ids, weights, up[:, :48], down, activation=activation)  # type: ignore[arg-type]
+    with pytest.raises(DTypeError, match="activation"):
+        pit.linear_rows(x, up[0], rows=ids[0], activation=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("top_k", [0, 2])
+@pytest.mark.parametrize("tokens", [0, 4])
+def test_moe_without_tokens_or_choices(tokens: int, top_k: int) -> None:
+    if tokens and top_k:
+        pytest.skip("covered by test_moe_feed_forward")
+    layer, ids = pit.MoeFeedForward(GROUPS, 16, 24), torch.zeros(tokens, top_k, dtype=torch.int64)
+    got = layer(torch.randn(tokens, 16), ids, torch.rand(tokens, top_k))
+    torch.testing.assert_close(got, torch.zeros(tokens, 16))
+
+
+def test_moe_of_tokens_that_are_not_contiguous_is_compiled() -> None:
+    layer, ids = pit.MoeFeedForward(GROUPS, 16, 24), torch.randint(0, GROUPS, (3, 2, 2))
+    x, weights = torch.randn(2, 3, 16).transpose(0, 1), torch.rand(3, 2, 2)
+    arguments = (x, ids, weights, layer.up.detach(), layer.down.detach(), "silu", True)
+    torch.library.opcheck(torch.ops.pit_tvm.moe_feed_forward.default, arguments)
+    assert layer(x, ids, weights).is_contiguous()
