@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import shlex
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +47,9 @@ _CUDA_ARCHS = {
 _CLUSTERS_SINCE = 90  # compute capability, in tenths
 _CUDA_REGISTER_BITS = 32
 _CPUINFO = Path("/proc/cpuinfo")
+_NUM_THREADS = "TVM_NUM_THREADS"
+_pool_lock = threading.Lock()
+_told_tvm: list[str] = []  # what _NUM_THREADS was set to here, which is not the user's wish
 
 
 @dataclass(frozen=True)
@@ -158,17 +162,23 @@ def start_thread_pool(threads: int) -> int:
     TVM reads ``TVM_NUM_THREADS`` when a host thread launches its first parallel loop (each host
     thread has a pool of its own), and without it takes half of the logical CPUs. A value that the
     user set stays the upper limit, and so does the number of CPUs; a pool that is already running
-    does not grow above the number that it started with.
+    does not grow above the number that it started with, which is that of all CPUs here.
     """
     import tvm_ffi
     from tvm import runtime  # noqa: F401  (registers the functions used here)
 
-    os.environ.setdefault("TVM_NUM_THREADS", str(threads))
     count = tvm_ffi.get_global_func("runtime.NumThreads")
-    if count() != threads:
-        # 1 is TVM's "big cores" mode, the pool's own default.
-        tvm_ffi.get_global_func("runtime.config_threadpool")(1, threads)
-    return int(count())
+    with _pool_lock:
+        ours = _asked_threads() is None
+        if ours:
+            os.environ[_NUM_THREADS] = str(max(threads, _cpus()))
+        if count() != threads:
+            # 1 is TVM's "big cores" mode, the pool's own default.
+            tvm_ffi.get_global_func("runtime.config_threadpool")(1, threads)
+        if ours:  # for the pools of other host threads
+            _told_tvm[:] = [str(threads)]
+            os.environ[_NUM_THREADS] = str(threads)
+        return int(count())
 
 
 # --------------------------------------------------------------------------------------------
@@ -251,11 +261,12 @@ def _capability(arch: str) -> int:
 
 def _threads(num_cores: Any) -> int:
     """The target's own number, else the user's for TVM, else the CPUs this process may use."""
-    asked = num_cores if num_cores is not None else os.environ.get("TVM_NUM_THREADS")
+    asked = num_cores
     if asked is None:
-        if hasattr(os, "sched_getaffinity"):
-            return len(os.sched_getaffinity(0))
-        return os.cpu_count() or 1
+        with _pool_lock:
+            asked = _asked_threads()
+    if asked is None:
+        return _cpus()
     try:
         threads = int(asked)
     except (TypeError, ValueError):
@@ -263,6 +274,18 @@ def _threads(num_cores: Any) -> int:
     if threads < 1:
         raise UnsupportedTarget(mismatch("num-cores", "an integer of at least 1", repr(asked)))
     return threads
+
+
+def _asked_threads() -> str | None:
+    """The number that the user set for TVM."""
+    value = os.environ.get(_NUM_THREADS)
+    return None if value in _told_tvm else value
+
+
+def _cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _described_cpu(options: dict[str, Any]) -> tuple[str, frozenset[str]]:

@@ -165,6 +165,17 @@ def test_thread_pool_keeps_the_limit_that_the_user_set() -> None:
     assert run_python(code, TVM_NUM_THREADS="1") == ["1"]
 
 
+def test_threads_of_one_operator_are_not_those_of_the_next() -> None:
+    cpus = len(os.sched_getaffinity(0))
+    code = (
+        "from pit_tvm.target import resolve_target, start_thread_pool as start\n"
+        "one = start(resolve_target('llvm -num-cores=1').threads)\n"
+        "print(one, resolve_target().threads, start(resolve_target().threads))"
+    )
+    assert run_python(code) == ["1", str(cpus), str(cpus)]
+    assert run_python(code, TVM_NUM_THREADS="1") == ["1", "1", "1"]
+
+
 def test_host_target_is_resolved_without_tvm() -> None:
     code = (
         "import sys; from pit_tvm.target import resolve_target; resolve_target()\n"
