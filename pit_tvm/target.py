@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import UnsupportedTarget, mismatch
+from .instructions import chosen, is_foreign, plain, unlisted
 
 if TYPE_CHECKING:
     from tvm.target import Target
@@ -136,14 +137,36 @@ def host_features() -> frozenset[str]:
 
 
 def runs_here(info: TargetInfo) -> bool:
-    """Whether code of this instruction set runs on this machine: on its CPU, or its first GPU."""
+    """Whether code for a target runs on this machine: on its CPU, or its first GPU."""
+    return not lacking(info)
+
+
+def lacking(info: TargetInfo) -> str:
+    """What this machine lacks to run code for a target, "" if nothing."""
     if info.kind == "cuda":
-        return _is_of(_gpu(), info.isa)
-    needed = next((features for isa, features, _, _ in _X86_ISAS if isa == info.isa), None)
-    if needed is not None:
-        return needed <= host_features()
-    triple = str(info.tvm_target.get("mtriple", platform.machine()))
-    return triple.split("-")[0] == platform.machine()
+        return "" if _is_of(_gpu(), info.isa) else f"a GPU that runs code for {info.isa}"
+    options = _cpu_options(info)
+    if is_foreign(str(options.get("mtriple", platform.machine()))):
+        return f"the triple {options['mtriple']}"
+    if options == {"mcpu": _portable_mcpu(host_features())}:
+        return ""
+    return ", ".join(missing_features(needed_features(info)))
+
+
+def needed_features(info: TargetInfo) -> frozenset[str]:
+    """Instructions that code for a CPU may use, by plain names; none for GPUs."""
+    return frozenset() if info.kind == "cuda" else chosen(_llvm_features(_cpu_options(info)))
+
+
+def missing_features(needed: frozenset[str]) -> list[str]:
+    """Those of a target's `needed_features` that this machine's CPU has not."""
+    missing = needed - plain(host_features())
+    if hidden := unlisted(missing):
+        from tvm.target import codegen
+
+        concluded = _llvm_features({"mcpu": str(codegen.llvm_get_system_cpu())})
+        missing -= hidden & plain(concluded)
+    return sorted(missing)
 
 
 def device_name(isa: str) -> str:
@@ -206,7 +229,10 @@ def _options(target: str | Mapping[str, Any] | Target) -> dict[str, Any]:
 
 def _parse(text: str) -> dict[str, Any]:
     """``llvm -mcpu=x -mattr=+a,+b`` as a dictionary; TVM itself no longer takes this form."""
-    words = shlex.split(text)
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UnsupportedTarget(mismatch("target", "balanced quotes", repr(text))) from error
     options: dict[str, Any] = {"kind": words[0] if words else ""}
     for word in words[1:]:
         name, equals, value = word.lstrip("-").partition("=")
@@ -288,8 +314,15 @@ def _cpus() -> int:
     return os.cpu_count() or 1
 
 
+def _cpu_options(info: TargetInfo) -> dict[str, Any]:
+    return {k: v for k, v in info.tvm_target.items() if k not in ("kind", "num-cores")}
+
+
 def _described_cpu(options: dict[str, Any]) -> tuple[str, frozenset[str]]:
     """Take -mcpu out of ``options``; its name, and the features that LLVM gives the target."""
+    for feature in options.get("mattr", ()):
+        if not str(feature).startswith(("+", "-")):
+            raise UnsupportedTarget(mismatch("target -mattr", "+name or -name", repr(feature)))
     given = options.pop("mcpu", None)
     triple = str(options.get("mtriple") or _host_triple())
     mcpu = str(given) if given else _default_mcpu(triple)

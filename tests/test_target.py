@@ -13,10 +13,11 @@ from tvm.target import Target
 
 from pit_tvm import target as target_module
 from pit_tvm.errors import UnsupportedTarget
-from pit_tvm.target import device_name, resolve_target, runs_here
+from pit_tvm.target import device_name, lacking, resolve_target, runs_here
 
 CPUINFO = "processor : 0\nmodel name : {name}\nflags : fpu {flags}\n"
-AVX2 = "avx2 fma f16c bmi2"
+SSE = "sse sse2 pni ssse3 sse4_1 sse4_2 popcnt movbe abm"
+AVX2 = f"{SSE} avx avx2 fma f16c bmi1 bmi2"
 AVX512 = f"{AVX2} avx512f avx512bw avx512cd avx512dq avx512vl"
 
 
@@ -95,6 +96,8 @@ def test_resolved_dictionary_resolves_to_the_same(machine) -> None:
         "llvm mcpu=haswell",
         "llvm -frobnicate=1",
         "llvm -num-cores=0",
+        "llvm -mattr=avx2",
+        'llvm "',
         "llvm -num-cores=many",
         {"kind": "cuda", "arch": "sm_91"},
         {},
@@ -121,6 +124,30 @@ def test_code_for_more_than_the_cpu_has_does_not_run_here(machine) -> None:
     assert runs_here(resolve_target("llvm -mcpu=haswell"))
     assert not runs_here(resolve_target("llvm -mcpu=x86-64-v4"))
     assert not runs_here(resolve_target("llvm -mtriple=aarch64-linux-gnu"))
+
+
+@pytest.mark.parametrize(
+    ("target", "lacks"),
+    [
+        ("llvm -mcpu=x86-64-v3 -mattr=+avxvnni", "avxvnni"),
+        ("llvm -mcpu=x86-64 -mattr=+gfni,+vaes", "gfni, vaes"),
+        ("llvm -mcpu=x86-64-v4 -mattr=-avx512f,-evex512", ""),
+        ("llvm -mcpu=x86-64-v3 -mtriple=x86_64-linux-gnu", ""),
+        ("llvm -mtriple=x86_64-pc-windows-msvc", "the triple x86_64-pc-windows-msvc"),
+        ("llvm -mtriple=x86_64-apple-darwin", "the triple x86_64-apple-darwin"),
+        ("llvm -mtriple=aarch64-linux-gnu", "the triple aarch64-linux-gnu"),
+    ],
+)
+def test_what_this_machine_lacks_is_named(machine, target: str, lacks: str) -> None:
+    machine(AVX2)
+    assert lacking(resolve_target(target)) == lacks
+
+
+def test_every_instruction_of_a_cpu_is_looked_for(machine) -> None:
+    machine(AVX512)
+    assert {"avx512fp16", "amxtile", "apx"} <= set(
+        lacking(resolve_target("llvm -mcpu=diamondrapids")).split(", ")
+    )
 
 
 @pytest.mark.parametrize(

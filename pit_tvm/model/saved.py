@@ -22,7 +22,7 @@ from .. import __version__
 from ..errors import SavedModelError, UnsupportedTarget, mismatch
 from ..files import whole_file
 from ..runtime.kernel_cache import content_key
-from ..target import TargetInfo, host_features, resolve_target, runs_here
+from ..target import TargetInfo, missing_features, needed_features, resolve_target, runs_here
 from ..tile_db.store import FILE_NAME, TileStore
 from .inputs import Inputs
 from .linear import LinearLayer
@@ -36,7 +36,6 @@ _PROGRAM = "program.py"
 _SAME = ("apache-tvm", "apache-tvm-ffi")  # packages whose versions must be equal
 # Features of x86 CPUs that compilers use by themselves and that are not on every CPU with AVX2, by
 # the beginnings of their names.
-_VECTOR = ("avx", "amx", "fma", "f16c", "bmi2", "gfni", "vaes", "vpclmul")
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
@@ -139,7 +138,7 @@ def _fill(archive: zipfile.ZipFile, parts: Parts) -> None:
         "versions": _versions(),
         "code": content_key(),
         "target": parts.target.tvm_target,
-        "features": sorted(_needed(parts.target)),
+        "features": sorted(needed_features(parts.target)),
         "graph": _write_graph(archive, parts.graph),
         "inputs": parts.inputs.to_json(),
         "outputs": parts.outputs.to_json(),
@@ -255,7 +254,7 @@ def _target(manifest: Mapping[str, Any]) -> TargetInfo:
         advice = "compile and save it on a machine with the GPU that is to run it"
         expected = f"a GPU that runs code for {info.isa}"
         raise UnsupportedTarget(mismatch("target", expected, "none or another", advice))
-    missing = sorted(set(manifest["features"]) - _plain(host_features()))
+    missing = missing_features(frozenset(manifest["features"]))
     if missing or not runs_here(info):
         lacking = f"one without {', '.join(missing)}" if missing else "another"
         advice = "compile the model for it with target='llvm -mcpu=...' and save it again"
@@ -263,18 +262,3 @@ def _target(manifest: Mapping[str, Any]) -> TargetInfo:
             mismatch("target", f"a CPU that runs code for {info.mcpu}", lacking, advice)
         )
     return info
-
-
-def _needed(info: TargetInfo) -> frozenset[str]:
-    """Vector instructions that code for a CPU may use; none are named for other machines."""
-    from tvm.target import Target, codegen
-
-    if info.kind == "cuda":
-        return frozenset()
-    features = _plain(str(f) for f in codegen.llvm_get_cpu_features(Target(info.tvm_target)))
-    return frozenset(name for name in features if name.startswith(_VECTOR))
-
-
-def _plain(names: Any) -> frozenset[str]:
-    """Names of features as LLVM and Linux agree on them: avx512_bf16, sse4.2, amx-tile differ."""
-    return frozenset(name.translate(str.maketrans("", "", "._-")) for name in names)

@@ -89,6 +89,8 @@ class Dispatcher:
 
         ``choose`` picks the candidate of a plan that runs (None: the cheapest).
         """
+        if self.kernels.lacks:
+            self.kernels.refuse()
         bound, fresh = self.binder.bind(arrays, out), out is None
         out, target = self._output(bound, out)
         value = told_pattern(self.program, bound.arrays, sparsity)
@@ -108,6 +110,8 @@ class Dispatcher:
 
     def repeat(self, choice: Candidate, arrays: Sequence[Any], sparsity: Any, out: Any) -> Any:
         """Compute into ``out`` (None: a new array) by a candidate of an earlier plan."""
+        if self.kernels.lacks:
+            self.kernels.refuse()
         self.launcher.check(choice)
         bound, fresh = self.binder.bind(arrays, out), out is None
         out, target = self._output(bound, out)
@@ -143,6 +147,8 @@ class Dispatcher:
 
     def pack(self, name: str, array: Any) -> PackedOperand:
         """Pack the dense operand of the contraction once."""
+        if self.kernels.lacks:
+            self.kernels.refuse()
         con = self.program.contraction
         if con is None or name != con.dense:
             dense = con.dense if con else "none: the operator is no contraction"

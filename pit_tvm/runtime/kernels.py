@@ -5,19 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NoReturn
 
 import tvm
 from tvm import s_tir, te, tirx
 from tvm.target import Target
 
 from ..analysis.contraction import Contraction
-from ..errors import AxisError, mismatch
+from ..errors import AxisError, UnsupportedTarget, mismatch
 from ..schedules import contraction, generic
 from ..schedules.contraction_forms import contraction_form, pack_func, packed_shape
 from ..schedules.contraction_space import lanes_of
 from ..structs import BlockMask, MicroTile, Tile
-from ..target import TargetInfo
+from ..target import TargetInfo, lacking, resolve_target
 from ..transform.apply_mask import apply_mask
 from ..transform.insert_sread_swrite import SparseForm, insert_sread_swrite
 from ..transform.pipeline import lower
@@ -41,6 +41,10 @@ def plain(func: tirx.PrimFunc) -> tvm.IRModule:
     return lower(sch.mod)
 
 
+def _compile(mod: tvm.IRModule, target: dict[str, Any]) -> Any:
+    return tvm.compile(mod, target=Target(target))
+
+
 class Kernels:
     """Kernels of one program on one target; threads may share it.
 
@@ -50,8 +54,19 @@ class Kernels:
 
     def __init__(self, program: Program, target: TargetInfo, cache: KernelCache) -> None:
         self.program, self.target, self.cache = program, target, cache
+        self.lacks = lacking(target)
+        # Patterns are looked at here, also to explain what another machine would do.
+        self._native = resolve_target() if self.lacks else target
         self._known: dict[object, Kernel] = {}
         self._lock = threading.Lock()
+
+    def refuse(self) -> NoReturn:
+        """Say what this machine lacks to run kernels of the target."""
+        advice = "compile for 'llvm', or run it on a machine that has all of it"
+        expected = "one that this machine runs"
+        raise UnsupportedTarget(
+            mismatch("target", expected, f"one that needs {self.lacks}", advice)
+        )
 
     def sparse(self, micro_tile: MicroTile, tile: Tile | None, *, alone: bool = False) -> Kernel:
         """Kernel of one micro-tile: inputs, ids, count, output. ``tile`` None: generic.
@@ -155,8 +170,9 @@ class Kernels:
             return self._known[name]
         with self._lock:
             if name not in self._known:
-                key = content_key(name, self.target.tvm_target, *([] if shared else self._own()))
-                self._known[name] = self.cache.get(key, lambda: self._compile(module()))
+                target = (self._native if shared else self.target).tvm_target
+                key = content_key(name, target, *([] if shared else self._own()))
+                self._known[name] = self.cache.get(key, lambda: _compile(module(), target))
         return self._known[name]
 
     def _own(self) -> tuple[object, ...]:
@@ -176,9 +192,6 @@ class Kernels:
         if not program.mask:
             return func
         return apply_mask(func, program.operand, program.spec, program.mask)
-
-    def _compile(self, mod: tvm.IRModule) -> Any:
-        return tvm.compile(mod, target=Target(self.target.tvm_target))
 
     def _pack_module(self) -> tvm.IRModule:
         con = self._contraction()
