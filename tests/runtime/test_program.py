@@ -215,5 +215,5 @@ def test_tensors_are_inputs_and_then_one_that_is_computed() -> None:
     for tensors in ([out, rhs, lhs], [lhs, other, te.compute((8, 8), lambda i, j: other[j, i])]):
         with pytest.raises(AxisError, match="one tensor that is computed"):
             analyse(tensors, {"lhs": Rows()})
-    with pytest.raises(AxisError, match="of which \[\] are computed"):
+    with pytest.raises(AxisError, match=r"of which \[\] are computed"):
         analyse([], {"lhs": Rows()})
