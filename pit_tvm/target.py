@@ -13,9 +13,10 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from .errors import UnsupportedTarget, mismatch
+from . import forks
+from .errors import BackendUnavailable, UnsupportedTarget, mismatch
 from .instructions import chosen, is_foreign, plain, unlisted
 
 if TYPE_CHECKING:
@@ -192,6 +193,7 @@ def start_thread_pool(threads: int) -> int:
 
     count = tvm_ffi.get_global_func("runtime.NumThreads")
     with _pool_lock:
+        forks.watch()
         ours = _asked_threads() is None
         if ours:
             os.environ[_NUM_THREADS] = str(max(threads, _cpus()))
@@ -202,6 +204,12 @@ def start_thread_pool(threads: int) -> int:
             _told_tvm[:] = [str(threads)]
             os.environ[_NUM_THREADS] = str(threads)
         return int(count())
+
+
+def refuse_fork() -> NoReturn:
+    """Say why nothing runs in a forked process: it would wait for ever for threads."""
+    advice = "start processes by spawn"
+    raise BackendUnavailable(mismatch("process", "TVM's threads", "forked after they ran", advice))
 
 
 # --------------------------------------------------------------------------------------------

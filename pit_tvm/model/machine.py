@@ -12,6 +12,9 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
+from ..forks import Threads
+from ..target import refuse_fork
+
 _LIBRARY = "machine.so"
 _LOADING = threading.Lock()
 
@@ -43,6 +46,8 @@ class Machine:
 
     def __call__(self, *arguments: Any) -> Any:
         """The results of ``main``, as TVM tensors."""
+        if Threads.lost:
+            refuse_fork()
         return self._machine["main"](*arguments)
 
     @property

@@ -10,10 +10,11 @@ from typing import Any
 import tvm_ffi
 
 from ..errors import BackendUnavailable, ShapeError, UnsupportedTarget, mismatch
+from ..forks import Threads
 from ..memory import aligned_empty
 from ..remember import remember
 from ..structs import Candidate, Index, Plan
-from ..target import TargetInfo
+from ..target import TargetInfo, refuse_fork
 from ..tile_db.store import TileStore
 from .argument import pattern_array
 from .arrays import as_numpy, as_tensor, check_overlap, empty_like_kind
@@ -89,7 +90,7 @@ class Dispatcher:
 
         ``choose`` picks the candidate of a plan that runs (None: the cheapest).
         """
-        if self.kernels.lacks:
+        if self.kernels.lacks or Threads.lost:
             self.kernels.refuse()
         bound, fresh = self.binder.bind(arrays, out), out is None
         out, target = self._output(bound, out)
@@ -110,7 +111,7 @@ class Dispatcher:
 
     def repeat(self, choice: Candidate, arrays: Sequence[Any], sparsity: Any, out: Any) -> Any:
         """Compute into ``out`` (None: a new array) by a candidate of an earlier plan."""
-        if self.kernels.lacks:
+        if self.kernels.lacks or Threads.lost:
             self.kernels.refuse()
         self.launcher.check(choice)
         bound, fresh = self.binder.bind(arrays, out), out is None
@@ -132,6 +133,8 @@ class Dispatcher:
         self, arrays: Sequence[Any], sparsity: Any, sizes: dict[str, int], library: str
     ) -> Plan:
         """The plan of a pattern, decided anew, without running it."""
+        if Threads.lost:
+            refuse_fork()
         if library not in _LIBRARIES:
             expected = " or ".join(map(repr, _LIBRARIES))
             raise BackendUnavailable(mismatch("library", expected, repr(library)))
@@ -147,7 +150,7 @@ class Dispatcher:
 
     def pack(self, name: str, array: Any) -> PackedOperand:
         """Pack the dense operand of the contraction once."""
-        if self.kernels.lacks:
+        if self.kernels.lacks or Threads.lost:
             self.kernels.refuse()
         con = self.program.contraction
         if con is None or name != con.dense:

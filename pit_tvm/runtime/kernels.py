@@ -17,7 +17,7 @@ from ..schedules import contraction, generic
 from ..schedules.contraction_forms import contraction_form, pack_func, packed_shape
 from ..schedules.contraction_space import lanes_of
 from ..structs import BlockMask, MicroTile, Tile
-from ..target import TargetInfo, lacking, resolve_target
+from ..target import TargetInfo, lacking, refuse_fork, resolve_target
 from ..transform.apply_mask import apply_mask
 from ..transform.insert_sread_swrite import SparseForm, insert_sread_swrite
 from ..transform.pipeline import lower
@@ -61,7 +61,9 @@ class Kernels:
         self._lock = threading.Lock()
 
     def refuse(self) -> NoReturn:
-        """Say what this machine lacks to run kernels of the target."""
+        """Say what this machine lacks to run kernels of the target, or this process."""
+        if not self.lacks:
+            refuse_fork()
         advice = "compile for 'llvm', or run it on a machine that has all of it"
         expected = "one that this machine runs"
         raise UnsupportedTarget(
