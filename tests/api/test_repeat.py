@@ -77,7 +77,7 @@ def test_repeated_calls_are_checked_as_calls_are(rng: np.random.Generator) -> No
     assert empty.shape == (0, arrays["rhs"].shape[0])
 
 
-@pytest.mark.parametrize("case", [LINEAR, REDUCE_SUM], ids=str)
+@pytest.mark.parametrize("case", [LINEAR, REDUCE_SUM], ids=lambda case: case.name)
 def test_candidates_read_this_call_s_mask(case: Case, rng: np.random.Generator) -> None:
     arrays = random_inputs(case, "float32", rng)
     name = next(iter(arrays))
