@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .cli_explain import numbers
-from .errors import ShapeError, UnsupportedTarget, mismatch
+from .errors import BackendUnavailable, ShapeError, UnsupportedTarget, mismatch
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -47,6 +48,7 @@ def add_build(subparsers: Subparsers) -> None:
 def run_build(args: argparse.Namespace) -> int:
     """Compile, and say how much."""
     from .api import compile
+    from .runtime.kernel_cache import KernelCacheWarning
     from .target import resolve_target
 
     if resolve_target(args.target).kind != "cuda":
@@ -56,7 +58,13 @@ def run_build(args: argparse.Namespace) -> int:
     operator = compile(
         tensors, sparse={"lhs": spec}, target=args.target, database=args.database, cache=args.out
     )
-    operator.build(dict(zip("mnk", args.shape, strict=False)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", KernelCacheWarning)
+        try:
+            operator.build(dict(zip("mnk", args.shape, strict=False)))
+        except KernelCacheWarning as error:
+            expected = "a folder that can be written"
+            raise BackendUnavailable(mismatch("--out", expected, str(error))) from error
     stats = operator.stats
     print(f"{stats.builds} libraries compiled in {stats.build_seconds:.0f} s")
     print(f"{stats.disk_hits} were there; all are in {operator.cache_directory}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from .cli_model import add_batch, add_model, explain_model, random_lengths
+from .cli_model import add_batch, add_model, at_least, explain_model, random_lengths
 from .errors import ShapeError, mismatch
 from .structs import Lengths, Mask, SparsitySpec
 
@@ -58,17 +58,18 @@ def add_explain(subparsers: Subparsers) -> None:
     parser.add_argument("--library", choices=("numpy", "torch"), default="numpy")
     parser.add_argument("--target", default="llvm")
     parser.add_argument("--database", help="folder of tuned tiles instead of the shipped one")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=at_least(0), default=0)
     parser.set_defaults(run=run_explain, parser=parser)
 
 
 def run_explain(args: argparse.Namespace) -> int:
     """Print the plan."""
-    others = _OF_PRODUCTS if args.model else _OF_MODELS
+    of_model = args.model is not None
+    others = _OF_PRODUCTS if of_model else _OF_MODELS
     given = [f"--{name}" for name in others if getattr(args, name) is not None]
     if given:
-        args.parser.error(f"{', '.join(given)} with {'--model' if args.model else '--shape'}")
-    if args.model:
+        args.parser.error(f"{', '.join(given)} with {'--model' if of_model else '--shape'}")
+    if of_model:
         return explain_model(args)
     from .api import compile
     from .op.matmul import matmul

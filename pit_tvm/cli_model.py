@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .errors import ShapeError, UnsupportedTarget, mismatch
@@ -49,10 +50,22 @@ def add_batch(parser: Any) -> None:
     add("--batch", type=int, help=f"of a model: sequences of it (default {_SEQUENCES})")
     add(
         "--padded",
-        type=int,
+        type=at_least(1),
         help="of a model: tokens that sequences are padded to (default: the longest of --lengths, "
         f"else {_PADDED} or the model's most)",
     )
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """What reads an integer that is not below ``least``."""
+
+    def integer(text: str) -> int:
+        if not text.isdigit() or int(text) < least:
+            expected = f"expected an integer of at least {least}, got {text!r}"
+            raise argparse.ArgumentTypeError(expected)
+        return int(text)
+
+    return integer
 
 
 def random_lengths(

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .cli_model import add_mask_input, add_model, missing_tasks
+from .cli_model import add_mask_input, add_model, at_least, missing_tasks
 from .errors import UnsupportedTarget, mismatch
 from .target import TargetInfo, resolve_target
 from .tile_db.store import TileStore
@@ -74,7 +74,7 @@ def add_tune(subparsers: Subparsers) -> None:
     add_mask_input(parser)
     add(
         "--rows",
-        type=_positive,
+        type=at_least(1),
         action="append",
         help="live rows that a model's linear layers are tuned for; repeat for several (default: "
         "512 and 4096)",
@@ -95,7 +95,7 @@ def add_tune(subparsers: Subparsers) -> None:
     add("--target", default="llvm", help="TVM target (default: this machine's CPU)")
     add(
         "--workers",
-        type=_positive,
+        type=at_least(1),
         default=len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
         else os.cpu_count(),
@@ -103,7 +103,7 @@ def add_tune(subparsers: Subparsers) -> None:
     )
     add(
         "--trials",
-        type=_positive,
+        type=at_least(1),
         default=64,
         help="candidates per product and tile family (default: 64)",
     )
@@ -123,7 +123,12 @@ def add_tune(subparsers: Subparsers) -> None:
     )
     add("--rpc-tracker", metavar="HOST:PORT", help="run candidates on a server of this tracker")
     add("--rpc-key", metavar="KEY", help="key of those servers; also names the records' folder")
-    add("--seed", type=int, default=0, help="seed of the search and of the data (default: 0)")
+    add(
+        "--seed",
+        type=at_least(0),
+        default=0,
+        help="of the search and of the data (default: 0)",
+    )
     add(
         "--no-calibrate",
         action="store_true",
@@ -337,9 +342,3 @@ def _cpus() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {text!r}")
-    return int(text)

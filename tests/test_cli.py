@@ -7,15 +7,18 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tvm import IRModule
 
 from pit_tvm import __version__
 from pit_tvm.cli import main
+from pit_tvm.runtime.kernel_cache import KernelCacheWarning
 from pit_tvm.target import resolve_target
 from pit_tvm.tile_db.record import make_provenance
 from pit_tvm.tile_db.store import FILE_NAME, TileStore
@@ -232,6 +235,17 @@ def test_build_refuses_what_it_cannot_compile(
 ) -> None:
     assert main(["build", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_build_fails_where_nothing_can_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(*_: Any) -> None:
+        warnings.warn("no folder", KernelCacheWarning, stacklevel=1)
+
+    monkeypatch.setattr("pit_tvm.runtime.cuda_dispatch.CudaDispatcher.build", build)
+    assert main(["build", "--shape", "64,16,8", "--out", str(tmp_path)]) == 2
+    assert "--out: expected a folder that can be written, got no folder" in capsys.readouterr().err
 
 
 def test_build_says_what_is_in_the_folder(

@@ -121,6 +121,22 @@ def test_batches_that_make_no_sense(
     assert re.search(message, capsys.readouterr().err)
 
 
+@pytest.mark.parametrize("more", [["--padded", "-5"], ["--padded", "0"], ["--seed", "-1"]])
+def test_numbers_that_are_too_small(
+    model: str, more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["explain", "--model", model, *more])
+    assert stopped.value.code == 2
+    assert re.search(rf"{more[0]}: expected an integer of at least", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("dtype", ["foo", "int8"])
+def test_types_that_no_example_has(dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--model", "minilm", "--dtype", dtype]) == 2
+    assert "--dtype: expected float32 or float16 or bfloat16" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("content", [None, b"", b"no archive"])
 def test_a_model_that_is_none(
     content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]

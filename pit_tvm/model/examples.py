@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -14,11 +15,12 @@ import tvm
 from torch.utils import _pytree as pytree
 from tvm.relax.frontend.torch import from_exported_program
 
-from ..errors import BackendUnavailable, SavedModelError, ShapeError, mismatch
+from ..errors import BackendUnavailable, DTypeError, SavedModelError, ShapeError, mismatch
 from ..quick_stacks import quick_stacks
 from .onnx_model import is_onnx, read_onnx
 
 MASK = "attention_mask"
+_DTYPES = ("", "float32", "float16", "bfloat16")
 _BATCH, _TOKENS = 2, 6  # of example inputs; both are dynamic
 
 
@@ -49,8 +51,12 @@ def find_model(name: str, dtype: str = "", mask: str = MASK) -> Example:
         The package transformers is not there, or for ONNX onnx.
     ShapeError
         ``dtype`` is given for a file, which has types of its own.
+    DTypeError
+        ``dtype`` is none that examples come in.
     """
     if name in EXAMPLES:
+        if dtype not in _DTYPES:
+            raise DTypeError(mismatch("--dtype", " or ".join(_DTYPES[1:]), repr(dtype)))
         torch.manual_seed(0)
         found = EXAMPLES[name]()
         model = found.model.eval()
@@ -75,6 +81,8 @@ def _from_file(name: str, mask: str) -> Example:
         raise SavedModelError(mismatch("model", expected, repr(name)))
     if is_onnx(name):
         return Example(read_onnx(name), {}, mask)
+    with contextlib.suppress(ImportError):  # whose outputs most such files hold
+        import transformers.modeling_outputs  # noqa: F401
     try:
         program = torch.export.load(name)
     except (OSError, RuntimeError, ValueError, KeyError, zipfile.BadZipFile) as error:

@@ -102,8 +102,7 @@ class Dispatcher:
             return out, None
         bound = self._with_mask(bound, value, None if fresh else out)
         if self.checks_zeros:
-            operand = as_numpy(bound.arrays[self.program.operand])
-            check_zeros(self.program, operand, pattern_array(value))
+            self._check_zeros(bound, value)
         self.launcher.launch(plan.choice, index, bound, target)
         if clock is not None:
             clock.kernel_us = clock.lap()
@@ -125,6 +124,8 @@ class Dispatcher:
             elif choice.kind == "dense" and self.program.mask:
                 self._pattern(bound, value)  # checks the mask
             index = self._index(bound, value, choice)
+            if self.checks_zeros:
+                self._check_zeros(bound, value)
             bound = self._with_mask(bound, value, None if fresh else out)
             self.launcher.launch(choice, index, bound, target)
         return out
@@ -200,6 +201,11 @@ class Dispatcher:
         tensor = result.take(out)
         check_overlap(result.name, out, bound.arrays)
         return out, tensor
+
+    def _check_zeros(self, bound: Bound, value: Any) -> None:
+        """Refuse an operand that breaks what its pattern promises."""
+        operand = as_numpy(bound.arrays[self.program.operand])
+        check_zeros(self.program, operand, pattern_array(value))
 
     def _with_mask(self, bound: Bound, value: Any, out: Any) -> Bound:
         """``bound`` with the mask ``value`` among its tensors, if kernels read it while they write

@@ -7,6 +7,7 @@ CPU in every type of `pit_tvm.op.linear` and on CUDA in float16 and bfloat16. Fo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -58,6 +59,10 @@ def linear_rows(
     ((kind, pattern),) = named.items()
     _check_tensors({kind: pattern})
     _check(x, weight, bias, 2, activation)
+    sequences = pattern.numel() - (kind == "cu_seqlens")
+    if kind != "rows" and x.dim() > 2 and sequences != math.prod(x.shape[:-2]):
+        expected = f"the {math.prod(x.shape[:-2])} sequences of x"
+        raise ShapeError(mismatch(kind, expected, f"{sequences} sequences"))
     return torch.ops.pit_tvm.linear_rows(x, weight, bias, pattern, kind, activation)
 
 

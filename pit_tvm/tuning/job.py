@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ from .calibrate import NUMPY, Library, measure_library
 from .history import work_folder
 from .task_run import Bench, Counts, Settings, TaskRun
 from .tasks import Space, load_space
+
+_ARTIFACTS = ".pit-tvm-artifacts-"  # beginning of the names of folders with built candidates
 
 
 @dataclass(frozen=True)
@@ -262,10 +265,10 @@ def _stop_signals() -> Iterator[_Stop]:
 
 @contextmanager
 def _artifacts(work_dir: Path) -> Iterator[Path]:
-    """An empty folder for built candidates, removed at the end; also one that was left over."""
-    folder = work_dir / "artifacts"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    """An empty folder for built candidates, removed at the end; also those that were left over."""
+    for left in work_dir.glob(f"{_ARTIFACTS}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=_ARTIFACTS, dir=work_dir))
     try:
         yield folder
     finally:

@@ -44,6 +44,14 @@ def test_linear_rows_by_lengths(lengths: list[int], activation: str | None) -> N
     np.testing.assert_allclose(got.numpy(), want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("pattern", [{"lengths": [7, 3]}, {"cu_seqlens": [0, 7, 9]}])
+def test_lengths_of_other_sequences_than_those_of_x_are_refused(pattern: dict[str, Any]) -> None:
+    x, weight, _ = data()
+    ((name, numbers),) = pattern.items()
+    with pytest.raises(ShapeError, match=rf"{name}: expected the {M} sequences of x, got 2"):
+        pit.linear_rows(x, weight, **{name: torch.tensor(numbers)})
+
+
 def test_the_three_ways_to_name_rows_agree() -> None:
     x, weight, _ = data()
     lengths = [2, 5, 0, 7]

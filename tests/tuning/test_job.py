@@ -175,6 +175,15 @@ run(Path({str(tmp_path)!r}), trials=6, space=space_with(lower=After(4, die)))
     assert not (tmp_path / "work" / "artifacts").exists()
 
 
+def test_what_is_in_the_work_folder_stays(tmp_path: Path) -> None:
+    mine = tmp_path / "work" / "artifacts" / "mine.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    run(tmp_path, trials=1)
+    assert mine.read_text() == "mine"
+    assert not list((tmp_path / "work").glob(".pit-tvm-artifacts-*"))
+
+
 def test_calibration_adds_libraries_and_constants(tmp_path: Path) -> None:
     tasks = [TASK, task(HOST.isa, m=8)]
     result = run(tmp_path, trials=1, tasks=tasks, calibrate=True)
