@@ -22,7 +22,9 @@ def test_shipped_records_replay_to_their_tiles(space: Any) -> None:
     store = TileStore.open(device="h200-sm_90a", isa="sm_90a")
     records = [record for family in space.FAMILIES for record in store.records(family)]
     assert {record.tile.family for record in records} == set(space.FAMILIES)
-    for record in records[::5]:
+    searched = [record for record in records if record.tile.dtype != cuda_contraction_space.TF32]
+    assert all(record.trace for record in searched)
+    for record in searched[::5]:
         sch = replay(record, tvm.IRModule({"main": space.workload(record.task)}))
         assert space.tile_of(sch, record.task) == record.tile
 
