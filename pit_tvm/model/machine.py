@@ -34,6 +34,7 @@ class Machine:
         # Kept, because a model is saved with its library; removed with the last reference.
         self._folder = tempfile.TemporaryDirectory(prefix="pit-tvm-")
         export(str(self._path))
+        self._running = threading.Lock()
         loaded = tvm.runtime.load_module(str(self._path))
         with _LOADING:
             for name, function in functions.items():
@@ -48,7 +49,8 @@ class Machine:
         """The results of ``main``, as TVM tensors."""
         if Threads.lost:
             refuse_fork()
-        return self._machine["main"](*arguments)
+        with self._running:
+            return self._machine["main"](*arguments)
 
     @property
     def graph(self) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,18 @@ def test_live_tokens_equal_torch_under_any_mask(
 )
 def test_patterns_of_padding(model: nn.Module, ours: CompiledModel, mask: Any) -> None:
     check(model, ours, np.array(mask))
+
+
+def test_threads_may_share_a_model(ours: CompiledModel) -> None:
+    given_inputs = [inputs(np.ones((2, tokens)), tokens) for tokens in (3, 9, 14, LONGEST)]
+    alone = [ours(**each)["values"] for each in given_inputs]
+
+    def often(number: int) -> bool:
+        found = [ours(**given_inputs[number])["values"] for _ in range(20)]
+        return all(torch.equal(each, alone[number]) for each in found)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(often, range(4)))
 
 
 def test_batch_of_nothing(ours: CompiledModel) -> None:
