@@ -8,7 +8,16 @@ import numpy as np
 import tvm
 from tvm import ir, relax
 
-from .rebuild import extents_of, flat_rows, is_op, readers_of, rebuild, shape_of, values_of
+from .rebuild import (
+    extents_of,
+    flat_rows,
+    is_op,
+    permutation_of,
+    readers_of,
+    rebuild,
+    shape_of,
+    values_of,
+)
 
 _ACTIVATIONS = ("relu", "gelu", "silu")
 
@@ -125,12 +134,13 @@ class _Chains:
 
     def _weight(self, expr: relax.Expr) -> np.ndarray | None:
         made = self.values.get(expr, expr) if isinstance(expr, relax.Var) else expr
-        if isinstance(made, ir.GenericConst) and made.ty.ndim == 2:
-            return np.ascontiguousarray(made.value.numpy().T)
-        if is_op(made, "permute_dims") and isinstance(made.args[0], ir.GenericConst):
-            stored = made.args[0]
-            return stored.value.numpy() if stored.ty.ndim == 2 else None
-        return None
+        permuted = is_op(made, "permute_dims")
+        stored = made.args[0] if permuted else made
+        if not isinstance(stored, ir.GenericConst) or stored.ty.ndim != 2:
+            return None
+        array = stored.value.numpy()
+        transposed = permuted and permutation_of(made) == [1, 0]
+        return array if transposed else np.ascontiguousarray(array.T)
 
     def _only_user(self, var: relax.Var) -> relax.Var | None:
         readers = self.readers.get(var, [])

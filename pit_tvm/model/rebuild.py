@@ -76,6 +76,12 @@ def extents_of(expr: relax.Expr) -> tuple[Extent, ...]:
     return found
 
 
+def permutation_of(call: relax.Call) -> list[int]:
+    """The axes of a ``permute_dims``, counted from 0; those that are not given are reversed."""
+    rank, axes = call.ty.ndim, call.attrs.axes
+    return list(range(rank))[::-1] if axes is None else [int(a) % rank for a in axes]
+
+
 def same_extents(left: Sequence[Extent], right: Sequence[Extent]) -> bool:
     """Whether two lists of extents are equal for all values of their variables."""
     analyzer = sym.Analyzer()

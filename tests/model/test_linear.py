@@ -124,6 +124,17 @@ def test_bias_and_activation_belong_to_it(name: str, bias: bool) -> None:
     assert (layer.bias is not None) is bias
 
 
+@pytest.mark.parametrize("axes", [[0, 1], [0, -1], [1, 0], [-1, 0], None], ids=str)
+def test_stored_weights_are_taken_as_they_are_permuted(axes: list[int] | None) -> None:
+    stored = constant(8, 8)
+
+    def make(x: Any) -> Any:
+        return op.matmul(x, op.permute_dims(relax.const(stored), axes))
+
+    (layer,) = extract(make, x=(B, T, 8))[1]
+    np.testing.assert_array_equal(layer.weight.T, np.transpose(stored, axes))
+
+
 def test_stored_weights_are_transposed_and_biases_come_first() -> None:
     stored = relax.const(np.ascontiguousarray(WEIGHT.T))
     left, (layer,) = extract(
