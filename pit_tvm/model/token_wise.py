@@ -108,9 +108,16 @@ class _Proof:
             why = self._block(info, report)
             if why is not None:
                 return why
+        result = params[len(self.roles) - 1]
+        if not any(w.buffer.same_as(result) for info in blocks for w in info.writes):
+            return "no block of its loops writes its result"
         return None
 
     def _block(self, info: BlockInfo, report: AxisReport) -> str | None:
+        if info.opaque:
+            return f"{info.name} is no tensor expression: {info.opaque[0]}"
+        if "*" in report.rejected[info.name]:
+            return report.rejected[info.name]["*"]
         axes: dict[str, str] = {}
         for access in (*info.writes, *info.reads):
             why = self._bind(info, access, axes)

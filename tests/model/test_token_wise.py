@@ -144,6 +144,11 @@ REJECTED: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
         {"x": (B, T), "ids": ("int64", B, T)},
         "does not follow the tokens",
     ),
+    "tokens scattered": (
+        lambda x, ids: op.scatter_elements(x, ids, x, 1),
+        {"x": ROWS, "ids": ("int64", *ROWS)},
+        "scatter_elements_generic is no tensor expression",
+    ),
     "tokens padded": (
         lambda x: op.nn.pad(x, [0, 0, 1, 0, 0, 0]),
         {"x": (B, T - 1, 8)},
