@@ -12,6 +12,7 @@ from tvm import ir, relax, sym, tirx
 from .rebuild import (
     extents_of,
     is_op,
+    permutation_of,
     rebuild,
     same_extents,
     same_shape,
@@ -139,7 +140,7 @@ def _single_permutation(call: relax.Call, inner: relax.Expr) -> relax.Expr | Non
     """One permutation for two in a row; none where they cancel."""
     if not is_op(inner, "permute_dims"):
         return None
-    first, second = ([int(a) for a in each.attrs.axes] for each in (inner, call))
+    first, second = permutation_of(inner), permutation_of(call)
     both = [first[a] for a in second]
     data = inner.args[0]
     return data if both == sorted(both) else relax.op.permute_dims(data, both)

@@ -61,6 +61,11 @@ RULES: dict[str, tuple[Callable[..., Any], dict[str, Any], list[str]]] = {
         {"x": ROWS},
         ["exp"],
     ),
+    "permutations without axes": (
+        lambda x: op.exp(op.permute_dims(op.permute_dims(x))),
+        {"x": ROWS},
+        ["exp"],
+    ),
     "permutations that do not cancel": (
         lambda x: op.exp(op.permute_dims(op.permute_dims(x, [1, 2, 0]), [1, 2, 0])),
         {"x": ROWS},
