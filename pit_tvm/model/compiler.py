@@ -73,7 +73,8 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
         The mask is missing or has another rank; the export fixed the batch or the length; the
         threshold is negative or not finite.
     UnsupportedModel
-        torch cannot trace the module for every batch and length, or TVM lacks an operator.
+        torch cannot trace the module for every batch and length, or TVM lacks an operator or
+        cannot compile it in this form.
     BackendUnavailable
         The target is a GPU, and there is none; the model is a file, and onnx is not installed; or
         ``dump`` cannot be written.

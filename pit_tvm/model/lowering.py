@@ -12,6 +12,7 @@ from ..schedules import generic
 from ..target import TargetInfo
 from ..transform.pipeline import lower
 from ..transform.unalign import unalign
+from .faults import faults_as_unsupported
 from .wide import widen
 
 # Functions that bring a schedule of their own; the others get the generic one.
@@ -24,15 +25,23 @@ def build(module: tvm.IRModule, target: TargetInfo) -> Any:
     """Compile ``main`` and all that it calls for a CPU, to an executable of Relax's machine.
 
     TVM's passes lower and fuse the operators; each loop nest then runs on the target's threads.
+
+    Raises
+    ------
+    UnsupportedModel
+        TVM cannot lower, schedule or build an operator.
     """
     device = tvm.target.Target(target.tvm_target)
     # relax.build knows pipelines by name only.
     tirx.register_tir_pipeline(_PIPELINE, _pipeline)
-    module = fused(module, device)
+    with faults_as_unsupported("operators that TVM can lower and fuse"):
+        module = fused(module, device)
     for var, func in module.functions_items():
         if isinstance(func, tirx.PrimFunc) and SCHEDULED not in (func.attrs or {}):
-            module.update_func(var, _scheduled(func))
-    return relax.build(module, device, tir_pipeline=_PIPELINE)
+            with faults_as_unsupported(f"loops that can be scheduled for {var.name_hint}"):
+                module.update_func(var, _scheduled(func))
+    with faults_as_unsupported(f"operators that TVM can build for {target.kind}"):
+        return relax.build(module, device, tir_pipeline=_PIPELINE)
 
 
 def fused(

@@ -10,6 +10,7 @@ from .activations import name_activations
 from .compiled import LINEAR
 from .dump import Look, unseen
 from .embeddings import extract_embeddings
+from .faults import faults_as_unsupported
 from .importer import Imported
 from .inputs import Inputs
 from .kernels import Kernels
@@ -31,7 +32,18 @@ class Rewritten:
 
 
 def rewrite(imported: Imported, kernels: Kernels, look: Look = unseen) -> Rewritten:
-    """All graph passes in order, with a backend's kernels; ``look`` is shown every result."""
+    """All graph passes in order, with a backend's kernels; ``look`` is shown every result.
+
+    Raises
+    ------
+    UnsupportedModel
+        An operator is in a form that TVM or a pass does not take.
+    """
+    with faults_as_unsupported("operators that TVM can rewrite"):
+        return _rewritten(imported, kernels, look)
+
+
+def _rewritten(imported: Imported, kernels: Kernels, look: Look) -> Rewritten:
     bounds = imported.size_bounds
     plane = Plane(imported.batch, imported.tokens)
     module = look("tidy", tidy(look("imported", imported.module), bounds))

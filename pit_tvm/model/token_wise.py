@@ -12,6 +12,7 @@ from tvm import ir, relax
 from ..analysis.access import Access, BlockInfo, block_infos, is_bare
 from ..analysis.pit_axis import pit_axes
 from ..structs import AxisReport
+from .faults import faults_as_unsupported
 from .lowered import Lowered, is_scalar, lower
 from .plane import PLAIN, Plane, Roles, segments
 from .rebuild import describe, extents_of, is_op, same_extents
@@ -32,7 +33,8 @@ def why_not_token_wise(call: relax.Call, plane: Plane) -> str | None:
         return f"{describe(call)} computes with the number of tokens or sequences"
     if is_op(call, "reshape"):
         return _why_not_regrouped(call, plane)
-    lowered = lower(call)
+    with faults_as_unsupported(f"{describe(call)} in a form that TVM can lower"):
+        lowered = lower(call)
     if lowered is None:
         return f"{describe(call)} is not lowered to one loop nest"
     operands: list[Roles] = []

@@ -118,6 +118,39 @@ def test_models_that_cannot_be_compiled(name: str) -> None:
     assert len(str(caught.value)) < 1000
 
 
+# What TVM's importer takes and TVM cannot compile, and words of the error.
+LATE: dict[str, tuple[Forward, str]] = {
+    "scattered": (
+        lambda self, x, ids, mask: x.scatter(1, (ids * 0)[:, :, None].expand(-1, -1, WIDTH), x),
+        "loops that can be scheduled for scatter_elements, got ScheduleError: ",
+    ),
+    "buckets": (
+        lambda self, x, ids, mask: x + torch.bucketize(x, self.linear.bias),
+        "loops that can be scheduled for searchsorted, got ScheduleError: ",
+    ),
+    "product of booleans": (
+        lambda self, x, ids, mask: ((x > 0) * (x < 1)).float(),
+        "operators that TVM can build for llvm, got InternalError: ",
+    ),
+    "differences": (
+        lambda self, x, ids, mask: x.diff(dim=-1),
+        "strided_slice in a form that TVM can lower, got InternalError: ",
+    ),
+    "norm of doubles": (
+        lambda self, x, ids, mask: functional.layer_norm(x.double(), (WIDTH,)),
+        "nn.layer_norm in a form that TVM can lower, got InternalError: .*float16",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_operators_that_tvm_cannot_compile(name: str) -> None:
+    rest, words = LATE[name]
+    with pytest.raises(UnsupportedModel, match=f"model: expected {words}") as caught:
+        compile(Small(rest), EXAMPLE)
+    assert len(str(caught.value)) < 1000 and caught.value.__cause__ is not None
+
+
 class Named(nn.Module):
     """Parameters of other names than the tokenizer's."""
 

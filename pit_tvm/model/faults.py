@@ -1,0 +1,27 @@
+"""What code that does not fit a model raises, as errors of pit-tvm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ..errors import PitError, UnsupportedModel, mismatch
+from .exporting import CODE_FAULTS
+
+LEAVE_OUT = "write it with others, or leave that part out of the model"
+_LONGEST_MESSAGE = 300
+
+
+@contextmanager
+def faults_as_unsupported(expected: str) -> Iterator[None]:
+    """Raise UnsupportedModel, with what was ``expected``, where torch or TVM raises anything of
+    `CODE_FAULTS`; errors of pit-tvm are left as they are."""
+    try:
+        yield
+    except PitError:
+        raise
+    except CODE_FAULTS as error:
+        # TVM's errors show the whole module after a first paragraph.
+        said = " ".join(str(error).strip().split("\n\n")[0].split())[:_LONGEST_MESSAGE]
+        got = f"{type(error).__name__}: {said.removeprefix(f'{type(error).__name__}: ')}"
+        raise UnsupportedModel(mismatch("model", expected, got, LEAVE_OUT)) from error
