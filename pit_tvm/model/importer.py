@@ -165,6 +165,19 @@ def _check_outputs(program: ExportedProgram) -> None:
             raise UnsupportedModel(mismatch("model", "tensors as outputs", repr(got), advice))
 
 
+def _check_state(program: ExportedProgram) -> None:
+    """Buffers are constants, so nothing may change one; only a decomposed program tells."""
+    changed = [
+        spec.target
+        for spec in program.graph_signature.output_specs
+        if spec.kind is OutputKind.BUFFER_MUTATION
+    ]
+    if changed:
+        expected, got = "a module that leaves its buffers alone", f"changes of {changed}"
+        advice = "let it take such state as an input and return it"
+        raise UnsupportedModel(mismatch("model", expected, got, advice))
+
+
 def _check_straight(main: relax.Function) -> None:
     if not main.is_pure or any(isinstance(b.value, relax.If) for b in bindings_of(main)):
         expected, got = "one chain of operators", "a branch or an assertion"
@@ -198,6 +211,7 @@ def _translated(program: ExportedProgram) -> tvm.IRModule:
     """
     with torch.no_grad(), quick_stacks():
         program = program.run_decompositions()
+        _check_state(program)
         importer = _Importer()
         calls = [n for n in program.graph.nodes if n.op == "call_function"]
         missing = {_place(n) for n in calls if _operator(n) not in importer.convert_map}

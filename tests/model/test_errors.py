@@ -27,7 +27,9 @@ class Small(nn.Module):
 
     def __init__(self, rest: Forward) -> None:
         super().__init__()
+        self.calls: torch.Tensor
         self.table, self.linear = nn.Embedding(30, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("calls", torch.zeros(()))
         self.rest = rest
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
@@ -42,6 +44,11 @@ def branching(self: Small, x: torch.Tensor, ids: torch.Tensor, mask: torch.Tenso
 def assigning(self: Small, x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> Any:
     x[:, 0] = 0
     return x
+
+
+def counting(self: Small, x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> Any:
+    self.calls.add_(1)
+    return x * self.calls
 
 
 WRONG: dict[str, tuple[Forward, type[PitError], str]] = {
@@ -101,6 +108,11 @@ WRONG: dict[str, tuple[Forward, type[PitError], str]] = {
         lambda self, x, ids, mask: (x, x.shape[1]),
         UnsupportedModel,
         "model: expected tensors as outputs",
+    ),
+    "a state that changes": (
+        counting,
+        UnsupportedModel,
+        r"expected a module that leaves its buffers alone, got changes of \['calls'\]; let it take",
     ),
     "an error of its own": (
         lambda self, x, ids, mask: functional.linear(x, torch.ones(2, WIDTH + 1)),
