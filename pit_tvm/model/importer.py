@@ -20,6 +20,7 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 from ..errors import PitError, ShapeError, UnsupportedModel, mismatch
 from ..quick_stacks import quick_stacks
 from .converters import converters
+from .decomposing import decompose
 from .exporting import CODE_FAULTS, export_program
 from .onnx_model import is_onnx, read_onnx
 from .products import product_converters
@@ -210,7 +211,7 @@ def _translated(program: ExportedProgram) -> tvm.IRModule:
         An operator is not known to TVM, or not in this form.
     """
     with torch.no_grad(), quick_stacks():
-        program = program.run_decompositions()
+        program = decompose(program)
         _check_state(program)
         importer = _Importer()
         calls = [n for n in program.graph.nodes if n.op == "call_function"]
