@@ -17,7 +17,7 @@ from tvm import relax, tirx
 from tvm.ir import prim
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
-from ..errors import PitError, ShapeError, UnsupportedModel, mismatch
+from ..errors import DTypeError, PitError, ShapeError, UnsupportedModel, mismatch
 from ..quick_stacks import quick_stacks
 from .converters import converters
 from .decomposing import decompose
@@ -73,7 +73,7 @@ def import_model(
         The mask is missing or not two-dimensional, an extent was fixed by the export, or the module
         does not take inputs of these names.
     DTypeError
-        An input is no tensor.
+        The inputs are no mapping of names, or one is no tensor.
     UnsupportedModel
         torch cannot trace the module for every batch and length, it has an operator that is not
         known, or returns something else than tensors.
@@ -116,8 +116,12 @@ def _exported(
     model: Any, example_inputs: Mapping[str, torch.Tensor] | None, mask: str
 ) -> ExportedProgram:
     """What torch exports of a module, or exported; see `import_model`."""
+    _check_examples(example_inputs)
     if example_inputs is None or mask not in example_inputs:
         raise ShapeError(mismatch("mask", f"one of {sorted(example_inputs or ())}", repr(mask)))
+    if not isinstance(example_inputs[mask], torch.Tensor):
+        got = type(example_inputs[mask]).__name__
+        raise DTypeError(mismatch("example_inputs", f"a torch.Tensor as {mask!r}", got))
     if example_inputs[mask].dim() != 2:
         expected = f"{mask} with two dimensions, [batch, tokens]"
         raise ShapeError(mismatch("mask", expected, tuple(example_inputs[mask].shape)))
@@ -130,6 +134,16 @@ def _exported(
         raise UnsupportedModel(mismatch("model", expected, type(model).__name__))
     _check_outputs(program)
     return program
+
+
+def _check_examples(given: Any) -> None:
+    """DTypeError unless ``given`` is None or a mapping from names."""
+    expected = "a mapping of names to tensors"
+    if given is not None and not isinstance(given, Mapping):
+        raise DTypeError(mismatch("example_inputs", expected, type(given).__name__))
+    others = sorted({type(name).__name__ for name in given or () if not isinstance(name, str)})
+    if others:
+        raise DTypeError(mismatch("example_inputs", expected, f"names of type {others}"))
 
 
 def _plane(mask: tirx.Var) -> tuple[tirx.Var, tirx.Var]:

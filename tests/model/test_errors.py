@@ -225,6 +225,23 @@ def test_inputs_are_tensors() -> None:
         import_model(Small(lambda self, x, ids, mask: x), example, "attention_mask")
 
 
+@pytest.mark.parametrize(
+    ("example", "words"),
+    [
+        ((IDS, IDS), "a mapping of names to tensors, got tuple"),
+        (IDS, "a mapping of names to tensors, got Tensor"),
+        (EXAMPLE | {1: IDS}, r"a mapping of names to tensors, got names of type \['int'\]"),
+        (EXAMPLE | {"attention_mask": IDS.numpy()}, "torch.Tensor as 'attention_mask', got nda"),
+        (EXAMPLE | {"attention_mask": [[1]]}, "a torch.Tensor as 'attention_mask', got list"),
+        (EXAMPLE | {"attention_mask": None}, "a torch.Tensor as 'attention_mask', got NoneType"),
+    ],
+    ids=["tuple", "tensor", "number as a name", "array", "list", "none"],
+)
+def test_examples_are_tensors_by_name(example: Any, words: str) -> None:
+    with pytest.raises(DTypeError, match=f"example_inputs: expected .*{words}"):
+        compile(Small(lambda self, x, ids, mask: x), example)
+
+
 def test_mask_must_be_an_input_of_the_program() -> None:
     program = torch.export.export(Positional(), (IDS, IDS))
     with pytest.raises(ShapeError, match="mask: expected an input of the program, .*, got 'mask'"):
