@@ -11,6 +11,7 @@ from torch.export import Dim, ExportedProgram
 from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
 
 from ..errors import DTypeError, ShapeError, UnsupportedModel, mismatch
+from .faults import CODE_FAULTS
 
 # What an error of torch.export says, and what helps.
 _ADVICE = (
@@ -23,18 +24,6 @@ _ADVICE = (
     ("Constraints violated", "the model's code admits only some lengths or batches"),
 )
 _LONGEST_MESSAGE = 300
-#: What code that does not fit its inputs raises: a module's while torch runs it, and conversions of
-#: its operators. Files, memory and interrupts are another matter.
-CODE_FAULTS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    NameError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
 
 
 def export_program(

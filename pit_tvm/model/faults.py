@@ -6,10 +6,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..errors import PitError, UnsupportedModel, mismatch
-from .exporting import CODE_FAULTS
 
-LEAVE_OUT = "write it with others, or leave that part out of the model"
+_LEAVE_OUT = "write it with others, or leave that part out of the model"
 _LONGEST_MESSAGE = 300
+#: What code that does not fit its inputs raises: a module's while torch runs it, and conversions of
+#: its operators. Files, memory and interrupts are another matter.
+CODE_FAULTS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NameError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 @contextmanager
@@ -24,4 +35,4 @@ def faults_as_unsupported(expected: str) -> Iterator[None]:
         # TVM's errors show the whole module after a first paragraph.
         said = " ".join(str(error).strip().split("\n\n")[0].split())[:_LONGEST_MESSAGE]
         got = f"{type(error).__name__}: {said.removeprefix(f'{type(error).__name__}: ')}"
-        raise UnsupportedModel(mismatch("model", expected, got, LEAVE_OUT)) from error
+        raise UnsupportedModel(mismatch("model", expected, got, _LEAVE_OUT)) from error

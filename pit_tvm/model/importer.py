@@ -21,7 +21,8 @@ from ..errors import DTypeError, PitError, ShapeError, UnsupportedModel, mismatc
 from ..quick_stacks import quick_stacks
 from .converters import converters
 from .decomposing import decompose
-from .exporting import CODE_FAULTS, export_program
+from .exporting import export_program
+from .faults import CODE_FAULTS
 from .onnx_model import is_onnx, read_onnx
 from .products import product_converters
 from .rebuild import bindings_of, extents_of

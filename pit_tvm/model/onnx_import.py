@@ -16,7 +16,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, get_numpy
 from ..errors import PitError, UnsupportedModel, mismatch
 from ..quick_stacks import quick_stacks
 from .converters import from_start
-from .exporting import CODE_FAULTS
+from .faults import CODE_FAULTS
 from .onnx_sizes import (
     Sizes,
     as_sizes,
