@@ -24,16 +24,20 @@ from .decomposing import decompose
 from .exporting import export_program
 from .faults import CODE_FAULTS
 from .onnx_model import is_onnx, read_onnx
+from .plane import BATCH, TOKENS, Bound
 from .products import product_converters
 from .rebuild import bindings_of, extents_of
+
+# The least extent that torch traces as dynamic: it takes 0 and 1 for constants.
+_TRACED_LEAST = 2
 
 
 @dataclass(frozen=True)
 class Imported:
     """A model as Relax: ``main`` takes ``inputs`` in order; weights are constants.
 
-    ``batch`` and ``tokens`` are the symbolic extents of the mask's two dimensions, ``longest``
-    the largest number of tokens that the model admits (None: any); ``structure`` puts the flat
+    ``batch`` and ``tokens`` are the symbolic extents of the mask's two dimensions, ``bounds`` the
+    least and the most that the model admits of each (None: any); ``structure`` puts the flat
     outputs back into what the model returns.
     """
 
@@ -42,13 +46,19 @@ class Imported:
     mask: str
     batch: tirx.Var
     tokens: tirx.Var
-    longest: int | None
+    bounds: Mapping[str, Bound]
     structure: pytree.TreeSpec
+
+    @property
+    def longest(self) -> int | None:
+        """The largest number of tokens that the model admits (None: any)."""
+        return self.bounds[TOKENS][1]
 
     @property
     def size_bounds(self) -> dict[tirx.Var, int]:
         """Largest values of the symbolic extents that have one."""
-        return {} if self.longest is None else {self.tokens: self.longest}
+        most = {self.batch: self.bounds[BATCH][1], self.tokens: self.bounds[TOKENS][1]}
+        return {var: extent for var, extent in most.items() if extent is not None}
 
 
 def import_model(
@@ -85,32 +95,34 @@ def import_model(
         read = read_onnx(model)
         from .onnx_import import translate_onnx  # TVM's importer needs the package onnx
 
-        module, bounds, names = translate_onnx(read)
-        structure = pytree.tree_structure(dict.fromkeys(names, 0))
+        module, most, names = translate_onnx(read)
+        structure, least = pytree.tree_structure(dict.fromkeys(names, 0)), {}
     else:
         program = _exported(model, example_inputs, mask)
         module, structure = _translated(program), program.call_spec.out_spec
-        bounds = dict((module["main"].attrs or {}).get("tir_var_upper_bound", {}))
+        known = module["main"].attrs or {}
+        least, most = (dict(known.get(f"tir_var_{side}_bound", {})) for side in ("lower", "upper"))
     main = module["main"]
     _check_straight(main)
     inputs = tuple(p.name for p in main.params)
     if mask not in inputs:
         raise ShapeError(mismatch("mask", f"an input of the program, {sorted(inputs)}", repr(mask)))
     batch, tokens = _plane(main.params[inputs.index(mask)])
-    others = sorted(set(bounds) - {tokens.name}) if is_onnx(model) else []
+    others = sorted(set(most) - {tokens.name}) if is_onnx(model) else []
     if others:
         expected = f"tables that are cut to the length of {mask} only"
         raise UnsupportedModel(mismatch("model", expected, f"one cut to {', '.join(others)}"))
-    longest = bounds.get(tokens.name)
-    return Imported(
-        module,
-        inputs,
-        mask,
-        batch,
-        tokens,
-        None if longest is None else int(longest),
-        structure,
-    )
+    bounds = {
+        role: _bound(least.get(var.name), most.get(var.name))
+        for role, var in ((BATCH, batch), (TOKENS, tokens))
+    }
+    return Imported(module, inputs, mask, batch, tokens, bounds, structure)
+
+
+def _bound(least: Any, most: Any) -> Bound:
+    """A least of up to 2 is none: torch gives it to every extent that it traces as dynamic."""
+    first = 0 if least is None or int(least) <= _TRACED_LEAST else int(least)
+    return first, None if most is None else int(most)
 
 
 def _exported(

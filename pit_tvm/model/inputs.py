@@ -13,7 +13,7 @@ from tvm.ir import prim
 
 from ..errors import ShapeError, mismatch
 from ..runtime.arrays import as_numpy, as_tensor, kind
-from .plane import BATCH, TOKENS, Plane
+from .plane import BATCH, TOKENS, Bound, Plane
 from .rebuild import bindings_of, extents_of, is_op
 
 if TYPE_CHECKING:
@@ -36,11 +36,11 @@ class Input:
 @dataclass(frozen=True)
 class Inputs:
     """The inputs of a model by name, in its order; the name of the mask among them; and the
-    largest number of tokens that the model admits (None: any)."""
+    least and the most that the model admits of batch and tokens."""
 
     known: Mapping[str, Input]
     mask: str
-    longest: int | None
+    bounds: Mapping[str, Bound]
 
     @classmethod
     def of(cls, imported: Imported, module: tvm.IRModule) -> Inputs:
@@ -51,7 +51,7 @@ class Inputs:
             p.name: Input(str(p.ty.dtype), _extents(p, plane), tables.get(p.name))
             for p in module["main"].params
         }
-        return cls(known, imported.mask, imported.longest)
+        return cls(known, imported.mask, imported.bounds)
 
     def check(self, given: Mapping[str, Any]) -> list[Any]:
         """The inputs of a call in order, in the form that a compiled function takes.
@@ -60,7 +60,8 @@ class Inputs:
         ------
         ShapeError, DTypeError
             An input is missing, unknown, of another type or shape, or has ids outside its table;
-            the mask has other values than 0 and 1; there are more tokens than the model admits.
+            the mask has other values than 0 and 1; the model does not admit so many, or so few,
+            sequences or tokens.
         """
         self.check_names(given)
         mask = as_numpy(given[self.mask], self.mask)
@@ -79,14 +80,19 @@ class Inputs:
         does not admit it."""
         if len(plane) != 2:
             raise ShapeError(mismatch(self.mask, "[batch, tokens]", tuple(plane)))
-        if self.longest is not None and plane[1] > self.longest:
-            raise ShapeError(mismatch(self.mask, f"at most {self.longest} tokens", plane[1]))
-        return dict(zip((BATCH, TOKENS), plane, strict=True))
+        found = dict(zip((BATCH, TOKENS), plane, strict=True))
+        for role, name in ((BATCH, "sequences"), (TOKENS, "tokens")):
+            least, most = self.bounds[role]
+            if found[role] < least:
+                raise ShapeError(mismatch(self.mask, f"at least {least} {name}", found[role]))
+            if most is not None and found[role] > most:
+                raise ShapeError(mismatch(self.mask, f"at most {most} {name}", found[role]))
+        return dict(found)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON holds it."""
         known = {name: vars(one) for name, one in self.known.items()}
-        return {"known": known, "mask": self.mask, "longest": self.longest}
+        return {"known": known, "mask": self.mask, "bounds": dict(self.bounds)}
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Inputs:
@@ -95,7 +101,8 @@ class Inputs:
             name: Input(one["dtype"], tuple(one["extents"]), one["rows"])
             for name, one in found["known"].items()
         }
-        return cls(known, found["mask"], found["longest"])
+        bounds = {role: (least, most) for role, (least, most) in found["bounds"].items()}
+        return cls(known, found["mask"], bounds)
 
 
 def _checked(name: str, value: Any, one: Input, sizes: Mapping[Any, Any]) -> Any:

@@ -14,6 +14,8 @@ from .rebuild import shape_of
 
 PLAIN, BATCH, TOKENS, BOTH = "", "batch", "tokens", "batch x tokens"
 Roles = tuple[str, ...]
+#: The least and the most that a model admits of an extent (None: any).
+Bound = tuple[int, int | None]
 
 
 @dataclass(frozen=True)

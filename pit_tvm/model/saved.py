@@ -30,7 +30,7 @@ from .outputs import Outputs
 from .propagate import Decision
 
 # What this module writes; another number when the members or their meaning change.
-_FORMAT = 3
+_FORMAT = 4
 _MANIFEST, _LIBRARY, _TILES, _KERNELS = "manifest.json", "machine.so", FILE_NAME, "kernels"
 _PROGRAM = "program.py"
 _SAME = ("apache-tvm", "apache-tvm-ffi")  # packages whose versions must be equal

@@ -91,7 +91,9 @@ def _times(x: Any, matrix: Any, scale: Any) -> Any:
 def parts(**changed: Any) -> Parts:
     """A model's parts."""
     held = on_cpu(layers())
-    inputs = Inputs({"mask": Input("int64", ("batch", 4), None)}, "mask", 7)
+    inputs = Inputs(
+        {"mask": Input("int64", ("batch", 4), None)}, "mask", {"batch": (0, None), "tokens": (3, 7)}
+    )
     given = {"graph": text(), "layers": held.found, "tiles": held.tiles, **changed}
     kernels: dict[str, bytes] = {"0" * 64: b"library"}
     return Parts(

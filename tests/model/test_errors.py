@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.export import Dim
 from torch.nn import functional
 
 from pit_tvm.errors import DTypeError, PitError, ShapeError, UnsupportedModel
 from pit_tvm.model import compile
 from pit_tvm.model.importer import import_model
+from pit_tvm.model.inputs import Inputs
 
 WIDTH = 8
 IDS = torch.ones(3, 6, dtype=torch.int64)
@@ -210,6 +214,62 @@ def test_examples_of_one_sequence_or_one_token_do_not_fix_it(shape: tuple[int, i
     example = {"input_ids": ids, "attention_mask": ids}
     found = import_model(Small(lambda self, x, ids, mask: x), example, "attention_mask")
     assert found.longest is None
+
+
+BOUNDS: dict[str, tuple[Forward, dict[str, tuple[int, int | None]], tuple[int, int], str]] = {
+    "a token": (
+        lambda self, x, ids, mask: x[:, 3],
+        {"batch": (0, None), "tokens": (4, None)},
+        (2, 3),
+        "at least 4 tokens, got 3",
+    ),
+    "a branch on the length": (
+        lambda self, x, ids, mask: x * 2 if x.shape[1] > 4 else x,
+        {"batch": (0, None), "tokens": (5, None)},
+        (2, 4),
+        "at least 5 tokens, got 4",
+    ),
+    "a branch on the batch": (
+        lambda self, x, ids, mask: x * 2 if x.shape[0] > 8 else x,
+        {"batch": (0, 8), "tokens": (0, None)},
+        (9, 6),
+        "at most 8 sequences, got 9",
+    ),
+    "the other branch on the batch": (
+        lambda self, x, ids, mask: x * 2 if x.shape[0] > 2 else x,
+        {"batch": (3, None), "tokens": (0, None)},
+        (2, 6),
+        "at least 3 sequences, got 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_what_the_code_admits_bounds_batch_and_length(name: str) -> None:
+    rest, bounds, shape, words = BOUNDS[name]
+    imported = import_model(Small(rest), EXAMPLE, "attention_mask")
+    assert imported.bounds == bounds
+    found = Inputs.of(imported, imported.module)
+    assert Inputs.from_json(json.loads(json.dumps(found.to_json()))) == found
+    ids = np.ones(shape, np.int64)
+    with pytest.raises(ShapeError, match=f"attention_mask: expected {words}"):
+        found.check({"input_ids": ids, "attention_mask": ids})
+    admitted = np.ones((3, 6), np.int64)
+    assert len(found.check({"input_ids": admitted, "attention_mask": admitted})) == 2
+
+
+@pytest.mark.parametrize("shape", [(0, 6), (1, 1), (3, 0)])
+def test_the_least_that_torch_traces_is_no_bound(shape: tuple[int, int]) -> None:
+    sizes = {0: Dim("batch", min=2), 1: Dim("tokens", min=1, max=9)}
+    program = torch.export.export(
+        Small(lambda self, x, ids, mask: x),
+        (),
+        EXAMPLE,
+        dynamic_shapes={name: sizes for name in EXAMPLE},
+    )
+    imported = import_model(program, EXAMPLE, "attention_mask")
+    assert imported.bounds == {"batch": (0, None), "tokens": (0, 9)}
+    assert Inputs.of(imported, imported.module).sizes(shape)["tokens"] == shape[1]
 
 
 def test_parts_keep_their_mode() -> None:
