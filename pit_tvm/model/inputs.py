@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tvm
-from tvm import ir, relax
+from tvm import relax
 from tvm.ir import prim
 
 from ..errors import ShapeError, mismatch
 from ..runtime.arrays import as_numpy, as_tensor, kind
+from .lookups import Lookups
 from .plane import BATCH, TOKENS, Bound, Plane
-from .rebuild import bindings_of, extents_of, is_op
+from .rebuild import extents_of
 
 if TYPE_CHECKING:
     from .importer import Imported
-
-# Operators that hand ids on unchanged to the table they are looked up in.
-_SAME_IDS = ("astype", "reshape")
 
 
 @dataclass(frozen=True)
@@ -35,23 +33,28 @@ class Input:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs of a model by name, in its order; the name of the mask among them; and the
-    least and the most that the model admits of batch and tokens."""
+    """The inputs of a model by name, in its order; the name of the mask among them; the least and
+    the most that the model admits of batch and tokens; and the most live tokens of one sequence
+    (None: any)."""
 
     known: Mapping[str, Input]
     mask: str
     bounds: Mapping[str, Bound]
+    live: int | None = None
 
     @classmethod
     def of(cls, imported: Imported, module: tvm.IRModule) -> Inputs:
         """The inputs of ``imported``, whose graph is now ``module``."""
         plane = Plane(imported.batch, imported.tokens)
-        tables = _tables(module)
+        tables = Lookups.of(module, plane, imported.mask)
         known = {
-            p.name: Input(str(p.ty.dtype), _extents(p, plane), tables.get(p.name))
+            p.name: Input(str(p.ty.dtype), _extents(p, plane), tables.rows.get(p.name))
             for p in module["main"].params
         }
-        return cls(known, imported.mask, imported.bounds)
+        least, most = imported.bounds[TOKENS]
+        limits = [number for number in (most, tables.tokens) if number is not None]
+        bounds = {**imported.bounds, TOKENS: (least, min(limits, default=None))}
+        return cls(known, imported.mask, bounds, tables.live)
 
     def check(self, given: Mapping[str, Any]) -> list[Any]:
         """The inputs of a call in order, in the form that a compiled function takes.
@@ -61,13 +64,18 @@ class Inputs:
         ShapeError, DTypeError
             An input is missing, unknown, of another type or shape, or has ids outside its table;
             the mask has other values than 0 and 1; the model does not admit so many, or so few,
-            sequences or tokens.
+            sequences, tokens or live tokens.
         """
         self.check_names(given)
         mask = as_numpy(given[self.mask], self.mask)
         sizes = self.sizes(mask.shape)
         if not ((mask == 0) | (mask == 1)).all():
             raise ShapeError(mismatch(self.mask, "only 0 and 1", "other values"))
+        if self.live is not None:
+            live = int(np.count_nonzero(mask, axis=1).max(initial=0))
+            if live > self.live:
+                expected = f"at most {self.live} live tokens of a sequence"
+                raise ShapeError(mismatch(self.mask, expected, live))
         return [_checked(name, given[name], one, sizes) for name, one in self.known.items()]
 
     def check_names(self, given: Mapping[str, Any]) -> None:
@@ -92,7 +100,12 @@ class Inputs:
     def to_json(self) -> dict[str, Any]:
         """As JSON holds it."""
         known = {name: vars(one) for name, one in self.known.items()}
-        return {"known": known, "mask": self.mask, "bounds": dict(self.bounds)}
+        return {
+            "known": known,
+            "mask": self.mask,
+            "bounds": dict(self.bounds),
+            "live": self.live,
+        }
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Inputs:
@@ -102,7 +115,7 @@ class Inputs:
             for name, one in found["known"].items()
         }
         bounds = {role: (least, most) for role, (least, most) in found["bounds"].items()}
-        return cls(known, found["mask"], bounds)
+        return cls(known, found["mask"], bounds, found["live"])
 
 
 def _checked(name: str, value: Any, one: Input, sizes: Mapping[Any, Any]) -> Any:
@@ -129,21 +142,3 @@ def _extents(param: relax.Var, plane: Plane) -> tuple[str | int | None, ...]:
         fixed = int(extent) if isinstance(extent, prim.IntImm) else None
         found.append(role if role in (BATCH, TOKENS) else fixed)
     return tuple(found)
-
-
-def _tables(module: tvm.IRModule) -> dict[str, int]:
-    """The smallest number of rows of the constant tables that each input's values pick from."""
-    main = module["main"]
-    source: dict[relax.Var, relax.Var] = {p: p for p in main.params}
-    rows: dict[str, int] = {}
-    for binding in bindings_of(main):
-        value = binding.value
-        if is_op(value, *_SAME_IDS) and value.args[0] in source:
-            source[binding.var] = source[value.args[0]]
-        if is_op(value, "take") and isinstance(value.args[0], ir.GenericConst):
-            table, ids = value.args
-            if ids in source and int(value.attrs.axis) == 0:
-                name = source[ids].name
-                extent = int(extents_of(table)[0])
-                rows[name] = min(rows.get(name, extent), extent)
-    return rows

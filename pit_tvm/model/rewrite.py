@@ -15,6 +15,7 @@ from .importer import Imported
 from .inputs import Inputs
 from .kernels import Kernels
 from .linear import LinearLayer, extract_linear
+from .lookups import read_inside
 from .norms import extract_norms
 from .plane import Plane
 from .propagate import Decision, propagate
@@ -46,7 +47,8 @@ def rewrite(imported: Imported, kernels: Kernels, look: Look = unseen) -> Rewrit
 def _rewritten(imported: Imported, kernels: Kernels, look: Look) -> Rewritten:
     bounds = imported.size_bounds
     plane = Plane(imported.batch, imported.tokens)
-    module = look("tidy", tidy(look("imported", imported.module), bounds))
+    module = tidy(look("imported", imported.module), bounds)
+    module = look("tidy", read_inside(module, plane, imported.mask))
     inputs = Inputs.of(imported, module)
     module, decisions = propagate(module, plane, imported.mask, kernels)
     module = look("tidy", tidy_reshapes(tidy(look("propagate", module), bounds)))

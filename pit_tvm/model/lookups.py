@@ -1,0 +1,161 @@
+"""Rows of tables that a graph picks by ids: what a call must keep to, and no read outside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import tvm
+from tvm import ir, relax, sym
+from tvm.ir import prim
+
+from .plane import Plane
+from .rebuild import bindings_of, is_op, rebuild, shape_of, without_weights
+
+# Operators that hand ids on unchanged, as casts to these types do.
+_SAME_IDS = ("reshape", "expand_dims", "squeeze", "broadcast_to")
+_ID_TYPES = ("int32", "int64")
+# What the largest id is counted from: an input's values, the number of tokens, or that of the live
+# tokens of a sequence.
+_GIVEN, _TOKENS, _LIVE = "given", "tokens", "live"
+
+
+@dataclass(frozen=True)
+class _Ids:
+    """Ids of at most ``most`` plus ``offset``; ``name``: the input that they are."""
+
+    most: str
+    offset: int = 0
+    name: str = ""
+
+
+@dataclass
+class Lookups:
+    """How many rows the smallest table has that each input's values pick from; and for how many
+    tokens, and live tokens of a sequence, tables of positions have rows (None: any)."""
+
+    rows: dict[str, int] = field(default_factory=dict)
+    tokens: int | None = None
+    live: int | None = None
+
+    @classmethod
+    def of(cls, module: tvm.IRModule, plane: Plane, mask: str) -> Lookups:
+        """What the tables of ``main`` demand."""
+        found, main = cls(), module["main"]
+        known = _known(main, plane, mask)
+        for call in _takes(main).values():
+            ids, rows = known.get(call.args[1]), _rows(call)
+            if ids is None or rows is None:
+                continue
+            most = rows - 1 - ids.offset
+            if ids.most == _GIVEN:
+                found.rows[ids.name] = min(found.rows.get(ids.name, rows), rows)
+            elif ids.most == _TOKENS:
+                found.tokens = most if found.tokens is None else min(found.tokens, most)
+            else:
+                found.live = most if found.live is None else min(found.live, most)
+        return found
+
+
+def read_inside(module: tvm.IRModule, plane: Plane, mask: str) -> tvm.IRModule:
+    """``main`` with computed ids held to their tables: only those that are an input's values are
+    checked in every call."""
+    known = _known(module["main"], plane, mask)
+    loose = {
+        var
+        for var, call in _takes(module["main"]).items()
+        if str(call.attrs.mode) == "fast" and not _is_checked(call, known)
+    }
+
+    def rule(_: relax.BlockBuilder, call: relax.Call, var: relax.Var) -> relax.Expr:
+        return relax.op.take(*call.args, call.attrs.axis, "clip") if var in loose else call
+
+    if not loose:
+        return module
+    return without_weights(rebuild(module, rule), relax.transform.CanonicalizeBindings())
+
+
+def _takes(main: relax.Function) -> dict[relax.Var, relax.Call]:
+    """The calls that pick rows by ids which are no constants."""
+    return {
+        b.var: b.value
+        for b in bindings_of(main)
+        if is_op(b.value, "take") and isinstance(b.value.args[1], relax.Var)
+    }
+
+
+def _rows(take: relax.Call) -> int | None:
+    """How many rows a table has, if whole ones are picked, and their number is constant."""
+    extents, axis = shape_of(take.args[0]), take.attrs.axis
+    if not extents or int(axis or 0) % len(extents) or not isinstance(extents[0], prim.IntImm):
+        return None
+    return int(extents[0])
+
+
+def _is_checked(take: relax.Call, known: Mapping[relax.Var, _Ids]) -> bool:
+    ids = known.get(take.args[1])
+    return ids is not None and ids.most == _GIVEN and _rows(take) is not None
+
+
+def _known(main: relax.Function, plane: Plane, mask: str) -> dict[relax.Var, _Ids]:
+    """The integers of ``main`` whose largest is known."""
+    known = {p: _Ids(_GIVEN, name=p.name) for p in main.params}
+    for binding in bindings_of(main):
+        found = _result(binding.value, known, plane, mask)
+        if found is not None:
+            known[binding.var] = found
+    return known
+
+
+def _result(
+    value: relax.Expr, known: Mapping[relax.Var, _Ids], plane: Plane, mask: str
+) -> _Ids | None:
+    if is_op(value, "arange"):
+        return _counted(value, plane)
+    operands = [known.get(a) if isinstance(a, relax.Var) else None for a in _arguments(value)]
+    first = operands[0] if operands else None
+    if first is None:
+        return None
+    of_mask = [ids is not None and ids.name == mask for ids in operands]
+    if is_op(value, *_SAME_IDS) or is_op(value, "astype") and _is_id(value):
+        return first
+    if is_op(value, "cumsum") and of_mask[0] and _is_id(value) and _along_tokens(value, plane):
+        return _Ids(_LIVE)
+    if is_op(value, "multiply") and first.most == _LIVE and of_mask[1]:
+        return first
+    if is_op(value, "add", "subtract") and first.most != _GIVEN:
+        number = _number(value.args[1])
+        sign = 1 if is_op(value, "add") else -1
+        return None if number is None else replace(first, offset=first.offset + sign * number)
+    return None
+
+
+def _arguments(value: relax.Expr) -> list[relax.Expr]:
+    return list(value.args) if isinstance(value, relax.Call) else []
+
+
+def _counted(value: relax.Call, plane: Plane) -> _Ids | None:
+    """Integers one after the other, as many as tokens but for a constant."""
+    _, end, step = value.args
+    if not _is_id(value) or not isinstance(step, prim.IntImm) or int(step) != 1:
+        return None
+    beyond = sym.Analyzer().simplify(end - plane.tokens)
+    return _Ids(_TOKENS, int(beyond) - 1) if isinstance(beyond, prim.IntImm) else None
+
+
+def _along_tokens(cumsum: relax.Call, plane: Plane) -> bool:
+    extents, axis = shape_of(cumsum.args[0]), cumsum.attrs.axis
+    if extents is None or axis is None:
+        return False
+    return bool(extents[int(axis)].same_as(plane.tokens))
+
+
+def _is_id(value: relax.Expr) -> bool:
+    return str(value.ty.dtype) in _ID_TYPES
+
+
+def _number(expr: relax.Expr) -> int | None:
+    if not isinstance(expr, ir.GenericConst) or expr.value.numpy().size != 1:
+        return None
+    found = expr.value.numpy().item()
+    return found if isinstance(found, int) else None
