@@ -225,6 +225,7 @@ ORDER = {
         "attention",
         "packing",
         "products",
+        "promotion",
         "converters",
         "exporting",
         "onnx_sizes",

@@ -26,6 +26,7 @@ from .faults import CODE_FAULTS
 from .onnx_model import is_onnx, read_onnx
 from .plane import BATCH, TOKENS, Bound
 from .products import product_converters
+from .promotion import promoting_converters
 from .rebuild import bindings_of, extents_of
 
 # The least extent that torch traces as dynamic: it takes 0 and 1 for constants.
@@ -224,7 +225,7 @@ class _Importer(ExportedProgramImporter):
 
     def create_convert_map(self) -> dict[str, Callable[[fx.Node], Any]]:
         """Conversions by the name of torch's operator."""
-        ours = product_converters() | converters()
+        ours = product_converters() | promoting_converters() | converters()
         bound = {name: partial(convert, importer=self) for name, convert in ours.items()}
         return {n: _named(convert) for n, convert in (super().create_convert_map() | bound).items()}
 

@@ -1,0 +1,161 @@
+"""Operators of two operands, which torch first makes of one type: that of the result.
+
+TVM's importer gives a number the type of the tensor beside it, and divides whole numbers as such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from tvm import relax
+from tvm.relax.frontend.torch.base_fx_graph_translator import BaseFXGraphImporter
+
+from ..errors import UnsupportedModel, mismatch
+
+Convert = Callable[[fx.Node, BaseFXGraphImporter], relax.Expr]
+Operator = Callable[[relax.Expr, relax.Expr], relax.Expr]
+
+_FORMS = ("Tensor", "Scalar")
+_ARITHMETIC: dict[str, Operator] = {
+    "add": relax.op.add,
+    "add_": relax.op.add,
+    "sub": relax.op.subtract,
+    "mul": relax.op.multiply,
+    "mul_": relax.op.multiply,
+    "div": relax.op.divide,
+    "remainder": relax.op.floor_mod,
+    "fmod": relax.op.mod,
+}
+_COMPARISONS: dict[str, Operator] = {
+    "eq": relax.op.equal,
+    "ne": relax.op.not_equal,
+    "ge": relax.op.greater_equal,
+    "gt": relax.op.greater,
+    "le": relax.op.less_equal,
+    "lt": relax.op.less,
+}
+# On truth values.
+_LOGICAL: dict[Operator, Operator] = {
+    relax.op.add: relax.op.logical_or,
+    relax.op.multiply: relax.op.logical_and,
+}
+
+
+def promoting_converters() -> dict[str, Convert]:
+    """By the name of torch's operator, in the form that `from_exported_program` takes."""
+    named = {
+        f"{name}.{form}": _arithmetic(operator)
+        for name, operator in _ARITHMETIC.items()
+        for form in _FORMS
+    }
+    compared = {
+        f"{name}.{form}": _comparison(operator)
+        for name, operator in _COMPARISONS.items()
+        for form in _FORMS
+    }
+    reverse = dict.fromkeys((f"rsub.{form}" for form in _FORMS), _reverse_subtract)
+    power = dict.fromkeys(("pow.Scalar", "pow.Tensor_Scalar", "pow.Tensor_Tensor"), _power)
+    others = {
+        "div.Tensor_mode": _rounded_division,
+        "div.Scalar_mode": _rounded_division,
+        "floor_divide.default": _arithmetic(relax.op.floor_divide),
+        "reciprocal.default": _reciprocal,
+    }
+    return named | compared | reverse | power | others
+
+
+def _arithmetic(operator: Operator) -> Convert:
+    def convert(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+        dtype = _result(node)
+        left, right = _operands(node, importer, dtype)
+        chosen = _LOGICAL.get(operator, operator) if dtype == "bool" else operator
+        return importer.block_builder.emit(chosen(left, right))
+
+    return convert
+
+
+def _comparison(operator: Operator) -> Convert:
+    def convert(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+        dtype = _name(torch.result_type(*(_known(a) for a in node.args[:2])))
+        # Truth values cannot be compared where code is generated.
+        left, right = _operands(node, importer, "int8" if dtype == "bool" else dtype)
+        return importer.block_builder.emit(operator(left, right))
+
+    return convert
+
+
+def _reciprocal(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    dtype = _result(node)
+    x = _cast(importer.env[node.args[0]], importer, dtype)
+    return importer.block_builder.emit(relax.op.divide(relax.const(1, dtype), x))
+
+
+def _reverse_subtract(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    left, right = _operands(node, importer, _result(node))
+    return importer.block_builder.emit(relax.op.subtract(right, left))
+
+
+def _rounded_division(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    emit, dtype, mode = importer.block_builder.emit, _result(node), node.kwargs["rounding_mode"]
+    left, right = _operands(node, importer, dtype)
+    if mode == "floor":
+        return emit(relax.op.floor_divide(left, right))
+    quotient = emit(relax.op.divide(left, right))
+    # Whole numbers are divided towards zero.
+    return emit(relax.op.trunc(quotient)) if mode and dtype.endswith(_REAL) else quotient
+
+
+def _power(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    emit, dtype = importer.block_builder.emit, _result(node)
+    exponent = node.args[1]
+    if dtype.endswith(_REAL):
+        return emit(relax.op.power(*_operands(node, importer, dtype)))
+    # Whole numbers, which TVM has no power of.
+    if not isinstance(exponent, int):
+        expected = "a constant exponent where the result is whole"
+        advice = "raise real numbers to a power"
+        raise UnsupportedModel(mismatch("pow", expected, str(exponent), advice))
+    base = _cast(importer.env[node.args[0]], importer, dtype)
+    result = base if exponent else emit(relax.op.ones_like(base))
+    for _ in range(exponent - 1):
+        result = emit(relax.op.multiply(result, base))
+    return result
+
+
+_REAL = ("float16", "float32", "float64")  # and bfloat16
+
+
+def _result(node: fx.Node) -> str:
+    return _name(node.meta["val"].dtype)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _known(argument: Any) -> Any:
+    """What stands for an argument where only its type matters."""
+    value = argument.meta["val"] if isinstance(argument, fx.Node) else argument
+    return 1 if isinstance(value, torch.SymInt) else value
+
+
+def _operands(
+    node: fx.Node, importer: BaseFXGraphImporter, dtype: str
+) -> tuple[relax.Expr, relax.Expr]:
+    """Both operands, of one type."""
+    left, right = (_cast(a, importer, dtype) for a in importer.retrieve_args(node)[:2])
+    return left, right
+
+
+def _cast(operand: Any, importer: BaseFXGraphImporter, dtype: str) -> relax.Expr:
+    """A tensor or a number in a type."""
+    if not isinstance(operand, relax.Expr):
+        return relax.const(operand, dtype)
+    if not isinstance(operand.ty, relax.TensorType):
+        return importer._prim_value_to_scalar_tensor(operand, dtype)
+    if str(operand.ty.dtype) == dtype:
+        return operand
+    return importer.block_builder.emit(relax.op.astype(operand, dtype))

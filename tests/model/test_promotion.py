@@ -1,0 +1,115 @@
+"""Operators of operands of different types, in whole models against torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from pit_tvm.errors import UnsupportedModel
+from pit_tvm.model import compile
+
+Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], dict[str, torch.Tensor]]
+
+
+class Small(nn.Module):
+    """Embeddings, and what ``rest`` makes of them, the ids and the mask."""
+
+    def __init__(self, rest: Forward) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.rest = nn.Embedding(40, 16), rest
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """What ``rest`` makes of values ``[batch, tokens, 16]``, ids and mask, by name."""
+        return self.rest(self.table(input_ids), input_ids, attention_mask)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels(kernel_folder: Path) -> Iterator[None]:
+    """One folder for the kernels of all models here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PIT_TVM_CACHE", str(kernel_folder))
+        yield
+
+
+def inputs(batch: int, tokens: int) -> dict[str, torch.Tensor]:
+    """Random ids, all of them live."""
+    ids = torch.randint(3, 40, (batch, tokens), generator=torch.Generator().manual_seed(0))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def check(rest: Forward) -> None:
+    """What is compiled gives torch's values in torch's types."""
+    model = Small(rest).eval()
+    ours = compile(model, inputs(3, 6))
+    for given in (inputs(3, 6), inputs(2, 5)):
+        with torch.no_grad():
+            expected = model(**given)
+        found = ours(**given)
+        for name, one in expected.items():
+            assert found[name].dtype == one.dtype, name
+            tolerance = 1e-3 if one.dtype == torch.float16 else 1e-5
+            torch.testing.assert_close(found[name], one, rtol=tolerance, atol=1e-5, msg=name)
+
+
+def weighted(x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {
+        "means": (x * (mask / mask.sum(1, keepdim=True))[..., None]).sum(1),
+        "product and sum": x * (mask * 0.9 + 0.1)[..., None],
+        "places": x + (torch.arange(x.shape[1]) * 0.01)[:, None],
+        "truth values": x * ((ids > 10) * 0.5)[..., None],
+        "difference": x * (1.5 - mask)[..., None],
+        "tokens": x / x.shape[1],
+        "a wider number": x * torch.tensor(0.5, dtype=torch.float64),
+        "16 bits": x.half() * mask[..., None] + torch.tensor(0.5),
+    }
+
+
+def whole(x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {
+        "quotient": ids / (mask + 1),
+        "of a number": ids / 4,
+        "reciprocal": 1 / ids,
+        "to zero": torch.div(-ids, 4, rounding_mode="trunc"),
+        "down": -ids // 4,
+        "real, to zero": torch.div(-ids, 2.5, rounding_mode="trunc"),
+        "real, down": ids // 2.5,
+        "remainder": -ids % 3,
+        "real remainder": ids % 1.5,
+        "with its sign": torch.fmod(-ids, 3),
+        "real, with its sign": torch.fmod(ids, 2.5),
+        "cube": ids**3,
+        "root": ids**0.5,
+        "power": 2.0**mask,
+    }
+
+
+def compared(x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    high, low = ids > 10, ids < 20
+    return {
+        "below": ids < 5.5,
+        "at least": ids + 0.5 >= ids,
+        "tokens": ids < x.shape[1],
+        "unlike": ids != 7.5,
+        "alike": high == low,
+        "above": high > 0,
+        "both": high * low,
+        "either": high + low,
+        "counted": high + 1,
+    }
+
+
+@pytest.mark.parametrize("rest", [weighted, whole, compared], ids=lambda f: f.__name__)
+def test_operands_take_torchs_type(rest: Forward) -> None:
+    check(rest)
+
+
+def test_whole_power_of_values_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="pow: expected a constant exponent"):
+        compile(Small(lambda x, ids, mask: {"power": 2**mask}).eval(), inputs(3, 6))
