@@ -259,7 +259,9 @@ def _translated(program: ExportedProgram) -> tvm.IRModule:
 def _named(convert: Callable[[fx.Node], Any]) -> Callable[[fx.Node], Any]:
     def converted(node: fx.Node) -> Any:
         try:
-            return convert(node)
+            made = convert(node)
+            _check_made(node, made)
+            return made
         except PitError:
             raise
         except CODE_FAULTS as error:
@@ -268,6 +270,33 @@ def _named(convert: Callable[[fx.Node], Any]) -> Callable[[fx.Node], Any]:
             raise UnsupportedModel(mismatch("model", expected, said, _LEAVE_OUT)) from error
 
     return converted
+
+
+def _check_made(node: fx.Node, made: Any) -> None:
+    """Refuse a tensor of another kind of numbers, rank or constant extent than torch's."""
+    known = node.meta.get("val")
+    ours = getattr(made, "ty", None)
+    if not isinstance(known, torch.Tensor) or not isinstance(ours, relax.TensorType):
+        return
+    dtype, shape = str(known.dtype).removeprefix("torch."), list(known.shape)
+    found = None if ours.ndim < 0 else list(extents_of(made)) if ours.shape else [None] * ours.ndim
+    wrong_dtype = ours.dtype is not None and _kind(str(ours.dtype)) != _kind(dtype)
+    if wrong_dtype or (found is not None and not _alike(shape, found)):
+        expected = f"{_place(node)} to give {dtype} of extents {shape}, as torch does"
+        got = f"{ours.dtype} of extents {found} from TVM's importer"
+        raise UnsupportedModel(mismatch("model", expected, got, _LEAVE_OUT))
+
+
+def _kind(dtype: str) -> str:
+    """The type itself, but one for all integers: some operators count in another width."""
+    return "integer" if dtype.startswith(("int", "uint")) else dtype
+
+
+def _alike(known: list[Any], found: list[Any]) -> bool:
+    return len(known) == len(found) and not any(
+        isinstance(a, int) and isinstance(b, prim.IntImm) and a != int(b)
+        for a, b in zip(known, found, strict=True)
+    )
 
 
 def _place(node: fx.Node) -> str:

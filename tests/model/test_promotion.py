@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from tvm import relax
 
 from pit_tvm.errors import UnsupportedModel
-from pit_tvm.model import compile
+from pit_tvm.model import compile, importer
 
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], dict[str, torch.Tensor]]
 
@@ -113,3 +114,23 @@ def test_operands_take_torchs_type(rest: Forward) -> None:
 def test_whole_power_of_values_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="pow: expected a constant exponent"):
         compile(Small(lambda x, ids, mask: {"power": 2**mask}).eval(), inputs(3, 6))
+
+
+UNLIKE = {
+    "type": lambda x: relax.op.astype(x, "int64"),
+    "bits": lambda x: relax.op.astype(x, "float16"),
+    "rank": lambda x: relax.op.sum(x, 1),
+    "extent": lambda x: relax.op.concat([x, x], 2),
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_translation_to_another_tensor_than_torchs_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(node: torch.fx.Node, translator: importer._Importer) -> relax.Expr:
+        return translator.block_builder.emit(UNLIKE[name](translator.env[node.args[0]]))
+
+    monkeypatch.setattr(importer, "converters", lambda: {"tanh.default": wrong})
+    with pytest.raises(UnsupportedModel, match=r"tanh.default .* to give float32 of extents"):
+        compile(Small(lambda x, ids, mask: {"tanh": torch.tanh(x)}).eval(), inputs(3, 6))
