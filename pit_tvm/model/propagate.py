@@ -21,7 +21,7 @@ from .attention import Attention, match_attention
 from .kernels import Kernels
 from .masks import is_zero_if_dead, mask_kind
 from .packing import LiveTokens, Packer, emit_index
-from .plane import BATCH, TOKENS, Plane
+from .plane import BATCH, BOTH, TOKENS, Plane
 from .rebuild import (
     attributes_of,
     bindings_of,
@@ -42,6 +42,7 @@ PICKS = "picks a token of each sequence"
 READS_ZEROS = "reads tokens that are 0 where dead"
 
 BY_TOKEN = "token by token"
+TURNED = "regroups tokens in another order than that of sequences"
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,30 @@ def _check_shapes(main: relax.Function) -> None:
         raise UnsupportedModel(mismatch("model", expected, operands, advice))
 
 
+def _turned(main: relax.Function, plane: Plane) -> set[relax.Var]:
+    """What a reshape across the order of batch and tokens gave, and what is computed from it: its
+    extents alone do not tell whose token an element is."""
+    found: set[relax.Var] = set()
+    for binding in bindings_of(main):
+        var, value = binding.var, binding.value
+        read = relax.analysis.free_vars(value)
+        from_turned = any(v in found for v in read)
+        if is_op(value, "reshape"):
+            before, after = _order(value.args[0], plane), _order(var, plane)
+            across = len(before) == len(after) == 2 and before != after
+            back = from_turned and after == [TOKENS, BATCH]
+            from_turned = (from_turned or across) and not back
+        if from_turned:
+            found.add(var)
+    return found
+
+
+def _order(expr: relax.Expr, plane: Plane) -> list[str]:
+    """The order of the axes of the plane; of both as one, that of sequences one by one."""
+    names = [role for role in plane.roles(expr) or () if role]
+    return [BATCH, TOKENS] if names == [BOTH] else names
+
+
 class _Propagation:
     def __init__(
         self,
@@ -116,6 +141,7 @@ class _Propagation:
         self.picked: set[relax.Var] = set()
         self.picked_again = False
         values = self.values = values_of(main)
+        self.turned = _turned(main, plane)
         # Layers share their mask, and are alike: what was proven once is kept.
         self.kind_of = cache(lambda added: mask_kind(added, values.get, mask))
         self.judge = Judge(plane)
@@ -161,6 +187,8 @@ class _Propagation:
         self.decisions.append((var, decision))
 
     def _packed_form(self, var: relax.Var, value: relax.Call) -> tuple[relax.Var | None, str]:
+        if var in self.turned:
+            return None, TURNED
         # First: of a single head, the last reshape of attention would pass for token-wise.
         found = match_attention(var, self.values, self.plane, self.kind_of)
         if found is not None and not found.problem:
@@ -276,7 +304,7 @@ class _Propagation:
         made = self.values.get(expr)
         if isinstance(made, relax.Tuple):
             return self._output(made)
-        if not self.plane.is_token_wise(self.plane.roles(expr)):
+        if expr in self.turned or not self.plane.is_token_wise(self.plane.roles(expr)):
             return self.padded.get(expr, expr)
         self._operand(expr, None)
         return self._unpacked(expr)
