@@ -109,11 +109,13 @@ class Inputs:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Inputs:
-        """What `to_json` gave."""
+        """What `to_json` gave; ValueError if its mask is no input."""
         known = {
             name: Input(one["dtype"], tuple(one["extents"]), one["rows"])
             for name, one in found["known"].items()
         }
+        if found["mask"] not in known:
+            raise ValueError(mismatch("mask", f"one of {sorted(known)}", repr(found["mask"])))
         bounds = {role: (least, most) for role, (least, most) in found["bounds"].items()}
         return cls(known, found["mask"], bounds, found["live"])
 

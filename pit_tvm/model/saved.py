@@ -9,6 +9,7 @@ import json
 import platform
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
@@ -19,7 +20,7 @@ import ml_dtypes
 import numpy as np
 
 from .. import __version__
-from ..errors import SavedModelError, UnsupportedTarget, mismatch
+from ..errors import BackendUnavailable, SavedModelError, UnsupportedTarget, mismatch
 from ..files import whole_file
 from ..runtime.kernel_cache import content_key
 from ..target import TargetInfo, missing_features, needed_features, resolve_target, runs_here
@@ -37,6 +38,18 @@ _SAME = ("apache-tvm", "apache-tvm-ffi")  # packages whose versions must be equa
 # Features of x86 CPUs that compilers use by themselves and that are not on every CPU with AVX2, by
 # the beginnings of their names.
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+# What a file raises that is no whole one of ours; RuntimeError: members that are encrypted, or
+# compressed in a way that is not known here.
+_DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    AttributeError,
+    EOFError,
+    KeyError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 @dataclass(frozen=True)
@@ -103,8 +116,8 @@ def read(path: str | Path) -> Parts:
             return _parts(archive, manifest, target)
     except OSError as error:
         raise SavedModelError(mismatch("path", "a file that can be read", error)) from error
-    except (zipfile.BadZipFile, EOFError, KeyError, ValueError) as error:
-        if isinstance(error, SavedModelError | UnsupportedTarget):
+    except _DAMAGE as error:
+        if isinstance(error, BackendUnavailable | SavedModelError | UnsupportedTarget):
             raise
         advice = "save the model again"
         text = mismatch(str(path), "a whole file that a compiled model saved", error, advice)

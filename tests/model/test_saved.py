@@ -227,8 +227,13 @@ def rewritten(saved: Path, path: Path, change: Callable[[dict[str, Any]], Any]) 
         ),
         (lambda m: m.pop("layers"), SavedModelError, "expected a whole file .*save the model"),
         (lambda m: m["layers"][0].update(weight="none"), SavedModelError, "a whole file"),
+        (lambda m: m.update(layers=3), SavedModelError, "a whole file"),
+        (lambda m: m.update(inputs=[]), SavedModelError, "a whole file"),
+        (lambda m: m["inputs"].update(mask="none"), SavedModelError, "a whole file.*mask: exp"),
+        (lambda m: m["decisions"].append({"other": 1}), SavedModelError, "a whole file"),
     ],
-    ids=["tvm", "pit", "code", "format", "features", "layers", "member"],
+    ids=["tvm", "pit", "code", "format", "features", "layers", "member"]
+    + ["number", "list", "mask", "decision"],
 )
 def test_other_versions_and_machines(
     saved: Path,
@@ -258,6 +263,14 @@ def test_a_file_that_was_cut_off(saved: Path, tmp_path: Path, share: float) -> N
     (tmp_path / "cut.pit").write_bytes(content[: int(share * len(content))])
     with pytest.raises(SavedModelError, match="whole file that a compiled model saved"):
         load(tmp_path / "cut.pit")
+
+
+@pytest.mark.parametrize("manifest", ["[]", "3", "null", '"text"'])
+def test_manifests_of_another_shape(tmp_path: Path, manifest: str) -> None:
+    with zipfile.ZipFile(tmp_path / "other.pit", "w") as archive:
+        archive.writestr("manifest.json", manifest)
+    with pytest.raises(SavedModelError, match="whole file that a compiled model saved"):
+        load(tmp_path / "other.pit")
 
 
 def test_files_of_other_kinds(tmp_path: Path) -> None:
