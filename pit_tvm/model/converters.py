@@ -27,6 +27,8 @@ def converters() -> dict[str, Convert]:
         "clamp_max.default": _clamp_max,
         "amax.default": _extremum(relax.op.max),
         "amin.default": _extremum(relax.op.min),
+        "elu.default": _elu,
+        "selu.default": _elu,
         "select.int": _select,
         "index.Tensor": _index,
         "slice_scatter.default": _slice_scatter,
@@ -56,6 +58,28 @@ def _bounded(
             is_tensor = isinstance(bound, relax.Expr)
             x = emit(closer(x, bound if is_tensor else relax.const(bound, dtype)))
     return x
+
+
+_SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
+
+
+def _elu(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    """``scale * (x if x > 0 else alpha * (exp(x * input_scale) - 1))``."""
+    x, *factors = _arguments(node, importer, "alpha", "scale", "input_scale")
+    if str(node.target).startswith("aten.selu"):
+        factors = [_SELU_ALPHA, _SELU_SCALE, None]
+    emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
+
+    def scaled(y: relax.Expr, factor: Any) -> relax.Expr:
+        if factor is None or factor == 1:
+            return y
+        return emit(relax.op.multiply(relax.const(factor, dtype), y))
+
+    alpha, scale, input_scale = factors
+    grown = emit(relax.op.exp(scaled(x, input_scale)))
+    left = emit(relax.op.nn.relu(emit(relax.op.subtract(relax.const(1, dtype), grown))))
+    below = scaled(left, -1.0 if alpha is None else -alpha)
+    return scaled(emit(relax.op.add(below, emit(relax.op.nn.relu(x)))), scale)
 
 
 def _extremum(reduce: Callable[..., relax.Expr]) -> Convert:

@@ -145,9 +145,16 @@ def _known(argument: Any) -> Any:
 def _operands(
     node: fx.Node, importer: BaseFXGraphImporter, dtype: str
 ) -> tuple[relax.Expr, relax.Expr]:
-    """Both operands, of one type."""
+    """Both operands of one type; ``alpha`` is a factor of the second (of rsub: of the first)."""
     left, right = (_cast(a, importer, dtype) for a in importer.retrieve_args(node)[:2])
-    return left, right
+    alpha = node.args[2] if len(node.args) > 2 else node.kwargs.get("alpha", 1)
+    alpha = importer.env.get(alpha, alpha)
+    if isinstance(alpha, int | float) and alpha == 1:
+        return left, right
+    scaled = _cast(alpha, importer, dtype)
+    if str(node.target).startswith("aten.rsub"):
+        return importer.block_builder.emit(relax.op.multiply(left, scaled)), right
+    return left, importer.block_builder.emit(relax.op.multiply(right, scaled))
 
 
 def _cast(operand: Any, importer: BaseFXGraphImporter, dtype: str) -> relax.Expr:

@@ -106,6 +106,31 @@ def compared(x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> dict[str
     }
 
 
+def multiplied(x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {
+        "sum": torch.add(x, x * x, alpha=2),
+        "in place": (x * 1).add_(x * x, alpha=2),
+        "number": torch.sub(x, 1.5, alpha=2),
+        "whole": torch.sub(ids, mask, alpha=3),
+        "reverse": torch.rsub(x, x * x, alpha=3),
+        "reverse number": torch.rsub(x, 2, alpha=0.5),
+    }
+
+
+def activated(x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {
+        "selu": nn.functional.selu(x),
+        "elu": nn.functional.elu(x),
+        "elu, half": nn.functional.elu(x, 0.5),
+        "celu": nn.functional.celu(x, 0.7),
+    }
+
+
+@pytest.mark.parametrize("rest", [multiplied, activated], ids=lambda f: f.__name__)
+def test_factors_are_taken(rest: Forward) -> None:
+    check(rest)
+
+
 @pytest.mark.parametrize("rest", [weighted, whole, compared], ids=lambda f: f.__name__)
 def test_operands_take_torchs_type(rest: Forward) -> None:
     check(rest)
