@@ -32,7 +32,7 @@ def converters() -> dict[str, Convert]:
         "select.int": _select,
         "index.Tensor": _index,
         "slice_scatter.default": _slice_scatter,
-    }
+    } | dict.fromkeys(("squeeze.default", "squeeze.dim", "squeeze.dims"), _squeeze)
 
 
 def _clamp(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
@@ -115,6 +115,21 @@ def _index(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
     extents = extents_of(x)
     counted = [from_start(emit, one, extents[axis]) for axis, one in ids.items()]
     return emit(relax.op.index_tensor(x, counted))
+
+
+def _squeeze(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    """``x`` without those dimensions, or all, whose extent is always 1."""
+    x, given = _arguments(node, importer, "dim")
+    source: Any = node.args[0]
+    extents = source.meta["val"].shape
+    axes: Any = range(len(extents)) if given is None else given
+    axes = [axes] if isinstance(axes, int) else axes
+    always = sorted(a % len(extents) for a in axes if extents and _is_one(extents[a]))
+    return importer.block_builder.emit(relax.op.squeeze(x, always)) if always else x
+
+
+def _is_one(extent: Any) -> bool:
+    return isinstance(extent, int) and extent == 1
 
 
 def _slice_scatter(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:

@@ -96,6 +96,28 @@ def test_operators_are_torchs() -> None:
             torch.testing.assert_close(found[name][rows], one[rows], rtol=1e-5, atol=1e-6)
 
 
+def squeezed(self: Small, x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> Any:
+    x = x * mask.unsqueeze(-1)
+    return {
+        "no dimension of one": x.squeeze(),
+        "batch stays": x.squeeze(0),
+        "tokens stay": x.squeeze(1),
+        "both stay": x.squeeze((0, 1)),
+        "the last goes": x.unsqueeze(-1).squeeze((-1, 0)),
+        "all of one go": x[:, None, :, :, None].squeeze(),
+    }
+
+
+def test_squeeze_keeps_batch_and_tokens() -> None:
+    model, ours = both(squeezed)
+    for mask in MASKS[:2]:
+        given = inputs(mask)
+        with torch.no_grad():
+            torch.testing.assert_close(ours(**given), model(**given), rtol=0, atol=1e-6)
+    # A program for every batch keeps the dimension of a batch of one, too.
+    assert ours(**inputs(MASKS[2]))["no dimension of one"].shape == (1, 9, WIDTH)
+
+
 def test_last_token_of_a_sequence_without_any_is_the_padded_ones() -> None:
     model, ours = both(lambda self, x, ids, mask: x[torch.arange(x.shape[0]), mask.sum(1) - 1])
     given = inputs([[0, 0, 0], [1, 1, 0]])
