@@ -11,7 +11,8 @@ from torch import nn
 from tvm import relax
 
 from pit_tvm.errors import UnsupportedModel
-from pit_tvm.model import compile, importer
+from pit_tvm.model import compile
+from pit_tvm.model import importer as importing
 
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], dict[str, torch.Tensor]]
 
@@ -153,9 +154,9 @@ UNLIKE = {
 def test_translation_to_another_tensor_than_torchs_is_refused(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wrong(node: torch.fx.Node, translator: importer._Importer) -> relax.Expr:
-        return translator.block_builder.emit(UNLIKE[name](translator.env[node.args[0]]))
+    def wrong(node: torch.fx.Node, importer: importing._Importer) -> relax.Expr:
+        return importer.block_builder.emit(UNLIKE[name](importer.env[node.args[0]]))
 
-    monkeypatch.setattr(importer, "converters", lambda: {"tanh.default": wrong})
+    monkeypatch.setattr(importing, "converters", lambda: {"tanh.default": wrong})
     with pytest.raises(UnsupportedModel, match=r"tanh.default .* to give float32 of extents"):
         compile(Small(lambda x, ids, mask: {"tanh": torch.tanh(x)}).eval(), inputs(3, 6))
