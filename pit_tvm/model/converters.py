@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,8 @@ def converters() -> dict[str, Convert]:
         "select.int": _select,
         "index.Tensor": _index,
         "slice_scatter.default": _slice_scatter,
+        "full.default": _full,
+        "full_like.default": _full,
     } | dict.fromkeys(("squeeze.default", "squeeze.dim", "squeeze.dims"), _squeeze)
 
 
@@ -115,6 +118,17 @@ def _index(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
     extents = extents_of(x)
     counted = [from_start(emit, one, extents[axis]) for axis, one in ids.items()]
     return emit(relax.op.index_tensor(x, counted))
+
+
+def _full(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    """One number everywhere; TVM does not lower its operator where that is infinite."""
+    given, value = importer.retrieve_args(node)[:2]
+    if not isinstance(value, float) or math.isfinite(value):
+        like = str(node.target).startswith("aten.full_like")
+        return importer._full_like(node) if like else importer._full(node)
+    dtype = str(node.meta["val"].dtype).removeprefix("torch.")
+    shape = given.ty.shape if isinstance(given, relax.Expr) else relax.ShapeExpr(list(given))
+    return importer.block_builder.emit(relax.op.broadcast_to(relax.const(value, dtype), shape))
 
 
 def _squeeze(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:

@@ -118,6 +118,27 @@ def test_squeeze_keeps_batch_and_tokens() -> None:
     assert ours(**inputs(MASKS[2]))["no dimension of one"].shape == (1, 9, WIDTH)
 
 
+def infinite(self: Small, x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> Any:
+    tokens, live = x.shape[1], mask.unsqueeze(-1) > 0
+    scores = x.mean(-1, keepdim=True)
+    filled = torch.full((tokens, tokens), float("-inf"))
+    return {
+        "causal": scores + torch.triu(filled, 1),
+        "torch's causal mask": scores + nn.Transformer.generate_square_subsequent_mask(tokens),
+        "like": torch.where(live, x, torch.full_like(x, float("-inf"))),
+        "new": torch.where(live, x, x.new_full((x.shape[0], tokens, 1), float("inf"))),
+        "finite": ids + torch.full((tokens,), 3),
+    }
+
+
+def test_infinite_fill() -> None:
+    model, ours = both(infinite)
+    for batch, tokens in ((2, 5), (3, 7)):
+        given = inputs(np.ones((batch, tokens)))
+        with torch.no_grad():
+            torch.testing.assert_close(ours(**given), model(**given), rtol=0, atol=1e-6)
+
+
 def test_last_token_of_a_sequence_without_any_is_the_padded_ones() -> None:
     model, ours = both(lambda self, x, ids, mask: x[torch.arange(x.shape[0]), mask.sum(1) - 1])
     given = inputs([[0, 0, 0], [1, 1, 0]])
