@@ -144,10 +144,6 @@ LATE: dict[str, tuple[Forward, str]] = {
         lambda self, x, ids, mask: x + torch.bucketize(x, self.linear.bias),
         "loops that can be scheduled for searchsorted, got ScheduleError: ",
     ),
-    "product of booleans": (
-        lambda self, x, ids, mask: ((x > 0) * (x < 1)).float(),
-        "operators that TVM can build for llvm, got InternalError: ",
-    ),
     "differences": (
         lambda self, x, ids, mask: x.diff(dim=-1),
         "strided_slice in a form that TVM can lower, got InternalError: ",
