@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .cli_model import add_mask_input, add_model, at_least, missing_tasks
 from .errors import UnsupportedTarget, mismatch
-from .target import TargetInfo, resolve_target
+from .target import TargetInfo, cpus, resolve_target
 from .tile_db.store import TileStore
 
 if TYPE_CHECKING:
@@ -96,9 +95,7 @@ def add_tune(subparsers: Subparsers) -> None:
     add(
         "--workers",
         type=at_least(1),
-        default=len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        default=cpus(),
         help="processes that compile GPU candidates (default: one for each CPU)",
     )
     add(
@@ -335,10 +332,3 @@ def _shape(text: str) -> tuple[int, ...]:
 
 def _extents(task: TileTask) -> str:
     return f"{task.m}x{task.n}x{task.k}" + (f"/{task.groups}" if task.groups > 1 else "")
-
-
-def _cpus() -> int:
-    """CPUs that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -196,7 +196,7 @@ def start_thread_pool(threads: int) -> int:
         forks.watch()
         ours = _asked_threads() is None
         if ours:
-            os.environ[_NUM_THREADS] = str(max(threads, _cpus()))
+            os.environ[_NUM_THREADS] = str(max(threads, cpus()))
         if count() != threads:
             # 1 is TVM's "big cores" mode, the pool's own default.
             tvm_ffi.get_global_func("runtime.config_threadpool")(1, threads)
@@ -204,6 +204,13 @@ def start_thread_pool(threads: int) -> int:
             _told_tvm[:] = [str(threads)]
             os.environ[_NUM_THREADS] = str(threads)
         return int(count())
+
+
+def cpus() -> int:
+    """How many CPUs this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def refuse_fork() -> NoReturn:
@@ -300,7 +307,7 @@ def _threads(num_cores: Any) -> int:
         with _pool_lock:
             asked = _asked_threads()
     if asked is None:
-        return _cpus()
+        return cpus()
     try:
         threads = int(asked)
     except (TypeError, ValueError):
@@ -314,12 +321,6 @@ def _asked_threads() -> str | None:
     """The number that the user set for TVM."""
     value = os.environ.get(_NUM_THREADS)
     return None if value in _told_tvm else value
-
-
-def _cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _cpu_options(info: TargetInfo) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from tvm.ir import prim
 from tvm.relax.frontend.torch.base_fx_graph_translator import BaseFXGraphImporter
 
 from ..errors import UnsupportedModel, mismatch
+from ..runtime.cuda_arrays import dtype_name
 from .rebuild import extents_of
 
 Convert = Callable[[fx.Node, BaseFXGraphImporter], relax.Expr]
@@ -53,7 +54,7 @@ def _bounded(
 ) -> relax.Expr:
     """``x`` between two bounds. TVM's clip has infinite ones where one is not given, which integers
     cannot have."""
-    emit, dtype = importer.block_builder.emit, str(node.meta["val"].dtype).removeprefix("torch.")
+    emit, dtype = importer.block_builder.emit, dtype_name(node.meta["val"])
     if str(x.ty.dtype) != dtype:
         x = emit(relax.op.astype(x, dtype))
     for bound, closer in ((low, relax.op.maximum), (high, relax.op.minimum)):
@@ -126,7 +127,7 @@ def _full(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
     if not isinstance(value, float) or math.isfinite(value):
         like = str(node.target).startswith("aten.full_like")
         return importer._full_like(node) if like else importer._full(node)
-    dtype = str(node.meta["val"].dtype).removeprefix("torch.")
+    dtype = dtype_name(node.meta["val"])
     shape = given.ty.shape if isinstance(given, relax.Expr) else relax.ShapeExpr(list(given))
     return importer.block_builder.emit(relax.op.broadcast_to(relax.const(value, dtype), shape))
 

@@ -11,7 +11,7 @@ from torch.export import Dim, ExportedProgram
 from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
 
 from ..errors import DTypeError, ShapeError, UnsupportedModel, mismatch
-from .faults import CODE_FAULTS
+from .faults import CODE_FAULTS, LONGEST_MESSAGE
 
 # What an error of torch.export says, and what helps.
 _ADVICE = (
@@ -23,7 +23,6 @@ _ADVICE = (
     ("not a known type", "let it return tensors only: config.use_cache = False in transformers"),
     ("Constraints violated", "the model's code admits only some lengths or batches"),
 )
-_LONGEST_MESSAGE = 300
 
 
 def export_program(
@@ -116,6 +115,6 @@ def _export_within_bounds(
 def _unsupported(error: Exception) -> UnsupportedModel:
     text = str(error)
     advice = next((advice for words, advice in _ADVICE if words in text), "")
-    said = " ".join(text.split())[:_LONGEST_MESSAGE]
+    said = " ".join(text.split())[:LONGEST_MESSAGE]
     expected = "a module that torch.export can trace for every batch and length"
     return UnsupportedModel(mismatch("model", expected, f"{type(error).__name__}: {said}", advice))

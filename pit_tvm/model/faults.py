@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from ..errors import PitError, UnsupportedModel, mismatch
 
-_LEAVE_OUT = "write it with others, or leave that part out of the model"
-_LONGEST_MESSAGE = 300
+LEAVE_OUT = "write it with others, or leave that part out of the model"
+LONGEST_MESSAGE = 300
 #: What code that does not fit its inputs raises: a module's while torch runs it, and conversions of
 #: its operators. Files, memory and interrupts are another matter.
 CODE_FAULTS = (
@@ -33,6 +33,6 @@ def faults_as_unsupported(expected: str) -> Iterator[None]:
         raise
     except CODE_FAULTS as error:
         # TVM's errors show the whole module after a first paragraph.
-        said = " ".join(str(error).strip().split("\n\n")[0].split())[:_LONGEST_MESSAGE]
+        said = " ".join(str(error).strip().split("\n\n")[0].split())[:LONGEST_MESSAGE]
         got = f"{type(error).__name__}: {said.removeprefix(f'{type(error).__name__}: ')}"
-        raise UnsupportedModel(mismatch("model", expected, got, _LEAVE_OUT)) from error
+        raise UnsupportedModel(mismatch("model", expected, got, LEAVE_OUT)) from error

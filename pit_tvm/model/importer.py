@@ -19,10 +19,11 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 
 from ..errors import DTypeError, PitError, ShapeError, UnsupportedModel, mismatch
 from ..quick_stacks import quick_stacks
+from ..runtime.cuda_arrays import dtype_name
 from .converters import converters
 from .decomposing import decompose
 from .exporting import export_program
-from .faults import CODE_FAULTS
+from .faults import CODE_FAULTS, LEAVE_OUT
 from .onnx_model import is_onnx, read_onnx
 from .plane import BATCH, TOKENS, Bound
 from .products import product_converters
@@ -217,8 +218,6 @@ def _check_straight(main: relax.Function) -> None:
 # --------------------------------------------------------------------------------------------
 # From torch's operators to Relax
 
-_LEAVE_OUT = "write it with others, or leave that part out of the model"
-
 
 class _Importer(ExportedProgramImporter):
     """TVM's importer with our conversions; what one raises names the operator."""
@@ -246,7 +245,7 @@ def _translated(program: ExportedProgram) -> tvm.IRModule:
         missing = {_place(n) for n in calls if _operator(n) not in importer.convert_map}
         if missing:
             expected, got = "operators that TVM's importer knows", ", ".join(sorted(missing))
-            raise UnsupportedModel(mismatch("model", expected, got, _LEAVE_OUT))
+            raise UnsupportedModel(mismatch("model", expected, got, LEAVE_OUT))
         return importer.from_exported_program(
             program,
             keep_params_as_input=False,
@@ -267,7 +266,7 @@ def _named(convert: Callable[[fx.Node], Any]) -> Callable[[fx.Node], Any]:
         except CODE_FAULTS as error:
             said = " ".join(str(error).split()) or type(error).__name__
             expected = f"{_place(node)} in a form that TVM's importer knows"
-            raise UnsupportedModel(mismatch("model", expected, said, _LEAVE_OUT)) from error
+            raise UnsupportedModel(mismatch("model", expected, said, LEAVE_OUT)) from error
 
     return converted
 
@@ -278,13 +277,13 @@ def _check_made(node: fx.Node, made: Any) -> None:
     ours = getattr(made, "ty", None)
     if not isinstance(known, torch.Tensor) or not isinstance(ours, relax.TensorType):
         return
-    dtype, shape = str(known.dtype).removeprefix("torch."), list(known.shape)
+    dtype, shape = dtype_name(known), list(known.shape)
     found = None if ours.ndim < 0 else list(extents_of(made)) if ours.shape else [None] * ours.ndim
     wrong_dtype = ours.dtype is not None and _kind(str(ours.dtype)) != _kind(dtype)
     if wrong_dtype or (found is not None and not _alike(shape, found)):
         expected = f"{_place(node)} to give {dtype} of extents {shape}, as torch does"
         got = f"{ours.dtype} of extents {found} from TVM's importer"
-        raise UnsupportedModel(mismatch("model", expected, got, _LEAVE_OUT))
+        raise UnsupportedModel(mismatch("model", expected, got, LEAVE_OUT))
 
 
 def _kind(dtype: str) -> str:

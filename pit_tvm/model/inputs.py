@@ -88,14 +88,14 @@ class Inputs:
         does not admit it."""
         if len(plane) != 2:
             raise ShapeError(mismatch(self.mask, "[batch, tokens]", tuple(plane)))
-        found = dict(zip((BATCH, TOKENS), plane, strict=True))
+        found: dict[Any, Any] = dict(zip((BATCH, TOKENS), plane, strict=True))
         for role, name in ((BATCH, "sequences"), (TOKENS, "tokens")):
             least, most = self.bounds[role]
             if found[role] < least:
                 raise ShapeError(mismatch(self.mask, f"at least {least} {name}", found[role]))
             if most is not None and found[role] > most:
                 raise ShapeError(mismatch(self.mask, f"at most {most} {name}", found[role]))
-        return dict(found)
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """As JSON holds it."""

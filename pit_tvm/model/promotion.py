@@ -14,6 +14,7 @@ from tvm import relax
 from tvm.relax.frontend.torch.base_fx_graph_translator import BaseFXGraphImporter
 
 from ..errors import UnsupportedModel, mismatch
+from ..runtime.cuda_arrays import dtype_name
 
 Convert = Callable[[fx.Node, BaseFXGraphImporter], relax.Expr]
 Operator = Callable[[relax.Expr, relax.Expr], relax.Expr]
@@ -79,7 +80,7 @@ def _arithmetic(operator: Operator) -> Convert:
 
 def _comparison(operator: Operator) -> Convert:
     def convert(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
-        dtype = _name(torch.result_type(*(_known(a) for a in node.args[:2])))
+        dtype = str(torch.result_type(*map(_known, node.args[:2]))).removeprefix("torch.")
         # Truth values cannot be compared where code is generated.
         left, right = _operands(node, importer, "int8" if dtype == "bool" else dtype)
         return importer.block_builder.emit(operator(left, right))
@@ -129,11 +130,7 @@ _REAL = ("float16", "float32", "float64")  # and bfloat16
 
 
 def _result(node: fx.Node) -> str:
-    return _name(node.meta["val"].dtype)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return dtype_name(node.meta["val"])
 
 
 def _known(argument: Any) -> Any:

@@ -35,8 +35,6 @@ _FORMAT = 4
 _MANIFEST, _LIBRARY, _TILES, _KERNELS = "manifest.json", "machine.so", FILE_NAME, "kernels"
 _PROGRAM = "program.py"
 _SAME = ("apache-tvm", "apache-tvm-ffi")  # packages whose versions must be equal
-# Features of x86 CPUs that compilers use by themselves and that are not on every CPU with AVX2, by
-# the beginnings of their names.
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 # What a file raises that is no whole one of ours; RuntimeError: members that are encrypted, or
 # compressed in a way that is not known here.

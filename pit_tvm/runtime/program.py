@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,7 +147,8 @@ def analyse(tensors: Any, sparse: dict[str, SparsitySpec], *, apply_mask: bool =
         raise AxisError(mismatch("apply_mask", expected, type(spec).__name__, advice))
     params = [_param(p) for p in func.params if is_buffer(p)]
     names = [p.name for p in params]
-    _check_order(func, names)
+    infos = block_infos(func)
+    _check_order(infos, names)
     if operand not in names:
         expected = f"an input, one of {names[:-1]}, or the output {names[-1]}"
         raise AxisError(mismatch("sparse", expected, operand))
@@ -172,7 +174,7 @@ def analyse(tensors: Any, sparse: dict[str, SparsitySpec], *, apply_mask: bool =
         contraction=con,
         product=_product(con, info) if con else None,
         routes=tuple(routes),
-        lookups=_lookups(func, con.group if con else ""),
+        lookups=_lookups(func, infos, con.group if con else ""),
         has_epilogue=info.updates[0].target.buffer not in func.params,
         mask=_mask_name(operand, params) if apply_mask else "",
     )
@@ -205,36 +207,30 @@ def _mask_name(operand: str, params: list[Param]) -> str:
     return name
 
 
-def _check_order(func: tirx.PrimFunc, names: list[str]) -> None:
+def _check_order(infos: Sequence[BlockInfo], names: list[str]) -> None:
     """The last array, and no other one, is computed."""
-    made = {a.buffer_name for info in block_infos(func) for a in info.writes}
+    made = {a.buffer_name for info in infos for a in info.writes}
     computed = [name for name in names if name in made]
     if not names or computed != names[-1:]:
         expected = "inputs, and then one tensor that is computed of them"
         raise AxisError(mismatch("tensors", expected, f"{names}, of which {computed} are computed"))
 
 
-def _lookups(func: tirx.PrimFunc, checked: str) -> tuple[Lookup, ...]:
+def _lookups(func: tirx.PrimFunc, infos: Sequence[BlockInfo], checked: str) -> tuple[Lookup, ...]:
     """Reads of inputs at indices that another input holds; detection checks ``checked`` itself.
 
     AxisError for an index that is computed of one: nobody could tell whether it is in range.
     """
-    for access in (access for info in block_infos(func) for access in info.reads):
-        for index in access.indices:
-            bare = isinstance(index, TensorLoad) and index.source in func.params
-            if not bare and _loads(index):
+    found: set[Lookup] = set()
+    for access in (access for info in infos for access in info.reads):
+        for dim, index in enumerate(access.indices):
+            if isinstance(index, TensorLoad) and index.source in func.params:
+                ids = str(index.source.name)
+                if access.buffer in func.params and ids != checked:
+                    found.add(Lookup(ids, access.buffer_name, dim))
+            elif _loads(index):
                 expected = "indices that an input holds as they are"
                 raise AxisError(mismatch(f"an index of {access.buffer_name}", expected, index))
-    found = {
-        Lookup(str(index.source.name), access.buffer_name, dim)
-        for info in block_infos(func)
-        for access in info.reads
-        for dim, index in enumerate(access.indices)
-        if access.buffer in func.params
-        and isinstance(index, TensorLoad)
-        and index.source in func.params
-        and str(index.source.name) != checked
-    }
     return tuple(sorted(found, key=lambda lookup: (lookup.ids, lookup.operand, lookup.dim)))
 
 

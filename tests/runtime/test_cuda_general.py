@@ -19,15 +19,7 @@ from pit_tvm.runtime.cuda_general_form import GeneralForm, general_form, turned
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.runtime.program import Program, analyse
 from pit_tvm.schedules.cuda_contraction_space import PIECES, ROWS, starting_tiles
-from pit_tvm.structs import (
-    BlockMask,
-    Groups,
-    Lengths,
-    Mask,
-    Rows,
-    SparsitySpec,
-    Values,
-)
+from pit_tvm.structs import BlockMask, Groups, Lengths, Mask, Rows, SparsitySpec, Values
 
 H200 = "cuda -arch=sm_90a -model=h200"
 
