@@ -261,6 +261,7 @@ ORDER = {
         "program_parts",
         "torch_program",
         "cuda_index",
+        "cuda_turns",
         "cuda_replay",
         "cuda_kernels",
         "cuda_active",

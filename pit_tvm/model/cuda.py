@@ -23,7 +23,9 @@ from .cuda_kernels import ATTENTION, CudaKernels, varlen_attention
 from .cuda_layers import CudaLayers, has_tiles
 from .cuda_machine import compile_graph, cuda_program
 from .cuda_replay import Replayed
+from .cuda_turns import InTurn
 from .dump import Look, unseen
+from .faults import faults_as_unsupported
 from .importer import Imported
 from .inputs import Inputs
 from .linear import LinearLayer
@@ -74,14 +76,14 @@ class CudaModel(CompiledModel):
     With CUDA graphs, batches of a shape and a number of live tokens that come again are replayed
     (`Replayed`). While a call is recorded into a CUDA graph of the caller nothing of the inputs is
     checked, and all rows of the padded batch are computed; replays take other ids and masks of the
-    same shape.
+    same shape. Threads and streams may share a model: their calls take turns.
     """
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
         machine = self._machine
         index = machine.functions.get(LIVE_TOKENS)
-        self._run = Replayed(machine, index) if machine.graph.replayable else machine
+        self._run = InTurn(Replayed(machine, index) if machine.graph.replayable else machine)
 
     def __call__(self, **inputs: Any) -> Any:
         """Run a batch of contiguous CUDA tensors on torch's current stream; see
@@ -111,8 +113,10 @@ def compile_for_gpu(
     """The model on ``device``; see `pit_tvm.model.compile`."""
     kernels = CudaKernels(Plane(imported.batch, imported.tokens))
     rewritten, cache = rewrite(imported, kernels, look), KernelCache()
-    module, merged = _graph(imported, rewritten, look)
-    graph = compile_graph(module, kernels.module, target, cache)
+    with faults_as_unsupported("operators that TVM can rewrite for a GPU"):
+        module, merged = _graph(imported, rewritten, look)
+    with faults_as_unsupported("operators that TVM can compile for a GPU"):
+        graph = compile_graph(module, kernels.module, target, cache)
     graph = replace(graph, replayable=graph.replayable and cuda_graphs)
     layers = CudaLayers(merged, target, device, cache, database, _in_place(module))
     return CudaModel(
@@ -164,7 +168,7 @@ def current_device() -> torch.device:
 
 def _machine(graph: Any, layers: CudaLayers, inputs: Inputs, cache: KernelCache) -> TorchProgram:
     """What runs ``graph``, a `ProgramText`, with the functions that a model's graphs call."""
-    index = CudaIndex(inputs.mask, _tables(inputs), layers.target.isa, cache)
+    index = CudaIndex(inputs, layers.target.isa, cache)
     packed: dict[str, Callable[..., Any]] = {
         LINEAR: layers,
         PLACED: layers.placed,
@@ -184,16 +188,11 @@ def _graph(
     imported: Imported, rewritten: Rewritten, look: Look = unseen
 ) -> tuple[tvm.IRModule, list[LinearLayer]]:
     """The graph as a GPU runs it, and its linear layers."""
-    module = pass_ids(rewritten.module, list(_tables(rewritten.inputs)))
+    module = pass_ids(rewritten.module, list(rewritten.inputs.tables))
     module = look("ids", tidy_reshapes(tidy(module, imported.size_bounds)))
     module, merged = merge_linear(module, rewritten.layers, LINEAR, _is_attention)
     module = store_in_place(look("merge", module), merged, LINEAR, PLACED, has_tiles)
     return look("swrite", module), merged
-
-
-def _tables(inputs: Inputs) -> dict[str, int]:
-    """Rows of the tables that inputs of ids name rows of."""
-    return {name: one.rows for name, one in inputs.known.items() if one.rows is not None}
 
 
 def _is_attention(call: relax.Call) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import torch
 import tvm
 from tvm import relax
@@ -13,6 +11,7 @@ from ..runtime.cuda_arrays import is_capturing
 from ..runtime.cuda_live_tokens import NOT_A_MASK, live_module
 from ..runtime.cuda_modules import cached_modules
 from ..runtime.kernel_cache import KernelCache
+from .inputs import Inputs
 from .packing import LIVE_TOKENS
 from .rebuild import is_op, rebuild
 
@@ -24,12 +23,11 @@ _WORDS = {torch.bool: 8, torch.uint8: 8, torch.int8: 8, torch.int32: 32, torch.i
 class CudaIndex:
     """``index(mask, *ids)``: `pit_tvm.runtime.live_tokens.live_tokens` on the mask's device.
 
-    ``tables``: names of the inputs that are ids, in the order in which the graph passes them
-    (`pass_ids`), and how many rows the tables have that they name.
+    The graph passes those of ``inputs`` that are ids (`pass_ids`).
     """
 
-    def __init__(self, mask: str, tables: Mapping[str, int], arch: str, cache: KernelCache) -> None:
-        self._mask, self._tables = mask, dict(tables)
+    def __init__(self, inputs: Inputs, arch: str, cache: KernelCache) -> None:
+        self._inputs, self._tables = inputs, inputs.tables
         self._kernels = cached_modules(cache, arch)("cuda-live-tokens", live_module)
 
     def __call__(self, mask: torch.Tensor, *ids: torch.Tensor) -> Lists:
@@ -41,11 +39,12 @@ class CudaIndex:
         Raises
         ------
         ShapeError
-            The mask holds something else than 0 and 1, or ids name no row of their table.
+            The mask holds something else than 0 and 1, or more live tokens of a sequence than the
+            model admits, or ids name no row of their table.
         """
         lists = empty_lists(mask)
         if is_capturing():
-            self._start(mask, ids, lists)
+            self._start(mask, lists)
             return lists
         return first(lists, self.fill(lists, mask, *ids))
 
@@ -57,33 +56,44 @@ class CudaIndex:
         ShapeError
             As for a call. The lists name tokens of the plane all the same.
         """
-        status = self._start(mask, ids, lists)
+        counts, status = self._start(mask, lists)
         for number, (each, rows) in enumerate(zip(ids, self._tables.values(), strict=False)):
-            if each.numel():
-                outside = self._kernels[f"mark_outside_{each.element_size() * 8}"]
-                outside(each.reshape(-1), rows, number + 1, status)
+            self._mark_outside(each, rows, number + 1, status)
+        most = self._inputs.live
+        if most is not None and mask.shape[1] > most:
+            self._mark_outside(counts, most + 1, len(status) - 1, status)
         return self._checked(status.tolist())
 
-    def _start(self, mask: torch.Tensor, ids: Sequence[torch.Tensor], lists: Lists) -> torch.Tensor:
-        """Launch what writes the lists; the number of live tokens, and a place for each of
-        ``ids``."""
-        status = torch.zeros(1 + len(ids), dtype=torch.int32, device=mask.device)
+    def _mark_outside(self, ids: torch.Tensor, rows: int, place: int, status: torch.Tensor) -> None:
+        """Set ``status[place]`` if one of ``ids`` is none of 0 to ``rows - 1``."""
+        if ids.numel():
+            mark = self._kernels[f"mark_outside_{ids.element_size() * 8}"]
+            mark(ids.reshape(-1), rows, place, status)
+
+    def _start(self, mask: torch.Tensor, lists: Lists) -> tuple[torch.Tensor, torch.Tensor]:
+        """Launch what writes the lists; the live tokens of every sequence, and their number behind
+        which a place follows for each table and one for ``counts``."""
+        counts, status = (
+            torch.zeros(size, dtype=torch.int32, device=mask.device)
+            for size in (len(mask), 2 + len(self._tables))
+        )
         if mask.numel():
             words = _words(mask)
             bits = words.element_size() * 8
-            counts = torch.empty(len(mask), dtype=torch.int32, device=mask.device)
             self._kernels[f"count_live_{bits}"](words, counts)
             self._kernels[f"place_live_{bits}"](words, counts, *lists, status)
-        return status
+        return counts, status
 
     def _checked(self, status: list[int]) -> int:
         """The number of live tokens."""
-        live, *outside = status
+        live, *outside, longer = status
         if live >= NOT_A_MASK:
-            raise ShapeError(mismatch(self._mask, "only 0 and 1", "other values"))
-        for (name, rows), found in zip(self._tables.items(), outside, strict=False):
+            raise ShapeError(mismatch(self._inputs.mask, "only 0 and 1", "other values"))
+        for (name, rows), found in zip(self._tables.items(), outside, strict=True):
             if found:
                 raise ShapeError(mismatch(name, f"ids of 0 to {rows - 1}", "others"))
+        if longer:
+            raise ShapeError(self._inputs.too_many("more"))
         return live
 
 

@@ -11,7 +11,7 @@ import torch
 
 from ..remember import remember
 from ..runtime.arrays import as_numpy, as_torch
-from ..runtime.cuda_arrays import dense_product, dtype_name
+from ..runtime.cuda_arrays import dense_product, dtype_name, is_capturing
 from ..runtime.cuda_few_rows import MOST_ROWS, CudaFewRows, tile_for
 from ..runtime.cuda_modules import cached_modules
 from ..runtime.cuda_rows import ROW_STEP, RowsKernels, rates_of
@@ -215,18 +215,21 @@ class CudaLayers(StoredLayers):
         return self._rates[key]
 
     def _places(self, rows: int) -> torch.Tensor:
-        """The ids of all rows, in order."""
-        if self._ids.shape[1] < rows:
-            ids = torch.arange(2 * rows, dtype=torch.int32, device=self.device)
-            self._ids = ids.view(1, -1)
-        return self._ids
+        """The ids of at least so many rows, in order."""
+        if self._ids.shape[1] >= rows:
+            return self._ids
+        ids = torch.arange(2 * rows, dtype=torch.int32, device=self.device).view(1, -1)
+        if not is_capturing():  # what is recorded is written when it is replayed
+            self._ids = ids
+        return ids
 
     def _count(self, rows: int) -> torch.Tensor:
         """``rows`` as kernels read it."""
         count = self._counts.get(rows)
         if count is None:
-            made = torch.full((1,), rows, dtype=torch.int32, device=self.device)
-            count = remember(self._counts, rows, made)
+            count = torch.full((1,), rows, dtype=torch.int32, device=self.device)
+            if not is_capturing():
+                remember(self._counts, rows, count)
         return count
 
 

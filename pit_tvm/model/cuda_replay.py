@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from threading import Lock
 from typing import Any
 
 import torch
@@ -54,34 +53,21 @@ class Replayed:
     """Runs ``program`` as it runs itself, but for some rows more that nothing reads.
 
     A graph is recorded when a shape of batch and a number of rows come for the second time. Calls
-    of several threads and streams take turns.
+    share memory, and take turns (`InTurn`).
     """
 
     def __init__(self, program: TorchProgram, index: CudaIndex) -> None:
         self._program, self._index = program, index
         self._batches: dict[tuple[torch.Size, ...], _Batches] = {}
         self._room: dict[tuple[int, torch.dtype], torch.Tensor] = {}
-        self._lock = Lock()
         self._side = torch.cuda.Stream(program.device)
         self._pool = torch.cuda.graph_pool_handle()
-        self._done = torch.cuda.Event()
-        self._last: torch.cuda.Stream | None = None
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         """Run; torch's current device must be the program's. While the stream is recorded already,
         the program is recorded as it is."""
         if is_capturing():
             return self._program(*inputs)
-        with self._lock:
-            stream = torch.cuda.current_stream()
-            if self._last is not None and self._last != stream:
-                stream.wait_event(self._done)
-            found = self._run(inputs)
-            self._done.record(stream)
-            self._last = stream
-            return found
-
-    def _run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         batches = self._batches_like(inputs)
         torch._foreach_copy_(batches.inputs, list(inputs))
         live = self._program.index(*batches.inputs, partial(self._index.fill, batches.lists))
@@ -114,7 +100,7 @@ class Replayed:
             return None
         if rows not in batches.graphs:
             if len(batches.graphs) >= _MOST_SIZES:
-                self._done.synchronize()
+                torch.cuda.synchronize(self._program.device)
                 batches.graphs.clear()
             batches.graphs[rows] = None
         elif batches.graphs[rows] is None:
@@ -149,7 +135,7 @@ class Replayed:
 
     def _forget(self) -> None:
         """Drop all graphs and their memory, after the last call that uses them."""
-        self._done.synchronize()
+        torch.cuda.synchronize(self._program.device)
         self._batches.clear()
         self._room.clear()
 

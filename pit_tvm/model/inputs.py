@@ -56,6 +56,11 @@ class Inputs:
         bounds = {**imported.bounds, TOKENS: (least, min(limits, default=None))}
         return cls(known, imported.mask, bounds, tables.live)
 
+    @property
+    def tables(self) -> dict[str, int]:
+        """Rows of the tables that inputs of ids name rows of, by the names of these inputs."""
+        return {name: one.rows for name, one in self.known.items() if one.rows is not None}
+
     def check(self, given: Mapping[str, Any]) -> list[Any]:
         """The inputs of a call in order, in the form that a compiled function takes.
 
@@ -74,9 +79,12 @@ class Inputs:
         if self.live is not None:
             live = int(np.count_nonzero(mask, axis=1).max(initial=0))
             if live > self.live:
-                expected = f"at most {self.live} live tokens of a sequence"
-                raise ShapeError(mismatch(self.mask, expected, live))
+                raise ShapeError(self.too_many(live))
         return [_checked(name, given[name], one, sizes) for name, one in self.known.items()]
+
+    def too_many(self, live: Any) -> str:
+        """What to say of a sequence with ``live`` tokens, more than the model admits."""
+        return mismatch(self.mask, f"at most {self.live} live tokens of a sequence", live)
 
     def check_names(self, given: Mapping[str, Any]) -> None:
         """ShapeError if an input is missing or unknown."""

@@ -36,7 +36,7 @@ def build(module: tvm.IRModule, target: TargetInfo) -> Any:
     # relax.build knows pipelines by name only.
     tirx.register_tir_pipeline(_PIPELINE, _pipeline)
     with faults_as_unsupported("operators that TVM can lower and fuse"):
-        module = copy_constants(fused(module, device))
+        module = fused(module, device)
     for var, func in module.functions_items():
         if isinstance(func, tirx.PrimFunc) and SCHEDULED not in (func.attrs or {}):
             with faults_as_unsupported(f"loops that can be scheduled for {var.name_hint}"):
@@ -49,7 +49,7 @@ def fused(
     module: tvm.IRModule, device: tvm.target.Target, kept: Sequence[str] = ()
 ) -> tvm.IRModule:
     """The graph with its operators as loops, fused, 16-bit ones in float32 inside; those that are
-    ``kept`` stay as they are."""
+    ``kept`` stay as they are. Results that are constants become copies."""
     module = widen(module)
     with device:
         for step in (
@@ -61,7 +61,7 @@ def fused(
             relax.transform.DeadCodeElimination(),
         ):
             module = step(module)
-    return module
+    return copy_constants(module)
 
 
 def _scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -42,6 +42,7 @@ PICKS = "picks a token of each sequence"
 READS_ZEROS = "reads tokens that are 0 where dead"
 
 BY_TOKEN = "token by token"
+SEVERAL = "gives several tensors"
 TURNED = "regroups tokens in another order than that of sequences"
 
 
@@ -164,7 +165,7 @@ class _Propagation:
                 self.padded[var] = self.builder.match_cast(new, binding.ty)
                 continue
             self.padded[var] = new if isinstance(new, relax.Var) else self._emit(new, var)
-            if isinstance(value, relax.Call) and isinstance(var.ty, relax.TensorType):
+            if isinstance(value, relax.Call):
                 self._pack(var, value)
         return self._output(self.main.body.body)
 
@@ -177,6 +178,7 @@ class _Propagation:
         if packed is not None:
             self.packed[var] = packed
             self._note(packed, value, True, reason)
+            reason = BY_TOKEN  # if its padded form is left, then for what reads that
         self._note(self.padded[var], value, False, reason)
 
     def _note(self, var: relax.Expr, value: relax.Call, live: bool, reason: str) -> None:
@@ -187,6 +189,8 @@ class _Propagation:
         self.decisions.append((var, decision))
 
     def _packed_form(self, var: relax.Var, value: relax.Call) -> tuple[relax.Var | None, str]:
+        if not isinstance(var.ty, relax.TensorType):
+            return None, SEVERAL
         if var in self.turned:
             return None, TURNED
         # First: of a single head, the last reshape of attention would pass for token-wise.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import tvm
 from tvm import ir, relax, sym, tirx
+from tvm.ir import prim
 
 from .rebuild import (
     extents_of,
@@ -28,7 +30,8 @@ def tidy(module: tvm.IRModule, size_bounds: Mapping[tirx.Var, int]) -> tvm.IRMod
 
     Slices get their true extent where ``size_bounds`` (largest values of symbolic extents) shows
     that they end inside; copies to the same shape, casts to the same type or to a wider one and
-    back, factors of 1, pairs of permutations that cancel, and weights repeated for every batch go.
+    back, factors of 1, pairs of permutations that cancel, and weights repeated for every batch go;
+    a tensor that is split becomes slices.
     """
     analyzer = sym.Analyzer()
     for var, most in size_bounds.items():
@@ -38,7 +41,7 @@ def tidy(module: tvm.IRModule, size_bounds: Mapping[tirx.Var, int]) -> tvm.IRMod
         return lambda e: builder.lookup_binding(e) if isinstance(e, relax.Var) else e
 
     def rule(builder: relax.BlockBuilder, call: relax.Call, _: relax.Var) -> relax.Expr:
-        for found in (_inbound(call, analyzer), _simpler(call, made_by(builder))):
+        for found in (_inbound(call, analyzer), _slices(call), _simpler(call, made_by(builder))):
             if found is not None:
                 return found
         return call
@@ -69,6 +72,22 @@ def _inbound(call: relax.Call, analyzer: sym.Analyzer) -> relax.Call | None:
         return None
     return relax.op.strided_slice(
         data, list(axes.fields), list(begin.fields), list(end.fields), assume_inbound=True
+    )
+
+
+def _slices(call: relax.Call) -> relax.Tuple | None:
+    """The parts of a ``split`` between constant places, each by itself."""
+    if not is_op(call, "split"):
+        return None
+    data, extents = call.args[0], shape_of(call.args[0])
+    axis = int(call.attrs.axis) % data.ty.ndim
+    if extents is None or not isinstance(extents[axis], prim.IntImm):
+        return None
+    sizes = [part.shape.values[axis] for part in call.ty.fields]
+    ends = list(accumulate(map(int, sizes)))
+    limits = zip([0, *ends], ends, strict=False)
+    return relax.Tuple(
+        [relax.op.strided_slice(data, [axis], [a], [b], assume_inbound=True) for a, b in limits]
     )
 
 

@@ -143,6 +143,64 @@ def test_a_recorded_call_takes_other_masks(compiled: Any) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("cuda_graphs", [True, False])
+def test_a_call_that_is_recorded_first_leaves_nothing_unwritten(cuda_graphs: bool) -> None:
+    module = bert().half().eval()
+    ours = pit_tvm.model.compile(module, batch(3, 16), target="cuda", cuda_graphs=cuda_graphs)
+    few, many = ({n: v.cuda() for n, v in batch(*s).items()} for s in ((1, 8), (64, 100)))
+    with torch.cuda.stream(torch.cuda.Stream()):
+        ours(**few)  # loads the kernels
+        padded = many | {"attention_mask": torch.zeros_like(many["attention_mask"])}
+        padded["attention_mask"][0] = 1
+        ours(**padded)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):  # of more rows than any call had, and never replayed
+        ours(**many)
+    wide = copy.deepcopy(module).float().cuda()
+    with torch.no_grad():
+        expected = wide(**many)[0]
+    for _ in range(3):
+        found = ours(**many)[0]
+        error = (found.float() - expected).abs().max() / expected.abs().max()
+        assert error < LIMITS[torch.float16]
+
+
+@pytest.mark.gpu
+def test_longer_sequences_than_the_positions_are_refused() -> None:
+    compiled = pit_tvm.model.compile(opt().half().eval(), batch(3, 16), target="cuda")
+    ids = torch.randint(3, 1000, (3, 150), device="cuda")
+    mask = torch.zeros_like(ids)
+    mask[1, 20:148] = 1  # as many as there are positions
+    assert torch.isfinite(compiled(input_ids=ids, attention_mask=mask)[0]).all()
+    mask[1, 148] = 1
+    with pytest.raises(ShapeError, match="at most 128 live tokens"):
+        compiled(input_ids=ids, attention_mask=mask)
+
+
+class Constants(torch.nn.Module):
+    """Embeddings, and a table that depends on no input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(1000, 8)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+        """Both."""
+        return self.table(input_ids), self.table.weight
+
+
+@pytest.mark.gpu
+def test_results_that_are_constants_are_the_callers() -> None:
+    module = Constants().half().eval()
+    compiled = pit_tvm.model.compile(module, batch(3, 16), target="cuda")
+    for _ in range(4):
+        rows, table = compiled(**{n: v.cuda() for n, v in batch(4, 9).items()})
+        assert torch.equal(table.cpu(), module.table.weight) and rows.shape == (4, 9, 8)
+        table.zero_()
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("change", "error"),
     [

@@ -13,23 +13,6 @@ from pit_tvm.model.cuda_replay import Replayed, rows_for
 from pit_tvm.runtime.live_tokens import live_tokens
 
 
-class Stream:
-    """A stream or an event that has nothing to wait for."""
-
-    def __init__(self, *_: Any) -> None:
-        self.waits: list[Any] = []
-
-    def wait_event(self, event: Any) -> None:
-        """Note that it was asked for."""
-        self.waits.append(event)
-
-    def record(self, _: Any) -> None:
-        """Nothing to do."""
-
-    def synchronize(self) -> None:
-        """Nothing to do."""
-
-
 class Index:
     """As `CudaIndex` on the CPU."""
 
@@ -72,16 +55,14 @@ class Program:
 @pytest.fixture
 def replayed(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A program that is replayed, and how many graphs were recorded of it."""
-    stream, graphs = Stream(), []
+    graphs: list[Callable[[], None]] = []
 
     def recorded(run: Callable[[], None], *_: Any) -> Callable[[], None]:
         graphs.append(run)
         return run
 
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "Event", Stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    for name in ("Stream", "graph_pool_handle", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
     monkeypatch.setattr(cuda_replay, "is_capturing", lambda: False)
     monkeypatch.setattr(cuda_replay, "recorded", recorded)
     program: Any = Program()

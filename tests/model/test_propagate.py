@@ -14,6 +14,7 @@ from pit_tvm.model.attention import Attention
 from pit_tvm.model.kernels import CpuKernels
 from pit_tvm.model.packing import LIVE_TOKENS
 from pit_tvm.model.propagate import BY_TOKEN, Decision, propagate
+from pit_tvm.model.report import summary
 from pit_tvm.runtime.live_tokens import live_tokens
 from pit_tvm.target import resolve_target
 from tests.model.graphs import PLANE, B, T, graph, names
@@ -150,6 +151,18 @@ def test_operator_in_the_way_runs_on_all_tokens_and_is_named(name: str) -> None:
     assert_same(before, after)
 
 
+def test_operator_with_several_results_is_named() -> None:
+    def make(x: Any, mask: Any) -> Any:
+        best = relax.BlockBuilder.current().emit(op.topk(product(x), 3, -1, "both"))
+        return op.exp(op.concat([best[0], x], 2))
+
+    before, after, decisions, _ = packed(make)
+    (why,) = [d.reason for d in decisions if d.operator == "topk"]
+    assert why == "gives several tensors" and any(d.operator == "exp" and d.live for d in decisions)
+    assert "\n  topk -> " in summary(decisions)
+    assert_same(before, after)
+
+
 @pytest.mark.parametrize("stop", [lambda y: op.flip(y, 1), lambda y: op.sort(y, 1)])
 def test_outputs_of_an_operator_in_the_way_are_zero_where_dead(stop: Any) -> None:
     before, after, _, _ = packed(lambda x, mask: stop(product(x)))
@@ -239,6 +252,19 @@ def test_attention_of_one_head_in_three_dimensions() -> None:
 
     before, after, decisions, _ = packed(make)
     assert any(d.reason.startswith("attention, ") for d in decisions)
+    assert_same(before, after)
+
+
+def test_attention_that_is_needed_padded_as_well_is_no_stop() -> None:
+    def make(x: Any, mask: Any) -> Any:
+        mixed = merged(attend(x, mask))
+        return op.add(mixed, op.flip(mixed, 1))
+
+    before, after, decisions, _ = packed(make)
+    assert "nn.softmax" in names(after)  # of all tokens, for the flip
+    whole = {d.operator: d.reason for d in decisions if d.whole}
+    assert "does not follow the tokens" in whole["flip"]
+    assert not any("over live tokens" in reason for reason in whole.values())
     assert_same(before, after)
 
 

@@ -143,6 +143,33 @@ def test_slice_that_ends_before_the_end_keeps_its_extent() -> None:
     np.testing.assert_allclose(run(after, x), x[:, :-1].sum(1), rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("places", "axis", "sizes"),
+    [(4, 2, [2, 2, 2, 2]), (3, -1, [3, 3, 2]), ([2, 7], 2, [2, 5, 1]), ([5], 2, [5, 3])],
+)
+def test_parts_of_a_tensor_are_slices(places: Any, axis: int, sizes: list[int]) -> None:
+    def make(x: Any) -> Any:
+        whole = relax.BlockBuilder.current().emit(op.split(x, places, axis))
+        return relax.Tuple([op.exp(whole[part]) for part in range(len(sizes))])
+
+    after = tidy(graph(make, x=ROWS), {})
+    assert sorted(names(after)) == ["exp"] * len(sizes) + ["strided_slice"] * len(sizes)
+    x = np.random.default_rng().normal(size=(2, 3, 8)).astype("float32")
+    machine = relax.VirtualMachine(relax.build(after, "llvm"), tvm.cpu())
+    found = machine["main"](tvm.runtime.tensor(x))
+    starts = np.cumsum(sizes)[:-1]
+    for part, expected in zip(found, np.split(np.exp(x), starts, axis=2), strict=True):
+        np.testing.assert_allclose(part.numpy(), expected, rtol=1e-5)
+
+
+def test_parts_of_an_axis_of_any_length_are_left_alone() -> None:
+    def make(x: Any) -> Any:
+        whole = relax.BlockBuilder.current().emit(op.split(x, 2, 1))
+        return op.exp(whole[0])
+
+    assert "split" in names(tidy(graph(make, x=ROWS), {}))
+
+
 def run(module: tvm.IRModule, *inputs: np.ndarray) -> np.ndarray:
     """The result of ``main``, as it is."""
     machine = relax.VirtualMachine(relax.build(module, "llvm"), tvm.cpu())

@@ -56,6 +56,20 @@ def test_kernels_views_and_constants(shape: tuple[int, int]) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_results_that_are_constants_are_the_callers() -> None:
+    given = np.arange(6, dtype="float32").reshape(2, 3)
+
+    def make(x: Any) -> Any:
+        return relax.Tuple([relax.const(given), x, relax.const(np.float32(3))])
+
+    run = program(graph(make, x=(B, T, 2)))
+    for _ in range(2):
+        table, _, number = run(random(2, 3, 2))
+        assert np.array_equal(table.numpy(), given) and float(number) == 3
+        for found in (table, number):
+            found.add_(1)
+
+
 def test_torch_runs_what_has_no_loop_nest() -> None:
     run = program(graph(lambda x: op.cumsum(x, axis=1), x=("int64", B, T)))
     assert "torch.cumsum" in run.graph.source
