@@ -23,7 +23,7 @@ from pit_tvm.primitive.swrite import swrite
 from pit_tvm.primitive.warp_mma import DEPTH_BYTES, warp_mma
 from pit_tvm.structs import MicroTile, Tile
 from pit_tvm.target import has_clusters
-from pit_tvm.transform.lower_atomic_adds import VECTOR
+from pit_tvm.transform.lower_atomic_adds import VECTORS
 
 from .contraction import store_of
 from .contraction_forms import extent_on
@@ -133,8 +133,7 @@ def _apply(sch: s_tir.Schedule, con: Contraction, tile: Tile, axis: str, adds: b
     vector = 2 if warps else 0
     if adds:
         atomic_adds(sch, store)
-        near = panels[1].last == con.column and panels[1].vector == VECTOR  # in a thread
-        vector = VECTOR if near and not warps and has_clusters(tile.isa) else 0
+        vector = _adds_at_once(sch, con, panels[1], warps) if has_clusters(tile.isa) else 0
     for loop in swrite(sch, store, thread, vector=vector, dynamic=False):
         if sch.get(loop).kind == tirx.ForKind.SERIAL:
             sch.unroll(loop)
@@ -163,6 +162,16 @@ def _apply(sch: s_tir.Schedule, con: Contraction, tile: Tile, axis: str, adds: b
         early_exit(sch, loops[f"{axis}_t"])
     if min(panel.bytes for panel in panels) >= _ASYNC_BYTES:
         _pipeline(sch, outer, tile.knob("stages"), counted=axis == con.reduce)
+
+
+def _adds_at_once(sch: s_tir.Schedule, con: Contraction, dense: _Panel, warps: bool) -> int:
+    """Neighbours in a row of the output that a thread holds and can add at once; 0 if it cannot."""
+    func = sch.mod["main"]
+    if con.accumulator != "float32" or _vector(func, str(func.params[-1].name)) != max(VECTORS):
+        return 0
+    if warps:
+        return min(VECTORS)
+    return max(VECTORS) if dense.last == con.column and dense.vector == max(VECTORS) else 0
 
 
 def _nest(con: Contraction, loops: dict[str, Any], warps: bool) -> tuple[list[Any], ...]:

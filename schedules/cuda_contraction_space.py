@@ -90,6 +90,7 @@ _TF32_BAND_STARTS = (
 )
 # For rows of one piece of the depth: low, since those are few, in two steps or more.
 _PIECE_STARTS = (((32, 128, 4, 8), 32, 2),)
+_TF32_PIECE_STARTS = (((64, 64, 4, 8), 32, 2),)
 
 # Bytes of shared memory that a CTA may have, by architecture; others have as many as the least.
 _SHARED = {"sm_80": 163, "sm_87": 163, "sm_90": 227, "sm_100": 227, "sm_103": 227}
@@ -102,7 +103,7 @@ def starting_tiles(isa: str, dtype: str, height: int = 0, family: str = ROWS) ->
     """Tiles of a family that are sound on every GPU of an architecture, untuned; with a
     ``height``, those of the family for bands of so many rows."""
     family = COLUMNS[height] if height else family
-    starts = _PIECE_STARTS if family == PIECES else _starts(dtype, height)
+    starts = _starts(dtype, height, family)
     made = (_tile(family, isa, dtype, form, depth, stages) for form, depth, stages in starts)
     return tuple(tile for tile in made if tile.tile_m == height or not height)
 
@@ -245,7 +246,11 @@ def _forms(task: TileTask) -> list[tuple[int, int, int, int]]:
     return [form for form in forms if not high or form[0] in high]
 
 
-def _starts(dtype: str, height: int = 0) -> Sequence[tuple[tuple[int, int, int, int], int, int]]:
+def _starts(
+    dtype: str, height: int = 0, family: str = ROWS
+) -> Sequence[tuple[tuple[int, int, int, int], int, int]]:
+    if family == PIECES:
+        return _TF32_PIECE_STARTS if dtype == TF32 else _PIECE_STARTS
     if dtype == TF32:
         return _TF32_BAND_STARTS if height else _TF32_STARTS
     return _WARP_STARTS if dtype in _WARP_DTYPES else _STARTS

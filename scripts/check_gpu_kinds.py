@@ -301,6 +301,7 @@ KINDS: dict[str, list[Kind]] = {
         Kind("mk,nk", "lhs", Mask(32, 1), dtype="float32", fixed=(192, 200, 264)),
         Kind("mk,kn", "rhs", Lengths(1, True), out_dtype="float32", fixed=(96, 72, 64)),
         Kind("mk,kn", "rhs", Rows(1), dtype="int8", fixed=(None, 204, 68), act="relu", dead="zero"),
+        Kind("mk,kn", "lhs", Mask(1, 64), dtype="int8", fixed=(None, 200, 264)),
     ],
     "tf32": [
         Kind("mk,nk", "lhs", Rows(), **_TF32, fixed=(None, 203, 101), bias=True, act="relu"),
@@ -310,5 +311,6 @@ KINDS: dict[str, list[Kind]] = {
         Kind("mk,gkn", "lhs", Groups(5), **_TF32, fixed=(None, 96, 64, 5), dead="zero"),
         Kind("bmk,bkn", "lhs", Rows(1), **_TF32, fixed=(None, 77, 72, 40)),
         Kind("mk,nk", "lhs", Mask(1, 64), **_TF32, fixed=(None, 131, 328), bias=True, act="relu"),
+        Kind("mk,kn", "lhs", Mask(1, 64), **_TF32, fixed=(None, 200, 264)),
     ],
 }

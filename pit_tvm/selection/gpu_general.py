@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..structs import Candidate, MicroTile, Plan, Tile, TileTask
+from ..target import has_clusters
 from ..tile_db.record import TileRecord
 from .gpu_cost import GpuRates, cheapest, gpu_rates, handful, tile_candidates
 from .gpu_records import times_for
@@ -28,7 +29,9 @@ _CORES_TFLOPS, _WARPS_TFLOPS = 42.0, 390.0
 _TF32_BANDS_TFLOPS, _TF32_TFLOPS = 140.0, 190.0
 _MOST_CORES_TFLOPS, _MOST_WARPS_TFLOPS, _MOST_TF32_TFLOPS = 60.7, 625.0, 312.0  # of the chip
 _STEP_US, _TILE_US = 0.02, 2.0  # least time of a step of the depth, and a tile's start and end
-_ADD_US = 6.5e-5  # of an element of a tile that is added to others
+# Of an element of a tile that is added to others: by FMA; on tensor cores by two; there one by one.
+_ADD_US, _PAIR_US, _SINGLE_US = 6.5e-5, 2e-4, 4.9e-4
+_PAIRS_START_US = 15.0
 _LONE = 0.8  # of the steps of such a tile, where nothing else runs
 _ALONE = 0.33  # of its time, where few neighbours live of those that lie in one sector of memory
 _ELEMENT_US = 7e-6  # of an element that is gathered alone: 5 to 10 were seen, on one H200
@@ -270,15 +273,18 @@ def _rate(tile: Tile, cores: float, warps: float, tf32: float) -> float:
 
 
 def _untuned(tile: Tile, axis: str) -> Terms:
-    """Terms of a tile without records. Those of tiles that add up are from 20 times of products in
-    float32, three shapes on one H200, and within 10 % of them."""
+    """Terms of a tile without records. Those of tiles that add up are from times on one H200, three
+    shapes in float32 (20, within 10 %) and in TF32 (15, within 20 %)."""
     tf32 = _TF32_BANDS_TFLOPS if axis == "depth" else _TF32_TFLOPS
     rate = _rate(tile, _CORES_TFLOPS, _WARPS_TFLOPS, tf32)
     size = tile.tile_m * tile.tile_n
     step = max(2e-6 * size * _SMS / rate, _STEP_US / tile.tile_k)
-    if axis == "pieces":
+    if axis != "pieces":
+        return Terms(step)
+    if not _by_warps(tile):
         return Terms(step, _ADD_US * size, _LONE * step)
-    return Terms(step)
+    add = _PAIR_US if has_clusters(tile.isa) else _SINGLE_US
+    return Terms(step, add * size, _LONE * step, _PAIRS_START_US)
 
 
 def _fitted(tile: Tile, work: Sequence[GeneralWork], times: Sequence[float]) -> Terms:

@@ -1,5 +1,5 @@
-"""Lowers ``pit.atomic_adds``: stores that add become atomic additions, four at once where a loop
-says so."""
+"""Lowers ``pit.atomic_adds``: stores that add become atomic additions, several at once where a
+loop says so."""
 
 from __future__ import annotations
 
@@ -17,13 +17,7 @@ from .lower_prefetch_rows import replaced
 from .rebuild import rebuilt_block, rebuilt_loop
 from .warp_mma_site import offset_of
 
-VECTOR = 4  # neighbours in float32 that GPUs with clusters add at once
-
-_ADD = """__forceinline__ __device__ void pit_add4(float* at, const float* v) {
-  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
-    :: "l"(at), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
-}
-"""
+VECTORS = (2, 4)  # neighbours in float32 that GPUs with clusters add at once
 
 
 def lower_atomic_adds(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -33,7 +27,7 @@ def lower_atomic_adds(func: tirx.PrimFunc) -> tirx.PrimFunc:
     ------
     ScheduleError
         A block does not add to what it stores, or the vectorised loop around it is not one of
-        `VECTOR` float32.
+        as many float32 as one of `VECTORS`.
     """
     loops: list[tirx.For] = []
     tvm_ffi.structural_walk(func.body, (tirx.For, loops.append))
@@ -85,12 +79,24 @@ def _call(store: BufferStore, loop: tirx.For | None) -> tirx.Stmt:
     at, value = tirx.address_of(target), sums.b
     if loop is None:
         return tirx.Evaluate(T.cuda.atomic_add(at, value))
-    whole = int(loop.extent) == VECTOR and isinstance(value, TensorLoad)
+    width = int(loop.extent)
+    whole = width in VECTORS and isinstance(value, TensorLoad)
     if not whole or str(value.ty) != "float32" or not (_near(target, loop) and _near(value, loop)):
-        expected = f"{VECTOR} neighbours of float32 in memory"
+        expected = f"{' or '.join(map(str, VECTORS))} neighbours of float32 in memory"
         raise ScheduleError(mismatch(what, expected, f"{loop.extent} of {value} in {target}"))
-    source = tirx.address_of(value)
-    return tirx.Evaluate(T.cuda.func_call("pit_add4", at, source, source_code=_ADD))
+    name, source = f"pit_add{width}", tirx.address_of(value)
+    code = _vector_add(name, width)
+    return tirx.Evaluate(T.cuda.func_call(name, at, source, source_code=code))
+
+
+def _vector_add(name: str, width: int) -> str:
+    """CUDA of the function that adds ``width`` neighbours."""
+    given = ", ".join(f'"f"(v[{i}])' for i in range(width))
+    places = ", ".join(f"%{i + 1}" for i in range(width))
+    return f"""__forceinline__ __device__ void {name}(float* at, const float* v) {{
+  asm volatile("red.global.add.v{width}.f32 [%0], {{{places}}};" :: "l"(at), {given} : "memory");
+}}
+"""
 
 
 def _near(load: TensorLoad, loop: tirx.For) -> bool:

@@ -174,6 +174,10 @@ def _wide(dtype: str) -> list[Any]:
     return op.matmul(None, 64, 96, dtype=dtype, transpose_rhs=True)
 
 
+def _wide_plain(dtype: str) -> list[Any]:
+    return op.matmul(None, 64, 192, dtype=dtype)
+
+
 def _wide_crossed(dtype: str) -> list[Any]:
     return op.matmul(64, 64, None, dtype=dtype, transpose_lhs=True)
 
@@ -197,6 +201,15 @@ WIDE = Case(
     partial(reference.matmul, transpose_rhs=True),
     reduced=("k",),
     fixed={"n": 64, "k": 96},
+)
+WIDE_PLAIN = Case(
+    "matmul of plain operands, in vectors",
+    _wide_plain,
+    {"lhs": ("m", "k"), "rhs": ("k", "n")},
+    ("m", "n"),
+    reference.matmul,
+    reduced=("k",),
+    fixed={"n": 64, "k": 192},
 )
 WIDE_CROSSED = Case(
     "matmul transposed, in vectors",
@@ -227,6 +240,7 @@ WIDE_PIECES = Case(
         (LINEAR, "rhs", "int8", Mask(32, 1), None, False),
         (WIDE_CROSSED, "lhs", "float32", Mask(1, 64), None, True),
         (WIDE_CROSSED, "lhs", "float16", BlockMask(8, 128), 0, False),
+        (WIDE_PLAIN, "lhs", "int8", Mask(1, 64), None, False),
         (ELEMENTWISE, "rhs", "int8", Mask(), None, False),
         (WIDE_PIECES, "lhs", "float32", Mask(32, 1), None, False),
         (WIDE, "lhs", "float16", Mask(1, 32), None, False),  # two steps of a piece

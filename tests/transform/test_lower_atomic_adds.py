@@ -1,4 +1,4 @@
-"""Annotated stores become atomic additions, of one element or of four."""
+"""Annotated stores become atomic additions, of one element or of several."""
 
 from __future__ import annotations
 
@@ -43,9 +43,12 @@ def test_elements_are_added_one_by_one() -> None:
     assert "T.grid(8, 8)" in text and "if t < count[0]" in text and "pit.atomic" not in text
 
 
-def test_a_vector_is_added_at_once() -> None:
-    text = lower_atomic_adds(store(4)).script()
-    assert '"pit_add4", T.address_of(out[ids[t], 0]), T.address_of(acc[t, 0])' in text
+@pytest.mark.parametrize("width", [2, 4])
+def test_a_vector_is_added_at_once(width: int) -> None:
+    text = lower_atomic_adds(store(width)).script()
+    assert f'"pit_add{width}", T.address_of(out[ids[t], 0]), T.address_of(acc[t, 0])' in text
+    places = ", ".join(f"%{place}" for place in range(1, width + 1))
+    assert f"red.global.add.v{width}.f32 [%0], {{{places}}};" in text.replace("\\", "")
     assert "vectorized" not in text and "if t < count[0]" in text
 
 
@@ -58,7 +61,7 @@ def test_other_functions_stay_as_they_are() -> None:
     ("broken", "seen"),
     [
         (store(0, adds=False), "a store that adds to its target"),
-        (store(8), "4 neighbours of float32 in memory, got 8 of acc"),
+        (store(8), "2 or 4 neighbours of float32 in memory, got 8 of acc"),
         (store(4, "int32"), "got 4 of acc"),
         (store(4, apart=2), "got 4 of acc.*v \\* 2"),
     ],
