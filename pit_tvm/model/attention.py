@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tvm import ir, relax
 from tvm.ir import prim
 
-from .masks import EXCLUDED
+from .masks import excluding
 from .plane import BATCH, PLAIN, TOKENS, Plane, Roles
 from .rebuild import extents_of, is_op, same_extents
 
@@ -179,7 +179,9 @@ class _Look:
         if not is_op(found, "equal") or not found.args[0].same_as(scores):
             return False
         limit = found.args[1]
-        return isinstance(limit, ir.GenericConst) and bool((limit.value.numpy() < EXCLUDED).all())
+        if not isinstance(limit, ir.GenericConst):
+            return False
+        return bool((limit.value.numpy() < excluding(limit.ty.dtype)).all())
 
 
 def _folds(reshape: relax.Call) -> bool:

@@ -18,8 +18,14 @@ from .rebuild import describe, is_one, is_op
 
 FULL, CAUSAL = "full", "causal"
 
-# Added to a score, numbers below this leave a weight of exactly 0 beside any finite score.
-EXCLUDED = -1e30
+# Added to a score, numbers below these leave a weight of exactly 0 beside scores that are not as
+# large themselves: models add the least number of their type.
+_EXCLUDED, _EXCLUDED_HALF = -1e30, -6e4
+
+
+def excluding(dtype: Any) -> float:
+    """What numbers of a type must be below to exclude a key when they are added to its score."""
+    return _EXCLUDED_HALF if str(dtype) == "float16" else _EXCLUDED
 
 
 def mask_kind(
@@ -190,7 +196,7 @@ class _Element:
     def excludes(self, key_live: bool, where: Any = None) -> bool:
         """Whether a live query gives the key no weight, whatever else holds."""
         found = self._at(key_live, where)
-        return found is not None and found < EXCLUDED
+        return found is not None and found < excluding(self.value.ty.dtype)
 
     def admits(self, where: Any = None) -> bool:
         """Whether the score of a live key is left as it is."""

@@ -14,7 +14,7 @@ from pit_tvm.model.masks import CAUSAL, FULL, is_zero_if_dead, mask_kind
 from tests.model.graphs import PLANE, B, T, graph, values
 
 op = relax.op
-LOWEST = float(np.finfo("float32").min)
+LOWEST, LOWEST_HALF = (float(np.finfo(dtype).min) for dtype in ("float32", "float16"))
 MASK = ("int64", B, T)
 
 
@@ -39,9 +39,9 @@ def position(rank: int, dim: int) -> Any:
     return op.expand_dims(op.arange(0, T, 1, "int64"), dims)
 
 
-def additive(seen: Any, out: float = LOWEST) -> Any:
+def additive(seen: Any, out: float = LOWEST, dtype: str = "float32") -> Any:
     """What is added to scores: 0 where a key is seen."""
-    return op.where(seen, number(0), number(out))
+    return op.where(seen, number(0, dtype), number(out, dtype))
 
 
 def not_after() -> Any:
@@ -71,6 +71,7 @@ def kind(make: Callable[..., Any], **more: Any) -> tuple[str, str]:
 
 SEEN: dict[str, tuple[Callable[..., Any], str]] = {
     "keys that are live": (lambda m: additive(keys(m)), FULL),
+    "the least of 16 bits": (lambda m: additive(keys(m), LOWEST_HALF, "float16"), FULL),
     "minus infinity": (lambda m: additive(keys(m), -np.inf), FULL),
     "large finite, by a product": (lambda m: inverted(m, LOWEST), FULL),
     "a row for every query": (
@@ -153,6 +154,14 @@ UNSEEN: dict[str, tuple[Callable[..., Any], str]] = {
         "lets live queries see dead keys",
     ),
     "too small a number": (lambda m: inverted(m, -10000.0), "lets live queries see dead keys"),
+    "too small a number of 16 bits": (
+        lambda m: additive(keys(m), -10000.0, "float16"),
+        "lets live queries see dead keys",
+    ),
+    "the least of 16 bits beside scores of 32": (
+        lambda m: op.astype(additive(keys(m), LOWEST_HALF, "float16"), "float32"),
+        "lets live queries see dead keys",
+    ),
     "live keys with a bonus": (
         lambda m: op.where(keys(m), number(1), number(LOWEST)),
         "neither full nor causal",

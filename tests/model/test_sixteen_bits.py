@@ -20,8 +20,9 @@ VOCABULARY, LONGEST = 61, 16
 TOLERANCES = {"float16": 2e-3, "bfloat16": 2e-2}
 
 
-def bert() -> torch.nn.Module:
+def bert(attention: str = "sdpa") -> torch.nn.Module:
     config = transformers.BertConfig(
+        attn_implementation=attention,
         vocab_size=VOCABULARY,
         hidden_size=32,
         num_hidden_layers=1,
@@ -62,7 +63,12 @@ def dtype(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="module", params=[bert, opt], ids=["bert", "opt"])
+def written_out() -> torch.nn.Module:
+    """BERT with attention as products and a softmax in float32."""
+    return bert("eager")
+
+
+@pytest.fixture(scope="module", params=[bert, opt, written_out], ids=["bert", "opt", "eager"])
 def model(request: pytest.FixtureRequest, dtype: str, kernel_folder: Path) -> Iterator[Model]:
     """The type, the model in float32 with weights of that type, and what is compiled of it."""
     torch.manual_seed(3)
