@@ -16,6 +16,10 @@ from .plane import Plane
 
 ATTENTION = "pit_tvm.model.attention"
 
+_DTYPES = ("float16", "bfloat16")
+# Of torch's kernels: heads have whole pieces of so many elements, and at most so many.
+_HEAD_STEP, _MOST_HEAD_DIM = 8, 256
+
 
 class CudaKernels(Kernels):
     """Norms are kernels of ours, attention is torch's."""
@@ -25,6 +29,10 @@ class CudaKernels(Kernels):
         self._norms: dict[tuple[object, ...], str] = {}
         #: The norms that the graph calls, to be compiled.
         self.module = tvm.IRModule()
+
+    def attends(self, head_dim: int, dtype: str) -> bool:
+        """As `Kernels.attends`."""
+        return head_dim <= _MOST_HEAD_DIM and dtype in _DTYPES
 
     def attention(
         self,
@@ -43,7 +51,7 @@ class CudaKernels(Kernels):
         builder: relax.BlockBuilder,
         terms: Sequence[relax.Expr],
         how: RowNorm,
-    ) -> relax.Call:
+    ) -> relax.Call | None:
         """As `Kernels.norm`."""
         return self._norm(terms, how, False)
 
@@ -52,12 +60,16 @@ class CudaKernels(Kernels):
         builder: relax.BlockBuilder,
         terms: Sequence[relax.Expr],
         how: RowNorm,
-    ) -> relax.Call:
+    ) -> relax.Call | None:
         """As `Kernels.norm_and_sum`."""
         return self._norm(terms, how, True)
 
-    def _norm(self, terms: Sequence[relax.Expr], how: RowNorm, stores_sum: bool) -> relax.Call:
+    def _norm(
+        self, terms: Sequence[relax.Expr], how: RowNorm, stores_sum: bool
+    ) -> relax.Call | None:
         ty = terms[0].ty
+        if str(ty.dtype) not in _DTYPES:
+            return None
         form = (int(ty.shape.values[-1]), str(ty.dtype), how.eps, len(terms))
         key = (*form, stores_sum)
         name = self._norms.get(key)
@@ -85,11 +97,13 @@ def varlen_attention(
     """
     if not query.numel():
         return torch.empty_like(query)
+    given, width = [query, keys, values], query.shape[-1]
+    rest = -width % _HEAD_STEP
+    if rest:  # zeros change no score, and give columns of zeros
+        given = [torch.nn.functional.pad(one, (0, rest)) for one in given]
     attend = torch.ops.aten._flash_attention_forward.default
-    return attend(
-        query,
-        keys,
-        values,
+    out: torch.Tensor = attend(
+        *given,
         starts,
         starts,
         longest,
@@ -99,3 +113,4 @@ def varlen_attention(
         False,
         scale=scale,
     )[0]
+    return out[..., :width].contiguous() if rest else out

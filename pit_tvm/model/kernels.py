@@ -29,6 +29,10 @@ class RowNorm:
 class Kernels(Protocol):
     """Calls of a backend's own kernels, for a graph that is being built."""
 
+    def attends(self, head_dim: int, dtype: str) -> bool:
+        """Whether there is attention for heads of this width and type."""
+        return True
+
     def attention(
         self,
         builder: relax.BlockBuilder,
@@ -44,8 +48,9 @@ class Kernels(Protocol):
         builder: relax.BlockBuilder,
         terms: Sequence[relax.Expr],
         how: RowNorm,
-    ) -> relax.Call:
-        """Layer norm of the sum of ``terms`` (one or two), ``[rows, width]``."""
+    ) -> relax.Call | None:
+        """Layer norm of the sum of ``terms`` (one or two), ``[rows, width]``; None if there is no
+        such kernel."""
 
     def norm_and_sum(
         self,

@@ -49,9 +49,10 @@ def extract_norms(module: tvm.IRModule, kernels: Kernels) -> tvm.IRModule:
         found, terms = sums.get(var), call.args[:1]
         if found is not None and (found.direct or not found.shared):
             terms = [new.get(term, term) for term in values[found.var].args]
-        rows = [flat_rows(builder, term) for term in terms]
-        out = builder.emit(kernels.norm(builder, rows, how))
-        return relax.op.reshape(out, list(extents_of(call)))
+        made = kernels.norm(builder, [flat_rows(builder, term) for term in terms], how)
+        if made is None:
+            return call
+        return relax.op.reshape(builder.emit(made), list(extents_of(call)))
 
     return rebuild(module, rule, env=new)
 

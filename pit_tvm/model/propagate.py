@@ -194,7 +194,7 @@ class _Propagation:
         if var in self.turned:
             return None, TURNED
         # First: of a single head, the last reshape of attention would pass for token-wise.
-        found = match_attention(var, self.values, self.plane, self.kind_of)
+        found = self._kernel_for(match_attention(var, self.values, self.plane, self.kind_of))
         if found is not None and not found.problem:
             return self._attention(found), f"attention, {found.kind}, over live tokens"
         reason = self.judge.why_not(value)
@@ -236,14 +236,31 @@ class _Propagation:
             return self.packer.pack_sequences(whole, roles, result)
         return whole
 
+    def _kernel_for(self, found: Attention | None) -> Attention | None:
+        """``found``, with a problem where there is no kernel for it."""
+        if found is None or found.problem:
+            return found
+        _, dtype = self._operands_of(found)
+        if self.kernels.attends(found.head_dim, dtype):
+            return found
+        return replace(found, problem=f"no kernel has heads of {found.head_dim} in {dtype}")
+
+    def _operands_of(self, found: Attention) -> tuple[list[relax.Var], str]:
+        """Queries, keys and values, and the type that they are computed in: kernels widen 16-bit
+        operands themselves."""
+        wide = [found.query, found.keys, found.value]
+        casts: list[Any] = [self.values.get(var) for var in wide]
+        narrow = [
+            cast.args[0] if widens(cast) else var for cast, var in zip(casts, wide, strict=True)
+        ]
+        types = {str(var.ty.dtype) for var in narrow}
+        return (narrow, types.pop()) if len(types) == 1 else (wide, "float32")
+
     def _attention(self, found: Attention) -> relax.Var:
         """Attention over live tokens, ``[1, heads, live, head_dim]``."""
         live, builder = self.index.live, self.builder
         flat = [live, found.heads, found.head_dim]
-        sources = [found.query, found.keys, found.value]
-        casts: list[Any] = [self.values.get(var) for var in sources]
-        if all(map(widens, casts)):  # attention widens 16-bit operands itself
-            sources = [cast.args[0] for cast in casts]
+        sources, dtype = self._operands_of(found)
         scaled: Any = self.values.get(sources[0])
         if is_scaled(scaled):
             sources[0], factor = scaled.args
@@ -252,8 +269,9 @@ class _Propagation:
         for var, order in zip(sources, ([0, 2, 1, 3], [0, 3, 1, 2], [0, 2, 1, 3]), strict=True):
             packed = self._operand(var, None)
             rows = builder.emit(relax.op.permute_dims(packed, order))
-            operands.append(builder.emit(relax.op.reshape(rows, flat)))
-        ty = relax.TensorType(flat, str(sources[-1].ty.dtype))
+            flat_rows = builder.emit(relax.op.reshape(rows, flat))
+            operands.append(builder.emit(relax.op.astype(flat_rows, dtype)))
+        ty = relax.TensorType(flat, dtype)
         out = self.kernels.attention(builder, found, [*operands, self.index.starts], ty)
         rows = builder.emit(relax.op.reshape(builder.emit(out), [1, *flat]))
         headed = builder.emit(relax.op.permute_dims(rows, [0, 2, 1, 3]))

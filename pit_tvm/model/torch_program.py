@@ -19,13 +19,35 @@ from ..errors import UnsupportedTarget, mismatch
 from ..runtime.arrays import as_numpy, as_torch
 from .packing import LIVE_TOKENS
 from .program_parts import ProgramParts, split
-from .rebuild import describe, extents_of, is_op
+from .rebuild import describe, extents_of, is_op, values_of
 from .saved import ProgramText
 
-#: Operators that torch runs; each with its arguments after the tensors, as Python.
-OF_TORCH: dict[str, Callable[[relax.Call], str]] = {
-    "cumsum": lambda call: f"dim={int(call.attrs.axis)}",
-    "sort": lambda call: f"dim={int(call.attrs.axis)}, descending={bool(call.attrs.descending)}",
+
+def _along(call: relax.Call) -> str:
+    return f"dim={int(call.attrs.axis)}"
+
+
+def _ordered(call: relax.Call) -> str:
+    return f"{_along(call)}, descending={bool(call.attrs.descending)}"
+
+
+def _best(call: relax.Call, x: str) -> str:
+    attrs = call.attrs
+    found = f"torch.topk({x}, {int(attrs.k)}, {_along(call)}, largest={bool(attrs.largest)})"
+    if not isinstance(call.ty, relax.TupleType):
+        return f"{found}.{attrs.ret_type}.to(torch.{call.ty.dtype})"
+    dtypes = ", ".join(f"torch.{part.dtype}" for part in call.ty.fields)
+    return f"[part.to(dtype) for part, dtype in zip({found}, ({dtypes}))]"
+
+
+#: Operators that torch runs: each as Python, given the text of its operand.
+OF_TORCH: dict[str, Callable[[relax.Call, str], str]] = {
+    "cumsum": lambda call, x: f"torch.cumsum({x}, {_along(call)}, dtype=torch.{call.ty.dtype})",
+    "sort": lambda call, x: f"torch.sort({x}, {_ordered(call)}).values",
+    "argsort": lambda call, x: (
+        f"torch.sort({x}, {_ordered(call)}, stable=True).indices.to(torch.{call.ty.dtype})"
+    ),
+    "topk": _best,
 }
 _BINARY = {
     prim.Add: "({} + {})",
@@ -54,6 +76,11 @@ class TorchProgram:
         then symbolic extents.
     device
         Where constants and intermediate tensors are.
+
+    Raises
+    ------
+    UnsupportedTarget
+        A function is missing.
     """
 
     def __init__(
@@ -63,6 +90,9 @@ class TorchProgram:
         device: torch.device,
     ) -> None:
         self.graph, self.device, self.functions = graph, device, dict(functions)
+        missing = [name.removeprefix("relax.run.") for name in graph.functions.keys() - functions]
+        if missing:
+            raise _without_loops(", ".join(sorted(missing)))
         scope: dict[str, Any] = {"torch": torch, "device": device}
         scope |= {name: as_torch(value).to(device) for name, value in graph.constants.items()}
         scope |= {plain: functions[name] for name, plain in graph.functions.items()}
@@ -94,7 +124,7 @@ class _Writer:
     """Writes functions; ``constants`` and ``functions`` name what their text refers to."""
 
     def __init__(self, main: relax.Function) -> None:
-        self.main = main
+        self.main, self._values = main, values_of(main)
         self.constants: dict[str, np.ndarray] = {}
         self.functions: dict[str, str] = {}
         self._tensors: dict[Any, str] = {}
@@ -165,12 +195,25 @@ class _Writer:
             yield f"{name} = torch.empty({shape}, dtype=torch.{ty.dtype}, device=device)"
         fields = list(given.fields) if isinstance(given, relax.Tuple) else [given]
         extra = [self._extent(e) for s in symbols for e in s.values]
-        arguments = [*(self._value(f) for f in fields), *outs, *extra]
+        arguments = [*(self._compact(f) for f in fields), *outs, *extra]
         yield f"if {outs[0]}.numel():"
         yield f"    {self._function(callee)}({', '.join(arguments)})"
         if not one:
             yield f"{self._name(var)} = {self._tuple(outs)}"
             yield f"del {', '.join(outs)}"
+
+    def _compact(self, expr: Any) -> str:
+        """A value as kernels read it: slices, and what torch gives, may have gaps."""
+        return f"{self._value(expr)}{'.contiguous()' if self._has_gaps(expr) else ''}"
+
+    def _has_gaps(self, expr: Any) -> bool:
+        while isinstance(expr, relax.Var) and expr in self._values:
+            expr = self._values[expr]
+        if isinstance(expr, relax.TupleGetItem):
+            return self._has_gaps(expr.tuple_value)
+        if is_op(expr, "reshape"):
+            return self._has_gaps(expr.args[0])
+        return is_op(expr, "strided_slice", *OF_TORCH)
 
     def _value(self, expr: Any) -> str:
         if isinstance(expr, ir.GenericConst):
@@ -193,10 +236,8 @@ class _Writer:
             return f"{self._function(callee)}({', '.join(self._value(g) for g in given)})"
         name = describe(expr)
         if name in OF_TORCH:
-            given = [self._value(a) for a in expr.args]
-            return f"torch.{name}({', '.join([*given, OF_TORCH[name](expr)])})"
-        expected = "operators that TVM lowers to loops"
-        raise UnsupportedTarget(mismatch("model", expected, f"{name} -> {expr.ty}"))
+            return OF_TORCH[name](expr, self._value(expr.args[0]))
+        raise _without_loops(f"{name} -> {expr.ty}")
 
     def _ranges(self, call: relax.Call) -> str:
         """The slice of each dimension."""
@@ -241,6 +282,11 @@ class _Writer:
             hint = _plain(str(getattr(var, "name_hint", None) or var.name))
             self._names[var] = f"{hint}_{len(self._names)}"
         return self._names[var]
+
+
+def _without_loops(got: str) -> UnsupportedTarget:
+    advice = "leave them out of the model, or compile it for llvm"
+    return UnsupportedTarget(mismatch("model", "operators that TVM lowers to loops", got, advice))
 
 
 def _plain(name: str) -> str:

@@ -19,6 +19,7 @@ from tests.model.graphs import B, T, graph
 
 op = relax.op
 CPU = torch.device("cpu")
+DRAWN = [relax.const(np.zeros((4, 1), dtype)) for dtype in ("float32", "int64")]
 
 
 def program(module: tvm.IRModule, **packed: Callable[..., Any]) -> TorchProgram:
@@ -75,6 +76,44 @@ def test_torch_runs_what_has_no_loop_nest() -> None:
     assert "torch.cumsum" in run.graph.source
     x = torch.randint(0, 9, (3, 7))
     assert torch.equal(run(x)[0], x.cumsum(1))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "float16"])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_what_torch_runs_has_the_types_of_the_graph(dtype: str, axis: int) -> None:
+    """Also where what follows is a kernel, which reads no gaps."""
+
+    def make(x: Any) -> Any:
+        emit = relax.BlockBuilder.current().emit
+        best = emit(op.topk(x, 2, axis, "both", dtype="int32"))
+        least = emit(op.topk(x, 1, axis, "values", largest=False))
+        found = [op.cumsum(x, axis), op.sort(x, axis, True), op.argsort(x, axis), least]
+        found += [best[0], best[1]]
+        return relax.Tuple([*found, *(op.add(emit(one), emit(one)) for one in found)])
+
+    x = torch.randint(0, 1000, (4, 5, 6)).to(getattr(torch, dtype))
+    found = program(graph(make, x=(dtype, 4, 5, 6)))(x)
+    ordered, places = torch.sort(x, dim=axis, descending=True)
+    backwards = torch.sort(x, dim=axis, stable=True).indices
+    first = [slice(None)] * axis + [slice(2)]
+    least = x.amin(axis, keepdim=True)
+    expected = [x.cumsum(axis), ordered, backwards, least, ordered[first], places[first]]
+    for number, (one, twice, other) in enumerate(zip(found, found[6:], expected, strict=False)):
+        if number < 5:
+            assert torch.equal(one.long(), other.long()) and torch.equal(twice, one + one)
+        else:  # of equal elements either may come first
+            assert torch.equal(x.gather(axis, one.long()), ordered[first])
+    kinds = [str(one.dtype).removeprefix("torch.") for one in found[:6]]
+    assert kinds == [dtype, dtype, "int32", dtype, dtype, "int32"]
+
+
+def test_slices_are_read_without_gaps() -> None:
+    def make(x: Any) -> Any:
+        halves = [op.strided_slice(x, [2], [a], [a + 4], assume_inbound=True) for a in (0, 4)]
+        return op.add(halves[0], op.negative(op.reshape(halves[1], [B, T, 4])))
+
+    x = random(2, 3, 8)
+    torch.testing.assert_close(program(graph(make, x=(B, T, 8)))(x)[0], x[..., :4] - x[..., 4:])
 
 
 def test_packed_functions_take_tensors_and_numbers() -> None:
@@ -136,6 +175,14 @@ def test_memory_is_given_back_after_the_last_use() -> None:
     assert freed == ["one", "two"]
 
 
-def test_an_operator_without_loops_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedTarget, match="topk"):
-        program(graph(lambda x: relax.TupleGetItem(op.topk(x, 2), 0), x=(4, 8)))
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda x: op.multinomial_from_uniform(x, *DRAWN), "multinomial_from_uniform"),
+        (lambda x: op.nonzero(x), "got nonzero"),
+    ],
+    ids=["multinomial", "nonzero"],
+)
+def test_an_operator_without_loops_is_refused_by_name(make: Any, name: str) -> None:
+    with pytest.raises(UnsupportedTarget, match=name):
+        program(graph(make, x=(4, 8)))

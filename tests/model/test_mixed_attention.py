@@ -1,0 +1,103 @@
+"""Attention whose queries, keys and values have different types, and what has no kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pit_tvm.model import compile
+from pit_tvm.model.cuda_kernels import CudaKernels
+from pit_tvm.model.importer import import_model
+from pit_tvm.model.plane import Plane
+from pit_tvm.model.rewrite import rewrite
+
+WIDTH, WORDS = 32, 50
+
+
+class Attention(nn.Module):
+    """One layer; those of ``wide`` (of q, k, v) in float32, after tanh where ``bounded``."""
+
+    def __init__(self, wide: str, bounded: bool, head: int = 8) -> None:
+        super().__init__()
+        self.table = nn.Embedding(WORDS, WIDTH)
+        self.parts = nn.ModuleDict({name: nn.Linear(WIDTH, WIDTH) for name in "qkv"})
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.wide, self.bounded, self.head = wide, bounded, head
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """``[batch, tokens, width]``."""
+        x = self.table(input_ids)
+        q, k, v = (self.headed(name, x) for name in "qkv")
+        scores = q @ k.mT / self.head**0.5
+        least = torch.finfo(scores.dtype).min
+        seen = attention_mask[:, None, None, :].bool()
+        added = torch.where(seen, 0.0, least).to(scores.dtype)
+        weights = torch.softmax(scores + added, -1, dtype=torch.float32).to(v.dtype)
+        mixed = (weights @ v).to(x.dtype).transpose(1, 2)
+        return self.out(mixed.reshape(*input_ids.shape, WIDTH))
+
+    def headed(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """``[batch, heads, tokens, head]``."""
+        found = self.parts[name](x).view(*x.shape[:2], -1, self.head).transpose(1, 2)
+        found = found.float() if name in self.wide else found
+        return torch.tanh(found) if self.bounded else found
+
+
+def batch(device: str = "cpu") -> dict[str, torch.Tensor]:
+    """A sequence with dead tokens at its end, an empty one and a full one."""
+    ids, mask = torch.randint(WORDS, (3, 13)), torch.ones(3, 13, dtype=torch.int64)
+    mask[0, 5:], mask[1] = 0, 0
+    return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+
+
+def check(model: nn.Module, compiled: Any, inputs: dict[str, torch.Tensor]) -> None:
+    with torch.no_grad():
+        expected = model(**inputs).float()
+    live = inputs["attention_mask"].bool()
+    found = compiled(**inputs).float()
+    bound = 2e-2 * float(expected[live].abs().max())
+    torch.testing.assert_close(found[live], expected[live], rtol=0, atol=bound)
+    assert not found[~live].any()
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+@pytest.mark.parametrize("wide", ["", "qk", "qkv", "v"])
+def test_operands_of_several_types(wide: str, bounded: bool) -> None:
+    model = Attention(wide, bounded).eval().half()
+    inputs = batch()
+    compiled = compile(model, inputs)
+    assert "1 of them attention, full, over live tokens" in compiled.explain()
+    check(model, compiled, inputs)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (Attention("qkv", True), "no kernel has heads of 8 in float32"),
+        (Attention("qk", True), "no kernel has heads of 8 in float32"),
+        (Attention("qkv", False), ""),  # the kernels widen 16 bits themselves
+        (Attention("", True, head=4), ""),
+    ],
+    ids=["float32", "some float32", "widened", "narrow heads"],
+)
+def test_what_a_gpu_has_no_kernel_for_is_the_models_own(model: nn.Module, said: str) -> None:
+    imported = import_model(model.eval().half(), batch(), "attention_mask")
+    kernels = CudaKernels(Plane(imported.batch, imported.tokens))
+    reasons = [d.reason for d in rewrite(imported, kernels).decisions if "attention" in d.reason]
+    assert reasons == [f"attention: {said}" if said else "attention, full, over live tokens"]
+    assert not kernels.attends(264, "float16") and kernels.attends(256, "bfloat16")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head", [4, 8, 32])
+@pytest.mark.parametrize("wide", ["", "qk", "qkv"])
+@pytest.mark.parametrize("bounded", [False, True])
+def test_operands_of_several_types_on_a_gpu(wide: str, bounded: bool, head: int) -> None:
+    model = Attention(wide, bounded, head).eval().half()
+    compiled = compile(model, batch(), target="cuda")
+    model = model.cuda()
+    for _ in range(3):
+        check(model, compiled, batch("cuda"))
