@@ -10,16 +10,17 @@ from tvm import ir, s_tir, tirx
 from tvm.ir import prim
 from tvm.s_tir.dlight import ScheduleRule
 
+from pit_tvm.analysis.expr import uses
+
 THREADS = 256
 BYTES = 16  # that a thread moves at once
 
 
 class Vectorised(ScheduleRule):  # type: ignore[misc]  # TVM has no types
     """For functions whose results, behind what can be computed in place, are one block of spatial
-    iterators: gathered and scattered rows, sums of tensors. TVM's own rules move element by
-    element, and so does this one where the last extent is not one of whole vectors; a single block
-    like that is left to them, chains of blocks are not: `dlight.gpu.Transpose` asserts that what
-    stands before a block like a transposition reads something, which indices do not."""
+    iterators: gathered and scattered rows, sums of tensors, transpositions. Element by element, as
+    TVM's own rules, where the last extent is not one of whole vectors. `dlight.gpu.Transpose` is no
+    alternative: it takes comparisons of indices for truth values."""
 
     def apply(self, func: Any, target: tvm.target.Target, tunable: bool) -> Any:
         """The schedule of ``func``; None if it is another kind of function."""
@@ -35,8 +36,6 @@ class Vectorised(ScheduleRule):  # type: ignore[misc]  # TVM has no types
             return None
         extent, lanes = sch.get(loops[-1]).extent, _lanes(block)
         if not isinstance(extent, prim.IntImm) or int(extent) % lanes:
-            if not before:
-                return None
             lanes = 1
         outer, vector = sch.split(loops[-1], [None, lanes])
         grid, thread = sch.split(sch.fuse(*loops[:-1], outer), [None, THREADS])
@@ -62,4 +61,16 @@ def _lanes(block: s_tir.SBlock) -> int:
     tvm_ffi.structural_walk(block.body, (tirx.BufferStore, stores.append))
     for store in stores:
         tvm_ffi.structural_walk(store.value, (ir.Expr, look), order="pre")
-    return 8 * BYTES // widest
+    apart = any(_gathers_elements(store, block.iter_vars[-1].var) for store in stores)
+    return 1 if apart else 8 * BYTES // widest
+
+
+def _gathers_elements(store: tirx.BufferStore, last: ir.Var) -> bool:
+    """Whether something is read by an index that is itself read for every element along ``last``:
+    TVM has no vectors of such indices."""
+    loads: list[ir.TensorLoad] = []
+    tvm_ffi.structural_walk(store.value, (ir.TensorLoad, loads.append))
+    inner: list[ir.TensorLoad] = []
+    for place in (index for load in loads for index in load.indices):
+        tvm_ffi.structural_walk(place, (ir.TensorLoad, inner.append))
+    return any(uses(index, last) for load in inner for index in load.indices)

@@ -63,7 +63,6 @@ def compile_graph(
         module = dlight.ApplyDefaultSchedule(
             Vectorised(),
             dlight.gpu.Matmul(),
-            dlight.gpu.Transpose(),
             dlight.gpu.Reduction(),
             dlight.gpu.GeneralReduction(),
             dlight.gpu.Fallback(),

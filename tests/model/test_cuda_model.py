@@ -178,6 +178,46 @@ def test_longer_sequences_than_the_positions_are_refused() -> None:
         compiled(input_ids=ids, attention_mask=mask)
 
 
+class InTheWay(torch.nn.Module):
+    """Operators that mix tokens, choose elements, or compute in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = torch.nn.Embedding(1000, 16), torch.nn.Linear(16, 16)
+        self.norm = torch.nn.LayerNorm(16)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+        """By token: sums with sorted tokens, the best elements, counts."""
+        x = self.layer(self.table(input_ids))
+        halves = torch.chunk(x, 2, -1)
+        x = self.norm(torch.cat([halves[1], -halves[0]], -1).float()).to(x.dtype) + x
+        best, _ = torch.topk(x, 3, -1)
+        counts = torch.cumsum(attention_mask.int(), 1)
+        return self.layer(x + torch.sort(x, 1)[0]), best, counts
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cuda_graphs", [True, False])
+def test_operators_in_the_way_run_as_they_are(cuda_graphs: bool) -> None:
+    module = InTheWay().eval().half()
+    module.norm.float()
+    compiled = pit_tvm.model.compile(module, batch(3, 16), target="cuda", cuda_graphs=cuda_graphs)
+    assert "  topk -> " in compiled.explain()
+    module = module.cuda()
+    for _ in range(3):
+        inputs = {n: v.cuda() for n, v in batch(5, 12).items()}
+        inputs["attention_mask"][1, 7:] = 0
+        live = inputs["attention_mask"].bool()
+        with torch.no_grad():
+            expected = module(**inputs)
+        for found, wanted in zip(compiled(**inputs), expected, strict=True):
+            assert not found[~live].any()
+            rtol, atol = (0, 0) if wanted.dtype == torch.int64 else (1e-2, 1e-2)
+            torch.testing.assert_close(
+                found[live].float(), wanted[live].float(), rtol=rtol, atol=atol
+            )
+
+
 class Constants(torch.nn.Module):
     """Embeddings, and a table that depends on no input."""
 

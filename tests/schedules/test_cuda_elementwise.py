@@ -38,9 +38,24 @@ def test_a_thread_moves_16_bytes(dtype: str, lanes: int) -> None:
     assert "picked" not in text.replace('"picked"', "")  # computed in place
 
 
-def test_one_block_of_no_whole_vectors_is_left_to_others() -> None:
+def test_one_block_of_no_whole_vectors_moves_element_by_element() -> None:
     x = te.placeholder((16, 60), "float16", name="x")
-    assert scheduled(x, te.compute((60, 16 + 1), lambda i, j: x[j % 16, i])) is None
+    y = te.placeholder((1, 9, 1, 4), "float16", name="y")
+    for tensors in (
+        (x, te.compute((60, 16 + 1), lambda i, j: x[j % 16, i])),
+        (y, te.compute((1, 1, 9, 4), lambda a, b, c, d: y[a, c, b, d])),
+    ):
+        text = scheduled(*tensors)
+        assert text is not None and "T.vectorized" not in text and 'thread="threadIdx.x"' in text
+
+
+def test_elements_by_ids_of_their_own_are_read_one_by_one() -> None:
+    x, ids = te.placeholder((16, 64), "float16", name="x"), te.placeholder((16, 64), "int64", "ids")
+    own = te.compute((16, 64), lambda i, j: x[ids[i, j], j])
+    text, rows = scheduled(x, ids, own), te.compute((16, 64), lambda i, j: x[ids[i, 0], j])
+    assert text is not None and "T.vectorized" not in text
+    text = scheduled(x, ids, rows)
+    assert text is not None and "T.vectorized(8)" in text
 
 
 def test_sums_are_left_to_others() -> None:
