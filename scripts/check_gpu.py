@@ -43,7 +43,7 @@ FAMILIES = (*ROWS, "blocks", "pieces", "bands", "outputs", "ranges", "decode", "
 COUNT = 2000
 # Every variant and kind once, then cases in which all tiles of live rows run, of float16 (their
 # numbers are even).
-REDUCED = (*range(14), 48, 96, 144)
+REDUCED = (*range(15), 48, 96, 144)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

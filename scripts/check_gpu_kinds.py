@@ -308,9 +308,9 @@ KINDS: dict[str, list[Kind]] = {
         Kind("mk,kn", "lhs", Rows(), **_TF32, fixed=(None, 200, 136)),
         Kind("km,kn", "lhs", Mask(1, 32), **_TF32, fixed=(256, 264, 136)),
         Kind("mk,kn", "rhs", Mask(1, 64), **_TF32, fixed=(None, 192, 264)),
+        Kind("mk,kn", "lhs", Mask(1, 64), **_TF32, fixed=(None, 200, 264)),
         Kind("mk,gkn", "lhs", Groups(5), **_TF32, fixed=(None, 96, 64, 5), dead="zero"),
         Kind("bmk,bkn", "lhs", Rows(1), **_TF32, fixed=(None, 77, 72, 40)),
         Kind("mk,nk", "lhs", Mask(1, 64), **_TF32, fixed=(None, 131, 328), bias=True, act="relu"),
-        Kind("mk,kn", "lhs", Mask(1, 64), **_TF32, fixed=(None, 200, 264)),
     ],
 }

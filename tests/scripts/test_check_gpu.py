@@ -19,6 +19,7 @@ import check_gpu_values as values
 import numpy as np
 import pytest
 import torch
+from bench_gpu_measure import float32_precision
 from bench_gpu_pit import internals, operator
 
 from pit_tvm.reference.index import dense_mask, index_lists
@@ -198,15 +199,16 @@ def test_what_calls_of_a_kind_choose_from_is_compiled(
     asked = kinds.Listed()
     chooser = internals(kinds.compiled(call.kind, build.TARGET, 1, asked))
     chooser = chooser._turned if call.kind.packed else chooser
-    plan = chooser.planner.plan(chooser.binder.layout_of(call.extents, "torch"), None)
     problem = problems.Problem(call, (), None, *[torch.zeros(0)] * 3)
-    choices = values._choices(problem, number, checker)
-    names = [name for name, _ in choices]
-    assert names[0] == "call" and "tile" in names and names[-1] == "dense"
-    for _, choose in choices:
-        candidate = plan.choice if choose is None else choose(plan)
-        if candidate.kind == "pit" and not (candidate.tile and candidate.tile.family == FAMILY):
-            chooser._kernel(candidate)
+    with float32_precision(call.kind.tf32):
+        plan = chooser.planner.plan(chooser.binder.layout_of(call.extents, "torch"), None)
+        choices = values._choices(problem, number, checker)
+        names = [name for name, _ in choices]
+        assert names[0] == "call" and "tile" in names and names[-1] == "dense"
+        for _, choose in choices:
+            candidate = plan.choice if choose is None else choose(plan)
+            if candidate.kind == "pit" and not (candidate.tile and candidate.tile.family == FAMILY):
+                chooser._kernel(candidate)
     listed = {kernel.key for kernel in kinds.kernels_of_kind(call.kind, checker.tiles)}
     assert listed and asked.asked <= listed
 
