@@ -221,10 +221,16 @@ def _dense(route: DenseRoute, rates: Rates) -> Candidate:
 
 
 def _reason(choice: Candidate, candidates: Sequence[Candidate], dense: Candidate | None) -> str:
-    """How many were weighed, and how far behind the best of the other kind is."""
+    """How many were weighed, and how far behind the best of the other kind is; or why the cheapest
+    is not taken."""
     number = len(candidates)
     other = "dense" if choice.kind == "pit" else "pit"
     if dense is None or number == 1:
         return f"cheapest of {number}; {choice.kind} only"
+    least = min(candidates, key=_cost)
+    if least.cost_us < choice.cost_us:
+        gain = choice.cost_us / max(least.cost_us, 1e-9)
+        why = f"saves no work: below the margin of {_PREDICTION_ERROR}x"
+        return f"not the cheapest of {number}: {least} is predicted {gain:.2f}x faster but {why}"
     best = dense if choice is not dense else min(candidates[:-1], key=_cost)
     return f"cheapest of {number}, {best.cost_us / max(choice.cost_us, 1e-9):.2f}x {other}"

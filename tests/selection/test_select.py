@@ -208,3 +208,20 @@ def test_a_mask_costs_in_proportion_to_what_is_live() -> None:
         for share in (0.0, 0.5, 1.0)
     ]
     assert [parts["output"] for parts in output] == pytest.approx([0.0, 500.0, 1000.0])
+
+
+def test_reason_names_the_margin_where_it_decided() -> None:
+    """The cheapest is not taken if it saves no work and is not much cheaper."""
+    plan = select([rows(1.0)], DENSE, rates(dense_over_tile=0.9), TILES)
+    gain = plan.choice.cost_us / cost(plan, ROW)
+    assert plan.choice.kind == "dense" and 1.0 < gain < 1.25
+    least = min(plan.candidates, key=lambda candidate: candidate.cost_us)
+    said = f"{least} is predicted {gain:.2f}x faster but saves no work: below the margin of 1.25x"
+    assert plan.reason == f"not the cheapest of 3: {said}"
+
+
+def test_reason_names_the_margin_between_tiles_too() -> None:
+    nearly = [rows(1.0), changed(rows(0.99), index_bytes=1e6, extra_bytes=8e6)]
+    plan = select(nearly, replace(DENSE, extra_bytes=1e9), rates(), [ROW_TILE])
+    assert plan.choice is plan.candidates[1] and plan.choice.cost_us > plan.candidates[0].cost_us
+    assert "not the cheapest of 3" in plan.reason and "saves no work" in plan.reason
