@@ -257,7 +257,10 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """The candidate that was chosen, all the others, and why."""
+    """The candidate that was chosen, all the others, and why.
+
+    ``tuned``: its tile was measured; of dense, one that it was weighed against.
+    """
 
     choice: Candidate
     candidates: tuple[Candidate, ...] = field(default=())

@@ -121,14 +121,13 @@ class _Measured:
 @dataclass(frozen=True)
 class GpuRates:
     """Costs of one data type on one GPU; made by `gpu_rates`. ``library``: who computes dense
-    products, ``products``: what they take; ``tuned``: tiles were measured."""
+    products, ``products``: what they take."""
 
     profile: dict[str, float]
     library: str
     products: Library
     families: dict[str, _Family]
     dense: _Measured | None
-    tuned: bool
     _known: dict[object, tuple[float, float]] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -136,6 +135,10 @@ class GpuRates:
     def constant(self, name: str) -> float:
         """A constant of the device, or of a whole Hopper chip."""
         return self.profile.get(name) or _DEFAULTS[name]
+
+    def is_tuned(self, family: str) -> bool:
+        """Whether tiles of the family were measured: one without records has generic ones."""
+        return self.families[family].measured is not None
 
     def tile_us(self, family: str, work: GpuWork) -> tuple[npt.NDArray[Any], float]:
         """Predicted time of each tile of a family, in the order of its tiles, and the time that
@@ -211,7 +214,7 @@ def gpu_rates(
             tiles.setdefault(replace(record.tile, dtype=dtype), []).append(entry)
         elif record.note == library:
             dense.append(entry)
-    empty = GpuRates(profile, library, library_of(dtype), {}, None, bool(found))
+    empty = GpuRates(profile, library, library_of(dtype), {}, None)
     families = {name: _measured_family(tiles, empty) for name, tiles in found.items()}
     for tile in generic:
         if tile.family not in families:
@@ -252,7 +255,7 @@ def select_gpu(
         candidates.append(Candidate("pit", micro_tile, tiles[at], cost, parts, covered))
     if dense is not None:
         candidates.append(dense_candidate(dense, index, other, rates))
-    return cheapest(candidates, rates.tuned)
+    return cheapest(candidates, rates.is_tuned(family))
 
 
 def tile_candidates(

@@ -36,4 +36,4 @@ def select_few_rows(
     us = few_rows_us(dense.m, dense.n, dense.k, share)
     parts = (("index", 0.0), ("product", us), ("bound", bound_us(dense.n, dense.k, share)))
     gathered = Candidate("pit", micro_tile, tile, us, parts, share)
-    return cheapest([gathered, dense_candidate(dense, 0.0, 0.0, rates)], rates.tuned)
+    return cheapest([gathered, dense_candidate(dense, 0.0, 0.0, rates)], tuned=False)

@@ -33,7 +33,7 @@ class Rates:
 
     ``tiles``: measurements of each tile, and estimates on tasks where only others were measured.
     ``dense``: measurements of the library's product. ``profile``: constants of the device (GB/s
-    and microseconds). ``tuned`` is False if ``tiles`` are generic ones that nobody measured here.
+    and microseconds). ``tuned`` is False if all ``tiles`` are generic, measured by nobody.
     """
 
     isa: str
@@ -47,6 +47,10 @@ class Rates:
     def constant(self, name: str) -> float:
         """A constant of the device, or its default."""
         return self.profile.get(name) or _DEFAULT_PROFILE[name]
+
+    def is_tuned(self, tile: Tile) -> bool:
+        """Whether the tile was measured: a family without records has generic ones."""
+        return self.tuned and bool(self.tiles.get(tile))
 
     def tile_us(self, tile: Tile, m: float, n: int, k: float) -> float:
         """Microseconds of a product of ``m x n x k`` live steps by ``tile``, gather included."""

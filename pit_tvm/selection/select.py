@@ -85,7 +85,7 @@ class Selection:
         rates: Rates,
         tiles: Sequence[Tile],
     ) -> None:
-        self._launch, self._tuned = ("launch", rates.constant("launch_us")), rates.tuned
+        self._launch = ("launch", rates.constant("launch_us"))
         self._store_gbps = rates.constant("store_gbps")
         self._dense = None if dense is None else _dense(dense, rates)
         self._ways = [
@@ -103,6 +103,8 @@ class Selection:
             for number, route in enumerate(routes)
             for tile in _tiles(route, tiles)
         ]
+        weighed = {way.tile for way in self._ways if way.tile is not None}
+        self._tuned = frozenset(tile for tile in weighed if rates.is_tuned(tile))
 
     def plan(self, covered: Sequence[float], *, whole: bool = True) -> Plan:
         """The plan for one pattern: all candidates, and the cheapest of them; where nothing is
@@ -119,7 +121,8 @@ class Selection:
             choice = min(candidates, key=_cost)
         else:
             choice = min(candidates, key=_doubted)
-        return Plan(choice, tuple(candidates), _reason(choice, candidates, dense), self._tuned)
+        tuned = bool(self._tuned) if choice.kind == "dense" else choice.tile in self._tuned
+        return Plan(choice, tuple(candidates), _reason(choice, candidates, dense), tuned)
 
     def _sparse(self, covered: Sequence[float]) -> list[Candidate]:
         """Every route with every tile of its family."""

@@ -17,6 +17,7 @@ from pit_tvm.selection.gpu_cost import (
     gpu_rates,
     select_gpu,
 )
+from pit_tvm.selection.gpu_few_rows import select_few_rows
 from pit_tvm.structs import MicroTile, Tile, TileTask
 from pit_tvm.tile_db.record import Provenance, TileRecord
 from pit_tvm.tile_db.store import TileStore
@@ -129,10 +130,12 @@ def test_tile_that_was_seldom_tried_is_left_out() -> None:
 def test_16_bit_types_stand_for_each_other() -> None:
     records = [PROFILE, measured(tile(), task(1000), 60.0), library(task(1000), 55.0)]
     other = gpu_rates(records, "bfloat16", "sm_90a", "torch", ())
-    assert other.tuned and other.families[FAMILY].tiles == (replace(tile(), dtype="bfloat16"),)
+    assert other.is_tuned(FAMILY)
+    assert other.families[FAMILY].tiles == (replace(tile(), dtype="bfloat16"),)
     assert predicted(other, GpuWork(1000, 4096, 4096)) == pytest.approx([60.0])
     assert other.dense_us(1000, 4096, 4096)[0] == pytest.approx(55.0)
-    assert not gpu_rates(records, "float32", "sm_90a", "torch", GENERIC).tuned
+    single = gpu_rates(records, "float32", "sm_90a", "torch", GENERIC)
+    assert not any(map(single.is_tuned, single.families))
 
 
 def test_memory_bounds_groups_with_few_rows() -> None:
@@ -189,6 +192,19 @@ def test_choice_is_the_cheaper_and_says_how_far_from_its_bound() -> None:
     assert "x its bound" in sparse.reason and "x dense" in sparse.reason
     full = select_gpu(FAMILY, LIVE_ROWS, GpuWork(8192, 4096, 4096), dense, known, 8192)
     assert full.choice.kind == "dense" and full.choice.note == "torch"
+
+
+def test_a_family_without_records_makes_an_untuned_plan() -> None:
+    """Whatever was measured of another family."""
+    known = rates(measured(tile(), task(1000), 60.0))
+    work = GpuWork(1000, 4096, 4096, groups=16)
+    plans = [select_gpu(f, LIVE_ROWS, work, None, known, 8192) for f in (FAMILY, GROUPED)]
+    assert [plan.tuned for plan in plans] == [True, False]
+
+
+def test_few_rows_have_a_tile_that_no_records_are_of() -> None:
+    known = rates(measured(tile(), task(1000), 60.0), library(task(8192), 400.0))
+    assert not select_few_rows(LIVE_ROWS, tile(), 40, GpuDense(4, 4096, 4096), known).tuned
 
 
 def test_cost_is_the_sum_of_its_parts_but_the_bound() -> None:

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from pit_tvm.selection.rates import Rates
-from pit_tvm.selection.select import DenseRoute, Route, Selection
+from pit_tvm.selection.select import GENERIC, DenseRoute, Route, Selection
 from pit_tvm.structs import MicroTile, Plan, Tile, TileTask
 
 ROWS, DEPTH = "contraction-rows", "contraction-depth"
@@ -225,3 +225,22 @@ def test_reason_names_the_margin_between_tiles_too() -> None:
     plan = select(nearly, replace(DENSE, extra_bytes=1e9), rates(), [ROW_TILE])
     assert plan.choice is plan.candidates[1] and plan.choice.cost_us > plan.candidates[0].cost_us
     assert "not the cheapest of 3" in plan.reason and "saves no work" in plan.reason
+
+
+@pytest.mark.parametrize(("covered", "kind"), [(0.1, "pit"), (1.0, "dense")])
+def test_plan_of_the_generic_schedule_is_untuned(covered: float, kind: str) -> None:
+    """Whatever was measured for products."""
+    route = Route(ROW, "", 0.0, 1, M, float(K), 1.0, 1)
+    plan = select([(route, covered)], DenseRoute(1, 1, M * K, 1, 0.0, GENERIC), rates(), TILES)
+    assert plan.choice.kind == kind and not plan.tuned
+
+
+def test_plan_is_tuned_if_its_tile_was_measured() -> None:
+    known = rates()
+    own = replace(known, tiles=known.tiles | {DEPTH_TILE: ()})
+    kinds = [(0.1, 0.9), (0.9, 0.1), (1.0, 1.0)]
+    plans = [select([rows(a), columns(b)], DENSE, own, TILES) for a, b in kinds]
+    assert [plan.choice.micro_tile for plan in plans] == [ROW, COLUMN, None]
+    # Dense was weighed against a tile that was measured, or not.
+    assert [plan.tuned for plan in plans] == [True, False, True]
+    assert not select([columns(1.0)], DENSE, own, TILES).tuned
