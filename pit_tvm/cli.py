@@ -110,9 +110,9 @@ def _database_rows(path: Path | None, target: TargetInfo) -> list[tuple[str, str
     for folder in store.folders():
         kinds = [record.kind for record in TileStore.open(store.root / folder).all()]
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
-        used = store.path is not None and store.path.parent.name == folder
-        rows.append(("", f"{folder}: {counts or 'empty'}{' (used here)' if used else ''}"))
-    if store.path is None:
+        used = " (used here)" if folder in store.used else ""
+        rows.append(("", f"{folder}: {counts or 'empty'}{used}"))
+    if not store.used:
         rows.append(("", f"no records for {target.device}: generic tiles are used, untuned"))
     return rows
 

@@ -29,7 +29,6 @@ def describe(settings: Settings, threads: int) -> dict[str, Any]:
     target = resolve_target("llvm")
     store = TileStore.open(device=target.device, isa=target.isa)
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]  # type: ignore[index]
-    folder = store.path.parent.name if store.path else ""
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "device": target.device,
@@ -42,7 +41,7 @@ def describe(settings: Settings, threads: int) -> dict[str, Any]:
             **{name: metadata.version(name) for name in PACKAGES},
             "numpy's BLAS": f"{blas['name']} {blas['version']}",
         },
-        "tile database": {"folder": folder, "records": len(store.all())},
+        "tile database": {"folder": ", ".join(store.used), "records": len(store.all())},
         "seeds": [SEED_KEY, settings.seed],
         "repeats": settings.repeats,
         "quick": settings.quick,

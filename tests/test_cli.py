@@ -20,7 +20,7 @@ from pit_tvm import __version__
 from pit_tvm.cli import main
 from pit_tvm.runtime.kernel_cache import KernelCacheWarning
 from pit_tvm.target import resolve_target
-from pit_tvm.tile_db.record import make_provenance
+from pit_tvm.tile_db.record import TileRecord, make_provenance
 from pit_tvm.tile_db.store import FILE_NAME, TileStore
 from pit_tvm.tuning import task_run, tasks
 from pit_tvm.tuning.runner import Repeats
@@ -186,6 +186,20 @@ def test_info_marks_the_folder_that_this_machine_uses(
     TileStore.create(tmp_path / "db").append([example_record(HOST.device)])
     main(["info", "--database", str(tmp_path / "db")])
     assert f"{HOST.device}: 1 pit (used here)" in capsys.readouterr().out
+
+
+def test_info_marks_the_folders_that_have_what_this_machine_s_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, constants = example_record(HOST.device), (("launch_us", 2.0),)
+    others = [example_record(f"{name}-{HOST.isa}") for name in ("a", "b")]
+    profile = TileRecord("profile", others[0].provenance, profile=constants)
+    TileStore.create(tmp_path / "db").append([own, *others, profile])
+    main(["info", "--database", str(tmp_path / "db")])
+    printed = capsys.readouterr().out
+    assert f"{HOST.device}: 1 pit (used here)" in printed
+    assert f"a-{HOST.isa}: 1 pit, 1 profile (used here)\n" in printed
+    assert f"b-{HOST.isa}: 1 pit\n" in printed
 
 
 def test_info_says_untuned_where_no_records_are(

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 from ..errors import DatabaseError, mismatch
@@ -26,8 +27,10 @@ FILE_NAME = "tiles.json"
 class TileStore:
     """Records of one device in a database folder; made by ``open`` or ``create``.
 
-    Nothing is read before the first question. A store without records for its device answers with
-    nothing: the caller then takes generic tiles and says ``untuned``.
+    Nothing is read before the first question. What the device has no record of, a family of tiles
+    or a library in a data type, comes from the first device of its instruction set that has. A
+    store without either answers with nothing: the caller then takes generic tiles and says
+    ``untuned``.
     """
 
     def __init__(self, root: Path, device: str = "", isa: str = "") -> None:
@@ -48,7 +51,8 @@ class TileStore:
         device
             Folder to prefer, such as ``TargetInfo.device`` gives it.
         isa
-            Without a folder of that name, the first (by name) tuned for this instruction set.
+            Devices of this instruction set have, by name, what that folder lacks. Not asked for
+            where ``path`` is of one device.
 
         Raises
         ------
@@ -67,7 +71,7 @@ class TileStore:
         if found.name == FILE_NAME:
             found = found.parent
         if (found / FILE_NAME).is_file():
-            return cls(found.parent, found.name, isa)
+            return cls(found.parent, found.name)
         if not found.is_dir():
             raise DatabaseError(mismatch("database", f"a folder or {FILE_NAME}", found))
         return cls(found, device, isa)
@@ -82,27 +86,37 @@ class TileStore:
         return cls.open(path, device=device, isa=isa)
 
     @property
-    def path(self) -> Path | None:
-        """File that is read: the device's own, else one of its instruction set, else None."""
-        names = [self.device] if self.device else []
-        if self.isa:
-            names += [name for name in self.folders() if name.endswith(f"-{self.isa}")]
-        for name in names:
-            if (self.root / name / FILE_NAME).is_file():
-                return self.root / name / FILE_NAME
-        return None
+    def used(self) -> tuple[str, ...]:
+        """Names of the folders that answers are from, the device's own first."""
+        return tuple(name for name, records in self._by_folder.items() if records)
 
     def folders(self) -> tuple[str, ...]:
         """Names of the device folders, sorted."""
         return tuple(sorted(file.parent.name for file in self.root.glob(f"*/{FILE_NAME}")))
 
     @cached_property
+    def _by_folder(self) -> dict[str, tuple[TileRecord, ...]]:
+        """Of every folder, the nearest first, records of what no nearer one has."""
+        names = [self.device] if self.device else []
+        if self.isa:
+            names += [name for name in self.folders() if name.endswith(f"-{self.isa}")]
+        found: dict[str, tuple[TileRecord, ...]] = {}
+        known: set[object] = set()
+        for name in dict.fromkeys(names):
+            path = self.root / name / FILE_NAME
+            if path.is_file():
+                own = tuple(read_records(path))
+                found[name] = tuple(record for record in own if _subject(record) not in known)
+                known |= {_subject(record) for record in own if record.task is not None}
+        return found
+
+    @cached_property
     def _all(self) -> tuple[TileRecord, ...]:
-        path = self.path
-        return () if path is None else tuple(read_records(path))
+        # The device's own last: of constants, which are all there, later ones count.
+        return tuple(chain.from_iterable(reversed(self._by_folder.values())))
 
     def all(self) -> tuple[TileRecord, ...]:
-        """Every record of the device, of every kind."""
+        """Every record for the device, of every kind."""
         return self._all
 
     @property
@@ -167,7 +181,8 @@ class TileStore:
                 raise DatabaseError(
                     mismatch("database", "a folder that can be written", error)
                 ) from error
-        self.__dict__.pop("_all", None)
+        for name in ("_by_folder", "_all"):
+            self.__dict__.pop(name, None)
 
 
 def read_records(path: Path) -> Iterator[TileRecord]:
@@ -187,6 +202,13 @@ def read_records(path: Path) -> Iterator[TileRecord]:
             yield record_from_json(json.loads(line))
         except (json.JSONDecodeError, DatabaseError) as error:
             raise DatabaseError(f"{path}:{number}: not a pit-tvm record: {error}") from error
+
+
+def _subject(record: TileRecord) -> object:
+    """What a device has records of or not: a family or library in a data type, or constants."""
+    if record.task is None:
+        return record.kind
+    return record.kind, record.tile.family if record.tile else record.note, record.task.dtype
 
 
 def _folder_name(device: str) -> str:

@@ -55,20 +55,64 @@ def test_exact_device_is_preferred_to_one_of_the_same_isa(tmp_path: Path) -> Non
     root.append([example_record("b-avx512"), example_record("a-avx512"), example_record("c-avx2")])
     assert root.folders() == ("a-avx512", "b-avx512", "c-avx2")
 
-    def read(device: str, isa: str) -> str | None:
-        path = TileStore.open(tmp_path, device=device, isa=isa).path
-        return path.parent.name if path else None
+    def read(device: str, isa: str) -> tuple[str, ...]:
+        return TileStore.open(tmp_path, device=device, isa=isa).used
 
-    assert read("b-avx512", "avx512") == "b-avx512"
-    assert read("unknown-avx512", "avx512") == "a-avx512"
-    assert read("unknown-avx2", "avx2") == "c-avx2"
-    assert read("unknown-generic", "generic") is None
-    assert read("unknown-generic", "") is None
+    assert read("b-avx512", "avx512") == ("b-avx512",)
+    assert read("unknown-avx512", "avx512") == ("a-avx512",)
+    assert read("unknown-avx2", "avx2") == ("c-avx2",)
+    assert read("unknown-generic", "generic") == ()
+    assert read("unknown-generic", "") == ()
+
+
+def measured(device: str, family: str = "contraction", dtype: str = "float32") -> TileRecord:
+    """A tile of a family in a type."""
+    record = example_record(device)
+    assert record.tile is not None and record.task is not None
+    tile, task = (replace(of, family=family, dtype=dtype) for of in (record.tile, record.task))
+    return replace(record, tile=tile, task=task)
+
+
+def of_device(record: TileRecord, device: str) -> TileRecord:
+    return replace(record, provenance=replace(record.provenance, device=device))
+
+
+def test_what_a_device_lacks_comes_from_others_of_its_isa(tmp_path: Path) -> None:
+    """Of the first that has any record of the family in the type, or of the library in it."""
+    own, a, b = "z-avx512", "a-avx512", "b-avx512"
+    mine = [measured(own), of_device(library("numpy"), own)]
+    of_a = [measured(a), measured(a, "other"), of_device(library("numpy"), a)]
+    of_b = [measured(b, "other"), measured(b, "other", "int8"), of_device(library("torch"), b)]
+    TileStore.open(tmp_path).append([*mine, *of_a, *of_b, measured("c-avx2", "other", "int8")])
+    store = TileStore.open(tmp_path, device=own, isa="avx512")
+    assert set(store.all()) == {*mine, of_a[1], of_b[1], of_b[2]}
+    assert store.used == (own, a, b)
+    assert set(TileStore.open(tmp_path, device=own).all()) == set(mine)
+    assert set(TileStore.open(tmp_path / own, isa="avx512").all()) == set(mine)
+    unknown = TileStore.open(tmp_path, device="y-avx512", isa="avx512")
+    assert set(unknown.all()) == {*of_a, of_b[1], of_b[2]}
+    store.append([measured(own, "other")])
+    assert store.used == (own, b) and of_a[1] not in store.all()
+
+
+def test_constants_of_the_device_itself_come_first(tmp_path: Path) -> None:
+    def constants(device: str, **of_it: float) -> TileRecord:
+        return replace(of_device(PROFILE, device), profile=tuple(of_it.items()))
+
+    TileStore.open(tmp_path).append(
+        [
+            constants("b-avx512", launch_us=2.0),
+            constants("a-avx512", launch_us=3.0, store_gbps=4.0),
+            constants("c-avx512", store_gbps=5.0, detect_gbps=6.0),
+        ]
+    )
+    store = TileStore.open(tmp_path, device="b-avx512", isa="avx512")
+    assert store.profile() == {"launch_us": 2.0, "store_gbps": 4.0, "detect_gbps": 6.0}
 
 
 def test_device_without_records_answers_with_nothing(tmp_path: Path) -> None:
     store = TileStore.open(tmp_path, device="xeon-avx512", isa="avx512")
-    assert store.path is None
+    assert store.used == ()
     assert store.all() == store.records() == store.library("float32") == ()
     assert store.profile() == {}
     task = example_record().task
