@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from .api import Operator
     from .model.linear import LinearForm
-    from .model.report import LinearUse
+    from .model.report import AxisCount, LinearUse
 
 _FILL, _SEQUENCES, _PADDED = 0.3, 32, 128
 _TILE_WIDTH = 36
@@ -87,13 +87,14 @@ def explain_model(args: argparse.Namespace) -> int:
     from .model.examples import as_graph, find_model
     from .model.importer import import_model
     from .model.report import count_axes
+    from .model.tidy import tidy
 
     target = _cpu(args.target)
     example = find_model(args.model, args.dtype or "", args.mask_input)
     if example.mask:
         imported = import_model(example.model, example.inputs, example.mask)
         _print_plan(args, imported, target)
-        module = imported.module
+        module = tidy(imported.module, imported.size_bounds)
     else:
         module = as_graph(example)
         print(f"{args.model}: no input {args.mask_input!r} to skip padding by; PIT axes only")
@@ -199,12 +200,15 @@ def _cost(operator: Operator, rows: int, library: str, *, dense: bool) -> tuple[
     return str(choice.tile or choice), 1e-3 * choice.cost_us
 
 
-def _print_axes(counts: Any) -> None:
+def _print_axes(counts: list[AxisCount]) -> None:
     number = sum(count.number for count in counts)
     some = sum(count.number for count in counts if count.axes)
-    print(f"\n{some} of {number} operators have PIT axes, by the analysis of their loops:")
+    unknown = sum(count.number for count in counts if count.axes is None)
+    others = f"; {unknown} are not analysed" if unknown else ""
+    print(f"\n{some} of {number} operators have PIT axes, by the analysis of their loops{others}:")
     for count in counts:
-        print(f"  {count.number:5} {count.operator:24} {', '.join(count.axes) or 'none'}")
+        axes = "not analysed" if count.axes is None else ", ".join(count.axes) or "none"
+        print(f"  {count.number:5} {count.operator:24} {axes}")
 
 
 # --------------------------------------------------------------------------------------------

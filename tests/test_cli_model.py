@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from pit_tvm.cli import main
+from pit_tvm.cli_model import _print_axes
+from pit_tvm.model.report import AxisCount
 from pit_tvm.target import resolve_target
 from pit_tvm.tile_db.store import TileStore
 from pit_tvm.tuning import task_run
@@ -29,12 +31,13 @@ class Small(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(11, WIDTH), nn.Embedding(16, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
         self.head = nn.Linear(WIDTH, INNER, bias=False)
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
         """Values ``[batch, tokens, width]``, and of each first token ``[batch, inner]``."""
-        x = self.words(input_ids) + self.places.weight[: input_ids.shape[1]]
+        x = self.norm(self.words(input_ids) + self.places.weight[: input_ids.shape[1]])
         for layer in self.layers:
             x = layer(x).relu()
         return x, self.head(x[:, 0])
@@ -83,6 +86,20 @@ def test_explain_prints_plan_totals_decisions_and_axes(
     some = re.search(r"(\d+) of (\d+) operators have PIT axes", text)
     assert some and 0 < int(some[1]) <= int(some[2])
     assert re.search(r"^ +\d+ matmul +i0, i1, .*k$", text, re.MULTILINE)
+    # How long positions are is known to be as long as tokens only where the graph is tidied.
+    assert re.search(r"^ +1 layer_norm +ax0, ax1, ax2, k2$", text, re.MULTILINE)
+    assert "not analysed" not in text
+
+
+def test_axes_that_nobody_looked_for_are_not_none(capsys: pytest.CaptureFixture[str]) -> None:
+    _print_axes([AxisCount("add", ("i",), 2), AxisCount("norm", None, 3), AxisCount("sort", (), 4)])
+    head, *lines = capsys.readouterr().out.strip().splitlines()
+    assert head.startswith("2 of 9 operators have PIT axes, by the analysis of their loops; 3 ")
+    assert [line.split(maxsplit=2) for line in lines] == [
+        ["2", "add", "i"],
+        ["3", "norm", "not analysed"],
+        ["4", "sort", "none"],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -83,18 +83,20 @@ def linear_plan(operator: Operator, rows: int, library: str = "numpy") -> Plan:
 
 @dataclass(frozen=True)
 class AxisCount:
-    """``number`` calls of an operator whose permutation-invariant axes are ``axes``."""
+    """``number`` calls of an operator whose permutation-invariant axes are ``axes``, None where
+    nobody looked for them."""
 
     operator: str
-    axes: tuple[str, ...]
+    axes: tuple[str, ...] | None
     number: int
 
 
 def count_axes(module: tvm.IRModule) -> list[AxisCount]:
     """How many operators of ``main`` have which PIT axes, by the analysis of each one's loops.
 
-    An axis counts if it is permutation invariant in every block of the loops that has it. What
-    TVM does not lower to loops with blocks has none.
+    An axis counts if it is permutation invariant in every block of the loops that has it. Loops
+    without blocks have none. What TVM does not lower to loops, as where a shape is not known, is
+    not analysed; after `tidy` it knows more of them.
     """
     lowered = relax.transform.LegalizeOps()(module)
     axes = {
@@ -102,8 +104,9 @@ def count_axes(module: tvm.IRModule) -> list[AxisCount]:
         for var, func in lowered.functions_items()
         if isinstance(func, tirx.PrimFunc)
     }
-    counts = Counter((name, axes[var] if var in axes else ()) for name, var in _operators(lowered))
-    return [AxisCount(name, found, number) for (name, found), number in sorted(counts.items())]
+    counts = Counter((name, axes.get(var)) for name, var in _operators(lowered))
+    found = (AxisCount(name, its, number) for (name, its), number in counts.items())
+    return sorted(found, key=lambda count: (count.operator, count.axes or ()))
 
 
 def _operators(module: tvm.IRModule) -> Iterator[tuple[str, Any]]:
