@@ -234,6 +234,7 @@ ORDER = {
         "onnx_import",
         "decomposing",
         "importer",
+        "picks",
         "lookups",
         "inputs",
         "outputs",

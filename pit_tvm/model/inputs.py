@@ -14,6 +14,7 @@ from tvm.ir import prim
 from ..errors import ShapeError, mismatch
 from ..runtime.arrays import as_numpy, as_tensor, kind
 from .lookups import Lookups
+from .picks import least_sizes
 from .plane import BATCH, TOKENS, Bound, Plane
 from .rebuild import extents_of
 
@@ -51,9 +52,11 @@ class Inputs:
             p.name: Input(str(p.ty.dtype), _extents(p, plane), tables.rows.get(p.name))
             for p in module["main"].params
         }
-        least, most = imported.bounds[TOKENS]
-        limits = [number for number in (most, tables.tokens) if number is not None]
-        bounds = {**imported.bounds, TOKENS: (least, min(limits, default=None))}
+        least, limits = least_sizes(module, plane), {BATCH: None, TOKENS: tables.tokens}
+        bounds = {
+            role: (max(first, least[role]), _smaller(most, limits[role]))
+            for role, (first, most) in imported.bounds.items()
+        }
         return cls(known, imported.mask, bounds, tables.live)
 
     @property
@@ -126,6 +129,10 @@ class Inputs:
             raise ValueError(mismatch("mask", f"one of {sorted(known)}", repr(found["mask"])))
         bounds = {role: (least, most) for role, (least, most) in found["bounds"].items()}
         return cls(known, found["mask"], bounds, found["live"])
+
+
+def _smaller(*limits: int | None) -> int | None:
+    return min((number for number in limits if number is not None), default=None)
 
 
 def _checked(name: str, value: Any, one: Input, sizes: Mapping[Any, Any]) -> Any:

@@ -1,0 +1,101 @@
+"""Elements that a graph picks by their places, and how few sequences or tokens leave one out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import ir, relax, sym
+from tvm.ir import prim
+
+from ..analysis.expr import replace_vars, uses
+from ..runtime.arrays import as_numpy
+from .plane import BATCH, TOKENS, Plane
+from .rebuild import bindings_of, is_op, shape_of
+
+# Operators that hand constant places on, in another shape or width.
+_SAME_PLACES = ("reshape", "expand_dims", "squeeze", "broadcast_to", "astype")
+_ID_TYPES = ("int32", "int64")
+# Extents are tried one by one up to here: torch itself bounds those that a model needs more of.
+_TRIED = 4096
+
+#: Numbers of the constants among variables, in any order.
+Places = dict[relax.Expr, np.ndarray]
+
+
+def picks(value: relax.Expr) -> list[tuple[relax.Expr, int]]:
+    """The ids by which ``value`` picks, each with the dimension of the data that they count."""
+    if is_op(value, "take", "gather_elements"):
+        return [(value.args[1], _axis(value))]
+    if is_op(value, "index_tensor") and isinstance(value.args[1], relax.Tuple):
+        return [(ids, axis) for axis, ids in enumerate(value.args[1].fields)]
+    return []
+
+
+def least_sizes(module: tvm.IRModule, plane: Plane) -> dict[str, int]:
+    """The least of batch and of tokens that have every place which ``main`` picks from."""
+    found, known = {BATCH: 0, TOKENS: 0}, Places()
+    for binding in bindings_of(module["main"]):
+        value = binding.value
+        numbers = _numbers(value, known)
+        if numbers is not None:
+            known[binding.var] = numbers
+        for ids, axis in picks(value):
+            extents = shape_of(value.args[0])
+            if extents:
+                for role, least in _demand(ids, extents[axis], known, plane).items():
+                    found[role] = max(found[role], least)
+    return found
+
+
+def roles_in(extent: Any, plane: Plane) -> dict[str, Any]:
+    """Which of batch and tokens an extent depends on."""
+    roles = {BATCH: plane.batch, TOKENS: plane.tokens}
+    return {role: var for role, var in roles.items() if uses(extent, var)}
+
+
+def _axis(pick: relax.Call) -> int:
+    """The dimension that is picked from; what has one only may leave it out."""
+    axis = pick.attrs.axis
+    return 0 if axis is None else int(axis) % int(pick.args[0].ty.ndim)
+
+
+def _demand(ids: relax.Expr, extent: Any, known: Places, plane: Plane) -> dict[str, int]:
+    """The least of each role in ``extent`` with which that has the places of ``ids``; where they
+    are computed, one place, unless there are no ids either without it."""
+    roles = roles_in(extent, plane)
+    places = _numbers(ids, known)
+    if places is not None:
+        need = max(int(places.max()) + 1, -int(places.min())) if places.size else 0
+    else:
+        sizes = shape_of(ids) or ()
+        need = int(not any(uses(size, var) for size in sizes for var in roles.values()))
+    if len(roles) != 1:  # products of both: which of them is too small, a call cannot tell
+        return dict.fromkeys(roles, min(need, 1))
+    ((role, var),) = roles.items()
+    return {role: _least(extent, var, need)}
+
+
+def _least(extent: Any, var: Any, need: int) -> int:
+    """The smallest value of ``var`` with which ``extent`` is ``need``; 0 if none is known."""
+    analyzer = sym.Analyzer()
+    for number in range(_TRIED if need else 0):
+        size = analyzer.simplify(replace_vars(extent, {var: prim.IntImm("int64", number)}))
+        if not isinstance(size, prim.IntImm):
+            return 0
+        if int(size) >= need:
+            return number
+    return 0
+
+
+def _numbers(value: relax.Expr, known: Mapping[relax.Expr, np.ndarray]) -> np.ndarray | None:
+    """What a constant holds, or a variable or call that hands one on."""
+    if isinstance(value, ir.GenericConst):
+        return as_numpy(value.value) if str(value.ty.dtype) in _ID_TYPES else None
+    if isinstance(value, relax.Var):
+        return known.get(value)
+    if is_op(value, *_SAME_PLACES):
+        return _numbers(value.args[0], known)
+    return None
