@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import tvm
 from tvm import ir, relax, sym
 from tvm.ir import prim
 
+from .picks import picks, roles_in
 from .plane import Plane
-from .rebuild import bindings_of, is_op, rebuild, shape_of, without_weights
+from .rebuild import bindings_of, extents_of, is_op, rebuild, shape_of, without_weights
 
 # Operators that hand ids on unchanged, as casts to these types do.
 _SAME_IDS = ("reshape", "expand_dims", "squeeze", "broadcast_to")
@@ -43,7 +45,7 @@ class Lookups:
         """What the tables of ``main`` demand."""
         found, main = cls(), module["main"]
         known = _known(main, plane, mask)
-        for call in _takes(main).values():
+        for call in _lookups(main).values():
             ids, rows = known.get(call.args[1]), _rows(call)
             if ids is None or rows is None:
                 continue
@@ -59,37 +61,77 @@ class Lookups:
 
 def read_inside(module: tvm.IRModule, plane: Plane, mask: str) -> tvm.IRModule:
     """``main`` with computed ids held to their tables: only those that are an input's values are
-    checked in every call."""
+    checked in every call, and only ``take`` relies on that."""
     known = _known(module["main"], plane, mask)
     loose = {
-        var
-        for var, call in _takes(module["main"]).items()
-        if str(call.attrs.mode) == "fast" and not _is_checked(call, known)
+        b.var
+        for b in bindings_of(module["main"])
+        if any(not _is_inside(ids, extent, plane) for ids, extent in _picked(b.value))
+        and not (is_op(b.value, "take") and _is_checked(b.value, known))
     }
 
-    def rule(_: relax.BlockBuilder, call: relax.Call, var: relax.Var) -> relax.Expr:
-        return relax.op.take(*call.args, call.attrs.axis, "clip") if var in loose else call
+    def rule(builder: relax.BlockBuilder, call: relax.Call, var: relax.Var) -> relax.Expr:
+        return _held(builder, call) if var in loose else call
 
     if not loose:
         return module
     return without_weights(rebuild(module, rule), relax.transform.CanonicalizeBindings())
 
 
-def _takes(main: relax.Function) -> dict[relax.Var, relax.Call]:
-    """The calls that pick rows by ids which are no constants."""
+def _picked(value: relax.Expr) -> list[tuple[relax.Expr, Any]]:
+    """Ids with the extents that they must stay in, if nothing keeps them there yet."""
+    if not picks(value) or is_op(value, "take") and str(value.attrs.mode) != "fast":
+        return []
+    extents = extents_of(value.args[0])
+    return [(ids, extents[axis]) for ids, axis in picks(value)]
+
+
+def _is_inside(ids: relax.Expr, extent: Any, plane: Plane) -> bool:
+    """Whether ids are constants that ``extent`` has, as long as calls keep to the least sizes."""
+    if not isinstance(ids, ir.GenericConst):
+        return False
+    numbers = ids.value.numpy()
+    if not isinstance(extent, prim.IntImm):
+        return bool((numbers >= 0).all()) and len(roles_in(extent, plane)) == 1
+    return bool(((numbers >= 0) & (numbers < int(extent))).all())
+
+
+def _held(builder: relax.BlockBuilder, call: relax.Call) -> relax.Call:
+    """A pick with the nearest place for every one that is outside."""
+    if is_op(call, "take"):
+        return relax.op.take(*call.args, call.attrs.axis, "clip")
+    held = [_clipped(builder, ids, extent) for ids, extent in _picked(call)]
+    if is_op(call, "gather_elements"):
+        return relax.op.gather_elements(call.args[0], held[0], call.attrs.axis)
+    return relax.op.index_tensor(call.args[0], held)
+
+
+def _clipped(builder: relax.BlockBuilder, ids: relax.Expr, extent: Any) -> relax.Expr:
+    """Ids of 0 to ``extent - 1``; calls see to it that there is one (`least_sizes`)."""
+    if str(ids.ty.dtype) != "int64":
+        ids = builder.emit(relax.op.astype(ids, "int64"))
+    fixed = isinstance(extent, prim.IntImm)
+    most = relax.const(int(extent) - 1, "int64") if fixed else extent - 1
+    lowest = builder.emit(relax.op.maximum(ids, relax.const(0, "int64")))
+    return builder.emit(relax.op.minimum(lowest, most))
+
+
+def _lookups(main: relax.Function) -> dict[relax.Var, relax.Call]:
+    """The calls that pick by ids, along one dimension, which are no constants."""
     return {
         b.var: b.value
         for b in bindings_of(main)
-        if is_op(b.value, "take") and isinstance(b.value.args[1], relax.Var)
+        if is_op(b.value, "take", "gather_elements") and isinstance(b.value.args[1], relax.Var)
     }
 
 
-def _rows(take: relax.Call) -> int | None:
-    """How many rows a table has, if whole ones are picked, and their number is constant."""
-    extents, axis = shape_of(take.args[0]), take.attrs.axis
-    if not extents or int(axis or 0) % len(extents) or not isinstance(extents[0], prim.IntImm):
+def _rows(lookup: relax.Call) -> int | None:
+    """How many places ids have, if that is constant; of ``take`` only where whole rows are
+    picked."""
+    extents, ((_, axis),) = shape_of(lookup.args[0]), picks(lookup)
+    if not extents or is_op(lookup, "take") and axis:
         return None
-    return int(extents[0])
+    return int(extents[axis]) if isinstance(extents[axis], prim.IntImm) else None
 
 
 def _is_checked(take: relax.Call, known: Mapping[relax.Var, _Ids]) -> bool:

@@ -48,8 +48,8 @@ def _rewritten(imported: Imported, kernels: Kernels, look: Look) -> Rewritten:
     bounds = imported.size_bounds
     plane = Plane(imported.batch, imported.tokens)
     module = tidy(look("imported", imported.module), bounds)
+    inputs = Inputs.of(imported, module)  # of ids as they come, before they are held
     module = look("tidy", read_inside(module, plane, imported.mask))
-    inputs = Inputs.of(imported, module)
     module, decisions = propagate(module, plane, imported.mask, kernels)
     module = look("tidy", tidy_reshapes(tidy(look("propagate", module), bounds)))
     module = look("embeddings", extract_embeddings(module, kernels))

@@ -91,3 +91,87 @@ def test_a_mask_of_kinds_is_not_an_id_of_its_input() -> None:
     model, ours = made(lambda ids, mask: (ids > PLACES).long())
     given = inputs(6, 4, word=PLACES + 1)
     torch.testing.assert_close(ours(**given), model(**given))
+
+
+class Chosen(nn.Module):
+    """Elements of rows of words, and of a table, that ``choose`` picks by the words' ids."""
+
+    def __init__(self, choose: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, WIDTH)
+        self.table = nn.Parameter(torch.randn(PLACES, WIDTH))
+        self.choose = choose
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """What is picked, 0 for dead tokens."""
+        found = self.choose(self.words(input_ids), self.table, input_ids)
+        return found * attention_mask.unsqueeze(-1)
+
+
+def chosen(choose: Callable[..., torch.Tensor]) -> tuple[nn.Module, CompiledModel]:
+    torch.manual_seed(0)
+    model = Chosen(choose).eval()
+    return model, compile(model, inputs(6, 6))
+
+
+def along_tokens(x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return x.gather(1, ids.unsqueeze(-1).expand(-1, -1, WIDTH))
+
+
+# Elements by ids; the same by the nearest ids inside; ids that are fine, and others.
+CHOICES: dict[str, tuple[Callable[..., Any], Callable[..., Any], list[int], list[int]]] = {
+    "gathered along tokens": (
+        lambda x, table, ids: along_tokens(x, ids - 9),
+        lambda x, table, ids: along_tokens(x, (ids - 9).clamp(0, x.shape[1] - 1)),
+        [9, 14],
+        [8, 15, 29],
+    ),
+    "gathered along the width": (
+        lambda x, table, ids: x.gather(2, (ids * 100000).unsqueeze(-1)),
+        lambda x, table, ids: x.gather(2, (ids * 100000).clamp(0, WIDTH - 1).unsqueeze(-1)),
+        [0],
+        [3, 29],
+    ),
+    "two ids": (
+        lambda x, table, ids: x * table[ids * 100000, ids - 3].unsqueeze(-1),
+        lambda x, table, ids: (
+            x
+            * table[
+                (ids * 100000).clamp(0, PLACES - 1), (ids - 3).clamp(-WIDTH, WIDTH - 1)
+            ].unsqueeze(-1)
+        ),
+        [0],
+        [1, 2, 10],
+    ),
+    "tokens by two ids": (
+        lambda x, table, ids: x[torch.arange(x.shape[0]).unsqueeze(-1), ids - 9],
+        lambda x, table, ids: along_tokens(x, (ids - 9).clamp(0, x.shape[1] - 1)),
+        [9, 14, 3],
+        [15, 29],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_elements_are_picked_inside_their_tensor(name: str) -> None:
+    choose, nearest, fine, others = CHOICES[name]
+    model, ours = chosen(choose)
+    for word in fine:
+        given = inputs(6, 6, word)
+        torch.testing.assert_close(ours(**given)[0], model(**given)[0])
+    inside = Chosen(nearest).eval()
+    inside.load_state_dict(model.state_dict())
+    for word in others:
+        given = inputs(6, 6, word)
+        with pytest.raises((IndexError, RuntimeError)):
+            model(**given)
+        torch.testing.assert_close(ours(**given)[0], inside(**given)[0])
+
+
+def test_inputs_that_pick_elements_are_checked() -> None:
+    model, ours = chosen(lambda x, table, ids: x.gather(2, ids.unsqueeze(-1)))
+    given = inputs(6, 6, WIDTH - 1)
+    torch.testing.assert_close(ours(**given), model(**given))
+    words = f"^input_ids: expected ids of 0 to {WIDTH - 1}, got "
+    with pytest.raises(ShapeError, match=words):
+        ours(**inputs(6, 6, WIDTH))
