@@ -12,6 +12,7 @@ from ..runtime.cuda_live_tokens import NOT_A_MASK, live_module
 from ..runtime.cuda_modules import cached_modules
 from ..runtime.kernel_cache import KernelCache
 from .inputs import Inputs
+from .lookups import held
 from .packing import LIVE_TOKENS
 from .rebuild import is_op, rebuild
 
@@ -122,9 +123,9 @@ def pass_ids(module: tvm.IRModule, names: list[str]) -> tvm.IRModule:
     inputs = {p.name: p for p in module["main"].params}
     given = [inputs[name] for name in names]
 
-    def rule(_: relax.BlockBuilder, call: relax.Call, __: relax.Var) -> relax.Expr:
-        if is_op(call, "take"):
-            return relax.op.take(*call.args, call.attrs.axis, "clip")
+    def rule(builder: relax.BlockBuilder, call: relax.Call, _: relax.Var) -> relax.Expr:
+        if is_op(call, "take", "gather_elements"):
+            return held(builder, call)
         if not is_op(call, "call_pure_packed") or call.args[0].global_symbol != LIVE_TOKENS:
             return call
         return relax.Call(call.op, [*call.args, *given], call.attrs, call.ty_args)

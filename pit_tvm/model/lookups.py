@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tvm
-from tvm import ir, relax, sym
+from tvm import ir, relax, sym, tirx
 from tvm.ir import prim
 
-from .picks import picks, roles_in
+from ..runtime.arrays import as_numpy
+from .picks import picks, range_of, roles_in
 from .plane import Plane
-from .rebuild import bindings_of, extents_of, is_op, rebuild, shape_of, without_weights
+from .rebuild import bindings_of, extents_of, is_op, rebuild, shape_of, values_of, without_weights
 
 # Operators that hand ids on unchanged, as casts to these types do.
 _SAME_IDS = ("reshape", "expand_dims", "squeeze", "broadcast_to")
@@ -60,18 +61,18 @@ class Lookups:
 
 
 def read_inside(module: tvm.IRModule, plane: Plane, mask: str) -> tvm.IRModule:
-    """``main`` with computed ids held to their tables: only those that are an input's values are
-    checked in every call, and only ``take`` relies on that."""
-    known = _known(module["main"], plane, mask)
+    """``main`` with computed ids held to their tensors: only those that are an input's values, or
+    count live tokens, are checked in every call."""
+    known, made = _known(module["main"], plane, mask), values_of(module["main"])
     loose = {
-        b.var
-        for b in bindings_of(module["main"])
-        if any(not _is_inside(ids, extent, plane) for ids, extent in _picked(b.value))
-        and not (is_op(b.value, "take") and _is_checked(b.value, known))
+        var
+        for var, value in made.items()
+        if any(not _is_inside(ids, extent, plane, made) for ids, extent in _picked(value))
+        and not _is_checked(value, known)
     }
 
     def rule(builder: relax.BlockBuilder, call: relax.Call, var: relax.Var) -> relax.Expr:
-        return _held(builder, call) if var in loose else call
+        return held(builder, call) if var in loose else call
 
     if not loose:
         return module
@@ -79,15 +80,22 @@ def read_inside(module: tvm.IRModule, plane: Plane, mask: str) -> tvm.IRModule:
 
 
 def _picked(value: relax.Expr) -> list[tuple[relax.Expr, Any]]:
-    """Ids with the extents that they must stay in, if nothing keeps them there yet."""
+    """Ids with the extents that they must stay in, if the operator does not keep them there."""
     if not picks(value) or is_op(value, "take") and str(value.attrs.mode) != "fast":
         return []
     extents = extents_of(value.args[0])
     return [(ids, extents[axis]) for ids, axis in picks(value)]
 
 
-def _is_inside(ids: relax.Expr, extent: Any, plane: Plane) -> bool:
-    """Whether ids are constants that ``extent`` has, as long as calls keep to the least sizes."""
+def _is_inside(
+    ids: relax.Expr, extent: Any, plane: Plane, made: Mapping[relax.Var, relax.Expr]
+) -> bool:
+    """Whether ids are constants that ``extent`` has, as long as calls keep to the least sizes, or
+    count inside of it."""
+    counted = range_of(ids, made)
+    if counted is not None:
+        first, end = counted
+        return bool(sym.Analyzer().can_prove(tirx.all(first >= 0, end <= extent)))
     if not isinstance(ids, ir.GenericConst):
         return False
     numbers = ids.value.numpy()
@@ -96,14 +104,30 @@ def _is_inside(ids: relax.Expr, extent: Any, plane: Plane) -> bool:
     return bool(((numbers >= 0) & (numbers < int(extent))).all())
 
 
-def _held(builder: relax.BlockBuilder, call: relax.Call) -> relax.Call:
-    """A pick with the nearest place for every one that is outside."""
+def held(builder: relax.BlockBuilder, call: relax.Call) -> relax.Call:
+    """A pick with the nearest place for every one that is outside; one that wraps stays."""
+    if not _picked(call):
+        return call
     if is_op(call, "take"):
         return relax.op.take(*call.args, call.attrs.axis, "clip")
-    held = [_clipped(builder, ids, extent) for ids, extent in _picked(call)]
+    same = _only_number(builder, call.args[0])
+    if same is not None:
+        return relax.op.broadcast_to(same, list(extents_of(call)))
+    inside = [_clipped(builder, ids, extent) for ids, extent in _picked(call)]
     if is_op(call, "gather_elements"):
-        return relax.op.gather_elements(call.args[0], held[0], call.attrs.axis)
-    return relax.op.index_tensor(call.args[0], held)
+        return relax.op.gather_elements(call.args[0], inside[0], call.attrs.axis)
+    return relax.op.index_tensor(call.args[0], inside)
+
+
+def _only_number(builder: relax.BlockBuilder, data: relax.Expr) -> relax.Expr | None:
+    """What all elements of a constant are, as RoBERTa's kinds of tokens; None if they differ."""
+    value = builder.lookup_binding(data) if isinstance(data, relax.Var) else data
+    value = value.args[0] if is_op(value, "broadcast_to") else value
+    if not isinstance(value, ir.GenericConst):
+        return None
+    numbers = as_numpy(value.value)
+    uniform = numbers.size > 0 and bool((numbers == numbers.flat[0]).all())
+    return relax.const(numbers.flat[0].item(), str(value.ty.dtype)) if uniform else None
 
 
 def _clipped(builder: relax.BlockBuilder, ids: relax.Expr, extent: Any) -> relax.Expr:
@@ -134,9 +158,16 @@ def _rows(lookup: relax.Call) -> int | None:
     return int(extents[axis]) if isinstance(extents[axis], prim.IntImm) else None
 
 
-def _is_checked(take: relax.Call, known: Mapping[relax.Var, _Ids]) -> bool:
-    ids = known.get(take.args[1])
-    return ids is not None and ids.most == _GIVEN and _rows(take) is not None
+def _is_checked(lookup: relax.Expr, known: Mapping[relax.Var, _Ids]) -> bool:
+    """Whether calls are refused whose ids are outside: an input's, or those of live tokens."""
+    if not is_op(lookup, "take", "gather_elements") or _rows(lookup) is None:
+        return False
+    ids = known.get(lookup.args[1])
+    if ids is None:
+        return False
+    # To hold ``take`` needs no other operators.
+    live = is_op(lookup, "gather_elements") and ids.most == _LIVE and ids.offset >= 0
+    return ids.most == _GIVEN or live
 
 
 def _known(main: relax.Function, plane: Plane, mask: str) -> dict[relax.Var, _Ids]:

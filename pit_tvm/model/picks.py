@@ -50,6 +50,41 @@ def least_sizes(module: tvm.IRModule, plane: Plane) -> dict[str, int]:
     return found
 
 
+def range_of(ids: relax.Expr, made: Mapping[relax.Var, relax.Expr]) -> tuple[Any, Any] | None:
+    """The first of ids that count one by one, and the one after the last; None for others.
+    ``made``: what computes each variable."""
+    value: Any = made.get(ids) if isinstance(ids, relax.Var) else None
+    if is_op(value, "arange"):
+        first, end, step = value.args
+        return (first, end) if isinstance(step, prim.IntImm) and int(step) == 1 else None
+    if is_op(value, *_SAME_PLACES):
+        return range_of(value.args[0], made)
+    if is_op(value, "add", "subtract"):
+        return _shifted(value, made)
+    return _from_start(value, made) if is_op(value, "where") else None
+
+
+def _shifted(total: relax.Call, made: Mapping[relax.Var, relax.Expr]) -> tuple[Any, Any] | None:
+    """The range of ids and one constant, added or subtracted."""
+    found, numbers = range_of(total.args[0], made), _numbers(total.args[1], {})
+    if found is None or numbers is None or numbers.size != 1:
+        return None
+    beyond = int(numbers.item()) if is_op(total, "add") else -int(numbers.item())
+    return found[0] + beyond, found[1] + beyond
+
+
+def _from_start(choice: relax.Call, made: Mapping[relax.Var, relax.Expr]) -> tuple[Any, Any] | None:
+    """The range of ids that are chosen unless negative, if none is."""
+    condition, _, ids = choice.args
+    found = range_of(ids, made)
+    test: Any = made.get(condition)
+    if found is None or not is_op(test, "less") or not test.args[0].same_as(ids):
+        return None
+    zero = _numbers(test.args[1], {})
+    never = zero is not None and not zero.any() and sym.Analyzer().can_prove(found[0] >= 0)
+    return found if never else None
+
+
 def roles_in(extent: Any, plane: Plane) -> dict[str, Any]:
     """Which of batch and tokens an extent depends on."""
     roles = {BATCH: plane.batch, TOKENS: plane.tokens}
