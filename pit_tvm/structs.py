@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import index
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from .errors import ShapeError, mismatch
@@ -45,9 +46,28 @@ class SparsitySpec:
     promises_zero: ClassVar[bool] = False
 
 
-def _check_extents(owner: str, extents: tuple[int, ...]) -> None:
-    if any(not isinstance(e, int) or isinstance(e, bool) or e < 1 for e in extents):
+def _integer(number: object) -> int | None:
+    """An integer of any library as Python's; None for anything else, and for truth values."""
+    if isinstance(number, bool):  # numpy's are no integers to Python either
+        return None
+    try:
+        return index(number)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def _checked_extents(owner: str, extents: tuple[int, ...]) -> tuple[int, ...]:
+    found = [_integer(e) for e in extents]
+    if any(e is None or e < 1 for e in found):
         raise ShapeError(mismatch(owner, "extents that are integers of at least 1", extents))
+    return tuple(e for e in found if e is not None)
+
+
+def _set_integer(record: SparsitySpec, name: str) -> None:
+    """Keep a field of a frozen record as an integer of Python's, if it is one of any library."""
+    number = _integer(getattr(record, name))
+    if number is not None:
+        object.__setattr__(record, name, number)
 
 
 @dataclass(frozen=True, init=False)
@@ -61,8 +81,7 @@ class _Granular(SparsitySpec):
     extents: tuple[int, ...]
 
     def __init__(self, *extents: int) -> None:
-        _check_extents(type(self).__name__, extents)
-        object.__setattr__(self, "extents", tuple(extents))
+        object.__setattr__(self, "extents", _checked_extents(type(self).__name__, extents))
 
 
 class Mask(_Granular):
@@ -107,6 +126,9 @@ class Rows(SparsitySpec):
 
     dim: int = 0
 
+    def __post_init__(self) -> None:
+        _set_integer(self, "dim")
+
 
 @dataclass(frozen=True)
 class Lengths(SparsitySpec):
@@ -119,6 +141,9 @@ class Lengths(SparsitySpec):
     dim: int = 0
     cumulative: bool = False
 
+    def __post_init__(self) -> None:
+        _set_integer(self, "dim")
+
 
 @dataclass(frozen=True)
 class Groups(SparsitySpec):
@@ -128,9 +153,12 @@ class Groups(SparsitySpec):
     dim: int = 0
 
     def __post_init__(self) -> None:
-        number = self.num_groups
-        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-            raise ShapeError(mismatch("Groups.num_groups", "an integer of at least 0", number))
+        number = _integer(self.num_groups)
+        if number is None or number < 0:
+            got = self.num_groups
+            raise ShapeError(mismatch("Groups.num_groups", "an integer of at least 0", got))
+        _set_integer(self, "num_groups")
+        _set_integer(self, "dim")
 
 
 # --------------------------------------------------------------------------------------------

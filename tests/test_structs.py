@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from typing import Any
 
-from pit_tvm.structs import Grid, Index, Mask, MicroTile, Tile
+import numpy as np
+import pytest
+
+from pit_tvm.errors import ShapeError
+from pit_tvm.structs import BlockMask, Grid, Groups, Index, Lengths, Mask, MicroTile, Rows, Tile
 
 
 def test_a_hash_is_kept_and_stays_in_its_process() -> None:
@@ -27,3 +32,24 @@ def test_what_is_gathered_on_two_axes_has_an_index_of_each() -> None:
     index = Index("ids", "count", also=Index("ids_k", "count_k", ("taken", "also")))
     assert index.arguments == ("ids", "count", "taken", "also")
     assert Grid() == Grid() != Mask(1, 1) and Grid().promises_zero
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8])
+def test_integers_of_numpy_are_kept_as_those_of_python(kind: Any) -> None:
+    for spec, same in (
+        (Mask(kind(32), 1), Mask(32, 1)),
+        (BlockMask(kind(8), kind(4)), BlockMask(8, 4)),
+        (Rows(kind(1)), Rows(1)),
+        (Lengths(kind(1), cumulative=True), Lengths(1, cumulative=True)),
+        (Groups(kind(3), kind(1)), Groups(3, 1)),
+    ):
+        assert spec == same and repr(spec) == repr(same) and hash(spec) == hash(same)
+
+
+@pytest.mark.parametrize("extent", [True, np.True_, 1.0, np.float32(1), "1", None, 0, np.int64(-1)])
+def test_what_is_no_integer_is_no_extent(extent: Any) -> None:
+    with pytest.raises(ShapeError, match="^Mask: expected extents that are integers"):
+        Mask(extent, 1)
+    if extent != 0:
+        with pytest.raises(ShapeError, match="^Groups.num_groups: expected an integer"):
+            Groups(extent)
