@@ -143,6 +143,7 @@ ORDER = {
         "hopper_space",
     ),
     "runtime": (
+        "torch_arrays",
         "arrays",
         "argument",
         "gate",

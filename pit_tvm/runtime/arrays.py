@@ -19,6 +19,7 @@ from tvm import runtime as tvm_runtime
 
 from ..errors import BackendUnavailable, DTypeError, ShapeError, mismatch
 from ..memory import aligned_empty
+from .torch_arrays import check_memory, check_shape, check_strided, check_torch
 
 NUMPY_DTYPES = {
     name: np.dtype(name)
@@ -56,8 +57,13 @@ def dtype_of(array: Any) -> str:
 
 
 def shape_of(name: str, array: Any) -> tuple[int, ...]:
-    """Shape of any array that `kind` knows; DTypeError names another thing."""
-    shape = getattr(array, "shape", None)
+    """Shape of any array that `kind` knows; DTypeError names another thing, or a nested tensor."""
+    try:
+        shape = getattr(array, "shape", None)
+    except RuntimeError:  # of a nested tensor
+        if _is_torch(array):
+            check_memory(name, array)
+        raise
     return shape if isinstance(shape, tuple) else tuple(_import(name, array).shape)
 
 
@@ -128,7 +134,9 @@ def as_numpy(array: Any, name: str = "array") -> np.ndarray:
     Raises
     ------
     DTypeError
-        It is no array, or not on the CPU; the message names it ``name``.
+        It is no array, not on the CPU, or of no type of numpy's; the message names it ``name``.
+    ShapeError
+        A tensor is not strided.
     BackendUnavailable
         As in `empty_like_kind`.
     """
@@ -206,12 +214,15 @@ def _ml_bfloat16() -> np.dtype[Any]:
 def _torch_as_numpy(array: Any, name: str) -> np.ndarray:
     """A tensor that torch itself does not turn into a numpy array: with a gradient, or bfloat16."""
     torch = sys.modules["torch"]
-    if not array.is_cpu:
-        raise DTypeError(mismatch(name, "a tensor on the CPU", str(array.device)))
+    check_memory(name, array)
+    check_strided(name, array)
     plain = array.detach().resolve_neg()
     if plain.dtype is torch.bfloat16:
         return plain.view(torch.int16).numpy().view(_ml_bfloat16())
-    return plain.numpy()
+    try:
+        return plain.numpy()
+    except TypeError as error:
+        raise DTypeError(mismatch(name, "a type that numpy has", plain.dtype)) from error
 
 
 def _numpy_dtype(dtype: str) -> np.dtype[Any]:
@@ -225,17 +236,6 @@ def _is_element(element: np.dtype[Any], dtype: str) -> bool:
     return element == NUMPY_DTYPES[dtype] or (dtype == "uint8" and element == np.bool_)
 
 
-def _check_shape(name: str, shape: tuple[int, ...], expected: tuple[int | None, ...]) -> None:
-    if shape == expected:
-        return
-    fits = len(shape) == len(expected)
-    for got, want in zip(shape, expected, strict=False):
-        fits = fits and (want is None or got == want)
-    if not fits:
-        wanted = ", ".join("any" if extent is None else str(extent) for extent in expected)
-        raise ShapeError(mismatch(name, f"shape [{wanted}]", f"shape {list(shape)}"))
-
-
 def _check_numpy(
     name: str, array: np.ndarray, dtype: str, shape: tuple[int | None, ...], writable: bool
 ) -> None:
@@ -245,7 +245,7 @@ def _check_numpy(
     if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
         advice = "pass .data and the mask apart"
         raise DTypeError(mismatch(name, "a plain array", "numpy.ma.MaskedArray", advice))
-    _check_shape(name, array.shape, shape)
+    check_shape(name, array.shape, shape)
     flags = array.flags
     if not flags.c_contiguous:
         got = f"strides {array.strides} bytes"
@@ -255,33 +255,6 @@ def _check_numpy(
         raise ShapeError(mismatch(name, "aligned elements", "unaligned", "pass a copy"))
     if writable and not flags.writeable:
         raise ShapeError(mismatch(name, "a writable array", "a read-only one"))
-
-
-def _check_torch(
-    name: str, array: Any, dtype: str, shape: tuple[int | None, ...], writable: bool
-) -> None:
-    import torch
-
-    if not array.is_cpu:
-        advice = "pass .cpu(), or compile for that device"
-        raise DTypeError(mismatch(name, "a tensor on the CPU", str(array.device), advice))
-    is_bytes = dtype == "uint8" and array.dtype is torch.bool
-    if array.dtype is not getattr(torch, dtype) and not is_bytes:
-        advice = f"convert it with .to(torch.{dtype})"
-        raise DTypeError(mismatch(name, dtype, dtype_of(array), advice))
-    _check_shape(name, array.shape, shape)
-    if array.layout is not torch.strided:
-        raise ShapeError(mismatch(name, "a strided tensor", array.layout, "pass .to_dense()"))
-    if not array.is_contiguous():
-        got = f"strides {array.stride()} elements"
-        raise ShapeError(mismatch(name, "a contiguous tensor", got, "pass .contiguous()"))
-    if array.is_neg():
-        raise ShapeError(mismatch(name, "a plain tensor", "a negated view", "pass .resolve_neg()"))
-    if array.data_ptr() % array.itemsize:
-        raise ShapeError(mismatch(name, "aligned elements", "unaligned", "pass .clone()"))
-    if writable and array.requires_grad:
-        got = "one that requires grad"
-        raise ShapeError(mismatch(name, "a tensor to write to", got, "pass .detach()"))
 
 
 def _no_array(name: str, array: Any) -> DTypeError:
@@ -322,7 +295,7 @@ def _torch_argument(
 ) -> Any:
     import torch
 
-    _check_torch(name, array, dtype, shape, writable)
+    check_torch(name, array, dtype, shape, writable)
     if array.numel() == 0:
         return _empty(tuple(array.shape), dtype)
     if dtype == "uint8" and array.dtype is torch.bool:
@@ -338,7 +311,7 @@ def _dlpack_argument(
         tensor = _retype(tensor, dtype)
     if tensor.dtype != dtype:
         raise DTypeError(mismatch(name, dtype, tensor.dtype))
-    _check_shape(name, tensor.shape, shape)
+    check_shape(name, tensor.shape, shape)
     if not tensor.is_contiguous():
         got = f"strides {tensor.strides} elements"
         raise ShapeError(mismatch(name, "a contiguous tensor", got, "pass a copy"))

@@ -1,0 +1,80 @@
+"""Checks of torch tensors that compiled functions for CPUs take, and of their memory."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ..errors import DTypeError, ShapeError, mismatch
+
+
+def check_shape(name: str, shape: tuple[int, ...], expected: tuple[int | None, ...]) -> None:
+    """ShapeError if an extent of ``expected`` (None: any) is another one of ``shape``."""
+    if shape == expected:
+        return
+    fits = len(shape) == len(expected)
+    for got, want in zip(shape, expected, strict=False):
+        fits = fits and (want is None or got == want)
+    if not fits:
+        wanted = ", ".join("any" if extent is None else str(extent) for extent in expected)
+        raise ShapeError(mismatch(name, f"shape [{wanted}]", f"shape {list(shape)}"))
+
+
+def check_torch(
+    name: str, array: Any, dtype: str, shape: tuple[int | None, ...], writable: bool
+) -> None:
+    """Refuse a tensor that `pit_tvm.runtime.arrays.as_tensor` does not take."""
+    torch = sys.modules["torch"]  # there is a tensor
+
+    # Each question to a tensor takes 0.1 us, so that most are left to what cannot be right.
+    if type(array) is not torch.Tensor or not array.is_cpu:
+        check_memory(name, array)
+    is_bytes = dtype == "uint8" and array.dtype is torch.bool
+    if array.dtype is not getattr(torch, dtype) and not is_bytes:
+        check_memory(name, array)
+        advice = f"convert it with .to(torch.{dtype})"
+        raise DTypeError(mismatch(name, dtype, str(array.dtype).removeprefix("torch."), advice))
+    try:
+        found = array.shape
+    except RuntimeError:  # of a nested tensor
+        check_memory(name, array)
+        raise
+    check_shape(name, found, shape)
+    check_strided(name, array)
+    if not array.is_contiguous():
+        got = f"strides {array.stride()} elements"
+        raise ShapeError(mismatch(name, "a contiguous tensor", got, "pass .contiguous()"))
+    if array.is_neg():
+        raise ShapeError(mismatch(name, "a plain tensor", "a negated view", "pass .resolve_neg()"))
+    if array.data_ptr() % array.itemsize:
+        raise ShapeError(mismatch(name, "aligned elements", "unaligned", "pass .clone()"))
+    if writable and array.requires_grad:
+        got = "one that requires grad"
+        raise ShapeError(mismatch(name, "a tensor to write to", got, "pass .detach()"))
+
+
+def check_memory(name: str, array: Any) -> None:
+    """DTypeError if a tensor has no elements of its own in the CPU's memory."""
+    torch = sys.modules["torch"]  # there is a tensor
+
+    expected = "a dense tensor on the CPU"
+    if array.is_nested:
+        advice = "pass .to_padded_tensor(0.0)"
+        raise DTypeError(mismatch(name, expected, "a nested tensor", advice))
+    # What such a class holds, if anything, is behind other tensors: fake and distributed ones.
+    if type(array).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise DTypeError(mismatch(name, expected, type(array).__name__))
+    if not array.is_cpu:
+        advice = "pass .cpu(), or compile for that device"
+        raise DTypeError(mismatch(name, "a tensor on the CPU", str(array.device), advice))
+    if array.is_quantized:
+        got = f"a quantized tensor of {array.dtype}"
+        raise DTypeError(mismatch(name, expected, got, "pass .dequantize()"))
+
+
+def check_strided(name: str, array: Any) -> None:
+    """ShapeError if elements lie in memory in another way than by strides."""
+    torch = sys.modules["torch"]  # there is a tensor
+
+    if array.layout is not torch.strided:
+        raise ShapeError(mismatch(name, "a strided tensor", array.layout, "pass .to_dense()"))

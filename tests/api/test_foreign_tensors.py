@@ -1,0 +1,79 @@
+"""torch tensors without dense memory on the CPU: a typed error that names the argument."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+from pit_tvm.errors import DTypeError, PitError, ShapeError
+from pit_tvm.structs import Mask, Rows
+from tests.api.cases import MATMUL
+from tests.api.running import compiled
+
+M, N, K = 37, 29, 131
+
+
+def nested(tensor: torch.Tensor, layout: torch.layout) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.nested.nested_tensor([tensor[0], tensor[1][:5]], layout=layout)
+
+
+def fake(tensor: torch.Tensor) -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+# What is made of a tensor, and what is said of it.
+TENSORS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], type[PitError], str]] = {
+    "sparse": (lambda x: x.to_sparse(), ShapeError, "a strided tensor, got torch.sparse_coo"),
+    "rows": (lambda x: x.to_sparse_csr(), ShapeError, "a strided tensor, got torch.sparse_csr"),
+    "nested": (lambda x: nested(x, torch.strided), DTypeError, "a dense tensor .* nested tensor"),
+    "jagged": (lambda x: nested(x, torch.jagged), DTypeError, "a dense tensor .* nested tensor"),
+    "meta": (lambda x: x.to("meta"), DTypeError, "a tensor on the CPU, got meta"),
+    "fake": (fake, DTypeError, "a dense tensor on the CPU, got FakeTensor"),
+}
+
+
+def good() -> dict[str, Any]:
+    """The arguments of a call that is fine."""
+    lhs, rhs, out = torch.randn(M, K), torch.randn(K, N), torch.zeros(M, N)
+    return {"lhs": lhs, "rhs": rhs, "sparsity": torch.ones(M, K, dtype=torch.bool), "out": out}
+
+
+def refused(place: str, bad: torch.Tensor, error: type[PitError], says: str) -> None:
+    """Refused alike in the first call and behind one that was fine."""
+    operator = compiled(MATMUL, "float32", "lhs", Mask())
+    for _ in range(2):
+        lhs, rhs, *named = (good() | {place: bad}).values()
+        with pytest.raises(error, match=f"^{place}: expected {says}"):
+            operator(lhs, rhs, sparsity=named[0], out=named[1])
+        lhs, rhs, *named = good().values()
+        operator(lhs, rhs, sparsity=named[0], out=named[1])
+
+
+@pytest.mark.parametrize("place", ["lhs", "rhs", "sparsity", "out"])
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensors_without_dense_memory_are_refused(name: str, place: str) -> None:
+    make, error, says = TENSORS[name]
+    refused(place, make(good()[place]), error, says)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch warns of what becomes of quantized tensors
+@pytest.mark.parametrize("place", ["lhs", "rhs", "out"])
+def test_quantized_tensors_are_refused(place: str) -> None:
+    bad = torch.quantize_per_tensor(good()[place], 0.1, 0, torch.qint8)
+    refused(place, bad, DTypeError, "a dense tensor on the CPU, got a quantized tensor of .*qint8")
+
+
+def test_ids_of_types_that_numpy_lacks_are_refused() -> None:
+    operator = compiled(MATMUL, "float32", "lhs", Rows(0))
+    lhs, rhs, *_ = good().values()
+    ids = torch.zeros(3, dtype=torch.float8_e5m2)
+    with pytest.raises(DTypeError, match=r"^sparsity: expected a type that numpy has, got torch\."):
+        operator(lhs, rhs, sparsity=ids)
