@@ -9,9 +9,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from tvm import relax
+from tvm.relax import op
 
 from pit_tvm.errors import ShapeError
 from pit_tvm.model import CompiledModel, compile
+from pit_tvm.model.cuda_index import pass_ids
+from pit_tvm.model.lookups import read_inside
+from tests.model.graphs import PLANE, B, T, calls, graph, names
 
 VOCABULARY, PLACES, WIDTH = 30, 12, 8
 
@@ -175,3 +180,44 @@ def test_inputs_that_pick_elements_are_checked() -> None:
     words = f"^input_ids: expected ids of 0 to {WIDTH - 1}, got "
     with pytest.raises(ShapeError, match=words):
         ours(**inputs(6, 6, WIDTH))
+
+
+@pytest.mark.parametrize(
+    "ids, held",
+    [
+        (lambda given: op.arange(0, T, 1), False),
+        (lambda given: op.add(op.arange(0, T - 2, 1), relax.const(2, "int64")), False),
+        (lambda given: op.expand_dims(op.arange(1, T, 1), 1), False),
+        (lambda given: op.subtract(op.arange(0, T, 1), relax.const(1, "int64")), True),
+        (lambda given: op.arange(0, T + 1, 1), True),
+        (lambda given: op.arange(0, T, 2), True),
+        (lambda given: given, True),
+        (lambda given: relax.const([0, 1], "int64"), False),
+        (lambda given: relax.const([0, -1], "int64"), True),
+    ],
+    ids=["all", "later", "column", "before", "beyond", "even", "given", "constant", "negative"],
+)
+def test_ids_that_cannot_be_outside_are_left_alone(
+    ids: Callable[[relax.Expr], relax.Expr], held: bool
+) -> None:
+    module = graph(lambda x, given: op.index_tensor(x, [ids(given)]), x=(T, 4), given=("int64", B))
+    assert ("minimum" in names(read_inside(module, PLANE, "mask"))) == held
+
+
+def test_elements_of_one_number_are_not_gathered() -> None:
+    zeros = op.broadcast_to(relax.const([[3] * PLACES], "int64"), [B, PLACES])
+    ids: Any = ("int64", B, T)
+    module = graph(lambda given: op.gather_elements(zeros, op.negative(given), 1), given=ids)
+    (call,) = calls(read_inside(module, PLANE, "mask"))
+    assert names(read_inside(module, PLANE, "mask")) == ["broadcast_to"]
+    assert call.args[0].value.numpy() == 3
+
+
+def test_recorded_graphs_read_inside_and_keep_what_wraps() -> None:
+    wrapped = graph(lambda x: op.take(x, relax.const(-1, "int64"), 1, "wrap"), x=(B, T, 4))
+    assert [str(c.attrs.mode) for c in calls(pass_ids(wrapped, []))] == ["wrap"]
+    given: Any = ("int64", B, 1)
+    taken = graph(lambda table, given: op.take(table, given, 0), table=(9, 4), given=given)
+    assert [str(c.attrs.mode) for c in calls(pass_ids(taken, []))] == ["clip"]
+    gathered = graph(lambda x, given: op.gather_elements(x, given, 1), x=(B, T), given=given)
+    assert names(pass_ids(gathered, [])) == ["maximum", "minimum", "gather_elements"]
