@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .cli_explain import numbers
+from .cli_options import sizes
 from .errors import BackendUnavailable, ShapeError, UnsupportedTarget, mismatch
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def run_build(args: argparse.Namespace) -> int:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    return numbers(text, "M,N,K", "M,N,K,GROUPS")
+    return sizes(text, "M,N,K", "M,N,K,GROUPS")
 
 
 def _operator(args: argparse.Namespace) -> tuple[list[Any], Any]:

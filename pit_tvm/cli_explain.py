@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from .cli_model import add_batch, add_model, at_least, explain_model, random_lengths
+from .cli_model import add_batch, add_model, explain_model, random_lengths
+from .cli_options import any_seed, at_least, in_memory, numbers, sizes
 from .errors import ShapeError, mismatch
 from .structs import Lengths, Mask, SparsitySpec
 
@@ -58,7 +59,7 @@ def add_explain(subparsers: Subparsers) -> None:
     parser.add_argument("--library", choices=("numpy", "torch"), default="numpy")
     parser.add_argument("--target", default="llvm")
     parser.add_argument("--database", help="folder of tuned tiles instead of the shipped one")
-    parser.add_argument("--seed", type=at_least(0), default=0)
+    parser.add_argument("--seed", type=any_seed, default=0)
     parser.set_defaults(run=run_explain, parser=parser)
 
 
@@ -74,7 +75,8 @@ def run_explain(args: argparse.Namespace) -> int:
     from .api import compile
     from .op.matmul import matmul
 
-    spec, pattern = _pattern(args)
+    with in_memory("--shape"):
+        spec, pattern = _pattern(args)
     operator = compile(
         matmul(*args.shape, dtype=args.dtype or "float32"),
         sparse={"lhs": spec},
@@ -102,39 +104,22 @@ def _pattern(args: argparse.Namespace) -> tuple[SparsitySpec, np.ndarray]:
         return Lengths(), random_lengths(m // padded, padded, density, rng)
     rows, depth = args.mask or (32, 1)
     blocks = rng.random((-(-m // rows), -(-k // depth))) < density
-    mask = np.repeat(np.repeat(blocks, rows, axis=0), depth, axis=1)[:m, :k]
-    return Mask(rows, depth), np.ascontiguousarray(mask)
+    # Blocks may be much larger than the matrix.
+    whole = np.repeat(np.repeat(blocks, min(rows, m), axis=0), min(depth, k), axis=1)
+    return Mask(rows, depth), np.ascontiguousarray(whole[:m, :k])
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    return numbers(text, "M,N,K")
+    return sizes(text, "M,N,K")
 
 
 def _lengths(text: str) -> tuple[int, ...]:
-    parts = text.split(",")
-    if not all(part.isdigit() for part in parts):
-        raise argparse.ArgumentTypeError(f"expected lengths such as 12,80,3, got {text!r}")
-    return tuple(map(int, parts))
+    try:
+        return tuple(map(at_least(0), text.split(",")))
+    except argparse.ArgumentTypeError as error:
+        expected = f"expected lengths such as 12,80,3, got {text!r}"
+        raise argparse.ArgumentTypeError(expected) from error
 
 
 def _extents(text: str) -> tuple[int, ...]:
     return numbers(text, "AxB")
-
-
-def numbers(text: str, *forms: str) -> tuple[int, ...]:
-    """Integers of at least 1, as many as a form such as "M,N,K" or "AxB" has, separated alike.
-
-    Raises
-    ------
-    argparse.ArgumentTypeError
-        The text has none of the forms.
-    """
-    for form in forms:
-        separator = "," if "," in form else "x"
-        parts = text.split(separator)
-        if len(parts) == len(form.split(separator)) and all(
-            part.isdigit() and int(part) > 0 for part in parts
-        ):
-            return tuple(map(int, parts))
-    expected = " or ".join(forms)
-    raise argparse.ArgumentTypeError(f"expected {expected}, integers of at least 1, got {text!r}")

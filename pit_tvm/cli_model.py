@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from .cli_options import MOST, at_least
 from .errors import ShapeError, UnsupportedTarget, mismatch
 from .structs import TileTask
 from .target import TargetInfo, resolve_target
@@ -54,18 +54,6 @@ def add_batch(parser: Any) -> None:
         help="of a model: tokens that sequences are padded to (default: the longest of --lengths, "
         f"else {_PADDED} or the model's most)",
     )
-
-
-def at_least(least: int) -> Callable[[str], int]:
-    """What reads an integer that is not below ``least``."""
-
-    def integer(text: str) -> int:
-        if not text.isdigit() or int(text) < least:
-            expected = f"expected an integer of at least {least}, got {text!r}"
-            raise argparse.ArgumentTypeError(expected)
-        return int(text)
-
-    return integer
 
 
 def random_lengths(
@@ -149,6 +137,9 @@ def _batch(args: argparse.Namespace, longest: int | None) -> tuple[list[int], in
         if not 0.0 <= fill <= 1.0 or sequences < 1:
             expected = "a share of 0 to 1, and at least one sequence"
             raise ShapeError(mismatch("--fill, --batch", expected, (fill, sequences)))
+        if sequences * padded > MOST:
+            expected = f"at most {MOST} tokens in all"
+            raise ShapeError(mismatch("--batch, --padded", expected, sequences * padded))
         rng = np.random.default_rng(args.seed)
         lengths = [int(n) for n in random_lengths(sequences, padded, fill, rng)]
     if padded < max(lengths) or longest is not None and padded > longest:

@@ -8,7 +8,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .cli_model import add_mask_input, add_model, at_least, missing_tasks
+from .cli_model import add_mask_input, add_model, missing_tasks
+from .cli_options import any_seed, at_least, in_memory, sizes
 from .errors import UnsupportedTarget, mismatch
 from .target import TargetInfo, cpus, resolve_target
 from .tile_db.store import TileStore
@@ -30,6 +31,7 @@ EXIT_INTERRUPTED = 130
 _MODEL_ROWS = [512, 4096]
 _MASK_SIZE = 4096
 _DETECT_RUNS = 21
+_MOST_WORKERS = 2**15  # a pool of far more cannot be made
 
 _TUNE_EXAMPLES = """\
 examples:
@@ -94,7 +96,7 @@ def add_tune(subparsers: Subparsers) -> None:
     add("--target", default="llvm", help="TVM target (default: this machine's CPU)")
     add(
         "--workers",
-        type=at_least(1),
+        type=at_least(1, _MOST_WORKERS),
         default=cpus(),
         help="processes that compile GPU candidates (default: one for each CPU)",
     )
@@ -122,7 +124,7 @@ def add_tune(subparsers: Subparsers) -> None:
     add("--rpc-key", metavar="KEY", help="key of those servers; also names the records' folder")
     add(
         "--seed",
-        type=at_least(0),
+        type=any_seed,
         default=0,
         help="of the search and of the data (default: 0)",
     )
@@ -150,7 +152,8 @@ def run_tune(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         place = stack.enter_context(_cuda(args, target) if target.kind == "cuda" else _host(args))
         job = _tune_job(args, tasks, target, place)
-        result = job.run()
+        with in_memory("--rows" if args.model else "--shape"):
+            result = job.run()
     _print_result(job, result)
     return EXIT_INTERRUPTED if result.interrupted else 0
 
@@ -321,13 +324,9 @@ def _print_result(job: TuneJob, result: TuneResult) -> None:
 
 
 def _shape(text: str) -> tuple[int, ...]:
-    parts = text.replace("x", ",").split(",")
-    right = all(part.strip().isdigit() and int(part) > 0 for part in parts)
-    if len(parts) not in (3, 4) or not right:
-        expected = "m,n,k or m,n,k,groups, integers of at least 1"
-        raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
-    sizes = [int(part) for part in parts]
-    return (*sizes, 1) if len(sizes) == 3 else tuple(sizes)
+    parts = [part.strip() for part in text.replace("x", ",").split(",")]
+    found = sizes(",".join(parts), "m,n,k", "m,n,k,groups")
+    return (*found, 1) if len(found) == 3 else found
 
 
 def _extents(task: TileTask) -> str:

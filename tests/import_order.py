@@ -15,6 +15,7 @@ LAYERS = (
     ("api",),
     ("torch",),
     ("model",),
+    ("cli_options",),
     ("cli_model",),
     ("cli_explain",),
     ("cli_build", "cli_tune"),

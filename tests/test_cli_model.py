@@ -127,6 +127,7 @@ def test_batches_that_are_drawn_or_told(
         (["--lengths", "9", "--fill", "0.2"], "--lengths: expected no --fill"),
         (["--fill", "1.5"], "--fill, --batch: expected a share of 0 to 1"),
         (["--batch", "0"], "--fill, --batch: expected .* at least one sequence"),
+        (["--batch", str(10**30)], "--batch, --padded: expected at most 2147483647 tokens"),
         (["--dtype", "float16"], "--dtype: expected none for a file"),
         (["--target", "cuda -arch=sm_90a"], "--target with --model: expected a CPU"),
     ],

@@ -25,6 +25,7 @@ _REGISTER_SECS = 60.0
 _POLL_SECS = 0.02
 _LOOPBACK = "127.0.0.1"
 _PORTS = (9190, 9290)
+_MOST_PORT, _DIGITS = 2**16 - 1, 5
 
 
 def require_rpc() -> None:
@@ -107,9 +108,10 @@ def local_farm(key: str) -> Iterator[str]:
 
 def _parse_address(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit():
+    number = int(port) if port.isdecimal() and len(port) <= _DIGITS else 0
+    if not colon or not host or not 0 < number <= _MOST_PORT:
         raise BackendUnavailable(mismatch("rpc tracker", "HOST:PORT", repr(text)))
-    return host, int(port)
+    return host, number
 
 
 @contextmanager
