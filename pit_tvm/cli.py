@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,12 +17,14 @@ from . import __version__
 from .cli_build import add_build
 from .cli_explain import add_explain
 from .cli_tune import EXIT_INTERRUPTED, add_tune
-from .errors import DatabaseError, PitError
+from .errors import BackendUnavailable, DatabaseError, PitError, mismatch
 from .locations import tuning_logs_dir
 from .target import TargetInfo, resolve_target
 from .tile_db.store import TileStore
 
 if TYPE_CHECKING:
+    from .runtime.kernel_cache import KernelCache
+
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _PACKAGES = "apache-tvm apache-tvm-ffi numpy xgboost torch"
@@ -118,11 +121,22 @@ def _database_rows(path: Path | None, target: TargetInfo) -> list[tuple[str, str
 
 
 def _cache_text() -> str:
+    with _kernel_cache() as cache:
+        files, size = cache.disk_usage()
+    return f"{cache.directory}: {files} files, {size / 2**20:.1f} MiB"
+
+
+@contextmanager
+def _kernel_cache() -> Iterator[KernelCache]:
+    """The user's kernel cache; that it cannot be read or emptied is a user's error."""
     from .runtime.kernel_cache import KernelCache
 
-    cache = KernelCache()
-    files, size = cache.disk_usage()
-    return f"{cache.directory}: {files} files, {size / 2**20:.1f} MiB"
+    try:
+        yield KernelCache()
+    except OSError as error:
+        expected, advice = "a folder that can be read", "set PIT_TVM_CACHE to another"
+        text = mismatch("kernel cache", expected, error, advice)
+        raise BackendUnavailable(text) from error
 
 
 def add_cache(subparsers: Subparsers) -> None:
@@ -142,10 +156,8 @@ def run_cache(args: argparse.Namespace) -> int:
     if args.action == "info":
         print(_cache_text())
         return 0
-    from .runtime.kernel_cache import KernelCache
-
-    cache = KernelCache()
-    files, size = cache.clear()
+    with _kernel_cache() as cache:
+        files, size = cache.clear()
     print(f"{cache.directory}: deleted {files} files, {size / 2**20:.1f} MiB")
     return 0
 

@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .cli_options import sizes
+from .cli_options import sizes, writable_folder
 from .errors import BackendUnavailable, ShapeError, UnsupportedTarget, mismatch
 
 if TYPE_CHECKING:
@@ -55,6 +55,9 @@ def run_build(args: argparse.Namespace) -> int:
         advice = "CPU kernels need no compiler but TVM's own"
         raise UnsupportedTarget(mismatch("--target", "a GPU", args.target, advice))
     tensors, spec = _operator(args)
+    if args.out is not None:
+        # As the kernel cache makes it: who may write here may run code.
+        writable_folder("--out", args.out, 0o700)
     operator = compile(
         tensors, sparse={"lhs": spec}, target=args.target, database=args.database, cache=args.out
     )

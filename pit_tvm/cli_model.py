@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from .cli_options import MOST, at_least
+from .cli_options import MOST, at_least, is_there
 from .errors import ShapeError, UnsupportedTarget, mismatch
 from .structs import TileTask
 from .target import TargetInfo, resolve_target
@@ -216,7 +216,7 @@ def missing_tasks(args: argparse.Namespace, target: TargetInfo) -> list[TileTask
     stores = [
         TileStore.open(path, device=target.device, isa=target.isa)
         for path in (None, args.out)
-        if path is None or path.exists()
+        if path is None or is_there("--out", path)
     ]
     print(f"{'linear layers':42} {'number':>6}  rows with tuned tiles; without")
     missing: dict[TileTask, None] = {}

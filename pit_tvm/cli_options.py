@@ -1,13 +1,15 @@
-"""What the subcommands of ``pit-tvm`` share: numbers, and sizes of products."""
+"""What the subcommands of ``pit-tvm`` share: numbers, sizes, and folders that can be written."""
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import combinations
+from pathlib import Path
 
-from .errors import ShapeError, mismatch
+from .errors import DatabaseError, ShapeError, mismatch
 
 MOST = 2**31 - 1  # extents are int32 in kernels
 _MOST_ELEMENTS = 2**40  # of a matrix: far above any memory, and far below where numpy overflows
@@ -75,6 +77,39 @@ def in_memory(option: str) -> Iterator[None]:
         yield
     except MemoryError as error:
         raise ShapeError(mismatch(option, "arrays that fit into memory", error)) from error
+
+
+def writable_folder(option: str, path: Path, mode: int = 0o777) -> None:
+    """Make the folder that an option names, if it is missing, and try whether files can be made.
+
+    Raises
+    ------
+    DatabaseError
+        They cannot; the message names the option.
+    """
+    try:
+        path.mkdir(mode=mode, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise DatabaseError(mismatch(option, "a folder that can be written", error)) from error
+
+
+def is_there(option: str, path: Path) -> bool:
+    """Whether there is anything at the path that an option names.
+
+    Raises
+    ------
+    DatabaseError
+        That cannot be found out; the message names the option.
+    """
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise DatabaseError(mismatch(option, "a path that can be read", error)) from error
+    return True
 
 
 def _whole(text: str) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .cli_model import add_mask_input, add_model, missing_tasks
-from .cli_options import any_seed, at_least, in_memory, sizes
+from .cli_options import any_seed, at_least, in_memory, sizes, writable_folder
 from .errors import UnsupportedTarget, mismatch
 from .target import TargetInfo, cpus, resolve_target
 from .tile_db.store import TileStore
@@ -149,6 +149,8 @@ def run_tune(args: argparse.Namespace) -> int:
         print(f"{len(tasks)} products to tune")
         if args.list or not tasks:
             return 0
+    writable_folder("--out", args.out)
+    writable_folder("--work-dir", args.work_dir)
     with ExitStack() as stack:
         place = stack.enter_context(_cuda(args, target) if target.kind == "cuda" else _host(args))
         job = _tune_job(args, tasks, target, place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from pit_tvm.cli import main
 from pit_tvm.cli_options import MOST
+from pit_tvm.target import resolve_target
 
 HUGE, DIGITS = str(10**30), "9" * 5000
 SHAPE = ("--shape", "8,8,8")
@@ -93,3 +95,122 @@ def test_seeds_may_be_large_and_blocks_larger_than_the_matrix(
 ) -> None:
     assert main(["explain", *SHAPE, "--seed", HUGE, "--mask", f"{MOST}x1"]) == 0
     assert "candidate" in capsys.readouterr().out
+
+
+# --------------------------------------------------------------------------------------------
+# Paths
+
+ODD = ("file", "below", "long")
+
+
+def odd_path(kind: str, root: Path) -> str:
+    """A file, a path below a file, or a name that no file system takes."""
+    (root / "file").write_text("no database")
+    return str(
+        {"file": root / "file", "below": root / "file" / "b", "long": root / ("n" * 300)}[kind]
+    )
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("info", "--database"), "database: expected "),
+        (("explain", *SHAPE, "--database"), "database: expected "),
+        (("build", *SHAPE, "--database"), "database: expected "),
+        (("explain", "--model"), "model"),
+        (("tune", "--list", "--model"), "model"),
+        (("build", *SHAPE, "--out"), "--out: expected a folder that can be written, got [Errno"),
+        (("tune", *SHAPE, "--out"), "--out: expected a folder that can be written, got [Errno"),
+        (("tune", *SHAPE, "--work-dir"), "--work-dir: expected a folder that can be written, got"),
+    ],
+    ids=lambda value: "-".join(value).replace("--", "") if isinstance(value, tuple) else "",
+)
+def test_paths_that_are_no_folders(
+    kind: str,
+    arguments: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([*arguments, odd_path(kind, tmp_path)]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"pit-tvm: error: {message}")
+    assert printed.count("\n") == 1
+
+
+def test_a_list_of_what_is_missing_reads_its_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pit_tvm.model.examples.find_model", lambda *_: None)
+    monkeypatch.setattr("pit_tvm.cli_model._forms", lambda _: {})
+    for kind in ODD:
+        line = refusal(capsys, "tune", "--list", "--model", "m", "--out", odd_path(kind, tmp_path))
+        assert "--out: expected a path that can be read" in line or "database: expected" in line
+
+
+def refuse(*_: Any) -> bool:
+    """Stands for what the system does not allow."""
+    raise PermissionError(13, "Permission denied")
+
+
+def test_a_database_that_may_not_be_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.scandir", refuse)
+    line = refusal(capsys, "info", "--database", str(tmp_path))
+    assert "database: expected a path that can be read, got [Errno 13] Permission denied" in line
+
+
+@pytest.mark.parametrize("option", ["--out", "--work-dir"])
+def test_folders_that_may_not_be_written(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tempfile.TemporaryFile
+
+    def temporary(dir: Path) -> Any:
+        return refuse() if dir.name == option else own(dir=dir)
+
+    monkeypatch.setattr("tempfile.TemporaryFile", temporary)
+    given = [str(part) for name in ("--out", "--work-dir") for part in (name, tmp_path / name)]
+    line = refusal(capsys, "tune", *SHAPE, *given)
+    assert f"{option}: expected a folder that can be written, got [Errno 13]" in line
+
+
+def test_a_database_of_folders_that_may_not_be_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    device = resolve_target("llvm").device
+    own = Path.is_file
+
+    def is_file(path: Path) -> bool:
+        return refuse() if device in path.parts else own(path)
+
+    monkeypatch.setattr(Path, "is_file", is_file)
+    line = refusal(capsys, "info", "--database", str(tmp_path))
+    assert "database: expected folders that can be read, got [Errno 13]" in line
+
+
+def test_a_work_folder_with_a_file_in_the_place_of_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "contraction-rows").write_text("no folder")
+    folders = ("--out", str(tmp_path / "db"), "--work-dir", str(tmp_path / "work"))
+    line = refusal(capsys, "tune", *SHAPE, "--family", "contraction-rows", *folders)
+    assert "work_dir: expected folders and files that can be written" in line
+
+
+@pytest.mark.parametrize(
+    "arguments", [("info",), ("cache", "info"), ("cache", "clear")], ids=" ".join
+)
+def test_a_kernel_cache_that_cannot_be_read(
+    arguments: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PIT_TVM_CACHE", odd_path("long", tmp_path))
+    line = refusal(capsys, *arguments)
+    assert "kernel cache: expected a folder that can be read" in line
+    assert line.endswith("set PIT_TVM_CACHE to another")

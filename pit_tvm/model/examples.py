@@ -77,7 +77,11 @@ def as_graph(example: Example) -> tvm.IRModule:
 
 def _from_file(name: str, mask: str) -> Example:
     expected = f"one of {', '.join(EXAMPLES)}, or a file of torch.export.save or .onnx"
-    if not Path(name).is_file():
+    try:
+        there = Path(name).is_file()
+    except OSError as error:
+        raise SavedModelError(mismatch("model", expected, error)) from error
+    if not there:
         raise SavedModelError(mismatch("model", expected, repr(name)))
     if is_onnx(name):
         return Example(read_onnx(name), {}, mask)

@@ -57,24 +57,30 @@ class TileStore:
         Raises
         ------
         DatabaseError
-            ``path`` does not exist.
+            ``path`` does not exist, cannot be read, or is another file.
         """
         if isinstance(path, TileStore):
             return path
         if path is None:
             return cls(tuning_logs_dir(), device, isa)
         found = Path(path)
-        if not found.exists():
-            raise DatabaseError(
-                mismatch("database", "a path that exists", found, "run pit-tvm tune --out")
-            )
-        if found.name == FILE_NAME:
-            found = found.parent
-        if (found / FILE_NAME).is_file():
-            return cls(found.parent, found.name)
-        if not found.is_dir():
-            raise DatabaseError(mismatch("database", f"a folder or {FILE_NAME}", found))
-        return cls(found, device, isa)
+        try:
+            found.stat()
+            if found.name == FILE_NAME:
+                found = found.parent
+            if (found / FILE_NAME).is_file():
+                return cls(found.parent, found.name)
+            if found.is_dir():
+                # A folder that cannot be listed would pass for one without records.
+                with os.scandir(found):
+                    return cls(found, device, isa)
+        except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+            advice = "run pit-tvm tune --out"
+            text = mismatch("database", "a path that exists", found, advice)
+            raise DatabaseError(text) from error
+        except OSError as error:
+            raise DatabaseError(mismatch("database", "a path that can be read", error)) from error
+        raise DatabaseError(mismatch("database", f"a folder or {FILE_NAME}", found))
 
     @classmethod
     def create(cls, path: str | Path, *, device: str = "", isa: str = "") -> TileStore:
@@ -104,7 +110,7 @@ class TileStore:
         known: set[object] = set()
         for name in dict.fromkeys(names):
             path = self.root / name / FILE_NAME
-            if path.is_file():
+            if _is_file(path):
                 own = tuple(read_records(path))
                 found[name] = tuple(record for record in own if _subject(record) not in known)
                 known |= {_subject(record) for record in own if record.task is not None}
@@ -202,6 +208,13 @@ def read_records(path: Path) -> Iterator[TileRecord]:
             yield record_from_json(json.loads(line))
         except (json.JSONDecodeError, DatabaseError) as error:
             raise DatabaseError(f"{path}:{number}: not a pit-tvm record: {error}") from error
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError as error:
+        raise DatabaseError(mismatch("database", "folders that can be read", error)) from error
 
 
 def _subject(record: TileRecord) -> object:

@@ -50,11 +50,15 @@ class History:
         Raises
         ------
         DatabaseError
-            A file is corrupt anywhere else, or no database of MetaSchedule.
+            A file is corrupt anywhere else, no database of MetaSchedule, or cannot be written.
         """
-        folder.mkdir(exist_ok=True)
-        for name in (WORKLOADS, RECORDS):
-            _drop_torn_line(folder / name)
+        try:
+            folder.mkdir(exist_ok=True)
+            for name in (WORKLOADS, RECORDS):
+                _drop_torn_line(folder / name)
+        except OSError as error:
+            text = mismatch("work_dir", "folders and files that can be written", error)
+            raise DatabaseError(text) from error
         try:
             database = ms.database.JSONDatabase(str(folder / WORKLOADS), str(folder / RECORDS))
         except (ValueError, TypeError, RuntimeError) as error:
