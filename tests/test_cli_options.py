@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +139,24 @@ def test_paths_that_are_no_folders(
     printed = capsys.readouterr().err
     assert printed.startswith(f"pit-tvm: error: {message}")
     assert printed.count("\n") == 1
+
+
+def test_no_traceback_is_logged_for_a_file_that_is_no_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logged: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = logged.append  # type: ignore[method-assign]
+    logger = logging.getLogger("torch.export")
+    logger.addHandler(handler)
+    try:
+        with zipfile.ZipFile(tmp_path / "other.pt2", "w") as archive:
+            archive.writestr("readme", "no model")
+        line = refusal(capsys, "explain", "--model", str(tmp_path / "other.pt2"))
+    finally:
+        logger.removeHandler(handler)
+    assert not logged and not logger.disabled
+    assert "a file of torch.export.save" in line and "warnings above" not in line
 
 
 def test_a_list_of_what_is_missing_reads_its_database(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +22,7 @@ from .onnx_model import is_onnx, read_onnx
 
 MASK = "attention_mask"
 _DTYPES = ("", "float32", "float16", "bfloat16")
+_LOGGERS = ("torch.export", "torch.export.pt2_archive._package")
 _BATCH, _TOKENS = 2, 6  # of example inputs; both are dynamic
 
 
@@ -88,14 +90,31 @@ def _from_file(name: str, mask: str) -> Example:
     with contextlib.suppress(ImportError):  # whose outputs most such files hold
         import transformers.modeling_outputs  # noqa: F401
     try:
-        program = torch.export.load(name)
+        with _unlogged():
+            program = torch.export.load(name)
     except (OSError, RuntimeError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise SavedModelError(mismatch(f"model {name}", expected, error)) from error
+        # Nor are there "warnings above" that torch refers to.
+        got = str(error).partition(" Please check the warnings above")[0]
+        raise SavedModelError(mismatch(f"model {name}", expected, got)) from error
     if program.example_inputs is None:
         raise SavedModelError(mismatch(f"model {name}", "a program with example inputs", "none"))
     names = program.graph_signature.user_inputs
     inputs = dict(zip(names, pytree.tree_leaves(program.example_inputs), strict=True))
     return Example(program, inputs, mask if mask in inputs else "")
+
+
+@contextlib.contextmanager
+def _unlogged() -> Iterator[None]:
+    """torch logs the traceback of what it raises in other words."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
 
 
 # --------------------------------------------------------------------------------------------
