@@ -6,6 +6,7 @@ Modules that need tvm are imported where a subcommand runs, so that ``--help`` i
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,10 +31,29 @@ if TYPE_CHECKING:
 _PACKAGES = "apache-tvm apache-tvm-ffi numpy xgboost torch"
 
 EXIT_ERROR = 2
+EXIT_PIPE = 141  # as of a process that SIGPIPE ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand; returns its exit status: 0, 2 for an error, 130 if interrupted."""
+    """Run one subcommand; returns its exit status: 0, 2 for an error, 130 if interrupted, 141 if
+    nobody reads its output any more."""
+    try:
+        try:
+            return _run(argv)
+        finally:
+            # Here, because what cannot be written when Python ends is reported with a traceback.
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except OSError as error:
+        quiet = isinstance(error, BrokenPipeError)
+        if not quiet:
+            print(f"pit-tvm: error: {error}", file=sys.stderr)
+        _drop_output()
+        return EXIT_PIPE if quiet else EXIT_ERROR
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    """The same, but for output that cannot be written."""
     args = make_parser().parse_args(argv)
     try:
         return int(args.run(args))
@@ -43,6 +63,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("pit-tvm: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def _drop_output() -> None:
+    """What is left to print goes nowhere if it cannot be written: Python tries again at its end."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 import tempfile
 import zipfile
 from pathlib import Path
@@ -234,3 +237,37 @@ def test_a_kernel_cache_that_cannot_be_read(
     line = refusal(capsys, *arguments)
     assert "kernel cache: expected a folder that can be read" in line
     assert line.endswith("set PIT_TVM_CACHE to another")
+
+
+# --------------------------------------------------------------------------------------------
+# Output
+
+
+@pytest.mark.parametrize("flag", ["", "-u"], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize("arguments", ["info", "explain --shape 8,8,8"])
+def test_output_that_nobody_reads_ends_quietly(arguments: str, flag: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    python = [sys.executable, *flag.split(), "-m", "pit_tvm.cli"]
+    env = {**os.environ, "PYTHONPATH": ":".join(sys.path), "PYTHONUNBUFFERED": ""}
+    try:
+        ended = subprocess.run(
+            [*python, *arguments.split()], stdout=writer, stderr=subprocess.PIPE, env=env
+        )
+    finally:
+        os.close(writer)
+    assert ended.returncode == 141
+    assert ended.stderr == b""
+
+
+def test_output_that_cannot_be_written_is_an_error() -> None:
+    env = {**os.environ, "PYTHONPATH": ":".join(sys.path), "PYTHONUNBUFFERED": ""}
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "pit_tvm.cli", "--version"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=env,
+        )
+    assert ended.returncode == 2
+    assert ended.stderr == b"pit-tvm: error: [Errno 28] No space left on device\n"
