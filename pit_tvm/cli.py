@@ -20,7 +20,7 @@ from .cli_explain import add_explain
 from .cli_tune import EXIT_INTERRUPTED, add_tune
 from .errors import BackendUnavailable, DatabaseError, PitError, mismatch
 from .locations import tuning_logs_dir
-from .target import TargetInfo, resolve_target
+from .target import TargetInfo, lacking, resolve_target
 from .tile_db.store import TileStore
 
 if TYPE_CHECKING:
@@ -110,17 +110,31 @@ def run_info(args: argparse.Namespace) -> int:
     target = resolve_target(args.target)
     rows = [("python", sys.version.split()[0]), ("pit-tvm", __version__)]
     rows += [(name, _version(name)) for name in _PACKAGES.split()]
-    rows += [
-        ("target", f"{target.kind} -mcpu={target.mcpu}"),
-        ("isa", f"{target.isa}, {target.vector_bits}-bit vectors"),
-        ("threads", str(target.threads)),
-        ("device", target.device),
-    ]
+    rows += _gpu_rows(target) if target.kind == "cuda" else _cpu_rows(target)
+    rows.append(("device", target.device))
     rows += _database_rows(args.database, target)
     rows.append(("kernel cache", _cache_text()))
     for name, value in rows:
         print(f"{name:15} {value}")
     return 0
+
+
+def _cpu_rows(target: TargetInfo) -> list[tuple[str, str]]:
+    return [
+        ("target", f"{target.kind} -mcpu={target.mcpu}"),
+        ("isa", f"{target.isa}, {target.vector_bits}-bit vectors"),
+        ("threads", str(target.threads)),
+    ]
+
+
+def _gpu_rows(target: TargetInfo) -> list[tuple[str, str]]:
+    """What the target is, and whether it is this machine's or only what plans are made for."""
+    missing = lacking(target)
+    return [
+        ("target", f"{target.kind} -arch={target.isa}"),
+        ("multiprocessors", f"{target.threads}{', assumed' if missing else ''}"),
+        ("gpu", f"this machine lacks {missing}" if missing else "the first of this machine"),
+    ]
 
 
 def _version(package: str) -> str:

@@ -180,6 +180,22 @@ def test_info_names_versions_target_databases_and_cache(
     assert f"{tmp_path / 'cache'}: 0 files" in printed
 
 
+def test_info_of_a_gpu_says_nothing_of_cpus_and_whether_there_is_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for gpu, count, text in (
+        (None, "132, assumed", "this machine lacks a GPU that runs code for sm_90a"),
+        (("sm_90a", "h200", 114), "114", "the first of this machine"),
+    ):
+        monkeypatch.setattr("pit_tvm.target._gpu", lambda gpu=gpu: gpu)
+        assert main(["info", "--target", "cuda"]) == 0
+        printed = capsys.readouterr().out
+        rows = dict(line.split(maxsplit=1) for line in printed.splitlines())
+        assert rows["target"] == "cuda -arch=sm_90a"
+        assert (rows["multiprocessors"], rows["gpu"]) == (count, text)
+        assert not {"threads", "isa"} & set(rows) and "mcpu" not in printed
+
+
 def test_info_marks_the_folder_that_this_machine_uses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
