@@ -16,9 +16,9 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from out_paths import new_file, picture_folder
 from quickstart import positive
 
 from pit_tvm.errors import BackendUnavailable, PitError, mismatch
@@ -43,8 +43,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--threads", type=positive, default=len(os.sched_getaffinity(0)), help="default: all")
     add("--quick", action="store_true", help="small sizes, which are held to no target")
     add("--held-out", action="store_true", help="only the shapes that are never tuned on")
-    add("--json", type=Path, metavar="FILE", help="write everything measured to FILE")
-    add("--plot", type=Path, metavar="DIR", help="draw one PNG for each suite into DIR")
+    add("--json", type=new_file, metavar="FILE", help="write everything measured to FILE")
+    add("--plot", type=picture_folder, metavar="DIR", help="draw one PNG for each suite into DIR")
     options = parser.parse_args(argv)
     if options.seed < 0:
         parser.error("--seed must not be negative")
@@ -79,8 +79,6 @@ def measure(suite: Suite, settings: Settings, held_out_only: bool) -> Result:
 def run(options: argparse.Namespace) -> int:
     """Measure, print and write; the exit status."""
     require("bench_cpu", ("torch", "scipy"), "quickstart")
-    if options.plot:
-        require("--plot", ("matplotlib",), "plot")
     # Read by the libraries when they are imported, hence before that.
     for name in ("OMP", "OPENBLAS", "MKL", "TVM"):
         os.environ[f"{name}_NUM_THREADS"] = str(options.threads)

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench_cpu import require
+from out_paths import new_file
 from quickstart import positive
 
 from pit_tvm.errors import BackendUnavailable, PitError, ShapeError, mismatch
@@ -57,7 +58,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--match", default="", metavar="TEXT", help="only rows whose label contains TEXT")
     add("--tiles", type=positive, default=4, help="tiles of each plan to time (default 4)")
     add("--all-candidates", action="store_true", help="time every candidate of plans, and no peers")
-    add("--json", type=Path, metavar="FILE", help="write everything measured to FILE")
+    add("--json", type=new_file, metavar="FILE", help="write everything measured to FILE")
     add("--plot", type=Path, metavar="FILE", help="draw the suites of a saved FILE beside it")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run without a GPU")
     add("--build-only", action="store_true", help="compile the kernels; needs nvcc, and no GPU")

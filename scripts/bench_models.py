@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_cpu import require
+from out_paths import new_file, picture
 from quickstart import positive
 
 from pit_tvm.errors import BackendUnavailable, PitError, mismatch
@@ -49,8 +50,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run in float32")
     add("--quick", action="store_true", help="small models, which are held to no goal")
     add("--no-torch-compile", action="store_true", help="leave torch.compile out")
-    add("--json", type=Path, metavar="FILE", help="write everything measured to FILE")
-    add("--plot", type=Path, metavar="PNG", help="draw how many times faster than torch each is")
+    add("--json", type=new_file, metavar="FILE", help="write everything measured to FILE")
+    add("--plot", type=picture, metavar="PNG", help="draw how many times faster than torch each is")
     options = parser.parse_args(argv)
     if options.seed < 0:
         parser.error("--seed must not be negative")
@@ -276,8 +277,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     try:
         require("bench_models", ("torch", "transformers", "tqdm"), "quickstart")
-        if options.plot:
-            require("--plot", ("matplotlib",), "plot")
         return run(options)
     except PitError as error:
         print(f"bench_models: {error}", file=sys.stderr)

@@ -27,10 +27,10 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench_cpu import require
+from out_paths import new_file
 from quickstart import positive
 
 from pit_tvm.errors import BackendUnavailable, PitError, mismatch
@@ -62,7 +62,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--only", choices=("values", "runtime"), help="half of the checks")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: the CPU's operators")
     add("--build-only", action="store_true", help="compile the kernels; needs nvcc, and no GPU")
-    add("--json", type=Path, help="write the cases of every family to this file too")
+    add("--json", type=new_file, help="write the cases of every family to this file too")
     add("--jobs", type=positive, help="processes that compile kernels (default: all processors)")
     options = parser.parse_args(argv)
     if options.case is not None and options.seed is None:

@@ -14,8 +14,9 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
+
+from out_paths import out_file, picture
 
 LEAST_COSINE = 0.99999
 QUERIES = 3
@@ -40,8 +41,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--threads", type=positive, default=len(os.sched_getaffinity(0)), help="default: all")
     add("--seed", type=int, default=0, help="chooses the sentences (default 0)")
     add("--no-torch-compile", action="store_true", help="leave torch.compile out")
-    add("--plot", metavar="PNG", help="also draw time against fill")
-    add("--json", metavar="FILE", help="also write the last line to a file")
+    add("--plot", type=picture, metavar="PNG", help="also draw time against fill")
+    add("--json", type=out_file, metavar="FILE", help="also write the last line to a file")
     options = parser.parse_args(argv)
     if options.sentences % options.batch:
         parser.error("--sentences must be a multiple of --batch")
@@ -77,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"wrong: a cosine of {summary['least_cosine']}, expected at least {LEAST_COSINE}")
     line = json.dumps(summary)
     if options.json:
-        Path(options.json).write_text(line + "\n", encoding="utf-8")
+        options.json.write_text(line + "\n", encoding="utf-8")
     print(line)
     return 1 if wrong else 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -77,7 +78,7 @@ def times_by_fill(
     return points
 
 
-def plot(path: str, points: Mapping[str, Sequence[tuple[float, float]]], batch: int) -> None:
+def plot(path: str | Path, points: Mapping[str, Sequence[tuple[float, float]]], batch: int) -> None:
     """Time of a batch against its fill, written as PNG to ``path``."""
     import matplotlib
 
