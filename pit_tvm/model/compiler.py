@@ -73,7 +73,8 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
         The mask is missing or has another rank; the export fixed the batch or the length; the
         threshold is negative or not finite.
     DTypeError
-        The example inputs are no mapping of names to tensors.
+        The example inputs are no mapping of names to tensors; the target is a GPU, and a linear
+        layer is in another type than those of 16 bits.
     UnsupportedModel
         torch cannot trace the module for every batch and length, or TVM lacks an operator or
         cannot compile it in this form.

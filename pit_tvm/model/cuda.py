@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from ..runtime.kernel_cache import KernelCache
 from ..target import TargetInfo
 from .compiled import LINEAR, CompiledModel
 from .cuda_index import CudaIndex, pass_ids
-from .cuda_kernels import ATTENTION, CudaKernels, varlen_attention
+from .cuda_kernels import ATTENTION, DTYPES, CudaKernels, varlen_attention
 from .cuda_layers import CudaLayers, has_tiles
 from .cuda_machine import compile_graph, cuda_program
 from .cuda_replay import Replayed
@@ -110,9 +110,16 @@ def compile_for_gpu(
     cuda_graphs: bool,
     look: Look,
 ) -> CudaModel:
-    """The model on ``device``; see `pit_tvm.model.compile`."""
+    """The model on ``device``; see `pit_tvm.model.compile`.
+
+    Raises
+    ------
+    DTypeError
+        A linear layer is not in float16 or bfloat16.
+    """
     kernels = CudaKernels(Plane(imported.batch, imported.tokens))
     rewritten, cache = rewrite(imported, kernels, look), KernelCache()
+    _check_types(rewritten.layers)
     with faults_as_unsupported("operators that TVM can rewrite for a GPU"):
         module, merged = _graph(imported, rewritten, look)
     with faults_as_unsupported("operators that TVM can compile for a GPU"):
@@ -164,6 +171,13 @@ def current_device() -> torch.device:
     if not torch.cuda.is_available():
         raise BackendUnavailable(mismatch("target cuda", "a CUDA device", "none"))
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def _check_types(layers: Sequence[LinearLayer]) -> None:
+    for layer in layers:
+        if layer.dtype not in DTYPES:
+            advice = "convert the model with .half() or .bfloat16()"
+            raise DTypeError(mismatch("dtype", " or ".join(DTYPES), repr(layer.dtype), advice))
 
 
 def _machine(graph: Any, layers: CudaLayers, inputs: Inputs, cache: KernelCache) -> TorchProgram:

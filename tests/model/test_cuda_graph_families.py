@@ -120,7 +120,7 @@ def test_equals_transformers_at_live_tokens(
 ) -> None:
     # In float32, too: 16 bits would hide what is wrong.
     monkeypatch.setattr(CudaKernels, "attends", lambda *_: True)
-    monkeypatch.setattr(cuda_kernels, "_DTYPES", ("float32",))
+    monkeypatch.setattr(cuda_kernels, "DTYPES", ("float32",))
     monkeypatch.setattr(cuda_kernels, "norm_rows", lambda *_, **__: some_norm())
     family, rng = FAMILIES[name], np.random.default_rng()
     sizes = random_sizes(rng, attended)
