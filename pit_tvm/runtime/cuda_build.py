@@ -7,6 +7,7 @@ called: it loads without one, so a kernel cache can be filled on a machine witho
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import shutil
@@ -133,7 +134,10 @@ def build_cuda(
     BackendUnavailable
         nvcc is not on this machine, or refuses the source.
     """
-    return compile_source(cuda_source(mod, arch, tirx, pipelined), arch)
+    library = compile_source(cuda_source(mod, arch, tirx, pipelined), arch)
+    # TVM's parser leaves the frames of all callers in cycles, and so the tensors of a first call.
+    gc.collect()
+    return library
 
 
 def cuda_source(

@@ -61,7 +61,8 @@ class GeneralPlanner(BandPlanner):
         fill = float(self._output_bytes(layout))
         index = self._index_bytes(layout)
         fits = self.dense_fits or (fresh and self.dense_fits_new)
-        dense = self._all(layout) if fits and not self.form.groups else None
+        zeros = 1.0 - covered if self.program.spec.promises_zero else 0.0
+        dense = self._all(layout, zeros) if fits and not self.form.groups else None
         work = self._work(layout, counts)
         micro_tile = self.form.route.micro_tile
         rates = self.own_rates()
@@ -143,11 +144,11 @@ class GeneralPlanner(BandPlanner):
         own, other = (axes[-1] == con.reduce for axes in (con.sparse_axes, con.dense_axes))
         return own / near, (other and not self.form.turns) / near
 
-    def _all(self, layout: Layout) -> GeneralDense:
+    def _all(self, layout: Layout, zeros: float) -> GeneralDense:
         m, n, k, batch = self._extents(layout)
         passes = 2.0 * m * n * batch * self._itemsize if self.form.act != "none" else 0.0
         library = LIBRARY if self.form.library else ""
-        return GeneralDense(m, n, k, batch, self._itemsize, library, passes)
+        return GeneralDense(m, n, k, batch, self._itemsize, library, passes, zeros)
 
     def _output_bytes(self, layout: Layout) -> int:
         """What is written before the tiles' results, and after them where their sums are apart."""

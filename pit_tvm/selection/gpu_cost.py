@@ -164,19 +164,21 @@ class GpuRates:
         """Microseconds of a detection that reads ``size`` bytes."""
         return self.constant("detect_us") + size / self.constant("detect_gbps") * 1e-3
 
-    def dense_us(self, m: int, n: int, k: int) -> tuple[float, float]:
-        """Predicted time and lower bound of the library's dense product."""
-        known = self._known.get((m, n, k))
+    def dense_us(self, m: int, n: int, k: int, zeros: float = 0.0) -> tuple[float, float]:
+        """Predicted time and lower bound of the library's dense product; see `dense_roofline`."""
+        key = (m, n, k, zeros)
+        known = self._known.get(key)
         if known is None:
-            us, bound = self.dense_roofline(m, n, k)
+            us, bound = self.dense_roofline(*key)
             if self.dense is not None:
                 us *= float(self.dense.correction((m, n, k, 1))[0])
-            known = remember(self._known, (m, n, k), (us, bound))
+            known = remember(self._known, key, (us, bound))
         return known
 
-    def dense_roofline(self, m: int, n: int, k: int) -> tuple[float, float]:
-        """Uncorrected time of a dense product, and the time that it takes at least."""
-        return self.products.product_us(m, n, k, self.constant("gather_gbps"))
+    def dense_roofline(self, m: int, n: int, k: int, zeros: float = 0.0) -> tuple[float, float]:
+        """Uncorrected time of a dense product, one of whose operands has this share of ``zeros``,
+        and the time that it takes at least."""
+        return self.products.product_us(m, n, k, self.constant("gather_gbps"), zeros)
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ class GeneralWork:
 @dataclass(frozen=True)
 class GeneralDense:
     """All of the product, ``library`` naming who computes it, "" for our own dense kernel; without
-    tiles ``m`` results of ``k`` terms."""
+    tiles ``m`` results of ``k`` terms. ``zeros``: the share of one operand that is zero."""
 
     m: int
     n: int
@@ -156,6 +156,7 @@ class GeneralDense:
     itemsize: int
     library: str
     extra_bytes: float = 0.0
+    zeros: float = 0.0
 
     def cost_us(self, general: GeneralRates) -> tuple[float, float]:
         """Predicted time with its launch, and what operations and bytes take at least."""
@@ -169,7 +170,7 @@ class GeneralDense:
             least = terms / _MOST_TERMS_PER_US
             return terms / _TERMS_PER_US + rates.constant("launch_us"), least
         if self.library:
-            us, least = rates.dense_us(self.m * self.batch, self.n, self.k)
+            us, least = rates.dense_us(self.m * self.batch, self.n, self.k, self.zeros)
             return us + rates.store_us(self.extra_bytes), least
         flops = 2e-6 * self.m * self.n * self.k * self.batch
         elements = self.m * self.k + self.k * self.n + self.m * self.n

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import subprocess
+import weakref
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,24 @@ def test_library_holds_machine_code_and_loads_without_a_driver(library, tmp_path
     assert b".nv_fatbin" in (tmp_path / "kernel.so").read_bytes()
     assert callable(library.mod["main"])
     assert library.mod is library.mod
+
+
+def test_a_build_leaves_nothing_of_its_callers_alive(monkeypatch):
+    monkeypatch.setattr(cuda_build, "compile_source", lambda source, arch: source)
+
+    class Tensor:
+        pass
+
+    def first_call():
+        tensor = Tensor()
+        build_cuda(tvm.IRModule({"main": rows_kernel("float16", RowsTile())}), tirx=True)
+        return weakref.ref(tensor)
+
+    gc.disable()
+    try:
+        assert first_call()() is None
+    finally:
+        gc.enable()
 
 
 def test_library_goes_through_a_kernel_cache(library, tmp_path):
