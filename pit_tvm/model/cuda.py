@@ -19,7 +19,7 @@ from ..runtime.kernel_cache import KernelCache
 from ..target import TargetInfo
 from .compiled import LINEAR, CompiledModel
 from .cuda_index import CudaIndex, pass_ids
-from .cuda_kernels import ATTENTION, DTYPES, CudaKernels, varlen_attention
+from .cuda_kernels import ATTENTION, CudaKernels, varlen_attention
 from .cuda_layers import CudaLayers, has_tiles
 from .cuda_machine import compile_graph, cuda_program
 from .cuda_replay import Replayed
@@ -39,6 +39,7 @@ from .saved import Parts, tile_store
 from .swrite import store_in_place
 from .tidy import tidy, tidy_reshapes
 from .torch_program import TorchProgram
+from .wide import NARROW
 
 PLACED = "pit_tvm.model.linear_in_place"
 
@@ -175,9 +176,9 @@ def current_device() -> torch.device:
 
 def _check_types(layers: Sequence[LinearLayer]) -> None:
     for layer in layers:
-        if layer.dtype not in DTYPES:
+        if layer.dtype not in NARROW:
             advice = "convert the model with .half() or .bfloat16()"
-            raise DTypeError(mismatch("dtype", " or ".join(DTYPES), repr(layer.dtype), advice))
+            raise DTypeError(mismatch("dtype", " or ".join(NARROW), repr(layer.dtype), advice))
 
 
 def _machine(graph: Any, layers: CudaLayers, inputs: Inputs, cache: KernelCache) -> TorchProgram:

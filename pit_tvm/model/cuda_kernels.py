@@ -13,10 +13,10 @@ from .attention import Attention
 from .kernels import Kernels, RowNorm
 from .masks import CAUSAL
 from .plane import Plane
+from .wide import NARROW
 
 ATTENTION = "pit_tvm.model.attention"
 
-DTYPES = ("float16", "bfloat16")
 # Of torch's kernels: heads have whole pieces of so many elements, and at most so many.
 _HEAD_STEP, _MOST_HEAD_DIM = 8, 256
 
@@ -32,7 +32,7 @@ class CudaKernels(Kernels):
 
     def attends(self, head_dim: int, dtype: str) -> bool:
         """As `Kernels.attends`."""
-        return head_dim <= _MOST_HEAD_DIM and dtype in DTYPES
+        return head_dim <= _MOST_HEAD_DIM and dtype in NARROW
 
     def attention(
         self,
@@ -68,7 +68,7 @@ class CudaKernels(Kernels):
         self, terms: Sequence[relax.Expr], how: RowNorm, stores_sum: bool
     ) -> relax.Call | None:
         ty = terms[0].ty
-        if str(ty.dtype) not in DTYPES:
+        if str(ty.dtype) not in NARROW:
             return None
         form = (int(ty.shape.values[-1]), str(ty.dtype), how.eps, len(terms))
         key = (*form, stores_sum)

@@ -15,6 +15,7 @@ from tvm import relax
 
 from .kernels import Kernels, RowNorm
 from .norms import row_norm
+from .picks import ID_TYPES
 from .rebuild import (
     Extent,
     extents_of,
@@ -29,7 +30,6 @@ from .rebuild import (
     values_of,
 )
 
-_ID_TYPES = ("int32", "int64")
 # What `take` does with an id outside of its table; "fast" leaves it open.
 _MODES = ("fast", "clip")
 
@@ -101,7 +101,7 @@ def _picked(expr: relax.Expr) -> _Picked | None:
         return None
     table, ids = expr.args
     extents = shape_of(table)
-    typed = isinstance(ids.ty, relax.TensorType) and str(ids.ty.dtype) in _ID_TYPES
+    typed = isinstance(ids.ty, relax.TensorType) and str(ids.ty.dtype) in ID_TYPES
     if extents is None or not typed or shape_of(ids) is None or expr.attrs.axis is None:
         return None
     rows = len(extents) - 2

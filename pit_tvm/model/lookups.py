@@ -11,13 +11,12 @@ from tvm import ir, relax, sym, tirx
 from tvm.ir import prim
 
 from ..runtime.arrays import as_numpy
-from .picks import picks, range_of, roles_in
+from .picks import ID_TYPES, picks, range_of, roles_in, shift_of
 from .plane import Plane
 from .rebuild import bindings_of, extents_of, is_op, rebuild, shape_of, values_of, without_weights
 
 # Operators that hand ids on unchanged, as casts to these types do.
 _SAME_IDS = ("reshape", "expand_dims", "squeeze", "broadcast_to")
-_ID_TYPES = ("int32", "int64")
 # What the largest id is counted from: an input's values, the number of tokens, or that of the live
 # tokens of a sequence.
 _GIVEN, _TOKENS, _LIVE = "given", "tokens", "live"
@@ -197,9 +196,8 @@ def _result(
     if is_op(value, "multiply") and first.most == _LIVE and of_mask[1]:
         return first
     if is_op(value, "add", "subtract") and first.most != _GIVEN:
-        number = _number(value.args[1])
-        sign = 1 if is_op(value, "add") else -1
-        return None if number is None else replace(first, offset=first.offset + sign * number)
+        beyond = shift_of(value)
+        return None if beyond is None else replace(first, offset=first.offset + beyond)
     return None
 
 
@@ -224,11 +222,4 @@ def _along_tokens(cumsum: relax.Call, plane: Plane) -> bool:
 
 
 def _is_id(value: relax.Expr) -> bool:
-    return str(value.ty.dtype) in _ID_TYPES
-
-
-def _number(expr: relax.Expr) -> int | None:
-    if not isinstance(expr, ir.GenericConst) or expr.value.numpy().size != 1:
-        return None
-    found = expr.value.numpy().item()
-    return found if isinstance(found, int) else None
+    return str(value.ty.dtype) in ID_TYPES

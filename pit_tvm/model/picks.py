@@ -17,7 +17,8 @@ from .rebuild import bindings_of, is_op, shape_of
 
 # Operators that hand constant places on, in another shape or width.
 _SAME_PLACES = ("reshape", "expand_dims", "squeeze", "broadcast_to", "astype")
-_ID_TYPES = ("int32", "int64")
+#: Types of ids.
+ID_TYPES = ("int32", "int64")
 # Extents are tried one by one up to here: torch itself bounds those that a model needs more of.
 _TRIED = 4096
 
@@ -66,11 +67,18 @@ def range_of(ids: relax.Expr, made: Mapping[relax.Var, relax.Expr]) -> tuple[Any
 
 def _shifted(total: relax.Call, made: Mapping[relax.Var, relax.Expr]) -> tuple[Any, Any] | None:
     """The range of ids and one constant, added or subtracted."""
-    found, numbers = range_of(total.args[0], made), _numbers(total.args[1], {})
-    if found is None or numbers is None or numbers.size != 1:
+    found, beyond = range_of(total.args[0], made), shift_of(total)
+    if found is None or beyond is None:
         return None
-    beyond = int(numbers.item()) if is_op(total, "add") else -int(numbers.item())
     return found[0] + beyond, found[1] + beyond
+
+
+def shift_of(total: relax.Call) -> int | None:
+    """The one constant that a sum or a difference moves ids by; None for others."""
+    numbers = _numbers(total.args[1], {})
+    if numbers is None or numbers.size != 1:
+        return None
+    return int(numbers.item()) if is_op(total, "add") else -int(numbers.item())
 
 
 def _from_start(choice: relax.Call, made: Mapping[relax.Var, relax.Expr]) -> tuple[Any, Any] | None:
@@ -128,7 +136,7 @@ def _least(extent: Any, var: Any, need: int) -> int:
 def _numbers(value: relax.Expr, known: Mapping[relax.Expr, np.ndarray]) -> np.ndarray | None:
     """What a constant holds, or a variable or call that hands one on."""
     if isinstance(value, ir.GenericConst):
-        return as_numpy(value.value) if str(value.ty.dtype) in _ID_TYPES else None
+        return as_numpy(value.value) if str(value.ty.dtype) in ID_TYPES else None
     if isinstance(value, relax.Var):
         return known.get(value)
     if is_op(value, *_SAME_PLACES):

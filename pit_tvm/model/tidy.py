@@ -21,8 +21,7 @@ from .rebuild import (
     shape_of,
     without_weights,
 )
-
-_HALVES = ("float16", "bfloat16")
+from .wide import WIDE, is_narrow
 
 
 def tidy(module: tvm.IRModule, size_bounds: Mapping[tirx.Var, int]) -> tvm.IRModule:
@@ -115,7 +114,7 @@ def widens(expr: Any) -> bool:
     """Whether ``expr`` makes float32 of 16-bit floats."""
     if not is_op(expr, "astype"):
         return False
-    return str(expr.ty.dtype) == "float32" and str(expr.args[0].ty.dtype) in _HALVES
+    return str(expr.ty.dtype) == WIDE and is_narrow(expr.args[0])
 
 
 def _needless_cast(call: relax.Call, inner: Any) -> relax.Expr | None:

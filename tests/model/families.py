@@ -11,6 +11,8 @@ import torch
 import transformers
 
 LONGEST = 24
+PADDINGS = ("right", "left", "anywhere")
+BATCHES = 9
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,7 @@ def random_sizes(rng: np.random.Generator, attention: str) -> Sizes:
     )
 
 
-def random_mask(rng: np.random.Generator, padding: str) -> np.ndarray:
+def _random_mask(rng: np.random.Generator, padding: str) -> np.ndarray:
     """``[batch, tokens]``: sequences padded "left", "right" or "anywhere"; empty, shortest and full
     ones are likely."""
     batch, tokens = int(rng.integers(1, 6)), int(rng.integers(1, LONGEST + 1))
@@ -183,6 +185,12 @@ def random_mask(rng: np.random.Generator, padding: str) -> np.ndarray:
     if padding == "left":
         return mask[:, ::-1]
     return rng.permuted(mask, axis=1) if padding == "anywhere" else mask
+
+
+def random_masks(rng: np.random.Generator) -> list[np.ndarray]:
+    """Random masks under every kind of padding in turn, a full one, and an empty one."""
+    drawn = [_random_mask(rng, PADDINGS[number % len(PADDINGS)]) for number in range(BATCHES)]
+    return [*drawn, np.ones((2, LONGEST), bool), np.zeros((2, 3), bool)]
 
 
 def random_inputs(

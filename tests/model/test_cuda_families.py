@@ -14,16 +14,14 @@ pytest.importorskip("transformers")
 from pit_tvm.model import compile  # noqa: E402
 from tests.model.families import (  # noqa: E402  (needs transformers)
     FAMILIES,
-    LONGEST,
     example_inputs,
     random_inputs,
-    random_mask,
+    random_masks,
     random_sizes,
     randomised,
 )
+from tests.model.test_families import outputs  # noqa: E402
 
-PADDINGS = ("right", "left", "anywhere")
-BATCHES = 9
 # Of the largest value: weights are large here, and so is what 16 bits round off.
 LIMIT = 0.05
 
@@ -41,13 +39,13 @@ def test_equals_transformers_at_live_tokens(name: str, attention: str, cuda_grap
     model = randomised(family.make(sizes), seed).half()
     ours = compile(model, example_inputs(), target="cuda", cuda_graphs=cuda_graphs)
     wide = copy.deepcopy(model).float().cuda()
-    masks = [random_mask(rng, PADDINGS[number % len(PADDINGS)]) for number in range(BATCHES)]
-    for mask in (*masks, *masks[:2], np.ones((2, LONGEST), bool), np.zeros((2, 3), bool)):
+    masks = random_masks(rng)
+    for mask in (*masks, *masks[:2]):  # some come again, as graphs want
         inputs = random_inputs(rng, mask, sizes.vocabulary)
         on_gpu = {n: value.cuda() for n, value in inputs.items()}
         with torch.no_grad():
-            expected = torch.utils._pytree.tree_leaves(wide(**on_gpu))
-        found = torch.utils._pytree.tree_leaves(ours(**on_gpu))
+            expected = outputs(wide(**on_gpu))
+        found = outputs(ours(**on_gpu))
         live = on_gpu["attention_mask"].bool()
         for one, other, by_token in zip(found, expected, family.by_token, strict=True):
             assert one.shape == other.shape

@@ -12,24 +12,19 @@ import tvm
 from tvm import relax
 
 from pit_tvm.model.cuda_kernels import CudaKernels
-from pit_tvm.model.linear import LinearLayer, extract_linear
+from pit_tvm.model.linear import extract_linear
 from pit_tvm.model.norms import extract_norms
 from pit_tvm.model.packing import Packer, emit_index, is_unpack
 from pit_tvm.model.program_parts import split
 from pit_tvm.model.rebuild import without_weights
 from pit_tvm.model.swrite import store_in_place
 from pit_tvm.model.tidy import tidy, tidy_reshapes
-from pit_tvm.runtime.live_tokens import live_tokens
+from tests.model.cuda_stand_ins import index_of, layers_of, norm_of, placed_by
 from tests.model.graphs import PLANE, B, T, calls, graph, names
 from tests.model.test_torch_program import program
 
 op = relax.op
 CALL, PLACED = "pit_tvm.tests.linear", "pit_tvm.tests.placed"
-
-
-def index_of(mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The index of a mask as torch tensors."""
-    return tuple(torch.from_numpy(part) for part in live_tokens(mask.numpy()))
 
 
 def drawn(batch: int, tokens: int, share: float) -> torch.Tensor:
@@ -38,16 +33,6 @@ def drawn(batch: int, tokens: int, share: float) -> torch.Tensor:
 
 
 # -- Norms with the sum before them ---------------------------------------------------------------
-
-
-def norms_on_torch(*operands: Any) -> None:
-    """``norm_*`` of `CudaKernels` for a sum that is stored: x, y, scale, shift, out, sum."""
-    x, y, scale, shift, out, whole = operands
-    torch.add(x, y, out=whole)
-    wide = torch.nn.functional.layer_norm(
-        whole.float(), whole.shape[-1:], scale.float(), shift.float(), 1e-5
-    )
-    out.copy_(wide)
 
 
 @pytest.mark.parametrize("reshaped", [False, True])
@@ -67,7 +52,7 @@ def test_a_residual_and_its_norm_are_one_kernel(reshaped: bool) -> None:
     assert names(after).count("add") == 1 and "nn.layer_norm" not in names(after)
     assert [name.name_hint for name in kernels.module.get_global_vars()] == ["norm_0"]
     x, y = (torch.randn(3, 5, 8).half() for _ in range(2))
-    (found,) = program(after, norm_0=norms_on_torch)(x, y)
+    (found,) = program(after, norm_0=norm_of(1e-5, 2, True))(x, y)
     whole = x.double() + y.double()
     expected = whole + torch.nn.functional.layer_norm(
         whole,
@@ -120,25 +105,13 @@ def scattered(weight: np.ndarray, twice: bool = False) -> tvm.IRModule:
     return tidy_reshapes(tidy(builder.finalize(), {}))
 
 
-def placed_by(layers: list[LinearLayer]) -> Any:
-    """``placed`` of `store_in_place` on torch; what ``row`` names beyond the live tokens is not
-    touched."""
-
-    def placed(number: int, x: Any, row: Any, starts: Any, out: Any) -> None:
-        out.zero_()
-        live = row[: int(starts[-1])].long()
-        out[live] = x[live] @ torch.from_numpy(layers[number].weight).T
-
-    return placed
-
-
 def test_a_layer_stores_rows_where_their_tokens_stand() -> None:
     weight = np.random.default_rng().uniform(-1, 1, (16, 8)).astype("float32")
     module, layers = extract_linear(scattered(weight), CALL)
     after = store_in_place(module, layers, CALL, PLACED, lambda layer: True)
     assert CALL not in str(after) and PLACED in str(after)
     run = program(
-        after, **{"pit_tvm.model.live_tokens": lambda m: index_of(m), PLACED: placed_by(layers)}
+        after, **{"pit_tvm.model.live_tokens": index_of, PLACED: placed_by(layers_of(layers))}
     )
     for shape, share in (((4, 6), 0.5), ((1, 3), 1.0), ((3, 5), 0.0)):
         mask, x = drawn(*shape, share), torch.randn(*shape, 8)

@@ -18,18 +18,14 @@ pytest.importorskip("transformers")
 
 from tests.model.families import (  # noqa: E402  (needs transformers)
     FAMILIES,
-    LONGEST,
     Family,
     Sizes,
     example_inputs,
     random_inputs,
-    random_mask,
+    random_masks,
     random_sizes,
     randomised,
 )
-
-PADDINGS = ("right", "left", "anywhere")
-BATCHES = 9
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -77,8 +73,7 @@ def compare(name: str, attention: str, seed: int) -> None:
     sizes = random_sizes(rng, attention)
     model = randomised(family.make(sizes), seed)
     ours = compile(model, example_inputs())
-    masks = [random_mask(rng, PADDINGS[number % len(PADDINGS)]) for number in range(BATCHES)]
-    for mask in (*masks, np.ones((2, LONGEST), bool), np.zeros((2, 3), bool)):
+    for mask in random_masks(rng):
         check(model, ours, family, random_inputs(rng, mask, sizes.vocabulary))
     check_report(ours, family, sizes)
 

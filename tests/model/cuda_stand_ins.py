@@ -1,0 +1,87 @@
+"""What a GPU's graph calls, as torch functions on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from pit_tvm.model.linear import LinearLayer
+from pit_tvm.runtime.live_tokens import live_tokens
+
+ACTIVATIONS: dict[str | None, Callable[[Any], Any]] = {
+    None: lambda x: x,
+    "relu": torch.relu,
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+}
+
+
+def layers_of(found: Sequence[LinearLayer]) -> Callable[..., None]:
+    """`CudaLayers` of these layers."""
+
+    def run(number: int, x: torch.Tensor, out: torch.Tensor) -> None:
+        layer = found[number]
+        bias = None if layer.bias is None else torch.from_numpy(layer.bias)
+        whole = functional.linear(x, torch.from_numpy(layer.weight), bias)
+        out.copy_(ACTIVATIONS[layer.activation](whole))
+
+    return run
+
+
+def placed_by(run: Callable[..., None]) -> Callable[..., None]:
+    """``placed`` of `CudaLayers`; what ``row`` names beyond the live tokens is not touched."""
+
+    def placed(number: int, x: torch.Tensor, row: Any, starts: Any, out: torch.Tensor) -> None:
+        out.zero_()
+        live = row[: int(starts[-1])].long()
+        some = out.new_empty(len(live), out.shape[1])
+        run(number, x[live], some)
+        out[live] = some
+
+    return placed
+
+
+def norm_of(eps: float, terms: int, stores_sum: bool) -> Callable[..., None]:
+    """A kernel of `CudaKernels`: terms, scale, shift, result, and their sum where it is stored."""
+
+    def run(*given: torch.Tensor) -> None:
+        *added, scale, shift, out = given[: terms + 3]
+        whole = sum(added[1:], added[0])
+        wide = (one.float() for one in (whole, scale, shift))
+        out.copy_(functional.layer_norm(next(wide), whole.shape[-1:], *wide, eps))
+        if stores_sum:
+            given[-1].copy_(whole)
+
+    return run
+
+
+def attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    starts: torch.Tensor,
+    longest: int,
+    causal: int,
+    scale: float,
+) -> torch.Tensor:
+    """`varlen_attention`, sequence by sequence."""
+    out, places = torch.empty_like(query), starts.tolist()
+    assert max(np.diff(places), default=0) <= longest
+    for begin, end in zip(places, places[1:], strict=False):
+        q, k, v = (one[begin:end].transpose(0, 1) for one in (query, keys, values))
+        whole = functional.scaled_dot_product_attention(
+            q, k, v, is_causal=bool(causal), scale=scale
+        )
+        out[begin:end] = whole.transpose(0, 1)
+    return out
+
+
+def index_of(mask: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """`CudaIndex`."""
+    return tuple(torch.from_numpy(part) for part in live_tokens(mask.numpy()))
