@@ -153,9 +153,9 @@ def flipped_rows(
                 posts.ready.arrive(post.stage)
             for p in T.unroll(PASSES):
                 rows[p] = posts.ids[post.stage, p * BAND + mine]
-                if options.share > 1:
+                if options.packed or options.share > 1:
                     if rows[p] >= 0:
-                        rows[p] = T.truncdiv(rows[p], options.share)
+                        rows[p] = options.lhs_row(rows[p], walk.row0 + p * BAND + mine)
             post.advance()
             walk.advance()
             more = 0

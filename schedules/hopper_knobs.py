@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
+import tvm
+
 from pit_tvm.errors import ScheduleError, TileNotFound, mismatch
 from pit_tvm.selection.gpu_fit import HEIGHT_STEP
 from pit_tvm.structs import Tile
@@ -162,6 +164,7 @@ class RowsOptions:
     accumulate: int = 0
     live_bits: bool = False
     slot: int = 0
+    packed: bool = False
 
     @property
     def out_dtype(self) -> str:
@@ -176,6 +179,10 @@ class RowsOptions:
     def matrix(self, of_group: Any, common: int) -> Any:
         """What rhs and bias have for each group, or ``common`` where slots share them."""
         return common if self.slot else of_group
+
+    def lhs_row(self, target: Any, place: Any) -> Any:
+        """The lhs row for out row ``target``, which is at ``place`` of its group's list."""
+        return place if self.packed else tvm.tirx.truncdiv(target, self.share)
 
     def shared_bytes(self, knobs: RowsTile) -> int:
         """Bytes of shared memory of one CTA, those of the rows' bits included."""
@@ -206,6 +213,8 @@ class RowsOptions:
             "slot 0 or a multiple of tile_n": self.slot >= 0 and self.slot % knobs.tile_n == 0,
             "gated none and accumulate 0 for slots": not self.slot
             or (self.gated == "none" and self.accumulate == 0 and not self.live_bits),
+            "share 1 and most_groups 1 for packed": not self.packed
+            or (self.share == 1 and knobs.most_groups == 1),
             "rhs_layout nk for interleaved pairs": self.gated != "interleaved"
             or self.rhs_layout == "nk",
             f"tile_n a multiple of {piece} for this rhs": knobs.tile_n % piece == 0,

@@ -37,12 +37,12 @@ GATHER_STEP = 16  # rows that one warpgroup gathers at once, 8 lanes for each
 
 
 @T.inline
-def ask_rows(rows, ids, walk, first, count, step, share):
-    """rows[p] = row id of row first + p * step of the walk's tile, -1 beyond the live rows."""
+def ask_rows(rows, ids, walk, first, count, step, options):
+    """rows[p] = lhs row for row first + p * step of the walk's tile, -1 beyond the live rows."""
     for p in T.unroll(count):
         rows[p] = -1
         if first + p * step < walk.live:
-            rows[p] = T.truncdiv(ids[walk.group, first + p * step], share)
+            rows[p] = options.lhs_row(ids[walk.group, first + p * step], first + p * step)
 
 
 @T.jit
@@ -161,7 +161,7 @@ def gathered_rows(
         if walk.more():
             more = 1
             walk.locate(rank)
-            ask_rows(coming, ids, walk, walk.row0 + mine, PASSES, GATHER_STEP, options.share)
+            ask_rows(coming, ids, walk, walk.row0 + mine, PASSES, GATHER_STEP, options)
         while more == 1:
             group = walk.group
             col0 = walk.col0
@@ -204,9 +204,7 @@ def gathered_rows(
                     if walk.more():
                         more = 1
                         walk.locate(rank)
-                        ask_rows(
-                            coming, ids, walk, walk.row0 + mine, PASSES, GATHER_STEP, options.share
-                        )
+                        ask_rows(coming, ids, walk, walk.row0 + mine, PASSES, GATHER_STEP, options)
         if LAG > 0:
             T.ptx.cp.async_.wait_group(0)
             while pending > 0:
@@ -287,6 +285,7 @@ def rows_kernel(
     accumulate: int = 0,
     live_bits: bool = False,
     slot: int = 0,
+    packed: bool = False,
 ) -> tvm.tirx.PrimFunc:
     """The kernel of one set of knobs: lhs, ids, count, rhs, [bias,] [scale,] out, [live].
 
@@ -308,13 +307,15 @@ def rows_kernel(
         `Values` NaN is live and -0.0 is not; rows that ids does not name are not written
     slot : groups are slots of so many columns of one product: rhs is (1, ..), bias (1, n), and the
         rows of group g get their columns from g * slot to (g + 1) * slot only
+    packed : lhs has the rows of the one group's list one after another: out[ids[0, i]] is computed
+        of lhs[i]
 
     Raises
     ------
     ScheduleError (a ValueError) for knobs or options that the template cannot build
     """
     options = RowsOptions(
-        dtype, bias, act, share, rhs_layout, gated, row_scale, accumulate, live_bits, slot
+        dtype, bias, act, share, rhs_layout, gated, row_scale, accumulate, live_bits, slot, packed
     )
     options.check(knobs)
     register()

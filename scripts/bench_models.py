@@ -93,12 +93,14 @@ def _timed(run: Callable[[], Any], cuda: bool) -> float:
 
 def memory(run: Callable[[], Any], cuda: bool) -> tuple[int, int]:
     """Bytes on the GPU beside what was there before the first calls, those included in which a
-    graph is recorded: of tensors at most, and of what the process then keeps for further calls."""
+    graph is recorded: of tensors at most, and of what the process then keeps for further calls.
+    What cuBLAS keeps for a stream is given back before, so that each contender's own counts."""
     import torch
 
     if not cuda:
         return 0, 0
     torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()

@@ -268,6 +268,7 @@ ORDER = {
         "cuda_replay",
         "cuda_kernels",
         "cuda_active",
+        "cuda_numbers",
         "cuda_layers",
         "cuda_machine",
         "cuda",

@@ -11,7 +11,7 @@ import torch
 
 from ..remember import remember
 from ..runtime.arrays import as_numpy, as_torch
-from ..runtime.cuda_arrays import dense_product, dtype_name, is_capturing
+from ..runtime.cuda_arrays import dense_product, dtype_name
 from ..runtime.cuda_few_rows import MOST_ROWS, CudaFewRows, tile_for
 from ..runtime.cuda_modules import cached_modules
 from ..runtime.cuda_rows import ROW_STEP, RowsKernels, rates_of
@@ -23,6 +23,7 @@ from ..target import TargetInfo
 from ..tile_db.store import TileStore
 from .activity import Activity
 from .cuda_active import ActiveRows
+from .cuda_numbers import Numbers
 from .layers import StoredLayers
 from .linear import LinearForm, LinearLayer
 
@@ -91,8 +92,7 @@ class CudaLayers(StoredLayers):
         self._plans: dict[object, Plan] = {}
         self._runs: dict[tuple[int, int], Run] = {}
         self._placed: dict[tuple[int, int], Product] = {}
-        self._counts: dict[object, torch.Tensor] = {}
-        self._ids = torch.arange(0, dtype=torch.int32, device=device).view(1, 0)
+        self._numbers = Numbers(device)
 
     def __call__(self, number: int, x: torch.Tensor, out: torch.Tensor) -> None:
         """``out[:] = act(x @ weight.T + bias)``, at least one row."""
@@ -111,10 +111,10 @@ class CudaLayers(StoredLayers):
         starts: torch.Tensor,
         out: torch.Tensor,
     ) -> None:
-        """``out[row[i]] = act(x[row[i]] @ weight.T + bias)`` for the live tokens, 0 elsewhere.
+        """``out[row[i]] = act(x[i] @ weight.T + bias)`` for the live tokens, 0 elsewhere.
 
-        ``x`` and ``out`` are ``[batch * tokens, k or n]``; ``row`` names at least the live tokens,
-        whose number is the last of ``starts``. The layer `has_tiles`.
+        ``x`` is ``[rows, k]`` and ``out`` ``[batch * tokens, n]``; ``row`` names a token for each
+        row, first the live ones, whose number is the last of ``starts``. The layer `has_tiles`.
         """
         out.zero_()
         rows = len(row)
@@ -122,7 +122,7 @@ class CudaLayers(StoredLayers):
             key = (number, _alike(rows))
             run = self._placed.get(key)
             if run is None:
-                run = self._product(number, self._best_tile(number, rows))
+                run = self._product(number, self._best_tile(number, rows), packed=True)
                 remember(self._placed, key, run)
             run(x, row.view(1, rows), starts[-1:], out)
 
@@ -134,7 +134,8 @@ class CudaLayers(StoredLayers):
         if tile is None:
             return layer.dense
         product = self._product(number, tile)
-        return lambda x, out: product(x, self._places(len(x)), self._count(len(x)), out)
+        numbers = self._numbers
+        return lambda x, out: product(x, numbers.below(len(x)), numbers.one(len(x)), out)
 
     def _active_rows(self, number: int, rows: int) -> ActiveRows:
         layer, plan = self._layers[number], self.plan(number, rows)
@@ -163,11 +164,12 @@ class CudaLayers(StoredLayers):
         """Compile what calls of 1 to 8192 rows need."""
         for number, layer in enumerate(self._layers):
             tiles = {self.plan(number, rows).choice.tile for rows in _NUMBERS_OF_ROWS}
-            if number in self._in_place:
-                tiles.update(self._best_tile(number, rows) for rows in _NUMBERS_OF_ROWS)
             for tile in tiles:
                 if tile is not None:
                     self._product(number, tile)
+            if number in self._in_place:
+                for tile in {self._best_tile(number, rows) for rows in _NUMBERS_OF_ROWS}:
+                    self._product(number, tile, packed=True)
             if layer.turned:
                 dtype, has_bias = dtype_name(layer.weight), layer.bias is not None
                 for rows in range(1, MOST_ROWS + 1):
@@ -178,10 +180,11 @@ class CudaLayers(StoredLayers):
         found = (each.tile for each in self.plan(number, rows).candidates)
         return next(tile for tile in found if tile is not None)
 
-    def _product(self, number: int, tile: Tile) -> Product:
-        """The layer by a tile."""
+    def _product(self, number: int, tile: Tile, packed: bool = False) -> Product:
+        """The layer by a tile; ``packed``: as `placed` has rows."""
         layer = self._layers[number]
-        kernel = self._kernels.product(tile, 0, **_options(layer))
+        options = _options(layer) | ({"packed": True} if packed else {})
+        kernel = self._kernels.product(tile, 0, **options)
         operands = [part.unsqueeze(0) for part in (layer.weight, layer.bias) if part is not None]
         return lambda x, ids, count, out: kernel(x, ids, count, *operands, out)
 
@@ -213,24 +216,6 @@ class CudaLayers(StoredLayers):
                 self._store, dtype, self.target.isa, "torch", _options(layer)
             )
         return self._rates[key]
-
-    def _places(self, rows: int) -> torch.Tensor:
-        """The ids of at least so many rows, in order."""
-        if self._ids.shape[1] >= rows:
-            return self._ids
-        ids = torch.arange(2 * rows, dtype=torch.int32, device=self.device).view(1, -1)
-        if not is_capturing():  # what is recorded is written when it is replayed
-            self._ids = ids
-        return ids
-
-    def _count(self, rows: int) -> torch.Tensor:
-        """``rows`` as kernels read it."""
-        count = self._counts.get(rows)
-        if count is None:
-            count = torch.full((1,), rows, dtype=torch.int32, device=self.device)
-            if not is_capturing():
-                remember(self._counts, rows, count)
-        return count
 
 
 def has_tiles(layer: LinearLayer) -> bool:

@@ -8,7 +8,8 @@ between is recorded once for a number, and then launched at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -27,7 +28,7 @@ _MOST_SHAPES, _MOST_SIZES = 16, 64
 
 @dataclass(eq=False)
 class _Graph:
-    """``kept``: where ``replay`` leaves what the tail reads."""
+    """``kept``: where ``replay`` leaves what the tail reads, until another graph is replayed."""
 
     replay: Callable[[], None]
     kept: list[torch.Tensor]
@@ -59,7 +60,6 @@ class Replayed:
     def __init__(self, program: TorchProgram, index: CudaIndex) -> None:
         self._program, self._index = program, index
         self._batches: dict[tuple[torch.Size, ...], _Batches] = {}
-        self._room: dict[tuple[int, torch.dtype], torch.Tensor] = {}
         self._side = torch.cuda.Stream(program.device)
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -75,7 +75,7 @@ class Replayed:
         lists = first(batches.lists, rows)
         graph = self._graph_for(batches, rows, lists)
         if graph is None:
-            kept = self._program.body(*batches.inputs, lists)
+            kept = self._body(batches, lists)
         else:
             graph.replay()
             kept = graph.kept
@@ -108,52 +108,62 @@ class Replayed:
         return batches.graphs[rows]
 
     def _record(self, batches: _Batches, lists: Lists) -> _Graph:
-        # As it runs: for the shapes, and so that nothing is compiled while it is recorded.
-        made = self._program.body(*batches.inputs, lists)
-        rows, most = len(lists[0]), len(batches.lists[0])
-        kept = [
-            self._place(number, one, most / rows if rows in one.shape else 1.0)
-            for number, one in enumerate(made)
-        ]
-        del made
+        # As it runs, so that nothing is compiled or sampled while it is recorded.
+        self._body(batches, lists)
+        return recorded(lambda: self._program.body(*batches.inputs, lists), self._side, self._pool)
 
-        def run() -> None:
-            torch._foreach_copy_(kept, list(self._program.body(*batches.inputs, lists)))
-
-        return _Graph(recorded(run, self._side, self._pool), kept)
-
-    def _place(self, number: int, like: torch.Tensor, share: float) -> torch.Tensor:
-        """Memory that graphs share, for one of the tensors that they leave: what they compute in
-        they share too, so that the next one would write over it. ``share``: how much larger the
-        tensor can become."""
-        key = number, like.dtype
-        if key not in self._room or self._room[key].numel() < like.numel():
-            with torch.inference_mode(False):
-                size = int(like.numel() * share) + 1
-                self._room[key] = torch.empty(size, dtype=like.dtype, device=like.device)
-        return self._room[key][: like.numel()].view(like.shape)
+    def _body(self, batches: _Batches, lists: Lists) -> Sequence[torch.Tensor]:
+        """Run the body on the stream that graphs are recorded on: cuBLAS keeps memory for each."""
+        with _beside(self._side):
+            return self._program.body(*batches.inputs, lists)
 
     def _forget(self) -> None:
         """Drop all graphs and their memory, after the last call that uses them."""
         torch.cuda.synchronize(self._program.device)
         self._batches.clear()
-        self._room.clear()
 
 
-def recorded(run: Callable[[], None], side: torch.cuda.Stream, pool: Any) -> Callable[[], None]:
-    """What launches at once what ``run`` launches, recorded on the stream ``side``; its memory is
-    of ``pool``."""
-    graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+@contextmanager
+def _beside(side: torch.cuda.Stream) -> Iterator[None]:
+    """On the stream ``side``, in turn with the current one."""
+    current = torch.cuda.current_stream()
     side.wait_stream(current)
-    with torch.cuda.stream(side):
+    try:
+        with torch.cuda.stream(side):
+            yield
+    finally:
+        current.wait_stream(side)
+
+
+def recorded(
+    run: Callable[[], Sequence[torch.Tensor]], side: torch.cuda.Stream, pool: Any
+) -> _Graph:
+    """What launches at once what ``run`` launches, recorded on the stream ``side``, and what that
+    gives. Its memory is of ``pool``: graphs that share it overwrite each other's results."""
+    graph = torch.cuda.CUDAGraph()
+    with _beside(side):
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
-            run()
+            made = [one.contiguous() for one in run()]
         finally:
             graph.capture_end()
-    current.wait_stream(side)
-    replay: Callable[[], None] = graph.replay
-    return replay
+    return _Graph(graph.replay, [_borrowed(one) for one in made])
+
+
+@dataclass(frozen=True)
+class _Bytes:
+    """Memory as torch takes it from other libraries (the CUDA array interface)."""
+
+    __cuda_array_interface__: dict[str, Any]
+
+
+def _borrowed(tensor: torch.Tensor) -> torch.Tensor:
+    """The contiguous ``tensor``, without a share in its memory."""
+    if not tensor.numel():
+        return tensor
+    place = {"shape": (tensor.nbytes,), "typestr": "|u1", "data": (tensor.data_ptr(), False)}
+    found = torch.as_tensor(_Bytes({**place, "version": 3}), device=tensor.device)
+    return found.view(tensor.dtype).view(tensor.shape)
 
 
 def _memory(tensor: torch.Tensor) -> int:

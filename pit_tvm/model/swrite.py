@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 
 from .linear import LinearLayer, called_layer
-from .packing import ROW, STARTS, index_parts, is_unpack, unpack_rows
+from .packing import ROW, STARTS, index_parts, is_unpack
 from .rebuild import is_op, readers_of, rebuild, values_of
 
 
@@ -21,8 +21,8 @@ def store_in_place(
     fits: Callable[[LinearLayer], bool],
 ) -> tvm.IRModule:
     """Replace a scatter of what a call of `extract_linear` gives, and nothing else reads, by
-    ``placed(number, x, row, starts, out)``: the layer's input is scattered instead, which is
-    narrower, and the layer stores the rows that ``row`` names, zeros elsewhere.
+    ``placed(number, x, row, starts, out)``: the layer stores its rows where ``row`` names their
+    tokens, zeros elsewhere.
 
     ``fits``: whether there is such a kernel for a layer.
     """
@@ -46,12 +46,10 @@ def store_in_place(
         if found is None or STARTS not in index:
             return expr
         number, x = found
-        n, k = layers[number].weight.shape
-        if n < k or not fits(layers[number]):
+        if not fits(layers[number]):
             return expr
-        whole = unpack_rows(builder, new[x], expr.args[1].fields[1])
         lists = [new[index[part]] for part in (ROW, STARTS)]
-        given: list[Any] = [relax.prim_value(number), whole, *lists]
+        given: list[Any] = [relax.prim_value(number), new[x], *lists]
         return relax.op.call_dps_packed(placed, given, expr.ty)
 
     return rebuild(module, rule, env=new)

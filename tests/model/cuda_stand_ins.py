@@ -39,9 +39,10 @@ def placed_by(run: Callable[..., None]) -> Callable[..., None]:
 
     def placed(number: int, x: torch.Tensor, row: Any, starts: Any, out: torch.Tensor) -> None:
         out.zero_()
+        assert len(x) == len(row)
         live = row[: int(starts[-1])].long()
         some = out.new_empty(len(live), out.shape[1])
-        run(number, x[live], some)
+        run(number, x[: len(live)], some)
         out[live] = some
 
     return placed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -54,13 +55,24 @@ class Program:
 
 @pytest.fixture
 def replayed(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A program that is replayed, and how many graphs were recorded of it."""
-    graphs: list[Callable[[], None]] = []
+    """A program that is replayed, and the graphs that were recorded of it, which overwrite each
+    other's results."""
+    graphs: list[Any] = []
 
-    def recorded(run: Callable[[], None], *_: Any) -> Callable[[], None]:
-        graphs.append(run)
-        return run
+    def recorded(run: Callable[[], Any], *_: Any) -> Any:
+        kept = list(run())
 
+        def replay() -> None:
+            for graph in graphs:
+                for one in graph.kept:
+                    one.fill_(-1)
+            for one, made in zip(kept, run(), strict=True):
+                one.copy_(made)
+
+        graphs.append(cuda_replay._Graph(replay, kept))
+        return graphs[-1]
+
+    monkeypatch.setattr(cuda_replay, "_beside", lambda _: nullcontext())
     for name in ("Stream", "graph_pool_handle", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
     monkeypatch.setattr(cuda_replay, "is_capturing", lambda: False)

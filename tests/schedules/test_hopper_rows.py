@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pit_tvm.errors import ScheduleError
 from pit_tvm.schedules.hopper_rows import RowsTile, rows_kernel
 from tests.schedules.cuda_text import cuda_text
 
@@ -112,3 +113,19 @@ def test_a_slot_of_one_product_begins_at_its_own_column(flip: int) -> None:
     knobs = RowsTile(tile_m=64, tile_n=64, consumers=1, stages=4, flip=flip, most_groups=256)
     source = source_of(knobs=knobs, rhs_layout="kn", bias=True, slot=128)
     assert "walk_group_ptr[0] * 128" in source and boxes(source) == 1
+
+
+@pytest.mark.parametrize("flip", [0, 1])
+def test_packed_rows_are_read_in_the_order_of_the_list(flip: int) -> None:
+    knobs = RowsTile(tile_m=64, tile_n=64, consumers=1, stages=4, flip=flip)
+    parts = [source_of(knobs=knobs, packed=packed) for packed in (False, True)]
+    gathers = [re.findall(r"\w+\[\d+\] = .*walk_row0_ptr\[0\].*;", part) for part in parts]
+    by_place = [sum("ids_ptr" not in line for line in found) for found in gathers]
+    assert by_place[0] == 0 and by_place[1] >= 4
+    assert all("ids_ptr" in part for part in parts)  # where rows are stored
+
+
+@pytest.mark.parametrize(("options", "groups"), [({"share": 2}, 1), ({}, 2)])
+def test_packed_rows_are_those_of_one_list(options: dict[str, int], groups: int) -> None:
+    with pytest.raises(ScheduleError, match="packed"):
+        rows_kernel("float16", RowsTile(most_groups=groups), packed=True, **options)
