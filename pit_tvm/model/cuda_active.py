@@ -56,7 +56,7 @@ class ActiveRows:
         )
 
     def _sample(self, x: torch.Tensor) -> None:
-        self._live = float((x != 0).any(0).float().mean())
+        self._live = int(x.any(0).sum()) / self._form.k
         us = few_rows_us(self._rows, self._form.n, self._form.k, self._live)
         self._faster = us < _MARGIN * self._dense_us
         self._turns.sampled()
