@@ -56,7 +56,9 @@ class ActiveRows:
         )
 
     def _sample(self, x: torch.Tensor) -> None:
-        self._live = int(x.any(0).sum()) / self._form.k
+        # Norms of order 0 count what is not zero, and need no wider copy as sums of booleans do.
+        live = torch.linalg.vector_norm(torch.linalg.vector_norm(x, 0, 0), 0, dtype=torch.float32)
+        self._live = float(live) / self._form.k
         us = few_rows_us(self._rows, self._form.n, self._form.k, self._live)
         self._faster = us < _MARGIN * self._dense_us
         self._turns.sampled()

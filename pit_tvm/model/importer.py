@@ -226,7 +226,8 @@ class _Importer(ExportedProgramImporter):
         """Conversions by the name of torch's operator."""
         ours = product_converters() | promoting_converters() | converters()
         bound = {name: partial(convert, importer=self) for name, convert in ours.items()}
-        return {n: _named(convert) for n, convert in (super().create_convert_map() | bound).items()}
+        every = super().create_convert_map() | bound
+        return {name: _named(convert, self) for name, convert in every.items()}
 
 
 def _translated(program: ExportedProgram) -> tvm.IRModule:
@@ -255,12 +256,14 @@ def _translated(program: ExportedProgram) -> tvm.IRModule:
         )
 
 
-def _named(convert: Callable[[fx.Node], Any]) -> Callable[[fx.Node], Any]:
+def _named(
+    convert: Callable[[fx.Node], Any], importer: ExportedProgramImporter
+) -> Callable[[fx.Node], Any]:
     def converted(node: fx.Node) -> Any:
         try:
             made = convert(node)
             _check_made(node, made)
-            return made
+            return _as_wide(node, made, importer)
         except PitError:
             raise
         except CODE_FAULTS as error:
@@ -271,12 +274,26 @@ def _named(convert: Callable[[fx.Node], Any]) -> Callable[[fx.Node], Any]:
     return converted
 
 
+def _is_one_tensor(node: fx.Node, made: Any) -> bool:
+    known, ours = node.meta.get("val"), getattr(made, "ty", None)
+    return isinstance(known, torch.Tensor) and isinstance(ours, relax.TensorType)
+
+
+def _as_wide(node: fx.Node, made: Any, importer: ExportedProgramImporter) -> Any:
+    """Integers in torch's type: some operators of TVM count in another."""
+    if not _is_one_tensor(node, made) or made.ty.dtype is None:
+        return made
+    dtype = dtype_name(node.meta["val"])
+    if str(made.ty.dtype) == dtype:
+        return made
+    return importer.block_builder.emit(relax.op.astype(made, dtype))
+
+
 def _check_made(node: fx.Node, made: Any) -> None:
     """Refuse a tensor of another kind of numbers, rank or constant extent than torch's."""
-    known = node.meta.get("val")
-    ours = getattr(made, "ty", None)
-    if not isinstance(known, torch.Tensor) or not isinstance(ours, relax.TensorType):
+    if not _is_one_tensor(node, made):
         return
+    known, ours = node.meta["val"], made.ty
     dtype, shape = dtype_name(known), list(known.shape)
     found = None if ours.ndim < 0 else list(extents_of(made)) if ours.shape else [None] * ours.ndim
     wrong_dtype = ours.dtype is not None and _kind(str(ours.dtype)) != _kind(dtype)
@@ -287,7 +304,7 @@ def _check_made(node: fx.Node, made: Any) -> None:
 
 
 def _kind(dtype: str) -> str:
-    """The type itself, but one for all integers: some operators count in another width."""
+    """The type itself, but one for all integers, which `_as_wide` mends."""
     return "integer" if dtype.startswith(("int", "uint")) else dtype
 
 

@@ -1,6 +1,7 @@
-"""Operators of two operands, which torch first makes of one type: that of the result.
+"""Operators whose operands torch first makes of the result's type.
 
-TVM's importer gives a number the type of the tensor beside it, and divides whole numbers as such.
+TVM's importer gives a number the type of the tensor beside it, and divides whole numbers as such;
+it counts in the type that is given, where torch takes 64 bits.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ def promoting_converters() -> dict[str, Convert]:
         "div.Scalar_mode": _rounded_division,
         "floor_divide.default": _arithmetic(relax.op.floor_divide),
         "reciprocal.default": _reciprocal,
+        "cumsum.default": _running(relax.op.cumsum),
+        "cumprod.default": _running(relax.op.cumprod),
     }
     return named | compared | reverse | power | others
 
@@ -92,6 +95,14 @@ def _reciprocal(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
     dtype = _result(node)
     x = _cast(importer.env[node.args[0]], importer, dtype)
     return importer.block_builder.emit(relax.op.divide(relax.const(1, dtype), x))
+
+
+def _running(operator: Callable[[relax.Expr, int], relax.Expr]) -> Convert:
+    def convert(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+        x, axis = importer.retrieve_args(node)[:2]
+        return importer.block_builder.emit(operator(_cast(x, importer, _result(node)), axis))
+
+    return convert
 
 
 def _reverse_subtract(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:

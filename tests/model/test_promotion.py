@@ -107,6 +107,17 @@ def compared(x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> dict[str
     }
 
 
+def counted(x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {
+        "places": torch.cumsum(mask.int(), 1),
+        "of truth values": torch.cumsum(ids > 10, 1),
+        "of bytes": torch.cumsum(ids.to(torch.int8) * 3, 1),
+        "real": torch.cumsum(mask, 1, dtype=torch.float32),
+        "along values": x.cumsum(-1),
+        "products": torch.cumprod(ids.int() % 3 + 1, 1),
+    }
+
+
 def multiplied(x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
     return {
         "sum": torch.add(x, x * x, alpha=2),
@@ -132,7 +143,7 @@ def test_factors_are_taken(rest: Forward) -> None:
     check(rest)
 
 
-@pytest.mark.parametrize("rest", [weighted, whole, compared], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("rest", [weighted, whole, compared, counted], ids=lambda f: f.__name__)
 def test_operands_take_torchs_type(rest: Forward) -> None:
     check(rest)
 
@@ -160,3 +171,12 @@ def test_translation_to_another_tensor_than_torchs_is_refused(
     monkeypatch.setattr(importing, "converters", lambda: {"tanh.default": wrong})
     with pytest.raises(UnsupportedModel, match=r"tanh.default .* to give float32 of extents"):
         compile(Small(lambda x, ids, mask: {"tanh": torch.tanh(x)}).eval(), inputs(3, 6))
+
+
+def test_integers_take_torchs_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    def narrow(node: torch.fx.Node, importer: importing._Importer) -> relax.Expr:
+        ids = importer.block_builder.emit(relax.op.astype(importer.env[node.args[0]], "int32"))
+        return importer.block_builder.emit(relax.op.negative(ids))
+
+    monkeypatch.setattr(importing, "converters", lambda: {"neg.default": narrow})
+    check(lambda x, ids, mask: {"negative": -ids, "and more": -ids * 3_000_000_000})
