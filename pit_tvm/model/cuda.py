@@ -99,7 +99,7 @@ class CudaModel(CompiledModel):
         return str(self._machine.graph.source)
 
     def index(self, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The index of a batch alone, as every call makes it; see `CudaIndex`."""
+        """The index of a batch alone, as the first call makes it; see `CudaIndex`."""
         return self._machine.functions[LIVE_TOKENS](mask)
 
 

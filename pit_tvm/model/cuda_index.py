@@ -47,23 +47,36 @@ class CudaIndex:
         if is_capturing():
             self._start(mask, lists)
             return lists
-        return first(lists, self.fill(lists, mask, *ids))
+        return first(lists, self.live(self.fill(lists, mask, *ids)))
 
-    def fill(self, lists: Lists, mask: torch.Tensor, *ids: torch.Tensor) -> int:
-        """Write ``lists`` (`empty_lists`) up to the live tokens, and wait for their number.
-
-        Raises
-        ------
-        ShapeError
-            As for a call. The lists name tokens of the plane all the same.
-        """
+    def fill(self, lists: Lists, mask: torch.Tensor, *ids: torch.Tensor) -> torch.Tensor:
+        """Write ``lists`` (`empty_lists`) up to the live tokens; what `live` reads. Nothing waits,
+        so this may be recorded."""
         counts, status = self._start(mask, lists)
         for number, (each, rows) in enumerate(zip(ids, self._tables.values(), strict=False)):
             self._mark_outside(each, rows, number + 1, status)
         most = self._inputs.live
         if most is not None and mask.shape[1] > most:
             self._mark_outside(counts, most + 1, len(status) - 1, status)
-        return self._checked(status.tolist())
+        return status
+
+    def live(self, status: torch.Tensor) -> int:
+        """Wait for the number of live tokens, which `fill` leaves in ``status``.
+
+        Raises
+        ------
+        ShapeError
+            As for a call. The lists name tokens of the plane all the same.
+        """
+        live, *outside, longer = status.tolist()
+        if live >= NOT_A_MASK:
+            raise ShapeError(mismatch(self._inputs.mask, "only 0 and 1", "other values"))
+        for (name, rows), found in zip(self._tables.items(), outside, strict=True):
+            if found:
+                raise ShapeError(mismatch(name, f"ids of 0 to {rows - 1}", "others"))
+        if longer:
+            raise ShapeError(self._inputs.too_many("more"))
+        return live
 
     def _mark_outside(self, ids: torch.Tensor, rows: int, place: int, status: torch.Tensor) -> None:
         """Set ``status[place]`` if one of ``ids`` is none of 0 to ``rows - 1``."""
@@ -84,18 +97,6 @@ class CudaIndex:
             self._kernels[f"count_live_{bits}"](words, counts)
             self._kernels[f"place_live_{bits}"](words, counts, *lists, status)
         return counts, status
-
-    def _checked(self, status: list[int]) -> int:
-        """The number of live tokens."""
-        live, *outside, longer = status
-        if live >= NOT_A_MASK:
-            raise ShapeError(mismatch(self._inputs.mask, "only 0 and 1", "other values"))
-        for (name, rows), found in zip(self._tables.items(), outside, strict=True):
-            if found:
-                raise ShapeError(mismatch(name, f"ids of 0 to {rows - 1}", "others"))
-        if longer:
-            raise ShapeError(self._inputs.too_many("more"))
-        return live
 
 
 def empty_lists(mask: torch.Tensor) -> Lists:

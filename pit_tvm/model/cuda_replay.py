@@ -3,7 +3,7 @@
 Hundreds of kernels for some thousand tokens take a GPU less time than the host needs to launch
 them. Between the index, for whose number of live tokens the host waits anyway, and the results,
 whose memory is the caller's, nothing but that number changes from batch to batch; so what is
-between is recorded once for a number, and then launched at once.
+between is recorded once for a number, and then launched at once. So is what makes the index.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ class _Graph:
 
 @dataclass(eq=False)
 class _Batches:
-    """Batches of one shape: where recorded kernels find their inputs and index, and for each number
-    of rows the graph, or None where it was seen once."""
+    """Batches of one shape: where recorded kernels find their inputs and index, what makes the
+    index, and for each number of rows the graph, or None where it was seen once."""
 
     inputs: list[torch.Tensor]
     lists: Lists
+    index: _Graph | None = None
     graphs: dict[int, _Graph | None] = field(default_factory=dict)
 
 
@@ -53,8 +54,8 @@ def rows_for(live: int, most: int) -> int:
 class Replayed:
     """Runs ``program`` as it runs itself, but for some rows more that nothing reads.
 
-    A graph is recorded when a shape of batch and a number of rows come for the second time. Calls
-    share memory, and take turns (`InTurn`).
+    The index is recorded when a shape of batch comes for the second time, the rest when a number of
+    rows does. Calls share memory, and take turns (`InTurn`).
     """
 
     def __init__(self, program: TorchProgram, index: CudaIndex) -> None:
@@ -70,8 +71,7 @@ class Replayed:
             return self._program(*inputs)
         batches = self._batches_like(inputs)
         torch._foreach_copy_(batches.inputs, list(inputs))
-        live = self._program.index(*batches.inputs, partial(self._index.fill, batches.lists))
-        rows = rows_for(live, batches.lists[0].numel())
+        rows = rows_for(self._live(batches), batches.lists[0].numel())
         lists = first(batches.lists, rows)
         graph = self._graph_for(batches, rows, lists)
         if graph is None:
@@ -93,6 +93,20 @@ class Replayed:
                 lists = self._program.index(*ours, lambda mask, *_: empty_lists(mask))
             self._batches[key] = _Batches(ours, lists)
         return self._batches[key]
+
+    def _live(self, batches: _Batches) -> int:
+        """Make the index of a batch; its number of live tokens."""
+
+        def fill() -> Sequence[torch.Tensor]:
+            index = partial(self._index.fill, batches.lists)
+            return (self._program.index(*batches.inputs, index),)
+
+        if batches.index is None:
+            if not batches.graphs:  # no batch of this shape came before
+                return self._index.live(*fill())
+            batches.index = recorded(fill, self._side, self._pool)
+        batches.index.replay()
+        return self._index.live(*batches.index.kept)
 
     def _graph_for(self, batches: _Batches, rows: int, lists: Lists) -> _Graph | None:
         """The graph for a number of rows; None when they come for the first time."""

@@ -17,14 +17,18 @@ from pit_tvm.runtime.live_tokens import live_tokens
 class Index:
     """As `CudaIndex` on the CPU."""
 
-    def fill(self, lists: Any, mask: torch.Tensor, *_: torch.Tensor) -> int:
-        """Write the lists of a mask up to its live tokens."""
+    def fill(self, lists: Any, mask: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        """Write the lists of a mask up to its live tokens, and give their number."""
         *made, starts, place = (torch.from_numpy(part) for part in live_tokens(mask.numpy()))
         for to, part in zip(lists[:3], made, strict=True):
             to[: len(part)] = part
         lists[3].copy_(starts)
         lists[4].copy_(place)
-        return len(made[0])
+        return torch.tensor(len(made[0]))
+
+    def live(self, status: torch.Tensor) -> int:
+        """The number."""
+        return int(status)
 
 
 class Program:
@@ -97,17 +101,30 @@ def test_outputs_are_right_and_stay_right(replayed: Any) -> None:
     for ids, mask, (whole, count, same) in found:  # later calls have not touched them
         assert torch.equal(whole, (ids + 1) * mask)
         assert torch.equal(count, mask.sum(1)) and torch.equal(same, mask)
-    assert 4 <= len(graphs) <= 16
+    assert 2 + 4 <= len(graphs) <= 2 + 16
 
 
-def test_a_graph_is_recorded_when_a_number_of_rows_comes_again(replayed: Any) -> None:
+def test_graphs_are_recorded_when_a_shape_and_a_number_of_rows_come_again(replayed: Any) -> None:
     run, graphs = replayed
     ids, mask = batch((16, 64), 0.5)
-    for expected in (0, 1, 1, 1):
+    for expected in (0, 2, 2, 2):  # the index, and the rest
         run(ids, mask)
         assert len(graphs) == expected
+    few = torch.zeros_like(mask)
+    few[0] = 1
+    for expected in (2, 3):
+        run(ids, few)
+        assert len(graphs) == expected
     run(*batch((16, 32), 0.5))
-    assert len(graphs) == 1
+    assert len(graphs) == 3
+
+
+def test_batches_without_live_tokens_are_not_recorded(replayed: Any) -> None:
+    run, graphs = replayed
+    ids, mask = batch((16, 64), 0.0)
+    for _ in range(3):
+        assert not run(ids, mask)[0].any()
+    assert not graphs
 
 
 def test_many_shapes_and_sizes_are_forgotten(
