@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import tvm
@@ -19,6 +20,9 @@ ATTENTION = "pit_tvm.model.attention"
 
 # Of torch's kernels: heads have whole pieces of so many elements, and at most so many.
 _HEAD_STEP, _MOST_HEAD_DIM = 8, 256
+# Tiles of flash attention have 128 queries, those of torch's other kernel 64, which takes as little as
+# 0.6 of the time where sequences have at most so many tokens on average and heads are this narrow.
+_SHORT, _NARROW = 48, 64
 
 
 class CudaKernels(Kernels):
@@ -92,8 +96,9 @@ def varlen_attention(
 ) -> torch.Tensor:
     """Attention of sequences one after another, all operands ``[live, heads, head_dim]``.
 
-    This is the operator behind ``torch.nn.attention.varlen``, which takes the host twice as long,
-    and in torch 2.11 has another name for each of its options than in 2.13.
+    These are the operators behind ``torch.nn.attention.varlen``, which takes the host twice as
+    long and in torch 2.11 has another name for each of its options than in 2.13, and behind torch's
+    memory-efficient attention.
     """
     if not query.numel():
         return torch.empty_like(query)
@@ -101,16 +106,34 @@ def varlen_attention(
     rest = -width % _HEAD_STEP
     if rest:  # zeros change no score, and give columns of zeros
         given = [torch.nn.functional.pad(one, (0, rest)) for one in given]
-    attend = torch.ops.aten._flash_attention_forward.default
-    out: torch.Tensor = attend(
-        *given,
-        starts,
-        starts,
-        longest,
-        longest,
-        0.0,
-        bool(causal),
-        False,
-        scale=scale,
-    )[0]
+    short = len(query) <= _SHORT * (len(starts) - 1) and width <= _NARROW
+    attend = _efficient if short else _flash
+    out = attend(given, starts, longest, bool(causal), scale)
     return out[..., :width].contiguous() if rest else out
+
+
+def _flash(
+    operands: Sequence[torch.Tensor],
+    starts: torch.Tensor,
+    longest: int,
+    causal: bool,
+    scale: float,
+) -> torch.Tensor:
+    attend: Any = torch.ops.aten._flash_attention_forward.default
+    bounds = starts, starts, longest, longest
+    out: torch.Tensor = attend(*operands, *bounds, 0.0, causal, False, scale=scale)[0]
+    return out
+
+
+def _efficient(
+    operands: Sequence[torch.Tensor],
+    starts: torch.Tensor,
+    longest: int,
+    causal: bool,
+    scale: float,
+) -> torch.Tensor:
+    attend: Any = torch.ops.aten._efficient_attention_forward.default
+    one = [operand.unsqueeze(0) for operand in operands]
+    bounds = starts, starts, longest, longest
+    out: torch.Tensor = attend(*one, None, *bounds, 0.0, int(causal), scale=scale)[0]
+    return out.squeeze(0)
