@@ -11,6 +11,7 @@ from tvm.ir import prim
 from tvm.s_tir.dlight import ScheduleRule
 
 from pit_tvm.analysis.expr import uses
+from pit_tvm.primitive.checks import is_choice
 
 THREADS = 256
 BYTES = 16  # that a thread moves at once
@@ -48,11 +49,16 @@ class Vectorised(ScheduleRule):  # type: ignore[misc]  # TVM has no types
 
 def _lanes(block: s_tir.SBlock) -> int:
     """Elements in one vector of the widest type that a block computes with: TVM's code for wider
-    vectors of a converted type does not compile. Indices are not counted."""
-    widest = 8
+    vectors of a converted type does not compile. Indices are not counted, nor conditions that are
+    alike for a whole vector."""
+    widest, last = 8, block.iter_vars[-1].var
 
     def look(value: ir.Expr) -> Any:
         nonlocal widest
+        if is_choice(value) and not uses(value.args[0], last):
+            for choice in value.args[1:]:
+                tvm_ffi.structural_walk(choice, (ir.Expr, look), order="pre")
+            return tvm_ffi.WalkResult.SKIP
         if isinstance(value.ty, ir.PrimType):
             widest = max(widest, tvm.DataType(str(value.ty.dtype)).bits)
         return tvm_ffi.WalkResult.SKIP if isinstance(value, ir.TensorLoad) else None
@@ -61,7 +67,7 @@ def _lanes(block: s_tir.SBlock) -> int:
     tvm_ffi.structural_walk(block.body, (tirx.BufferStore, stores.append))
     for store in stores:
         tvm_ffi.structural_walk(store.value, (ir.Expr, look), order="pre")
-    apart = any(_gathers_elements(store, block.iter_vars[-1].var) for store in stores)
+    apart = any(_gathers_elements(store, last) for store in stores)
     return 1 if apart else 8 * BYTES // widest
 
 

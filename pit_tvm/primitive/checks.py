@@ -100,9 +100,9 @@ def bound_iterator(loop: tirx.For) -> str:
     return names[0] if len(names) == 1 else ""
 
 
-def is_choice(call: ir.Call) -> bool:
-    """Whether a call is ``if_then_else``, which evaluates only the side that it takes."""
-    return getattr(call.op, "name", "") == "prim.if_then_else"
+def is_choice(call: ir.Expr) -> bool:
+    """Whether it is a call of ``if_then_else``, which evaluates only the side that it takes."""
+    return getattr(getattr(call, "op", None), "name", "") == "prim.if_then_else"
 
 
 def guards(stmt: tirx.Stmt) -> list[Any]:

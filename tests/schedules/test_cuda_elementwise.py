@@ -58,6 +58,22 @@ def test_elements_by_ids_of_their_own_are_read_one_by_one() -> None:
     assert text is not None and "T.vectorized(8)" in text
 
 
+@pytest.mark.parametrize(("by_row", "lanes"), [(True, 8), (False, 4)])
+def test_a_choice_is_no_type_to_compute_with_where_it_is_alike_for_a_vector(
+    by_row: bool, lanes: int
+) -> None:
+    x, place = te.placeholder((9, 64), "float16", name="x"), te.placeholder((16, 64), "int32", "at")
+
+    def element(i: Any, j: Any) -> Any:
+        at = place[i, 0]
+        return tvm.tirx.if_then_else(
+            at >= (0 if by_row else j), x[at, j], tvm.tirx.const(0, x.dtype)
+        )
+
+    text = scheduled(x, place, te.compute((16, 64), element, name="out"))
+    assert text is not None and f"T.vectorized({lanes})" in text
+
+
 def test_sums_are_left_to_others() -> None:
     x = te.placeholder((16, 64), "float32", name="x")
     k = te.reduce_axis((0, 64), "k")
