@@ -153,9 +153,12 @@ def flipped_rows(
                 posts.ready.arrive(post.stage)
             for p in T.unroll(PASSES):
                 rows[p] = posts.ids[post.stage, p * BAND + mine]
-                if options.packed or options.share > 1:
+                if options.packed:
                     if rows[p] >= 0:
-                        rows[p] = options.lhs_row(rows[p], walk.row0 + p * BAND + mine)
+                        rows[p] = walk.row0 + p * BAND + mine
+                elif options.share > 1:
+                    if rows[p] >= 0:
+                        rows[p] = T.truncdiv(rows[p], options.share)
             post.advance()
             walk.advance()
             more = 0

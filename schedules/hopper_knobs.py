@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-import tvm
-
 from pit_tvm.errors import ScheduleError, TileNotFound, mismatch
 from pit_tvm.selection.gpu_fit import HEIGHT_STEP
 from pit_tvm.structs import Tile
@@ -179,10 +177,6 @@ class RowsOptions:
     def matrix(self, of_group: Any, common: int) -> Any:
         """What rhs and bias have for each group, or ``common`` where slots share them."""
         return common if self.slot else of_group
-
-    def lhs_row(self, target: Any, place: Any) -> Any:
-        """The lhs row for out row ``target``, which is at ``place`` of its group's list."""
-        return place if self.packed else tvm.tirx.truncdiv(target, self.share)
 
     def shared_bytes(self, knobs: RowsTile) -> int:
         """Bytes of shared memory of one CTA, those of the rows' bits included."""

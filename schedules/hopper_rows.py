@@ -11,8 +11,9 @@ shape; n and k must be multiples of 8 (16-byte rows), every address 16-byte alig
 range: the caller checks. PIT, SOSP'23, section 3.3.
 
 One producer warpgroup walks the tiles, gathers lhs rows by cp.async into the 128-byte-swizzled
-layout that wgmma reads (SRead) and fetches rhs by TMA into a ring of stages; the other warpgroups
-multiply and scatter rows (SWrite). ``knobs.flip`` takes the template of ``hopper_flip`` instead.
+layout that wgmma reads (SRead; ``packed`` rows come by TMA) and fetches rhs by TMA into a ring of
+stages; the other warpgroups multiply and scatter rows (SWrite). ``knobs.flip`` takes the template
+of ``hopper_flip`` instead.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ GATHER_STEP = 16  # rows that one warpgroup gathers at once, 8 lanes for each
 
 
 @T.inline
-def ask_rows(rows, ids, walk, first, count, step, options):
-    """rows[p] = lhs row for row first + p * step of the walk's tile, -1 beyond the live rows."""
+def ask_rows(rows, ids, walk, first, count, step, share):
+    """rows[p] = row id of row first + p * step of the walk's tile, -1 beyond the live rows."""
     for p in T.unroll(count):
         rows[p] = -1
         if first + p * step < walk.live:
-            rows[p] = options.lhs_row(ids[walk.group, first + p * step], first + p * step)
+            rows[p] = T.truncdiv(ids[walk.group, first + p * step], share)
 
 
 @T.jit
@@ -90,6 +91,7 @@ def gathered_rows(
     LAG = T.meta_var(knobs.lag)
     HEIGHT = T.meta_var(TM // WGS)  # rows of one consumer warpgroup
     PASSES = T.meta_var(TM // GATHER_STEP)
+    PACKED = T.meta_var(options.packed)
 
     T.device_entry()
     T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
@@ -113,7 +115,7 @@ def gathered_rows(
     lives = pool.alloc((knobs.most_groups,), "int32", align=16)
     order = pool.alloc((knobs.most_groups,), "int16", align=16)
     pool.commit()
-    full.init((4 if LAG > 0 else 128) + 1)
+    full.init(1 if PACKED else (4 if LAG > 0 else 128) + 1)
     empty.init(WGS * CL)
     posts.init()
     walk = TileWalk(
@@ -154,6 +156,8 @@ def gathered_rows(
         # rows of the next tile, asked for during this one
         coming = T.alloc_local([PASSES], "int32")
         group: T.int32 = 0
+        if PACKED:
+            row0: T.int32 = 0
         col0: T.int32 = 0
         more: T.int32 = 0
         pending: T.int32 = 0
@@ -161,16 +165,20 @@ def gathered_rows(
         if walk.more():
             more = 1
             walk.locate(rank)
-            ask_rows(coming, ids, walk, walk.row0 + mine, PASSES, GATHER_STEP, options)
+            if not PACKED:
+                ask_rows(coming, ids, walk, walk.row0 + mine, PASSES, GATHER_STEP, options.share)
         while more == 1:
             group = walk.group
             col0 = walk.col0
-            for p in T.unroll(PASSES):
-                rows[p] = coming[p]
+            if PACKED:
+                row0 = walk.row0
+            else:
+                for p in T.unroll(PASSES):
+                    rows[p] = coming[p]
             for kt in T.serial(steps):
                 empty.wait(put.stage, put.phase)
                 if thread == 0:
-                    full.arrive(put.stage, knobs.tile_n * TILE_K * 2)
+                    full.arrive(put.stage, (knobs.tile_n + (TM if PACKED else 0)) * TILE_K * 2)
                     rhs_tiles.fetch(
                         put.stage,
                         options.matrix(group, 0),
@@ -179,22 +187,30 @@ def gathered_rows(
                         rank,
                         full.ptr_to([put.stage]),
                     )
-                Tx.copy_async(
-                    lhs_tile[put.stage],
-                    lhs[0:TM, kt * TILE_K : kt * TILE_K + TILE_K],
-                    dispatch="pit_sread",
-                    rows=rows,
-                    thread=thread,
-                )
-                if LAG == 0:
-                    T.ptx["cp.async.mbarrier.arrive.noinc.shared.b64"](full.ptr_to([put.stage]))
-                else:
-                    T.ptx.cp.async_.commit_group()
-                    if pending == LAG:
-                        T.ptx.cp.async_.wait_group(LAG)
-                        announce(full, done, lane)
+                    if PACKED:
+                        Tx.copy_async(
+                            lhs_tile[put.stage],
+                            lhs[row0 : row0 + TM, kt * TILE_K : kt * TILE_K + TILE_K],
+                            dispatch="tma_explicit",
+                            mbar=full.ptr_to([put.stage]),
+                        )
+                if not PACKED:
+                    Tx.copy_async(
+                        lhs_tile[put.stage],
+                        lhs[0:TM, kt * TILE_K : kt * TILE_K + TILE_K],
+                        dispatch="pit_sread",
+                        rows=rows,
+                        thread=thread,
+                    )
+                    if LAG == 0:
+                        T.ptx["cp.async.mbarrier.arrive.noinc.shared.b64"](full.ptr_to([put.stage]))
                     else:
-                        pending = pending + 1
+                        T.ptx.cp.async_.commit_group()
+                        if pending == LAG:
+                            T.ptx.cp.async_.wait_group(LAG)
+                            announce(full, done, lane)
+                        else:
+                            pending = pending + 1
                 put.advance()
                 if kt == 0:
                     # Told while the first copies are under way.
@@ -204,8 +220,17 @@ def gathered_rows(
                     if walk.more():
                         more = 1
                         walk.locate(rank)
-                        ask_rows(coming, ids, walk, walk.row0 + mine, PASSES, GATHER_STEP, options)
-        if LAG > 0:
+                        if not PACKED:
+                            ask_rows(
+                                coming,
+                                ids,
+                                walk,
+                                walk.row0 + mine,
+                                PASSES,
+                                GATHER_STEP,
+                                options.share,
+                            )
+        if LAG > 0 and not PACKED:
             T.ptx.cp.async_.wait_group(0)
             while pending > 0:
                 announce(full, done, lane)
@@ -247,7 +272,7 @@ def gathered_rows(
                         )
                     for kt in T.serial(steps):
                         full.wait(take.stage, take.phase)
-                        if LAG == 0:
+                        if LAG == 0 and not PACKED:
                             T.ptx.fence.proxy.async_.shared__cta()
                         rhs_tiles.multiply(
                             acc,

@@ -122,7 +122,7 @@ class CudaLayers(StoredLayers):
             key = (number, _alike(rows))
             run = self._placed.get(key)
             if run is None:
-                run = self._product(number, self._best_tile(number, rows), packed=True)
+                run = self._product(number, self._best_tile(number, rows))
                 remember(self._placed, key, run)
             run(x, row.view(1, rows), starts[-1:], out)
 
@@ -164,12 +164,11 @@ class CudaLayers(StoredLayers):
         """Compile what calls of 1 to 8192 rows need."""
         for number, layer in enumerate(self._layers):
             tiles = {self.plan(number, rows).choice.tile for rows in _NUMBERS_OF_ROWS}
+            if number in self._in_place:
+                tiles.update(self._best_tile(number, rows) for rows in _NUMBERS_OF_ROWS)
             for tile in tiles:
                 if tile is not None:
                     self._product(number, tile)
-            if number in self._in_place:
-                for tile in {self._best_tile(number, rows) for rows in _NUMBERS_OF_ROWS}:
-                    self._product(number, tile, packed=True)
             if layer.turned:
                 dtype, has_bias = dtype_name(layer.weight), layer.bias is not None
                 for rows in range(1, MOST_ROWS + 1):
@@ -180,11 +179,10 @@ class CudaLayers(StoredLayers):
         found = (each.tile for each in self.plan(number, rows).candidates)
         return next(tile for tile in found if tile is not None)
 
-    def _product(self, number: int, tile: Tile, packed: bool = False) -> Product:
-        """The layer by a tile; ``packed``: as `placed` has rows."""
+    def _product(self, number: int, tile: Tile) -> Product:
+        """The layer by a tile."""
         layer = self._layers[number]
-        options = _options(layer) | ({"packed": True} if packed else {})
-        kernel = self._kernels.product(tile, 0, **options)
+        kernel = self._kernels.product(tile, 0, **_options(layer), packed=True)
         operands = [part.unsqueeze(0) for part in (layer.weight, layer.bias) if part is not None]
         return lambda x, ids, count, out: kernel(x, ids, count, *operands, out)
 

@@ -39,7 +39,7 @@ def test_rows_go_where_their_ids_say(knobs: RowsTile, dtype: str) -> None:
         x, weight, bias = (
             torch.randn(shape, device="cuda").to(kind) for shape in ((rows, k), (1, n, k), (1, n))
         )
-        x[live:] = float("nan")  # rows beyond the live ones are not read
+        x[live:] = float("nan")  # rows beyond the live ones count for nothing
         ids = torch.randperm(3 * rows, device="cuda")[:rows].int().view(1, rows)
         count = torch.full((1,), live, dtype=torch.int32, device="cuda")
         out = torch.full((3 * rows, n), float("nan"), dtype=kind, device="cuda")

@@ -115,14 +115,22 @@ def test_a_slot_of_one_product_begins_at_its_own_column(flip: int) -> None:
     assert "walk_group_ptr[0] * 128" in source and boxes(source) == 1
 
 
-@pytest.mark.parametrize("flip", [0, 1])
-def test_packed_rows_are_read_in_the_order_of_the_list(flip: int) -> None:
-    knobs = RowsTile(tile_m=64, tile_n=64, consumers=1, stages=4, flip=flip)
+@pytest.mark.parametrize("lag", [0, 1])
+def test_packed_rows_come_by_tma(lag: int) -> None:
+    knobs = RowsTile(tile_m=64, tile_n=64, consumers=1, stages=4, lag=lag)
+    gathered, packed = (source_of(knobs=knobs, packed=option) for option in (False, True))
+    assert boxes(packed) == boxes(gathered) + 1
+    assert "lhs_tensormap" in packed and "lhs_tensormap" not in gathered
+    copies = [len(re.findall(r"ptx_cp_async_cg\w*\(", part)) for part in (gathered, packed)]
+    assert copies[0] > copies[1]
+    assert "ids_ptr[" in packed  # where rows are stored
+
+
+def test_packed_rows_of_flipped_tiles_are_read_in_the_order_of_the_list() -> None:
+    knobs = RowsTile(tile_m=64, tile_n=64, consumers=1, stages=4, flip=1)
     parts = [source_of(knobs=knobs, packed=packed) for packed in (False, True)]
-    gathers = [re.findall(r"\w+\[\d+\] = .*walk_row0_ptr\[0\].*;", part) for part in parts]
-    by_place = [sum("ids_ptr" not in line for line in found) for found in gathers]
-    assert by_place[0] == 0 and by_place[1] >= 4
-    assert all("ids_ptr" in part for part in parts)  # where rows are stored
+    places = [re.findall(r"rows_ptr\[\d+\] = .*walk_row0_ptr\[0\].*;", part) for part in parts]
+    assert not places[0] and len(places[1]) == 64 // 16
 
 
 @pytest.mark.parametrize(("options", "groups"), [({"share": 2}, 1), ({}, 2)])
