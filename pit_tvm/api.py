@@ -195,7 +195,9 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
         Whether the dense product of numpy or torch is a candidate on a CPU. Between kernels of
         pit-tvm it takes longer than by itself: its threads and theirs wake in turns.
     database
-        A folder of tuned tiles instead of the shipped one, or a store that operators share.
+        A folder of tuned tiles over the shipped ones: of a product that it has tiles for, the
+        shipped tiles do not count. One of its device folders is used alone, and so is a store,
+        which operators may share.
     cache
         A folder of compiled kernels instead of ``$PIT_TVM_CACHE`` or the user's, or a cache that
         operators share.
@@ -221,7 +223,7 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
             mismatch("apply_mask", "a target of kind 'llvm'", repr(info.kind), advice)
         )
     program = analyse(tensors, dict(sparse), apply_mask=apply_mask)
-    store = TileStore.open(database, device=info.device, isa=info.isa)
+    store = TileStore.over_shipped(database, device=info.device, isa=info.isa)
     kernels = cache if isinstance(cache, KernelCache) else KernelCache(cache)
     options: dict[str, Any] = {"deterministic": deterministic, "dead": dead}
     if info.kind == "cuda":

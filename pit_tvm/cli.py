@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from . import __version__
 from .cli_build import add_build
 from .cli_explain import add_explain
+from .cli_options import add_database
 from .cli_tune import EXIT_INTERRUPTED, add_tune
 from .errors import BackendUnavailable, DatabaseError, PitError, mismatch
 from .locations import tuning_logs_dir
@@ -99,9 +100,7 @@ def add_info(subparsers: Subparsers) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--target", default="llvm", help="TVM target (default: this machine's CPU)")
-    parser.add_argument(
-        "--database", type=Path, metavar="DIR", help="tile database (default: the one shipped)"
-    )
+    add_database(parser)
     parser.set_defaults(run=run_info)
 
 
@@ -145,19 +144,21 @@ def _version(package: str) -> str:
 
 
 def _database_rows(path: Path | None, target: TargetInfo) -> list[tuple[str, str]]:
-    """The database's folder, and per device how many records of each kind it holds."""
+    """The folders that tiles are from, and per device how many records of each kind they hold."""
     if path is None:
         try:
-            path = tuning_logs_dir()
+            tuning_logs_dir()
         except DatabaseError as error:
             return [("database", f"none ({error})")]
-    store = TileStore.open(path, device=target.device, isa=target.isa)
-    rows = [("database", str(store.root))]
-    for folder in store.folders():
-        kinds = [record.kind for record in TileStore.open(store.root / folder).all()]
-        counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
-        used = " (used here)" if folder in store.used else ""
-        rows.append(("", f"{folder}: {counts or 'empty'}{used}"))
+    store = TileStore.over_shipped(path, device=target.device, isa=target.isa)
+    rows: list[tuple[str, str]] = []
+    for root, name in zip(store.roots, ("database", "shipped"), strict=False):
+        rows.append((name, str(root)))
+        for folder in TileStore.open(root).folders():
+            kinds = [record.kind for record in TileStore.open(root / folder).all()]
+            counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
+            used = " (used here)" if root / folder in store.used_folders else ""
+            rows.append(("", f"{folder}: {counts or 'empty'}{used}"))
     if not store.used:
         rows.append(("", f"no records for {target.device}: generic tiles are used, untuned"))
     return rows

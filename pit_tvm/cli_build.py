@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .cli_options import sizes, writable_folder
+from .cli_options import add_database, sizes, writable_folder
 from .errors import BackendUnavailable, ShapeError, UnsupportedTarget, mismatch
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def add_build(subparsers: Subparsers) -> None:
     parser.add_argument("--bias", action="store_true", help="with a bias")
     parser.add_argument("--activation", help="relu, gelu, gelu_tanh or silu")
     parser.add_argument("--target", default="cuda", help="default: cuda")
-    parser.add_argument("--database", help="folder of tuned tiles instead of the shipped one")
+    add_database(parser)
     parser.add_argument("--out", type=Path, help="folder (default: the kernel cache)")
     parser.set_defaults(run=run_build)
 

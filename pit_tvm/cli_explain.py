@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from .cli_model import add_batch, add_model, explain_model, random_lengths
-from .cli_options import any_seed, at_least, in_memory, numbers, sizes
+from .cli_options import add_database, any_seed, at_least, in_memory, numbers, sizes
 from .errors import ShapeError, mismatch
 from .structs import Lengths, Mask, SparsitySpec
 
@@ -58,7 +58,7 @@ def add_explain(subparsers: Subparsers) -> None:
     parser.add_argument("--dtype", help="element type (default: float32, or what a file has)")
     parser.add_argument("--library", choices=("numpy", "torch"), default="numpy")
     parser.add_argument("--target", default="llvm")
-    parser.add_argument("--database", help="folder of tuned tiles instead of the shipped one")
+    add_database(parser)
     parser.add_argument("--seed", type=any_seed, default=0)
     parser.set_defaults(run=run_explain, parser=parser)
 

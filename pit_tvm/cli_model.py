@@ -115,7 +115,7 @@ def _print_plan(args: argparse.Namespace, imported: Any, target: TargetInfo) -> 
         f"{live} of {whole} tokens live ({share:.1%})\n"
     )
     uses = linear_uses(rewritten.module, rewritten.layers, LINEAR)
-    store = TileStore.open(args.database, device=target.device, isa=target.isa)
+    store = TileStore.over_shipped(args.database, device=target.device, isa=target.isa)
     _print_uses(uses, sizes | {"live": live}, sizes | {"live": whole}, target, store, args.library)
     print(f"\n{summary(rewritten.decisions)}")
 
@@ -206,18 +206,19 @@ def _print_axes(counts: list[AxisCount]) -> None:
 # tune
 
 
-def missing_tasks(args: argparse.Namespace, target: TargetInfo) -> list[TileTask]:
-    """What the databases lack for a model's linear layers; prints the layers and what is there."""
+def missing_tasks(args: argparse.Namespace, target: TargetInfo, device: str) -> list[TileTask]:
+    """What ``--out`` over the shipped records lacks for a model's linear layers; prints the layers
+    and what is there.
+
+    Only records of ``device`` itself count: those of others are left out as soon as there are any
+    of its own for a family of tiles.
+    """
     from .model.examples import find_model
 
     forms: dict[LinearForm, int] = {}
     for dtype in args.dtype or [""]:
         forms |= _forms(find_model(args.model, dtype, args.mask_input))
-    stores = [
-        TileStore.open(path, device=target.device, isa=target.isa)
-        for path in (None, args.out)
-        if path is None or is_there("--out", path)
-    ]
+    store = TileStore.over_shipped(args.out if is_there("--out", args.out) else None, device=device)
     print(f"{'linear layers':42} {'number':>6}  rows with tuned tiles; without")
     missing: dict[TileTask, None] = {}
     for form, number in forms.items():
@@ -225,7 +226,7 @@ def missing_tasks(args: argparse.Namespace, target: TargetInfo) -> list[TileTask
         lacking: list[int] = []
         for rows in args.rows:
             tasks = _tasks(form, rows, target, args.family)
-            left = [task for task in tasks if not any(store.best(task) for store in stores)]
+            left = [task for task in tasks if not store.best(task)]
             missing |= dict.fromkeys(left)
             (lacking if left else there).append(rows)
         texts = [", ".join(map(str, rows)) or "none" for rows in (there, lacking)]

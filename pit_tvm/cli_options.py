@@ -1,4 +1,4 @@
-"""What the subcommands of ``pit-tvm`` share: numbers, sizes, and folders that can be written."""
+"""What the subcommands of ``pit-tvm`` share: numbers, sizes, databases, folders to write to."""
 
 from __future__ import annotations
 
@@ -62,6 +62,17 @@ def sizes(text: str, *forms: str) -> tuple[int, ...]:
         expected = f"expected matrices of at most {_MOST_ELEMENTS} elements"
         raise argparse.ArgumentTypeError(f"{expected}, got {text!r}")
     return found
+
+
+def add_database(parser: argparse.ArgumentParser) -> None:
+    """The argument that names tuned tiles, as `TileStore.over_shipped` takes it."""
+    parser.add_argument(
+        "--database",
+        type=Path,
+        metavar="DIR",
+        help="tile database over the shipped one, such as tune --out makes; DIR/DEVICE is used "
+        "alone (default: the shipped one)",
+    )
 
 
 @contextmanager

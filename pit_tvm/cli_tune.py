@@ -44,7 +44,8 @@ examples:
   pit-tvm tune --model bert-base --list
   pit-tvm tune --model my_model.pt2 --rows 512 --rows 4096
 
-With --model only what the databases lack is tuned.
+With --model only what this device has no record of is tuned, neither in --out nor in what is
+shipped: compile(..., database=DIR) takes tiles from both.
 Run the same command again to continue an interrupted job. Ctrl-C records what was found so far;
 a second Ctrl-C ends at once.
 """
@@ -144,8 +145,10 @@ def run_tune(args: argparse.Namespace) -> int:
         args.parser.error("--rows and --list go with --model")
     target = resolve_target(args.target)
     args.rows = args.rows or _MODEL_ROWS
-    tasks = missing_tasks(args, target) if args.model else _tasks(args, target)
-    if args.model:
+    if not args.model:
+        tasks = _tasks(args, target)
+    else:
+        tasks = missing_tasks(args, target, _device(args, target))
         print(f"{len(tasks)} products to tune")
         if args.list or not tasks:
             return 0
@@ -204,13 +207,17 @@ def _cuda(args: argparse.Namespace, target: TargetInfo) -> Iterator[_Place]:
         yield _Place(cuda_backend(toolchain, pool), settings, _cuda_libraries(), {})
 
 
+def _device(args: argparse.Namespace, target: TargetInfo) -> str:
+    """Folder of the records: this machine's, or one for all servers of the key."""
+    return target.device if args.rpc_key is None else f"{args.rpc_key}-{target.isa}"
+
+
 def _tune_job(
     args: argparse.Namespace, tasks: list[TileTask], target: TargetInfo, place: _Place
 ) -> TuneJob:
     from .tuning.job import TuneJob
 
-    remote = args.rpc_tracker is not None
-    device = f"{args.rpc_key}-{target.isa}" if remote else target.device
+    device = _device(args, target)
     return TuneJob(
         tasks=tasks,
         target=target,
@@ -220,7 +227,7 @@ def _tune_job(
         backend=place.backend,
         device=device,
         # The libraries and constants of this machine say nothing about the servers'.
-        calibrate=not args.no_calibrate and not remote,
+        calibrate=not args.no_calibrate and args.rpc_tracker is None,
         libraries=place.libraries,
         constants=place.constants,
     )

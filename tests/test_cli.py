@@ -18,6 +18,7 @@ from tvm import IRModule
 
 from pit_tvm import __version__
 from pit_tvm.cli import main
+from pit_tvm.locations import tuning_logs_dir
 from pit_tvm.runtime.kernel_cache import KernelCacheWarning
 from pit_tvm.target import resolve_target
 from pit_tvm.tile_db.record import TileRecord, make_provenance
@@ -221,8 +222,26 @@ def test_info_marks_the_folders_that_have_what_this_machine_s_lacks(
 def test_info_says_untuned_where_no_records_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["info", "--database", str(tmp_path)]) == 0
-    assert "untuned" in capsys.readouterr().out
+    target = ("--target", "llvm -mcpu=x86-64")  # of whose instruction set nothing is shipped
+    assert main(["info", "--database", str(tmp_path), *target]) == 0
+    printed = capsys.readouterr().out
+    assert "untuned" in printed and "(used here)" not in printed
+
+
+def test_info_names_the_shipped_records_beneath_a_database(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    TileStore.create(tmp_path / "db").append([example_record("xeon-avx2")])
+    of_device = tmp_path / "db" / "xeon-avx2"
+    for path, roots in (
+        (tmp_path / "db", [tmp_path / "db", tuning_logs_dir()]),
+        (of_device, [tmp_path / "db"]),
+        (tuning_logs_dir(), [tuning_logs_dir()]),
+    ):
+        assert main(["info", "--database", str(path)]) == 0
+        lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+        named = [(name, text) for name, text in lines if name in ("database", "shipped")]
+        assert named == list(zip(("database", "shipped"), map(str, roots), strict=False))
 
 
 def test_info_refuses_missing_and_corrupt_databases(

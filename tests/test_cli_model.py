@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,15 @@ from torch import nn
 
 from pit_tvm.cli import main
 from pit_tvm.cli_model import _print_axes
+from pit_tvm.model.layers import Layers
 from pit_tvm.model.report import AxisCount
+from pit_tvm.structs import Tile, TileTask
 from pit_tvm.target import resolve_target
+from pit_tvm.tile_db.record import TileRecord, record_from_json
 from pit_tvm.tile_db.store import TileStore
 from pit_tvm.tuning import task_run
 from pit_tvm.tuning.runner import Repeats
+from tests.tile_db.records import example_record
 from tests.tuning.stand_in import SPACE
 
 HOST = resolve_target("llvm")
@@ -244,6 +250,32 @@ def test_tune_records_what_is_missing_and_only_that(
     text = capsys.readouterr().out
     assert columns(text, "40 x 24 float32 ") == ["1", "8;", "none"]
     assert "0 products to tune" in text
+
+
+@pytest.mark.parametrize("device", [HOST.device, f"another-{HOST.isa}"])
+def test_what_tune_leaves_out_is_tuned_where_its_database_is_used(
+    device: str,
+    tune: Callable[..., int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Shipped records of this device are beneath the folder; those of another one do not last."""
+    monkeypatch.setattr("pit_tvm.tile_db.store.tuning_logs_dir", lambda: tmp_path / "shipped")
+    task = TileTask("contraction-rows", HOST.isa, "float32", 8, INNER, WIDTH)
+    tile = Tile(task.family, HOST.isa, task.dtype, 8, 16, 24)
+    provenance = replace(example_record().provenance, device=device)
+    shipped = TileRecord("pit", provenance, tile=tile, task=task, run_secs=(1e-6,))
+    TileStore.create(tmp_path / "shipped").append([shipped])
+    here = device == HOST.device
+    assert tune() == 0
+    assert f"{1 if here else 2} products to tune" in capsys.readouterr().out
+    used = Layers([], HOST, tmp_path / "db").tiles.splitlines()
+    records = [record_from_json(json.loads(line)) for line in used]
+    assert {(r.task.m, r.task.n, r.task.k) for r in records if r.task} == {(8, 24, 24), (8, 40, 24)}
+    assert (shipped in records) == here
+    assert tune() == 0
+    assert "0 products to tune" in capsys.readouterr().out
 
 
 def test_options_of_models_need_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,7 +54,8 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
         "llvm" or "cuda", with options as `pit_tvm.compile` takes them. On a GPU the model's
         floating-point type must be float16 or bfloat16, and the result is a `CudaModel`.
     database
-        A folder of tuned tiles instead of the shipped one.
+        A folder of tuned tiles over the shipped ones, as `pit_tvm.compile` takes it; ``pit-tvm tune
+        --model`` writes what a model lacks of both.
     activation_threshold
         Linear layers that follow ReLU, GELU or SiLU take activations of at most this size for
         zeros, and skip them where that is faster. This changes results: `CompiledModel.activity`

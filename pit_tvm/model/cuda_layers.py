@@ -81,7 +81,7 @@ class CudaLayers(StoredLayers):
         database: str | Path | TileStore | None = None,
         in_place: Collection[int] = (),
     ) -> None:
-        self._store = TileStore.open(database, device=target.device, isa=target.isa)
+        self._store = TileStore.over_shipped(database, device=target.device, isa=target.isa)
         self.target, self.device, self._cache = target, device, cache
         self._kernels = RowsKernels(cache, target.isa)
         self._few = CudaFewRows(cached_modules(cache, target.isa))

@@ -88,7 +88,7 @@ class Layers(StoredLayers):
         threshold: float | None = None,
     ) -> None:
         self.found, self.target, self.threshold = tuple(found), target, threshold
-        self._store = TileStore.open(database, device=target.device, isa=target.isa)
+        self._store = TileStore.over_shipped(database, device=target.device, isa=target.isa)
         self._cache = KernelCache()
         self._cache.adopt(kernels or {})
 

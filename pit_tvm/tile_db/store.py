@@ -1,7 +1,7 @@
 """The records of one device: found, read once when first asked for, and appended to atomically.
 
 On disk a database is a folder with one folder per device; each of those holds ``tiles.json``,
-one JSON object per line.
+one JSON object per line. A user's database lies over the shipped one: see `TileStore.over_shipped`.
 """
 
 from __future__ import annotations
@@ -25,24 +25,30 @@ FILE_NAME = "tiles.json"
 
 
 class TileStore:
-    """Records of one device in a database folder; made by ``open`` or ``create``.
+    """Records of one device in a database folder; made by ``open``, ``over_shipped`` or ``create``.
 
     Nothing is read before the first question. What the device has no record of, a family of tiles
     or a library in a data type, comes from the first device of its instruction set that has. A
     store without either answers with nothing: the caller then takes generic tiles and says
     ``untuned``.
+
+    ``roots`` are ``root``, which `append` writes to, and the folder ``beneath`` it, if any: of one
+    device the records of both count, but for tasks that ``root`` has records of, which count alone.
     """
 
-    def __init__(self, root: Path, device: str = "", isa: str = "") -> None:
+    def __init__(
+        self, root: Path, device: str = "", isa: str = "", beneath: Path | None = None
+    ) -> None:
         self.root = root
         self.device = device
         self.isa = isa
+        self.roots = (root,) if beneath is None else (root, beneath)
 
     @classmethod
     def open(
         cls, path: str | Path | TileStore | None = None, *, device: str = "", isa: str = ""
     ) -> TileStore:
-        """A store over a database folder, one of its device folders, or a ``tiles.json``.
+        """A store of a database folder alone, one of its device folders, or a ``tiles.json``.
 
         Parameters
         ----------
@@ -69,7 +75,8 @@ class TileStore:
             if found.name == FILE_NAME:
                 found = found.parent
             if (found / FILE_NAME).is_file():
-                return cls(found.parent, found.name)
+                folder = Path(os.path.abspath(found))  # "." has no name
+                return cls(folder.parent, folder.name)
             if found.is_dir():
                 # A folder that cannot be listed would pass for one without records.
                 with os.scandir(found):
@@ -83,6 +90,27 @@ class TileStore:
         raise DatabaseError(mismatch("database", f"a folder or {FILE_NAME}", found))
 
     @classmethod
+    def over_shipped(
+        cls, path: str | Path | TileStore | None = None, *, device: str = "", isa: str = ""
+    ) -> TileStore:
+        """What ``database`` is to `pit_tvm.compile` and to the command: ``path`` over the shipped
+        records, which count for tasks that it has none of.
+
+        The arguments, and what is raised, are those of `open`. One device's folder or its
+        ``tiles.json`` is read alone, and so is a database where none was shipped.
+        """
+        store = cls.open(path, device=device, isa=isa)
+        if path is None or isinstance(path, TileStore) or store.root != Path(path):
+            return store
+        try:
+            shipped = tuning_logs_dir()
+        except DatabaseError:
+            return store
+        if store.root.resolve() == shipped.resolve():
+            return store
+        return cls(store.root, device, isa, beneath=shipped)
+
+    @classmethod
     def create(cls, path: str | Path, *, device: str = "", isa: str = "") -> TileStore:
         """The same, after making the database folder where it is missing."""
         try:
@@ -94,26 +122,38 @@ class TileStore:
     @property
     def used(self) -> tuple[str, ...]:
         """Names of the folders that answers are from, the device's own first."""
-        return tuple(name for name, records in self._by_folder.items() if records)
+        return tuple(dict.fromkeys(folder.name for folder in self.used_folders))
+
+    @property
+    def used_folders(self) -> tuple[Path, ...]:
+        """The folders that answers are from, the device's own first."""
+        return tuple(folder for folder, records in self._by_folder.items() if records)
 
     def folders(self) -> tuple[str, ...]:
-        """Names of the device folders, sorted."""
-        return tuple(sorted(file.parent.name for file in self.root.glob(f"*/{FILE_NAME}")))
+        """Names of the device folders in ``root``, sorted."""
+        return _device_folders(self.root)
 
     @cached_property
-    def _by_folder(self) -> dict[str, tuple[TileRecord, ...]]:
+    def _by_folder(self) -> dict[Path, tuple[TileRecord, ...]]:
         """Of every folder, the nearest first, records of what no nearer one has."""
         names = [self.device] if self.device else []
         if self.isa:
-            names += [name for name in self.folders() if name.endswith(f"-{self.isa}")]
-        found: dict[str, tuple[TileRecord, ...]] = {}
+            everyone = chain.from_iterable(map(_device_folders, self.roots))
+            names += [name for name in everyone if name.endswith(f"-{self.isa}")]
+        found: dict[Path, tuple[TileRecord, ...]] = {}
         known: set[object] = set()
         for name in dict.fromkeys(names):
-            path = self.root / name / FILE_NAME
-            if _is_file(path):
-                own = tuple(read_records(path))
-                found[name] = tuple(record for record in own if _subject(record) not in known)
-                known |= {_subject(record) for record in own if record.task is not None}
+            of_device: set[object] = set()
+            for path in (root / name / FILE_NAME for root in self.roots):
+                if _is_file(path):
+                    own = tuple(read_records(path))
+                    found[path.parent] = tuple(
+                        r for r in own if known.isdisjoint((_subject(r), _measured(r)))
+                    )
+                    tasks = [record for record in own if record.task is not None]
+                    known |= set(map(_measured, tasks))
+                    of_device |= set(map(_subject, tasks))
+            known |= of_device
         return found
 
     @cached_property
@@ -215,6 +255,15 @@ def _is_file(path: Path) -> bool:
         return path.is_file()
     except OSError as error:
         raise DatabaseError(mismatch("database", "folders that can be read", error)) from error
+
+
+def _device_folders(root: Path) -> tuple[str, ...]:
+    return tuple(sorted(file.parent.name for file in root.glob(f"*/{FILE_NAME}")))
+
+
+def _measured(record: TileRecord) -> object:
+    """What a record is a measurement of: a task, by tiles or by a library."""
+    return record.kind, record.task, "" if record.tile else record.note
 
 
 def _subject(record: TileRecord) -> object:

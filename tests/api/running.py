@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import pit_tvm
 from pit_tvm import Operator
 from pit_tvm.runtime.promise import asked_for
 from pit_tvm.structs import Candidate, SparsitySpec
+from pit_tvm.tile_db.store import TileStore
 
 from .cases import GROUPS, Case
 
@@ -22,9 +22,9 @@ TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
 SENTINEL = 85  # in whole numbers that must not be written
 
 
-def empty_database() -> Path:
-    """A database without records: the folder of kernels, which holds none."""
-    return Path(os.environ["PIT_TVM_CACHE"])
+def empty_database() -> TileStore:
+    """A database without records, alone: the folder of kernels, which holds none."""
+    return TileStore.open(os.environ["PIT_TVM_CACHE"])
 
 
 def compiled(

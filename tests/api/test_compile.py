@@ -28,6 +28,7 @@ from pit_tvm.structs import (
     SparsitySpec,
     Values,
 )
+from pit_tvm.tile_db.store import TileStore
 from tests.api.cases import LINEAR, MATMUL, REDUCE_SUM
 from tests.api.running import compiled
 
@@ -97,14 +98,28 @@ def test_corrupt_database_is_refused_with_its_path_and_line(tmp_path: Path) -> N
         operator.explain(sizes={"m": 64}, sparsity=np.ones((64, 131), bool))
 
 
+def test_a_database_lies_over_the_shipped_one_and_a_store_is_alone(tmp_path: Path) -> None:
+    def tuned(database: Any) -> bool:
+        operator = pit_tvm.compile(
+            MATMUL_TENSORS,
+            sparse={"lhs": Lengths()},
+            target="llvm -mcpu=x86-64-v3",  # whose instruction set has shipped records
+            database=database,
+        )
+        return operator.explain(sizes={"m": 64}, sparsity=np.array([32])).tuned
+
+    assert tuned(None) and tuned(tmp_path)
+    assert not tuned(TileStore.open(tmp_path))
+
+
 # --------------------------------------------------------------------------------------------
 # explain and profile
 
 
 def untuned(tmp_path: Path, spec: SparsitySpec) -> pit_tvm.Operator:
-    """An operator whose database is empty."""
+    """An operator whose database is empty, and alone."""
     tensors = op.linear(None, 71, 131, activation="relu")
-    return pit_tvm.compile(tensors, sparse={"lhs": spec}, database=tmp_path)
+    return pit_tvm.compile(tensors, sparse={"lhs": spec}, database=TileStore.open(tmp_path))
 
 
 def test_explain_lists_every_candidate_and_dense_and_says_untuned(tmp_path: Path) -> None:

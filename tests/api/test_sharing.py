@@ -17,6 +17,7 @@ from pit_tvm import op
 from pit_tvm.reference import ops as reference
 from pit_tvm.runtime import launch
 from pit_tvm.structs import Lengths, Mask, Rows, SparsitySpec, Values
+from pit_tvm.tile_db.store import TileStore
 from tests.api.cases import CONV2D, LINEAR, MATMUL, REDUCE_SUM, Case
 from tests.api.patterns import slice_pattern, zero_pattern
 from tests.api.running import (
@@ -120,7 +121,8 @@ def test_kernels_are_built_once_and_plans_decided_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
     monkeypatch.setenv("PIT_TVM_CACHE", str(tmp_path))
-    operator = pit_tvm.compile(op.matmul(None, 29, 131), sparse={"lhs": Mask()}, database=tmp_path)
+    store = TileStore.open(tmp_path)
+    operator = pit_tvm.compile(op.matmul(None, 29, 131), sparse={"lhs": Mask()}, database=store)
     lhs, rhs = random_array((37, 131), "float32", rng), random_array((131, 29), "float32", rng)
     mask = np.ones((37, 131), bool)
     assert operator.stats.builds == operator.stats.disk_hits == 0

@@ -110,6 +110,104 @@ def test_constants_of_the_device_itself_come_first(tmp_path: Path) -> None:
     assert store.profile() == {"launch_us": 2.0, "store_gbps": 4.0, "detect_gbps": 6.0}
 
 
+# --------------------------------------------------------------------------------------------
+# Over the shipped records
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder in the place of the one that is shipped."""
+    (tmp_path / "shipped").mkdir()
+    monkeypatch.setattr(store_module, "tuning_logs_dir", lambda: tmp_path / "shipped")
+    return tmp_path / "shipped"
+
+
+def product(record: TileRecord, m: int) -> TileRecord:
+    assert record.task is not None
+    return replace(record, task=replace(record.task, m=m))
+
+
+def test_what_a_database_measured_counts_alone_and_the_rest_is_shipped(
+    tmp_path: Path, shipped: Path
+) -> None:
+    """By product, however fast the shipped records of it are."""
+    device, fast = "xeon-avx512", library("numpy")
+    slow, torch = replace(fast, run_secs=(2.0,)), library("torch")
+    both = [example_record(secs=1e-6, tile_m=8), fast, torch]
+    only_shipped = [product(example_record(), 7), measured(device, "other")]
+    TileStore.open(shipped).append([*both, *only_shipped])
+    own = [example_record(), product(example_record(), 9), slow]
+    TileStore.create(tmp_path / "db").append(own)
+    store = TileStore.over_shipped(tmp_path / "db", device=device, isa="avx512")
+    assert set(store.all()) == {*own, *only_shipped, torch}
+    assert own[0].task is not None and store.best(own[0].task) == own[0]
+    assert store.used == (device,)
+    assert store.used_folders == (tmp_path / "db" / device, shipped / device)
+    assert set(TileStore.open(tmp_path / "db", device=device).all()) == set(own)
+
+
+def test_the_device_is_asked_before_others_and_a_database_before_the_shipped_one(
+    tmp_path: Path, shipped: Path
+) -> None:
+    own, a, z = "m-avx512", "a-avx512", "z-avx512"
+    families = ("own", "near", "far")
+    TileStore.open(shipped).append([measured(own, "own")])
+    TileStore.open(shipped).append([measured(a, family) for family in families])
+    TileStore.create(tmp_path / "db").append([measured(z, family) for family in families[:2]])
+    store = TileStore.over_shipped(tmp_path / "db", device=own, isa="avx512")
+    assert store.all() == (measured(a, "far"), measured(z, "near"), measured(own, "own"))
+    assert store.used == (own, z, a)
+
+
+def test_constants_of_a_database_come_before_shipped_ones(tmp_path: Path, shipped: Path) -> None:
+    def constants(**of_it: float) -> TileRecord:
+        return replace(PROFILE, profile=tuple(of_it.items()))
+
+    TileStore.open(shipped).append([constants(launch_us=1.0, store_gbps=2.0)])
+    TileStore.create(tmp_path / "db").append([constants(launch_us=3.0)])
+    store = TileStore.over_shipped(tmp_path / "db", device="xeon-avx512")
+    assert store.profile() == {"launch_us": 3.0, "store_gbps": 2.0}
+
+
+def test_records_are_added_to_the_database_alone(tmp_path: Path, shipped: Path) -> None:
+    TileStore.open(shipped).append([example_record()])
+    (tmp_path / "db").mkdir()
+    store = TileStore.over_shipped(tmp_path / "db", device="xeon-avx512")
+    assert store.records() == (example_record(),)
+    store.append([product(example_record(), 7)])
+    assert set(store.records()) == {example_record(), product(example_record(), 7)}
+    assert TileStore.open(shipped, device="xeon-avx512").records() == (example_record(),)
+
+
+def test_what_is_of_one_device_a_store_or_the_shipped_folder_has_nothing_beneath(
+    tmp_path: Path, shipped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    TileStore.open(shipped).append([product(example_record(), 7)])
+    TileStore.create(tmp_path / "db").append([example_record()])
+    folder, alone = tmp_path / "db" / "xeon-avx512", TileStore.open(tmp_path / "db")
+    monkeypatch.chdir(folder)
+    for path in (folder, str(folder / FILE_NAME), ".", FILE_NAME):
+        store = TileStore.over_shipped(path, device="xeon-avx512", isa="avx512")
+        assert store.records() == (example_record(),)
+    assert TileStore.over_shipped(alone) is alone
+    for none in (None, shipped, shipped / ".." / "shipped"):
+        assert len(TileStore.over_shipped(none, device="xeon-avx512").roots) == 1
+
+
+def test_a_database_needs_no_shipped_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> Path:
+        raise DatabaseError("tuning_logs: expected a folder")
+
+    monkeypatch.setattr(store_module, "tuning_logs_dir", missing)
+    TileStore.open(tmp_path).append([example_record()])
+    assert TileStore.over_shipped(tmp_path, device="xeon-avx512").records() == (example_record(),)
+    with pytest.raises(DatabaseError, match="tuning_logs"):
+        TileStore.over_shipped(None)
+
+
+# --------------------------------------------------------------------------------------------
+
+
 def test_device_without_records_answers_with_nothing(tmp_path: Path) -> None:
     store = TileStore.open(tmp_path, device="xeon-avx512", isa="avx512")
     assert store.used == ()
