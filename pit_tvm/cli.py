@@ -8,8 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,16 +16,14 @@ from typing import TYPE_CHECKING
 from . import __version__
 from .cli_build import add_build
 from .cli_explain import add_explain
-from .cli_options import add_database
+from .cli_options import add_database, cache_faults, kernel_cache
 from .cli_tune import EXIT_INTERRUPTED, add_tune
-from .errors import BackendUnavailable, DatabaseError, PitError, mismatch
+from .errors import DatabaseError, PitError
 from .locations import tuning_logs_dir
 from .target import TargetInfo, lacking, resolve_target
 from .tile_db.store import TileStore
 
 if TYPE_CHECKING:
-    from .runtime.kernel_cache import KernelCache
-
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _PACKAGES = "apache-tvm apache-tvm-ffi numpy xgboost torch"
@@ -165,22 +162,10 @@ def _database_rows(path: Path | None, target: TargetInfo) -> list[tuple[str, str
 
 
 def _cache_text() -> str:
-    with _kernel_cache() as cache:
+    cache = kernel_cache()
+    with cache_faults():
         files, size = cache.disk_usage()
     return f"{cache.directory}: {files} files, {size / 2**20:.1f} MiB"
-
-
-@contextmanager
-def _kernel_cache() -> Iterator[KernelCache]:
-    """The user's kernel cache; that it cannot be read or emptied is a user's error."""
-    from .runtime.kernel_cache import KernelCache
-
-    try:
-        yield KernelCache()
-    except OSError as error:
-        expected, advice = "a folder that can be read", "set PIT_TVM_CACHE to another"
-        text = mismatch("kernel cache", expected, error, advice)
-        raise BackendUnavailable(text) from error
 
 
 def add_cache(subparsers: Subparsers) -> None:
@@ -200,7 +185,8 @@ def run_cache(args: argparse.Namespace) -> int:
     if args.action == "info":
         print(_cache_text())
         return 0
-    with _kernel_cache() as cache:
+    cache = kernel_cache()
+    with cache_faults():
         files, size = cache.clear()
     print(f"{cache.directory}: deleted {files} files, {size / 2**20:.1f} MiB")
     return 0

@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .cli_options import add_database, sizes, writable_folder
+from .cli_options import add_database, sizes, writable_cache
 from .errors import BackendUnavailable, ShapeError, UnsupportedTarget, mismatch
 
 if TYPE_CHECKING:
@@ -55,19 +55,18 @@ def run_build(args: argparse.Namespace) -> int:
         advice = "CPU kernels need no compiler but TVM's own"
         raise UnsupportedTarget(mismatch("--target", "a GPU", args.target, advice))
     tensors, spec = _operator(args)
-    if args.out is not None:
-        # As the kernel cache makes it: who may write here may run code.
-        writable_folder("--out", args.out, 0o700)
+    cache = writable_cache("--out", args.out)
     operator = compile(
-        tensors, sparse={"lhs": spec}, target=args.target, database=args.database, cache=args.out
+        tensors, sparse={"lhs": spec}, target=args.target, database=args.database, cache=cache
     )
     with warnings.catch_warnings():
         warnings.simplefilter("error", KernelCacheWarning)
         try:
             operator.build(dict(zip("mnk", args.shape, strict=False)))
         except KernelCacheWarning as error:
-            expected = "a folder that can be written"
-            raise BackendUnavailable(mismatch("--out", expected, str(error))) from error
+            name = "kernel cache" if args.out is None else "--out"
+            text = mismatch(name, "a folder that can be written", str(error))
+            raise BackendUnavailable(text) from error
     stats = operator.stats
     print(f"{stats.builds} libraries compiled in {stats.build_seconds:.0f} s")
     print(f"{stats.disk_hits} were there; all are in {operator.cache_directory}")

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from .cli_model import add_batch, add_model, explain_model, random_lengths
-from .cli_options import add_database, any_seed, at_least, in_memory, numbers, sizes
+from .cli_options import add_database, any_seed, at_least, in_memory, kernel_cache, numbers, sizes
 from .errors import ShapeError, mismatch
 from .structs import Lengths, Mask, SparsitySpec
 
@@ -70,6 +70,7 @@ def run_explain(args: argparse.Namespace) -> int:
     given = [f"--{name}" for name in others if getattr(args, name) is not None]
     if given:
         args.parser.error(f"{', '.join(given)} with {'--model' if of_model else '--shape'}")
+    cache = kernel_cache()
     if of_model:
         return explain_model(args)
     from .api import compile
@@ -82,6 +83,7 @@ def run_explain(args: argparse.Namespace) -> int:
         sparse={"lhs": spec},
         target=args.target,
         database=args.database,
+        cache=cache,
     )
     print(operator.explain(sparsity=pattern, library=args.library))
     return 0

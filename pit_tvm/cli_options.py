@@ -1,15 +1,20 @@
-"""What the subcommands of ``pit-tvm`` share: numbers, sizes, databases, folders to write to."""
+"""What the subcommands of ``pit-tvm`` share: numbers, sizes, databases and folders."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import combinations
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .errors import DatabaseError, ShapeError, mismatch
+from .errors import BackendUnavailable, DatabaseError, ShapeError, mismatch
+
+if TYPE_CHECKING:
+    from .runtime.kernel_cache import KernelCache
 
 MOST = 2**31 - 1  # extents are int32 in kernels
 _MOST_ELEMENTS = 2**40  # of a matrix: far above any memory, and far below where numpy overflows
@@ -99,11 +104,68 @@ def writable_folder(option: str, path: Path, mode: int = 0o777) -> None:
         They cannot; the message names the option.
     """
     try:
-        path.mkdir(mode=mode, parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            pass
+        _write_in(path, mode)
     except OSError as error:
         raise DatabaseError(mismatch(option, "a folder that can be written", error)) from error
+
+
+def _write_in(path: Path, mode: int) -> None:
+    path.mkdir(mode=mode, parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=path):
+        pass
+
+
+def kernel_cache() -> KernelCache:
+    """The user's kernel cache, whose folder can be read or is not there yet.
+
+    Raises
+    ------
+    BackendUnavailable
+        The path is of something else, or cannot be read.
+    """
+    from .runtime.kernel_cache import KernelCache
+
+    cache = KernelCache()
+    # Where kernels are called the cache warns, and works in memory; a command's user can mend it.
+    with cache_faults(), suppress(FileNotFoundError), os.scandir(cache.directory):
+        pass
+    return cache
+
+
+def writable_cache(option: str, path: Path | None) -> KernelCache:
+    """A kernel cache in the folder that an option names, or the user's; see `writable_folder`.
+
+    Raises
+    ------
+    DatabaseError, BackendUnavailable
+        No files can be made in that folder; in the user's.
+    """
+    from .runtime.kernel_cache import KernelCache
+
+    cache, mode = KernelCache(path), 0o700  # who may write there may run code
+    if path is not None:
+        writable_folder(option, path, mode)
+    else:
+        with cache_faults("written"):
+            _write_in(cache.directory, mode)
+    return cache
+
+
+@contextmanager
+def cache_faults(done: str = "read") -> Iterator[None]:
+    """Where the user's kernel cache is used: that it cannot be is an error of the user's.
+
+    Raises
+    ------
+    BackendUnavailable
+        For any OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        expected, advice = f"a folder that can be {done}", "set PIT_TVM_CACHE to another"
+        text = mismatch("kernel cache", expected, error, advice)
+        raise BackendUnavailable(text) from error
 
 
 def is_there(option: str, path: Path) -> bool:

@@ -172,7 +172,7 @@ def test_a_list_of_what_is_missing_reads_its_database(
         assert "--out: expected a path that can be read" in line or "database: expected" in line
 
 
-def refuse(*_: Any) -> bool:
+def refuse(*_: Any, **__: Any) -> bool:
     """Stands for what the system does not allow."""
     raise PermissionError(13, "Permission denied")
 
@@ -224,19 +224,68 @@ def test_a_work_folder_with_a_file_in_the_place_of_a_folder(
     assert "work_dir: expected folders and files that can be written" in line
 
 
-@pytest.mark.parametrize(
-    "arguments", [("info",), ("cache", "info"), ("cache", "clear")], ids=" ".join
+OF_CACHES = pytest.mark.parametrize(
+    ("arguments", "done"),
+    [
+        (("info",), "read"),
+        (("cache", "info"), "read"),
+        (("cache", "clear"), "read"),
+        (("explain", *SHAPE), "read"),
+        (("explain", "--model", "minilm"), "read"),
+        (("build", *SHAPE), "written"),
+    ],
+    ids=lambda value: "-".join(value).replace("--", "") if isinstance(value, tuple) else "",
 )
-def test_a_kernel_cache_that_cannot_be_read(
+
+
+@OF_CACHES
+@pytest.mark.parametrize("kind", ODD)
+def test_a_kernel_cache_that_is_no_folder(
     arguments: tuple[str, ...],
+    done: str,
+    kind: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("PIT_TVM_CACHE", odd_path("long", tmp_path))
-    line = refusal(capsys, *arguments)
-    assert "kernel cache: expected a folder that can be read" in line
+    monkeypatch.setenv("PIT_TVM_CACHE", odd_path(kind, tmp_path))
+    assert main(list(arguments)) == 2
+    printed = capsys.readouterr()
+    (line,) = printed.err.splitlines()
+    assert not printed.out
+    assert f"error: kernel cache: expected a folder that can be {done}, got [Errno" in line
     assert line.endswith("set PIT_TVM_CACHE to another")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text() == "no database"
+
+
+@OF_CACHES
+def test_a_kernel_cache_without_permission(
+    arguments: tuple[str, ...],
+    done: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PIT_TVM_CACHE", str(tmp_path))
+    own = os.scandir
+    monkeypatch.setattr(
+        "os.scandir", lambda path: refuse() if path == tmp_path else own(path)
+    )  # a real one does not stop the superuser
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    line = refusal(capsys, *arguments)
+    assert f"kernel cache: expected a folder that can be {done}, got [Errno 13]" in line
+    assert line.endswith("set PIT_TVM_CACHE to another")
+    assert not os.listdir(tmp_path)
+
+
+def test_a_folder_of_kernels_replaces_a_cache_that_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PIT_TVM_CACHE", odd_path("file", tmp_path))
+    monkeypatch.setattr("pit_tvm.runtime.cuda_dispatch.CudaDispatcher.build", lambda *_: None)
+    assert main(["build", *SHAPE, "--out", str(tmp_path / "kernels")]) == 0
+    assert f"all are in {tmp_path / 'kernels'}" in capsys.readouterr().out
 
 
 # --------------------------------------------------------------------------------------------
