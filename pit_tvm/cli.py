@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from . import __version__
 from .cli_build import add_build
 from .cli_explain import add_explain
-from .cli_options import add_database, cache_faults, kernel_cache
+from .cli_options import add_database, as_typed, cache_faults, kernel_cache
 from .cli_tune import EXIT_INTERRUPTED, add_tune
 from .errors import DatabaseError, PitError
 from .locations import tuning_logs_dir
@@ -56,7 +56,7 @@ def _run(argv: Sequence[str] | None) -> int:
     try:
         return int(args.run(args))
     except PitError as error:
-        print(f"pit-tvm: error: {error}", file=sys.stderr)
+        print(f"pit-tvm: error: {as_typed(str(error), args)}", file=sys.stderr)
         return EXIT_ERROR
     except KeyboardInterrupt:
         print("pit-tvm: interrupted", file=sys.stderr)

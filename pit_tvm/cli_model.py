@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .cli_options import MOST, at_least, is_there
-from .errors import ShapeError, UnsupportedTarget, mismatch
+from .errors import ShapeError, TileNotFound, UnsupportedTarget, mismatch
 from .structs import TileTask
 from .target import TargetInfo, resolve_target
 from .tile_db.store import TileStore
@@ -258,4 +259,18 @@ def _tasks(
     from .tuning.tasks import make_tasks
 
     made = make_tasks("matmul", (rows, form.n, form.k), form.dtype, target.isa, wanted=families)
+    check_families(families, made)
     return [task for task in made if families or "rows" in task.family]
+
+
+def check_families(families: list[str] | None, tasks: Sequence[TileTask]) -> None:
+    """Refuse families that made no tasks.
+
+    Raises
+    ------
+    TileNotFound
+        Some were named, and there are no tasks.
+    """
+    if families and not tasks:
+        expected, advice = "tile families that compute it on the target", "leave the option out"
+        raise TileNotFound(mismatch("--family", expected, ", ".join(families), advice))

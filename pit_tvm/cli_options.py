@@ -19,6 +19,20 @@ if TYPE_CHECKING:
 MOST = 2**31 - 1  # extents are int32 in kernels
 _MOST_ELEMENTS = 2**40  # of a matrix: far above any memory, and far below where numpy overflows
 _MOST_DIGITS = 100  # Python refuses to read integers of thousands
+# What errors of the library begin with, and the option that gives it: the first one there is.
+GIVEN_BY = {
+    "activation": ("--activation",),
+    "database": ("--database", "--out"),
+    "dtype": ("--dtype",),
+    "groups": ("--shape, GROUPS",),
+    "mask": ("--mask-input",),
+    "model": ("--model",),
+    "op": ("--op",),
+    "rpc key": ("--rpc-key",),
+    "rpc tracker": ("--rpc-tracker",),
+    "target": ("--target",),
+    "work_dir": ("--work-dir",),
+}
 
 
 def at_least(least: int, most: int = MOST) -> Callable[[str], int]:
@@ -183,6 +197,17 @@ def is_there(option: str, path: Path) -> bool:
     except OSError as error:
         raise DatabaseError(mismatch(option, "a path that can be read", error)) from error
     return True
+
+
+def as_typed(text: str, args: argparse.Namespace) -> str:
+    """An error's text, with the option that was typed for the argument of the library that it
+    begins with, if the subcommand of ``args`` has it."""
+    for name, options in GIVEN_BY.items():
+        if text.startswith((f"{name}:", f"{name} ")):
+            for option in options:
+                if hasattr(args, option.partition(",")[0].strip("-").replace("-", "_")):
+                    return option + text.removeprefix(name)
+    return text
 
 
 def _whole(text: str) -> int:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .cli_model import add_mask_input, add_model, missing_tasks
+from .cli_model import add_mask_input, add_model, check_families, missing_tasks
 from .cli_options import any_seed, at_least, in_memory, sizes, writable_folder
 from .errors import UnsupportedTarget, mismatch
 from .target import TargetInfo, cpus, resolve_target
@@ -198,7 +198,7 @@ def _cuda(args: argparse.Namespace, target: TargetInfo) -> Iterator[_Place]:
     from .tuning.cuda_builder import Toolchain, worker_pool
 
     if args.rpc_tracker is not None:
-        raise UnsupportedTarget(mismatch("target over RPC", "a CPU", args.target))
+        raise UnsupportedTarget(mismatch("--target with --rpc-tracker", "a CPU", args.target))
     toolchain = Toolchain(
         kernel_source, compile_source, target.isa, args.work_dir / "kernels", args.workers
     )
@@ -242,6 +242,7 @@ def _tasks(args: argparse.Namespace, target: TargetInfo) -> list[TileTask]:
         for m, n, k, groups in args.shape:
             op = args.op or ("matmul" if groups == 1 else "grouped_matmul")
             tasks += make_tasks(op, (m, n, k), dtype, target.isa, groups, args.family)
+    check_families(args.family, tasks)
     return list(dict.fromkeys(tasks))
 
 

@@ -313,7 +313,9 @@ def _threads(num_cores: Any) -> int:
     except (TypeError, ValueError):
         threads = 0
     if threads < 1:
-        raise UnsupportedTarget(mismatch("num-cores", "an integer of at least 1", repr(asked)))
+        raise UnsupportedTarget(
+            mismatch("target -num-cores", "an integer of at least 1", repr(asked))
+        )
     return threads
 
 

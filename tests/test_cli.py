@@ -105,11 +105,17 @@ def test_interrupted_tune_is_status_130_and_says_how_to_continue(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--shape", "8,8,8", "--target", "vulkan"), "target: expected kind 'llvm'"),
-        (("--shape", "8,8,8", "--op", "sort"), "op: expected one of"),
+        (("--shape", "8,8,8", "--target", "vulkan"), "--target: expected kind 'llvm'"),
+        (("--shape", "8,8,8", "--target", "llvm -num-cores=0"), "--target -num-cores: expected"),
+        (("--shape", "8,8,8", "--target", "llvm -mcpu=none"), "--target -mcpu: expected"),
+        (("--shape", "8,8,8", "--dtype", "float64"), "--dtype: expected one of"),
+        (("--shape", "8,8,8", "--family", "none"), "--family: expected tile families"),
+        (("--shape", "8,8,8,2", "--op", "matmul"), "--shape, GROUPS: expected 1 for matmul"),
+        (("--model", "none"), "--model: expected one of"),
+        (("--shape", "8,8,8", "--op", "sort"), "--op: expected one of"),
         (
             ("--shape", "8,8,8", "--rpc-tracker", "127.0.0.1:1", "--rpc-key", "a"),
-            "rpc tracker: expected an answer at 127.0.0.1:1",
+            "--rpc-tracker: expected an answer at 127.0.0.1:1",
         ),
     ],
 )
@@ -276,7 +282,8 @@ def test_cache_is_shown_and_emptied(
         (["--shape", "8,8,8", "--target", "llvm"], "--target: expected a GPU"),
         (["--shape", "8,8,8", "--op", "grouped_matmul"], "expected M,N,K,GROUPS"),
         (["--shape", "8,8,8,2"], "--shape of linear: expected M,N,K"),
-        (["--shape", "8,8,8", "--dtype", "float64"], "dtype: expected one of float32"),
+        (["--shape", "8,8,8", "--activation", "tan"], "error: --activation: expected"),
+        (["--shape", "8,8,8", "--dtype", "float64"], "error: --dtype: expected one of float32"),
     ],
 )
 def test_build_refuses_what_it_cannot_compile(

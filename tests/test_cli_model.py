@@ -278,6 +278,14 @@ def test_what_tune_leaves_out_is_tuned_where_its_database_is_used(
     assert "0 products to tune" in capsys.readouterr().out
 
 
+def test_families_that_compute_none_of_a_model_s_layers(
+    tune: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tune("--list", "--family", "rows-hopper") == 2
+    error = capsys.readouterr().err
+    assert "--family: expected tile families that compute it on the target, got rows-hop" in error
+
+
 def test_options_of_models_need_one(capsys: pytest.CaptureFixture[str]) -> None:
     for more in (["--list"], ["--rows", "8"]):
         with pytest.raises(SystemExit):
