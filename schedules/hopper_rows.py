@@ -157,7 +157,7 @@ def gathered_rows(
         coming = T.alloc_local([PASSES], "int32")
         group: T.int32 = 0
         if PACKED:
-            row0: T.int32 = 0
+            packed0: T.int32 = 0
         col0: T.int32 = 0
         more: T.int32 = 0
         pending: T.int32 = 0
@@ -171,7 +171,7 @@ def gathered_rows(
             group = walk.group
             col0 = walk.col0
             if PACKED:
-                row0 = walk.row0
+                packed0 = walk.row0
             else:
                 for p in T.unroll(PASSES):
                     rows[p] = coming[p]
@@ -190,7 +190,7 @@ def gathered_rows(
                     if PACKED:
                         Tx.copy_async(
                             lhs_tile[put.stage],
-                            lhs[row0 : row0 + TM, kt * TILE_K : kt * TILE_K + TILE_K],
+                            lhs[packed0 : packed0 + TM, kt * TILE_K : kt * TILE_K + TILE_K],
                             dispatch="tma_explicit",
                             mbar=full.ptr_to([put.stage]),
                         )
