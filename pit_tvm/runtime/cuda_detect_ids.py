@@ -78,7 +78,8 @@ class SlicePlan:
     checked: bool
 
     def run(self) -> Find:
-        """The function that detects; see `CudaDetector.detect`."""
+        """The function that detects; see `CudaDetector.detect`. It keeps no ``value``: what it was
+        made for may be memory of a CUDA graph."""
         _check(self.spec, self.shape, self.micro_tile)
         if isinstance(self.spec, Rows):
             return self._rows()
@@ -98,12 +99,8 @@ class SlicePlan:
         return f"sparsity of {self.micro_tile.operand} ({what})"
 
     def _rows(self) -> Find:
-        argument, rows, split, ascending = (
-            self._argument("row ids"),
-            self.rows,
-            self.split,
-            self.ascending,
-        )
+        argument, rows, kernels = self._argument("row ids"), self.rows, self.kernels
+        split, ascending, checked = self.split, self.ascending, self.checked
         flat, bits = _vector(argument, self.value)
         number = self.value.numel()
         if number > rows:
@@ -111,14 +108,14 @@ class SlicePlan:
             raise ShapeError(mismatch(argument, f"at most {rows} ids", number, advice))
         share = -(-number // (SMS * slices.THREADS)) * slices.THREADS or slices.THREADS
         axis, words = (rows, 1, rows), max(1, -(-rows // 32))
-        copy = self.kernels.slices(f"copy_rows_{bits}")
-        if not (ascending or split or self.checked):
+        copy = kernels.slices(f"copy_rows_{bits}")
+        if not (ascending or split or checked):
             return OneLaunch(copy, (rows, share), 1, rows, flat)
-        mark = self.kernels.slices(f"mark_rows_{bits}")
+        mark = kernels.slices(f"mark_rows_{bits}")
 
         def run(value: Any, take: Take) -> Lists:
             ids = flat(value)
-            if self.checked:
+            if checked:
                 _refuse(argument, first_outside(ids, 0, rows - 1), f"ids from 0 to {rows - 1}")
                 _refuse(argument, first_repeat(ids), "ids that occur once")
             live = take(ids, "live", 1, rows)
@@ -130,9 +127,9 @@ class SlicePlan:
                 if rows:
                     mark(ids, lines)
                 if ascending:
-                    self.kernels.emit(lines, 1, axis, live, dead)
+                    kernels.emit(lines, 1, axis, live, dead)
                 elif dead is not None:
-                    self.kernels.emit(lines, 1, axis, dead, wanted=0)
+                    kernels.emit(lines, 1, axis, dead, wanted=0)
             return live, dead
 
         return run
@@ -140,7 +137,7 @@ class SlicePlan:
     def _lengths(self, spec: Lengths) -> Find:
         argument = self._argument("cu_seqlens" if spec.cumulative else "lengths")
         flat, bits = _vector(argument, self.value)
-        rows, split = self.rows, self.split
+        rows, split, checked = self.rows, self.split, self.checked
         batch = self.value.numel() - spec.cumulative
         if batch < 0 or (rows % batch if batch else rows):
             expected = f"a number of sequences that divides {rows} rows"
@@ -149,12 +146,12 @@ class SlicePlan:
         pieces = max(1, -(-padded // slices.SPREAD))
         kind = f"{'sums' if spec.cumulative else 'lengths'}{'_both' * split}"
         spread = self.kernels.slices(f"spread_{kind}_{bits}")
-        if batch and not (split or self.checked):
+        if batch and not (split or checked):
             return OneLaunch(spread, (batch, padded, pieces), 1, rows, flat)
 
         def run(value: Any, take: Take) -> Lists:
             given = flat(value)
-            if self.checked:
+            if checked:
                 _check_lengths(argument, given, spec.cumulative, padded)
             live = take(given, "live", 1, rows)
             dead = take(given, "dead", 1, rows) if split else None
@@ -178,14 +175,14 @@ class SlicePlan:
             expected = f"ids of {self.rows} slices"
             raise ShapeError(mismatch(argument, expected, f"shape {tuple(self.value.shape)}"))
         check_extents((size,))
-        alone = self._group_kernel(size, groups, bits)
-        if alone is not None and groups and not self.checked:
+        alone, checked = self._group_kernel(size, groups, bits), self.checked
+        if alone is not None and groups and not checked:
             return OneLaunch(*alone, groups, size, flat)
         launch = self._group_kernels(size, groups, bits)
 
         def run(value: Any, take: Take) -> Lists:
             given = flat(value)
-            if self.checked:
+            if checked:
                 outside = first_outside(given, -1, groups - 1)
                 _refuse(argument, outside, f"ids from -1 (dead) to {groups - 1}")
             index = take(given, "live", groups, size)
