@@ -128,6 +128,17 @@ def is_capturing() -> bool:
     return _questions()[0]()
 
 
+def is_rehearsed() -> bool:
+    """Whether ``torch.compile`` runs what it records next as a CUDA graph, on a stream of its own.
+
+    Memory is its graphs' then, which use it again: torch refuses what is kept of it.
+    """
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")
+    found = getattr(getattr(trees, "local", None), "tree_manager_containers", {})
+    managers = [(device, each.tree_manager) for device, each in found.items()]
+    return any(m is not None and m.stream.cuda_stream == stream_of(d) for d, m in managers)
+
+
 def stream_of(device: int) -> int:
     """Handle of the current stream of a device."""
     return _questions()[1](device)

@@ -18,7 +18,7 @@ from typing import Any
 import tvm_ffi
 
 from ..structs import Plan
-from .cuda_arrays import dtype_name, empty, is_capturing
+from .cuda_arrays import dtype_name, empty, is_capturing, is_rehearsed
 from .cuda_bind import CudaBound
 from .cuda_build import compile_source
 from .cuda_call import CudaCall
@@ -149,8 +149,8 @@ class CudaRepeats:
 
     def keep(self, given: Sequence[Any], sparsity: Any, out: Any, repeat: Repeat | None) -> None:
         """Repeat calls with such tensors from now on, on this thread and the current stream; not
-        while a CUDA graph is captured, whose memory is its own."""
-        if repeat is None or is_capturing():
+        while a CUDA graph is captured or rehearsed, whose memory is its own."""
+        if repeat is None or is_capturing() or is_rehearsed():
             return
         words = (ctypes.c_int64 * MOST_WORDS)()
         size = self.look(0, ctypes.addressof(words), sparsity, *given, out)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from ..remember import remember
 from ..structs import Index
-from .cuda_arrays import empty_of, is_capturing, stream_of
+from .cuda_arrays import empty_of, is_capturing, is_rehearsed, stream_of
 from .cuda_detect_plan import capacity_of
 from .cuda_view import CudaView
 
@@ -49,7 +49,7 @@ class CudaWorkspace:
     """Index memory that each thread uses again in each stream.
 
     A stream does its work in order, so a call may overwrite what the call before it has read.
-    While a CUDA graph is captured memory is new: it belongs to the graph.
+    While a CUDA graph is captured, or rehearsed, memory is new: it belongs to the graph.
     """
 
     def __init__(self) -> None:
@@ -72,5 +72,7 @@ class CudaWorkspace:
         key = (stream, device, *size)
         made: Made | None = known.get(key)
         if made is None:
-            made = remember(known, key, make(like, *size), _MOST)
+            made = make(like, *size)
+            if not is_rehearsed():
+                remember(known, key, made, _MOST)
         return made

@@ -1,20 +1,75 @@
-"""Memory that operators keep beyond a call."""
+"""Memory that operators keep beyond a call, and memory that belongs to CUDA graphs."""
 
 from __future__ import annotations
 
+import sys
 import weakref
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pit_tvm.runtime import cuda_detect_ids
+from pit_tvm.runtime import cuda_arrays, cuda_detect_ids, cuda_repeat, cuda_workspace
 from pit_tvm.runtime.cuda_detect_ids import SlicePlan
+from pit_tvm.runtime.cuda_workspace import CudaWorkspace
 from pit_tvm.structs import Groups, Lengths, MicroTile, Rows, SparsitySpec
 
 torch = pytest.importorskip("torch")
 
 ROWS = MicroTile("lhs", "m", 0, (1, 0))
+GRAPHS, OTHER = 7, 8  # streams
+
+
+@pytest.fixture
+def current(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """The current stream; on one of them torch.compile runs what it will record."""
+    state = {"stream": OTHER}
+    monkeypatch.setattr(cuda_arrays, "stream_of", lambda device: state["stream"])
+    monkeypatch.setattr(cuda_workspace, "stream_of", lambda device: state["stream"])
+    for module in (cuda_workspace, cuda_repeat):
+        monkeypatch.setattr(module, "is_capturing", lambda: False)
+    manager = SimpleNamespace(stream=SimpleNamespace(cuda_stream=GRAPHS))
+    containers = {n: SimpleNamespace(tree_manager=m) for n, m in enumerate((None, manager))}
+    local = SimpleNamespace(tree_manager_containers=containers)
+    trees: Any = SimpleNamespace(local=local)
+    monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", trees)
+    return state
+
+
+def test_memory_of_graphs_that_are_rehearsed_is_not_kept(current: dict[str, int]) -> None:
+    memory, like = CudaWorkspace(), torch.zeros(1)
+
+    def take() -> Callable[[], Any]:
+        return weakref.ref(memory.take(like, "live", 1, 64).ids)
+
+    assert take()() is not None and take()() is take()()
+    current["stream"] = GRAPHS
+    assert take()() is None
+    current["stream"] = OTHER
+    assert take()() is take()()
+
+
+def test_calls_that_are_rehearsed_are_not_repeated(current: dict[str, int]) -> None:
+    repeats: Any = cuda_repeat.CudaRepeats(None, print)  # type: ignore[arg-type]
+    looked: list[int] = []
+
+    def look(*given: Any) -> int:
+        looked.append(current["stream"])
+        return 0
+
+    repeats.look = look
+    for stream in (GRAPHS, OTHER):
+        current["stream"] = stream
+        repeats.keep((), None, None, object())
+    assert looked == [OTHER]
+
+
+def test_nothing_is_rehearsed_before_torch_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    trees: Any
+    for trees in (None, SimpleNamespace(), SimpleNamespace(local=SimpleNamespace())):
+        monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", trees)
+        assert not cuda_arrays.is_rehearsed()
 
 
 @pytest.mark.parametrize("checked", [False, True])
@@ -32,3 +87,29 @@ def test_what_tells_a_pattern_is_not_kept(
     held = weakref.ref(told)
     del told
     assert held() is None and find is not None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_layers_in_graphs_of_torch_compile(dynamic: bool) -> None:
+    from pit_tvm import torch as pit
+
+    kind: dict[str, Any] = {"device": "cuda", "dtype": torch.float16}
+    first, second = pit.LinearRows(64, 128, **kind), pit.LinearRows(128, 64, **kind)
+    experts = pit.GroupedLinear(4, 64, 64, **kind)
+
+    def layers(x: Any, mask: Any) -> Any:
+        lengths = mask.sum(1)  # memory of the graph
+        ids = torch.where(mask, lengths[:, None] % 4, -1)
+        return experts(second(first(x, lengths=lengths), lengths=lengths), ids)
+
+    run = torch.compile(layers, mode="reduce-overhead", fullgraph=True, dynamic=dynamic)
+    made = torch.Generator("cuda").manual_seed(0)
+    for turn in range(12):
+        batch = (6, 9)[turn // 6]
+        x = torch.randn(batch, 32, 64, generator=made, **kind)
+        lengths = torch.randint(0, 33, (batch, 1), generator=made, device="cuda")
+        mask = torch.arange(32, device="cuda") < lengths
+        with torch.no_grad():
+            torch.compiler.cudagraph_mark_step_begin()
+            torch.testing.assert_close(run(x, mask), layers(x, mask), rtol=1e-2, atol=1e-2)
