@@ -129,7 +129,10 @@ class Replayed:
     def _body(self, batches: _Batches, lists: Lists) -> Sequence[torch.Tensor]:
         """Run the body on the stream that graphs are recorded on: cuBLAS keeps memory for each."""
         with _beside(self._side):
-            return self._program.body(*batches.inputs, lists)
+            kept = self._program.body(*batches.inputs, lists)
+        for one in kept:  # others may have that stream too: torch has 32, and gives them in turn
+            one.record_stream(torch.cuda.current_stream())
+        return kept
 
     def _forget(self) -> None:
         """Drop all graphs and their memory, after the last call that uses them."""

@@ -77,8 +77,9 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> Any:
         return graphs[-1]
 
     monkeypatch.setattr(cuda_replay, "_beside", lambda _: nullcontext())
-    for name in ("Stream", "graph_pool_handle", "synchronize"):
+    for name in ("Stream", "graph_pool_handle", "synchronize", "current_stream"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
     monkeypatch.setattr(cuda_replay, "is_capturing", lambda: False)
     monkeypatch.setattr(cuda_replay, "recorded", recorded)
     program: Any = Program()
@@ -117,6 +118,46 @@ def test_graphs_are_recorded_when_a_shape_and_a_number_of_rows_come_again(replay
         assert len(graphs) == expected
     run(*batch((16, 32), 0.5))
     assert len(graphs) == 3
+
+
+def test_what_another_stream_made_is_lent_to_the_current_one(
+    replayed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lent: list[tuple[torch.Size, Any]] = []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "current")
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda one, to: lent.append((one.shape, to)))
+    run, _ = replayed
+    ids, mask = torch.ones(3, 40).long(), torch.ones(3, 40).long()
+    for _ in range(3):  # as it is; as it is, and recorded; replayed
+        run(ids, mask)
+    assert lent == 2 * [((120,), "current"), ((3,), "current")]
+
+
+class Slow(Program):
+    """A program whose tail reads what its body made when that has long been given back."""
+
+    def body(self, ids: Any, mask: Any, index: Any) -> tuple[torch.Tensor, ...]:
+        """Ones."""
+        return (torch.ones(1 << 20, device=ids.device),)
+
+    def tail(self, ids: Any, mask: Any, index: Any, *kept: Any) -> list[torch.Tensor]:
+        """Twos, in some milliseconds."""
+        torch.cuda._sleep(30_000_000)
+        return [kept[0] + 1]
+
+
+@pytest.mark.gpu
+def test_what_the_tail_still_reads_is_not_handed_out() -> None:
+    program, index = Slow(), Index()
+    program.device = torch.device("cuda", torch.cuda.current_device())
+    index.fill, index.live = lambda lists, *_: lists[0], lambda status: 1  # type: ignore
+    given: Any = program, index
+    run, ones = Replayed(*given), torch.ones(3, 40, dtype=torch.long, device="cuda")
+    (found,) = run(ones, ones)
+    with torch.cuda.stream(run._side):  # as another stream of the caller's may be
+        torch.full((1 << 20,), 7.0, device="cuda")
+    torch.cuda.synchronize()
+    assert bool((found == 2).all())
 
 
 def test_batches_without_live_tokens_are_not_recorded(replayed: Any) -> None:
