@@ -87,9 +87,9 @@ class CudaModel(CompiledModel):
         self._run = InTurn(Replayed(machine, index) if machine.graph.replayable else machine)
 
     def __call__(self, **inputs: Any) -> Any:
-        """Run a batch of contiguous CUDA tensors on torch's current stream; see
+        """Run a batch of contiguous CUDA tensors on torch's current stream of their device; see
         `CompiledModel.__call__`. The host waits for the number of live tokens."""
-        with torch.no_grad():
+        with torch.no_grad(), torch.cuda.device(self._machine.device):
             given = check_on_gpu(inputs, self._inputs, self._machine.device)
             return self._restore(self._run(*given))
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from pit_tvm.model import cuda_turns
+from pit_tvm.model import cuda, cuda_turns
+from pit_tvm.model.cuda import CudaModel
 from pit_tvm.model.cuda_turns import InTurn
 
 
@@ -91,3 +95,20 @@ def test_one_thread_at_a_time(current: dict[str, Any]) -> None:
     turns = InTurn(run)
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(turns, range(40))) == list(range(40))
+
+
+def test_streams_are_those_of_the_models_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[Any] = []
+
+    @contextmanager
+    def device(which: Any) -> Iterator[None]:
+        entered.append(which)
+        yield
+        entered.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(cuda, "check_on_gpu", lambda given, *_: list(given.values()))
+    model: Any = object.__new__(CudaModel)
+    model._inputs, model._machine = None, SimpleNamespace(device="cuda:1")
+    model._run, model._restore = lambda x: (x, *entered), tuple
+    assert model(ids=3) == (3, "cuda:1") and not entered
