@@ -158,7 +158,8 @@ class CudaExperts:
             live = max(sum(counts), 1)
             alike = bucket(live / rows), bucket(max(counts) / live)
         key = (lhs.dtype, tuple(rhs.shape), rows, alike, *options.values())
-        if key not in self._tiles:
+        tile = self._tiles.get(key)
+        if tile is None:
             groups, n, k = rhs.shape
             total = float(sum(counts) if counts else rows)
             work = GpuWork(total, int(n), int(k), int(groups), counts or ())
@@ -168,7 +169,7 @@ class CudaExperts:
             if tile is None:
                 raise ShapeError(mismatch("plan", "a tile", plan.choice))
             remember(self._tiles, key, tile)
-        return self._tiles[key]
+        return tile
 
     def _rates_of(self, dtype: str, options: dict[str, Any]) -> GpuRates:
         key = (dtype, *options.items())

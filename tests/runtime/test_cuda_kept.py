@@ -12,8 +12,12 @@ import pytest
 
 from pit_tvm.runtime import cuda_arrays, cuda_detect_ids, cuda_repeat, cuda_workspace
 from pit_tvm.runtime.cuda_detect_ids import SlicePlan
+from pit_tvm.runtime.cuda_experts import CudaExperts
 from pit_tvm.runtime.cuda_workspace import CudaWorkspace
+from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.structs import Groups, Lengths, MicroTile, Rows, SparsitySpec
+from pit_tvm.target import resolve_target
+from pit_tvm.tile_db.store import TileStore
 
 torch = pytest.importorskip("torch")
 
@@ -87,6 +91,25 @@ def test_what_tells_a_pattern_is_not_kept(
     held = weakref.ref(told)
     del told
     assert held() is None and find is not None
+
+
+class Emptied(dict[Any, Any]):
+    """A cache that another thread empties at once."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+
+def test_tiles_of_experts_that_another_thread_forgets() -> None:
+    target = resolve_target("cuda -arch=sm_90a -model=h200")
+    store = TileStore.open(None, device=target.device, isa=target.isa)
+    experts = CudaExperts(target, store, KernelCache())
+    lhs, rhs = torch.empty(256, 64).half(), torch.empty(4, 128, 64).half()
+    asked: Any = (lhs, rhs, 256, None, {"act": "silu"})
+    tile = experts._tile(*asked)
+    assert experts._tile(*asked) is tile
+    experts._tiles = Emptied()
+    assert experts._tile(*asked) == tile
 
 
 @pytest.mark.gpu
