@@ -75,7 +75,7 @@ class Replayed:
         lists = first(batches.lists, rows)
         graph = self._graph_for(batches, rows, lists)
         if graph is None:
-            kept = self._body(batches, lists)
+            kept = self._program.body(*batches.inputs, lists)
         else:
             graph.replay()
             kept = graph.kept
@@ -122,17 +122,11 @@ class Replayed:
         return batches.graphs[rows]
 
     def _record(self, batches: _Batches, lists: Lists) -> _Graph:
-        # As it runs, so that nothing is compiled or sampled while it is recorded.
-        self._body(batches, lists)
+        # As it runs, so that nothing is compiled or sampled while it is recorded. Not on that
+        # stream: cuBLAS keeps memory for each, and this one's has to be of the pool, since
+        # torch.compile frees it for all streams when it records graphs of its own.
+        self._program.body(*batches.inputs, lists)
         return recorded(lambda: self._program.body(*batches.inputs, lists), self._side, self._pool)
-
-    def _body(self, batches: _Batches, lists: Lists) -> Sequence[torch.Tensor]:
-        """Run the body on the stream that graphs are recorded on: cuBLAS keeps memory for each."""
-        with _beside(self._side):
-            kept = self._program.body(*batches.inputs, lists)
-        for one in kept:  # others may have that stream too: torch has 32, and gives them in turn
-            one.record_stream(torch.cuda.current_stream())
-        return kept
 
     def _forget(self) -> None:
         """Drop all graphs and their memory, after the last call that uses them."""

@@ -166,6 +166,33 @@ def test_a_call_that_is_recorded_first_leaves_nothing_unwritten(cuda_graphs: boo
         assert error < LIMITS[torch.float16]
 
 
+class Deep(torch.nn.Module):
+    """Sums so deep that cuBLAS adds them up in memory of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = torch.nn.Embedding(1000, 16384), torch.nn.Linear(16384, 60)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+        """A few columns of each token."""
+        return torch.tanh(self.layer(self.table(input_ids)))
+
+
+@pytest.mark.gpu
+def test_recorded_graphs_outlive_the_memory_of_cublas() -> None:
+    compiled: Any = pit_tvm.model.compile(Deep().half().eval(), batch(3, 16), target="cuda")
+    inputs = {name: value.cuda() for name, value in batch(4, 16).items()}
+    expected = [compiled(**inputs) for _ in range(3)][-1]
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()  # as torch.compile does, before it records a graph
+    with torch.cuda.stream(compiled._run._run._side):
+        others = [torch.full((1 << 20,), 7.0, device="cuda") for _ in range(64)]
+    torch.cuda.synchronize()
+    found = compiled(**inputs)
+    torch.testing.assert_close(found, expected)
+    assert all(bool((other == 7).all()) for other in others)
+
+
 @pytest.mark.gpu
 def test_longer_sequences_than_the_positions_are_refused() -> None:
     compiled = pit_tvm.model.compile(opt().half().eval(), batch(3, 16), target="cuda")

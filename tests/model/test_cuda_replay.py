@@ -77,9 +77,8 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> Any:
         return graphs[-1]
 
     monkeypatch.setattr(cuda_replay, "_beside", lambda _: nullcontext())
-    for name in ("Stream", "graph_pool_handle", "synchronize", "current_stream"):
+    for name in ("Stream", "graph_pool_handle", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
     monkeypatch.setattr(cuda_replay, "is_capturing", lambda: False)
     monkeypatch.setattr(cuda_replay, "recorded", recorded)
     program: Any = Program()
@@ -120,17 +119,16 @@ def test_graphs_are_recorded_when_a_shape_and_a_number_of_rows_come_again(replay
     assert len(graphs) == 3
 
 
-def test_what_another_stream_made_is_lent_to_the_current_one(
+def test_only_what_is_recorded_is_on_the_stream_of_graphs(
     replayed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lent: list[tuple[torch.Size, Any]] = []
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "current")
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda one, to: lent.append((one.shape, to)))
-    run, _ = replayed
-    ids, mask = torch.ones(3, 40).long(), torch.ones(3, 40).long()
-    for _ in range(3):  # as it is; as it is, and recorded; replayed
-        run(ids, mask)
-    assert lent == 2 * [((120,), "current"), ((3,), "current")]
+    run, graphs = replayed
+    monkeypatch.setattr(cuda_replay, "_beside", None)  # which `recorded` enters
+    ids, mask = batch((16, 64), 0.5)
+    for _ in range(3):
+        whole, *_ = run(ids, mask)
+        assert torch.equal(whole, (ids + 1) * mask)
+    assert len(graphs) == 2
 
 
 class Slow(Program):
