@@ -38,12 +38,14 @@ GATHER_STEP = 16  # rows that one warpgroup gathers at once, 8 lanes for each
 
 
 @T.inline
-def ask_rows(rows, ids, walk, first, count, step, share):
-    """rows[p] = row id of row first + p * step of the walk's tile, -1 beyond the live rows."""
-    for p in T.unroll(count):
-        rows[p] = -1
-        if first + p * step < walk.live:
-            rows[p] = T.truncdiv(ids[walk.group, first + p * step], share)
+def ask_rows(rows, ids, walk, first, count, options):
+    """rows[p] = lhs row for row first + p * GATHER_STEP of the walk's tile, -1 beyond the live
+    rows; nothing where rows are packed."""
+    if not options.packed:
+        for p in T.unroll(count):
+            rows[p] = -1
+            if first + p * GATHER_STEP < walk.live:
+                rows[p] = T.truncdiv(ids[walk.group, first + p * GATHER_STEP], options.share)
 
 
 @T.jit
@@ -88,7 +90,7 @@ def gathered_rows(
     CL = T.meta_var(knobs.cluster)
     STAGES = T.meta_var(knobs.stages)
     WGS = T.meta_var(knobs.consumers)
-    LAG = T.meta_var(knobs.lag)
+    LAG = T.meta_var(0 if options.packed else knobs.lag)
     HEIGHT = T.meta_var(TM // WGS)  # rows of one consumer warpgroup
     PASSES = T.meta_var(TM // GATHER_STEP)
     PACKED = T.meta_var(options.packed)
@@ -165,8 +167,7 @@ def gathered_rows(
         if walk.more():
             more = 1
             walk.locate(rank)
-            if not PACKED:
-                ask_rows(coming, ids, walk, walk.row0 + mine, PASSES, GATHER_STEP, options.share)
+            ask_rows(coming, ids, walk, walk.row0 + mine, PASSES, options)
         while more == 1:
             group = walk.group
             col0 = walk.col0
@@ -220,17 +221,8 @@ def gathered_rows(
                     if walk.more():
                         more = 1
                         walk.locate(rank)
-                        if not PACKED:
-                            ask_rows(
-                                coming,
-                                ids,
-                                walk,
-                                walk.row0 + mine,
-                                PASSES,
-                                GATHER_STEP,
-                                options.share,
-                            )
-        if LAG > 0 and not PACKED:
+                        ask_rows(coming, ids, walk, walk.row0 + mine, PASSES, options)
+        if LAG > 0:
             T.ptx.cp.async_.wait_group(0)
             while pending > 0:
                 announce(full, done, lane)

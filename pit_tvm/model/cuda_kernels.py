@@ -22,7 +22,7 @@ ATTENTION = "pit_tvm.model.attention"
 _HEAD_STEP, _MOST_HEAD_DIM = 8, 256
 # Tiles of flash attention have 128 queries, those of torch's other kernel 64: it takes 0.6 to 0.8
 # of the time where sequences have at most so many tokens on average and heads are this narrow.
-_SHORT, _NARROW = 48, 64
+_SHORT_SEQUENCE, _SLIM_HEAD = 48, 64
 
 
 class CudaKernels(Kernels):
@@ -106,7 +106,7 @@ def varlen_attention(
     rest = -width % _HEAD_STEP
     if rest:  # zeros change no score, and give columns of zeros
         given = [torch.nn.functional.pad(one, (0, rest)) for one in given]
-    short = len(query) <= _SHORT * (len(starts) - 1) and width <= _NARROW
+    short = len(query) <= _SHORT_SEQUENCE * (len(starts) - 1) and width <= _SLIM_HEAD
     attend = _efficient if short else _flash
     out = attend(given, starts, longest, bool(causal), scale)
     return out[..., :width].contiguous() if rest else out

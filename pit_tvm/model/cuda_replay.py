@@ -8,8 +8,7 @@ between is recorded once for a number, and then launched at once. So is what mak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -125,8 +124,9 @@ class Replayed:
         # As it runs, so that nothing is compiled or sampled while it is recorded. Not on that
         # stream: cuBLAS keeps memory for each, and this one's has to be of the pool, since
         # torch.compile frees it for all streams when it records graphs of its own.
-        self._program.body(*batches.inputs, lists)
-        return recorded(lambda: self._program.body(*batches.inputs, lists), self._side, self._pool)
+        body = partial(self._program.body, *batches.inputs, lists)
+        body()
+        return recorded(body, self._side, self._pool)
 
     def _forget(self) -> None:
         """Drop all graphs and their memory, after the last call that uses them."""
@@ -134,30 +134,20 @@ class Replayed:
         self._batches.clear()
 
 
-@contextmanager
-def _beside(side: torch.cuda.Stream) -> Iterator[None]:
-    """On the stream ``side``, in turn with the current one."""
-    current = torch.cuda.current_stream()
-    side.wait_stream(current)
-    try:
-        with torch.cuda.stream(side):
-            yield
-    finally:
-        current.wait_stream(side)
-
-
 def recorded(
     run: Callable[[], Sequence[torch.Tensor]], side: torch.cuda.Stream, pool: Any
 ) -> _Graph:
     """What launches at once what ``run`` launches, recorded on the stream ``side``, and what that
     gives. Its memory is of ``pool``: graphs that share it overwrite each other's results."""
-    graph = torch.cuda.CUDAGraph()
-    with _beside(side):
+    graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
             made = [one.contiguous() for one in run()]
         finally:
             graph.capture_end()
+    current.wait_stream(side)
     return _Graph(graph.replay, [_borrowed(one) for one in made])
 
 

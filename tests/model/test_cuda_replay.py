@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -76,7 +75,6 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> Any:
         graphs.append(cuda_replay._Graph(replay, kept))
         return graphs[-1]
 
-    monkeypatch.setattr(cuda_replay, "_beside", lambda _: nullcontext())
     for name in ("Stream", "graph_pool_handle", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
     monkeypatch.setattr(cuda_replay, "is_capturing", lambda: False)
@@ -123,7 +121,7 @@ def test_only_what_is_recorded_is_on_the_stream_of_graphs(
     replayed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, graphs = replayed
-    monkeypatch.setattr(cuda_replay, "_beside", None)  # which `recorded` enters
+    monkeypatch.setattr(torch.cuda, "stream", None)  # which `recorded` enters
     ids, mask = batch((16, 64), 0.5)
     for _ in range(3):
         whole, *_ = run(ids, mask)
