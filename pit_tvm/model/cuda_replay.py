@@ -8,7 +8,8 @@ between is recorded once for a number, and then launched at once. So is what mak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -60,8 +61,7 @@ class Replayed:
     def __init__(self, program: TorchProgram, index: CudaIndex) -> None:
         self._program, self._index = program, index
         self._batches: dict[tuple[torch.Size, ...], _Batches] = {}
-        self._side = torch.cuda.Stream(program.device)
-        self._pool = torch.cuda.graph_pool_handle()
+        self._side, self._pool = torch.cuda.Stream(program.device), torch.cuda.MemPool()
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         """Run; torch's current device must be the program's. While the stream is recorded already,
@@ -74,7 +74,7 @@ class Replayed:
         lists = first(batches.lists, rows)
         graph = self._graph_for(batches, rows, lists)
         if graph is None:
-            kept = self._program.body(*batches.inputs, lists)
+            kept = self._body(batches, lists)
         else:
             graph.replay()
             kept = graph.kept
@@ -121,12 +121,21 @@ class Replayed:
         return batches.graphs[rows]
 
     def _record(self, batches: _Batches, lists: Lists) -> _Graph:
-        # As it runs, so that nothing is compiled or sampled while it is recorded. Not on that
-        # stream: cuBLAS keeps memory for each, and this one's has to be of the pool, since
-        # torch.compile frees it for all streams when it records graphs of its own.
+        self._body(batches, lists)  # so that nothing is compiled or sampled while it is recorded
         body = partial(self._program.body, *batches.inputs, lists)
-        body()
         return recorded(body, self._side, self._pool)
+
+    def _body(self, batches: _Batches, lists: Lists) -> Sequence[torch.Tensor]:
+        """Run the body on the stream that graphs are recorded on, since cuBLAS keeps memory for
+        each. This one's is of the pool: torch.compile frees it for all streams when it records
+        graphs of its own, and ours still write it."""
+        with _aside(self._side):
+            with torch.cuda.use_mem_pool(self._pool):
+                torch.cuda.current_blas_handle()
+            kept = self._program.body(*batches.inputs, lists)
+        for one in kept:  # others may have that stream too: torch has 32, and gives them in turn
+            one.record_stream(torch.cuda.current_stream())
+        return kept
 
     def _forget(self) -> None:
         """Drop all graphs and their memory, after the last call that uses them."""
@@ -139,16 +148,26 @@ def recorded(
 ) -> _Graph:
     """What launches at once what ``run`` launches, recorded on the stream ``side``, and what that
     gives. Its memory is of ``pool``: graphs that share it overwrite each other's results."""
-    graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-    side.wait_stream(current)
-    with torch.cuda.stream(side):
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    graph = torch.cuda.CUDAGraph()
+    with _aside(side):
+        graph.capture_begin(pool=pool.id, capture_error_mode="thread_local")
         try:
             made = [one.contiguous() for one in run()]
         finally:
             graph.capture_end()
-    current.wait_stream(side)
     return _Graph(graph.replay, [_borrowed(one) for one in made])
+
+
+@contextmanager
+def _aside(side: torch.cuda.Stream) -> Iterator[None]:
+    """On the stream ``side``, after what the current stream has to do and before what comes."""
+    current = torch.cuda.current_stream()
+    side.wait_stream(current)
+    try:
+        with torch.cuda.stream(side):
+            yield
+    finally:
+        current.wait_stream(side)
 
 
 @dataclass(frozen=True)

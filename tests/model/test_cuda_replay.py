@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -75,8 +76,11 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> Any:
         graphs.append(cuda_replay._Graph(replay, kept))
         return graphs[-1]
 
-    for name in ("Stream", "graph_pool_handle", "synchronize"):
+    for name in ("Stream", "MemPool", "synchronize", "current_stream", "current_blas_handle"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda _: nullcontext())
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
+    monkeypatch.setattr(cuda_replay, "_aside", lambda _: nullcontext())
     monkeypatch.setattr(cuda_replay, "is_capturing", lambda: False)
     monkeypatch.setattr(cuda_replay, "recorded", recorded)
     program: Any = Program()
@@ -117,16 +121,44 @@ def test_graphs_are_recorded_when_a_shape_and_a_number_of_rows_come_again(replay
     assert len(graphs) == 3
 
 
-def test_only_what_is_recorded_is_on_the_stream_of_graphs(
+def test_bodies_run_aside_with_memory_for_cublas_of_the_pool(
     replayed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, graphs = replayed
-    monkeypatch.setattr(torch.cuda, "stream", None)  # which `recorded` enters
+    log: list[str] = []
+
+    @contextmanager
+    def logged(name: str) -> Iterator[None]:
+        log.append(f"in {name}")
+        yield
+        log.append(f"out {name}")
+
+    monkeypatch.setattr(cuda_replay, "_aside", lambda _: logged("side"))
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda _: logged("pool"))
+    monkeypatch.setattr(torch.cuda, "current_blas_handle", lambda: log.append("claim"))
     ids, mask = batch((16, 64), 0.5)
-    for _ in range(3):
+    body = run._program.body
+    run._program.body = lambda *given: (log.append("body"), body(*given))[1]
+    aside = ["in side", "in pool", "claim", "out pool", "body", "out side"]
+    for expected in (aside, [*aside, "body", "body"], ["body"]):  # recorded, replayed; replayed
+        log.clear()
         whole, *_ = run(ids, mask)
         assert torch.equal(whole, (ids + 1) * mask)
+        assert log == expected
     assert len(graphs) == 2
+
+
+def test_what_another_stream_made_is_lent_to_the_current_one(
+    replayed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lent: list[tuple[torch.Size, Any]] = []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "current")
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda one, to: lent.append((one.shape, to)))
+    run, _ = replayed
+    ids, mask = torch.ones(3, 40).long(), torch.ones(3, 40).long()
+    for _ in range(3):  # as it is; as it is, and recorded; replayed
+        run(ids, mask)
+    assert lent == 2 * [((120,), "current"), ((3,), "current")]
 
 
 class Slow(Program):
