@@ -59,7 +59,8 @@ def linear_rows(
     ((kind, pattern),) = named.items()
     _check_tensors({kind: pattern})
     _check(x, weight, bias, 2, activation)
-    sequences = pattern.numel() - (kind == "cu_seqlens")
+    # As int: torch.compile of torch 2.11 takes no bool from a size that it does not know.
+    sequences = pattern.numel() - int(kind == "cu_seqlens")
     if kind != "rows" and x.dim() > 2 and sequences != math.prod(x.shape[:-2]):
         expected = f"the {math.prod(x.shape[:-2])} sequences of x"
         raise ShapeError(mismatch(kind, expected, f"{sequences} sequences"))
