@@ -59,6 +59,15 @@ def test_dense_wins_where_much_is_live(height: int) -> None:
     assert len(sparse.candidates) == 3 and "dense" in str(sparse)
 
 
+def test_bands_of_which_some_have_more_to_do_cost_more() -> None:
+    even = work(32, 0.2)
+    few, many = (round(SIZE * share) for share in (0.15, 0.25))
+    uneven = replace(even, counts=(few, many) * (len(even.counts) // 2))
+    assert uneven.live == pytest.approx(even.live, rel=1e-3)
+    slower = tile_us(tile(32), uneven, RATES)[0] / tile_us(tile(32), even, RATES)[0]
+    assert 1.05 < slower < 1.25
+
+
 def test_zeros_make_dense_products_faster() -> None:
     dense = [plan(work(32, share)).candidates[-1] for share in (1.0, 0.9, 0.1)]
     costs = [c.cost_us for c in dense]
