@@ -147,8 +147,9 @@ class GeneralPlanner(BandPlanner):
     def _all(self, layout: Layout, zeros: float) -> GeneralDense:
         m, n, k, batch = self._extents(layout)
         passes = 2.0 * m * n * batch * self._itemsize if self.form.act != "none" else 0.0
-        library = LIBRARY if self.form.library else ""
-        return GeneralDense(m, n, k, batch, self._itemsize, library, passes, zeros)
+        library, product = LIBRARY if self.form.library else "", self.program.product
+        first = product is not None and product.transpose_left and not product.transpose_right
+        return GeneralDense(m, n, k, batch, self._itemsize, library, passes, zeros, first)
 
     def _output_bytes(self, layout: Layout) -> int:
         """What is written before the tiles' results, and after them where their sums are apart."""

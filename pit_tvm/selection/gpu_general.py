@@ -147,7 +147,8 @@ class GeneralWork:
 @dataclass(frozen=True)
 class GeneralDense:
     """All of the product, ``library`` naming who computes it, "" for our own dense kernel; without
-    tiles ``m`` results of ``k`` terms. ``zeros``: the share of one operand that is zero."""
+    tiles ``m`` results of ``k`` terms. ``zeros``: the share of one operand that is zero.
+    ``depth_first``: the depth is the first axis of both operands."""
 
     m: int
     n: int
@@ -157,6 +158,7 @@ class GeneralDense:
     library: str
     extra_bytes: float = 0.0
     zeros: float = 0.0
+    depth_first: bool = False
 
     def cost_us(self, general: GeneralRates) -> tuple[float, float]:
         """Predicted time with its launch, and what operations and bytes take at least."""
@@ -171,6 +173,7 @@ class GeneralDense:
             return terms / _TERMS_PER_US + rates.constant("launch_us"), least
         if self.library:
             us, least = rates.dense_us(self.m * self.batch, self.n, self.k, self.zeros)
+            us *= rates.products.depth_first if self.depth_first else 1.0
             return us + rates.store_us(self.extra_bytes), least
         flops = 2e-6 * self.m * self.n * self.k * self.batch
         elements = self.m * self.k + self.k * self.n + self.m * self.n

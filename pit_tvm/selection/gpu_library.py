@@ -30,7 +30,8 @@ class Library:
     ``tiles``: rows and columns. ``start_us``: of a product. A tile's step takes ``step_us`` for
     each element, and ``least_us`` at least; its end ``write_us`` for each, or ``add_us`` where it
     is one of several parts. ``power_tflops``, ``most_tflops``: 1e12 operations per second that the
-    chip reaches in a long product, and at most.
+    chip reaches in a long product, and at most. ``depth_first``: how many times as long a product
+    takes where the depth is the first axis of both operands.
     """
 
     itemsize: int
@@ -42,6 +43,7 @@ class Library:
     add_us: float
     power_tflops: float
     most_tflops: float
+    depth_first: float = 1.0
 
     def product_us(
         self, m: int, n: int, k: int, memory_gbps: float, zeros: float = 0.0
@@ -78,7 +80,7 @@ _HALF = Library(
     power_tflops=842.0,
     most_tflops=790.0,
 )
-# float32 on tensor cores.
+# float32 on tensor cores, which read such operands along the depth: the median of nine shapes.
 _TF32 = Library(
     itemsize=4,
     tiles=((128, 256), (128, 128), (128, 64), (64, 64)),
@@ -89,6 +91,7 @@ _TF32 = Library(
     add_us=7.11e-4,
     power_tflops=386.0,
     most_tflops=395.0,
+    depth_first=1.6,
 )
 _SINGLE = Library(
     itemsize=4,

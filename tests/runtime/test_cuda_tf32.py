@@ -61,6 +61,22 @@ def test_float32_takes_tensor_cores_where_torch_may(
     assert made._plan(call) is exact
 
 
+@pytest.mark.parametrize(("of_rhs", "slower"), [(False, 1.6), (True, 1.0)])
+def test_plans_know_which_operands_cublas_multiplies_slowly(
+    of_rhs: bool, slower: float, precision: Callable[[str], None]
+) -> None:
+    def dense_us(turned: bool) -> float:
+        tensors = op.matmul(2048, 2048, 2048, transpose_lhs=turned, transpose_rhs=of_rhs)
+        made = pit_tvm.compile(tensors, sparse={"lhs": Mask(1, 64)}, target=H200)
+        plan = made.explain(sparsity=np.ones((2048, 2048), bool))
+        return next(c.cost_us for c in plan.candidates if c.kind == "dense")
+
+    precision("high")
+    assert dense_us(True) == pytest.approx(slower * dense_us(False), rel=0.02)
+    precision("highest")
+    assert dense_us(True) == pytest.approx(dense_us(False), rel=0.02)
+
+
 def test_other_types_are_as_they_are_in_every_precision(precision: Callable[[str], None]) -> None:
     tensors = op.matmul(256, 256, 256, dtype="int8", out_dtype="int32", transpose_lhs=True)
     made = pit_tvm.compile(tensors, sparse={"lhs": Mask(1, 32)}, target=H200)._dispatcher

@@ -41,6 +41,14 @@ def test_float32_on_tensor_cores_costs_what_was_measured() -> None:
     assert np.median(errors) < 0.04 and np.quantile(errors, 0.9) < 0.12
 
 
+def test_operands_with_the_depth_first_cost_more_on_tensor_cores() -> None:
+    rows = json.loads(MEASURED.read_text())["depth first rows"]
+    times = [row["tf32_km_kn"] / row["tf32_kn"] for row in rows if row["tf32_kn"] > 50]
+    assert len(times) > 8
+    assert library_of("tf32").depth_first == pytest.approx(np.median(times), rel=0.03)
+    assert library_of("float32").depth_first == library_of("float16").depth_first == 1.0
+
+
 def test_zeros_draw_no_power() -> None:
     library = library_of("tf32")
     # Dense times of the granularity suite on an H200, with 90, 95 and 99 % of lhs zero.
