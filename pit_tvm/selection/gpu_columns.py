@@ -22,8 +22,8 @@ from .gpu_cost import GpuDense, GpuRates, cheapest, dense_candidate, tile_candid
 _BYTES = 2  # of an element
 _SMS = 132
 _JOINED = 1.25
-# Rates as they are joined: of the instructions' rows, used or not, and of the cache, in multiples
-# of the device's profile. As limits they are beyond what the chip does: those are the bounds.
+# Of the instructions' rows, used or not, and of the cache, in multiples of the device's profile:
+# rates as they are joined, beyond what the chip reaches, and those that it reaches.
 _TFLOPS, _CACHED = 942.0, 2.58
 _BOUND_TFLOPS, _BOUND_CACHED = 687.0, 1.45
 _DEPTH = 16  # of an instruction
