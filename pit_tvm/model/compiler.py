@@ -64,7 +64,8 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
     cuda_graphs
         On a GPU: record the kernels for a shape of batch and a number of live tokens, in steps of
         1/32, when these come again, and launch them at once from then on. Recorded kernels keep
-        memory for intermediate tensors. False: launch them one by one, always.
+        memory for intermediate tensors. False, or where torch has another allocator than its own
+        (``cudaMallocAsync``): launch them one by one, always.
     dump
         A folder for the graph after every pass, as text: ``00_imported.py``, ``01_tidy.py``, ...
 

@@ -84,7 +84,10 @@ class CudaModel(CompiledModel):
         super().__init__(*parts)
         machine = self._machine
         index = machine.functions.get(LIVE_TOKENS)
-        self._run = InTurn(Replayed(machine, index) if machine.graph.replayable else machine)
+        # Others have no pools of memory that recorded graphs and cuBLAS could share.
+        pools = torch.cuda.get_allocator_backend() == "native"
+        replays = machine.graph.replayable and pools
+        self._run = InTurn(Replayed(machine, index) if replays else machine)
 
     def __call__(self, **inputs: Any) -> Any:
         """Run a batch of contiguous CUDA tensors on torch's current stream of their device; see

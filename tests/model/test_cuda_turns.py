@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -112,3 +113,22 @@ def test_streams_are_those_of_the_models_device(monkeypatch: pytest.MonkeyPatch)
     model._inputs, model._machine = None, SimpleNamespace(device="cuda:1")
     model._run, model._restore = lambda x: (x, *entered), tuple
     assert model(ids=3) == (3, "cuda:1") and not entered
+
+
+@pytest.mark.parametrize(
+    ("backend", "replayable", "expected"),
+    [
+        ("native", True, "replayed"),
+        ("native", False, "as it is"),
+        ("cudaMallocAsync", True, "as it is"),
+    ],
+)
+def test_graphs_are_recorded_with_torchs_own_allocator(
+    backend: str, replayable: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Mock(return_value="as it is", graph=SimpleNamespace(replayable=replayable))
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: backend)
+    monkeypatch.setattr(cuda, "Replayed", lambda *_: lambda: "replayed")
+    monkeypatch.setattr(cuda, "InTurn", lambda run: run)
+    parts: Any = (None, None, (), machine, None, None)
+    assert CudaModel(*parts)._run() == expected
