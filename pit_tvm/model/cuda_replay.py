@@ -129,7 +129,7 @@ class Replayed:
         """Run the body on the stream that graphs are recorded on, since cuBLAS keeps memory for
         each. This one's is of the pool: torch.compile frees it for all streams when it records
         graphs of its own, and ours still write it."""
-        with _aside(self._side):
+        with _beside(self._side):
             with torch.cuda.use_mem_pool(self._pool):
                 torch.cuda.current_blas_handle()
             kept = self._program.body(*batches.inputs, lists)
@@ -143,24 +143,9 @@ class Replayed:
         self._batches.clear()
 
 
-def recorded(
-    run: Callable[[], Sequence[torch.Tensor]], side: torch.cuda.Stream, pool: Any
-) -> _Graph:
-    """What launches at once what ``run`` launches, recorded on the stream ``side``, and what that
-    gives. Its memory is of ``pool``: graphs that share it overwrite each other's results."""
-    graph = torch.cuda.CUDAGraph()
-    with _aside(side):
-        graph.capture_begin(pool=pool.id, capture_error_mode="thread_local")
-        try:
-            made = [one.contiguous() for one in run()]
-        finally:
-            graph.capture_end()
-    return _Graph(graph.replay, [_borrowed(one) for one in made])
-
-
 @contextmanager
-def _aside(side: torch.cuda.Stream) -> Iterator[None]:
-    """On the stream ``side``, after what the current stream has to do and before what comes."""
+def _beside(side: torch.cuda.Stream) -> Iterator[None]:
+    """On the stream ``side``, in turn with the current one."""
     current = torch.cuda.current_stream()
     side.wait_stream(current)
     try:
@@ -168,6 +153,21 @@ def _aside(side: torch.cuda.Stream) -> Iterator[None]:
             yield
     finally:
         current.wait_stream(side)
+
+
+def recorded(
+    run: Callable[[], Sequence[torch.Tensor]], side: torch.cuda.Stream, pool: Any
+) -> _Graph:
+    """What launches at once what ``run`` launches, recorded on the stream ``side``, and what that
+    gives. Its memory is of ``pool``: graphs that share it overwrite each other's results."""
+    graph = torch.cuda.CUDAGraph()
+    with _beside(side):
+        graph.capture_begin(pool=pool.id, capture_error_mode="thread_local")
+        try:
+            made = [one.contiguous() for one in run()]
+        finally:
+            graph.capture_end()
+    return _Graph(graph.replay, [_borrowed(one) for one in made])
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,8 @@ class GeneralPlanner(BandPlanner):
     def _all(self, layout: Layout, zeros: float) -> GeneralDense:
         m, n, k, batch = self._extents(layout)
         passes = 2.0 * m * n * batch * self._itemsize if self.form.act != "none" else 0.0
-        library, product = LIBRARY if self.form.library else "", self.program.product
+        library = LIBRARY if self.form.library else ""
+        product = self.program.product
         first = product is not None and product.transpose_left and not product.transpose_right
         return GeneralDense(m, n, k, batch, self._itemsize, library, passes, zeros, first)
 

@@ -10,7 +10,6 @@ times of calls of three shapes with 1 to 50 % live, at three heights, with six t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -116,7 +115,7 @@ def tile_us(tile: Tile, work: ColumnsWork, rates: GpuRates) -> tuple[float, floa
     memory = own + _BYTES * work.n * (work.touched + work.m)
     from_memory = 1e-3 * memory / rates.constant("gather_gbps")
     waves = -(-columns * len(counts) // _SMS)
-    most = waves * float(steps.mean()) + _LATE * math.sqrt(waves) * float(steps.std())
+    most = waves * float(steps.mean()) + _LATE * waves**0.5 * float(steps.std())
     alone = most * (_STEP_US + _STEP_WIDE_US * tile.tile_n / 256)
     limits = np.array([power, cached / _CACHED, from_memory, alone])
     operations = 2e-6 * work.live * work.height * work.n / _BOUND_TFLOPS

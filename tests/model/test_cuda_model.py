@@ -178,16 +178,16 @@ class Deep(torch.nn.Module):
         return torch.tanh(self.layer(self.table(input_ids)))
 
 
-def kept_for(stream: torch.cuda.Stream) -> dict[tuple[int, int], int]:
-    """By pool, how much of the memory of a stream is in pieces as large as cuBLAS's."""
-    found: dict[tuple[int, int], int] = {}
-    for segment in torch.cuda.memory_snapshot():
-        for block in segment["blocks"]:
-            large = block["state"] == "active_allocated" and block["size"] >= 4 << 20
-            if large and segment["stream"] == stream.cuda_stream:
-                pool = tuple(segment["segment_pool_id"])
-                found[pool] = found.get(pool, 0) + block["size"]
-    return found
+def pools_of(stream: torch.cuda.Stream) -> set[tuple[int, int]]:
+    """Where the memory of a stream lies that is held in pieces as large as cuBLAS's."""
+    return {
+        tuple(segment["segment_pool_id"])
+        for segment in torch.cuda.memory_snapshot()
+        for block in segment["blocks"]
+        if segment["stream"] == stream.cuda_stream
+        and block["state"] == "active_allocated"
+        and block["size"] >= 4 << 20
+    }
 
 
 @pytest.mark.gpu
@@ -199,9 +199,9 @@ def test_recorded_graphs_outlive_the_memory_of_cublas() -> None:
     for _ in range(3):  # as it is; as it is, and recorded; replayed
         expected.append(compiled(**inputs))
         torch.cuda.synchronize()
-        assert list(kept_for(replayed._side)) == [replayed._pool.id]
+        assert pools_of(replayed._side) == {replayed._pool.id}
     torch._C._cuda_clearCublasWorkspaces()  # as torch.compile does, before it records a graph
-    assert not kept_for(replayed._side)
+    assert not pools_of(replayed._side)
     with torch.cuda.stream(replayed._side):
         others = [torch.full((1 << 20,), 7.0, device="cuda") for _ in range(64)]
     torch.cuda.synchronize()

@@ -76,11 +76,11 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> Any:
         graphs.append(cuda_replay._Graph(replay, kept))
         return graphs[-1]
 
+    monkeypatch.setattr(cuda_replay, "_beside", lambda _: nullcontext())
     for name in ("Stream", "MemPool", "synchronize", "current_stream", "current_blas_handle"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
     monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda _: nullcontext())
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
-    monkeypatch.setattr(cuda_replay, "_aside", lambda _: nullcontext())
     monkeypatch.setattr(cuda_replay, "is_capturing", lambda: False)
     monkeypatch.setattr(cuda_replay, "recorded", recorded)
     program: Any = Program()
@@ -133,7 +133,7 @@ def test_bodies_run_aside_with_memory_for_cublas_of_the_pool(
         yield
         log.append(f"out {name}")
 
-    monkeypatch.setattr(cuda_replay, "_aside", lambda _: logged("side"))
+    monkeypatch.setattr(cuda_replay, "_beside", lambda _: logged("side"))
     monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda _: logged("pool"))
     monkeypatch.setattr(torch.cuda, "current_blas_handle", lambda: log.append("claim"))
     ids, mask = batch((16, 64), 0.5)
