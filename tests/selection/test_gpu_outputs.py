@@ -21,15 +21,35 @@ TIMES = {
     0.01: {256: 25.0, 128: 19.5, 64: 15.9},
 }
 
+# The same of 128x128 blocks.
+WIDE_STAGES = {192: 5, 128: 6, 64: 8}
+WIDE_TIMES = {
+    0.5: {192: 119.0, 128: 116.2, 64: 158.2},
+    0.2: {192: 75.1, 128: 58.2, 64: 84.3},
+    0.1: {192: 36.1, 128: 33.4, 64: 42.9},
+    0.05: {192: 34.7, 128: 27.4, 64: 28.5},
+    0.01: {192: 25.4, 128: 24.3, 64: 20.0},
+}
+
 
 def tile(tile_m: int) -> Tile:
     knobs = (("sms", 132), ("stages", STAGES[tile_m]))
     return Tile("groups-hopper", "sm_90a", "float16", tile_m, 64, 64, knobs)
 
 
+def wide_tile(tile_m: int) -> Tile:
+    knobs = (("sms", 132), ("stages", WIDE_STAGES[tile_m]))
+    return Tile("groups-hopper", "sm_90a", "float16", tile_m, 128, 64, knobs)
+
+
 def work(live: float, **options: bool) -> OutputsWork:
     blocks = np.random.default_rng(0).random((64, 64)) < live
     return OutputsWork(4096, 4096, 4096, 64, tuple(blocks.sum(axis=0) * 64), 4096.0, **options)
+
+
+def wide_work(live: float) -> OutputsWork:
+    blocks = np.random.default_rng(0).random((32, 32)) < live
+    return OutputsWork(4096, 4096, 4096, 128, tuple(blocks.sum(axis=0) * 128), 1024.0)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +59,16 @@ def test_predictions_are_near_what_was_measured(live: float, tile_m: int) -> Non
     predicted, bound = tile_us(tile(tile_m), work(live), RATES)
     assert predicted == pytest.approx(TIMES[live][tile_m], rel=0.2)
     assert bound < predicted
+
+
+@pytest.mark.parametrize("live", WIDE_TIMES)
+def test_a_round_of_few_tiles_takes_as_long_as_a_full_one(live: float) -> None:
+    """160 tiles of 192 rows at 0.2 are two rounds of 132 multiprocessors, as 224 of 128 are."""
+    measured = WIDE_TIMES[live]
+    predicted = {m: tile_us(wide_tile(m), wide_work(live), RATES)[0] for m in measured}
+    assert predicted == pytest.approx(measured, rel=0.2)
+    chosen = min(predicted, key=predicted.__getitem__)
+    assert measured[chosen] <= 1.05 * min(measured.values())
 
 
 def test_the_cheapest_tile_or_the_dense_product_is_chosen() -> None:
