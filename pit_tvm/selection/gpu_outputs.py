@@ -1,8 +1,8 @@
 """What products cost on a GPU of which only live rows of every slot of columns are computed.
 
 Live rows and a slot's weights come from the second-level cache, to which each was brought once from
-memory. Tiles are dealt out in rounds of one for every multiprocessor, slots of high tiles first, and
-a round takes what its bytes take, and at each step of the depth a wait: the last one is short of
+memory. Tiles are dealt out in rounds of one for every multiprocessor, slots of high tiles first. A
+round takes what its bytes take, and at each step of the depth a wait: the last one is short of
 bytes, but waits like all others. The constants fit 102 times of 4096^3 and 8192x8192x128 with 1 to
 50 % of the blocks live (64x64 and 128x128, one H200), with a median error of 4 %. Costs are in
 microseconds.
