@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -51,11 +52,17 @@ class OutputsWork:
     @property
     def live(self) -> float:
         """Live rows of all slots."""
-        return float(sum(self.counts))
+        return float(self.live_rows.sum())
 
+    @cached_property
+    def live_rows(self) -> Numbers:
+        """Live rows of every slot."""
+        return np.array(self.counts, np.float64)
+
+    @cached_property
     def bytes_of_memory(self) -> float:
         """Bytes read and written at least, if rows live independently of each other."""
-        share = np.asarray(self.counts, np.float64) / max(self.m, 1)
+        share = self.live_rows / max(self.m, 1)
         rows = self.m * (1.0 - float(np.prod(1.0 - share)))
         columns = self.slot * float(np.count_nonzero(share))
         return _BYTES * (self.k * (rows + columns) + self.live * self.slot)
@@ -86,16 +93,15 @@ def select_outputs(
 
 def tile_us(tile: Tile, work: OutputsWork, rates: GpuRates) -> tuple[float, float]:
     """Predicted time of a tile with its launch, and what bytes and operations take at least."""
-    counts = np.asarray(work.counts, np.float64)
+    counts = work.live_rows
     across, places = work.slot / tile.tile_n, tile.knob("sms")
     bands = np.ceil(counts / tile.tile_m)
     rounds, high = _rounds(bands * across, even_heights(counts, bands), places)
-    memory = work.bytes_of_memory()
     cached_gbps = _CACHED * rates.constant("gather_cached_gbps")
     cached = 1e-3 * _BYTES * work.k * (high + rounds * tile.tile_n) / cached_gbps
     waiting = -(-work.k // _STEP) * _WAIT_US / tile.knob("stages")
     alone = float(((cached**_JOIN + waiting**_JOIN) ** (1.0 / _JOIN) + _TILE_US).sum())
-    from_memory = 1e-3 * memory / rates.constant("gather_gbps")
+    from_memory = 1e-3 * work.bytes_of_memory / rates.constant("gather_gbps")
     operations = 2e-6 * work.live * work.slot * work.k / _CHIP_TFLOPS
     limits = (alone, from_memory, operations)
     together = sum(limit**_POWER for limit in limits) ** (1.0 / _POWER)
