@@ -258,13 +258,16 @@ def _tasks(
     """The tasks of a form: live rows are gathered, so that only tiles for rows are used."""
     from .tuning.tasks import make_tasks
 
-    made = make_tasks("matmul", (rows, form.n, form.k), form.dtype, target.isa, wanted=families)
-    check_families(families, made)
+    shape = rows, form.n, form.k
+    made = make_tasks("matmul", shape, form.dtype, target.isa, wanted=families)
+    check_families(families, made, shape, form.dtype)
     return [task for task in made if families or "rows" in task.family]
 
 
-def check_families(families: list[str] | None, tasks: Sequence[TileTask]) -> None:
-    """Refuse families that made no tasks.
+def check_families(
+    families: list[str] | None, tasks: Sequence[TileTask], shape: Sequence[int], dtype: str
+) -> None:
+    """Refuse families that made no tasks of a product.
 
     Raises
     ------
@@ -273,4 +276,5 @@ def check_families(families: list[str] | None, tasks: Sequence[TileTask]) -> Non
     """
     if families and not tasks:
         expected, advice = "tile families that compute it on the target", "leave the option out"
-        raise TileNotFound(mismatch("--family", expected, ", ".join(families), advice))
+        got = f"{', '.join(families)} for {','.join(map(str, shape))} in {dtype}"
+        raise TileNotFound(mismatch("--family", expected, got, advice))

@@ -92,7 +92,8 @@ def add_tune(subparsers: Subparsers) -> None:
         "--family",
         action="append",
         metavar="NAME",
-        help="tile family; repeat for several (default: the operator's own of the target)",
+        help="tile family; repeat for several (default: the operator's own of the target). Every "
+        "product needs one that computes it",
     )
     add("--target", default="llvm", help="TVM target (default: this machine's CPU)")
     add(
@@ -241,8 +242,9 @@ def _tasks(args: argparse.Namespace, target: TargetInfo) -> list[TileTask]:
     for dtype in args.dtype or ["float16" if target.kind == "cuda" else "float32"]:
         for m, n, k, groups in args.shape:
             op = args.op or ("matmul" if groups == 1 else "grouped_matmul")
-            tasks += make_tasks(op, (m, n, k), dtype, target.isa, groups, args.family)
-    check_families(args.family, tasks)
+            made = make_tasks(op, (m, n, k), dtype, target.isa, groups, args.family)
+            check_families(args.family, made, (m, n, k, groups), dtype)
+            tasks += made
     return list(dict.fromkeys(tasks))
 
 

@@ -30,6 +30,7 @@ from tests.tile_db.records import example_record
 from tests.tuning.stand_in import SPACE, space_with
 
 HOST = resolve_target("llvm")
+SM_90 = ("--target", "cuda -arch=sm_90a")
 
 
 @pytest.fixture
@@ -110,6 +111,11 @@ def test_interrupted_tune_is_status_130_and_says_how_to_continue(
         (("--shape", "8,8,8", "--target", "llvm -mcpu=none"), "--target -mcpu: expected"),
         (("--shape", "8,8,8", "--dtype", "float64"), "--dtype: expected one of"),
         (("--shape", "8,8,8", "--family", "none"), "--family: expected tile families"),
+        (
+            (*SM_90, "--shape", "8,8,8", "--shape", "8,8,8,2", "--family", "rows-hopper"),
+            "--family: expected tile families that compute it on the target, got rows-hopper "
+            "for 8,8,8,2 in float16; leave the option out",
+        ),
         (("--shape", "8,8,8,2", "--op", "matmul"), "--shape, GROUPS: expected 1 for matmul"),
         (("--model", "none"), "--model: expected one of"),
         (("--shape", "8,8,8", "--op", "sort"), "--op: expected one of"),
