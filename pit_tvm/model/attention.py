@@ -91,10 +91,18 @@ class _Look:
         return expr
 
     def through(self, expr: relax.Expr, *names: str) -> relax.Expr:
-        """The first value backwards that none of these operators computes. Reshapes count where
-        they keep the last two dimensions: they fold batch and heads, or unfold them."""
+        """The first value backwards that none of these operators computes, where they keep its
+        elements: reshapes that keep the last two dimensions (they fold batch and heads, or unfold
+        them), and casts of floats to floats."""
         found = self.made(expr)
-        while is_op(found, *names) and (not is_op(found, "reshape") or _folds(found)):
+        while is_op(found, *names) and _keeps(found):
+            found = self.made(found.args[0])
+        return found
+
+    def uncast(self, condition: relax.Expr) -> relax.Expr:
+        """What is computed before casts, which keep whether a condition holds."""
+        found = self.made(condition)
+        while is_op(found, "astype"):
             found = self.made(found.args[0])
         return found
 
@@ -171,17 +179,25 @@ class _Look:
         """Whether a condition is true where all scores of a row are excluded, and only there."""
         found = condition
         for name in ("logical_not", "max", "logical_not"):
-            found = self.through(found, "astype")
+            found = self.uncast(found)
             if not is_op(found, name):
                 return False
             found = found.args[0]
-        found = self.through(found, "astype")
+        found = self.uncast(found)
         if not is_op(found, "equal") or not found.args[0].same_as(scores):
             return False
         limit = found.args[1]
         if not isinstance(limit, ir.GenericConst):
             return False
         return bool((limit.value.numpy() < excluding(limit.ty.dtype)).all())
+
+
+def _keeps(call: relax.Call) -> bool:
+    """Whether what `_Look.through` looks through keeps elements."""
+    if is_op(call, "reshape"):
+        return _folds(call)
+    before, after = str(call.args[0].ty.dtype), str(call.ty.dtype)
+    return before == "bool" or ("float" in before and "float" in after)
 
 
 def _folds(reshape: relax.Call) -> bool:

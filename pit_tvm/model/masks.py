@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import tvm
 import tvm_ffi
 from tvm import ir, relax, sym, tirx
 from tvm.ir import prim
@@ -131,7 +132,7 @@ class _Reader:
 
     def _give_up(self, why: str) -> PrimExpr:
         self.problem = self.problem or why
-        return tirx.IntImm("int64", 0)
+        return tirx.Var("unknown", "int64")  # a number might be divided by, or folded
 
     def _constant(self, expr: ir.GenericConst) -> PrimExpr:
         values = expr.value.numpy()
@@ -207,6 +208,12 @@ class _Element:
         return self._at(key_live, None)
 
     def _at(self, key_live: bool, where: Any) -> float | None:
+        try:
+            return self._simplified(key_live, where)
+        except tvm.error.InternalError:  # of numbers that have no result, as unsigned ones below 0
+            return None
+
+    def _simplified(self, key_live: bool, where: Any) -> float | None:
         analyzer = _counting((self.query, self.key))
         values = {v: tirx.const(int(key_live), v.ty.dtype) for v in self.keys}
         values |= {v: tirx.const(1, v.ty.dtype) for v in self.queries}

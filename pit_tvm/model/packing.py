@@ -13,7 +13,7 @@ from typing import Any
 import tvm
 from tvm import relax, te, tirx
 
-from .plane import BATCH, BOTH, TOKENS, Plane, Roles
+from .plane import BATCH, BOTH, TOKENS, Plane, Roles, tokens_place
 from .rebuild import extents_of, is_one, is_op, values_of
 
 LIVE_TOKENS = "pit_tvm.model.live_tokens"
@@ -82,8 +82,8 @@ class Packer:
         which it is broadcast to, has its tokens; None if it has not."""
         dim = roles.index(BATCH)
         extents = extents_of(expr)
-        place = result.index(TOKENS) - (len(result) - len(roles)) if TOKENS in result else -1
-        if place < 0 or roles[place] or not is_one(extents[place]):
+        place = tokens_place(roles, result)
+        if place is None or roles[place] or not is_one(extents[place]):
             return None
         order = list(range(len(roles)))
         order[dim], order[place] = place, dim

@@ -77,6 +77,16 @@ class Plane:
         return lambda extent: analyzer.simplify(replace_vars(extent, sizes))
 
 
+def tokens_place(roles: Roles, result: Roles) -> int | None:
+    """The dimension of an operand with one value for each sequence that stands where the tokens of
+    ``result`` are, if both are aligned at their last dimensions; None for other operands, or where
+    there is none."""
+    if BATCH not in roles or TOKENS in roles or TOKENS not in result:
+        return None
+    place = result.index(TOKENS) - (len(result) - len(roles))
+    return place if place >= 0 else None
+
+
 def segments(extents: Sequence[Any], roles: Roles) -> list[Any] | None:
     """Products of the extents before, between and after the axes of the plane, in that order.
 

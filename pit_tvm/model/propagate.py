@@ -111,9 +111,10 @@ def _turned(main: relax.Function, plane: Plane) -> set[relax.Var]:
         read = relax.analysis.free_vars(value)
         from_turned = any(v in found for v in read)
         if is_op(value, "reshape"):
-            before, after = _order(value.args[0], plane), _order(var, plane)
+            source = value.args[0]
+            before, after = _order(source, plane), _order(var, plane)
             across = len(before) == len(after) == 2 and before != after
-            back = from_turned and after == [TOKENS, BATCH]
+            back = source in found and BOTH in plane.known(source) and after == [TOKENS, BATCH]
             from_turned = (from_turned or across) and not back
         if from_turned:
             found.add(var)

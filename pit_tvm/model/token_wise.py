@@ -8,14 +8,15 @@ from typing import Any
 
 import tvm_ffi
 from tvm import ir, relax
+from tvm.ir import prim
 
 from ..analysis.access import Access, BlockInfo, block_infos, is_bare
 from ..analysis.pit_axis import pit_axes
 from ..structs import AxisReport
 from .faults import faults_as_unsupported
 from .lowered import Lowered, is_scalar, lower
-from .plane import PLAIN, Plane, Roles, segments
-from .rebuild import describe, extents_of, is_op, same_extents
+from .plane import PLAIN, Plane, Roles, segments, tokens_place
+from .rebuild import describe, extents_of, is_one, is_op, same_extents, substitute
 
 
 def why_not_token_wise(call: relax.Call, plane: Plane) -> str | None:
@@ -33,6 +34,11 @@ def why_not_token_wise(call: relax.Call, plane: Plane) -> str | None:
         return f"{describe(call)} computes with the number of tokens or sequences"
     if is_op(call, "reshape"):
         return _why_not_regrouped(call, plane)
+    return _why_not_proven(call, plane, roles) or _why_not_repeated(call, plane, roles)
+
+
+def _why_not_proven(call: relax.Call, plane: Plane, roles: Roles) -> str | None:
+    """What the loops of a call, whose result has ``roles``, say against it."""
     with faults_as_unsupported(f"{describe(call)} in a form that TVM can lower"):
         lowered = lower(call)
     if lowered is None:
@@ -44,6 +50,19 @@ def why_not_token_wise(call: relax.Call, plane: Plane) -> str | None:
             return f"{describe(call)} reads all tokens of a sequence: {operand.ty}"
         operands.append(found)
     return _Proof(lowered, [*operands, roles]).reason()
+
+
+def _why_not_repeated(call: relax.Call, plane: Plane, roles: Roles) -> str | None:
+    """What is said against a call whose values of sequences are repeated for their tokens, as they
+    are when they are packed: an index into an extent of 1 is 0, whatever it is in a longer one."""
+    env: dict[relax.Expr, relax.Expr] = {}
+    for operand in relax.analysis.free_vars(call):
+        place = tokens_place(plane.roles(operand) or (), roles)
+        if place is not None and is_one(extents_of(operand)[place]):
+            extents = list(extents_of(operand))
+            extents[place] = plane.tokens
+            env[operand] = relax.Var(operand.name, relax.TensorType(extents, operand.ty.dtype))
+    return _why_not_proven(substitute(call, env), plane, roles) if env else None
 
 
 class Judge:
@@ -97,6 +116,8 @@ class _Proof:
     lowered: Lowered
     roles: Sequence[Roles]
     known: dict[ir.Var, Roles] = field(default_factory=dict)
+    # Of operands with one value for each sequence, the dimension that gets the tokens.
+    spread: dict[ir.Var, int] = field(default_factory=dict)
 
     def reason(self) -> str | None:
         blocks = block_infos(self.lowered.func)
@@ -106,6 +127,9 @@ class _Proof:
         params = list(self.lowered.func.params)
         for param, roles in zip(params, self.roles, strict=False):
             self.known[param] = roles
+            place = tokens_place(roles, self.roles[-1])
+            if place is not None:
+                self.spread[param] = place
         for info in blocks:
             why = self._block(info, report)
             if why is not None:
@@ -125,6 +149,8 @@ class _Proof:
             why = self._bind(info, access, axes)
             if why is not None:
                 return why
+            if not self._is_spread(access):
+                return f"{info.access_text(access)} is not the same for the tokens of a sequence"
         for axis, role in axes.items():
             if axis not in report.accepted[info.name]:
                 return f"{role}: {report.rejected[info.name].get(axis, 'no PIT axis')}"
@@ -143,6 +169,15 @@ class _Proof:
             if axis is None or axes.setdefault(axis, role) != role:
                 return f"dimension {dim} of {info.access_text(access)} does not follow the {role}"
         return None
+
+    def _is_spread(self, access: Access) -> bool:
+        """Whether every token of a sequence reads the same, where that is how the operand is
+        packed: an extent of 1 may be another axis', as that of a product's depth."""
+        place = self.spread.get(access.buffer)
+        if place is None:
+            return True
+        index = access.indices[place]
+        return isinstance(index, prim.IntImm) and int(index) == 0
 
     def _of(self, info: BlockInfo, access: Access, axes: dict[str, str]) -> Roles:
         found = []

@@ -40,3 +40,16 @@ def test_live_rows_stay_where_they_are(name: str) -> None:
     live = mask.t().reshape(-1).bool()
     rows = found.reshape(-1, WIDTH), wanted.reshape(-1, WIDTH)
     torch.testing.assert_close(rows[0][live], rows[1][live])
+
+
+def turned_twice(x: torch.Tensor) -> torch.Tensor:
+    batch, tokens, width = x.shape
+    return x.reshape(tokens, batch, width).transpose(0, 1).reshape(tokens, batch, width)
+
+
+def test_rows_of_another_order_do_not_come_back_transposed() -> None:
+    torch.manual_seed(0)
+    mask = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0]])
+    given = {"input_ids": torch.arange(8).reshape(2, 4), "attention_mask": mask}
+    model = Flat(turned_twice)
+    torch.testing.assert_close(compile(model.eval(), given)(**given), model(**given))
