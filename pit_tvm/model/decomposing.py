@@ -27,7 +27,8 @@ def _without_views(program: ExportedProgram) -> ExportedProgram:
     """Views as reshapes: what decomposed operators return may have other strides, as attention
     does, and a view of those is refused."""
     graph = copy.deepcopy(program.graph)
-    for node in graph.nodes:
+    for before, node in zip(program.graph.nodes, graph.nodes, strict=True):
+        node.name = before.name  # copies give names of Python's functions another
         if node.target is torch.ops.aten.view.default:
             node.target = torch.ops.aten.reshape.default
     return program._update(fx.GraphModule(program.graph_module, graph), program.graph_signature)

@@ -44,6 +44,9 @@ def export_program(
         if not isinstance(value, torch.Tensor):
             expected = f"a torch.Tensor as {name!r}"
             raise DTypeError(mismatch("example_inputs", expected, type(value).__name__))
+        if value.layout is not torch.strided:
+            expected = f"a strided tensor as {name!r}"
+            raise DTypeError(mismatch("example_inputs", expected, value.layout, "pass .to_dense()"))
     inputs = _large_enough(example_inputs, tuple(example_inputs[mask].shape))
     plane = tuple(inputs[mask].shape)
     sizes = dict(enumerate((Dim("batch"), Dim("tokens"))))

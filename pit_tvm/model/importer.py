@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,7 @@ from ..runtime.cuda_arrays import dtype_name
 from .converters import converters
 from .decomposing import decompose
 from .exporting import export_program
-from .faults import CODE_FAULTS, LEAVE_OUT
+from .faults import CODE_FAULTS, LEAVE_OUT, faults_as_unsupported
 from .onnx_model import is_onnx, read_onnx
 from .plane import BATCH, TOKENS, Bound
 from .products import product_converters
@@ -32,6 +33,7 @@ from .rebuild import bindings_of, extents_of
 
 # The least extent that torch traces as dynamic: it takes 0 and 1 for constants.
 _TRACED_LEAST = 2
+_TRACING = threading.Lock()  # torch.export keeps its state in globals
 
 
 @dataclass(frozen=True)
@@ -100,8 +102,10 @@ def import_model(
         module, most, names = translate_onnx(read)
         structure, least = pytree.tree_structure(dict.fromkeys(names, 0)), {}
     else:
-        program = _exported(model, example_inputs, mask)
-        module, structure = _translated(program), program.call_spec.out_spec
+        with _TRACING:
+            program = _exported(model, example_inputs, mask)
+            module = _as_called(_translated(program), program)
+        structure = program.call_spec.out_spec
         known = module["main"].attrs or {}
         least, most = (dict(known.get(f"tir_var_{side}_bound", {})) for side in ("lower", "upper"))
     main = module["main"]
@@ -247,13 +251,25 @@ def _translated(program: ExportedProgram) -> tvm.IRModule:
         if missing:
             expected, got = "operators that TVM's importer knows", ", ".join(sorted(missing))
             raise UnsupportedModel(mismatch("model", expected, got, LEAVE_OUT))
-        return importer.from_exported_program(
-            program,
-            keep_params_as_input=False,
-            unwrap_unit_return_tuple=False,
-            no_bind_return_tuple=False,
-            custom_convert_map=None,
-        )
+        with faults_as_unsupported("inputs and operators that TVM's importer knows"):
+            return importer.from_exported_program(
+                program,
+                keep_params_as_input=False,
+                unwrap_unit_return_tuple=False,
+                no_bind_return_tuple=False,
+                custom_convert_map=None,
+            )
+
+
+def _as_called(module: tvm.IRModule, program: ExportedProgram) -> tvm.IRModule:
+    """``module`` with inputs by the names of the program's keywords: torch writes them small."""
+    main, call = module["main"], program.call_spec
+    _, keywords = pytree.tree_unflatten(program.graph_signature.user_inputs, call.in_spec)
+    names = {small: key for key, small in keywords.items() if isinstance(small, str)}
+    params = [relax.Var(names.get(p.name, p.name), p.ty) for p in main.params]
+    bound = main.bind_params(dict(zip(main.params, params, strict=True)))
+    module["main"] = relax.Function(params, bound.body, bound.ret_ty, bound.is_pure, bound.attrs)
+    return module
 
 
 def _named(

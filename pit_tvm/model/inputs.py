@@ -140,8 +140,8 @@ def _checked(name: str, value: Any, one: Input, sizes: Mapping[Any, Any]) -> Any
     ids = as_numpy(value, name)
     array = as_tensor(name, _contiguous(value), dtype=one.dtype, shape=shape)
     if one.rows is not None:
-        least, most = (int(ids.min()), int(ids.max())) if ids.size else (0, 0)
-        if least < 0 or most >= one.rows:
+        least, most = (ids.min().item(), ids.max().item()) if ids.size else (0, 0)
+        if not (least >= 0 and most < one.rows):  # nor NaN
             raise ShapeError(mismatch(name, f"ids of 0 to {one.rows - 1}", (least, most)))
     return array
 

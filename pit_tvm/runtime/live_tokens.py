@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from .arrays import as_numpy
+
 
 def live_tokens(mask: Any) -> tuple[np.ndarray, ...]:
     """List the live tokens of an attention mask, sequence by sequence.
@@ -22,7 +24,7 @@ def live_tokens(mask: Any) -> tuple[np.ndarray, ...]:
         ``[live]``; where each sequence starts in these lists, and their length, ``[batch + 1]``;
         each token's place in the lists, -1 for a dead one, ``[batch, tokens]``.
     """
-    alive = np.from_dlpack(mask) != 0
+    alive = as_numpy(mask, "mask") != 0
     batch, tokens = alive.shape
     row = np.flatnonzero(alive).astype(np.int32)
     sequence, position = np.divmod(row, np.int32(max(tokens, 1)))

@@ -63,6 +63,11 @@ def test_masks_of_torch() -> None:
     assert row.tolist() == [1, 2, 3]
 
 
+def test_masks_of_bfloat16() -> None:
+    row, *_ = live_tokens(torch.tensor([[0, 1], [1, 1]], dtype=torch.bfloat16))
+    assert row.tolist() == [1, 2, 3]
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 5), st.integers(0, 9), st.floats(0, 1), st.integers(0, 2**16))
 def test_any_mask(batch: int, tokens: int, fill: float, seed: int) -> None:
