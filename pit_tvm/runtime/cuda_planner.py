@@ -20,7 +20,6 @@ _UNKNOWN_SHARE = 0.5  # of rows that live, before any count has arrived
 # Live rows of one group that share a plan: tiles come in whole bands and whole waves, so a few
 # percent more rows can want another tile. So many rows are few, and share it more narrowly.
 _ALIKE, _FEW, _FEW_ALIKE = 64, 1024, 8
-_SHARES = tuple(2.0**-step for step in range(12))
 
 
 class CudaPlanner:
@@ -42,6 +41,8 @@ class CudaPlanner:
         ``fresh``: the output is new, so its dead rows may hold anything.
         """
         rows = self._rows(layout)
+        if counts is not None:
+            counts = self._most_alike(rows, counts)
         key = (layout.key, self._alike(rows, counts), fresh, self.tf32())
         plan = self._plans.get(key)
         if plan is None:
@@ -53,13 +54,20 @@ class CudaPlanner:
         """Whether plans may use tensor cores for float32 now, as torch's products may."""
         return False
 
+    def _most_alike(self, rows: int, counts: tuple[int, ...]) -> tuple[int, ...]:
+        """The counts that a plan is decided for: without groups the most that share it, so that the
+        first of them to arrive does not choose a tile that `likely_tiles` leaves out."""
+        if self.form.groups:
+            return counts
+        live = sum(counts)
+        step = _ALIKE if live > _FEW else _FEW_ALIKE
+        return (min(-(-live // step) * step, rows),)
+
     def _alike(self, rows: int, counts: tuple[int, ...] | None) -> object:
         """What counts have in common that share a plan."""
-        if counts is None:
-            return None
+        if counts is None or not self.form.groups:
+            return counts
         live = sum(counts)
-        if not self.form.groups:
-            return -(-live // _ALIKE) if live > _FEW else -(-live // _FEW_ALIKE), live > _FEW
         # Whether groups are even or skewed decides as much as how much is live.
         return bucket(live / max(rows, 1)), bucket(max(counts, default=0) / max(live, 1))
 
@@ -101,8 +109,15 @@ class CudaPlanner:
         return self._rates
 
     def likely_tiles(self, layout: Layout) -> tuple[Tile, ...]:
-        """Tiles that plans choose from nothing live to everything, even over the groups."""
-        plans = (self.decide(layout, self._assumed(layout, share)) for share in _SHARES)
+        """Tiles that plans choose, whatever lives; all that there are for groups, whose counts are
+        too many to go through."""
+        if self.form.groups:
+            return self.rates().families[GROUPS].tiles
+        rows = self._rows(layout)
+        lives = range(0, rows + _FEW_ALIKE, _FEW_ALIKE)
+        counts = dict.fromkeys(self._most_alike(rows, (live,)) for live in lives)
+        counts[self._assumed(layout, _UNKNOWN_SHARE)] = None
+        plans = (self.decide(layout, live) for live in counts)
         found = [next((c.tile for c in p.candidates if c.tile is not None), None) for p in plans]
         return tuple(dict.fromkeys(tile for tile in found if tile is not None))
 
@@ -152,6 +167,10 @@ class BandPlanner(CudaPlanner):
         m, n = layout.output
         passes = 0.0 if self.form.act == "none" else 4.0 * m * n  # 16 bits read, and written
         return GpuDense(m, n, self._depth(layout), False, passes)
+
+    def _most_alike(self, rows: int, counts: tuple[int, ...]) -> tuple[int, ...]:
+        """The counts as they are: `likely_tiles` leaves none out."""
+        return counts
 
     def _alike(self, rows: int, counts: tuple[int, ...] | None) -> object:
         if counts is None:

@@ -59,6 +59,38 @@ def test_counts_that_fill_other_waves_have_plans_of_their_own() -> None:
     assert planner.plan(layout, None) is planner.plan(layout, None)
 
 
+@pytest.mark.parametrize("m", [12, 1050, 32768])
+def test_every_plan_of_a_size_has_a_tile_that_is_built_ahead(m: int) -> None:
+    dispatcher = linear(pit_tvm.Rows())._dispatcher
+    planner, layout = dispatcher.planner, dispatcher.binder.layout_of({"m": m}, "torch")
+    built = {None, *planner.likely_tiles(layout)}
+    assert planner.plan(layout, None).choice.tile in built
+    for live in {*range(0, m + 1, 13), m}:
+        plan = planner.plan(layout, (live,), fresh=False)
+        assert {plan.choice.tile, planner.decide(layout, (live,)).choice.tile} <= built
+
+
+def test_the_first_of_counts_that_share_a_plan_does_not_decide_it() -> None:
+    dispatcher = linear(pit_tvm.Rows())._dispatcher
+    layout = dispatcher.binder.layout_of({"m": 32768}, "torch")
+    for live, most in ((641, 648), (1, 8), (2305, 2368), (32705, 32768)):
+        plan = dispatcher.planner.plan(layout, (live,))
+        assert plan == dispatcher.planner.decide(layout, (most,))
+
+
+def test_tiles_of_any_routing_to_groups_are_built_ahead() -> None:
+    rng = np.random.default_rng(0)
+    tensors = op.grouped_matmul(None, 1408, 2048, 64, dtype="bfloat16", transpose_rhs=True)
+    operator = pit_tvm.compile(tensors, sparse={"lhs": pit_tvm.Groups(64)}, target=H200)
+    planner = operator._dispatcher.planner
+    layout = operator._dispatcher.binder.layout_of({"m": 8192}, "torch")
+    built = planner.likely_tiles(layout)
+    for skew in (0.0, 1.0, 3.0, 8.0) * 10:
+        share = rng.random(64) ** skew
+        counts = (rng.integers(64, 8192) * share / share.sum()).astype(int).tolist()
+        assert planner.plan(layout, tuple(counts)).choice.tile in built
+
+
 def test_groups_are_never_dense() -> None:
     tensors = op.grouped_matmul(None, 64, 128, 4, dtype="float16")
     operator = pit_tvm.compile(tensors, sparse={"lhs": pit_tvm.Groups(4)}, target=H200)
