@@ -28,9 +28,11 @@ from .layers import StoredLayers
 from .linear import LinearForm, LinearLayer
 
 _MICRO_TILE = MicroTile("lhs", "m", 0, (1, 0))
-_ALIKE = 64  # numbers of rows that share a plan
-# Numbers of rows that `CudaLayers.prepare` looks at.
-_NUMBERS_OF_ROWS = sorted({round(2 ** (i / 16)) for i in range(1 + 13 * 16)})
+# Numbers of rows that share a plan, and the most that have one of their own: products of more are
+# so many waves of tiles that they may go by its plan.
+_ALIKE, _MOST = 64, 65536
+# Numbers of rows that plans are decided for.
+_NUMBERS_OF_ROWS = (*range(1, _ALIKE), *range(_ALIKE, _MOST + 1, _ALIKE))
 
 Run = Callable[[torch.Tensor, torch.Tensor], None]  # x, out
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]  # ids, count
@@ -161,8 +163,10 @@ class CudaLayers(StoredLayers):
         return [_on_host(layer, form, after) for layer, form, after in parts]
 
     def prepare(self) -> None:
-        """Compile what calls of 1 to 8192 rows need."""
-        for number, layer in enumerate(self._layers):
+        """Compile what calls of any number of rows need."""
+        kinds = {(layer.form, i in self._in_place): i for i, layer in enumerate(self._layers)}
+        for number in kinds.values():
+            layer = self._layers[number]
             tiles = {self.plan(number, rows).choice.tile for rows in _NUMBERS_OF_ROWS}
             if number in self._in_place:
                 tiles.update(self._best_tile(number, rows) for rows in _NUMBERS_OF_ROWS)
@@ -187,9 +191,10 @@ class CudaLayers(StoredLayers):
         return lambda x, ids, count, out: kernel(x, ids, count, *operands, out)
 
     def plan(self, number: int, rows: int) -> Plan:
-        """How a layer is computed for so many rows, and why."""
-        layer = self._layers[number]
-        key = (layer.form, _alike(rows))
+        """How a layer is computed for so many rows, and why; decided for the number of rows that
+        stands for all that share the plan, so that `prepare` sees whatever calls will run."""
+        layer, rows = self._layers[number], _alike(rows)
+        key = (layer.form, rows)
         plan = self._plans.get(key)
         if plan is None:
             plan = remember(self._plans, key, self._decide(layer, rows))
@@ -246,5 +251,5 @@ def _on_host(layer: _Layer, form: LinearForm, after: str | None) -> LinearLayer:
 
 
 def _alike(rows: int) -> int:
-    """What numbers of rows have in common that share a plan."""
-    return -(-rows // _ALIKE) if rows > _ALIKE else rows
+    """The largest of the numbers of rows that share a plan; `_MOST` stands for more."""
+    return min(-(-rows // _ALIKE) * _ALIKE, _MOST) if rows > _ALIKE else rows

@@ -22,6 +22,7 @@ from pit_tvm.errors import SavedModelError, UnsupportedTarget
 from pit_tvm.model import cuda_layers, saved
 from pit_tvm.model.cuda_layers import CudaLayers
 from pit_tvm.model.cuda_machine import cuda_program
+from pit_tvm.model.cuda_replay import rows_for
 from pit_tvm.model.inputs import Input, Inputs
 from pit_tvm.model.linear import LinearLayer
 from pit_tvm.model.outputs import Outputs
@@ -30,6 +31,7 @@ from pit_tvm.model.torch_program import TorchProgram, program_text
 from pit_tvm.runtime.cuda_few_rows import CudaFewRows
 from pit_tvm.runtime.cuda_rows import RowsKernels
 from pit_tvm.runtime.kernel_cache import KernelCache
+from pit_tvm.structs import Tile
 from pit_tvm.target import resolve_target
 from tests.model.graphs import T, graph
 from tests.model.test_cuda_model import batch, bert, opt
@@ -167,6 +169,27 @@ def test_kernels_of_all_usual_numbers_of_rows_are_compiled(monkeypatch: pytest.M
     before = len(asked)
     in_place.prepare()
     assert len(asked) > before  # cuBLAS cannot store rows in place
+
+
+@pytest.mark.parametrize(("n", "k", "act"), [(3072, 768, "gelu"), (1536, 384, "gelu")])
+def test_kernels_of_all_numbers_of_rows_are_compiled(
+    n: int, k: int, act: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: set[Tile | None] = {None}
+    monkeypatch.setattr(RowsKernels, "product", lambda self, tile, *_, **__: compiled.add(tile))
+    layer = LinearLayer(np.zeros((n, k), np.float16), random(n), act, "float16")
+    on_cpu([layer]).prepare()
+    loaded = on_cpu([layer])
+    for live in (*range(1, 9000, 3), *range(9000, 300_000, 301)):
+        for rows in (rows_for(live, 1 << 30), live):
+            assert loaded.plan(0, rows).choice.tile in compiled
+
+
+def test_numbers_of_rows_share_a_plan_whichever_comes_first() -> None:
+    layer = LinearLayer(random(1536, 384), None, "gelu", "float16")
+    for few, many in ((1290, 1344), (65, 128), (8129, 8192)):
+        plans = [on_cpu([layer]).plan(0, rows) for rows in (few, many)]
+        assert plans[0] == plans[1]
 
 
 @pytest.mark.gpu
