@@ -33,9 +33,9 @@ _LIVE = """__forceinline__ __device__ void pit_live_{kind}_{count}(
 
 # Branch-free forms in fp32 with one or two special-function operations each. gelu by
 # erf(z) = 1 - p(z) ** -16, Abramowitz and Stegun 7.1.28, absolute error below 3e-7; gelu_tanh as
-# x * sigmoid(2 u), u = sqrt(2 / pi) * (x + 0.044715 x ** 3).
+# x * sigmoid(2 u), u = sqrt(2 / pi) * (x + 0.044715 x ** 3). relu keeps NaN, where fmaxf gives 0.
 ACTIVATIONS = {
-    "relu": ("pit_relu", "return fmaxf(x, 0.f);"),
+    "relu": ("pit_relu", 'asm("max.NaN.f32 %0, %0, 0f00000000;" : "+f"(x)); return x;'),
     "silu": ("pit_silu", "return __fdividef(x, 1.f + __expf(-x));"),
     "gelu_tanh": (
         "pit_gelu_tanh",

@@ -50,6 +50,11 @@ def test_bias_and_activation_are_parameters() -> None:
     assert "pit_relu" in full and "pit_relu" not in plain
 
 
+def test_relu_of_nan_is_nan() -> None:
+    source = source_of(act="relu")
+    assert "max.NaN.f32" in source and "fmax" not in source  # fmaxf takes the number of the two
+
+
 @pytest.mark.parametrize("cluster", [1, 2])
 def test_row_major_rhs_is_read_by_64_column_boxes_and_transposed_by_wgmma(cluster: int) -> None:
     rows = source_of(knobs=RowsTile(cluster=cluster))
