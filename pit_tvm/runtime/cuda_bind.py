@@ -166,6 +166,11 @@ class CudaBinder(Binder):
                 raise ShapeError(mismatch(self.program.output.name, expected, "the same"))
 
 
+def aligned(array: Any) -> Any:
+    """The array where kernels may read it in vectors: a copy of one that begins elsewhere."""
+    return array.clone() if array.data_ptr() & ALIGNMENT else array
+
+
 def _key(value: Any, tensors: Sequence[Any], fresh: bool) -> tuple[object, ...]:
     """What a `CudaCall` is known by. Of the devices only that of ``value``: memory of another one
     has other addresses, so `CudaBinder._place` sees it."""

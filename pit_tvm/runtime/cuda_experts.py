@@ -13,6 +13,7 @@ from ..structs import Groups, Index, MicroTile, Tile
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
 from .cuda_arrays import check_tensor, dtype_name, empty, signature
+from .cuda_bind import aligned
 from .cuda_detect import CudaDetector
 from .cuda_fill import CudaFill
 from .cuda_modules import cached_modules
@@ -87,6 +88,8 @@ class CudaExperts:
         out = empty(x, x.shape)
         if 0 in (tokens, top_k, up.shape[0]):
             return out.zero_()
+        # Products read 16 bytes at once; ids and weights are read one by one.
+        x, up, down = aligned(x), aligned(up), aligned(down)
         index = self._index(x, ids, up.shape[0], watch)
         counts = watch.counts()
         inner = {"act": activation, "share": top_k, "gated": "halves" if gated else "none"}
@@ -117,6 +120,7 @@ class CudaExperts:
         out = empty(x, (ids.numel(), rhs.shape[1]))
         if 0 in (out.shape[0], rhs.shape[0]):
             return out.zero_()
+        x, rhs, bias = aligned(x), aligned(rhs), None if bias is None else aligned(bias)
         options = {"act": activation, "share": ids.shape[1], "bias": bias is not None}
         self.fill.clear_ungrouped(out, ids, rhs.shape[0])
         index = self._index(x, ids, rhs.shape[0], watch)

@@ -22,7 +22,7 @@ from ..transform.pipeline import lower
 from ..transform.split_epilogue import dead_value, split_epilogue
 from ..transform.unalign import unalign
 from .cuda_arrays import dense_product, empty_of, zero
-from .cuda_bind import ALIGNMENT, CudaBound
+from .cuda_bind import CudaBound, aligned
 from .cuda_build import build_cuda
 from .cuda_call import CudaCall
 from .cuda_dispatch import CudaDispatcher
@@ -132,7 +132,7 @@ class GeneralDispatcher(CudaDispatcher):
         product = self.program.product
         if product is None or not self.form.library:
             tiles = self.planner.tiles
-            self.kernels.dense(tiles[0] if tiles else None)(*map(_aligned, inputs), out)
+            self.kernels.dense(tiles[0] if tiles else None)(*map(aligned, inputs), out)
             return
         named = dict(zip((p.name for p in self.program.inputs), inputs, strict=True))
         left, right = named[product.left], named[product.right]
@@ -148,11 +148,11 @@ class GeneralDispatcher(CudaDispatcher):
     def _product(self, choice: Candidate, index: CudaIndex, bound: CudaBound) -> None:
         call, inputs, _, out, _ = bound
         kernel = self._known_kernel(call, choice)
-        operands = [_aligned(inputs[place]) for place in self._read]
+        operands = [aligned(inputs[place]) for place in self._read]
         if self.form.turns:
             operands[self._turns] = self._turned(operands[self._turns])
         # Tiles that add up may add in vectors.
-        target = _aligned(out) if self.form.axis == "pieces" else out
+        target = aligned(out) if self.form.axis == "pieces" else out
         if self.form.apart:
             target = self._cleared(call, out)
         elif self.planner.overwrites:
@@ -208,8 +208,3 @@ def _plain(func: tirx.PrimFunc) -> tvm.IRModule:
     sch = s_tir.Schedule(unalign(func).with_attr("global_symbol", "main"))
     cuda_generic.apply(sch)
     return lower(sch.mod)
-
-
-def _aligned(array: Any) -> Any:
-    """The array where kernels may read it in vectors: a copy of one that begins elsewhere."""
-    return array.clone() if array.data_ptr() & ALIGNMENT else array

@@ -1,0 +1,76 @@
+"""What the kernels of experts' layers are given."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pit_tvm.runtime import cuda_experts
+from pit_tvm.runtime.cuda_experts import CudaExperts
+from pit_tvm.runtime.kernel_cache import KernelCache
+from pit_tvm.target import resolve_target
+from pit_tvm.tile_db.store import TileStore
+
+torch = pytest.importorskip("torch")
+
+TOKENS, TOP_K, HIDDEN, INTER, EXPERTS = 6, 2, 64, 128, 4
+
+
+@pytest.fixture
+def given() -> list[tuple[Any, ...]]:
+    """The arguments of products, which do not run."""
+    return []
+
+
+@pytest.fixture
+def experts(given: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> CudaExperts:
+    """A layer that takes the CPU's tensors; its detection does not run either."""
+    monkeypatch.setattr(cuda_experts, "check_tensor", lambda *given: None)
+    target = resolve_target("cuda -arch=sm_90a -model=h200")
+    store = TileStore.open(None, device=target.device, isa=target.isa)
+    made: Any = CudaExperts(target, store, KernelCache())
+    index = SimpleNamespace(ids=torch.empty(0), count=torch.empty(0))
+    monkeypatch.setattr(made, "_index", lambda *given: index)
+    kernels = SimpleNamespace(
+        product=lambda *form, **options: lambda *arrays: given.append(arrays),
+        combine=lambda *form: lambda *arrays: None,
+    )
+    monkeypatch.setattr(made, "kernels", kernels)
+    monkeypatch.setattr(made.fill, "clear_ungrouped", lambda *given: None)
+    return made
+
+
+def beside(*shape: int) -> Any:
+    """Random numbers that begin 2 bytes behind a multiple of 16."""
+    made = torch.randn(8 + torch.Size(shape).numel()).half()
+    skip = -made.data_ptr() % 16 // 2 + 1
+    return made[skip : skip + torch.Size(shape).numel()].view(shape)
+
+
+def test_products_read_operands_that_begin_at_16_bytes(
+    experts: CudaExperts, given: list[tuple[Any, ...]]
+) -> None:
+    ids, weights = torch.zeros(TOKENS, TOP_K, dtype=torch.int64), torch.ones(TOKENS, TOP_K)
+    x, up = beside(TOKENS, HIDDEN), beside(EXPERTS, 2 * INTER, HIDDEN)
+    down = beside(EXPERTS, HIDDEN, INTER)
+    bias = beside(EXPERTS, 2 * INTER)
+    for _ in range(2):  # known by its signature, and then again
+        experts.run(x, ids, weights, up, down)
+        experts.grouped(x, ids, up, bias, "relu")
+    assert len(given) == 6
+    for arrays in given:
+        assert [array.data_ptr() % 16 for array in arrays] == [0] * len(arrays)
+    for first, second, alone in (given[:3], given[3:]):
+        assert torch.equal(first[0], x) and torch.equal(first[3], up)
+        assert torch.equal(second[3], down)
+        assert torch.equal(alone[0], x) and torch.equal(alone[4], bias)
+
+
+def test_operands_are_not_copied_without_need(
+    experts: CudaExperts, given: list[tuple[Any, ...]]
+) -> None:
+    x, weight = torch.randn(TOKENS, HIDDEN).half(), torch.randn(EXPERTS, INTER, HIDDEN).half()
+    experts.grouped(x, torch.zeros(TOKENS, 1, dtype=torch.int32), weight, None, "none")
+    assert given[0][0] is x and given[0][3] is weight
