@@ -13,6 +13,7 @@ from .dependent import after_predecessor
 
 THREADS = 256
 CHUNK = 8  # columns of one thread: 16 bytes of a 16-bit type
+MOST_CHUNKS = 2**31 - THREADS  # rounded up to whole CTAs they are counted in 32 bits
 
 # The lower and the upper half of a 32-bit word as fp32.
 UNPACK = {
@@ -108,7 +109,7 @@ def combine_rows(
     (``dtype`` if not given; float32 is possible). Choices whose id is no group, from 0 to
     ``groups - 1``, and those whose weight is zero are not read. Sums are fp32 and in order: the
     result does not depend on when rows were computed. n is a multiple of 8, tokens * n / 8 from 1
-    to 2**31 - 1.
+    to `MOST_CHUNKS`.
 
     Raises
     ------

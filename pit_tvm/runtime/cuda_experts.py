@@ -6,6 +6,7 @@ from typing import Any
 
 from ..errors import DTypeError, ShapeError, mismatch
 from ..remember import remember
+from ..schedules.hopper_combine import CHUNK, MOST_CHUNKS
 from ..schedules.hopper_space import DTYPES, GROUP_STEPS, GROUPS
 from ..selection.cover import bucket
 from ..selection.gpu_cost import GpuRates, GpuWork, select_gpu
@@ -192,6 +193,9 @@ def _check(x: Any, ids: Any, weights: Any, up: Any, down: Any, gated: bool) -> N
     check_tensor("weights", weights, ("float32", *DTYPES), tuple(ids.shape))
     _check_sizes(inter=inter)
     _check_devices(x, {"weights": weights, "down": down})
+    if x.numel() // CHUNK > MOST_CHUNKS:
+        expected = f"at most {MOST_CHUNKS} pieces of {CHUNK} elements"
+        raise ShapeError(mismatch("x", expected, f"shape {list(x.shape)}"))
 
 
 def _check_product(x: Any, ids: Any, rhs: Any, bias: Any) -> None:

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from pit_tvm.errors import ShapeError
 from pit_tvm.runtime import cuda_experts
 from pit_tvm.runtime.cuda_experts import CudaExperts
 from pit_tvm.runtime.kernel_cache import KernelCache
+from pit_tvm.schedules.hopper_combine import THREADS
 from pit_tvm.target import resolve_target
 from pit_tvm.tile_db.store import TileStore
 
@@ -74,3 +76,13 @@ def test_operands_are_not_copied_without_need(
     x, weight = torch.randn(TOKENS, HIDDEN).half(), torch.randn(EXPERTS, INTER, HIDDEN).half()
     experts.grouped(x, torch.zeros(TOKENS, 1, dtype=torch.int32), weight, None, "none")
     assert given[0][0] is x and given[0][3] is weight
+
+
+@pytest.mark.parametrize(("tokens", "hidden"), [(2**20, 2**14), (2**31 - THREADS + 1, 8)])
+def test_more_sums_than_a_grid_has_threads(experts: CudaExperts, tokens: int, hidden: int) -> None:
+    x, ids, up, down = (
+        torch.empty(shape, dtype=torch.half, device="meta")
+        for shape in ((tokens, hidden), (tokens, 1), (EXPERTS, 8, hidden), (EXPERTS, hidden, 8))
+    )
+    with pytest.raises(ShapeError, match=f"x: expected at most {2**31 - THREADS} pieces of 8"):
+        experts.run(x, ids, ids, up, down, gated=False)
