@@ -167,7 +167,7 @@ class CudaBinder(Binder):
 
 
 def aligned(array: Any) -> Any:
-    """The array where kernels may read it in vectors: a copy of one that begins elsewhere."""
+    """The array where kernels may move it in vectors: a copy of one that begins elsewhere."""
     return array.clone() if array.data_ptr() & ALIGNMENT else array
 
 

@@ -132,7 +132,10 @@ class GeneralDispatcher(CudaDispatcher):
         product = self.program.product
         if product is None or not self.form.library:
             tiles = self.planner.tiles
-            self.kernels.dense(tiles[0] if tiles else None)(*map(aligned, inputs), out)
+            target = aligned(out)
+            self.kernels.dense(tiles[0] if tiles else None)(*map(aligned, inputs), target)
+            if target is not out:
+                out.copy_(target)
             return
         named = dict(zip((p.name for p in self.program.inputs), inputs, strict=True))
         left, right = named[product.left], named[product.right]
@@ -151,11 +154,9 @@ class GeneralDispatcher(CudaDispatcher):
         operands = [aligned(inputs[place]) for place in self._read]
         if self.form.turns:
             operands[self._turns] = self._turned(operands[self._turns])
-        # Tiles that add up may add in vectors.
-        target = aligned(out) if self.form.axis == "pieces" else out
-        if self.form.apart:
-            target = self._cleared(call, out)
-        elif self.planner.overwrites:
+        # Tiles write, or add, in vectors.
+        target = self._cleared(call, out) if self.form.apart else aligned(out)
+        if self.planner.overwrites:
             self._write_dead(inputs, target)
         kernel(*operands, *index.views, target)
         epilogue = self.kernels.epilogue() if self.form.apart else None

@@ -49,7 +49,7 @@ struct dim3 {
 
 using half = _Float16;
 using __half = half;
-struct __half2 { half x, y; };
+struct alignas(4) __half2 { half x, y; };
 using half2 = __half2;
 inline half __float2half(float value) { return static_cast<half>(value); }
 inline half __float2half_rn(float value) { return static_cast<half>(value); }
@@ -73,7 +73,7 @@ struct nv_bfloat16 {
   }
 };
 using __nv_bfloat16 = nv_bfloat16;
-struct nv_bfloat162 {
+struct alignas(4) nv_bfloat162 {
   nv_bfloat16 x, y;
   nv_bfloat162() = default;
   nv_bfloat162(nv_bfloat16 x, nv_bfloat16 y) : x(x), y(y) {}

@@ -16,7 +16,7 @@ from pit_tvm import Operator, op
 from pit_tvm.errors import BackendUnavailable
 from pit_tvm.reference import ops as reference
 from pit_tvm.reference.index import index_lists
-from pit_tvm.runtime import cuda_build
+from pit_tvm.runtime import cuda_build, cuda_general_planner
 from pit_tvm.runtime.bind import told_pattern
 from pit_tvm.runtime.cuda_build import cuda_source
 from pit_tvm.runtime.cuda_detect_plan import capacity_of
@@ -44,7 +44,7 @@ from tests.api.cases import (
     Legal,
 )
 from tests.api.patterns import PATTERNS
-from tests.api.running import assert_close, poison, random_array
+from tests.api.running import assert_close, poison, random_array, untouched
 from tests.runtime.cuda_emulation import Emulator, OnDevice, missing
 
 NOWHERE = 2**30  # fills lists behind their counts: reading there ends the process
@@ -308,6 +308,30 @@ def test_every_group_meets_its_matrix(
     emulated()
     for kind in by_group.ASSIGNMENTS:
         by_group.test_live_slices_meet_their_group_and_dead_ones_are_untouched("float32", kind, rng)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("skip", [0, 1, 2])
+def test_outputs_begin_anywhere_and_keep_what_is_dead(
+    dtype: str,
+    skip: int,
+    machine: Machine,
+    emulated: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    rng: np.random.Generator,
+) -> None:
+    emulated()
+    monkeypatch.setattr(cuda_general_planner, "tf32_allowed", lambda: True)  # stores in pairs
+    case = replace(WIDE, tensors=lambda dtype: op.matmul(None, 128, 96, dtype=dtype))
+    made = machine.dispatcher(case, dtype, "lhs", Rows())
+    made.form = replace(made.form, library=False)
+    lhs, rhs = random_array((70, 96), dtype, rng), random_array((96, 128), dtype, rng)
+    live = rng.random(70) < 0.5
+    sparse, whole = (poison((70 * 128 + skip,), dtype)[skip:].reshape(70, 128) for _ in range(2))
+    made.run((lhs, rhs), np.flatnonzero(live), sparse, choose=lambda plan: plan.choice)
+    made._dense([OnDevice(lhs), OnDevice(rhs)], OnDevice(whole))
+    np.testing.assert_allclose(whole, reference.matmul(lhs, rhs), atol=0.1)
+    assert np.array_equal(sparse[live], whole[live]) and untouched(sparse[~live])
 
 
 # --------------------------------------------------------------------------------------------
