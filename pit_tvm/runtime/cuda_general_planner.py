@@ -66,7 +66,7 @@ class GeneralPlanner(BandPlanner):
         work = self._work(layout, counts)
         micro_tile = self.form.route.micro_tile
         rates = self.own_rates()
-        tiles = rates.tiles or (None,)
+        tiles = self._fitting(layout, rates.tiles) or (None,)
         return select_general(micro_tile, work, tiles, dense, rates, index, fill, covered)
 
     def tf32(self) -> bool:
@@ -111,7 +111,8 @@ class GeneralPlanner(BandPlanner):
 
     def likely_tiles(self, layout: Layout) -> tuple[Any, ...]:
         """All of the few that there are."""
-        return self.tiles or (None,)
+        self._check_sizes(layout)
+        return self._fitting(layout, self.tiles) or (None,)
 
     def _assumed(self, layout: Layout, share: float) -> tuple[int, ...]:
         if self.form.groups:
@@ -178,11 +179,21 @@ class GeneralPlanner(BandPlanner):
         if max(map(math.prod, shapes)) >= MOST_ELEMENTS:
             expected = f"arrays of fewer than {MOST_ELEMENTS} elements"
             raise ShapeError(mismatch("inputs, output", expected, shapes))
-        if self.tiles:
-            _, n, _, batch = self._extents(layout)
-            ctas = -(-n // min(tile.tile_n for tile in self.tiles)) * batch
-            if ctas > MOST_CTAS:
-                raise ShapeError(mismatch("inputs", f"at most {MOST_CTAS} tiles beside", ctas))
+        tiles = self.tiles
+        if tiles and not self._fitting(layout, tiles):
+            ctas = max(self._beside(layout, tile) for tile in tiles)
+            raise ShapeError(mismatch("inputs", f"at most {MOST_CTAS} tiles beside", ctas))
+
+    def _fitting(self, layout: Layout, tiles: tuple[Tile, ...]) -> tuple[Tile, ...]:
+        """Those of ``tiles`` whose CTAs an index of the grid holds; without groups all or none,
+        since a dense product takes the first."""
+        found = tuple(tile for tile in tiles if self._beside(layout, tile) <= MOST_CTAS)
+        return found if self.form.groups or len(found) == len(tiles) else ()
+
+    def _beside(self, layout: Layout, tile: Tile) -> int:
+        """CTAs beside each other: those of the columns of every product and group."""
+        _, n, _, batch = self._extents(layout)
+        return -(-n // tile.tile_n) * batch * max(self.form.groups, 1)
 
     @property
     def _itemsize(self) -> int:

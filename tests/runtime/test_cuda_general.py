@@ -295,6 +295,23 @@ def test_arrays_whose_places_pass_32_bits_are_refused() -> None:
     made = pit_tvm.compile(op.matmul(None, 4096, 4096), sparse={"lhs": Rows()}, target=H200)
     with pytest.raises(ShapeError, match="fewer than 2147483648 elements"):
         made.explain(sparsity=np.zeros(1, np.int32), sizes={"m": 2**20}, library="torch")
+    layout = made._dispatcher.binder.layout_of({"m": 2**20}, "torch")
+    with pytest.raises(ShapeError, match="fewer than 2147483648 elements"):
+        made._dispatcher.planner.likely_tiles(layout)  # for build
+
+
+@pytest.mark.parametrize(("n", "narrowest"), [(4032, 64), (4096, 128), (16128, 256), (16384, 0)])
+def test_columns_of_all_groups_fit_on_an_index_of_the_grid(n: int, narrowest: int) -> None:
+    tensors = op.grouped_matmul(None, n, 8, 1024, dtype="float32")
+    made = pit_tvm.compile(tensors, sparse={"lhs": Groups(1024)}, target=H200)._dispatcher
+    layout = made.binder.layout_of({"m": 16}, "torch")
+    if not narrowest:
+        with pytest.raises(ShapeError, match="at most 65535 tiles beside, got 262144"):
+            made.planner.decide(layout, (1,) * 1024)
+        return
+    plan = made.planner.decide(layout, (1,) * 1024)
+    assert min(c.tile.tile_n for c in plan.candidates) == narrowest
+    assert min(tile.tile_n for tile in made.planner.likely_tiles(layout)) == narrowest
 
 
 # --------------------------------------------------------------------------------------------
