@@ -14,6 +14,7 @@ import torch
 
 from ..errors import DTypeError, ShapeError, mismatch
 from ..op.epilogue import ACTIVATIONS
+from ..runtime.torch_arrays import check_strided
 from .operators import grouped_choices, linear_operator, moe_layer, result_type, spec_of
 
 
@@ -179,12 +180,18 @@ def _check(
     if x.dim() < 1 or x.shape[-1] != weight.shape[-1]:
         expected = f"[..., {weight.shape[-1]}], the depth of weight"
         raise ShapeError(mismatch("x", expected, tuple(x.shape)))
+    if x.shape[-1] == 0:
+        raise ShapeError(mismatch("x", "a depth of at least 1", tuple(x.shape)))
 
 
 def _check_tensors(arrays: Mapping[str, object]) -> None:
     for name, array in arrays.items():
         if not isinstance(array, torch.Tensor):
             raise DTypeError(mismatch(name, "a torch tensor", type(array).__name__))
+        if array.is_nested:
+            advice = "pass .to_padded_tensor(0.0)"
+            raise DTypeError(mismatch(name, "a dense tensor", "a nested tensor", advice))
+        check_strided(name, array)
 
 
 def _check_ids(name: str, ids: torch.Tensor) -> None:

@@ -264,3 +264,43 @@ def test_moe_of_tokens_that_are_not_contiguous_is_compiled() -> None:
     arguments = (x, ids, weights, layer.up.detach(), layer.down.detach(), "silu", True)
     torch.library.opcheck(torch.ops.pit_tvm.moe_feed_forward.default, arguments)
     assert layer(x, ids, weights).is_contiguous()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse.*beta state", "ignore:.*prototype stage")
+@pytest.mark.parametrize(
+    ("other", "error", "seen"),
+    [
+        (
+            torch.Tensor.to_sparse,
+            ShapeError,
+            "strided tensor, got torch.sparse_coo; pass .to_dense",
+        ),
+        (torch.Tensor.to_sparse_csr, ShapeError, "strided tensor, got torch.sparse_csr"),
+        (
+            lambda x: torch.nested.nested_tensor([x, x]),
+            DTypeError,
+            "nested tensor; pass .to_padded",
+        ),
+        (lambda x: x[:, :0], ShapeError, r"depth of at least 1, got \(5, 0\)"),
+    ],
+)
+def test_operands_are_dense_and_have_a_depth(other: Any, error: type[PitError], seen: str) -> None:
+    x, ids = other(torch.randn(5, 16)), torch.zeros(5, 1, dtype=torch.int32)
+    depth = 0 if not x.is_nested and 0 in x.shape else 16
+    up, down = torch.randn(GROUPS, 48, depth), torch.randn(GROUPS, depth, 24)
+    for run in (
+        lambda: pit.linear_rows(x, up[0], rows=ids[0]),
+        lambda: pit.grouped_linear(x, up, ids),
+        lambda: pit.moe_feed_forward(x, ids, torch.rand(5, 1), up, down),
+    ):
+        with pytest.raises(error, match=f"x: expected .*{seen}"):
+            run()
+
+
+@pytest.mark.parametrize("name", ["group_ids", "weight", "bias"])
+def test_what_stands_beside_x_is_dense_too(name: str) -> None:
+    given = {"weight": torch.randn(GROUPS, N, K), "group_ids": torch.zeros(4, dtype=torch.int32)}
+    given["bias"] = torch.randn(GROUPS, N)
+    given[name] = given[name].to_sparse()
+    with pytest.raises(ShapeError, match=f"{name}: expected a strided tensor"):
+        pit.grouped_linear(torch.randn(4, K), **given)
