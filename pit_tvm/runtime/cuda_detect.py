@@ -121,7 +121,7 @@ class CudaDetector:
         ShapeError, DTypeError, AxisError
             The message names the argument.
         """
-        find = self.prepared(spec, value, shape, micro_tile, deterministic, False)
+        find = self.prepared(spec, value, shape, micro_tile, deterministic, False, top_k=True)
         return find(value, take)[0]
 
     def detect_split(
@@ -151,17 +151,19 @@ class CudaDetector:
         micro_tile: MicroTile,
         deterministic: bool,
         split: bool,
+        top_k: bool = False,
     ) -> Find:
         """``find(value, take)``: `detect`, or with ``split`` `detect_split`, for every value that
-        has the type, shape and strides of this one. Errors are theirs."""
+        has the type, shape and strides of this one. Errors are theirs. Group ids [tokens, top_k],
+        which name rows that the operand does not have, are refused without ``top_k``."""
         shape = tuple(shape)
         if isinstance(spec, (Mask, Values, BitMask, BlockMask)):
             return lambda given, take: self._mask(spec, given, shape, micro_tile, split, take)
         check_tensor(f"sparsity of {micro_tile.operand}", value)
-        key = (spec, *signature((value,)), shape, micro_tile, deterministic, split)
+        key = (spec, *signature((value,)), shape, micro_tile, deterministic, split, top_k)
         run = self._finds.get(key)
         if run is None:
-            asked = (shape, micro_tile, deterministic, split, self._checked)
+            asked = (shape, micro_tile, deterministic, split, self._checked, top_k)
             plan = SlicePlan(self._kernels, spec, value, *asked)
             run = remember(self._finds, key, plan.run(), MAX_PLANS)
         return run

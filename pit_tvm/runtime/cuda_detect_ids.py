@@ -65,7 +65,8 @@ class SlicePlan:
     """One kind of detection on slices: what is passed, and what is asked for.
 
     ``value``: a tensor like all those that `run` will get. ``split``: the dead positions too.
-    ``ascending``: row ids in order. ``checked``: look for ids and lengths out of range.
+    ``ascending``: row ids in order. ``checked``: look for ids and lengths out of range. ``top_k``:
+    group ids may be [tokens, top_k], for a result with a row of its own for each choice.
     """
 
     kernels: CudaKernels
@@ -76,6 +77,7 @@ class SlicePlan:
     ascending: bool
     split: bool
     checked: bool
+    top_k: bool = False
 
     def run(self) -> Find:
         """The function that detects; see `CudaDetector.detect`. It keeps no ``value``: what it was
@@ -169,7 +171,7 @@ class SlicePlan:
 
     def _groups(self, spec: Groups) -> Find:
         argument, groups = self._argument("group ids"), spec.num_groups
-        flat, bits = _vector(argument, self.value, top_k=True)
+        flat, bits = _vector(argument, self.value, self.top_k)
         size = self.value.numel()
         if self.value.shape[0] != self.rows:
             expected = f"ids of {self.rows} slices"

@@ -13,14 +13,20 @@ import tvm_ffi
 import pit_tvm
 from pit_tvm import op
 from pit_tvm.errors import DTypeError, PitError, ShapeError
+from pit_tvm.runtime import cuda_bind, cuda_detect, cuda_detect_ids, cuda_repeat
 from pit_tvm.runtime.cuda_bind import CudaBinder
 from pit_tvm.runtime.cuda_call import CudaCall
+from pit_tvm.runtime.cuda_detect import CudaDetector
 from pit_tvm.runtime.cuda_view import CudaView, _Header
+from pit_tvm.runtime.cuda_watch import CountWatch
 from pit_tvm.runtime.program import analyse
+from pit_tvm.structs import MicroTile
 
 torch = pytest.importorskip("torch")
 
 M, N, K = 300, 64, 40
+H200 = "cuda -arch=sm_90a -model=h200"
+ROWS = MicroTile("lhs", "m", 0, (1, 0))
 
 
 @pytest.fixture(scope="module")
@@ -186,3 +192,36 @@ def test_memory_of_another_device_is_seen_at_its_first_address() -> None:
     here = [torch.zeros((M, K)), torch.zeros((N, K))]  # on the CPU
     with pytest.raises(DTypeError, match=r"lhs.*cuda:1.*cpu"):
         binder._place(call, here, [tensor.data_ptr() for tensor in here])
+
+
+# --------------------------------------------------------------------------------------------
+# Checks alone, of tensors on the CPU
+
+
+@pytest.fixture
+def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes tensors of any device."""
+    for module in (cuda_bind, cuda_detect, cuda_detect_ids):
+        monkeypatch.setattr(module, "check_tensor", lambda *given, **options: None)
+    monkeypatch.setattr(CountWatch, "due", lambda self: False)
+    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda: False)
+
+
+def modules(name: str, build: Any) -> Any:
+    """Stands for kernels that nothing launches."""
+    return {"search_groups_32": print, "cluster_groups_32": print}
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_choices_of_tokens_are_no_groups_of_rows() -> None:
+    detector, ids = CudaDetector(modules), torch.zeros((M, 2), dtype=torch.int32)
+    asked = (pit_tvm.Groups(4), ids, (M, K), ROWS, False, False)
+    assert callable(detector.prepared(*asked, top_k=True))
+    with pytest.raises(ShapeError, match=r"lhs \(group ids\): expected one dimension, got .* 2\)"):
+        detector.prepared(*asked)
+    tensors = op.grouped_matmul(None, N, K, 4, dtype="float16", transpose_rhs=True)
+    made = pit_tvm.compile(tensors, sparse={"lhs": pit_tvm.Groups(4)}, target=H200)
+    lhs, rhs = torch.zeros((M, K)).half(), torch.zeros((4, N, K)).half()
+    given = {"lhs": lhs, "rhs": rhs, "group_ids": ids[:, 0].contiguous()}
+    with pytest.raises(ShapeError, match="expected one dimension"):
+        made(*(given[name] for name in made.inputs), sparsity=ids)
