@@ -209,7 +209,8 @@ def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def modules(name: str, build: Any) -> Any:
     """Stands for kernels that nothing launches."""
-    return {"search_groups_32": print, "cluster_groups_32": print}
+    names = ("search_groups_32", "cluster_groups_32", "count_groups_32", "place_groups_32")
+    return dict.fromkeys(names, print)
 
 
 @pytest.mark.usefixtures("anywhere")
@@ -225,3 +226,18 @@ def test_choices_of_tokens_are_no_groups_of_rows() -> None:
     given = {"lhs": lhs, "rhs": rhs, "group_ids": ids[:, 0].contiguous()}
     with pytest.raises(ShapeError, match="expected one dimension"):
         made(*(given[name] for name in made.inputs), sparsity=ids)
+
+
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize("top_k", [1, 8])
+def test_places_in_lists_of_groups_fit_32_bits(top_k: int) -> None:
+    detector, most = CudaDetector(modules), (2**21 - 64) // top_k
+
+    def prepared(tokens: int) -> Any:
+        ids = torch.empty((tokens, top_k), dtype=torch.int32, device="meta")
+        asked = (pit_tvm.Groups(1024), ids, (tokens, K), ROWS)
+        return detector.prepared(*asked, False, False, top_k=True)
+
+    assert callable(prepared(most))
+    with pytest.raises(ShapeError, match=r"lhs \(group ids\).*1024 groups.*several calls"):
+        prepared(most + 1)
