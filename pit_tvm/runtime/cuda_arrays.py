@@ -220,7 +220,7 @@ class PinnedCounts:
         import torch
 
         _arrived_since()
-        self._memory = torch.empty(number, dtype=torch.int32, pin_memory=True)
+        self._memory = torch.empty(number, dtype=torch.int32, device="cpu", pin_memory=True)
         self.address = self._memory.data_ptr()  # for the host and, addresses being unified, GPUs
         self._view = (ctypes.c_int32 * number).from_address(self.address)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -114,7 +115,12 @@ def test_memory_that_is_written_to_outlives_its_watch(monkeypatch: pytest.Monkey
 
 def test_pinned_counts_arrive_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda size, dtype, pin_memory: empty(size, dtype=dtype))
+
+    def made(size: int, *, dtype: Any, device: str, pin_memory: bool) -> Any:
+        assert device == "cpu" and pin_memory  # whatever torch's default device is
+        return empty(size, dtype=dtype, device=device)
+
+    monkeypatch.setattr(torch, "empty", made)
     first = cuda_arrays.PinnedCounts(3)
     first.expect()
     written = (ctypes.c_int32 * 3).from_address(first.address)
