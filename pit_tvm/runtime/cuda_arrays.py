@@ -177,10 +177,14 @@ def synchronize() -> None:
 def dense_product(
     lhs: Any, rhs: Any, bias: Any, act: str, out: Any, *, transpose_rhs: bool
 ) -> None:
-    """``out = act(lhs @ rhs + bias)`` by cuBLAS and torch's activations, all rows; without a bias
-    also of matrices beside each other."""
+    """``out = act(lhs @ rhs + bias)`` by cuBLAS and torch's activations, all rows, without
+    gradients; without a bias also of matrices beside each other."""
     import torch
 
+    # torch refuses to write into what is given where an operand requires a gradient.
+    lhs, rhs, bias = (
+        a.detach() if a is not None and a.requires_grad else a for a in (lhs, rhs, bias)
+    )
     right = rhs.mT if transpose_rhs else rhs
     if bias is None:
         (torch.mm if lhs.ndim == 2 else torch.matmul)(lhs, right, out=out)

@@ -189,9 +189,9 @@ class CudaDispatcher:
 
     def _check_zeros(self, inputs: Sequence[Any], value: Any) -> None:
         names = [p.name for p in self.program.inputs]
-        operand = inputs[names.index(self.program.operand)].float()
-        pattern = value.float() if value.is_floating_point() else value
-        check_zeros(self.program, operand.cpu().numpy(), pattern.cpu().numpy())
+        operand, pattern = inputs[names.index(self.program.operand)].detach(), value.detach()
+        pattern = pattern.float() if pattern.is_floating_point() else pattern
+        check_zeros(self.program, operand.float().cpu().numpy(), pattern.cpu().numpy())
 
     # -- select and detect
 

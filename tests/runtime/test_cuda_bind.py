@@ -12,7 +12,7 @@ import tvm_ffi
 
 import pit_tvm
 from pit_tvm import op
-from pit_tvm.errors import DTypeError, PitError, ShapeError
+from pit_tvm.errors import DTypeError, PatternError, PitError, ShapeError
 from pit_tvm.runtime import cuda_bind, cuda_detect, cuda_detect_ids, cuda_repeat
 from pit_tvm.runtime.cuda_bind import CudaBinder
 from pit_tvm.runtime.cuda_call import CudaCall
@@ -241,3 +241,32 @@ def test_places_in_lists_of_groups_fit_32_bits(top_k: int) -> None:
     assert callable(prepared(most))
     with pytest.raises(ShapeError, match=r"lhs \(group ids\).*1024 groups.*several calls"):
         prepared(most + 1)
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_parameters_are_operands_of_dense_plans() -> None:
+    spec, kind = pit_tvm.Lengths(), {"dtype": "float16", "activation": "relu"}
+    made = pit_tvm.compile(op.linear(None, N, K, **kind), sparse={"lhs": spec}, target=H200)
+    x, layer = torch.randn(M, K).half(), torch.nn.Linear(K, N).half()
+    told = torch.full((10,), M // 10, dtype=torch.int32)
+    assert made.explain(sparsity=told, sizes={"m": M}).choice.kind == "dense"
+    found = made(x.requires_grad_(), layer.weight, layer.bias, sparsity=told)
+    assert not found.requires_grad
+    torch.testing.assert_close(found, layer(x).relu().detach())
+    both = pit_tvm.compile(op.matmul(M, N, K, dtype="float16"), sparse={"lhs": spec}, target=H200)
+    found = both(x, layer.weight.t().contiguous(), sparsity=told)
+    torch.testing.assert_close(found, x.detach() @ layer.weight.t().detach())
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_zeros_of_parameters_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIT_TVM_CHECK", "1")
+    tensors, spec = op.matmul(M, N, K, dtype="float16"), pit_tvm.Values()
+    made = pit_tvm.compile(tensors, sparse={"lhs": spec}, target=H200)._dispatcher
+    lhs = torch.zeros((M, K)).half()
+    lhs[3] = 1
+    given, told = [lhs.clone().requires_grad_(), torch.zeros((K, N))], lhs.clone().requires_grad_()
+    made._check_zeros(given, told)
+    lhs[4] = 1
+    with pytest.raises(PatternError, match="lhs outside its pattern"):
+        made._check_zeros([lhs.requires_grad_(), given[1]], told)
