@@ -98,7 +98,9 @@ class CudaDispatcher:
 
         ``choose`` picks the candidate of a plan that runs (None: the cheapest).
         """
-        if self._repeats is not None and clock is None and choose is None:
+        plain = clock is None and choose is None
+        # What requires grad is refused below, however like an earlier call this one is.
+        if self._repeats is not None and plain and not getattr(out, "requires_grad", False):
             made, repeat = self._repeats.run(arrays, sparsity, out)
             if repeat is not None:
                 if self._plan(repeat.call) is not repeat.plan:

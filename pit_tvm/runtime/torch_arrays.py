@@ -48,7 +48,13 @@ def check_torch(
         raise ShapeError(mismatch(name, "a plain tensor", "a negated view", "pass .resolve_neg()"))
     if array.data_ptr() % array.itemsize:
         raise ShapeError(mismatch(name, "aligned elements", "unaligned", "pass .clone()"))
-    if writable and array.requires_grad:
+    if writable:
+        check_written(name, array)
+
+
+def check_written(name: str, array: Any) -> None:
+    """ShapeError if autograd would have to know what is written to a tensor."""
+    if array.requires_grad:
         got = "one that requires grad"
         raise ShapeError(mismatch(name, "a tensor to write to", got, "pass .detach()"))
 

@@ -270,3 +270,23 @@ def test_zeros_of_parameters_are_checked(monkeypatch: pytest.MonkeyPatch) -> Non
     lhs[4] = 1
     with pytest.raises(PatternError, match="lhs outside its pattern"):
         made._check_zeros([lhs.requires_grad_(), given[1]], told)
+
+
+class Repeated:
+    """Stands for calls that are all like one before."""
+
+    def run(self, given: Any, sparsity: Any, out: Any) -> Any:
+        raise AssertionError("the output was not looked at")
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_an_output_that_requires_grad_is_refused_after_others_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tensors, told = op.linear(None, N, K, dtype="float16", bias=False), torch.arange(5)
+    made = pit_tvm.compile(tensors, sparse={"lhs": pit_tvm.Rows()}, target=H200)
+    arrays, out = [torch.randn(M, K).half(), torch.randn(N, K).half()], torch.zeros(M, N).half()
+    made._dispatcher.binder.bind_cuda(arrays, told, out)
+    monkeypatch.setattr(made._dispatcher, "_repeats", Repeated())
+    with pytest.raises(ShapeError, match="expected a tensor to write to, got one that requires"):
+        made(*arrays, sparsity=told, out=out.requires_grad_())
