@@ -10,12 +10,14 @@ from functools import cached_property
 from typing import Any
 
 from ..schedules.hopper_knobs import TILE_K
-from ..structs import BitMask, BlockMask, MicroTile, SparsitySpec, Values
+from ..structs import BitMask, BlockMask, MicroTile, SparsitySpec
 from .cuda_arrays import empty_of
 from .cuda_detect import MaskPlans, rows_of
 from .cuda_detect_plan import MaskPlan
 from .cuda_modules import CudaKernels, GetModule
 from .cuda_view import CudaView
+
+MOST_BITS = 16  # of an entry that a kernel reads as it is
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,10 @@ class BlockMapper(Mapper):
         extents = (self._height, TILE_K) if self._k else (TILE_K, self._height)
         down, across = (-(-s // e) for s, e in zip(shape, extents, strict=True))
         made = empty_of("uint8", value, (down, across))
+        bits = 1 if isinstance(self._spec, BitMask) else 8 * value.element_size()
+        if bits > MOST_BITS:  # values told by another array than an operand of the family
+            value, bits, keep = value != 0, 8, -1
         address, stride, wide = rows_of(argument, value)
-        bits = 1 if isinstance(self._spec, BitMask) else 16 if isinstance(self._spec, Values) else 8
         fold = self._kernels.blocks(f"map_blocks_{bits}")
         fold(address, stride, *shape, *extents, wide, keep, made)
         beside, along = (across, 1) if self._k else (1, across)

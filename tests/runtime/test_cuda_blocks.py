@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import pit_tvm
 from pit_tvm import op
 from pit_tvm.errors import DTypeError, ShapeError
+from pit_tvm.runtime import cuda_detect
 from pit_tvm.runtime.cuda_block_form import BlocksForm, blocks_form
 from pit_tvm.runtime.cuda_blocks import BlocksDispatcher, BlocksKernels
 from pit_tvm.runtime.kernel_cache import KernelCache
@@ -133,6 +135,43 @@ def test_building_asks_for_every_kernel_of_the_family(monkeypatch: pytest.Monkey
     monkeypatch.setattr(made._dispatcher.kernels.cache, "get", lambda key, build: build())
     made.build({"m": 256, "n": 256, "k": 256})
     assert asked.count("product") == 2 and "cuda-blocks" in asked
+
+
+TOLD = [
+    (torch.float16, "map_blocks_16", 2, 0x7FFF7FFF),
+    (torch.int16, "map_blocks_16", 2, -1),
+    (torch.uint8, "map_blocks_8", 1, -1),
+    (torch.bool, "map_blocks_8", 1, -1),
+    (torch.float8_e4m3fn, "map_blocks_8", 1, 0x7F7F7F7F),
+    (torch.float32, "map_blocks_8", 1, -1),  # by way of what is not zero
+    (torch.float64, "map_blocks_8", 1, -1),
+    (torch.int32, "map_blocks_8", 1, -1),
+    (torch.int64, "map_blocks_8", 1, -1),
+]
+
+
+@pytest.mark.parametrize(("dtype", "kernel", "item", "keep"), TOLD)
+def test_values_are_read_by_the_type_that_tells_them(
+    dtype: Any, kernel: str, item: int, keep: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    def fold(name: str) -> Any:
+        def launch(address: int, stride: int, *numbers: Any) -> None:
+            size = 256 * 256 * item
+            raw = np.frombuffer(ctypes.string_at(address, size), np.uint8)
+            seen.append((name, stride, numbers[-2], raw.any()))
+
+        return launch
+
+    monkeypatch.setattr(cuda_detect, "check_tensor", lambda *given: None)
+    made = operator(pit_tvm.Values(64, 64))._dispatcher
+    assert isinstance(made, BlocksDispatcher)
+    monkeypatch.setattr(made.mapper._kernels, "blocks", fold)
+    told = torch.zeros(256, 256)
+    told[200, 100] = 1
+    found = made.mapper.map(told.to(dtype), (256, 256))
+    assert found.tensor.shape == (4, 4) and seen == [(kernel, 256 * item, keep, True)]
 
 
 # --------------------------------------------------------------------------------------------
