@@ -163,8 +163,10 @@ class CudaDispatcher:
 
     def pack(self, name: str, array: Any) -> Any:
         """The weight as it is: these kernels read it as it is stored."""
-        if name != self.form.rhs:
-            raise ShapeError(mismatch("pack", f"the dense operand ({self.form.rhs})", name))
+        form = self.form
+        dense = form.lhs if form.rhs == self.program.operand else form.rhs
+        if name != dense:
+            raise ShapeError(mismatch("pack", f"the dense operand ({dense})", name))
         return array
 
     def build(self, sizes: dict[str, int]) -> None:

@@ -290,3 +290,23 @@ def test_an_output_that_requires_grad_is_refused_after_others_too(
     monkeypatch.setattr(made._dispatcher, "_repeats", Repeated())
     with pytest.raises(ShapeError, match="expected a tensor to write to, got one that requires"):
         made(*arrays, sparsity=told, out=out.requires_grad_())
+
+
+@pytest.mark.parametrize(
+    ("spec", "sparse", "dense"),
+    [
+        (pit_tvm.Mask(64, 64), "rhs", "lhs"),
+        (pit_tvm.Mask(64, 1), "rhs", "lhs"),
+        (pit_tvm.Mask(1, 32), "rhs", "lhs"),
+        (pit_tvm.Mask(1, 1), "rhs", "lhs"),
+        (pit_tvm.Mask(64, 64), "lhs", "rhs"),
+        (pit_tvm.Rows(), "lhs", "rhs"),
+    ],
+)
+def test_only_the_dense_operand_is_packed(spec: Any, sparse: str, dense: str) -> None:
+    tensors, weight = op.matmul(128, 128, 128, dtype="float16"), torch.zeros(128, 128).half()
+    for target in ("llvm", H200):
+        made = pit_tvm.compile(tensors, sparse={sparse: spec}, target=target)
+        assert made.pack(**{dense: weight}) is not None
+        with pytest.raises(ShapeError, match=rf"the dense operand \({dense}\), got {sparse}"):
+            made.pack(**{sparse: weight})
