@@ -31,7 +31,8 @@ from .cuda_repeat import CudaRepeats, repeat_of
 from .cuda_rows import ROW_STEP, RowsKernels
 from .cuda_view import CudaView
 from .cuda_workspace import CudaIndex, CudaWorkspace
-from .dispatch import Clock
+from .detect import Detector
+from .dispatch import Clock, check_asked
 from .kernel_cache import KernelCache
 from .program import Program
 from .promise import asked_for, check_zeros, zeros_asked_for
@@ -144,7 +145,9 @@ class CudaDispatcher:
     def explain(
         self, arrays: Sequence[Any], sparsity: Any, sizes: dict[str, int], library: str
     ) -> Plan:
-        """The plan of a pattern, decided anew, without running it; waits for the pattern."""
+        """The plan of a pattern, decided anew, without running it; waits for the pattern, which is
+        checked as on CPUs."""
+        check_asked({} if arrays else sizes, library)
         layout = (
             self.binder.layout_of_inputs(arrays)
             if arrays
@@ -153,8 +156,9 @@ class CudaDispatcher:
         spec, names = self.program.spec, [p.name for p in self.program.inputs]
         named = dict(zip(names, arrays, strict=False))
         told = told_pattern(self.program, named, sparsity)
-        host = told.cpu() if hasattr(told, "cpu") else told
-        lists = index_lists(spec, np.asarray(host), layout.operand, self._micro_tile(layout))
+        host = told.detach().cpu() if hasattr(told, "detach") else told
+        of = (layout.operand, self._micro_tile(layout))
+        lists = index_lists(spec, Detector("llvm", checked=asked_for()).read(spec, host, *of), *of)
         return self.planner.decide(layout, tuple(self._number(ids) for ids in lists))
 
     def _number(self, ids: npt.NDArray[np.int64]) -> int:

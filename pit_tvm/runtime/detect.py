@@ -20,6 +20,7 @@ import tvm
 
 from ..remember import remember
 from ..structs import BitMask, BlockMask, Index, Mask, MicroTile, SparsitySpec, Values
+from .argument import pattern_array
 from .detect_compact import bit_positions
 from .detect_ids import SliceCall
 from .detect_plan import Build, MaskPlan, kernel_name, plan_mask
@@ -139,6 +140,20 @@ class Detector:
             flat = flags
         mask.last(flat, *mask.tables, ids.reshape(-1), count.reshape(-1), *mask.plan.last.args)
         return Index(ids, count)
+
+    def read(
+        self, spec: SparsitySpec, value: Any, shape: tuple[int, ...], micro_tile: MicroTile
+    ) -> Array:
+        """``value`` as an array of any strides, checked as `detect` does, without a kernel; errors
+        are those of `detect`."""
+        array = pattern_array(value)
+        if not isinstance(spec, (Mask, Values, BitMask, BlockMask)):
+            # Of what is empty the type says nothing.
+            return self.slices(spec, shape, micro_tile).read(array if array.size else [])
+        array = np.ascontiguousarray(array)
+        elements, element = elements_of(spec, array.dtype, shape, micro_tile.operand)
+        entries_of(spec, array, elements.entries(shape), element, micro_tile.operand)
+        return array
 
     def sampling(
         self,

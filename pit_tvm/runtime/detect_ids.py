@@ -83,6 +83,12 @@ class SliceCall:
             memory.index.ids[0, : memory.index.count[0]].sort()
         return memory.index
 
+    def read(self, value: Any) -> Array:
+        """The ids or lengths that `index` takes, checked as it does, without a kernel."""
+        ids, _ = self._checked_size(value)
+        self._refuse_ids(ids)
+        return ids
+
     def _memory(self, take: Take) -> _Memory:
         lists = take(f"{self._operand} ids", (self._groups, capacity_of(self.rows)), INT32)
         count = take(f"{self._operand} count", (self._groups,), INT32)
@@ -110,6 +116,16 @@ class SliceCall:
 
     def _long(self, value: Any, memory: _Memory) -> None:
         """The same for anything, with errors that say what is wrong."""
+        ids, args = self._checked_size(value)
+        kernel = self._kernel(partial(self._template, ID_BITS[ids.dtype], *self._options))
+        kernel(flat_view(self._argument, ids, ids.dtype), *memory.tensors, *args)
+        if memory.bad[0]:
+            self._refuse_ids(ids)
+        if not (self._checked or isinstance(value, (list, tuple, int)) or kind(value) == "dlpack"):
+            self._plain[type(value)] = value.dtype, kernel
+
+    def _checked_size(self, value: Any) -> tuple[Array, tuple[int, ...]]:
+        """A vector of ids, or of lengths, and the kernel's last arguments for it."""
         given = pattern_array(np.asarray(value) if isinstance(value, int) else value)
         ids = np.ascontiguousarray(given)
         if ids.dtype not in ID_BITS:
@@ -121,12 +137,7 @@ class SliceCall:
             self._refuse_size(ids.size)
         elif self._checked and isinstance(self._spec, Rows):
             _check_repeats(self._argument, ids)
-        kernel = self._kernel(partial(self._template, ID_BITS[ids.dtype], *self._options))
-        kernel(flat_view(self._argument, ids, ids.dtype), *memory.tensors, *args)
-        if memory.bad[0]:
-            self._refuse_ids(ids)
-        if not (self._checked or isinstance(value, (list, tuple, int)) or kind(value) == "dlpack"):
-            self._plain[type(value)] = value.dtype, kernel
+        return ids, args
 
     def _sizes(self, size: int) -> tuple[int, ...] | None:
         """The kernel's last arguments for ``size`` entries; None if there cannot be so many."""
@@ -152,25 +163,28 @@ class SliceCall:
             got = f"{max(size - self._cumulative, 0)} sequences"
         raise ShapeError(mismatch(self._argument, expected, got, advice))
 
-    def _refuse_ids(self, ids: Array) -> NoReturn:
-        """Raise ShapeError about the first wrong one."""
+    def _refuse_ids(self, ids: Array) -> None:
+        """Raise ShapeError about the first wrong one, if there is one."""
         rows, groups = self.rows, self._groups
         if isinstance(self._spec, Rows):
             self._refuse(ids, (ids < 0) | (ids >= rows), f"ids from 0 to {rows - 1}")
+            return
         if isinstance(self._spec, Groups):
             outside = (ids < -1) | (ids >= groups)
             self._refuse(ids, outside, f"ids from -1 (dead) to {groups - 1}")
+            return
         if self._cumulative and ids[0] != 0:
             expected = "running sums that start at 0"
             raise ShapeError(mismatch(self._argument, expected, ids[0]))
         lengths = np.diff(ids.astype(np.int64)) if self._cumulative else ids
-        padded = rows // len(lengths)
+        padded = rows // max(len(lengths), 1)
         self._refuse(lengths, (lengths < 0) | (lengths > padded), f"0 to {padded} rows")
 
-    def _refuse(self, given: Array, outside: Array, expected: str) -> NoReturn:
-        """Raise ShapeError about the first offender."""
-        place = int(np.flatnonzero(outside)[0])
-        raise ShapeError(mismatch(self._argument, expected, f"{given[place]} at position {place}"))
+    def _refuse(self, given: Array, outside: Array, expected: str) -> None:
+        """Raise ShapeError about the first offender, if there is one."""
+        for place in np.flatnonzero(outside)[:1]:
+            got = f"{given[place]} at position {place}"
+            raise ShapeError(mismatch(self._argument, expected, got))
 
 
 def _rows_of(spec: SparsitySpec, shape: tuple[int, ...], micro_tile: MicroTile) -> int:

@@ -136,13 +136,10 @@ class Dispatcher:
         """The plan of a pattern, decided anew, without running it."""
         if Threads.lost:
             refuse_fork()
-        if library not in _LIBRARIES:
-            expected = " or ".join(map(repr, _LIBRARIES))
-            raise BackendUnavailable(mismatch("library", expected, repr(library)))
+        check_asked({} if arrays else sizes, library)
         if arrays:
             bound = self.binder.bind(arrays)
         else:
-            _check_sizes(sizes)
             layout = self.binder.layout_of(sizes, library)
             bound = Bound(layout, {}, {}, {})
         pattern, *_ = self._pattern(bound, told_pattern(self.program, bound.arrays, sparsity))
@@ -305,6 +302,15 @@ class Dispatcher:
         if micro_tile.also is None:
             return index
         return replace(index, also=self._detect(bound, value, micro_tile.also, fresh=True))
+
+
+def check_asked(sizes: dict[str, int], library: str) -> None:
+    """Refuse what no plan is made for: BackendUnavailable of a library that is no peer, ShapeError
+    of an extent that is none."""
+    if library not in _LIBRARIES:
+        expected = " or ".join(map(repr, _LIBRARIES))
+        raise BackendUnavailable(mismatch("library", expected, repr(library)))
+    _check_sizes(sizes)
 
 
 def _check_sizes(sizes: dict[str, int]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 import pit_tvm
 from pit_tvm import op
-from pit_tvm.errors import ShapeError, UnsupportedTarget
+from pit_tvm.errors import BackendUnavailable, DTypeError, ShapeError, UnsupportedTarget
 from pit_tvm.runtime import cuda_rows
 from pit_tvm.runtime.bind import Binder
 from pit_tvm.runtime.cuda_form import rows_form
@@ -175,3 +176,63 @@ def test_more_groups_than_any_kernel_takes_are_refused() -> None:
     tensors = op.grouped_matmul(None, 32, 16, 1025, dtype="float16")
     with pytest.raises(UnsupportedTarget, match="1024 groups"):
         pit_tvm.compile(tensors, sparse={"lhs": pit_tvm.Groups(1025)}, target=H200)
+
+
+@pytest.mark.parametrize(
+    ("spec", "told", "error", "text"),
+    [
+        (pit_tvm.Mask(1, 64), np.ones((64, 767), bool), ShapeError, "lhs.*shape"),
+        (pit_tvm.Mask(1, 64), np.ones(64, bool), ShapeError, "lhs.*shape"),
+        (pit_tvm.Mask(1, 64), np.ones((64, 768), np.float32), DTypeError, "bool or uint8"),
+        (pit_tvm.Values(), np.ones((63, 768), np.float32), ShapeError, "lhs.*shape"),
+        (pit_tvm.BlockMask(64, 64), np.ones((1, 11), bool), ShapeError, "lhs.*shape"),
+        (pit_tvm.Rows(), [1, 64], ShapeError, "64 at position 1"),
+        (pit_tvm.Rows(), np.array([-1, 3]), ShapeError, "-1 at position 0"),
+        (pit_tvm.Rows(), np.arange(70), ShapeError, "at most 64 ids"),
+        (pit_tvm.Rows(), np.array([1.5, 2.0]), DTypeError, "int32 or int64"),
+        (pit_tvm.Lengths(), [1, 2, 3], ShapeError, "divides 64 rows"),
+        (pit_tvm.Lengths(), [1, 2, 3, 400], ShapeError, "400 at position 3"),
+        (pit_tvm.Lengths(), np.array([[1, 2]]), ShapeError, "one dimension"),
+        (pit_tvm.Lengths(), "abc", DTypeError, "sparsity"),
+        (pit_tvm.Lengths(), object(), DTypeError, "sparsity"),
+        (pit_tvm.Lengths(cumulative=True), [1, 2, 3], ShapeError, "start at 0"),
+    ],
+)
+def test_patterns_that_are_explained_are_checked_as_on_cpus(
+    spec: Any, told: Any, error: type[Exception], text: str
+) -> None:
+    tensors = op.linear(None, 3072, 768, dtype="float16", bias=True)
+    for target in (H200, "cuda -arch=sm_80", "llvm"):
+        made = pit_tvm.compile(tensors, sparse={"lhs": spec}, target=target)
+        with pytest.raises(error, match=text.replace("lhs", "" if target == "llvm" else "lhs")):
+            made.explain(sparsity=told, sizes={"m": 64})
+
+
+def test_group_ids_that_are_explained_are_checked() -> None:
+    tensors = op.grouped_matmul(None, 256, 128, 4, dtype="float16", transpose_rhs=True)
+    made = pit_tvm.compile(tensors, sparse={"lhs": pit_tvm.Groups(4)}, target=H200)
+    assert made.explain(sparsity=np.arange(64) % 5 - 1, sizes={"m": 64}).choice.kind == "pit"
+    for told in (np.full(64, 4), np.full(64, -2), np.zeros(63, int), np.zeros((64, 2), int)):
+        with pytest.raises(ShapeError, match="group ids"):
+            made.explain(sparsity=told, sizes={"m": 64})
+    with pytest.raises(DTypeError, match="group ids"):
+        made.explain(sparsity=np.zeros(64), sizes={"m": 64})
+
+
+def test_what_else_is_asked_of_plans_is_checked() -> None:
+    made, told = linear(pit_tvm.Rows()), np.arange(3)
+    with pytest.raises(BackendUnavailable, match="library"):
+        made.explain(sparsity=told, sizes={"m": 64}, library="jax")
+    with pytest.raises(ShapeError, match="size m"):
+        made.explain(sparsity=told, sizes={"m": -64})
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_operands_explain_themselves(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    tensors = op.matmul(None, 256, 128, dtype=dtype)
+    made = pit_tvm.compile(tensors, sparse={"lhs": pit_tvm.Values()}, target=H200)
+    told = torch.zeros((64, 256), dtype=getattr(torch, dtype))[:, :128]
+    told[3] = 1
+    plans = [made.explain(sparsity=t, sizes={"m": 64}) for t in (told, told.requires_grad_())]
+    assert plans[0] == plans[1] and plans[0].candidates[0].covered == pytest.approx(1 / 64)
