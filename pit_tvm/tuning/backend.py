@@ -11,6 +11,7 @@ import numpy as np
 from tvm import IRModule
 from tvm.s_tir import meta_schedule as ms
 
+from ..errors import BackendUnavailable
 from ..structs import TileTask
 from ..target import TargetInfo
 from ..tile_db.record import TileRecord
@@ -23,7 +24,10 @@ Lower = Callable[[IRModule], IRModule]
 
 
 class Builder(Protocol):
-    """A MetaSchedule builder that may work ahead."""
+    """A MetaSchedule builder that may work ahead. ``lost``: why ``build`` could not build at all,
+    which says nothing about a candidate."""
+
+    lost: BackendUnavailable | None
 
     def warm(self, build_inputs: list[ms.builder.BuilderInput]) -> None:
         """Prepare for ``build`` of these."""

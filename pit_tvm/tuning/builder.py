@@ -15,6 +15,8 @@ import tvm
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
+from ..errors import BackendUnavailable, mismatch
+
 # What TVM raises for a candidate that cannot be lowered, compiled or run.
 CANDIDATE_ERRORS = (
     ArithmeticError,
@@ -38,7 +40,8 @@ class TileBuilder(ms.builder.PyBuilder):
     """Lowers with ``lower``, compiles, and writes a library into ``folder``.
 
     ``suffix`` is ".so", linked here, or ".tar", linked by the machine that runs it. Whoever runs
-    the artifact deletes it.
+    the artifact deletes it. ``lost``: why no library could be written or linked, which says nothing
+    about the candidate; errors do not cross MetaSchedule with their types, so it is kept here.
     """
 
     def __init__(
@@ -48,24 +51,29 @@ class TileBuilder(ms.builder.PyBuilder):
         self.lower = lower
         self.folder = folder
         self.suffix = suffix
+        self.lost: BackendUnavailable | None = None
 
     def warm(self, build_inputs: list[ms.builder.BuilderInput]) -> None:
         """Nothing: this builder compiles a candidate when it is asked for."""
 
     def build(self, build_inputs: list[ms.builder.BuilderInput]) -> list[ms.builder.BuilderResult]:
-        results = []
-        for item in build_inputs:
+        return [self._build(item) for item in build_inputs]
+
+    def _build(self, item: ms.builder.BuilderInput) -> ms.builder.BuilderResult:
+        try:
+            with item.target:
+                lowered = self.lower(item.mod)
+            built = tvm.compile(lowered, target=item.target)
+        except CANDIDATE_ERRORS as error:
+            return ms.builder.BuilderResult(None, error_text(error))
+        try:
             path = self._new_path()
-            try:
-                with item.target:
-                    lowered = self.lower(item.mod)
-                built = tvm.compile(lowered, target=item.target)
-                built.export_library(str(path))
-                results.append(ms.builder.BuilderResult(str(path), None))
-            except CANDIDATE_ERRORS as error:
-                path.unlink(missing_ok=True)
-                results.append(ms.builder.BuilderResult(None, error_text(error)))
-        return results
+            built.export_library(str(path))
+        except CANDIDATE_ERRORS as error:  # no compiler, a full disk
+            text = mismatch("work_dir", "candidates written and linked there", error_text(error))
+            self.lost = BackendUnavailable(text)
+            return ms.builder.BuilderResult(None, text)
+        return ms.builder.BuilderResult(str(path), None)
 
     def _new_path(self) -> Path:
         """A name never used before: of a library that is still loaded under the same name, the

@@ -92,6 +92,7 @@ class CudaBuilder(ms.builder.PyBuilder):
         self.toolchain = toolchain
         self.pool = pool
         self.found: dict[str, Path | str] = {}
+        self.lost: BackendUnavailable | None = None
 
     def warm(self, build_inputs: list[ms.builder.BuilderInput]) -> None:
         """Compile what ``build`` will be asked for next, side by side.
@@ -141,6 +142,9 @@ def _attempt(lower: Lower, toolchain: Toolchain, mod: tvm.IRModule) -> Path | st
         return toolchain.built(lower(mod))
     except BackendUnavailable:
         raise
+    except OSError as error:  # a full disk, no memory for nvcc
+        text = mismatch("work_dir", "kernels compiled and written there", error_text(error))
+        raise BackendUnavailable(text) from error
     except CANDIDATE_ERRORS as error:
         return error_text(error)
 

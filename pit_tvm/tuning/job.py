@@ -14,9 +14,10 @@ from types import FrameType
 from typing import Any
 
 from tqdm import tqdm
+from tvm.support import cc
 from tvm.target import Target
 
-from ..errors import TuningError, UnsupportedTarget, mismatch
+from ..errors import BackendUnavailable, TuningError, UnsupportedTarget, mismatch
 from ..structs import TileTask
 from ..target import TargetInfo, runs_here, start_thread_pool
 from ..tile_db.record import Provenance, TileRecord, make_provenance
@@ -93,6 +94,8 @@ class TuneJob:
             This machine cannot run the target's code, or a task is for another instruction set.
         TuningError
             There are no tasks, another job holds the work folder, or no tile could be recorded.
+        BackendUnavailable
+            Candidates cannot be linked or written here, or the device cannot be reached.
         """
         self._check()
         counts = Counts()
@@ -117,7 +120,8 @@ class TuneJob:
         errors = tuple(text for text, _ in counts.errors.most_common())
         if not interrupted and not any(record.kind == "pit" for record in records):
             why = errors[0] if errors else "no candidate, or none that ran in earlier runs"
-            raise TuningError(mismatch("tuning job", "at least one right tile", why))
+            advice = "" if errors else "allow more trials, or remove the work folder"
+            raise TuningError(mismatch("tuning job", "at least one right tile", why, advice))
         return TuneResult(
             tuple(records),
             counts.measured,
@@ -145,6 +149,8 @@ class TuneJob:
                     "tune for it over RPC",
                 )
             )
+        if self.backend.here and self.target.kind == "llvm" and cc.get_cc() is None:
+            raise BackendUnavailable(mismatch("tuning job", "a C compiler on PATH", "none"))
         if self.calibrate and not self.backend.here:
             raise TuningError(mismatch("calibrate", "False for a job over RPC", True))
 

@@ -233,6 +233,8 @@ class TaskRun:
     ) -> ms.runner.RunnerResult:
         item = ms.builder.BuilderInput(candidate.sch.mod, self.bench.target)
         built = self.builder.build([item])[0]
+        if self.builder.lost is not None:
+            raise self.builder.lost
         if built.error_msg is not None:
             return ms.runner.RunnerResult(None, built.error_msg)
         kind = str(self.bench.target.kind.name)

@@ -49,6 +49,10 @@ def without_compiler(text: str, arch: str) -> Bytes:
     raise BackendUnavailable("no nvcc")
 
 
+def on_a_full_disk(text: str, arch: str) -> Bytes:
+    raise OSError("no space left")
+
+
 def same(mod: tvm.IRModule) -> tvm.IRModule:
     return mod
 
@@ -112,3 +116,12 @@ def test_candidate_that_does_not_compile_reports_why(tools: Toolchain, folder: P
 def test_missing_compiler_ends_the_job(tools: Toolchain, folder: Path, workers: int) -> None:
     with worker_pool(workers) as pool, pytest.raises(BackendUnavailable, match="no nvcc"):
         CudaBuilder(same, folder, replace(tools, compile=without_compiler), pool).warm([item(1)])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_full_disk_ends_the_job_and_is_no_failed_candidate(
+    tools: Toolchain, folder: Path, workers: int
+) -> None:
+    full = replace(tools, compile=on_a_full_disk)
+    with worker_pool(workers) as pool, pytest.raises(BackendUnavailable, match="no space left"):
+        CudaBuilder(same, folder, full, pool).warm([item(1)])

@@ -13,7 +13,7 @@ import pytest
 import tvm
 from tvm import tirx
 
-from pit_tvm.errors import TuningError, UnsupportedTarget
+from pit_tvm.errors import BackendUnavailable, TuningError, UnsupportedTarget
 from pit_tvm.target import resolve_target
 from pit_tvm.tile_db.meta_json import replay
 from pit_tvm.tile_db.store import FILE_NAME, TileStore
@@ -125,6 +125,39 @@ def test_job_without_any_right_tile_fails_and_says_why(tmp_path: Path) -> None:
     with pytest.raises(TuningError, match="cannot lower this"):
         run(tmp_path, trials=2, space=space_with(lower=refuse))
     assert TileStore.open(tmp_path / "db", device=HOST.device).all() == ()
+
+
+def test_job_none_of_whose_earlier_candidates_ran_says_how_to_go_on(tmp_path: Path) -> None:
+    def refuse(mod: tvm.IRModule) -> tvm.IRModule:
+        raise ValueError("cannot lower this")
+
+    with pytest.raises(TuningError):
+        run(tmp_path, trials=2, space=space_with(lower=refuse))
+    with pytest.raises(TuningError, match="ran in earlier runs; .* or remove the work folder"):
+        run(tmp_path, trials=2)
+
+
+def test_missing_compiler_is_found_before_any_candidate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    with monkeypatch.context() as without:
+        without.setenv("PATH", str(tmp_path))
+        with pytest.raises(BackendUnavailable, match="a C compiler on PATH"):
+            run(tmp_path, trials=2)
+    assert run(tmp_path, trials=2).reused == 0
+
+
+def test_library_that_cannot_be_linked_ends_the_job_and_is_no_failed_candidate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setenv("CXX", str(tmp_path / "no-compiler"))
+        with pytest.raises(BackendUnavailable, match="no-compiler"):
+            run(tmp_path, trials=2)
+    again = run(tmp_path, trials=2)
+    assert (again.measured, again.reused, again.failed) == (2, 0, 0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

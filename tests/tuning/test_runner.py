@@ -91,6 +91,16 @@ def test_candidate_that_does_not_lower_or_compile_reports_why(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
+def test_library_that_cannot_be_written_says_nothing_about_its_candidate(tmp_path: Path) -> None:
+    sch = Schedule(workload_module(SPACE, TASK), seed=1)
+    sample(sch, TASK)
+    builder = TileBuilder(SPACE.lower, tmp_path / "absent")
+    assert builder.lost is None
+    (built,) = builder.build([ms.builder.BuilderInput(sch.mod, Target(HOST.tvm_target))])
+    assert built.artifact_path is None
+    assert isinstance(builder.lost, BackendUnavailable) and "absent" in str(builder.lost)
+
+
 def test_artifacts_never_share_a_name(tmp_path: Path) -> None:
     paths = {build(tmp_path).artifact_path for _ in range(3)}
     assert len(paths) == 3
