@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from tvm import IRModule
@@ -50,7 +50,8 @@ class History:
         Raises
         ------
         DatabaseError
-            A file is corrupt anywhere else, no database of MetaSchedule, or cannot be written.
+            A file is corrupt anywhere else, no database of MetaSchedule, or cannot be written,
+            such as on a full disk.
         """
         try:
             folder.mkdir(exist_ok=True)
@@ -66,7 +67,9 @@ class History:
             raise DatabaseError(
                 f"{folder / RECORDS}: no MetaSchedule database: {reason}"
             ) from error
-        return cls(folder, database, database.commit_workload(mod), target)
+        with nullcontext() if database.has_workload(mod) else _adding_a_line(folder / WORKLOADS):
+            workload = database.commit_workload(mod)
+        return cls(folder, database, workload, target)
 
     def result(self, key: str) -> ms.runner.RunnerResult | None:
         """What a candidate gave when it was measured; None if it never was."""
@@ -78,7 +81,13 @@ class History:
         return ms.runner.RunnerResult([float(secs) for secs in record.run_secs], None)
 
     def commit(self, candidate: ms.MeasureCandidate, secs: Sequence[float] | None) -> None:
-        """Remember a measurement; None stands for a candidate that failed."""
+        """Remember a measurement; None stands for a candidate that failed.
+
+        Raises
+        ------
+        DatabaseError
+            The record cannot be written; the file is as it was.
+        """
         record = ms.database.TuningRecord(
             candidate.sch.trace,
             self.workload,
@@ -86,7 +95,8 @@ class History:
             self.target,
             candidate.args_info,
         )
-        self.database.commit_tuning_record(record)
+        with _adding_a_line(self.folder / RECORDS):
+            self.database.commit_tuning_record(record)
         self.known[decision_key(candidate.sch.trace)] = record
 
     @contextmanager
@@ -152,9 +162,34 @@ def _read_attempts(path: Path) -> dict[str, int]:
         return {}
     try:
         attempts = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        return {str(key): int(count) for key, count in attempts.items()}
+    except (AttributeError, TypeError, ValueError) as error:
         raise DatabaseError(f"{path}:1: not written by a tuning job: {error}") from error
-    return {str(key): int(count) for key, count in attempts.items()}
+
+
+@contextmanager
+def _adding_a_line(path: Path) -> Iterator[None]:
+    """Held while MetaSchedule appends to a file, which does not look whether it could.
+
+    Raises
+    ------
+    DatabaseError
+        It could not; what there was of the line is gone again.
+    """
+    size = path.stat().st_size if path.is_file() else 0
+    yield
+    try:
+        with path.open("r+b") as file:
+            file.seek(size)
+            whole = file.read().endswith(b"\n")
+            if not whole:
+                file.truncate(size)
+    except OSError as error:
+        text = mismatch("work_dir", "files that can be written", error)
+        raise DatabaseError(text) from error
+    if not whole:
+        got, advice = f"a part of one in {path}", "make room on the disk"
+        raise DatabaseError(mismatch("work_dir", "lines that can be written", got, advice))
 
 
 def _drop_torn_line(path: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -79,6 +82,37 @@ def test_torn_record_is_measured_again_and_the_others_stay(filled: Path) -> None
     assert len(load(filled).known) == 3
 
 
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """Files get no larger than this, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("more", [0, 40])
+def test_record_that_a_full_disk_tears_is_taken_back_and_refused(filled: Path, more: int) -> None:
+    path = filled / RECORDS
+    whole, history, candidate = path.read_bytes(), load(filled), candidates(4)[3]
+    with room_for(len(whole) + more), pytest.raises(DatabaseError, match=f"work_dir: .*{path}"):
+        history.commit(candidate, [1.0])
+    assert path.read_bytes() == whole
+    load(filled).commit(candidate, [1.0])
+    assert len(load(filled).known) == 4
+
+
+def test_workload_that_a_full_disk_tears_is_taken_back_and_refused(filled: Path) -> None:
+    path, other = filled / WORKLOADS, task("avx2", m=32)
+    whole = path.read_bytes()
+    with room_for(len(whole) + 40), pytest.raises(DatabaseError, match=f"work_dir: .*{path}"):
+        load(filled, other)
+    assert path.read_bytes() == whole
+    assert load(filled, other).known == {} and len(load(filled).known) == 3
+
+
 @pytest.mark.parametrize("name", [WORKLOADS, RECORDS])
 @pytest.mark.parametrize("line", [b"garbage", b'{"a": 1}', b"[1]"])
 def test_corrupt_line_is_refused_with_path_and_number(filled: Path, name: str, line: bytes) -> None:
@@ -116,8 +150,9 @@ def test_measurement_that_ends_leaves_no_mark(tmp_path: Path) -> None:
     assert not (tmp_path / RUNNING).exists()
 
 
-def test_foreign_mark_is_refused(tmp_path: Path) -> None:
-    (tmp_path / RUNNING).write_text("what")
+@pytest.mark.parametrize("text", ["what", "[]", "3", '{"key": null}', '{"key": "b"}'])
+def test_foreign_mark_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / RUNNING).write_text(text)
     with pytest.raises(DatabaseError, match=RUNNING), load(tmp_path).running("key"):
         pass
 
