@@ -8,7 +8,7 @@ from functools import cached_property
 from operator import index
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from .errors import ShapeError, mismatch
+from .errors import DatabaseError, ShapeError, mismatch
 
 Record = TypeVar("Record")
 
@@ -228,8 +228,12 @@ class Tile:
     knobs: tuple[tuple[str, int], ...] = ()
 
     def knob(self, name: str) -> int:
-        """Value of one knob; KeyError if the tile's family has no such knob."""
-        return dict(self.knobs)[name]
+        """Value of one knob; DatabaseError if the tile has no such knob, as its family's have."""
+        knobs = dict(self.knobs)
+        if name not in knobs:
+            expected = f"the knob {name} of a tile of {self.family}"
+            raise DatabaseError(mismatch("database", expected, ", ".join(knobs) or "none"))
+        return knobs[name]
 
     def __str__(self) -> str:
         extra = " ".join(f"{k}={v}" for k, v in self.knobs)

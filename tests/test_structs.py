@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pit_tvm.errors import ShapeError
+from pit_tvm.errors import DatabaseError, ShapeError
 from pit_tvm.structs import BlockMask, Grid, Groups, Index, Lengths, Mask, MicroTile, Rows, Tile
 
 
@@ -23,6 +23,13 @@ def test_a_hash_is_kept_and_stays_in_its_process() -> None:
     assert hash(replace(tile, tile_m=64)) != hash(tile)
     other = MicroTile("lhs", "m", 0, (1, 0))
     assert {other: 1}[MicroTile("lhs", "m", 0, (1, 0))] == 1
+
+
+def test_a_knob_that_a_record_lacks_is_an_error_of_its_database() -> None:
+    tile = Tile("rows", "avx512", "float32", 192, 512, 128, (("unknown", 12),))
+    assert tile.knob("unknown") == 12
+    with pytest.raises(DatabaseError, match="reg_m of a tile of rows, got unknown"):
+        tile.knob("reg_m")
 
 
 def test_what_is_gathered_on_two_axes_has_an_index_of_each() -> None:

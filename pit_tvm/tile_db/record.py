@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -14,6 +15,11 @@ from ..structs import Tile, TileTask
 
 SCHEMA = 1
 KINDS = ("pit", "library", "profile")
+# Knobs that count something; the others are switches, or distances that may be 0.
+_COUNTS = frozenset(
+    "cluster consumers most_groups raster reg_m reg_n sms stages store_cols".split()
+)
+_MOST = 2**31 - 1  # extents are int32 in kernels
 
 
 @dataclass(frozen=True)
@@ -181,6 +187,8 @@ def _text(where: str, value: Any) -> str:
 def _integer(where: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise DatabaseError(mismatch(where, "an integer", repr(value)))
+    if abs(value) > _MOST:
+        raise DatabaseError(mismatch(where, f"an integer of at most {_MOST}", value))
     return value
 
 
@@ -198,7 +206,7 @@ def _positive(where: str, value: Any) -> int:
 
 def _seconds(where: str, value: Any) -> float:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0 < value < float("inf"):
+    if not number or not 0 < value <= sys.float_info.max:
         raise DatabaseError(mismatch(where, "a finite number above 0", repr(value)))
     return float(value)
 
@@ -225,7 +233,11 @@ def _table(where: str, value: Any, parse: _Parser) -> tuple[tuple[str, Any], ...
 
 
 def _knobs(where: str, value: Any) -> tuple[tuple[str, int], ...]:
-    return _table(where, value, _integer)
+    knobs = _table(where, value, _integer)
+    for name, knob in knobs:
+        if name in _COUNTS:
+            _positive(f"{where}.{name}", knob)
+    return knobs
 
 
 def _profile(where: str, value: Any) -> tuple[tuple[str, float], ...]:

@@ -246,7 +246,7 @@ def read_records(path: Path) -> Iterator[TileRecord]:
     for number, line in enumerate(text.splitlines(), start=1):
         try:
             yield record_from_json(json.loads(line))
-        except (json.JSONDecodeError, DatabaseError) as error:
+        except (ValueError, RecursionError) as error:  # DatabaseError is a ValueError
             raise DatabaseError(f"{path}:{number}: not a pit-tvm record: {error}") from error
 
 

@@ -281,6 +281,8 @@ def test_file_of_another_name_is_refused(tmp_path: Path) -> None:
         ("[1, 2]", "a JSON object"),
         ("{}", "record.schema"),
         ("", "Expecting value"),
+        ("9" * 5000, "limit"),
+        ("[" * 100_000, "recursion"),
     ],
 )
 def test_corrupt_line_is_refused_with_path_and_number(
