@@ -49,6 +49,7 @@ _CUDA_ARCHS = {
 _CLUSTERS_SINCE = 90  # compute capability, in tenths
 _CUDA_REGISTER_BITS = 32
 _CPUINFO = Path("/proc/cpuinfo")
+MOST_THREADS = 1024  # of a pool: where the system gives no more threads TVM ends the process
 _NUM_THREADS = "TVM_NUM_THREADS"
 _pool_lock = threading.Lock()
 _told_tvm: list[str] = []  # what _NUM_THREADS was set to here, which is not the user's wish
@@ -312,10 +313,9 @@ def _threads(num_cores: Any) -> int:
         threads = int(asked)
     except (TypeError, ValueError):
         threads = 0
-    if threads < 1:
-        raise UnsupportedTarget(
-            mismatch("target -num-cores", "an integer of at least 1", repr(asked))
-        )
+    if not 1 <= threads <= MOST_THREADS:
+        expected = f"an integer of 1 to {MOST_THREADS}"
+        raise UnsupportedTarget(mismatch("target -num-cores", expected, repr(asked)))
     return threads
 
 

@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any
 from out_paths import new_file, picture_folder
 from quickstart import positive
 
+from pit_tvm.cli_options import at_least
 from pit_tvm.errors import BackendUnavailable, PitError, mismatch
+from pit_tvm.target import MOST_THREADS
 
 if TYPE_CHECKING:
     from bench_report import Result
@@ -40,7 +42,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--suite", action="append", choices=SUITES, help="repeat for several (default: all)")
     add("--repeats", type=positive, help=f"turns of each contender (default {REPEATS})")
     add("--seed", type=int, default=0, help="of the benchmark's own random data (default 0)")
-    add("--threads", type=positive, default=len(os.sched_getaffinity(0)), help="default: all")
+    threads = at_least(1, MOST_THREADS)
+    add("--threads", type=threads, default=len(os.sched_getaffinity(0)), help="default: all")
     add("--quick", action="store_true", help="small sizes, which are held to no target")
     add("--held-out", action="store_true", help="only the shapes that are never tuned on")
     add("--json", type=new_file, metavar="FILE", help="write everything measured to FILE")

@@ -96,6 +96,7 @@ def test_resolved_dictionary_resolves_to_the_same(machine) -> None:
         "llvm mcpu=haswell",
         "llvm -frobnicate=1",
         "llvm -num-cores=0",
+        "llvm -num-cores=1025",
         "llvm -mattr=avx2",
         'llvm "',
         "llvm -num-cores=many",
@@ -116,6 +117,10 @@ def test_threads_follow_the_target_then_the_environment(
     monkeypatch.setenv("TVM_NUM_THREADS", "5")
     assert resolve_target("llvm").threads == 5
     assert resolve_target("llvm -num-cores=3").threads == 3
+    assert resolve_target("llvm -num-cores=1024").threads == 1024
+    monkeypatch.setenv("TVM_NUM_THREADS", "100000")
+    with pytest.raises(UnsupportedTarget, match="-num-cores: expected an integer of 1 to 1024"):
+        resolve_target("llvm")
 
 
 def test_code_for_more_than_the_cpu_has_does_not_run_here(machine) -> None:

@@ -18,6 +18,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from importlib import metadata
@@ -69,12 +70,23 @@ class CacheStats:
 
 
 def default_directory() -> Path:
-    """``$PIT_TVM_CACHE``, else ``$XDG_CACHE_HOME/pit-tvm``, else ``~/.cache/pit-tvm``."""
+    """``$PIT_TVM_CACHE``, else ``$XDG_CACHE_HOME/pit-tvm``, else ``~/.cache/pit-tvm``.
+
+    Raises
+    ------
+    BackendUnavailable
+        It is in the home of a user that there is not.
+    """
     own = os.environ.get("PIT_TVM_CACHE")
-    if own:
-        return Path(own).expanduser()
     shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache") / "pit-tvm"
+    try:
+        if own:
+            return Path(own).expanduser()
+        return (Path(shared) if shared else Path.home() / ".cache") / "pit-tvm"
+    except RuntimeError as error:
+        advice = "set PIT_TVM_CACHE to another"
+        text = mismatch("kernel cache", "a folder of a user of this machine", error, advice)
+        raise BackendUnavailable(text) from error
 
 
 def content_key(*parts: object) -> str:
@@ -213,7 +225,10 @@ class KernelCache:
 
     def disk_usage(self) -> tuple[int, int]:
         """(files, bytes) in the folder."""
-        sizes = [path.stat().st_size for path in self._files()]
+        sizes: list[int] = []
+        for path in self._files():
+            with suppress(FileNotFoundError):  # another process deleted it
+                sizes.append(path.stat().st_size)
         return len(sizes), sum(sizes)
 
     def _files(self) -> list[Path]:

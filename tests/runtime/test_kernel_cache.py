@@ -282,6 +282,18 @@ def test_clear_deletes_kernels_and_left_overs_but_functions_stay_valid(full):
     assert cache.stats.builds == 1
 
 
+def test_files_that_another_process_deletes_meanwhile_are_not_counted(full, monkeypatch):
+    cache, left = KernelCache(full), full / f"{KEY}.so"
+    monkeypatch.setattr(cache, "_files", lambda: [full / f"{'0' * 64}.so", left])
+    assert cache.disk_usage() == (1, left.stat().st_size)
+
+
+def test_a_folder_of_nobody_is_refused(monkeypatch):
+    monkeypatch.setenv("PIT_TVM_CACHE", "~nobody-of-this-name/x")
+    with pytest.raises(BackendUnavailable, match="^kernel cache: expected a folder"):
+        KernelCache()
+
+
 def test_no_warning_when_all_is_well(full):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -303,7 +303,10 @@ def test_main_reports_a_missing_package_and_gives_status_2(
     assert "pit-tvm[quickstart]" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("options", [["--suite", "other"], ["--repeats", "0"], ["--seed", "-1"]])
+@pytest.mark.parametrize(
+    "options",
+    [["--suite", "other"], ["--repeats", "0"], ["--seed", "-1"], ["--threads", "1025"]],
+)
 def test_bad_option_is_refused(options: list[str]) -> None:
     with pytest.raises(SystemExit):
         bench_cpu.parse(options)
