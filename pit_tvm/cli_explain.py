@@ -24,7 +24,7 @@ examples:
   pit-tvm explain --model my_model.pt2 --mask-input attention_mask
 """
 # Options that mean something for one of the two only.
-_OF_PRODUCTS, _OF_MODELS = ("mask", "density"), ("fill", "batch", "padded")
+_OF_PRODUCTS, _OF_MODELS = ("mask", "density"), ("fill", "batch", "padded", "mask_input")
 
 
 def add_explain(subparsers: Subparsers) -> None:
@@ -67,7 +67,7 @@ def run_explain(args: argparse.Namespace) -> int:
     """Print the plan."""
     of_model = args.model is not None
     others = _OF_PRODUCTS if of_model else _OF_MODELS
-    given = [f"--{name}" for name in others if getattr(args, name) is not None]
+    given = [f"--{name.replace('_', '-')}" for name in others if getattr(args, name) is not None]
     if given:
         args.parser.error(f"{', '.join(given)} with {'--model' if of_model else '--shape'}")
     cache = kernel_cache()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _FILL, _SEQUENCES, _PADDED = 0.3, 32, 128
 _TILE_WIDTH = 36
+_MASK_INPUT = "attention_mask"
 
 
 def add_model(parser: Any) -> None:
@@ -37,10 +38,20 @@ def add_mask_input(parser: Any) -> None:
     """The argument that names a model's mask."""
     parser.add_argument(
         "--mask-input",
-        default="attention_mask",
         metavar="NAME",
-        help="the model's input [batch, tokens] that is 1 where a token is (default: %(default)s)",
+        help="of a model: its input [batch, tokens] that is 1 where a token is (default: "
+        f"{_MASK_INPUT})",
     )
+
+
+def _find(args: argparse.Namespace, dtype: str) -> Any:
+    from .model.examples import find_model
+
+    return find_model(args.model, dtype, _mask(args))
+
+
+def _mask(args: argparse.Namespace) -> str:
+    return _MASK_INPUT if args.mask_input is None else str(args.mask_input)
 
 
 def add_batch(parser: Any) -> None:
@@ -73,20 +84,20 @@ def random_lengths(
 
 def explain_model(args: argparse.Namespace) -> int:
     """Print the plan of a batch, what runs on live tokens, and the operators' PIT axes."""
-    from .model.examples import as_graph, find_model
+    from .model.examples import as_graph
     from .model.importer import import_model
     from .model.report import count_axes
     from .model.tidy import tidy
 
     target = _cpu(args.target)
-    example = find_model(args.model, args.dtype or "", args.mask_input)
+    example = _find(args, args.dtype or "")
     if example.mask:
         imported = import_model(example.model, example.inputs, example.mask)
         _print_plan(args, imported, target)
         module = tidy(imported.module, imported.size_bounds)
     else:
         module = as_graph(example)
-        print(f"{args.model}: no input {args.mask_input!r} to skip padding by; PIT axes only")
+        print(f"{args.model}: no input {_mask(args)!r} to skip padding by; PIT axes only")
     _print_axes(count_axes(module))
     return 0
 
@@ -135,6 +146,9 @@ def _batch(args: argparse.Namespace, longest: int | None) -> tuple[list[int], in
         fill = _FILL if fill is None else fill
         sequences = _SEQUENCES if sequences is None else sequences
         padded = args.padded or min(_PADDED, longest or _PADDED)
+        if longest is not None and padded > longest:
+            expected = f"1 to {longest}, the model's longest"
+            raise ShapeError(mismatch("--padded", expected, padded))
         if not 0.0 <= fill <= 1.0 or sequences < 1:
             expected = "a share of 0 to 1, and at least one sequence"
             raise ShapeError(mismatch("--fill, --batch", expected, (fill, sequences)))
@@ -214,11 +228,9 @@ def missing_tasks(args: argparse.Namespace, target: TargetInfo, device: str) -> 
     Only records of ``device`` itself count: those of others are left out as soon as there are any
     of its own for a family of tiles.
     """
-    from .model.examples import find_model
-
     forms: dict[LinearForm, int] = {}
     for dtype in args.dtype or [""]:
-        forms |= _forms(find_model(args.model, dtype, args.mask_input))
+        forms |= _forms(_find(args, dtype))
     store = TileStore.over_shipped(args.out if is_there("--out", args.out) else None, device=device)
     print(f"{'linear layers':42} {'number':>6}  rows with tuned tiles; without")
     missing: dict[TileTask, None] = {}

@@ -144,6 +144,10 @@ def run_tune(args: argparse.Namespace) -> int:
         args.parser.error("--rpc-tracker and --rpc-key go together")
     if args.model is None and (args.rows or args.list):
         args.parser.error("--rows and --list go with --model")
+    if args.model is None and args.mask_input is not None:
+        args.parser.error("--mask-input goes with --model")
+    if args.model is not None and args.op is not None:
+        args.parser.error("--op goes with --shape")
     target = resolve_target(args.target)
     args.rows = args.rows or _MODEL_ROWS
     if not args.model:

@@ -131,6 +131,7 @@ def test_batches_that_are_drawn_or_told(
         (["--lengths", "17"], "--padded: expected 17 to 16, the model's longest"),
         (["--lengths", "9,2", "--padded", "8"], "--padded: expected 9 to 16"),
         (["--lengths", "9", "--fill", "0.2"], "--lengths: expected no --fill"),
+        (["--padded", "100000"], "--padded: expected 1 to 16, the model's longest, got 100000"),
         (["--fill", "1.5"], "--fill, --batch: expected a share of 0 to 1"),
         (["--batch", "0"], "--fill, --batch: expected .* at least one sequence"),
         (["--batch", str(10**30)], "--batch, --padded: expected at most 2147483647 tokens"),

@@ -141,14 +141,10 @@ class TuneJob:
         if other:
             raise UnsupportedTarget(mismatch("task.isa", self.target.isa, other[0].isa))
         if self.backend.here and not runs_here(self.target):
-            raise UnsupportedTarget(
-                mismatch(
-                    "target",
-                    "an instruction set of this machine",
-                    self.target.isa,
-                    "tune for it over RPC",
-                )
-            )
+            on_cpu = self.target.kind == "llvm"
+            expected = "an instruction set of this machine" if on_cpu else "a GPU of this machine"
+            advice = "tune for it over RPC" if on_cpu else "run it where the driver finds one"
+            raise UnsupportedTarget(mismatch("target", expected, self.target.isa, advice))
         if self.backend.here and self.target.kind == "llvm" and cc.get_cc() is None:
             raise BackendUnavailable(mismatch("tuning job", "a C compiler on PATH", "none"))
         if self.calibrate and not self.backend.here:

@@ -237,6 +237,16 @@ def test_target_that_does_not_run_here_is_refused(tmp_path: Path) -> None:
         run(tmp_path, trials=1, target=other, tasks=[task(other.isa)])
 
 
+def test_gpu_that_is_not_here_is_not_tuned_over_rpc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pit_tvm.tuning.job.runs_here", lambda target: False)
+    gpu = resolve_target("cuda -arch=sm_90a")
+    with pytest.raises(UnsupportedTarget, match="target: expected") as refused:
+        run(tmp_path, trials=1, target=gpu, tasks=[task(gpu.isa)])
+    assert "RPC" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     "options",
     [{"tasks": []}, {"settings": Settings(trials=0)}, {"settings": Settings(keep=0)}],
