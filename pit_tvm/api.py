@@ -147,7 +147,12 @@ class Operator:
         ShapeError, DTypeError, BackendUnavailable
             An argument does not fit, an extent is unknown, or ``library`` is another one.
         """
-        return self._dispatcher.explain(arrays, sparsity, dict(sizes or {}), library)
+        try:
+            extents = dict(sizes or {})
+        except (TypeError, ValueError) as error:
+            expected = "a dictionary of extents by name"
+            raise ShapeError(mismatch("sizes", expected, repr(sizes))) from error
+        return self._dispatcher.explain(arrays, sparsity, extents, library)
 
     def profile(self, *arrays: Any, sparsity: Any = None, out: Any = None) -> Profile:
         """Run once, as :meth:`__call__` does, and report where the time went."""

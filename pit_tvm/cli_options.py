@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .errors import BackendUnavailable, DatabaseError, ShapeError, mismatch
+from .structs import MOST_EXTENT
 
 if TYPE_CHECKING:
     from .runtime.kernel_cache import KernelCache
 
-MOST = 2**31 - 1  # extents are int32 in kernels
+MOST = MOST_EXTENT
 _MOST_ELEMENTS = 2**40  # of a matrix: far above any memory, and far below where numpy overflows
 _MOST_DIGITS = 100  # Python refuses to read integers of thousands
 # What errors of the library begin with, and the option that gives it: the first one there is.

@@ -7,7 +7,19 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+
+def as_path(value: Any) -> Path:
+    """The path that an argument names; OSError if it can name none."""
+    try:
+        path = Path(value)
+        os.fsencode(path)
+    except (TypeError, ValueError) as error:
+        raise OSError(f"{value!r}, which is no path") from error
+    if "\0" in str(path):
+        raise OSError(f"{value!r}, which is no path")
+    return path
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from .errors import DatabaseError, ShapeError, mismatch
 
 Record = TypeVar("Record")
+MOST_EXTENT = 2**31 - 1  # extents are int32 in kernels
 
 
 def hashed_once(cls: type[Record]) -> type[Record]:

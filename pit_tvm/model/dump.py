@@ -8,7 +8,7 @@ from pathlib import Path
 import tvm
 
 from ..errors import BackendUnavailable, mismatch
-from ..files import write_atomically
+from ..files import as_path, write_atomically
 
 #: ``look(name, module)`` gives ``module`` back, and shows it under a name.
 Look = Callable[[str, tvm.IRModule], tvm.IRModule]
@@ -30,8 +30,9 @@ def into(folder: str | Path | None) -> Look:
     """
     if folder is None:
         return unseen
-    path, written = Path(folder), list[str]()
+    written = list[str]()
     try:
+        path = as_path(folder)
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _unwritable(error) from error

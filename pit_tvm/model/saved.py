@@ -21,7 +21,7 @@ import numpy as np
 
 from .. import __version__
 from ..errors import BackendUnavailable, SavedModelError, UnsupportedTarget, mismatch
-from ..files import whole_file
+from ..files import as_path, whole_file
 from ..runtime.kernel_cache import content_key
 from ..target import TargetInfo, missing_features, needed_features, resolve_target, runs_here
 from ..tile_db.store import FILE_NAME, TileStore
@@ -88,9 +88,8 @@ def write(parts: Parts, path: str | Path) -> None:
     SavedModelError
         The file cannot be written.
     """
-    path = Path(path)
     try:
-        with whole_file(path) as file, zipfile.ZipFile(file, "w") as archive:
+        with whole_file(as_path(path)) as file, zipfile.ZipFile(file, "w") as archive:
             _fill(archive, parts)
     except OSError as error:
         raise SavedModelError(mismatch("path", "a file that can be written", error)) from error

@@ -22,9 +22,13 @@ _SAMPLED_ROWS = 32
 
 def check_threshold(threshold: float | None) -> None:
     """ShapeError unless it is None or a finite number of at least 0."""
-    if threshold is not None and not (0.0 <= threshold < math.inf):
+    try:
+        fits = threshold is None or 0.0 <= threshold < math.inf
+    except TypeError:
+        fits = False
+    if not fits:
         expected = "None or a finite number of at least 0"
-        raise ShapeError(mismatch("activation_threshold", expected, threshold))
+        raise ShapeError(mismatch("activation_threshold", expected, repr(threshold)))
 
 
 class Threshold:

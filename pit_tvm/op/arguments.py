@@ -10,6 +10,7 @@ from tvm import te
 from tvm.ir import Expr, Var
 
 from ..errors import DTypeError, ShapeError, mismatch
+from ..structs import MOST_EXTENT
 
 Extent: TypeAlias = int | Var | None
 
@@ -79,10 +80,12 @@ def resolve_extent(argument: str, value: Extent, lowest: int = 0) -> int | Var:
 
 
 def at_least(argument: str, value: object, lowest: int) -> int:
-    """``value`` as an int; ShapeError unless it is an integer of at least ``lowest``."""
+    """``value`` as an int; ShapeError unless it is an int32 of at least ``lowest``."""
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < lowest:
         expected = f"an integer of at least {lowest}"
         raise ShapeError(mismatch(argument, expected, repr(value)))
+    if int(value) > MOST_EXTENT:
+        raise ShapeError(mismatch(argument, f"an integer of at most {MOST_EXTENT}", value))
     return int(value)
 
 

@@ -31,6 +31,7 @@ from tvm.target import Target
 
 from .. import __version__
 from ..errors import BackendUnavailable, DTypeError, ShapeError, mismatch
+from ..files import as_path
 from ..locations import source_root
 
 # The folders whose code decides what a kernel looks like; runtime holds the detection kernels.
@@ -112,7 +113,11 @@ class KernelCache:
     """
 
     def __init__(self, directory: str | Path | None = None) -> None:
-        self.directory = Path(directory) if directory is not None else default_directory()
+        try:
+            self.directory = default_directory() if directory is None else as_path(directory)
+        except OSError as error:
+            text = mismatch("cache", "a folder or a KernelCache", error)
+            raise BackendUnavailable(text) from error
         self._modules: dict[str, Any] = {}
         self._adopted: dict[str, bytes] = {}
         self._lock = threading.Lock()  # guards everything below and the two above

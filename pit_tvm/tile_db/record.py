@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from ..errors import DatabaseError, mismatch
-from ..structs import Tile, TileTask
+from ..structs import MOST_EXTENT, Tile, TileTask
 
 SCHEMA = 1
 KINDS = ("pit", "library", "profile")
@@ -19,7 +19,6 @@ KINDS = ("pit", "library", "profile")
 _COUNTS = frozenset(
     "cluster consumers most_groups raster reg_m reg_n sms stages store_cols".split()
 )
-_MOST = 2**31 - 1  # extents are int32 in kernels
 
 
 @dataclass(frozen=True)
@@ -187,8 +186,8 @@ def _text(where: str, value: Any) -> str:
 def _integer(where: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise DatabaseError(mismatch(where, "an integer", repr(value)))
-    if abs(value) > _MOST:
-        raise DatabaseError(mismatch(where, f"an integer of at most {_MOST}", value))
+    if abs(value) > MOST_EXTENT:
+        raise DatabaseError(mismatch(where, f"an integer of at most {MOST_EXTENT}", value))
     return value
 
 

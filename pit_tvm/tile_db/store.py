@@ -69,7 +69,11 @@ class TileStore:
             return path
         if path is None:
             return cls(tuning_logs_dir(), device, isa)
-        found = Path(path)
+        try:
+            found = Path(path)
+        except TypeError as error:
+            expected = "a path or a TileStore"
+            raise DatabaseError(mismatch("database", expected, repr(path))) from error
         try:
             found.stat()
             if found.name == FILE_NAME:

@@ -293,3 +293,16 @@ def test_operator_without_a_product_packs_nothing() -> None:
     operator = pit_tvm.compile(op.reduce_sum(None, None), sparse={"data": Mask()})
     with pytest.raises(ShapeError, match="^pack.*no contraction"):
         operator.pack(data=np.ones((3, 4), np.float32))
+
+
+@pytest.mark.parametrize("kind", ["database", "cache"])
+@pytest.mark.parametrize("path", [5, "a\0b"])
+def test_what_is_no_path_is_refused_by_name(kind: str, path: Any) -> None:
+    options: dict[str, Any] = {kind: path}
+    with pytest.raises(PitError, match=f"^{kind}: expected"):
+        pit_tvm.compile(op.matmul(None, 4, 4), sparse={"lhs": Mask()}, **options)
+
+
+def test_sizes_are_a_dictionary(matmul: Operator) -> None:
+    with pytest.raises(ShapeError, match="^sizes: expected a dictionary"):
+        matmul.explain(sizes=[3], sparsity=good()[2])  # type: ignore[arg-type]

@@ -327,3 +327,9 @@ def test_models_of_other_kinds() -> None:
 def test_modules_need_examples() -> None:
     with pytest.raises(ShapeError, match=r"mask: expected one of \[\], got 'attention_mask'"):
         compile(Small(branching))
+
+
+@pytest.mark.parametrize("name, value", [("dump", 3), ("activation_threshold", "a")])
+def test_options_of_another_kind_are_named(name: str, value: Any) -> None:
+    with pytest.raises(PitError, match=f"^{name}: expected"):
+        compile(nn.ReLU(), **{name: value})

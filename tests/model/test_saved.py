@@ -284,6 +284,9 @@ def test_files_of_other_kinds(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there(ours: CompiledModel, tmp_path: Path) -> None:
     with pytest.raises(SavedModelError, match="path: expected a file that can be written"):
         ours.save(tmp_path / "nowhere" / "small.pit")
+    for path in ("a\0b", None, 5):
+        with pytest.raises(SavedModelError, match="path: expected a file that can be written"):
+            ours.save(path)  # type: ignore[arg-type]
 
 
 def test_kernels_must_be_on_disk(

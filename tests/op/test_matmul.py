@@ -130,3 +130,10 @@ def test_a_sum_over_nothing_is_refused():
 def test_a_wrong_type_or_activation_is_refused(arguments, message):
     with pytest.raises(DTypeError, match=message):
         matmul(M, N, K, **arguments)
+
+
+@pytest.mark.parametrize("extent", [2**31, 10**30])
+def test_extents_are_int32(extent):
+    assert matmul(2**31 - 1, 4, 4)
+    with pytest.raises(ShapeError, match="^m: expected an integer of at most 2147483647"):
+        matmul(extent, 4, 4)
