@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -338,6 +339,17 @@ def test_failed_write_leaves_the_old_file_and_no_other(
         store.append([example_record(tile_m=8)])
     assert list((tmp_path / "xeon-avx512").iterdir()) == [tmp_path / "xeon-avx512" / FILE_NAME]
     assert store.records() == (example_record(),)
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_files_get_the_mode_that_the_umask_leaves(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        TileStore.open(tmp_path).append([example_record()])
+    finally:
+        os.umask(before)
+    path = tmp_path / "xeon-avx512" / FILE_NAME
+    assert path.stat().st_mode & 0o777 == 0o666 & ~mask
 
 
 @pytest.mark.parametrize("device", ["", ".", "..", "a/b", "../up"])
