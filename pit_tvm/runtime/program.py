@@ -135,7 +135,7 @@ def analyse(tensors: Any, sparse: dict[str, SparsitySpec], *, apply_mask: bool =
     AxisError
         There is no such operand or no PIT axis for its pattern; or zeros of the operand would
         change the result (a maximum, say), so that a mask promises nothing; or there is no mask
-        to apply.
+        to apply; or two arrays, or two symbolic extents, have one name.
     ShapeError
         The specification does not fit the operand's rank.
     """
@@ -148,6 +148,7 @@ def analyse(tensors: Any, sparse: dict[str, SparsitySpec], *, apply_mask: bool =
     params = [_param(p) for p in func.params if is_buffer(p)]
     names = [p.name for p in params]
     infos = block_infos(func)
+    _check_names(params)
     _check_order(infos, names)
     if operand not in names:
         expected = f"an input, one of {names[:-1]}, or the output {names[-1]}"
@@ -205,6 +206,22 @@ def _mask_name(operand: str, params: list[Param]) -> str:
     while name in [p.name for p in params]:
         name += "_"
     return name
+
+
+def _check_names(params: list[Param]) -> None:
+    """Calls know arrays and symbolic extents by name: AxisError if two of either share one."""
+    _check_distinct("inputs", [p.name for p in params], "pass name= to te.placeholder")
+    extents: list[ir.Var] = []
+    for extent in (extent for p in params for extent in p.shape):
+        tvm_ffi.structural_walk(extent, (ir.Var, extents.append))
+    names = [str(var.name) for var in dict.fromkeys(extents)]
+    _check_distinct("symbolic extents", names, "pass a name to te.var")
+
+
+def _check_distinct(what: str, names: list[str], advice: str) -> None:
+    if len(set(names)) < len(names):
+        expected = f"{what} with names of their own"
+        raise AxisError(mismatch("tensors", expected, names, advice))
 
 
 def _check_order(infos: Sequence[BlockInfo], names: list[str]) -> None:

@@ -217,3 +217,21 @@ def test_tensors_are_inputs_and_then_one_that_is_computed() -> None:
             analyse(tensors, {"lhs": Rows()})
     with pytest.raises(AxisError, match=r"of which \[\] are computed"):
         analyse([], {"lhs": Rows()})
+
+
+def difference(names: tuple[str, str], extents: tuple[Any, Any]) -> list[Any]:
+    """``out = left - right``, two inputs of the extents given."""
+    left, right = (te.placeholder(extents, name=name) for name in names)
+    return [left, right, te.compute(extents, lambda i, j: left[i, j] - right[i, j], name="out")]
+
+
+def test_inputs_and_extents_have_names_of_their_own() -> None:
+    m, n = te.var("m"), te.var("n")
+    assert len(analyse(difference(("left", "right"), (m, m)), {"left": Rows()}).inputs) == 2
+    text = r"^tensors: expected inputs with names .*'both', 'both', 'out'.; .* to te.placeholder"
+    with pytest.raises(AxisError, match=text):
+        analyse(difference(("both", "both"), (m, n)), {"both": Rows()})
+    for shape in ((te.var(), te.var()), (te.var("m"), 2 * te.var("m"))):
+        text = r"^tensors: expected symbolic extents with names .*; pass a name to te.var"
+        with pytest.raises(AxisError, match=text):
+            analyse(difference(("left", "right"), shape), {"left": Rows()})
