@@ -19,7 +19,7 @@ from ..analysis.access import Access, BlockInfo, block_infos
 from ..errors import AxisError, ShapeError, mismatch
 from ..primitive.checks import SPECULATIVE, SREAD, SWRITE, uses_any
 from .axis_map import Part, Remap
-from .remap_scope import Buffers, Scope, every, guard
+from .remap_scope import Buffers, Scope, every, guard, whole_names
 from .unalign import is_buffer, unaligned
 
 
@@ -107,14 +107,14 @@ class _Remapper:
 
     def _parts(self, info: BlockInfo, classes: Mapping[ir.Var, str]) -> list[tuple[Part, bool]]:
         out: list[tuple[Part, bool]] = []
+        names = whole_names(self.spec, info, classes)
         for iv in info.block.iter_vars:
-            name = classes.get(iv.var, info.iter_vars[iv.var])
             if iv.var.ty.dtype != "int32":
                 what = f"axis {info.iter_vars[iv.var]} of block {info.name}"
                 raise ShapeError(mismatch(what, "an int32 extent", iv.var.ty.dtype))
             reduces = info.kinds[info.iter_vars[iv.var]] == "reduce"
             amap = self.spec.maps.get(classes.get(iv.var, ""))
-            parts = amap.parts if amap else (Part(name, iv.dom.extent),)
+            parts = amap.parts if amap else (Part(names[iv.var], iv.dom.extent),)
             out += [(p, reduces if p.reduces is None else p.reduces) for p in parts]
         self._check_parts(info, classes, out)
         return out

@@ -25,6 +25,26 @@ class Buffers:
     panels: dict[str, tuple[ir.Var, list[str]]] = field(default_factory=dict)
 
 
+def whole_names(spec: Remap, info: BlockInfo, classes: Mapping[ir.Var, str]) -> dict[ir.Var, str]:
+    """Names of the iterators of a block that stay whole, by the original ones.
+
+    One that follows an axis of the main block has its name. Any other has its own, with "_" behind
+    where an axis that is followed, or what takes the place of one, is called so.
+    """
+    maps = [spec.maps[axis] for axis in classes.values() if axis in spec.maps]
+    taken = {part.name for amap in maps for part in amap.parts} | set(classes.values())
+    taken |= {need for amap in maps for need in amap.needs}
+    names = {var: axis for var, axis in classes.items() if axis not in spec.maps}
+    for var, name in info.iter_vars.items():
+        if var in classes:
+            continue
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        names[var] = name
+    return names
+
+
 class Scope:
     """Translates expressions of one original block for a block over ``parts``.
 
@@ -41,6 +61,7 @@ class Scope:
     ) -> None:
         self.spec, self.buffers, self.info = spec, buffers, info
         self.classes, self.parts = classes, parts
+        self.names = whole_names(spec, info, classes)
         self.vars: dict[str, Expr] = {p.name: tirx.Var(f"v_{p.name}", "int32") for p, _ in parts}
 
     def map_of(self, var: ir.Var) -> AxisMap | None:
@@ -141,9 +162,8 @@ class Scope:
         for var, own in self.info.iter_vars.items():
             amap = self.map_of(var)
             if amap is None:
-                name = self.classes.get(var, own)
-                if name in self.vars:
-                    table[var] = self.vars[name]
+                if self.names[var] in self.vars:
+                    table[var] = self.vars[self.names[var]]
             elif amap.has(self.vars):
                 coord = amap.coord(self.vars)
                 # A reduction runs under its guard, which is never dropped without a proof.

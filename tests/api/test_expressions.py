@@ -98,6 +98,17 @@ def cut_product() -> list[te.Tensor]:
     return [left, right, out]
 
 
+def two_products() -> list[te.Tensor]:
+    """``out = left @ right @ back``: both blocks call their axes i and j."""
+    left = te.placeholder((te.var("m"), K), "float32", "left")
+    right = te.placeholder((K, N), "float32", "right")
+    back = te.placeholder((N, K), "float32", "back")
+    k, n, shape = te.reduce_axis((0, K), "k"), te.reduce_axis((0, N), "n"), left.shape
+    acc = te.compute((shape[0], N), lambda i, j: te.sum(left[i, k] * right[k, j], axis=k), "acc")
+    out = te.compute(shape, lambda i, j: te.sum(acc[i, n] * back[n, j], axis=n), "out")
+    return [left, right, back, out]
+
+
 def cut(array: np.ndarray) -> np.ndarray:
     """``array`` with 7 from the fifth column on."""
     return np.where(np.arange(array.shape[1]) < 5, array, 7)
@@ -112,6 +123,7 @@ ROWS: tuple[tuple[Callable[[], list[te.Tensor]], str, Callable[..., np.ndarray]]
     (cut_columns, "data", cut),
     (cut_sum, "data", lambda data: cut(data).sum(axis=1)),
     (cut_product, "left", lambda left, right: cut(left @ right)),
+    (two_products, "left", lambda left, right, back: left @ right @ back),
 )
 
 

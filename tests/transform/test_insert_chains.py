@@ -172,6 +172,26 @@ def test_later_block_may_transpose_the_axis_and_shift_another(rng, schedule):
     sparse.assert_promise(got, (sums[:, :-1] - sums[:, 1:]).T, index.mask.any(axis=1))
 
 
+def test_axes_of_a_later_product_may_be_called_like_those_of_the_first(rng, schedule):
+    """Its ``r`` follows ``n``, its own ``n``, ``n_`` and ``m_t`` follow nothing."""
+    lhs, rhs, acc = product()
+    back, turn = te.placeholder((N, 4), name="back"), te.placeholder((2, 3), name="turn")
+    r = te.reduce_axis((0, N), "r")
+
+    def term(m: Any, n: Any, n_: Any, m_t: Any) -> Any:
+        return te.sum(acc[m, r] * back[r, n] * turn[n_, m_t], axis=r)
+
+    out = te.compute((M, 4, 2, 3), term, name="out")
+    index = sparse.lists(rng, "random", (M, K), ROWS)
+    x, y = sparse.random(rng, (M, K), "float32"), sparse.random(rng, (K, N), "float32")
+    z, w = sparse.random(rng, (N, 4), "float32"), sparse.random(rng, (2, 3), "float32")
+    sums = np.where(index.mask, x, 0).astype(np.float64) @ y @ z
+    sparse.bury(x, index.mask)
+    got = run([lhs, rhs, back, turn, out], ROWS, [x, y, z, w], index, schedule)
+    live = index.mask.any(axis=1)[:, None, None, None]
+    sparse.assert_promise(got, sums[:, :, None, None] * w, live)
+
+
 def test_slots_along_the_reduction_keep_the_blocks_that_the_sums_need(rng, schedule):
     lhs, raw = te.placeholder((M, K), name="lhs"), te.placeholder((K, N), name="raw")
     unused = te.placeholder((N,), name="unused")
