@@ -124,7 +124,7 @@ def empty_like_kind(kind_of: Any, shape: Sequence[int], dtype: str) -> Any:
     if library == "torch":
         import torch
 
-        return torch.empty(tuple(shape), dtype=getattr(torch, dtype))
+        return torch.empty(tuple(shape), dtype=getattr(torch, dtype), device="cpu")
     return _empty(tuple(shape), dtype)
 
 

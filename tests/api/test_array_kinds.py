@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -151,6 +152,17 @@ def test_views_at_odd_offsets_are_taken_and_written(
     linear(moved(lhs), linear.pack(rhs=moved(weight)), moved(bias), sparsity=wrap(ids), out=out)
     wanted = LINEAR.truth(lhs, weight, bias)
     assert_close(np.asarray(out)[ids], wanted[ids])
+
+
+def test_results_lie_on_the_cpu_whatever_torch_makes_by_default(rng: np.random.Generator) -> None:
+    (lhs, rhs), mask, truth = problem("float32", rng)
+    operator = compiled(MATMUL, "float32", "lhs", Mask(), apply_mask=True)
+    arrays, live = [as_torch(lhs), as_torch(rhs)], torch.from_numpy(mask)
+    for candidate in (None, *operator.explain(*arrays, sparsity=live).candidates):
+        call = partial(operator.repeat, candidate) if candidate else operator
+        with torch.device("meta"):
+            out = call(*arrays, sparsity=live)
+        assert_close(out.numpy(), truth, str(candidate))
 
 
 def test_read_only_inputs_are_taken(rng: np.random.Generator) -> None:
