@@ -162,7 +162,8 @@ class Dispatcher:
         shape = self.kernels.packed_shape(tuple(tensor.shape))
         packed = aligned_empty(shape, con.accumulator, lasting=True)
         if not packed.size:
-            return PackedOperand(name, array, packed, self)
+            empty = as_tensor(name, packed, dtype=con.accumulator, shape=shape)
+            return PackedOperand(name, array, empty, self)
         self.kernels.pack()(tensor, packed)
         return PackedOperand(name, array, tvm_ffi.from_dlpack(packed), self)
 

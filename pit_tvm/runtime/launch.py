@@ -177,7 +177,10 @@ class Launcher:
             tensor = bound.tensors[name]
             shape = self.kernels.packed_shape(tuple(int(e) for e in tensor.shape))
             con = self.program.contraction
-            found = self.workspace().take("packed", shape, con.accumulator if con else "float32")
+            dtype = con.accumulator if con else "float32"
+            found = self.workspace().take("packed", shape, dtype)
+            if not found.size:  # sums of no terms: numpy's strides of it are none to kernels
+                found = as_tensor("packed", found, dtype=dtype, shape=shape)
             self.kernels.pack()(tensor, found)
         return found
 

@@ -110,6 +110,24 @@ def test_sums_of_nothing_are_zero_before_the_epilogue(spec: SparsitySpec) -> Non
     assert_close(out, np.array(wanted))
 
 
+@pytest.mark.parametrize("columns", [5, 32, 33, 71])
+def test_sums_of_nothing_meet_packed_weights_without_elements(columns: int) -> None:
+    lhs, weight = np.empty((4, 0), np.float32), np.empty((columns, 0), np.float32)
+    bias = np.linspace(1, 2, columns, dtype=np.float32)
+    wanted = np.outer([0, 1, 0, 0], bias)
+    linear = pit_tvm.compile(
+        op.linear(None, None, None), sparse={"lhs": Rows()}, dead="zero", library=False
+    )
+    for rhs in (weight, linear.pack(rhs=weight), weight):
+        assert_close(linear(lhs, rhs, bias, sparsity=np.array([1])), wanted)
+    groups, ids = np.empty((2, 0, columns), np.float32), np.array([0, 1, 1, 0], np.int32)
+    tensors = op.grouped_matmul(None, None, None, 2)
+    grouped = pit_tvm.compile(tensors, sparse={"lhs": Groups(2)})
+    for rhs in (groups, grouped.pack(rhs=groups)):
+        out = grouped(lhs, rhs, ids, out=poison((4, columns), "float32"))
+        assert_close(out, np.zeros((4, columns)))
+
+
 @pytest.mark.parametrize("spec", [Mask(), Values(), Rows(), Lengths()], ids=str)
 def test_one_element_is_enough(spec: SparsitySpec) -> None:
     operator = compiled(MATMUL, "float32", "lhs", spec)
