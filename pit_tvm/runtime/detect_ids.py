@@ -104,11 +104,11 @@ class SliceCall:
         dtype, kernel = self._plain.get(type(value), (None, None))
         if kernel is None or value.dtype is not dtype or negated(value):
             return False
-        shape = value.shape
-        args = self._sizes(shape[0]) if len(shape) == 1 else None
-        if args is None:
-            return False
         try:
+            shape = value.shape
+            args = self._sizes(shape[0]) if len(shape) == 1 else None
+            if args is None:
+                return False
             kernel(value, *memory.tensors, *args)
         except (BufferError, RuntimeError, TypeError, ValueError):  # of another layout or device
             return False

@@ -71,6 +71,17 @@ def test_quantized_tensors_are_refused(place: str) -> None:
     refused(place, bad, DTypeError, "a dense tensor on the CPU, got a quantized tensor of .*qint8")
 
 
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_ids_are_refused(layout: torch.layout) -> None:
+    operator = compiled(MATMUL, "float32", "lhs", Rows(0))
+    lhs, rhs, *_ = good().values()
+    ids = torch.arange(12).reshape(2, 6)
+    for _ in range(2):
+        with pytest.raises(DTypeError, match="^sparsity: expected a dense .*, got a nested tensor"):
+            operator(lhs, rhs, sparsity=nested(ids, layout))
+        operator(lhs, rhs, sparsity=ids[0])
+
+
 def test_ids_of_types_that_numpy_lacks_are_refused() -> None:
     operator = compiled(MATMUL, "float32", "lhs", Rows(0))
     lhs, rhs, *_ = good().values()
