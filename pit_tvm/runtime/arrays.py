@@ -19,7 +19,7 @@ from tvm import runtime as tvm_runtime
 
 from ..errors import BackendUnavailable, DTypeError, ShapeError, mismatch
 from ..memory import aligned_empty
-from .torch_arrays import check_memory, check_shape, check_strided, check_torch
+from .torch_arrays import address_of, check_memory, check_shape, check_strided, check_torch
 
 NUMPY_DTYPES = {
     name: np.dtype(name)
@@ -216,6 +216,7 @@ def _torch_as_numpy(array: Any, name: str) -> np.ndarray:
     torch = sys.modules["torch"]
     check_memory(name, array)
     check_strided(name, array)
+    address_of(name, array)
     plain = array.detach().resolve_neg()
     if plain.dtype is torch.bfloat16:
         return plain.view(torch.int16).numpy().view(_ml_bfloat16())

@@ -46,7 +46,7 @@ def check_torch(
         raise ShapeError(mismatch(name, "a contiguous tensor", got, "pass .contiguous()"))
     if array.is_neg():
         raise ShapeError(mismatch(name, "a plain tensor", "a negated view", "pass .resolve_neg()"))
-    if array.data_ptr() % array.itemsize:
+    if address_of(name, array) % array.itemsize:
         raise ShapeError(mismatch(name, "aligned elements", "unaligned", "pass .clone()"))
     if writable:
         check_written(name, array)
@@ -76,6 +76,15 @@ def check_memory(name: str, array: Any) -> None:
     if array.is_quantized:
         got = f"a quantized tensor of {array.dtype}"
         raise DTypeError(mismatch(name, expected, got, "pass .dequantize()"))
+
+
+def address_of(name: str, array: Any) -> int:
+    """Where the first element of a strided tensor is; DTypeError if torch.func wraps it."""
+    try:
+        return int(array.data_ptr())
+    except RuntimeError as error:
+        got = "a tensor of torch.func"
+        raise DTypeError(mismatch(name, "a dense tensor on the CPU", got)) from error
 
 
 def check_strided(name: str, array: Any) -> None:

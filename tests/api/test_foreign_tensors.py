@@ -71,6 +71,44 @@ def test_quantized_tensors_are_refused(place: str) -> None:
     refused(place, bad, DTypeError, "a dense tensor on the CPU, got a quantized tensor of .*qint8")
 
 
+def under_vmap(call: Callable[[Any], Any], given: torch.Tensor) -> None:
+    torch.vmap(call)(given[None])
+
+
+def under_grad(call: Callable[[Any], Any], given: torch.Tensor) -> None:
+    torch.func.grad(call)(given)
+
+
+@pytest.mark.parametrize(
+    ("under", "place"),
+    [(under_vmap, p) for p in ("lhs", "rhs", "sparsity", "out")]
+    + [(under_grad, p) for p in ("lhs", "rhs", "out")],
+)
+def test_tensors_that_torch_func_wraps_are_refused(under: Any, place: str) -> None:
+    operator, given = compiled(MATMUL, "float32", "lhs", Mask()), good()
+
+    def call(bad: torch.Tensor) -> torch.Tensor:
+        lhs, rhs, *named = (given | {place: bad}).values()
+        with pytest.raises(DTypeError, match=f"^{place}: expected a dense .* tensor of torch.func"):
+            operator(lhs, rhs, sparsity=named[0], out=named[1])
+        return bad.sum()
+
+    for _ in range(2):
+        under(call, given[place])
+        lhs, rhs, *named = given.values()
+        operator(lhs, rhs, sparsity=named[0], out=named[1])
+
+
+def test_ids_that_torch_func_wraps_are_refused() -> None:
+    operator = compiled(MATMUL, "float32", "lhs", Rows(0))
+    lhs, rhs, *_ = good().values()
+    ids = torch.arange(3)
+    for _ in range(2):
+        with pytest.raises(DTypeError, match="^sparsity: expected a dense .* tensor of torch.func"):
+            under_vmap(lambda x: operator(lhs, rhs, sparsity=x), ids)
+        operator(lhs, rhs, sparsity=ids)
+
+
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 def test_nested_ids_are_refused(layout: torch.layout) -> None:
     operator = compiled(MATMUL, "float32", "lhs", Rows(0))
