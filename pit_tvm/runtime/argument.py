@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ShapeError, mismatch
-from .arrays import as_numpy, as_tensor
+from .arrays import as_numpy, as_tensor, check_unmasked
 
 MOST_ELEMENTS = 2**31  # of one array: kernels count them in 32 bits
 
@@ -49,7 +49,7 @@ def pattern_array(sparsity: Any) -> np.ndarray:
     Raises
     ------
     DTypeError, ShapeError
-        It is no array, not on the CPU, or a ragged list.
+        It is no array, a masked one, not on the CPU, or a ragged list.
     """
     if type(sparsity) is np.ndarray:
         return sparsity
@@ -59,4 +59,5 @@ def pattern_array(sparsity: Any) -> np.ndarray:
         except ValueError as error:
             raise ShapeError(mismatch("sparsity", "a rectangular list", "a ragged one")) from error
         return array if array.size else array.astype(np.int64)
+    check_unmasked("sparsity", sparsity)
     return as_numpy(sparsity, "sparsity")

@@ -90,6 +90,13 @@ def as_tensor(
     return _dlpack_argument(name, array, dtype, tuple(shape), writable)
 
 
+def check_unmasked(name: str, array: Any) -> None:
+    """DTypeError if ``array`` is one of numpy's masked arrays, whose mask nothing would read."""
+    if isinstance(array, np.ma.MaskedArray):
+        advice = "pass .data and the mask apart"
+        raise DTypeError(mismatch(name, "a plain array", "numpy.ma.MaskedArray", advice))
+
+
 def check_overlap(name: str, out: Any, inputs: Mapping[str, Any]) -> None:
     """Refuse a contiguous result ``out`` whose memory one of the contiguous inputs shares.
 
@@ -243,9 +250,8 @@ def _check_numpy(
     if not _is_element(array.dtype, dtype):
         advice = f"convert it with .astype('{dtype}')"
         raise DTypeError(mismatch(name, dtype, array.dtype, advice))
-    if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
-        advice = "pass .data and the mask apart"
-        raise DTypeError(mismatch(name, "a plain array", "numpy.ma.MaskedArray", advice))
+    if type(array) is not np.ndarray:
+        check_unmasked(name, array)
     check_shape(name, array.shape, shape)
     flags = array.flags
     if not flags.c_contiguous:

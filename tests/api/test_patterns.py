@@ -57,6 +57,16 @@ def test_pattern_must_be_an_array(thing: Any) -> None:
     refused(matmul(Mask()), thing, DTypeError, "")
 
 
+@pytest.mark.parametrize(
+    ("spec", "given"), [(Mask(), np.ones((M, K), bool)), (Rows(), [1, 3]), (Lengths(), [2, 9])]
+)
+def test_masked_array_is_no_pattern(spec: SparsitySpec, given: Any) -> None:
+    operator, plain = matmul(spec), np.asarray(given)
+    for _ in range(2):
+        refused(operator, np.ma.masked_array(plain, plain > 2), DTypeError, "")
+        operator(*good(), sparsity=plain)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
 def test_mask_must_be_boolean(dtype: str) -> None:
     refused(matmul(Mask()), np.ones((M, K), dtype), DTypeError, "Mask")
