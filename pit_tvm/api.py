@@ -212,6 +212,8 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
     AxisError
         The operand or its axes do not admit the pattern, or there is no mask to apply; the
         message says why.
+    ShapeError
+        The specification does not fit the operand's rank; or an extent is not of 32 bits, on a CPU.
     UnsupportedTarget, DatabaseError
         The target has no tile family, or applies no masks; ``database`` is missing. A corrupt one
         is found by the first plan.

@@ -15,6 +15,7 @@ from tvm.ir import prim
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.tirx import stmt as st
 
+from ..errors import ShapeError, mismatch
 from .expr import (
     Access,
     PrimExpr,
@@ -38,6 +39,7 @@ __all__ = [
     "Store",
     "bare_dims",
     "block_infos",
+    "check_extents",
     "is_bare",
     "loads_in",
     "loads_of",
@@ -238,6 +240,14 @@ def _block_info(realize: SBlockRealize, around: _Around, name: str) -> BlockInfo
         predicates=around.where(realize.predicate).predicates,
         opaque=(*around.opaque, *init.opaque, *body.opaque),
     )
+
+
+def check_extents(info: BlockInfo) -> None:
+    """Kernels that gather count in 32 bits: ShapeError if an axis of a block is of another type."""
+    for var, axis in info.iter_vars.items():
+        if var.ty.dtype != "int32":
+            what = f"axis {axis} of block {info.name}"
+            raise ShapeError(mismatch(what, "an int32 extent", var.ty.dtype, "use te.var(name)"))
 
 
 def block_infos(func: tirx.PrimFunc) -> list[BlockInfo]:

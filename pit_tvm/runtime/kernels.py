@@ -11,6 +11,7 @@ import tvm
 from tvm import s_tir, te, tirx
 from tvm.target import Target
 
+from ..analysis.access import block_infos, check_extents
 from ..analysis.contraction import Contraction
 from ..errors import AxisError, UnsupportedTarget, mismatch
 from ..schedules import contraction, generic
@@ -49,10 +50,12 @@ class Kernels:
     """Kernels of one program on one target; threads may share it.
 
     If the program applies a mask, the mask follows the operand among the inputs of the kernels
-    that read the operand: see ``Program.reads_mask``.
+    that read the operand: see ``Program.reads_mask``. ShapeError if an extent is not of 32 bits.
     """
 
     def __init__(self, program: Program, target: TargetInfo, cache: KernelCache) -> None:
+        for info in block_infos(program.func):
+            check_extents(info)
         self.program, self.target, self.cache = program, target, cache
         self.lacks = lacking(target)
         # Patterns are looked at here, also to explain what another machine would do.

@@ -15,8 +15,8 @@ from tvm import ir, s_tir, tirx
 from tvm.ir import Range, TensorLoad
 from tvm.tirx import BufferStore, IterVar
 
-from ..analysis.access import Access, BlockInfo, block_infos
-from ..errors import AxisError, ShapeError, mismatch
+from ..analysis.access import Access, BlockInfo, block_infos, check_extents
+from ..errors import AxisError, mismatch
 from ..primitive.checks import SPECULATIVE, SREAD, SWRITE, uses_any
 from .axis_map import Part, Remap
 from .remap_scope import Buffers, Scope, every, guard, whole_names
@@ -106,12 +106,10 @@ class _Remapper:
         return found
 
     def _parts(self, info: BlockInfo, classes: Mapping[ir.Var, str]) -> list[tuple[Part, bool]]:
+        check_extents(info)
         out: list[tuple[Part, bool]] = []
         names = whole_names(self.spec, info, classes)
         for iv in info.block.iter_vars:
-            if iv.var.ty.dtype != "int32":
-                what = f"axis {info.iter_vars[iv.var]} of block {info.name}"
-                raise ShapeError(mismatch(what, "an int32 extent", iv.var.ty.dtype))
             reduces = info.kinds[info.iter_vars[iv.var]] == "reduce"
             amap = self.spec.maps.get(classes.get(iv.var, ""))
             parts = amap.parts if amap else (Part(names[iv.var], iv.dom.extent),)

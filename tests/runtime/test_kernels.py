@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from tvm import te
 
 from pit_tvm import op
-from pit_tvm.errors import AxisError
+from pit_tvm.errors import AxisError, ShapeError
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.runtime.kernels import Kernels
 from pit_tvm.runtime.program import Program, analyse
 from pit_tvm.schedules.contraction_space import lanes_of, starting_tiles
-from pit_tvm.structs import BitMask, BlockMask, Groups, Mask, Rows
+from pit_tvm.structs import BitMask, BlockMask, Groups, Mask, Rows, SparsitySpec
 from pit_tvm.target import resolve_target
 
 M, N, K = 37, 29, 131
@@ -46,6 +48,18 @@ def packed(kernels: Kernels, rhs: np.ndarray) -> np.ndarray:
     out = np.full(kernels.packed_shape(rhs.shape), np.nan, np.float32)
     kernels.pack()(rhs, out)
     return out
+
+
+@pytest.mark.parametrize("spec", [Rows(), Rows(1), Mask()], ids=str)
+@pytest.mark.parametrize("axis", range(3))
+def test_extents_of_64_bits_are_refused_before_any_call(
+    spec: SparsitySpec, axis: int, folder: Path
+) -> None:
+    extents: list[Any] = [None] * 3
+    extents[axis] = te.var("wide", "int64")
+    program = analyse(op.linear(*extents), {"lhs": spec})
+    with pytest.raises(ShapeError, match=r"^axis . of block .* int32 .* got int64; use te.var\("):
+        kernels_of(program, folder)
 
 
 def test_packed_operand_holds_panels_and_zeros_around_them(kernels: Kernels) -> None:
