@@ -222,6 +222,7 @@ ORDER = {
         "plane",
         "wide",
         "tidy",
+        "legalize",
         "lowered",
         "token_wise",
         "masks",

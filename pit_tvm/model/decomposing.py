@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import torch
 from torch import fx
@@ -19,7 +20,9 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
     UnsupportedModel
         torch cannot decompose an operator.
     """
-    with faults_as_unsupported("operators that torch can decompose"):
+    with faults_as_unsupported("operators that torch can decompose"), warnings.catch_warnings():
+        # torch warns of what it does itself when it copies a program.
+        warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
         return _without_views(program).run_decompositions()
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tvm import ir, relax, tirx
 from tvm.ir import prim
 
+from .legalize import legalize
 from .rebuild import Extent, bindings_of, is_op, shape_of
 from .wide import WIDE, is_narrow, is_widened
 
@@ -60,7 +61,7 @@ def lower(call: relax.Call) -> Lowered | None:
         with builder.dataflow():
             result = builder.emit_output(alone)
         builder.emit_func_output(result)
-    module = relax.transform.LegalizeOps()(builder.finalize())
+    module = legalize()(builder.finalize())
     module = relax.transform.CanonicalizeBindings()(module)
     main = module["main"]
     values = [b.value for b in bindings_of(main) if not isinstance(b.value, relax.Var)]

@@ -13,6 +13,7 @@ from ..target import TargetInfo
 from ..transform.pipeline import lower
 from ..transform.unalign import unalign
 from .faults import faults_as_unsupported
+from .legalize import legalize
 from .results import copy_constants
 from .wide import widen
 
@@ -53,7 +54,7 @@ def fused(
     module = widen(module)
     with device:
         for step in (
-            relax.transform.LegalizeOps(skip_ops=[f"relax.{name}" for name in kept]),
+            legalize(kept),
             relax.transform.AnnotateTIROpPattern(),
             relax.transform.FoldConstant(),
             relax.transform.FuseOps(),

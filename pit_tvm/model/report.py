@@ -16,6 +16,7 @@ from ..api import Operator
 from ..errors import AxisError
 from ..runtime.bind import resolve
 from ..structs import Plan
+from .legalize import legalize
 from .linear import LinearForm, LinearLayer, called_layer
 from .propagate import BY_TOKEN, Decision
 from .rebuild import bindings_of, describe, extents_of, is_op
@@ -98,7 +99,7 @@ def count_axes(module: tvm.IRModule) -> list[AxisCount]:
     without blocks have none. What TVM does not lower to loops, as where a shape is not known, is
     not analysed; after `tidy` it knows more of them.
     """
-    lowered = relax.transform.LegalizeOps()(module)
+    lowered = legalize()(module)
     axes = {
         var: _axes(func)
         for var, func in lowered.functions_items()

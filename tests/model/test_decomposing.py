@@ -39,6 +39,13 @@ def test_the_program_given_is_left_alone() -> None:
     assert torch.equal(found.module()(x), x.view(-1, 2))
 
 
+def test_nothing_is_said_of_torchs_own_copies(recwarn: pytest.WarningsRecorder) -> None:
+    program = exported()
+    recwarn.clear()
+    decompose(program)
+    assert not [w for w in recwarn if issubclass(w.category, FutureWarning)]
+
+
 def test_what_torch_raises_is_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise ValueError("Cannot view a tensor")
