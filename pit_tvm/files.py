@@ -14,11 +14,10 @@ def as_path(value: Any) -> Path:
     """The path that an argument names; OSError if it can name none."""
     try:
         path = Path(value)
-        os.fsencode(path)
+        if b"\0" in os.fsencode(path):
+            raise ValueError("a null byte ends a path")
     except (TypeError, ValueError) as error:
         raise OSError(f"{value!r}, which is no path") from error
-    if "\0" in str(path):
-        raise OSError(f"{value!r}, which is no path")
     return path
 
 

@@ -116,8 +116,6 @@ class _Proof:
     lowered: Lowered
     roles: Sequence[Roles]
     known: dict[ir.Var, Roles] = field(default_factory=dict)
-    # Of operands with one value for each sequence, the dimension that gets the tokens.
-    spread: dict[ir.Var, int] = field(default_factory=dict)
 
     def reason(self) -> str | None:
         blocks = block_infos(self.lowered.func)
@@ -127,9 +125,6 @@ class _Proof:
         params = list(self.lowered.func.params)
         for param, roles in zip(params, self.roles, strict=False):
             self.known[param] = roles
-            place = tokens_place(roles, self.roles[-1])
-            if place is not None:
-                self.spread[param] = place
         for info in blocks:
             why = self._block(info, report)
             if why is not None:
@@ -173,7 +168,7 @@ class _Proof:
     def _is_spread(self, access: Access) -> bool:
         """Whether every token of a sequence reads the same, where that is how the operand is
         packed: an extent of 1 may be another axis', as that of a product's depth."""
-        place = self.spread.get(access.buffer)
+        place = tokens_place(self.known.get(access.buffer, ()), self.roles[-1])
         if place is None:
             return True
         index = access.indices[place]

@@ -13,7 +13,6 @@ from .bind import Binder, Layout, told_pattern
 from .cuda_arrays import as_cuda, check_tensor, empty, empty_of
 from .cuda_call import CudaCall, CudaPlace
 from .program import Program
-from .torch_arrays import check_written
 
 ALIGNMENT = 15  # addresses without these bits are multiples of 16 bytes
 
@@ -43,7 +42,7 @@ class CudaBinder(Binder):
         ------
         ShapeError, DTypeError
             As `Binder.bind`; also for tensors on several devices, and an ``out`` that shares
-            memory with an input or requires grad.
+            memory with an input.
         """
         if sparsity is None:
             self._check_number(given)
@@ -119,7 +118,6 @@ class CudaBinder(Binder):
         if out is not None:
             param = self.program.output
             check_tensor(param.name, out, (param.dtype,), layout.output)
-            check_written(param.name, out)
             self._check_device(param.name, out, inputs)
             tensors.append(out)
         item = inputs[self._moved[0]].element_size()
@@ -175,10 +173,8 @@ def aligned(array: Any) -> Any:
 
 def _key(value: Any, tensors: Sequence[Any], fresh: bool) -> tuple[object, ...]:
     """What a `CudaCall` is known by. Of the devices only that of ``value``: memory of another one
-    has other addresses, so `CudaBinder._place` sees it. No call is of an output that requires
-    grad."""
-    written = None if fresh else tensors[-1].requires_grad
-    key: list[object] = [value.layout, value.get_device(), written]
+    has other addresses, so `CudaBinder._place` sees it."""
+    key: list[object] = [value.layout, value.get_device(), fresh]
     for a in tensors:
         key += (a.shape, a.dtype, a.is_contiguous())
     return tuple(key)

@@ -15,6 +15,7 @@ from ..structs import Groups, Lengths, MicroTile, Rows, SparsitySpec
 from . import cuda_detect_cluster as cluster
 from . import cuda_detect_groups as sharing
 from . import cuda_detect_slices as slices
+from .argument import MOST_ELEMENTS
 from .cuda_arrays import (
     check_tensor,
     dtype_name,
@@ -29,7 +30,6 @@ from .cuda_modules import CudaKernels, Kernel
 from .cuda_workspace import CudaIndex, Take
 
 ID_BITS = {"int32": 32, "int64": 64}
-MOST_PLACES = 1 << 31  # in all lists of groups: kernels count them in 32 bits
 CLUSTER_LIMIT = 1 << 18  # ids times groups, or lanes if fewer, that one cluster lists soonest
 SEARCH_LIMIT = 1 << 15  # ids that one multiprocessor compares before all groups share the work
 LEAST_SHARE = 768  # ids of one CTA where groups share
@@ -178,8 +178,8 @@ class SlicePlan:
             expected = f"ids of {self.rows} slices"
             raise ShapeError(mismatch(argument, expected, f"shape {tuple(self.value.shape)}"))
         check_extents((size,))
-        if groups * capacity_of(size) >= MOST_PLACES:
-            expected = f"lists of {groups} groups of fewer than {MOST_PLACES} places together"
+        if groups * capacity_of(size) >= MOST_ELEMENTS:
+            expected = f"lists of {groups} groups of fewer than {MOST_ELEMENTS} places together"
             advice = "split the rows into several calls"
             raise ShapeError(mismatch(argument, expected, f"{size} ids", advice))
         alone, checked = self._group_kernel(size, groups, bits), self.checked

@@ -36,6 +36,7 @@ from .dispatch import Clock, check_asked
 from .kernel_cache import KernelCache
 from .program import Program
 from .promise import asked_for, check_zeros, zeros_asked_for
+from .torch_arrays import check_written
 
 
 class CudaDispatcher:
@@ -99,9 +100,9 @@ class CudaDispatcher:
 
         ``choose`` picks the candidate of a plan that runs (None: the cheapest).
         """
-        plain = clock is None and choose is None
-        # What requires grad is refused below, however like an earlier call this one is.
-        if self._repeats is not None and plain and not getattr(out, "requires_grad", False):
+        if getattr(out, "requires_grad", False):  # however like an earlier call this one is
+            check_written(self.program.output.name, out)
+        if self._repeats is not None and clock is None and choose is None:
             made, repeat = self._repeats.run(arrays, sparsity, out)
             if repeat is not None:
                 if self._plan(repeat.call) is not repeat.plan:

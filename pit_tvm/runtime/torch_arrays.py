@@ -64,9 +64,7 @@ def check_memory(name: str, array: Any) -> None:
     torch = sys.modules["torch"]  # there is a tensor
 
     expected = "a dense tensor on the CPU"
-    if array.is_nested:
-        advice = "pass .to_padded_tensor(0.0)"
-        raise DTypeError(mismatch(name, expected, "a nested tensor", advice))
+    check_plain(name, array, expected)
     # What such a class holds, if anything, is behind other tensors: fake and distributed ones.
     if type(array).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         raise DTypeError(mismatch(name, expected, type(array).__name__))
@@ -85,6 +83,13 @@ def address_of(name: str, array: Any) -> int:
     except RuntimeError as error:
         got = "a tensor of torch.func"
         raise DTypeError(mismatch(name, "a dense tensor on the CPU", got)) from error
+
+
+def check_plain(name: str, array: Any, expected: str = "a dense tensor") -> None:
+    """DTypeError if a tensor is made of others of several shapes."""
+    if array.is_nested:
+        advice = "pass .to_padded_tensor(0.0)"
+        raise DTypeError(mismatch(name, expected, "a nested tensor", advice))
 
 
 def check_strided(name: str, array: Any) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from ..errors import DTypeError, ShapeError, mismatch
 from ..op.epilogue import ACTIVATIONS
-from ..runtime.torch_arrays import check_strided
+from ..runtime.torch_arrays import check_plain, check_strided
 from .operators import grouped_choices, linear_operator, moe_layer, result_type, spec_of
 
 
@@ -188,9 +188,7 @@ def _check_tensors(arrays: Mapping[str, object]) -> None:
     for name, array in arrays.items():
         if not isinstance(array, torch.Tensor):
             raise DTypeError(mismatch(name, "a torch tensor", type(array).__name__))
-        if array.is_nested:
-            advice = "pass .to_padded_tensor(0.0)"
-            raise DTypeError(mismatch(name, "a dense tensor", "a nested tensor", advice))
+        check_plain(name, array)
         check_strided(name, array)
 
 
