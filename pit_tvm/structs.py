@@ -93,7 +93,8 @@ class Grid(Mask):
     """A mask whose zeros fill whole rows and whole columns, as padding and dead features do.
 
     Rows and columns of a product's operand, which has two dimensions, are gathered at once where
-    that is cheapest, on CPUs; other operators and GPUs take it as ``Mask(1, 1)``.
+    that is cheapest: on CPUs, and on Hopper of an lhs [m, k] in 16 bits. Other operators, operands
+    and GPUs take it as ``Mask(1, 1)``.
     """
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from .dependent import after_predecessor
 from .hopper_flip_parts import FlipEpilogue, FlipSums, RowPosts
 from .hopper_flip_split import DepthSplit
 from .hopper_knobs import BAND, TILE_K, TILES_AHEAD
-from .hopper_ring import RhsTiles, release
+from .hopper_ring import RhsTiles, release, steps_of
 from .hopper_walk import TileWalk
 
 
@@ -29,6 +29,7 @@ def flipped_rows(
     lhs_h: T.handle,
     ids_h: T.handle,
     count_h: T.handle,
+    depth_h: T.Optional(T.handle),  # type: ignore[valid-type]
     rhs_h: T.handle,
     bias_h: T.Optional(T.handle),  # type: ignore[valid-type]
     scale_h: T.Optional(T.handle),  # type: ignore[valid-type]
@@ -43,6 +44,10 @@ def flipped_rows(
     lhs = T.match_buffer(lhs_h, (stored, k), options.dtype)
     ids = T.match_buffer(ids_h, (groups, capacity), "int32")
     count = T.match_buffer(count_h, (groups,), "int32")
+    if depth_h is not None:
+        depth = T.match_buffer(depth_h, (1,), "int32", align=4)
+    else:
+        depth = T.meta_var(None)
     own = T.meta_var(options.matrix(groups, 1))
     if options.rhs_layout == "kn":
         rhs = T.match_buffer(rhs_h, (own, k, n * options.halves), options.dtype)
@@ -106,14 +111,14 @@ def flipped_rows(
         options.slot,
         fit=True,
     )
-    all_steps: T.let = T.truncdiv(k + TILE_K - 1, TILE_K)
-    each: T.let = T.truncdiv(all_steps + SPLIT - 1, SPLIT)
-    begin: T.let = T.min(rank * each, all_steps)
-    steps: T.let = T.min(all_steps - begin, each)
     T.ptx.fence.mbarrier_init.release.cluster()
     if SPLIT > 1:
         split.meet()
     after_predecessor()
+    all_steps: T.let = steps_of(k, depth)
+    each: T.let = T.truncdiv(all_steps + SPLIT - 1, SPLIT)
+    begin: T.let = T.min(rank * each, all_steps)
+    steps: T.let = T.min(all_steps - begin, each)
     if knobs.most_groups > 1:
         walk.arrange(wg * 128 + thread, (WGS + 1) * 128)
     if (wg == 0) & (warp == 0):

@@ -163,6 +163,7 @@ class RowsOptions:
     live_bits: bool = False
     slot: int = 0
     packed: bool = False
+    deep: bool = False
 
     @property
     def out_dtype(self) -> str:

@@ -11,6 +11,12 @@ from tvm.script.tirx import tile as Tx
 from .hopper_knobs import TILE_K, TILES_AHEAD, RowsOptions, RowsTile
 
 
+def steps_of(k: Any, depth: Any) -> Any:
+    """Steps of `TILE_K` in the depth ``k``, or in what the buffer ``depth`` says of it, at least
+    one: a tile is told with its first step."""
+    return T.truncdiv((k if depth is None else T.max(depth[0], 1)) + TILE_K - 1, TILE_K)
+
+
 @T.inline
 def announce(full, state, lane):
     """Make this warp's finished copies visible to wgmma, then count the warp in."""

@@ -29,7 +29,7 @@ from .hopper_epilogue import Epilogue, EpilogueRows
 from .hopper_flip import flipped_rows
 from .hopper_knobs import SHARED_LIMIT, TILE_K, TILES_AHEAD, RowsOptions, RowsTile
 from .hopper_primitives import register
-from .hopper_ring import RhsTiles, TilePosts, announce, release
+from .hopper_ring import RhsTiles, TilePosts, announce, release, steps_of
 from .hopper_walk import TileWalk
 
 __all__ = ["SHARED_LIMIT", "TILE_K", "RowsOptions", "RowsTile", "rows_kernel"]
@@ -53,6 +53,7 @@ def gathered_rows(
     lhs_h: T.handle,
     ids_h: T.handle,
     count_h: T.handle,
+    depth_h: T.Optional(T.handle),  # type: ignore[valid-type]
     rhs_h: T.handle,
     bias_h: T.Optional(T.handle),  # type: ignore[valid-type]
     scale_h: T.Optional(T.handle),  # type: ignore[valid-type]
@@ -68,6 +69,10 @@ def gathered_rows(
     lhs = T.match_buffer(lhs_h, (stored, k), options.dtype)
     ids = T.match_buffer(ids_h, (groups, capacity), "int32")
     count = T.match_buffer(count_h, (groups,), "int32")
+    if depth_h is not None:
+        depth = T.match_buffer(depth_h, (1,), "int32", align=4)
+    else:
+        depth = T.meta_var(None)
     own = T.meta_var(options.matrix(groups, 1))
     if options.gated == "interleaved":
         rhs = T.match_buffer(rhs_h, (own, n, 2, k), options.dtype)
@@ -146,7 +151,7 @@ def gathered_rows(
             walk.prefix(lane)
     if (CL == 1) | (knobs.most_groups > 1):
         T.cuda.cta_sync()
-    steps: T.let = T.truncdiv(k + TILE_K - 1, TILE_K)
+    steps: T.let = steps_of(k, depth)
 
     if wg == WGS:
         T.ptx["setmaxnreg.dec.sync.aligned.u32"](knobs.registers[0])
@@ -303,8 +308,9 @@ def rows_kernel(
     live_bits: bool = False,
     slot: int = 0,
     packed: bool = False,
+    deep: bool = False,
 ) -> tvm.tirx.PrimFunc:
-    """The kernel of one set of knobs: lhs, ids, count, rhs, [bias,] [scale,] out, [live].
+    """The kernel of one set of knobs: lhs, ids, count, [depth,] rhs, [bias,] [scale,] out, [live].
 
     Parameters
     ----------
@@ -326,19 +332,22 @@ def rows_kernel(
         rows of group g get their columns from g * slot to (g + 1) * slot only
     packed : lhs has the rows of the one group's list one after another: out[ids[0, i]] is computed
         of lhs[i]
+    deep : the extent of k is capacity: depth (1,) int32, on the device, says how much of it counts,
+        rounded up to a whole `TILE_K`, at least one
 
     Raises
     ------
     ScheduleError (a ValueError) for knobs or options that the template cannot build
     """
-    options = RowsOptions(
-        dtype, bias, act, share, rhs_layout, gated, row_scale, accumulate, live_bits, slot, packed
-    )
+    how = (accumulate, live_bits, slot, packed, deep)
+    options = RowsOptions(dtype, bias, act, share, rhs_layout, gated, row_scale, *how)
     options.check(knobs)
     register()
     absent = {} if bias else {"bias_h": None}
     if not row_scale:
         absent["scale_h"] = None
+    if not deep:
+        absent["depth_h"] = None
     if knobs.flip:  # RowsOptions.check refuses live_bits there
         return flipped_rows.specialize(knobs=knobs, options=options, **absent)
     if not live_bits:

@@ -158,9 +158,12 @@ class CudaDispatcher:
         named = dict(zip(names, arrays, strict=False))
         told = told_pattern(self.program, named, sparsity)
         host = told.detach().cpu() if hasattr(told, "detach") else told
-        of = (layout.operand, self._micro_tile(layout))
-        lists = index_lists(spec, Detector("llvm", checked=asked_for()).read(spec, host, *of), *of)
-        return self.planner.decide(layout, tuple(self._number(ids) for ids in lists))
+        counts: list[int] = []
+        for micro_tile in self._micro_tiles(layout):
+            of = (layout.operand, micro_tile)
+            read = Detector("llvm", checked=asked_for()).read(spec, host, *of)
+            counts += (self._number(ids) for ids in index_lists(spec, read, *of))
+        return self.planner.decide(layout, tuple(counts))
 
     def _number(self, ids: npt.NDArray[np.int64]) -> int:
         """The count that plans go by, of live positions of one slot."""
@@ -203,6 +206,10 @@ class CudaDispatcher:
         check_zeros(self.program, operand.float().cpu().numpy(), pattern.cpu().numpy())
 
     # -- select and detect
+
+    def _micro_tiles(self, layout: Layout) -> tuple[MicroTile, ...]:
+        """All that is counted."""
+        return (self._micro_tile(layout),)
 
     def _micro_tile(self, layout: Layout) -> MicroTile:
         """What detection looks for."""

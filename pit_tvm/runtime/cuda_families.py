@@ -15,6 +15,7 @@ from .cuda_dispatch import CudaDispatcher, RowsDispatcher
 from .cuda_form import ColumnsForm, form_of
 from .cuda_general import GeneralDispatcher
 from .cuda_general_form import general_form
+from .cuda_grid import GridDispatcher, grid_form
 from .cuda_outputs import OutputsDispatcher, outputs_form
 from .cuda_piece_form import pieces_form
 from .cuda_pieces import PiecesDispatcher
@@ -45,6 +46,9 @@ def _hopper(program: Program, *parts: Any, **options: Any) -> CudaDispatcher | N
     pieces = pieces_form(program)
     if pieces is not None:
         return PiecesDispatcher(program, *parts, form=pieces, **options)
+    grid = grid_form(program)
+    if grid is not None:
+        return GridDispatcher(program, *parts, form=grid, **options)
     try:
         form = form_of(program)
     except UnsupportedTarget:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ..remember import remember
 from ..schedules.hopper_space import GROUPS, ROWS
 from ..selection.cover import bucket
@@ -16,7 +18,7 @@ from .planner import pattern_bytes
 from .program import Program
 
 LIBRARY = "torch"
-_UNKNOWN_SHARE = 0.5  # of rows that live, before any count has arrived
+ASSUMED = 0.5  # of rows that live, before any count has arrived
 # Live rows of one group that share a plan: tiles come in whole bands and whole waves, so a few
 # percent more rows can want another tile. So many rows are few, and share it more narrowly.
 _ALIKE, _FEW, _FEW_ALIKE = 64, 1024, 8
@@ -46,7 +48,7 @@ class CudaPlanner:
         key = (layout.key, self._alike(rows, counts), fresh, self.tf32())
         plan = self._plans.get(key)
         if plan is None:
-            live = counts if counts is not None else self._assumed(layout, _UNKNOWN_SHARE)
+            live = counts if counts is not None else self._assumed(layout, ASSUMED)
             plan = remember(self._plans, key, self.decide(layout, live, fresh))
         return plan
 
@@ -113,13 +115,16 @@ class CudaPlanner:
         too many to go through."""
         if self.form.groups:
             return self.rates().families[GROUPS].tiles
-        rows = self._rows(layout)
-        lives = range(0, rows + _FEW_ALIKE, _FEW_ALIKE)
-        counts = dict.fromkeys(self._most_alike(rows, (live,)) for live in lives)
-        counts[self._assumed(layout, _UNKNOWN_SHARE)] = None
-        plans = (self.decide(layout, live) for live in counts)
+        plans = (self.decide(layout, live) for live in self._likely_counts(layout))
         found = [next((c.tile for c in p.candidates if c.tile is not None), None) for p in plans]
         return tuple(dict.fromkeys(tile for tile in found if tile is not None))
+
+    def _likely_counts(self, layout: Layout) -> Iterable[tuple[int, ...]]:
+        """All counts that plans are decided for, without groups."""
+        rows = self._rows(layout)
+        lives = range(0, rows + _FEW_ALIKE, _FEW_ALIKE)
+        counts = dict.fromkeys(CudaPlanner._most_alike(self, rows, (live,)) for live in lives)
+        return (*counts, CudaPlanner._assumed(self, layout, ASSUMED))
 
     def _assumed(self, layout: Layout, share: float) -> tuple[int, ...]:
         """Live counts where a share of all lives, even over the groups."""

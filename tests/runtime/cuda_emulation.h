@@ -94,6 +94,9 @@ inline T atomicAdd(T* at, T value) {  // threads take turns
 }
 inline float __expf(float value) { return expf(value); }
 
+// Of a number that all threads of a warp have in common.
+inline int __shfl_sync(unsigned, int value, int, int) { return value; }
+
 template <typename A, typename B>
 inline std::common_type_t<A, B> min(A a, B b) { return b < a ? b : a; }
 template <typename A, typename B>
@@ -195,6 +198,9 @@ inline void copy(unsigned at, const void* from, int bytes, bool real = true, int
   if ((current - threads) % 2) std::memcpy(to, from, bytes);
   else current->open.push_back({to, from, bytes});
 }
+
+// Launches follow one another here.
+inline void let_successor_in() {}
 
 inline void commit_group() {
   current->groups.push_back(std::move(current->open));

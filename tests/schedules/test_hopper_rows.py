@@ -75,6 +75,17 @@ def test_interleaved_pairs_are_a_four_dimensional_rhs() -> None:
     assert "cp.async.bulk.tensor.4d" in source
 
 
+@pytest.mark.parametrize("knobs", [RowsTile(), RowsTile(flip=1, tile_n=128, cluster=2)], ids=str)
+def test_a_deep_product_ends_where_the_device_says(knobs: RowsTile) -> None:
+    assert "depth_ptr" not in source_of(knobs=knobs)
+    source = source_of(knobs=knobs, deep=True)
+    body = source[source.index('extern "C" __global__') :]
+    steps = "((max(depth_ptr[0], 1) + 63) / 64)"
+    assert body.count("depth_ptr[") == 1 and steps in body
+    # What the kernel before this one writes is read when that is done.
+    assert body.index("griddepcontrol_wait") < body.index(steps)
+
+
 def test_row_scale_is_an_operand() -> None:
     assert "scale_ptr" not in source_of()
     assert "float* __restrict__ scale_ptr" in source_of(row_scale=True)
