@@ -13,8 +13,9 @@ from .gpu_cost import GpuRates, GpuWork, select_gpu
 _BYTES = 2  # of an element
 _STEP = 64  # of k, that a tile takes at once
 _GATHERED = 16  # elements of a sector, which is read as a whole
-# Two launches with what keeps them apart, and what both read and write: 12 times of packing (three
-# shapes, 10 and 50 % live on either axis, rhs stored either way) are within 25 % of the rate.
+# Two launches with what keeps them apart, and what both read and write. By these, plans of 54
+# products (tuning_logs/h200-sm_90a/grid.json) lose 0.8 % in the mean to the best of both axes, rows
+# alone and dense.
 _PACK_US, _PACK_GBPS = 13.0, 3300.0
 
 
