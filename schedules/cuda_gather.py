@@ -13,12 +13,11 @@ from __future__ import annotations
 import tvm
 from tvm.script import tirx as T
 
-from pit_tvm.errors import DTypeError, mismatch
-
+from .cuda_pack import check_dtype
 from .dependent import let_successor_in
 from .hopper_knobs import TILE_K
+from .hopper_ring import steps_of
 
-DTYPES = ("float16", "bfloat16")
 _BLOCKS, _WARPS = 132 * 8, 8
 _BAND, _AT_ONCE = 32, 8  # rows of one warp, and those that it reads at once
 _PIECES = 8  # pairs of elements of a row that a lane copies
@@ -55,7 +54,7 @@ def columns_gathered(
     columns = T.alloc_local([2], "int32")
     let_successor_in()
     live: T.let = count[0]
-    pieces: T.let = T.max(T.truncdiv(live + (TILE_K - 1), TILE_K), 1)
+    pieces: T.let = steps_of(capacity, count)
     lines: T.int32 = stored
     if rows_h is not None:
         lines = lives[0]
@@ -113,7 +112,7 @@ def rows_gathered(
     values = T.alloc_local([_PIECES, 2], dtype)
     let_successor_in()
     live: T.let = count[0]
-    lines: T.let = T.max(T.truncdiv(live + (TILE_K - 1), TILE_K), 1) * TILE_K
+    lines: T.let = steps_of(capacity, count) * TILE_K
     parts: T.let = T.truncdiv(n + (_ACROSS - 1), _ACROSS)
     item: T.int32 = block * _WARPS + warp
     while item < lines * parts:
@@ -149,7 +148,7 @@ def gather_columns(dtype: str, rows: bool = False) -> tvm.tirx.PrimFunc:
     ------
     DTypeError
     """
-    _check(dtype)
+    check_dtype(dtype)
     absent = {} if rows else {"rows_h": None, "lives_h": None}
     return columns_gathered.specialize(dtype=dtype, **absent)
 
@@ -166,10 +165,5 @@ def gather_rows(dtype: str) -> tvm.tirx.PrimFunc:
     ------
     DTypeError
     """
-    _check(dtype)
+    check_dtype(dtype)
     return rows_gathered.specialize(dtype=dtype)
-
-
-def _check(dtype: str) -> None:
-    if dtype not in DTYPES:
-        raise DTypeError(mismatch("dtype", " or ".join(DTYPES), repr(dtype)))

@@ -32,8 +32,7 @@ def pack_columns(dtype: str, height: int) -> tvm.tirx.PrimFunc:
     ------
     DTypeError, ScheduleError (a ValueError)
     """
-    if dtype not in ("float16", "bfloat16"):
-        raise DTypeError(mismatch("dtype", "float16 or bfloat16", repr(dtype)))
+    check_dtype(dtype)
     if height < AT_ONCE or height % AT_ONCE:
         raise ScheduleError(mismatch("height", f"a multiple of {AT_ONCE}", height))
 
@@ -71,3 +70,9 @@ def pack_columns(dtype: str, height: int) -> tvm.tirx.PrimFunc:
             place = place + share * COLUMNS
 
     return kernel
+
+
+def check_dtype(dtype: str) -> None:
+    """DTypeError unless a kernel that packs knows the type."""
+    if dtype not in ("float16", "bfloat16"):
+        raise DTypeError(mismatch("dtype", "float16 or bfloat16", repr(dtype)))

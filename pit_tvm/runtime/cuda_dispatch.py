@@ -14,7 +14,7 @@ import tvm
 
 from ..errors import ShapeError, mismatch
 from ..reference.index import index_lists
-from ..structs import Candidate, Groups, Index, MicroTile, Plan
+from ..structs import Candidate, Groups, Index, MicroTile, Plan, Tile
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
 from .bind import Layout, told_pattern
@@ -183,9 +183,13 @@ class CudaDispatcher:
         for name, make in all_modules(self.target.clusters).items():
             self.modules(name, make)
         for tile in self.planner.likely_tiles(layout):
-            self.kernels.product(tile, self.form.groups, **self.options)
+            self._build_tile(tile)
         if self._repeats is not None:
             self._repeats.build()
+
+    def _build_tile(self, tile: Tile) -> None:
+        """Compile what calls run of a tile."""
+        self.kernels.product(tile, self.form.groups, **self.options)
 
     # -- arguments
 

@@ -15,7 +15,7 @@ from ..errors import UnsupportedTarget
 from ..schedules.cuda_gather import gather_columns, gather_rows
 from ..schedules.hopper_knobs import TILE_K
 from ..schedules.hopper_space import ROWS
-from ..selection.gpu_cost import GpuWork, cheapest
+from ..selection.gpu_cost import cheapest
 from ..selection.gpu_grid import both_axes
 from ..structs import Candidate, Grid, MicroTile, Plan, Tile
 from ..tile_db.store import TileStore
@@ -23,18 +23,18 @@ from .bind import Layout
 from .cuda_arrays import empty, empty_of
 from .cuda_bind import CudaBound
 from .cuda_call import CudaCall
+from .cuda_detect_plan import capacity_of
 from .cuda_dispatch import CudaDispatcher
 from .cuda_fill import stepped
 from .cuda_form import RowsForm, rows_form
-from .cuda_planner import ASSUMED, CudaPlanner
+from .cuda_planner import UNKNOWN_SHARE, CudaPlanner
 from .cuda_rows import ROW_STEP, RowsKernels
 from .cuda_view import CudaView
-from .cuda_workspace import CudaIndex, Take
+from .cuda_workspace import CudaIndex
 from .kernel_cache import KernelCache
 from .program import Program
 
 _FEW = 1024  # live columns, above which plans tell them apart less narrowly
-_COLUMNS = "live columns"
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,15 @@ class GridIndex(CudaIndex):
     columns: CudaIndex | None = None
 
 
+@dataclass(frozen=True)
+class _Lists:
+    """Memory of lists along both axes, ``of`` rows and ``of`` columns, and of their counts, which
+    are neighbours."""
+
+    counts: Any
+    of: tuple[CudaIndex, ...]
+
+
 class GridKernels(RowsKernels):
     """Kernels of rows, and those that pack columns."""
 
@@ -86,14 +95,10 @@ class GridPlanner(CudaPlanner):
     def decide(self, layout: Layout, counts: tuple[int, ...], fresh: bool = True) -> Plan:
         """Algorithm 1 for live rows and columns, without the cache."""
         form, rates = self.form, self.rates()
-        live, columns = counts[0], min(counts[1], self._sizes(layout)[1])
-        plan = super().decide(layout, (live,), fresh)
-        rows, (n, k) = self._rows(layout), self._sizes(layout)
-        extra = 2.0 * (rows - live) * n
-        index = self._index_bytes(layout)
-        work = GpuWork(float(live), n, k, 1, (), index, extra, form.act)
-        if form.both is None or not k:
+        plan, work = super().decide(layout, counts[:1], fresh), self._rows_work(layout, counts[:1])
+        if form.both is None or not work.k:
             return plan
+        columns, rows = min(counts[1], work.k), self._rows(layout)
         asked = (ROWS, form.both, work, columns, form.rhs_layout == "kn", rates, rows)
         candidates = (*both_axes(*asked), *plan.candidates)
         return cheapest(candidates, rates.is_tuned(ROWS))
@@ -112,7 +117,7 @@ class GridPlanner(CudaPlanner):
         depth = self._sizes(layout)[1]
         columns = dict.fromkeys(_more_alike(of) for of in range(0, depth + TILE_K, TILE_K))
         for live in super()._likely_counts(layout):
-            for of in (*columns, self._assumed(layout, ASSUMED)[1]):
+            for of in (*columns, self._assumed(layout, UNKNOWN_SHARE)[1]):
                 yield (live[0], of)
 
     def _most_alike(self, rows: int, counts: tuple[int, ...]) -> tuple[int, ...]:
@@ -142,14 +147,20 @@ class GridDispatcher(CudaDispatcher):
     def build(self, sizes: dict[str, int]) -> None:
         """Compile what calls of these sizes may need, however much is live; needs no GPU."""
         super().build(sizes)
-        layout, dtype = self.binder.layout_of(sizes, "torch"), self.form.dtype
-        for tile in self.planner.likely_tiles(layout):
-            self.kernels.product(tile, 0, **self.options, deep=True)
+        dtype = self.form.dtype
         self.kernels.columns(dtype, True)
         if self.form.rhs_layout == "kn":
             self.kernels.rows(dtype)
         else:
             self.kernels.columns(dtype, False)
+
+    def _build_tile(self, tile: Tile) -> None:
+        super()._build_tile(tile)
+        self._deep(tile)
+
+    def _deep(self, tile: Tile) -> Callable[..., Any]:
+        """The product of a tile that ends with the live columns."""
+        return self.kernels.product(tile, 0, **self.options, deep=True)
 
     def _micro_tiles(self, layout: Layout) -> tuple[MicroTile, ...]:
         """Rows, and columns."""
@@ -166,38 +177,29 @@ class GridDispatcher(CudaDispatcher):
         learns = call.watch.due()
         if dense and not learns:
             return None, None
+        lists = self._lists(call, value)
+        live, dead = self._found(call, value, 0, lists)
         if not learns:
-            return self._found(call, value, 0, self.memory.take)
-        counts = self.memory.keep(_new_counts, value, "counts")
-
-        def take(like: Any, role: str, slots: int, extent: int) -> CudaIndex:
-            index = self.memory.take(like, role, slots, extent)
-            return CudaIndex(index.ids, counts[:1]) if role == "live" else index
-
-        def take_columns(like: Any, role: str, slots: int, extent: int) -> CudaIndex:
-            return CudaIndex(self.memory.take(like, _COLUMNS, slots, extent).ids, counts[1:])
-
-        live, dead = self._found(call, value, 0, take)
-        columns, _ = self._found(call, value, 1, take_columns)
-        call.watch.report(counts, self.detector.report)
+            return live, dead
+        columns, _ = self._found(call, value, 1, lists)
+        call.watch.report(lists.counts, self.detector.report)
         return GridIndex(live.ids, live.count, columns=columns), dead
 
     def _found(
-        self, call: CudaCall, value: Any, axis: int, take: Take
+        self, call: CudaCall, value: Any, axis: int, lists: _Lists
     ) -> tuple[CudaIndex, CudaIndex | None]:
         """Live and dead rows (``axis`` 0), or live columns."""
+
+        def take(like: Any, role: str, slots: int, extent: int) -> CudaIndex:
+            kept = lists.of[axis]
+            return kept if role == "live" else self.memory.take(like, role, slots, extent)
+
         micro_tile = self._micro_tiles(call.layout)[axis]
         asked = (call.layout.operand, micro_tile, self.deterministic, axis == 0)
         return self.detector.prepared(self.program.spec, value, *asked)(value, take)
 
-    def _columns(self, call: CudaCall, value: Any, index: CudaIndex) -> CudaIndex:
-        if isinstance(index, GridIndex) and index.columns is not None:
-            return index.columns
-
-        def take(like: Any, role: str, slots: int, extent: int) -> CudaIndex:
-            return self.memory.take(like, _COLUMNS, slots, extent)
-
-        return self._found(call, value, 1, take)[0]
+    def _lists(self, call: CudaCall, value: Any) -> _Lists:
+        return self.memory.keep(_new_lists, value, *call.layout.operand)
 
     # -- launch
 
@@ -206,8 +208,10 @@ class GridDispatcher(CudaDispatcher):
             super()._product(choice, index, bound)
             return
         call, inputs, value, out, place = bound
-        columns = self._columns(call, value, index)
-        kernel = self.kernels.product(choice.tile, 0, **self.options, deep=True)
+        columns = index.columns if isinstance(index, GridIndex) else None
+        if columns is None:
+            columns, _ = self._found(call, value, 1, self._lists(call, value))
+        kernel = self._deep(choice.tile)
         lhs, rhs, bias = self._operands(inputs)
         own, other = self._packed(lhs, rhs, index, columns)
         shape, dtype, device = (1, *other.shape), self.form.dtype, call.device
@@ -238,5 +242,7 @@ class GridDispatcher(CudaDispatcher):
         return own, other
 
 
-def _new_counts(like: Any, _: str) -> Any:
-    return empty_of("int32", like, (2,))
+def _new_lists(like: Any, *extents: int) -> _Lists:
+    counts = empty_of("int32", like, (len(extents),))
+    ids = [empty_of("int32", like, (1, capacity_of(extent))) for extent in extents]
+    return _Lists(counts, tuple(CudaIndex(i, counts[a : a + 1]) for a, i in enumerate(ids)))

@@ -18,7 +18,7 @@ from .planner import pattern_bytes
 from .program import Program
 
 LIBRARY = "torch"
-ASSUMED = 0.5  # of rows that live, before any count has arrived
+UNKNOWN_SHARE = 0.5  # of rows that live, before any count has arrived
 # Live rows of one group that share a plan: tiles come in whole bands and whole waves, so a few
 # percent more rows can want another tile. So many rows are few, and share it more narrowly.
 _ALIKE, _FEW, _FEW_ALIKE = 64, 1024, 8
@@ -48,7 +48,7 @@ class CudaPlanner:
         key = (layout.key, self._alike(rows, counts), fresh, self.tf32())
         plan = self._plans.get(key)
         if plan is None:
-            live = counts if counts is not None else self._assumed(layout, ASSUMED)
+            live = counts if counts is not None else self._assumed(layout, UNKNOWN_SHARE)
             plan = remember(self._plans, key, self.decide(layout, live, fresh))
         return plan
 
@@ -75,23 +75,26 @@ class CudaPlanner:
 
     def decide(self, layout: Layout, counts: tuple[int, ...], fresh: bool = True) -> Plan:
         """Algorithm 1 for live counts of each group, without the cache; ``fresh`` as in `plan`."""
-        form, rows = self.form, self._rows(layout)
+        form, rows, work = self.form, self._rows(layout), self._rows_work(layout, counts)
+        dense = self._dense(rows, work.n, work.k, fresh)
+        family = GROUPS if form.groups else ROWS
+        micro = form.route.micro_tile
+        return select_gpu(family, micro, work, dense, self.rates(), rows)
+
+    def _rows_work(self, layout: Layout, counts: tuple[int, ...]) -> GpuWork:
+        """The product of these live rows."""
+        form, live = self.form, sum(counts)
         n, k = self._sizes(layout)
-        live = sum(counts)
-        work = GpuWork(
+        return GpuWork(
             live=float(live),
             n=n,
             k=k,
             groups=max(1, form.groups),
             counts=counts if form.groups else (),
             index_bytes=self._index_bytes(layout),
-            extra_bytes=2.0 * (rows - live) * n if self.fills else 0.0,
+            extra_bytes=2.0 * (self._rows(layout) - live) * n if self.fills else 0.0,
             act=form.act,
         )
-        dense = self._dense(rows, n, k, fresh)
-        family = GROUPS if form.groups else ROWS
-        micro = form.route.micro_tile
-        return select_gpu(family, micro, work, dense, self.rates(), rows)
 
     def _dense(self, rows: int, n: int, k: int, fresh: bool) -> GpuDense | None:
         """The product of every row, unless there are groups or dead rows must stay as they are: it
@@ -120,11 +123,12 @@ class CudaPlanner:
         return tuple(dict.fromkeys(tile for tile in found if tile is not None))
 
     def _likely_counts(self, layout: Layout) -> Iterable[tuple[int, ...]]:
-        """All counts that plans are decided for, without groups."""
+        """All counts of rows that plans are decided for, without groups, also where a planner
+        counts more than rows."""
         rows = self._rows(layout)
         lives = range(0, rows + _FEW_ALIKE, _FEW_ALIKE)
         counts = dict.fromkeys(CudaPlanner._most_alike(self, rows, (live,)) for live in lives)
-        return (*counts, CudaPlanner._assumed(self, layout, ASSUMED))
+        return (*counts, CudaPlanner._assumed(self, layout, UNKNOWN_SHARE))
 
     def _assumed(self, layout: Layout, share: float) -> tuple[int, ...]:
         """Live counts where a share of all lives, even over the groups."""

@@ -9,12 +9,17 @@ import pytest
 
 import pit_tvm
 from pit_tvm import op
-from pit_tvm.runtime.cuda_grid import GridDispatcher, GridForm, grid_form
+from pit_tvm.reference.index import index_lists
+from pit_tvm.runtime import cuda_bind
+from pit_tvm.runtime.cuda_detect import CudaDetector
+from pit_tvm.runtime.cuda_fill import CudaFill
+from pit_tvm.runtime.cuda_grid import GridDispatcher, GridForm, GridKernels, grid_form
 from pit_tvm.runtime.cuda_rows import FamilyKernels
+from pit_tvm.runtime.cuda_watch import CountWatch
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.runtime.program import analyse
 from pit_tvm.structs import Candidate, Plan
-from tests.runtime.cuda_products import check_replays, roundings
+from tests.runtime.cuda_products import check_replays, memory, roundings
 from tests.runtime.test_cuda_blocks import LINEAR, TURNED, operator
 
 torch = pytest.importorskip("torch")
@@ -103,6 +108,95 @@ def test_building_asks_for_every_kernel(
     deep = [key for key in products if ("deep", True) in key]  # type: ignore[operator]
     assert 0 < len(deep) and 2 * len(deep) == len(products)
     assert len(asked) - len(products) == packs
+
+
+# --------------------------------------------------------------------------------------------
+# What calls hand to kernels, without a GPU
+
+
+def find_along(self: Any, spec: Any, value: Any, shape: tuple[int, ...], tile: Any, *_: Any) -> Any:
+    """`CudaDetector.prepared` for tensors on the CPU, in memory that the caller gives."""
+
+    def run(given: Any, take: Any) -> Any:
+        (ids,) = index_lists(spec, given.numpy(), shape, tile)
+        index = take(given, "live", 1, shape[tile.dim])
+        index.ids[0, : len(ids)] = index.ids.new_tensor(ids)
+        index.count[0] = len(ids)
+        return index, None
+
+    return run
+
+
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("options", [{}, {**LINEAR, "bias": True}], ids=str)
+@pytest.mark.parametrize("n", [24, 37])
+def test_calls_pack_both_operands_and_tell_the_depth(
+    monkeypatch: pytest.MonkeyPatch, n: int, options: dict[str, Any], learns: bool
+) -> None:
+    m, k = 70, 150
+    rng = np.random.default_rng(n)
+    rows, columns = rng.random(m) < 0.5, rng.random(k) < 0.4
+    lhs = rng.standard_normal((m, k)) * np.outer(rows, columns)
+    rhs = rng.standard_normal((n, k) if options else (k, n))
+    made = [lhs, rhs, *[rng.standard_normal(n)] * ("bias" in options)]
+    arrays = [torch.from_numpy(array.astype(np.float16)) for array in made]
+    reported: list[list[int]] = []
+
+    def gather_columns(self: Any, dtype: str, some: bool) -> Any:
+        def run(source: Any, ids: Any, count: Any, *rest: Any) -> None:
+            *listed, packed = map(memory, rest)
+            kept = listed[0][0, : listed[1][0]] if some else np.arange(len(source))
+            live = memory(count)[0]
+            packed[kept, : -(-live // 64) * 64] = 0
+            packed[kept, :live] = memory(source)[kept][:, memory(ids)[0, :live]]
+
+        return run
+
+    def gather_rows(self: Any, dtype: str) -> Any:
+        def run(source: Any, ids: Any, count: Any, packed: Any) -> None:
+            live = memory(count)[0]
+            memory(packed)[: -(-live // 64) * 64] = 0
+            memory(packed)[:live, : source.shape[1]] = memory(source)[memory(ids)[0, :live]]
+
+        return run
+
+    def product(self: Any, tile: Any, groups: int, **given: Any) -> Any:
+        def run(own: Any, ids: Any, count: Any, depth: Any, dense: Any, *rest: Any) -> None:
+            assert given["deep"]
+            (right,), *bias, out = map(memory, (dense, *rest))
+            deep, live = -(-int(memory(depth)[0]) // 64) * 64, memory(ids)[0, : memory(count)[0]]
+            right = right[:, :deep].T if given["rhs_layout"] == "nk" else right[:deep]
+            # Columns beyond n hold anything, and are cut off.
+            with np.errstate(invalid="ignore", over="ignore"):
+                sums = memory(own)[live, :deep].astype(float) @ right.astype(float)
+                out[live] = sums + (bias[0] if bias else 0.0)
+
+        return run
+
+    def pad_copy(self: Any, source: Any, made: Any) -> None:
+        made[:, : source.shape[1]] = source[:, : made.shape[1]]
+
+    def report(self: Any, count: Any, write: Any) -> None:
+        reported.append(count.tolist())
+
+    monkeypatch.setattr(CudaDetector, "prepared", find_along)
+    monkeypatch.setattr(CountWatch, "due", lambda self: learns)
+    monkeypatch.setattr(CountWatch, "report", report)
+    monkeypatch.setattr(cuda_bind, "check_tensor", lambda *given, **options: None)
+    monkeypatch.setattr(CudaFill, "pad_copy", pad_copy)
+    monkeypatch.setattr("pit_tvm.runtime.cuda_workspace.stream_of", lambda device: 0)
+    monkeypatch.setattr("pit_tvm.runtime.cuda_workspace.is_rehearsed", lambda: False)
+    fakes = (("columns", gather_columns), ("rows", gather_rows), ("product", product))
+    for name, fake in fakes:
+        monkeypatch.setattr(GridKernels, name, fake)
+    value = torch.from_numpy(np.outer(rows, columns))
+    out = torch.full((m, n), torch.nan, dtype=torch.float16)
+    operator(pit_tvm.Grid(), **options)._dispatcher.run(arrays, value, out, choose=both)
+    left, right, *bias = (array.double().numpy() for array in arrays)
+    want = left @ (right.T if options else right) + (bias[0] if bias else 0.0)
+    assert roundings(out[rows], want[rows]) < 2
+    assert out[~rows].isnan().all()  # dead rows are another kernel's
+    assert reported == [[rows.sum(), columns.sum()]] * learns
 
 
 # --------------------------------------------------------------------------------------------

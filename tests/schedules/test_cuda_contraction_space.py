@@ -14,7 +14,7 @@ from pit_tvm.schedules import cuda_contraction_space as space
 from pit_tvm.structs import TileTask
 from pit_tvm.tuning.tasks import make_example
 from tests.primitive.replay import assert_schedules
-from tests.runtime.cuda_emulation import Emulator, OnDevice, missing
+from tests.runtime.cuda_emulation import Emulator, OnDevice
 
 TASK = TileTask(space.ROWS, "sm_90a", "float32", 70, 72, 24)
 BANDS = replace(TASK, family=space.COLUMNS[32], k=6)
@@ -92,14 +92,6 @@ def test_starts_are_tiles_to_start_from(family: str, dtype: str) -> None:
         for form, depths, at in values
     ]
     assert tuple(made) == space.starting_tiles("sm_90a", dtype, height)
-
-
-@pytest.fixture(scope="module")
-def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
-    reason = missing()
-    if reason:
-        pytest.skip(reason=reason)
-    return Emulator(tmp_path_factory.mktemp("emulated"))
 
 
 @pytest.mark.parametrize("task", [TASK, BANDS, replace(BANDS, dtype="int8")])

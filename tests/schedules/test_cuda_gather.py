@@ -8,18 +8,10 @@ import pytest
 
 from pit_tvm.errors import DTypeError
 from pit_tvm.schedules.cuda_gather import gather_columns, gather_rows
-from tests.runtime.cuda_emulation import Emulator, OnDevice, missing
+from tests.runtime.cuda_emulation import Emulator, OnDevice
 from tests.schedules.cuda_text import cuda_text
 
 FAR = 2**30  # an id beyond every array: reading there ends the process
-
-
-@pytest.fixture(scope="module")
-def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
-    reason = missing()
-    if reason:
-        pytest.skip(reason=reason)
-    return Emulator(tmp_path_factory.mktemp("emulated"))
 
 
 def listed(extent: int, live: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -16,19 +16,11 @@ from pit_tvm.runtime.program import analyse
 from pit_tvm.schedules import cuda_contraction
 from pit_tvm.structs import Groups, Mask, Rows, Tile
 from pit_tvm.transform.pipeline import lower
-from tests.runtime.cuda_emulation import Emulator, OnDevice, missing
+from tests.runtime.cuda_emulation import Emulator, OnDevice
 
 DEAD = 2**30  # an id far beyond every array
 # Of the largest result, products of 16 bits rounded once; of tf32, ten bits of every factor.
 TOLERANCE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 3e-3}
-
-
-@pytest.fixture(scope="module")
-def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
-    reason = missing()
-    if reason:
-        pytest.skip(reason=reason)
-    return Emulator(tmp_path_factory.mktemp("emulated"))
 
 
 def run(emulator: Emulator, source: str, *arrays: np.ndarray) -> None:
