@@ -8,7 +8,8 @@ overwrites. Before it a kernel touches no global memory. Foreign kernels need no
 
 A kernel lets its successor in only when its own predecessor is done, so at most two kernels of a
 stream overlap. CTAs that come early gather on the multiprocessors that fall free first, so a kernel
-that reads much with several CTAs on a multiprocessor is better launched plainly.
+that reads much with several CTAs on a multiprocessor gains little by it: of 7 us that a fold of a
+mask of 4096 x 4096 adds to a product on an H200, 0.6.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from .hopper_knobs import RowsOptions
-from .hopper_piece_parts import PiecesTile
+from .hopper_piece_parts import WORD, PiecesTile, has
 from .hopper_swrite import CHUNK, PTX_TYPE, activate
 
 _QUAD = 16  # columns of four chunks of 16 bytes, one for each lane that shares a row
@@ -31,6 +31,17 @@ _LOAD = """  if (live) asm volatile("ld.shared.v4.f32 {{%0, %1, %2, %3}}, [%4+{o
 _STORE = """  if (live) asm volatile("st.shared.v4.f32 [%4+{off}], {{%0, %1, %2, %3}};"
     :: "f"(v[{v}]), "f"(v[{v} + 1]), "f"(v[{v} + 2]), "f"(v[{v} + 3]), "r"(at[{p}]) : "memory");
 """
+# The four words of each of four lanes, as a matrix, are turned.
+_TURN_QUAD = """__forceinline__ __device__ void pit_turn_quad(unsigned* v, int lane) {
+  bool upper = lane & 2, odd = lane & 1;
+  unsigned a = __shfl_xor_sync(~0u, upper ? v[0] : v[2], 2);
+  unsigned b = __shfl_xor_sync(~0u, upper ? v[1] : v[3], 2);
+  if (upper) { v[0] = a; v[1] = b; } else { v[2] = a; v[3] = b; }
+  a = __shfl_xor_sync(~0u, odd ? v[0] : v[1], 1);
+  b = __shfl_xor_sync(~0u, odd ? v[2] : v[3], 1);
+  if (odd) { v[0] = a; v[2] = b; } else { v[1] = a; v[3] = b; }
+}
+"""
 
 
 def _chunks(verb: str, line: str, quads: int) -> tuple[str, str]:
@@ -49,14 +60,15 @@ class PieceSums:
     through their chunks in another order, so that no two of them meet in one bank.
     """
 
-    def __init__(self, pool: Any, knobs: PiecesTile, options: RowsOptions) -> None:
+    def __init__(self, pool: Any, bias: Any, knobs: PiecesTile, options: RowsOptions) -> None:
         self.sums = pool.alloc((knobs.rows, knobs.cols), "float32", align=128)
+        self.bias, self.columns = bias, knobs.cols
         self.quads, self.options = knobs.cols // _QUAD, options
         self.lanes = knobs.cols // CHUNK  # that store one row
         self.at_once = 32 // self.lanes
         self.convert = f"cvt.rn.{PTX_TYPE[options.dtype]}x2.f32"
         self.held = T.alloc_local([2, self.quads * 4], "float32")
-        self.biases = T.alloc_local([self.quads * 4], "float32")
+        self.biases = T.alloc_local([8], "float32")  # of rows
         self.places = T.alloc_local([4], "uint32")
         self.odd = T.local_scalar("int32")
         self.part = T.local_scalar("int32")
@@ -123,39 +135,75 @@ class PieceSums:
         )
 
     @T.inline
-    def ask_bias(self, bias, col0, n):
-        """The bias of this lane's chunks, in the order in which it reads them."""
-        for p in T.unroll(self.quads):
-            for i in T.unroll(4):
-                col: T.let = (
-                    col0
-                    + T.bitwise_xor(p, self.odd) * _QUAD
-                    + T.truncdiv(self.part, 2)
-                    + (i // 2 * 8 + i % 2)
-                )
-                self.biases[p * 4 + i] = T.float32(0)
-                if col < n:
-                    self.biases[p * 4 + i] = T.cast(bias[0, T.cast(col, "int64")], "float32")
-
-    def value(self, side: Any, at: Any) -> Any:
-        """A finished fp32 value of those that are held."""
-        x = self.held[side, at]
-        return activate(self.options.act, x + self.biases[at] if self.options.bias else x)
+    def take_bias(self, bias, col0, n, thread):
+        """By as many threads as there are columns: the bias of each."""
+        if thread < self.columns:
+            self.bias[thread] = T.float32(0)
+            if col0 + thread < n:
+                self.bias[thread] = T.cast(bias[0, T.cast(col0 + thread, "int64")], "float32")
 
     @T.inline
-    def write_turned(self, out, bias, row0, last, col0, n, begin, step, lane):
-        """As `write`, but columns of the sums are rows of ``out``, and rows have a bias each.
+    def store(self, acc, out, rows, col0, n, lane):
+        """Finish and store this lane's two rows of the accumulators, ``rows`` of out; -1 is none.
+
+        The four lanes of a row exchange pairs of columns, so that each has 8 that are neighbours.
+        """
+        words = T.alloc_local([4], "uint32")
+        for side in T.unroll(2):
+            for g in T.unroll(self.quads // 2):
+                for j in T.unroll(4):
+                    at = T.meta_var((g * 4 + j) * 4 + side * 2)
+                    own: T.let = (g * 4 + j) * CHUNK + T.truncmod(lane, 4) * 2
+                    low: T.float32 = self.finish(acc[at], own)
+                    upper: T.float32 = self.finish(acc[at + 1], own + 1)
+                    T.ptx[self.convert](words[j], upper, low)
+                T.cuda.func_call(
+                    "pit_turn_quad",
+                    T.address_of(words[0]),
+                    T.truncmod(lane, 4),
+                    source_code=_TURN_QUAD,
+                )
+                col: T.let = col0 + g * 32 + T.truncmod(lane, 4) * CHUNK
+                if (rows[side] >= 0) & (col < n):
+                    T.ptx["st.global.v4.b32"](
+                        out.ptr_to([T.cast(rows[side], "int64"), T.cast(col, "int64")]),
+                        *[words[i] for i in range(4)],
+                    )
+
+    def finish(self, x: Any, column: Any) -> Any:
+        """The fp32 value of a sum in a column of the tile."""
+        return activate(self.options.act, x + self.bias[column] if self.options.bias else x)
+
+    def value(self, side: Any, p: Any, i: int) -> Any:
+        """The finished value of element ``i`` of chunk ``p`` of those that are held."""
+        column = (
+            T.bitwise_xor(p, self.odd) * _QUAD + T.truncdiv(self.part, 2) + (i // 2 * 8 + i % 2)
+        )
+        return self.finish(self.held[side, p * 4 + i], column)
+
+    def turned(self, side: Any, i: int) -> Any:
+        """The finished value of row ``i`` of those of which columns are held."""
+        x = self.held[side, i]
+        return activate(self.options.act, x + self.biases[i] if self.options.bias else x)
+
+    @T.inline
+    def write_turned(self, out, bias, slots, begin, end, row0, last, col0, n, first, step, lane):
+        """Finish and store the rows of words ``begin`` .. ``end`` - 1, 16 at a time from number
+        ``first`` on, and clear their sums: columns of those are rows of ``out``, and each row has a
+        bias.
 
         Two lanes share 32 bytes of a row. They read different quads, so that no bank is asked
         twice, and then change places.
         """
         half = T.alloc_local([2, 4], "uint32")
+        places = T.alloc_local([8], "int32")  # of a lane's rows; -1 where nothing lives
         line: T.let = T.truncdiv(lane, 4)
         side: T.let = T.truncdiv(lane, _QUAD)
         place: T.let = T.truncmod(lane, _QUAD)
-        base: T.int32 = begin
-        while row0 + base < last:
+        base: T.int32 = begin * WORD + first
+        while base < end * WORD:
             own: T.let = base + side * 8
+            slots.locate(places, begin, own)
             for i in T.unroll(8):
                 self.biases[i] = T.float32(0)
                 if self.options.bias:
@@ -165,10 +213,12 @@ class PieceSums:
                 for h in T.unroll(2):
                     quad: T.let = j * 2 + T.bitwise_xor(T.int32(h), side)
                     for i in T.unroll(8):
-                        self.held[h, i] = self.sums[own + i, quad * _QUAD + place]
+                        self.held[h, i] = T.float32(0)
+                        if places[i] >= 0:
+                            self.held[h, i] = self.sums[places[i], quad * _QUAD + place]
                     for i in T.unroll(4):
-                        low: T.float32 = self.value(h, i * 2)
-                        upper: T.float32 = self.value(h, i * 2 + 1)
+                        low: T.float32 = self.turned(h, i * 2)
+                        upper: T.float32 = self.turned(h, i * 2 + 1)
                         T.ptx[self.convert](half[h, i], upper, low)
                 for h in T.unroll(2):
                     col: T.let = (
@@ -188,27 +238,50 @@ class PieceSums:
                         )
             T.cuda.warp_sync()
             for s in T.unroll(2):
-                self.clear(base + s * 8 + line)
+                slots.locate(places, begin, base + s * 8)
+                for i in T.unroll(8):
+                    if (line == i) & (places[i] >= 0):
+                        self.clear(places[i])
             base = base + step
 
     @T.inline
-    def write(self, out, row0, last, col0, n, begin, step, lane):
-        """Finish and store 16 rows at a time, from number ``begin`` on, and clear them.
+    def store_dead(self, out, alive, row0, last, col0, n, lane):
+        """By a warp: 32 rows from ``row0`` on, but those with a bit in ``alive``, as they are where
+        nothing lives."""
+        words = T.alloc_local([4], "uint32")
+        place: T.let = T.truncmod(lane, self.lanes) * CHUNK
+        for i in T.unroll(4):
+            low: T.float32 = self.finish(T.float32(0), place + i * 2)
+            upper: T.float32 = self.finish(T.float32(0), place + (i * 2 + 1))
+            T.ptx[self.convert](words[i], upper, low)
+        for u in T.unroll(self.lanes):
+            bit: T.let = u * self.at_once + T.truncdiv(lane, self.lanes)
+            if (has(alive, bit) == 0) & (row0 + bit < last) & (col0 + place < n):
+                T.ptx["st.global.v4.b32"](
+                    out.ptr_to([T.cast(row0 + bit, "int64"), T.cast(col0 + place, "int64")]),
+                    *[words[i] for i in range(4)],
+                )
+
+    @T.inline
+    def write(self, out, slots, begin, end, row0, last, col0, n, first, step, lane):
+        """Finish and store the rows of words ``begin`` .. ``end`` - 1 that have slots, 16 at a time
+        from slot ``first`` on, and clear these.
 
         Halves of a row turn in the row's own memory.
         """
         half = T.alloc_local([2, 4], "uint32")
         line: T.let = T.truncdiv(lane, 4)
-        base: T.int32 = begin
-        while row0 + base < last:
+        total: T.let = T.min(slots.total(begin, end), last - row0)
+        base: T.int32 = first
+        while base < total:
             for side in T.unroll(2):
                 self.load(base + side * 8 + line, side)
             T.cuda.warp_sync()
             for side in T.unroll(2):
                 for p in T.unroll(self.quads):
                     for h in T.unroll(2):
-                        low: T.float32 = self.value(side, p * 4 + h * 2)
-                        upper: T.float32 = self.value(side, p * 4 + h * 2 + 1)
+                        low: T.float32 = self.value(side, p, h * 2)
+                        upper: T.float32 = self.value(side, p, h * 2 + 1)
                         T.ptx[self.convert](half[0, h], upper, low)
                         piece: T.let = T.bitwise_xor(T.bitwise_xor(p, self.odd) * 2 + h, line)
                         T.ptx["st.shared.b32"](
@@ -227,8 +300,9 @@ class PieceSums:
                         self.sums.ptr_to([base + side * 8 + own, T.bitwise_xor(col, own) * 4]),
                     )
                 for side in T.unroll(2):
-                    row: T.let = row0 + base + side * 8 + own
-                    if (row < last) & (col0 + col * CHUNK < n):
+                    slot: T.let = base + side * 8 + own
+                    if (slot < total) & (col0 + col * CHUNK < n):
+                        row: T.let = row0 + slots.row(slot)
                         T.ptx["st.global.v4.b32"](
                             out.ptr_to([T.cast(row, "int64"), T.cast(col0 + col * CHUNK, "int64")]),
                             *[half[side, i] for i in range(4)],

@@ -11,11 +11,15 @@ Every element of out is written: where nothing lives, act(bias). Rows of all ope
 multiples of 8 elements and every address is aligned to 16 bytes: the caller checks. PIT, SOSP'23,
 section 3.3.
 
+Tiles with ``slots`` keep sums for rows with several live pieces alone. A row with one is stored as
+the product leaves it, and a row without any while others are computed, so that a CTA takes up to
+4096 rows, and reads weights so much less often.
+
 For pieces of columns of rhs the product is computed turned: they are what is gathered, and sums are
 written by columns.
 
-Every stage has a warp of its own that lists its rows, fetches them and asks TMA for weights; two
-warpgroups multiply, each every second step, and take turns to add.
+Every stage has a warp of its own that lists its rows, fetches them and asks TMA for weights;
+several warpgroups multiply, each its share of the steps, and take turns to add.
 """
 
 from __future__ import annotations
@@ -28,7 +32,8 @@ from tvm.script.tirx import tile as Tx
 from .dependent import after_predecessor
 from .hopper_block_parts import OperandTiles
 from .hopper_knobs import TILE_K, RowsOptions, RowsTile
-from .hopper_piece_parts import PieceLists, PiecesTile
+from .hopper_piece_parts import WORD, PieceLists, PiecesTile
+from .hopper_piece_slots import PieceSlots
 from .hopper_piece_sums import PieceSums
 from .hopper_primitives import register
 
@@ -48,10 +53,10 @@ def live_pieces(
 ):
     """The template; ``pieces_kernel`` gives it its knobs and options."""
     m, n, k = T.int32(), T.int32(), T.int32()
-    slots, size = T.int32(), T.int32()
+    depth, size = T.int32(), T.int32()
     turned = T.meta_var(options.rhs_layout == "kn")
     lhs = T.match_buffer(lhs_h, (m, k), options.dtype)
-    lines = T.match_buffer(lines_h, (slots, size), "uint32", align=4)
+    lines = T.match_buffer(lines_h, (depth, size), "uint32", align=4)
     rhs = T.match_buffer(rhs_h, (k, n) if turned else (n, k), options.dtype)
     if bias_h is not None:
         bias = T.match_buffer(bias_h, (1, m if flip else n), options.dtype)
@@ -60,7 +65,9 @@ def live_pieces(
     STAGES = T.meta_var(knobs.stages)
     ROOM = T.meta_var(knobs.room)
     COLS = T.meta_var(knobs.cols)
+    MOST = T.meta_var(-(-knobs.most_rows // WORD))  # words of a tile
     WGS = T.meta_var(knobs.consumers)
+    FINISHES = T.meta_var(bool(knobs.slots) and not flip)  # rows without a sum
 
     T.device_entry()
     T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
@@ -69,28 +76,33 @@ def live_pieces(
     warp = T.warp_id_in_wg([4])
     lane = T.lane_id([32])
 
+    steps: T.let = T.max(T.truncdiv(k + (TILE_K - 1), TILE_K), 1)
     pool = T.SMEMPool()
     full = TMABar(pool, STAGES)
     empty = MBarrier(pool, STAGES)
     order = MBarrier(pool, WGS)  # whose turn it is to add
     lists = PieceLists(pool, lines, size, knobs)
+    slots = PieceSlots(pool, lines, size, steps, knobs, flip)
+    biases = pool.alloc((COLS,), "float32", align=16)  # of a tile
     pool.move_base_to(knobs.aside)
     # An instruction reads 64 rows, those of the next stages or the weights among them: what it
     # makes of them is not added anywhere.
     rows_tile = pool.alloc_tcgen05_mma_AB((1, STAGES * ROOM, TILE_K), options.dtype)
     weights = OperandTiles(pool, rhs, turned, COLS, STAGES, options.dtype, COLS)
-    sums = PieceSums(pool, knobs, options)
+    sums = PieceSums(pool, biases, knobs, options)
     pool.commit()
     full.init(2)
     empty.init(4)
     order.init(4)
-    steps: T.let = T.max(T.truncdiv(k + (TILE_K - 1), TILE_K), 1)
     ranges: T.let = T.truncdiv(m + high - 1, high)
     tiles: T.let = ranges * T.truncdiv(n + (COLS - 1), COLS)
     T.ptx.fence.mbarrier_init.release.cluster()
     T.cuda.cta_sync()
     after_predecessor()
     tile: T.int32 = bx
+    done: T.int32 = 0  # steps before
+    begin: T.int32 = 0  # words of the tile whose rows are walked together
+    end = T.alloc_local([1], "int32")
 
     if wg >= WGS:
         T.ptx["setmaxnreg.dec.sync.aligned.u32"](knobs.registers[0])
@@ -98,72 +110,69 @@ def live_pieces(
         if stage < STAGES:
             lists.begin()
             phase: T.int32 = 1
-            step: T.int32 = stage
-            while step >= steps:
-                step = step - steps
-                tile = tile + knobs.sms
-            row0: T.int32 = T.truncmod(tile, ranges) * high
-            if tile < tiles:
-                lists.ask(step, row0, high, lane)
+            asked: T.int32 = 0  # whether the bits of this stage's first step are on their way
             while tile < tiles:
-                k0: T.int32 = step * TILE_K
-                col0: T.int32 = T.truncdiv(tile, ranges) * COLS
-                here: T.int32 = row0
-                lists.take(lane)
-                # The bits of this stage's next step are on their way meanwhile.
-                step = step + STAGES
-                while step >= steps:
-                    step = step - steps
-                    tile = tile + knobs.sms
-                row0 = T.truncmod(tile, ranges) * high
-                if tile < tiles:
-                    lists.ask(step, row0, high, lane)
-                inside: T.let = k0 + T.truncmod(lane, 8) * 8 < k
-                first: T.int32 = 0
-                more: T.int32 = 1
-                while more == 1:
-                    lists.emit(stage, 1 - phase, first, lane)
-                    empty.wait(stage, phase)
-                    phase = 1 - phase
-                    if lane == 0:
-                        lists.heads[stage] = lists.total - first
-                        if (first == 0) & (lists.total > 0):
-                            full.arrive(stage, weights.bytes)
-                            weights.fetch(stage, col0, T.truncdiv(k0, TILE_K), full.ptr_to([stage]))
-                        else:
-                            T.ptx.mbarrier.arrive.shared.b64(full.ptr_to([stage]), T.uint32(1))
-                    for q in T.unroll(ROOM // 16):
-                        if first + q * 16 < lists.total:
-                            for p in T.unroll(4):
-                                place: T.let = q * 16 + p * 4 + T.truncdiv(lane, 8)
-                                if first + place < lists.total:
-                                    T.ptx["cp.async.cg.shared.global"](
-                                        rows_tile.ptr_to(
-                                            [0, stage * ROOM + place, T.truncmod(lane, 8) * 8]
-                                        ),
-                                        lhs.ptr_to(
-                                            [
-                                                T.cast(here + lists.mine[q * 4 + p], "int64"),
-                                                T.cast(k0 + T.truncmod(lane, 8) * 8, "int64"),
-                                            ]
-                                        ),
-                                        16,
-                                        T.cast(T.if_then_else(inside, 16, 0), "uint32"),
+                row0: T.let = T.truncmod(tile, ranges) * high
+                col0: T.let = T.truncdiv(tile, ranges) * COLS
+                words: T.let = T.truncdiv(T.min(high, m - row0) + (WORD - 1), WORD)
+                after0: T.let = T.truncmod(tile + knobs.sms, ranges) * high  # of the next tile
+                slots.meet()
+                slots.meet()
+                begin = 0
+                while begin < words:
+                    slots.reach(end, begin, words, lane)
+                    lists.know(slots, begin, end[0], lane)
+                    step: T.int32 = T.truncmod(stage + (STAGES - T.truncmod(done, STAGES)), STAGES)
+                    if (step < steps) & (asked == 0):
+                        lists.ask(step, T.truncdiv(row0, WORD), begin, end[0], lane)
+                    asked = 0
+                    while step < steps:
+                        k0: T.int32 = step * TILE_K
+                        lists.take(lane)
+                        # The bits of this stage's next step are on their way meanwhile.
+                        step = step + STAGES
+                        if step < steps:
+                            lists.ask(step, T.truncdiv(row0, WORD), begin, end[0], lane)
+                        elif knobs.slots == 0:
+                            if (step - steps < steps) & (tile + knobs.sms < tiles):
+                                lists.ask(step - steps, T.truncdiv(after0, WORD), 0, MOST, lane)
+                                asked = 1
+                        first: T.int32 = 0
+                        more: T.int32 = 1
+                        while more == 1:
+                            lists.emit(stage, 1 - phase, first, lane)
+                            empty.wait(stage, phase)
+                            phase = 1 - phase
+                            if lane == 0:
+                                lists.heads[stage] = lists.total - first
+                                if (first == 0) & (lists.total > 0):
+                                    full.arrive(stage, weights.bytes)
+                                    weights.fetch(
+                                        stage, col0, T.truncdiv(k0, TILE_K), full.ptr_to([stage])
                                     )
-                    # The fence stands here and not before the product, which has no time for it.
-                    T.ptx.cp.async_.wait_all()
-                    T.ptx.fence.proxy.async_.shared__cta()
-                    T.cuda.warp_sync()
-                    if lane == 0:
-                        T.ptx.mbarrier.arrive.shared.b64(full.ptr_to([stage]), T.uint32(1))
-                    first = first + ROOM
-                    more = T.if_then_else(first < lists.total, 1, 0)
+                                else:
+                                    T.ptx.mbarrier.arrive.shared.b64(
+                                        full.ptr_to([stage]), T.uint32(1)
+                                    )
+                            lists.fetch(rows_tile, lhs, stage, first, row0, k0, lane)
+                            # The fence stands here and not before the product, which has no time
+                            # for it.
+                            T.ptx.cp.async_.wait_all()
+                            T.ptx.fence.proxy.async_.shared__cta()
+                            T.cuda.warp_sync()
+                            if lane == 0:
+                                T.ptx.mbarrier.arrive.shared.b64(full.ptr_to([stage]), T.uint32(1))
+                            first = first + ROOM
+                            more = T.if_then_else(first < lists.total, 1, 0)
+                    done = done + steps
+                    begin = end[0]
+                tile = tile + knobs.sms
     else:
         T.ptx["setmaxnreg.inc.sync.aligned.u32"](knobs.registers[1])
         acc = T.alloc_local([COLS // 2], "float32")
-        rows = T.alloc_local([2], "int32")
+        rows = T.alloc_local([2], "int32")  # slots of this lane's rows; negative for none
+        whole = T.alloc_local([2], "int32")  # rows of out of those that have no slot; -1 for none
         part: T.let = wg * 4 + warp
-        done: T.int32 = 0  # steps of the tiles before
         phases: T.int32 = 0  # of all stages: one bit each
         turn: T.int32 = T.if_then_else(wg == 0, 1, 0)  # phase of its next permission to add
         sums.begin(lane)
@@ -173,67 +182,103 @@ def live_pieces(
             line = line + WGS * 32
         T.ptx["bar.sync"](T.uint32(1), T.uint32(WGS * 128))
         while tile < tiles:
-            kt: T.int32 = T.truncmod(wg + (WGS - T.truncmod(done, WGS)), WGS)
-            while kt < steps:
-                at: T.let = T.truncmod(done + kt, STAGES)
-                live: T.int32 = ROOM + 1
-                waits: T.int32 = 1
-                while live > ROOM:
-                    parity: T.int32 = T.bitwise_and(T.shift_right(phases, at), 1)
-                    full.wait(at, parity)
-                    phases = T.bitwise_xor(phases, T.shift_left(1, at))
-                    live = lists.heads[at]
-                    for side in T.unroll(2):
-                        slot: T.let = warp * 16 + side * 8 + T.truncdiv(lane, 4)
-                        rows[side] = -1
-                        if slot < T.min(live, ROOM):
-                            rows[side] = T.cast(lists.ids[at, parity, slot], "int32")
-                    if live > 0:
-                        Tx.wg.gemm_async(
-                            acc,
-                            rows_tile[0:1, at * ROOM : at * ROOM + 64, 0:TILE_K],
-                            weights.part(at, 0, COLS),
-                            transB=turned,
-                            accum=False,
-                            dispatch="pit_wgmma",
-                        )
-                        T.ptx.wgmma.wait_group.sync.aligned(0)
+            row0: T.let = T.truncmod(tile, ranges) * high
+            col0: T.let = T.truncdiv(tile, ranges) * COLS
+            last: T.let = T.min(row0 + high, m)
+            words: T.let = T.truncdiv(last - row0 + (WORD - 1), WORD)
+            slots.meet()
+            if bias_h is not None:
+                if not flip:
+                    sums.take_bias(bias, col0, n, part * 32 + lane)
+            slots.find(T.truncdiv(row0, WORD), words, wg, warp * 32 + lane, lane)
+            slots.meet()
+            begin = 0
+            while begin < words:
+                slots.reach(end, begin, words, lane)
+                if not flip:
+                    if wg == 0:
+                        slots.name_rows(begin, end[0], warp * 32 + lane)
+                word: T.int32 = begin + part  # whose dead rows are stored next
+                kt: T.int32 = T.truncmod(wg + (WGS - T.truncmod(done, WGS)), WGS)
+                while kt < steps:
+                    at: T.let = T.truncmod(done + kt, STAGES)
+                    live: T.int32 = ROOM + 1
+                    waits: T.int32 = 1
+                    while live > ROOM:
+                        parity: T.int32 = T.bitwise_and(T.shift_right(phases, at), 1)
+                        full.wait(at, parity)
+                        phases = T.bitwise_xor(phases, T.shift_left(1, at))
+                        live = lists.heads[at]
+                        for side in T.unroll(2):
+                            place: T.let = warp * 16 + side * 8 + T.truncdiv(lane, 4)
+                            rows[side] = -1
+                            whole[side] = -1
+                            if place < T.min(live, ROOM):
+                                rows[side] = T.cast(lists.goals[at, parity, place], "int32")
+                                if rows[side] < 0:
+                                    whole[side] = row0 - 1 - rows[side]
+                        if live > 0:
+                            Tx.wg.gemm_async(
+                                acc,
+                                rows_tile[0:1, at * ROOM : at * ROOM + 64, 0:TILE_K],
+                                weights.part(at, 0, COLS),
+                                transB=turned,
+                                accum=False,
+                                dispatch="pit_wgmma",
+                            )
+                            T.ptx.wgmma.wait_group.sync.aligned(0)
+                        T.cuda.warp_sync()
+                        if lane == 0:
+                            empty.arrive(at)
+                        if FINISHES:
+                            if T.cuda.any_sync(T.uint32(0xFFFFFFFF), whole[0] + whole[1] > -2):
+                                sums.store(acc, out, whole, col0, n, lane)
+                        sums.ready(rows)
+                        if waits == 1:
+                            order.wait(wg, turn)
+                            turn = 1 - turn
+                            waits = 0
+                        sums.add(acc, rows)
                     T.cuda.warp_sync()
                     if lane == 0:
-                        empty.arrive(at)
-                    sums.ready(rows)
-                    if waits == 1:
-                        order.wait(wg, turn)
-                        turn = 1 - turn
-                        waits = 0
-                    sums.add(acc, rows)
-                T.cuda.warp_sync()
-                if lane == 0:
-                    order.arrive(T.truncmod(wg + 1, WGS))
-                kt = kt + WGS
-            done = done + steps
-            first_row: T.let = T.truncmod(tile, ranges) * high
-            first_col: T.let = T.truncdiv(tile, ranges) * COLS
-            last: T.let = T.min(first_row + high, m)
-            if flip:
+                        order.arrive(T.truncmod(wg + 1, WGS))
+                    kt = kt + WGS
+                    if FINISHES:
+                        # Few at a time: memory takes them while the next steps come.
+                        if word < end[0]:
+                            sums.store_dead(
+                                out, slots.alive[word], row0 + word * WORD, last, col0, n, lane
+                            )
+                            word = word + WGS * 4
+                done = done + steps
+                if FINISHES:
+                    while word < end[0]:
+                        sums.store_dead(
+                            out, slots.alive[word], row0 + word * WORD, last, col0, n, lane
+                        )
+                        word = word + WGS * 4
                 T.ptx["bar.sync"](T.uint32(1), T.uint32(WGS * 128))
-                sums.write_turned(
-                    out,
-                    bias if bias_h is not None else None,
-                    first_row,
-                    last,
-                    first_col,
-                    n,
-                    part * 16,
-                    WGS * 64,
-                    lane,
-                )
-            else:
-                if bias_h is not None:
-                    sums.ask_bias(bias, first_col, n)
+                if flip:
+                    sums.write_turned(
+                        out,
+                        bias if bias_h is not None else None,
+                        slots,
+                        begin,
+                        end[0],
+                        row0,
+                        last,
+                        col0,
+                        n,
+                        part * 16,
+                        WGS * 64,
+                        lane,
+                    )
+                else:
+                    sums.write(
+                        out, slots, begin, end[0], row0, last, col0, n, part * 16, WGS * 64, lane
+                    )
                 T.ptx["bar.sync"](T.uint32(1), T.uint32(WGS * 128))
-                sums.write(out, first_row, last, first_col, n, part * 16, WGS * 64, lane)
-            T.ptx["bar.sync"](T.uint32(1), T.uint32(WGS * 128))
+                begin = end[0]
             tile = tile + knobs.sms
 
 
@@ -249,8 +294,8 @@ def pieces_kernel(
     """The kernel of one set of knobs: lhs (m, k), lines, high, rhs, [bias (1, n),] out (m, n).
 
     ``lines`` (steps, words), uint32, has a line for every 64 of k: bit i of word w of line t is set
-    where row w * 32 + i lives in step t. ``high``, a multiple of 32 and at most ``knobs.rows``, is
-    how many rows a CTA takes.
+    where row w * 32 + i lives in step t. ``high``, a multiple of 32 and at most
+    ``knobs.most_rows``, is how many rows a CTA takes.
 
     Parameters
     ----------

@@ -129,6 +129,7 @@ ORDER = {
         "hopper_block_parts",
         "hopper_blocks",
         "hopper_piece_parts",
+        "hopper_piece_slots",
         "hopper_piece_sums",
         "hopper_pieces",
         "hopper_combine",

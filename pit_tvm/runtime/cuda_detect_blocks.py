@@ -5,7 +5,7 @@ from __future__ import annotations
 import tvm
 from tvm.script import tirx as T
 
-from ..schedules.dependent import let_successor_in
+from ..schedules.dependent import after_predecessor
 from .cuda_detect_columns import vector_of
 from .cuda_detect_device import AT_ONCE, ROOM, WARP, full_warp, popcount
 from .cuda_detect_rows import load_rows
@@ -52,7 +52,7 @@ def map_blocks(bits: int) -> tvm.tirx.PrimFunc:
         chunks: T.let = T.truncdiv(cols + (across - 1), across)
         block = T.cta_id([down * T.truncdiv(cols + (across - 1), across)])
         thread = T.thread_id([THREADS])
-        let_successor_in()
+        after_predecessor()
         flags = T.alloc_shared([MOST_BLOCKS], "uint8")
         acc = T.alloc_local([4], "uint32")
         loaded = T.alloc_local([AT_ONCE, 4], "uint32")

@@ -10,7 +10,7 @@ from typing import Any
 import tvm
 from tvm.script import tirx as T
 
-from ..schedules.dependent import let_successor_in
+from ..schedules.dependent import after_predecessor
 from .cuda_detect_columns import vector_of
 from .cuda_detect_device import (
     AT_ONCE,
@@ -141,7 +141,7 @@ def fold_rows(bits: int) -> tvm.tirx.PrimFunc:
         T.device_entry()
         block = T.cta_id([T.truncdiv(size + high - 1, high) * chunks])
         thread = T.thread_id([threads])
-        let_successor_in()
+        after_predecessor()
         lane: T.let = T.truncmod(thread, WARP)
         words = T.alloc_shared([ROW_WORDS], "uint32")
         loaded = T.alloc_local([AT_ONCE, 4], "uint32")

@@ -90,7 +90,7 @@ class PiecesPlanner(BandPlanner):
         form, k = self.form, self._depth(layout)
         m, n = layout.output if not form.flip else layout.output[::-1]
         index = self._index_bytes(layout)
-        work = PiecesWork(m, n, k, counts, index, form.act, form.turns)
+        work = PiecesWork(m, n, k, counts, index, form.act, form.turns, form.flip)
         tiles = self.tiles if k else ()  # nothing to walk
         chosen = (form.route.micro_tile, work, tiles)
         return select_pieces(*chosen, self._whole(layout), self.rates())
@@ -126,8 +126,8 @@ class PiecesDispatcher(BlocksDispatcher):
         return len(ids)
 
     def _kernel(self, choice: Candidate) -> Kernel:
-        kernel, form = super()._kernel(choice), self.form
-        most = choice.tile.tile_m if choice.tile else 0
+        kernel, form, tile = super()._kernel(choice), self.form, choice.tile
+        assert tile is not None
         turn = self.kernels.turn(form.dtype, True) if form.turns else None
 
         def launch(sparse: Any, lines: Any, *rest: Any) -> None:
@@ -135,6 +135,7 @@ class PiecesDispatcher(BlocksDispatcher):
                 turned = empty(sparse, sparse.shape[::-1])
                 turn(sparse, lines, turned)
                 sparse = turned
-            kernel(sparse, lines, range_of(sparse.shape[0], most), *rest)
+            (rows, depth), wide = sparse.shape, rest[-1].shape[0 if form.flip else 1]
+            kernel(sparse, lines, range_of(rows, wide, depth, tile), *rest)
 
         return launch

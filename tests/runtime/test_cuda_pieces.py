@@ -245,7 +245,9 @@ def test_products_of_random_shapes_and_patterns(
     rng = np.random.default_rng(max(spec.extents))
     fixed = [((1, 1, 1), 0.0), ((64, 8, 64), 0.0), ((264, 520, 72), 1.0), ((3000, 512, 900), 0.5)]
     drawn = [(tuple(int(x) for x in rng.integers(1, 700, 3)), z) for z in (0.3, 0.9, 0.97)]
-    for seed, (sizes, zeros) in enumerate([*fixed, *drawn, ((4096, 4096, 192), 0.9)]):
+    # Rows with and without slots, several walks of a tile, and several ranges of rows.
+    high = [((4096, 4096, 192), 0.9), ((4096, 512, 2048), 0.975), ((9000, 136, 4096), 0.99)]
+    for seed, (sizes, zeros) in enumerate([*fixed, *drawn, *high]):
         case = Case(spec, side, sizes, zeros, seed, **options)
         for at in range(len(STARTING)):
             case.out.fill_(torch.nan)

@@ -19,9 +19,11 @@ from pit_tvm.schedules.hopper_piece_parts import (
 )
 from pit_tvm.schedules.hopper_pieces import pieces_kernel
 from pit_tvm.selection.gpu_pieces import range_of
+from pit_tvm.structs import Tile
 from tests.schedules.cuda_text import cuda_text
 
 NARROW, WIDE = PiecesTile(1376, 32, 32, 6, 3), PiecesTile(512, 64, 48, 6, 3)
+SLOTS = STARTING[0]
 
 
 @pytest.mark.parametrize(
@@ -60,20 +62,49 @@ def test_starting_tiles_fit_and_keep_their_knobs_as_tiles() -> None:
         assert 128 * warpgroups <= 65536
 
 
-@pytest.mark.parametrize("m", [1, 31, 32, 33, 500, 512, 513, 4096, 5000])
-@pytest.mark.parametrize("rows", [64, 512, 1376])
-def test_ranges_are_even_begin_at_words_and_fit(m: int, rows: int) -> None:
-    high = range_of(m, rows)
-    assert 0 < high <= rows and high % 32 == 0
-    assert -(-m // high) <= -(-m // rows)
+def test_only_tiles_with_slots_finish_rows_without_sums() -> None:
+    def body(knobs: PiecesTile, **options: Any) -> str:
+        return cuda_text(pieces_kernel("float16", knobs, **options)).split("__global__")[-1]
+
+    found, plain, flipped = body(SLOTS), body(NARROW), body(SLOTS, flip=True)
+    # Pairs of columns change places before rows are stored; dead rows are never summed.
+    assert "pit_turn_quad(" in found and "pit_turn_quad(" not in plain + flipped
+    # All warps meet twice for a tile: before its slots are found, and behind that.
+    everyone = 128 * SLOTS.consumers + 32 * SLOTS.stages
+    meetings = [len(re.findall(rf"\(uint\)2, \(uint\){everyone}\)", b)) for b in (found, plain)]
+    assert meetings == [4, 0]
+    assert "pit_put(" in found and "pit_put(" in flipped and "pit_put(" not in plain
+
+
+@pytest.mark.parametrize("m", [1, 31, 32, 33, 500, 512, 513, 4096, 5000, 100_000])
+@pytest.mark.parametrize("knobs", [*STARTING, PiecesTile(64), PiecesTile(1376)])
+def test_ranges_are_even_begin_at_words_and_fit(m: int, knobs: PiecesTile) -> None:
+    tile = Tile("", "", "float16", knobs.rows, knobs.cols, 64, (("slots", knobs.slots),))
+    tile = replace(tile, knobs=(*tile.knobs, ("stages", knobs.stages)))
+    for n in (8, 768, 4096):
+        high = range_of(m, n, 4096, tile)
+        assert 0 < high <= knobs.most_rows and high % 32 == 0
+        if not knobs.slots:  # as few as may be
+            assert -(-m // high) <= -(-m // knobs.rows)
+
+
+def test_ranges_of_tiles_with_slots_let_ctas_end_together() -> None:
+    tile = starting_pieces("float16")[0]
+    # Of 128 columns of tiles each CTA takes one, of 24 there are five ranges for every one.
+    assert range_of(4096, 4096, 4096, tile) == 4096
+    assert 132 * 0.9 < 24 * -(-2048 // range_of(2048, 768, 3072, tile)) <= 132
+    # Two tiles of all rows for a CTA are less work than four of a third of them.
+    assert range_of(3000, 5120, 2560, tile) == 3008
 
 
 @pytest.mark.parametrize(
     ("knobs", "word"),
     [
-        ({"rows": 500}, "rows"),
+        ({"rows": 504}, "rows"),
+        ({"rows": 528}, "slots 0, for whole words"),
+        ({"slots": 2}, "slots"),
         ({"cols": 128}, "cols"),
-        ({"room": 40}, "room"),
+        ({"room": 44}, "room"),
         ({"consumers": 1}, "consumers"),
         ({"stages": 6, "consumers": 4}, "stages"),
         ({"rows": 1024}, "shared memory"),

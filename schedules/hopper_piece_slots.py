@@ -1,0 +1,183 @@
+"""Which rows of the Hopper family of pieces have a sum in shared memory, and in which slot.
+
+A row without a live piece needs no sum, nor does one with a single piece: that finishes it. Where
+tiles have ``slots``, they keep them for the other rows, and walk as many rows together as these
+have slots: the fewer pieces live, the more rows share one walk down the depth. Otherwise every row
+of a tile has its own sum, and nothing is to be found.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm.script import tirx as T
+
+from pit_tvm.selection.gpu_pieces import fair_rows
+
+from .hopper_block_parts import lowest, ones
+from .hopper_piece_parts import WORD, WORDS, PiecesTile, below
+
+_AT_ONCE = 8  # words that a thread asks for together
+_EACH = WORDS // 32  # words of a lane
+_ALL = 0xFFFFFFFF
+
+_PUT = """__forceinline__ __device__ unsigned pit_put(unsigned* at, unsigned bits) {
+  return atomicOr(at, bits);
+}
+"""
+
+
+@T.meta_class
+class PieceSlots:
+    """What is known of the rows of a tile: bit i of word w is row w * 32 + i.
+
+    Parameters
+    ----------
+    lines : Buffer (steps, words), uint32, of ``size`` words: see `pieces_kernel`
+    flip : every row that lives has a slot
+    """
+
+    def __init__(
+        self, pool: Any, lines: Any, size: Any, steps: Any, knobs: PiecesTile, flip: bool
+    ) -> None:
+        self.lines, self.size, self.steps, self.flip = lines, size, steps, flip
+        self.found, self.room, self.consumers = bool(knobs.slots), knobs.rows, knobs.consumers
+        self.fair = fair_rows(knobs.room)
+        self.threads = knobs.consumers * 128
+        self.everyone = self.threads + knobs.stages * 32
+        if self.found:
+            self.alive = pool.alloc((WORDS,), "uint32", align=16)  # rows that live
+            self.kept = pool.alloc((WORDS,), "uint32", align=16)  # rows that have slots
+            self.before = pool.alloc((WORDS + 1,), "int32", align=16)  # of those, in words before
+            self.rows = pool.alloc((knobs.rows,), "int16", align=16)  # of slots
+            self.number = pool.alloc((2,), "int32", align=8)  # of live pieces, of words of a walk
+
+    @T.inline
+    def meet(self):
+        """By all warps that work: before `find`, and behind it."""
+        if self.found:
+            T.ptx["bar.sync"](T.uint32(2), T.uint32(self.everyone))
+
+    @T.inline
+    def find(self, word0, words, wg, thread, lane):
+        """By the warpgroups that multiply: all about the ``words`` words from ``word0`` on."""
+        if self.found:
+            if wg == 0:
+                self.alive[thread] = T.uint32(0)
+                self.kept[thread] = T.uint32(0)
+                if thread == 0:
+                    self.number[0] = 0
+            T.ptx["bar.sync"](T.uint32(1), T.uint32(self.threads))
+            self.read(word0, words, wg, thread, lane)
+            T.ptx["bar.sync"](T.uint32(1), T.uint32(self.threads))
+            if (wg == 0) & (thread < 32):
+                self.share(words, lane)
+
+    @T.inline
+    def read(self, word0, words, wg, thread, lane):
+        """One word by a thread of every warpgroup, of its part of the steps."""
+        asked = T.alloc_local([_AT_ONCE], "uint32")
+        once: T.uint32 = T.uint32(0)
+        twice: T.uint32 = T.uint32(0)
+        live: T.int32 = 0
+        step: T.int32 = wg
+        if (thread < words) & (word0 + thread < self.size):
+            while step < self.steps:
+                for u in T.unroll(_AT_ONCE):
+                    asked[u] = T.uint32(0)
+                    if step + u * self.consumers < self.steps:
+                        asked[u] = self.lines[step + u * self.consumers, word0 + thread]
+                for u in T.unroll(_AT_ONCE):
+                    twice = T.bitwise_or(twice, T.bitwise_and(once, asked[u]))
+                    once = T.bitwise_or(once, asked[u])
+                    live = live + ones(asked[u])
+                step = step + _AT_ONCE * self.consumers
+            others: T.uint32 = self.put(self.alive, thread, once)
+            twice = T.bitwise_or(twice, T.bitwise_and(others, once))
+            self.put(self.kept, thread, once if self.flip else twice)
+        for d in T.unroll(5):
+            live = live + T.cuda.__shfl_xor_sync(T.uint32(_ALL), live, 16 >> d, 32)
+        if lane == 0:
+            T.cuda.atomic_add(self.number.ptr_to([0]), live)
+
+    def put(self, words: Any, at: Any, bits: Any) -> Any:
+        """Or ``bits`` into a word, which is returned as it was."""
+        return T.cuda.func_call(
+            "pit_put", words.ptr_to([at]), bits, source_code=_PUT, return_type="uint32"
+        )
+
+    @T.inline
+    def share(self, words, lane):
+        """By one warp: slots of the rows that are kept, and how many words a walk takes, so that
+        walks are even, no more than sums and stages have room for."""
+        each = T.alloc_local([_EACH], "int32")
+        total: T.int32 = 0
+        for w in T.unroll(_EACH):
+            each[w] = ones(self.kept[lane * _EACH + w])
+            total = total + each[w]
+        for d in T.unroll(5):
+            left: T.int32 = T.cuda.__shfl_up_sync(T.uint32(_ALL), total, 1 << d, 32)
+            if lane >= 1 << d:
+                total = total + left
+        if lane == 31:
+            walks: T.let = T.max(
+                T.truncdiv(total + self.room - 1, self.room),
+                T.truncdiv(self.number[0], self.steps * self.fair) + 1,
+            )
+            self.number[1] = T.truncdiv(words + walks - 1, walks)
+            self.before[WORDS] = total
+        for w in T.unroll(_EACH):
+            total = total - each[_EACH - 1 - w]
+            self.before[lane * _EACH + (_EACH - 1 - w)] = total
+
+    @T.inline
+    def reach(self, end, begin, words, lane):
+        """By a warp: ``end[0]`` is behind the words that are walked with word ``begin``."""
+        end[0] = words
+        if self.found:
+            most: T.let = T.min(words, begin + self.number[1])
+            limit: T.let = self.before[begin] + self.room
+            end[0] = 0
+            for w in T.unroll(_EACH):
+                fits: T.int32 = 0
+                if w * 32 + lane < most:
+                    if self.before[w * 32 + lane + 1] <= limit:
+                        fits = 1
+                end[0] = end[0] + ones(T.cuda.ballot_sync(T.uint32(_ALL), fits))
+
+    @T.inline
+    def name_rows(self, begin, end, thread):
+        """By a thread for each word: the rows of slots."""
+        if self.found:
+            if (thread >= begin) & (thread < end):
+                bits: T.uint32 = self.kept[thread]
+                place: T.int32 = self.before[thread] - self.before[begin]
+                while bits != T.uint32(0):
+                    self.rows[place] = T.cast(thread * WORD + lowest(bits), "int16")
+                    bits = T.bitwise_and(bits, bits - T.uint32(1))
+                    place = place + 1
+
+    def total(self, begin: Any, end: Any) -> Any:
+        """How many slots a walk has."""
+        return self.before[end] - self.before[begin] if self.found else end * WORD
+
+    def row(self, slot: Any) -> Any:
+        """The row of a slot, in its tile."""
+        return T.cast(self.rows[slot], "int32") if self.found else slot
+
+    @T.inline
+    def locate(self, places, begin, row):
+        """The slots of 8 rows from ``row``, a multiple of 8, on; -1 for those that have none."""
+        for i in T.unroll(8):
+            places[i] = row + i
+        if self.found:
+            word: T.let = T.truncdiv(row, WORD)
+            bit: T.let = T.truncmod(row, WORD)
+            bits: T.uint32 = T.shift_right(self.kept[word], T.cast(bit, "uint32"))
+            place: T.int32 = self.before[word] - self.before[begin]
+            place = place + ones(T.bitwise_and(self.kept[word], below(bit)))
+            for i in T.unroll(8):
+                places[i] = -1
+                if T.bitwise_and(T.shift_right(bits, T.uint32(i)), T.uint32(1)) != T.uint32(0):
+                    places[i] = place
+                    place = place + 1
