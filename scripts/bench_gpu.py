@@ -8,10 +8,11 @@ With --all-candidates every candidate of the plans of padding, moe and the suite
 is timed instead, to see how good predictions and choices are.
 
 Peers run in the same process, in turn with pit-tvm, as replays of CUDA graphs; times are medians,
-and every result is compared with float64. The shapes of HELD_OUT in bench_gpu_cases.py and all
-seeds of the benchmark are never tuned on, and held-out shapes have rows and goals of their own. The
-last lines say which goals are reached. The exit status is 1 if a result is wrong, and 2 if
-something is missing; a goal that is not reached does not change it.
+and every result is compared with float64. With --sustained each contender runs alone instead, under
+steady load, where a GPU that is short of power is slower. The shapes of HELD_OUT in
+bench_gpu_cases.py and all seeds of the benchmark are never tuned on, and held-out shapes have rows
+and goals of their own. The last lines say which goals are reached. The exit status is 1 if a result
+is wrong, and 2 if something is missing; a goal that is not reached does not change it.
 
 The suite layer also times kernels of others if their sources are on PYTHONPATH, and prints "-"
 where they are missing: OpenAI's triton_kernels with matmul_ogs (github.com/triton-lang/triton,
@@ -58,6 +59,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--match", default="", metavar="TEXT", help="only rows whose label contains TEXT")
     add("--tiles", type=positive, default=4, help="tiles of each plan to time (default 4)")
     add("--all-candidates", action="store_true", help="time every candidate of plans, and no peers")
+    sustained = "time each contender alone, after so long under load (default: in turns)"
+    add("--sustained", type=positive, default=0, metavar="MS", help=sustained)
     add("--json", type=new_file, metavar="FILE", help="write everything measured to FILE")
     add("--plot", type=Path, metavar="FILE", help="draw the suites of a saved FILE beside it")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run without a GPU")
@@ -105,7 +108,12 @@ def run(options: argparse.Namespace) -> int:
 
     cuda = options.device == "cuda"
     settings = GpuSettings(
-        options.rounds, options.seed, options.quick, options.device, True, options.tiles
+        options.rounds,
+        options.seed,
+        options.quick,
+        options.device,
+        tiles=options.tiles,
+        sustained=options.sustained,
     )
     if cuda and not options.build_only and not torch.cuda.is_available():
         advice = "--device cpu tries the benchmark without one"

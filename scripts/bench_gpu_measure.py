@@ -5,6 +5,10 @@ measured; events around a replay give the time of its calls. A round replays eve
 starting with another one each time; a kernel that only waits keeps the GPU busy while the host
 asks for the whole round. What cannot be captured runs between events as it is, after that.
 
+A GPU draws less power in such rounds than under steady load, and products that are bound by its
+tensor cores gain most by that. So a contender may be timed ``sustained`` instead: alone, after it
+has kept the GPU busy for some milliseconds.
+
 On the CPU everything runs as well, to try the benchmark without a GPU: times mean nothing then.
 """
 
@@ -45,12 +49,14 @@ Run = Callable[[], Any]
 class GpuSettings(Settings):
     """What the command line decides. ``device`` "cpu" is a dry run; ``peers`` False leaves
     contenders out that are not pit-tvm's; ``tiles`` of each plan are timed, or with ``every`` its
-    candidates, dense or not, but those that are far from the best."""
+    candidates, dense or not, but those that are far from the best. ``sustained``: milliseconds for
+    which a contender runs before it is timed; 0 times them in turns."""
 
     device: str = "cuda"
     peers: bool = True
     tiles: int = 4
     every: bool = False
+    sustained: int = 0
 
     @property
     def target(self) -> str:
@@ -140,7 +146,7 @@ def measure(contenders: Mapping[str, Contender], settings: GpuSettings) -> Measu
         return _dry(contenders, settings)
     torch.cuda.synchronize()  # the data are there before other streams read them
     ready = {name: _Ready(contender) for name, contender in contenders.items()}
-    stats = _rounds(ready, settings.repeats)
+    stats = _times(ready, settings)
     errors = {
         name: _judge(contender.error, ready[name])
         for name, contender in contenders.items()
@@ -256,16 +262,34 @@ def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
     return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 
 
-def _rounds(ready: Mapping[str, _Ready], repeats: int) -> dict[str, Stat]:
+def _times(ready: Mapping[str, _Ready], settings: GpuSettings) -> dict[str, Stat]:
     seconds: dict[str, list[float]] = {name: [] for name in ready}
-    for names in _turns([name for name, one in ready.items() if one.graph], repeats):
-        torch.cuda._sleep(SPIN_CYCLES)
-        _time_once(names, ready, seconds)
+    captured = [name for name, one in ready.items() if one.graph]
+    if settings.sustained:
+        for name in captured:
+            _sustain(name, ready, settings, seconds)
+    else:
+        for names in _turns(captured, settings.repeats):
+            torch.cuda._sleep(SPIN_CYCLES)
+            _time_once(names, ready, seconds)
     plain = [name for name, one in ready.items() if not one.graph]
     most = int(SLOW_US / max((ready[name].us for name in plain), default=1.0))
-    for names in _turns(plain, min(repeats, max(most, LEAST_ROUNDS))):
+    for names in _turns(plain, min(settings.repeats, max(most, LEAST_ROUNDS))):
         _time_once(names, ready, seconds)
     return {name: Stat.of(kept) for name, kept in seconds.items()}
+
+
+def _sustain(
+    name: str,
+    ready: Mapping[str, _Ready],
+    settings: GpuSettings,
+    seconds: Mapping[str, list[float]],
+) -> None:
+    """Replays of one contender, without a break, of which the last ones are timed."""
+    one = ready[name]
+    for _ in range(int(1e3 * settings.sustained / (one.us * one.calls))):
+        one.launch()
+    _time_once([name] * settings.repeats, ready, seconds)
 
 
 def _turns(names: list[str], repeats: int) -> Iterator[list[str]]:

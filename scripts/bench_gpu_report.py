@@ -42,6 +42,7 @@ def describe(settings: GpuSettings) -> dict[str, Any]:
         "tile database": {"records": len(database(settings))},
         "seeds": [SEED_KEY, settings.seed],
         "repeats": settings.repeats,
+        "sustained ms": settings.sustained,
         "quick": settings.quick or not cuda,
         "error limit": ERROR_LIMIT,
         "held out": [

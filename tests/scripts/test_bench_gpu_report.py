@@ -142,6 +142,20 @@ def test_graphs_are_replayed_in_turn_and_the_rest_runs_as_it_is(
     assert found.errors == {"a": 0.0}
 
 
+def test_under_steady_load_each_contender_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeCuda()
+    monkeypatch.setattr(torch, "cuda", fake)
+
+    def contender(name: str) -> measure.Contender:
+        return measure.Contender(lambda: fake.log.append(name))
+
+    made = {"a": contender("a"), "b": contender("b")}
+    # A replay of two calls takes 2 ms here: two of them, and those that are timed.
+    found = measure.measure(made, measure.GpuSettings(3, 0, sustained=4))
+    assert fake.log[fake.log.index("a+a") :] == ["a+a"] * 5 + ["b+b"] * 5
+    assert "sleep" not in fake.log and found.stats["b"].count == 3
+
+
 def test_host_time_is_only_measured_for_short_products() -> None:
     assert measure.host_stats(lambda: None, stat(1e6), "cpu") == {}
     found = measure.host_stats(lambda: None, stat(1.0), "cpu")["host"]
