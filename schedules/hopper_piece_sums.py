@@ -60,9 +60,14 @@ class PieceSums:
     through their chunks in another order, so that no two of them meet in one bank.
     """
 
-    def __init__(self, pool: Any, bias: Any, knobs: PiecesTile, options: RowsOptions) -> None:
+    def __init__(
+        self, pool: Any, bias: Any, n: Any, knobs: PiecesTile, options: RowsOptions
+    ) -> None:
         self.sums = pool.alloc((knobs.rows, knobs.cols), "float32", align=128)
-        self.bias, self.columns = bias, knobs.cols
+        self.bias, self.columns, self.n = bias, knobs.cols, n
+        self.row0 = T.local_scalar("int32")  # of the tile, and its end
+        self.last = T.local_scalar("int32")
+        self.col0 = T.local_scalar("int32")
         self.quads, self.options = knobs.cols // _QUAD, options
         self.lanes = knobs.cols // CHUNK  # that store one row
         self.at_once = 32 // self.lanes
@@ -77,6 +82,13 @@ class PieceSums:
     def begin(self, lane):
         self.odd = T.bitwise_and(T.truncdiv(lane, 4), 1)
         self.part = T.truncmod(lane, 4) * 4
+
+    @T.inline
+    def take(self, row0, last, col0):
+        """Begin the tile of rows ``row0`` .. ``last`` - 1 and the columns from ``col0`` on."""
+        self.row0 = row0
+        self.last = last
+        self.col0 = col0
 
     def chunk(self, row: Any, p: Any) -> Any:
         """Address of this lane's chunk number ``p`` of a row."""
@@ -135,15 +147,15 @@ class PieceSums:
         )
 
     @T.inline
-    def take_bias(self, bias, col0, n, thread):
+    def take_bias(self, bias, thread):
         """By as many threads as there are columns: the bias of each."""
         if thread < self.columns:
             self.bias[thread] = T.float32(0)
-            if col0 + thread < n:
-                self.bias[thread] = T.cast(bias[0, T.cast(col0 + thread, "int64")], "float32")
+            if self.col0 + thread < self.n:
+                self.bias[thread] = T.cast(bias[0, T.cast(self.col0 + thread, "int64")], "float32")
 
     @T.inline
-    def store(self, acc, out, rows, col0, n, lane):
+    def store(self, acc, out, rows, lane):
         """Finish and store this lane's two rows of the accumulators, ``rows`` of out; -1 is none.
 
         The four lanes of a row exchange pairs of columns, so that each has 8 that are neighbours.
@@ -163,8 +175,8 @@ class PieceSums:
                     T.truncmod(lane, 4),
                     source_code=_TURN_QUAD,
                 )
-                col: T.let = col0 + g * 32 + T.truncmod(lane, 4) * CHUNK
-                if (rows[side] >= 0) & (col < n):
+                col: T.let = self.col0 + g * 32 + T.truncmod(lane, 4) * CHUNK
+                if (rows[side] >= 0) & (col < self.n):
                     T.ptx["st.global.v4.b32"](
                         out.ptr_to([T.cast(rows[side], "int64"), T.cast(col, "int64")]),
                         *[words[i] for i in range(4)],
@@ -187,7 +199,7 @@ class PieceSums:
         return activate(self.options.act, x + self.biases[i] if self.options.bias else x)
 
     @T.inline
-    def write_turned(self, out, bias, slots, begin, end, row0, last, col0, n, first, step, lane):
+    def write_turned(self, out, bias, slots, begin, end, first, step, lane):
         """Finish and store the rows of words ``begin`` .. ``end`` - 1, 16 at a time from number
         ``first`` on, and clear their sums: columns of those are rows of ``out``, and each row has a
         bias.
@@ -207,8 +219,10 @@ class PieceSums:
             for i in T.unroll(8):
                 self.biases[i] = T.float32(0)
                 if self.options.bias:
-                    if row0 + own < last:
-                        self.biases[i] = T.cast(bias[0, T.cast(row0 + own + i, "int64")], "float32")
+                    if self.row0 + own < self.last:
+                        self.biases[i] = T.cast(
+                            bias[0, T.cast(self.row0 + own + i, "int64")], "float32"
+                        )
             for j in T.unroll(self.quads // 2):
                 for h in T.unroll(2):
                     quad: T.let = j * 2 + T.bitwise_xor(T.int32(h), side)
@@ -222,15 +236,15 @@ class PieceSums:
                         T.ptx[self.convert](half[h, i], upper, low)
                 for h in T.unroll(2):
                     col: T.let = (
-                        col0
+                        self.col0
                         + (j * 2 + h) * _QUAD
                         + T.truncdiv(place, 4) * 2
                         + T.truncdiv(T.truncmod(place, 4), 2) * 8
                         + T.truncmod(place, 2)
                     )
-                    if (row0 + own < last) & (col < n):
+                    if (self.row0 + own < self.last) & (col < self.n):
                         T.ptx["st.global.v4.b32"](
-                            out.ptr_to([T.cast(col, "int64"), T.cast(row0 + own, "int64")]),
+                            out.ptr_to([T.cast(col, "int64"), T.cast(self.row0 + own, "int64")]),
                             *[
                                 T.if_then_else(side == 1, half[1 - h, i], half[h, i])
                                 for i in range(4)
@@ -245,25 +259,26 @@ class PieceSums:
             base = base + step
 
     @T.inline
-    def store_dead(self, out, alive, row0, last, col0, n, lane):
-        """By a warp: 32 rows from ``row0`` on, but those with a bit in ``alive``, as they are where
-        nothing lives."""
+    def store_dead(self, out, slots, word, lane):
+        """By a warp: rows of a word in which nothing lives."""
         words = T.alloc_local([4], "uint32")
         place: T.let = T.truncmod(lane, self.lanes) * CHUNK
         for i in T.unroll(4):
             low: T.float32 = self.finish(T.float32(0), place + i * 2)
             upper: T.float32 = self.finish(T.float32(0), place + (i * 2 + 1))
             T.ptx[self.convert](words[i], upper, low)
+        alive: T.uint32 = slots.alive[word]
         for u in T.unroll(self.lanes):
             bit: T.let = u * self.at_once + T.truncdiv(lane, self.lanes)
-            if (has(alive, bit) == 0) & (row0 + bit < last) & (col0 + place < n):
+            row: T.let = self.row0 + word * WORD + bit
+            if (has(alive, bit) == 0) & (row < self.last) & (self.col0 + place < self.n):
                 T.ptx["st.global.v4.b32"](
-                    out.ptr_to([T.cast(row0 + bit, "int64"), T.cast(col0 + place, "int64")]),
+                    out.ptr_to([T.cast(row, "int64"), T.cast(self.col0 + place, "int64")]),
                     *[words[i] for i in range(4)],
                 )
 
     @T.inline
-    def write(self, out, slots, begin, end, row0, last, col0, n, first, step, lane):
+    def write(self, out, slots, begin, end, first, step, lane):
         """Finish and store the rows of words ``begin`` .. ``end`` - 1 that have slots, 16 at a time
         from slot ``first`` on, and clear these.
 
@@ -271,7 +286,7 @@ class PieceSums:
         """
         half = T.alloc_local([2, 4], "uint32")
         line: T.let = T.truncdiv(lane, 4)
-        total: T.let = T.min(slots.total(begin, end), last - row0)
+        total: T.let = T.min(slots.total(begin, end), self.last - self.row0)
         base: T.int32 = first
         while base < total:
             for side in T.unroll(2):
@@ -301,10 +316,12 @@ class PieceSums:
                     )
                 for side in T.unroll(2):
                     slot: T.let = base + side * 8 + own
-                    if (slot < total) & (col0 + col * CHUNK < n):
-                        row: T.let = row0 + slots.row(slot)
+                    if (slot < total) & (self.col0 + col * CHUNK < self.n):
+                        row: T.let = self.row0 + slots.row(slot)
                         T.ptx["st.global.v4.b32"](
-                            out.ptr_to([T.cast(row, "int64"), T.cast(col0 + col * CHUNK, "int64")]),
+                            out.ptr_to(
+                                [T.cast(row, "int64"), T.cast(self.col0 + col * CHUNK, "int64")]
+                            ),
                             *[half[side, i] for i in range(4)],
                         )
             T.cuda.warp_sync()

@@ -89,7 +89,7 @@ def live_pieces(
     # makes of them is not added anywhere.
     rows_tile = pool.alloc_tcgen05_mma_AB((1, STAGES * ROOM, TILE_K), options.dtype)
     weights = OperandTiles(pool, rhs, turned, COLS, STAGES, options.dtype, COLS)
-    sums = PieceSums(pool, biases, knobs, options)
+    sums = PieceSums(pool, biases, n, knobs, options)
     pool.commit()
     full.init(2)
     empty.init(4)
@@ -182,19 +182,19 @@ def live_pieces(
             line = line + WGS * 32
         T.ptx["bar.sync"](T.uint32(1), T.uint32(WGS * 128))
         while tile < tiles:
-            row0: T.let = T.truncmod(tile, ranges) * high
-            col0: T.let = T.truncdiv(tile, ranges) * COLS
-            last: T.let = T.min(row0 + high, m)
-            words: T.let = T.truncdiv(last - row0 + (WORD - 1), WORD)
+            first_row: T.let = T.truncmod(tile, ranges) * high
+            last: T.let = T.min(first_row + high, m)
+            height: T.let = T.truncdiv(last - first_row + (WORD - 1), WORD)
+            sums.take(first_row, last, T.truncdiv(tile, ranges) * COLS)
             slots.meet()
             if bias_h is not None:
                 if not flip:
-                    sums.take_bias(bias, col0, n, part * 32 + lane)
-            slots.find(T.truncdiv(row0, WORD), words, wg, warp * 32 + lane, lane)
+                    sums.take_bias(bias, part * 32 + lane)
+            slots.find(T.truncdiv(first_row, WORD), height, wg, warp * 32 + lane, lane)
             slots.meet()
             begin = 0
-            while begin < words:
-                slots.reach(end, begin, words, lane)
+            while begin < height:
+                slots.reach(end, begin, height, lane)
                 if not flip:
                     if wg == 0:
                         slots.name_rows(begin, end[0], warp * 32 + lane)
@@ -216,7 +216,7 @@ def live_pieces(
                             if place < T.min(live, ROOM):
                                 rows[side] = T.cast(lists.goals[at, parity, place], "int32")
                                 if rows[side] < 0:
-                                    whole[side] = row0 - 1 - rows[side]
+                                    whole[side] = first_row - 1 - rows[side]
                         if live > 0:
                             Tx.wg.gemm_async(
                                 acc,
@@ -232,7 +232,7 @@ def live_pieces(
                             empty.arrive(at)
                         if FINISHES:
                             if T.cuda.any_sync(T.uint32(0xFFFFFFFF), whole[0] + whole[1] > -2):
-                                sums.store(acc, out, whole, col0, n, lane)
+                                sums.store(acc, out, whole, lane)
                         sums.ready(rows)
                         if waits == 1:
                             order.wait(wg, turn)
@@ -246,37 +246,19 @@ def live_pieces(
                     if FINISHES:
                         # Few at a time: memory takes them while the next steps come.
                         if word < end[0]:
-                            sums.store_dead(
-                                out, slots.alive[word], row0 + word * WORD, last, col0, n, lane
-                            )
+                            sums.store_dead(out, slots, word, lane)
                             word = word + WGS * 4
                 done = done + steps
                 if FINISHES:
                     while word < end[0]:
-                        sums.store_dead(
-                            out, slots.alive[word], row0 + word * WORD, last, col0, n, lane
-                        )
+                        sums.store_dead(out, slots, word, lane)
                         word = word + WGS * 4
                 T.ptx["bar.sync"](T.uint32(1), T.uint32(WGS * 128))
                 if flip:
-                    sums.write_turned(
-                        out,
-                        bias if bias_h is not None else None,
-                        slots,
-                        begin,
-                        end[0],
-                        row0,
-                        last,
-                        col0,
-                        n,
-                        part * 16,
-                        WGS * 64,
-                        lane,
-                    )
+                    given = T.meta_var(bias if bias_h is not None else None)
+                    sums.write_turned(out, given, slots, begin, end[0], part * 16, WGS * 64, lane)
                 else:
-                    sums.write(
-                        out, slots, begin, end[0], row0, last, col0, n, part * 16, WGS * 64, lane
-                    )
+                    sums.write(out, slots, begin, end[0], part * 16, WGS * 64, lane)
                 T.ptx["bar.sync"](T.uint32(1), T.uint32(WGS * 128))
                 begin = end[0]
             tile = tile + knobs.sms
