@@ -3,11 +3,11 @@
 Thousands of random calls of each kernel family through the public interface, every tile in turn:
 products of live rows (linear with weights [n, k], matmul with weights [k, n], turned with an lhs
 [k, m] besides, grouped); of either operand in blocks along k, in pieces of one row and in bands;
-of outputs that are needed in part; over ranges of k that exist; of a few rows (decode); and
-anything else (general: expressions of fixed n and k, each with many patterns). Then no
-synchronisation, CUDA graphs, streams, threads, memory and the number of kernels. One line for each
-check, a summary at the end; the exit status is 1 if anything is wrong, and 2 if something is
-missing.
+of an lhs whose zeros fill whole rows and whole columns (grid); of outputs that are needed in part;
+over ranges of k that exist; of a few rows (decode); and anything else (general: expressions of
+fixed n and k, each with many patterns). Then no synchronisation, CUDA graphs, streams, threads,
+memory and the number of kernels. One line for each check, a summary at the end; the exit status is
+1 if anything is wrong, and 2 if something is missing.
 
 A set small enough for compute-sanitizer, with memory that it can watch:
 
@@ -39,7 +39,18 @@ if TYPE_CHECKING:
     from check_gpu_values import Checker, Report
 
 ROWS = ("linear", "matmul", "turned", "grouped")
-FAMILIES = (*ROWS, "blocks", "pieces", "bands", "outputs", "ranges", "decode", "general", "tf32")
+FAMILIES = (
+    *ROWS,
+    "blocks",
+    "pieces",
+    "bands",
+    "grid",
+    "outputs",
+    "ranges",
+    "decode",
+    "general",
+    "tf32",
+)
 COUNT = 2000
 # Every variant and kind once, then cases in which all tiles of live rows run, of float16 (their
 # numbers are even).
@@ -56,7 +67,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--seed", type=int, help="of the random cases (default: a new one, which is printed)")
     add("--family", action="append", choices=FAMILIES, help="repeat for several (default: all)")
     add("--case", type=int, metavar="NUMBER", help="one case of a seed again, and nothing else")
-    tiles = "tiles of operators over rows with an epilogue, and of general ones (default 2)"
+    tiles = "tiles of operators over rows with an epilogue, of grids and general ones (default 2)"
     add("--tiles", type=positive, default=2, help=tiles)
     add("--reduced", action="store_true", help="few cases, and streams: for compute-sanitizer")
     add("--only", choices=("values", "runtime"), help="half of the checks")

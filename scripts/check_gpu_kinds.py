@@ -1,4 +1,4 @@
-"""Operators that ``check_gpu.py`` calls with zeros along k, in outputs, and in anything else.
+"""Operators that ``check_gpu.py`` calls with zeros along k, in grids, in outputs, and elsewhere.
 
 A family of kernels is a list of kinds: an operator with a pattern. Kernels of Hopper's own families
 take every size at run time; those of "general" belong to one expression, whose n and k are fixed.
@@ -16,14 +16,18 @@ from bench_gpu_measure import float32_precision
 from bench_gpu_pit import internals
 
 import pit_tvm
-from pit_tvm import BitMask, BlockMask, Groups, Lengths, Mask, Operator, Rows, Values, op
+from pit_tvm import BitMask, BlockMask, Grid, Groups, Lengths, Mask, Operator, Rows, Values, op
 from pit_tvm.runtime.cuda_decode import DecodeDispatcher
 from pit_tvm.runtime.cuda_dispatch import all_modules
 from pit_tvm.runtime.cuda_few_rows import MOST_ROWS
 from pit_tvm.runtime.cuda_general import GeneralDispatcher
+from pit_tvm.runtime.cuda_grid import GridDispatcher, GridForm
 from pit_tvm.runtime.cuda_modules import cached_modules
+from pit_tvm.runtime.cuda_planner import LIBRARY
 from pit_tvm.runtime.kernel_cache import KernelCache
-from pit_tvm.structs import SparsitySpec
+from pit_tvm.schedules.hopper_space import ROWS
+from pit_tvm.selection.gpu_cost import gpu_rates
+from pit_tvm.structs import MicroTile, SparsitySpec, Tile
 
 KERNEL = (3, 2)  # of a convolution
 NAMES = {"lhs": "data", "rhs": "weight"}  # of a convolution's operands
@@ -132,7 +136,8 @@ class Kind:
         return {axis: SIZES.get(axis, 1) for axis in self.order} | self.known
 
     def operator(self, target: str, tiles: int = 2) -> Operator:
-        """The operator, compiled once; of one expression's own tiles only some are used."""
+        """The operator, compiled once; of a grid's tiles, and of one expression's own, only some
+        are used."""
         return _operator(self, target, tiles)
 
 
@@ -148,13 +153,26 @@ def compiled(kind: Kind, target: str, tiles: int, kernels: KernelCache) -> Opera
     made = pit_tvm.compile(kind.tensors(), sparse={operand: kind.spec}, **options)
     dispatcher = internals(made)
     if isinstance(dispatcher, GeneralDispatcher) and dispatcher.planner.tiles:
-        first = 2 * KINDS[kind.family].index(kind)
         with float32_precision(kind.tf32):
-            planner = dispatcher.planner
-            every = planner.tiles
-            turns = [every[(first + i) % len(every)] for i in range(min(tiles, len(every)))]
-            planner.tiles = tuple(turns)
+            dispatcher.planner.tiles = _some(kind, dispatcher.planner.tiles, tiles)
+    elif isinstance(dispatcher, GridDispatcher):
+        _keep_some(kind, dispatcher, tiles)
     return made
+
+
+def _some(kind: Kind, every: Sequence[Tile], number: int) -> tuple[Tile, ...]:
+    """So many tiles, other ones for each kind."""
+    first = 2 * KINDS[kind.family].index(kind)
+    return tuple(every[(first + i) % len(every)] for i in range(min(number, len(every))))
+
+
+def _keep_some(kind: Kind, dispatcher: Any, number: int) -> None:
+    """Let a grid's plans choose from some tiles alone, as if never measured, and build all of these
+    whatever the sizes."""
+    planner = dispatcher.planner
+    some = _some(kind, planner.rates().families[ROWS].tiles, number)
+    planner._rates = gpu_rates((), kind.dtype, dispatcher.target.isa, LIBRARY, some)
+    planner.likely_tiles = lambda layout: some
 
 
 def tiles_for(kind: Kind, made: Operator, sizes: dict[str, int]) -> Sequence[Any]:
@@ -166,6 +184,13 @@ def tiles_for(kind: Kind, made: Operator, sizes: dict[str, int]) -> Sequence[Any
         return (planner.tile(sizes["m"], sizes["n"]),)
     with float32_precision(kind.tf32):
         return tuple(planner.likely_tiles(layout_of(kind.usual, "torch")))
+
+
+def micro_tiles_for(made: Operator) -> tuple[MicroTile | None, ...]:
+    """Micro-tiles whose candidates are checked: of a grid rows alone and both axes; None stands
+    for that of the first candidate."""
+    form = internals(made).form
+    return (form.route.micro_tile, form.both) if isinstance(form, GridForm) else (None,)
 
 
 class Listed(KernelCache):
@@ -219,6 +244,7 @@ def kernels_of_kind(kind: Kind, tiles: int) -> Iterator[Wanted]:
 
 
 _BF16_FULL: dict[str, Any] = {"dtype": "bfloat16", "bias": True, "act": "relu"}
+_BF16_GELU: dict[str, Any] = {"dtype": "bfloat16", "bias": True, "act": "gelu"}
 _SINGLE_FULL: dict[str, Any] = {"dtype": "float32", "bias": True, "act": "relu"}
 _INT8: dict[str, Any] = {"dtype": "int8", "fixed": (None, 200, 104)}
 _ODD: dict[str, Any] = {"dtype": "float32", "fixed": (None, 203, 101)}
@@ -261,6 +287,14 @@ KINDS: dict[str, list[Kind]] = {
         Kind("km,nk", "rhs", Mask(32, 1), bias=True, act="gelu"),
         Kind("mk,nk", "lhs", Mask(64, 1), dtype="bfloat16"),
         Kind("km,nk", "lhs", BlockMask(16, 128), act="relu"),
+    ],
+    "grid": [
+        Kind("mk,kn", "lhs", Grid()),
+        Kind("mk,nk", "lhs", Grid(), bias=True, act="relu"),
+        Kind("mk,kn", "lhs", Grid(), **_BF16_GELU),
+        Kind("mk,nk", "lhs", Grid(), dtype="bfloat16"),
+        Kind("mk,kn", "lhs", Grid(), bias=True, act="silu"),
+        Kind("mk,nk", "lhs", Grid(), **_BF16_FULL),
     ],
     "outputs": [
         Kind("mk,kn", "out", BlockMask(64, 64)),

@@ -10,13 +10,22 @@ import numpy as np
 import torch
 from bench_rows import Array
 from check_gpu_kinds import KERNEL, KINDS, WIDTHS, Kind
-from check_gpu_problem import SCALE, SHARES, Problem, activation, draw_extent, draw_whole, placed
+from check_gpu_problem import (
+    AMOUNTS,
+    SCALE,
+    SHARES,
+    Problem,
+    activation,
+    draw_extent,
+    draw_whole,
+    placed,
+)
 
 from pit_tvm import Operator
 from pit_tvm.reference.index import dense_mask
 from pit_tvm.runtime.cuda_few_rows import MOST_ROWS, STEP
 from pit_tvm.runtime.cuda_form import SLOTS
-from pit_tvm.structs import BitMask, BlockMask, Groups, Lengths, Rows, Values
+from pit_tvm.structs import BitMask, BlockMask, Grid, Groups, Lengths, Rows, Values
 
 MOST, LARGE = 400, 1500  # of an extent, and of one in ten
 ELEMENTS = 2_000_000  # of a weight for a few rows
@@ -25,7 +34,8 @@ ELEMENTS = 2_000_000  # of a weight for a few rows
 @dataclass(frozen=True)
 class Call:
     """One call of a kind without its data. ``sizes``: extents of all axes; ``parts``: sequences
-    that lengths are of; ``offset`` and ``wide`` as in `check_gpu_cases.Shape`."""
+    that lengths are of; ``offset`` and ``wide`` as in `check_gpu_cases.Shape`, and of a grid
+    ``wide``: uint8 for bool."""
 
     kind: Kind
     sizes: tuple[tuple[str, int], ...]
@@ -98,13 +108,16 @@ def draw_pattern(rng: np.random.Generator, call: Call, amount: str) -> tuple[Arr
     told: Array | None
     if not call.kind.named:
         blocks = tuple(getattr(spec, "extents", ()) or (1, 1))
-        alive = _draw_blocks(rng, shape, blocks, amount)
+        draw = _draw_grid if isinstance(spec, Grid) else _draw_blocks
+        alive = draw(rng, shape, blocks, amount)
         live = alive.repeat(blocks[0], 0).repeat(blocks[1], 1)[: shape[0], : shape[1]]
         if isinstance(spec, Values):
             return None, live
         told = alive if isinstance(spec, BlockMask) else live
         if isinstance(spec, BitMask):
             told = np.packbits(live, axis=-1, bitorder="little")
+        if isinstance(spec, Grid) and call.wide:
+            told = live.astype(np.uint8)
         return np.ascontiguousarray(told), live
     extent = call.extents[call.kind.named]
     if isinstance(spec, Lengths):
@@ -113,13 +126,27 @@ def draw_pattern(rng: np.random.Generator, call: Call, amount: str) -> tuple[Arr
         told = lengths if not spec.cumulative else np.concatenate([[0], np.cumsum(lengths)])
         told = told.astype(whole)
     elif isinstance(spec, Rows):
-        alive = _draw_blocks(rng, (extent, 1), (1, 1), amount)[:, 0]
+        alive = _draw_line(rng, extent, amount)
         told = rng.permutation(np.flatnonzero(alive)).astype(whole)
     else:
-        alive = _draw_blocks(rng, (extent, 1), (1, 1), amount)[:, 0]
+        alive = _draw_line(rng, extent, amount)
         ids = rng.integers(0, call.extents["g"] if rng.random() < 0.7 else 1, extent)
         told = np.where(alive, ids, -1).astype(np.int32)
     return told, dense_mask(spec, told, shape)
+
+
+def _draw_grid(
+    rng: np.random.Generator, shape: tuple[int, ...], blocks: tuple[int, ...], amount: str
+) -> Array:
+    """Which elements live: ``amount`` of the rows, each in columns of which any amount does."""
+    amounts = (amount, str(rng.choice(AMOUNTS)))
+    rows, columns = (_draw_line(rng, *axis) for axis in zip(shape, amounts, strict=True))
+    return np.outer(rows, columns)
+
+
+def _draw_line(rng: np.random.Generator, extent: int, amount: str) -> Array:
+    """Which slices of an axis live."""
+    return _draw_blocks(rng, (extent, 1), (1, 1), amount)[:, 0]
 
 
 def _draw_blocks(

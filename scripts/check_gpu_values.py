@@ -13,7 +13,7 @@ from bench_gpu_build import TARGET, Columns, Kernel, Wanted
 from bench_gpu_measure import float32_precision, synchronize
 from bench_gpu_pit import internals, operator, sizes_for
 from check_gpu_cases import BLOCKS, Shape, Variant, draw_problem, draw_shape, variants
-from check_gpu_kinds import KINDS, kernels_of_kind, tiles_for
+from check_gpu_kinds import KINDS, kernels_of_kind, micro_tiles_for, tiles_for
 from check_gpu_patterns import Call, draw_call, draw_data
 from check_gpu_problem import AMOUNTS, EXACT, Problem, case_rng
 
@@ -25,7 +25,7 @@ from pit_tvm.runtime.cuda_form import ColumnsForm
 from pit_tvm.schedules.cuda_few_rows_parts import HEIGHTS as FEW
 from pit_tvm.schedules.hopper_bands import HEIGHTS, starting_columns
 from pit_tvm.schedules.hopper_space import starting_tiles
-from pit_tvm.structs import Candidate, Plan, Tile
+from pit_tvm.structs import Candidate, MicroTile, Plan, Tile
 
 ALL_TILES_EVERY = 16  # cases between two that run all tiles of their operator
 SIZES = ((20_000, 3072, 768), (300, 300, 300), (4096, 4096, 4096))  # m, n, k of plans to look at
@@ -268,8 +268,10 @@ def _choices(problem: Problem, number: int, checker: Checker) -> list[tuple[str,
         ]
     shape = problem.shape
     tiles: Sequence[Any]
+    micro_tiles: Sequence[MicroTile | None] = (None,)
     if isinstance(shape, Call):
-        tiles = tiles_for(shape.kind, checker.operator(shape), shape.extents)
+        made = checker.operator(shape)
+        tiles, micro_tiles = tiles_for(shape.kind, made, shape.extents), micro_tiles_for(made)
         turns, whole = number // len(KINDS[shape.kind.family]), shape.whole
         everyone = turns % ALL_TILES_EVERY == 0
     else:
@@ -278,7 +280,7 @@ def _choices(problem: Problem, number: int, checker: Checker) -> list[tuple[str,
         everyone = number % ALL_TILES_EVERY == 0
     turn = tiles[turns % len(tiles)]
     chosen = None if whole else _chosen(tiles, turn)
-    rest = [_with(tile) for tile in (tiles if everyone else (turn,))]
+    rest = [_with(tile, m) for tile in (tiles if everyone else (turn,)) for m in micro_tiles]
     choices = [("call", chosen), *(("tile", choose) for choose in rest)]
     return [*choices, ("dense", _dense(turn))] if everyone else choices
 
@@ -312,9 +314,12 @@ def _chosen(tiles: Sequence[Tile], turn: Tile) -> Callable[[Plan], Candidate]:
     return choose
 
 
-def _with(tile: Tile | None) -> Callable[[Plan], Candidate]:
+def _with(tile: Tile | None, micro_tile: MicroTile | None = None) -> Callable[[Plan], Candidate]:
+    """A tile for the first candidate that gathers, or for that of one micro-tile."""
+
     def choose(plan: Plan) -> Candidate:
-        some = next(c for c in plan.candidates if c.kind == "pit")
+        gather = (c for c in plan.candidates if c.kind == "pit")
+        some = next(c for c in gather if micro_tile in (None, c.micro_tile))
         return some._replace(tile=tile)
 
     return choose
