@@ -2,7 +2,8 @@
 
 Suites, or all of them: padding, moe, layer; index, and conversion, which is index for every way to
 tell the zeros of a matrix (the paper's figure 17); granularity (its figure 15), tensorcore (its
-figure 16), weights, outputs, decode; sread, what SRead and SWrite add to a dense tile; and search.
+figure 16), weights, outputs, grid, decode; sread, what SRead and SWrite add to a dense tile; and
+search.
 
 With --all-candidates every candidate of the plans of padding, moe and the suites of sparse operands
 is timed instead, to see how good predictions and choices are.
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from bench_rows import Target
 
 INDEX = ("index", "conversion")
-SPARSE = ("granularity", "tensorcore", "weights", "outputs", "decode", "sread")
+SPARSE = ("granularity", "tensorcore", "weights", "outputs", "grid", "decode", "sread")
 SUITES = ("padding", "moe", "layer", *INDEX, *SPARSE, "search")
 ROUNDS, QUICK_ROUNDS = 30, 3
 

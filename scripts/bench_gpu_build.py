@@ -16,9 +16,10 @@ from bench_gpu_cases import Layer, Linear, Moe, list_layers, list_linear, list_m
 from bench_gpu_experts import products_of
 from bench_gpu_grains import Grain, list_grains, list_tensor_cores
 from bench_gpu_granularity import grain_operator
+from bench_gpu_grid import Cross, grid_operator, list_grid
 from bench_gpu_measure import GpuSettings, float32_precision
 from bench_gpu_outputs import Output, list_outputs, outputs_operator
-from bench_gpu_pit import internals, operator, operator_of
+from bench_gpu_pit import internals, later, operator, operator_of
 from bench_gpu_sread import Segment, list_segments, segment_operator
 from bench_gpu_weights import Weights, list_weights, weights_operator
 
@@ -29,7 +30,7 @@ from pit_tvm.runtime.cuda_general import GeneralDispatcher
 from pit_tvm.runtime.cuda_modules import cached_modules
 from pit_tvm.runtime.cuda_rows import RowsKernels
 from pit_tvm.runtime.kernel_cache import KernelCache
-from pit_tvm.structs import SparsitySpec, Tile
+from pit_tvm.structs import Candidate, SparsitySpec, Tile
 
 ARCH = "sm_90a"
 TARGET = f"cuda -arch={ARCH} -model=h200"
@@ -70,11 +71,29 @@ class Columns:
     act: str | None = None
 
 
+@dataclass(frozen=True)
+class Deep:
+    """What a grid's operator takes besides the kernels of rows, compiled when this is called: a
+    tile whose product ends with the live columns, or what packs these if ``tile`` is None."""
+
+    dtype: str
+    tile: Tile | None = None
+
+    def __call__(self) -> None:
+        made = internals(operator("matmul", pit_tvm.Grid(), self.dtype, TARGET, (None, None)))
+        if self.tile is None:
+            made.kernels.columns(self.dtype, True)
+            made.kernels.rows(self.dtype)
+        else:
+            made.kernels.product(self.tile, 0, **made.options, deep=True)
+
+
 CASES: dict[str, Any] = {
     "granularity": list_grains,
     "tensorcore": list_tensor_cores,
     "weights": list_weights,
     "outputs": list_outputs,
+    "grid": list_grid,
     "sread": list_segments,
 }
 Sparse = Grain | Weights | Output | Segment
@@ -95,7 +114,7 @@ class Part:
 
 
 Wanted = Kernel | Library | Columns | Part | Callable[[], None]  # which compiles one itself
-Measured = Linear | Moe | Layer | Sparse
+Measured = Linear | Moe | Layer | Cross | Sparse
 
 
 def build_all(kernels: Iterable[Wanted], jobs: int) -> int:
@@ -166,6 +185,9 @@ def _wanted(case: Measured, settings: GpuSettings) -> Iterator[Wanted]:
         for turned in (True, False) if isinstance(case, Grain) else (False,):
             yield from _parts(case, turned)
         return
+    if isinstance(case, Cross):
+        yield from _crossing(case, settings)
+        return
     if isinstance(case, Layer) or isinstance(case, Moe) and case.top_k > 1:
         counts = case.counts(settings.rng(case.label))
         number = settings.tiles if isinstance(case, Moe) else 1
@@ -179,8 +201,10 @@ def _wanted(case: Measured, settings: GpuSettings) -> Iterator[Wanted]:
     kind = "grouped" if isinstance(case, Moe) else "linear"
     bias = isinstance(case, Linear) and case.gelu
     act = "gelu" if bias else None
-    for tile in _tiles(case, made, settings):
-        yield Kernel(kind, case.dtype, bias, act, tile)
+    rows = case.rows if isinstance(case, Moe) else case.stored
+    for candidate in _timed(case, (rows, case.n, case.k), made, settings):
+        if candidate.tile is not None:
+            yield Kernel(kind, case.dtype, bias, act, candidate.tile)
 
 
 def _sparse(case: Sparse, turned: bool = False) -> Any:
@@ -209,15 +233,30 @@ def _parts(case: Grain | Weights | Output, turned: bool) -> Iterator[Part]:
         yield Part(name, dtype, None, (("height", made.form.height),), case, turned)
 
 
-def _tiles(case: Linear | Moe, made: pit_tvm.Operator, settings: GpuSettings) -> list[Tile]:
+def _crossing(case: Cross, settings: GpuSettings) -> Iterator[Wanted]:
+    """Rows alone are multiplied by the kernels of `Rows`."""
+    yield Deep(case.dtype)
+    made = grid_operator(case, settings.planned_target)
+    for candidate in _timed(case, case.sizes, made, settings):
+        if candidate.micro_tile is not None and candidate.micro_tile.also is not None:
+            yield Deep(case.dtype, candidate.tile)
+        elif candidate.tile is not None:
+            yield Kernel("matmul", case.dtype, False, None, candidate.tile)
+
+
+def _timed(
+    case: Linear | Moe | Cross,
+    sizes: tuple[int, int, int],
+    made: pit_tvm.Operator,
+    settings: GpuSettings,
+) -> list[Candidate]:
+    """Candidates of a product of ``sizes`` m, n, k that are timed, and what runs before counts are
+    known."""
     dispatcher = internals(made)
-    planner = dispatcher.planner
-    rows = case.rows if isinstance(case, Moe) else case.stored
-    layout = dispatcher.binder.layout_of({"m": rows, "n": case.n, "k": case.k}, "torch")
-    plan = planner.decide(layout, case.counts(settings.rng(case.label)))
-    tiles = [c.tile for c in plan.candidates if c.tile is not None][: settings.tiles]
-    blind = planner.plan(layout, None, False).choice.tile
-    return tiles if blind is None else [*tiles, blind]
+    layout = dispatcher.binder.layout_of(dict(zip("mnk", sizes, strict=True)), "torch")
+    counts = case.counts(settings.rng(case.label))
+    plan, blind = (dispatcher.planner.plan(layout, of, False) for of in (counts, None))
+    return [plan.choice, *later(plan, settings).values(), blind.choice]
 
 
 def product_cases(suites: Sequence[str], quick: bool) -> list[Measured]:

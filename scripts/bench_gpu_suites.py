@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from bench_gpu_conversion import conversion_suite
 from bench_gpu_decode import decode_suite
 from bench_gpu_granularity import granularity_suite, tensor_suite
+from bench_gpu_grid import grid_suite
 from bench_gpu_index import index_suite
 from bench_gpu_layer import layer_suite
 from bench_gpu_linear import linear_suite
@@ -24,7 +25,7 @@ from pit_tvm.errors import PitError, ShapeError, mismatch
 
 PRODUCTS = ("padding", "moe")  # what ``search`` looks at plans of
 # Suites whose rows have plans.
-PLANNED = (*PRODUCTS, "granularity", "tensorcore", "weights", "outputs", "decode")
+PLANNED = (*PRODUCTS, "granularity", "tensorcore", "weights", "outputs", "grid", "decode")
 
 
 def suites() -> dict[str, Suite]:
@@ -32,8 +33,8 @@ def suites() -> dict[str, Suite]:
     products = (linear_suite(), moe_suite(), layer_suite())
     index = (index_suite(), conversion_suite())
     grains = (granularity_suite(), tensor_suite())
-    sparse = (*grains, weights_suite(), outputs_suite(), decode_suite(), sread_suite())
-    made = (*products, *index, *sparse, search_suite())
+    sparse = (weights_suite(), outputs_suite(), grid_suite(), decode_suite(), sread_suite())
+    made = (*products, *index, *grains, *sparse, search_suite())
     return {suite.name: suite for suite in made}
 
 

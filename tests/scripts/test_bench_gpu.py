@@ -14,6 +14,7 @@ import bench_gpu_conversion as conversion
 import bench_gpu_decode as decode
 import bench_gpu_experts as experts
 import bench_gpu_grains as grains
+import bench_gpu_grid as grid
 import bench_gpu_index as index
 import bench_gpu_layer as layer
 import bench_gpu_linear as linear
@@ -79,7 +80,8 @@ def test_labels_are_unique_and_held_out_shapes_are_nobody_elses() -> None:
     made = (
         *(cases.list_linear, cases.list_moe, cases.list_layers, cases.list_indexed),
         *(conversion.list_conversions, grains.list_grains, grains.list_tensor_cores),
-        *(weights.list_weights, outputs.list_outputs, decode.list_steps, sread.list_segments),
+        *(weights.list_weights, outputs.list_outputs, grid.list_grid),
+        *(decode.list_steps, sread.list_segments),
     )
     for listed in (make(False) for make in made):
         labels = [case.label for case in listed]

@@ -7,6 +7,7 @@ from typing import Any
 import bench_gpu_decode as decode
 import bench_gpu_grains as grains
 import bench_gpu_granularity as granularity
+import bench_gpu_grid as grid
 import bench_gpu_linear as linear
 import bench_gpu_measure as measure
 import bench_gpu_outputs as outputs
@@ -73,6 +74,7 @@ def test_plans_of_a_row_major_operand_are_judged_apart() -> None:
         (linear.linear_suite(), linear.Linear("", 60, 24, 16, "bfloat16", live=31)),
         (granularity.granularity_suite(), grains.Grain((32, 1), 0.9, sizes=(128, 128, 128))),
         (outputs.outputs_suite(), outputs.Output((128, 192, 96), (64, 64), 0.5)),
+        (grid.grid_suite(), grid.Cross((128, 192, 96), (0.5, 0.5))),
         (decode.decode_suite(), decode.Step(1, (96, 256))),
     ],
 )

@@ -306,6 +306,7 @@ def test_search_judges_plans_of_products_that_are_not_asked_for() -> None:
         "tensorcore",
         "weights",
         "outputs",
+        "grid",
         "decode",
         "sread",
         "search",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,9 +23,7 @@ from bench_gpu_measure import float32_precision
 from bench_gpu_pit import internals, operator
 
 from pit_tvm.reference.index import dense_mask, index_lists
-from pit_tvm.runtime import cuda_arrays, cuda_bind, cuda_detect, cuda_workspace
 from pit_tvm.runtime.cuda_decode import FAMILY
-from pit_tvm.runtime.cuda_watch import CountWatch
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.structs import MicroTile
 
@@ -248,74 +245,6 @@ def test_what_calls_over_rows_and_bands_choose_from_is_compiled(
                 chooser.kernels.product(tile, 0, **chooser.options)
     assert asked and not asked - built - kinds._detection()
     operator.cache_clear()
-
-
-# --------------------------------------------------------------------------------------------
-# Grids
-
-
-def amount_of(lives: np.ndarray) -> str:
-    """How many slices of an axis live: empty, one, some or full."""
-    return {0: "empty", len(lives): "full", 1: "one"}.get(int(lives.sum()), "some")
-
-
-def test_grids_reach_every_amount_of_rows_with_every_amount_of_columns() -> None:
-    reached, types = set(), set()
-    for number in range(300):
-        rng = problems.case_rng(4, "grid", number)
-        call = patterns.draw_call(rng, "grid", number)
-        told, live = patterns.draw_pattern(rng, call, str(rng.choice(problems.AMOUNTS)))
-        assert told is not None and np.array_equal(told != 0, live)
-        rows, columns = live.any(axis=1), live.any(axis=0)
-        assert np.array_equal(live, np.outer(rows, columns))
-        reached.add((amount_of(rows), amount_of(columns)))
-        types.add(told.dtype)
-    some = ("one", "some", "full")
-    assert reached >= {("empty", "empty"), *((r, c) for r in some for c in some)}
-    assert types == {np.dtype(bool), np.dtype(np.uint8)}
-
-
-class Idle(kinds.Listed):
-    """Notes the keys of the kernels that are asked for, of which none does anything."""
-
-    def module(self, key: str, build: Callable[[], Any]) -> Any:
-        self.asked.add(key)
-        return defaultdict(lambda: lambda *given: None)
-
-
-@pytest.mark.parametrize("tiles", [1, 2])
-def test_grids_run_both_axes_with_each_tile_by_what_is_compiled_and_by_all_of_it(
-    tiles: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Calls as on a GPU, up to the kernels."""
-    checker, idle, known = values.Checker("cuda", tiles), Idle(), kinds.KINDS["grid"]
-    made = {kind: kinds.compiled(kind, build.TARGET, tiles, idle) for kind in known}
-    monkeypatch.setattr(values.Checker, "operator", lambda self, call: made[call.kind])
-    monkeypatch.setattr(CountWatch, "due", lambda self: False)
-    monkeypatch.setattr(cuda_workspace, "stream_of", lambda device: 0)
-    for module in (cuda_arrays, cuda_bind, cuda_detect):
-        monkeypatch.setattr(module, "check_tensor", lambda *given, **options: None)
-    for number in range(2 * len(known)):
-        rng = problems.case_rng(7, "grid", number)
-        call = patterns.draw_call(rng, "grid", number)
-        problem = patterns.draw_data(rng, call, "half", "cpu", made[call.kind])
-        assert problem.value is not None and problem.written.all()
-        assert not problem.arrays[0][problem.value == 0].any()
-        report = values.Report()
-        faults = values.check_problem(problem, number, checker, report)
-        assert not any("Error" in fault for fault in faults)
-        everyone = number < len(known)
-        assert report.calls == (2 + 2 * tiles if everyone else 3)
-        for axes in ("1x* on", "1x* and *x1 on"):
-            assert sum(axes in tile for tile in report.tiles) == (tiles if everyone else 1)
-    listed = {kernel.key for kind in known for kernel in kinds.kernels_of_kind(kind, tiles)}
-    assert idle.asked - kinds._detection() == listed
-
-
-def test_grids_are_right_on_a_cpu() -> None:
-    number = len(kinds.KINDS["grid"])
-    report = values.check_family("grid", range(number), 3, CPU)
-    assert report.faults == [] and (report.cases, report.calls) == (number, 2 * number)
 
 
 # --------------------------------------------------------------------------------------------
