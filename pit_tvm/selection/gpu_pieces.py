@@ -110,7 +110,7 @@ def range_of(m: int, n: int, k: int, tile: Tile) -> int:
         return -(-across * ranges // _SMS) * (walk + written)
 
     ranges = min(range(least, least + _MORE * slots + 1), key=cost)
-    return -(-m // (ranges * _WORD)) * _WORD
+    return max(-(-m // (ranges * _WORD)), 1) * _WORD
 
 
 def fair_rows(room: int) -> int:

@@ -69,6 +69,12 @@ def test_costs_of_tiles_are_the_same_together() -> None:
     assert [us for _, us, _ in tiles_us(tiles, work(0.03), RATES)] == pytest.approx(alone)
 
 
+@pytest.mark.parametrize("shape", [(0, 512, 768), (512, 0, 768), (512, 512, 0)])
+@pytest.mark.parametrize("extents", TIMES)
+def test_empty_operands_have_times(extents: tuple[int, int], shape: tuple[int, int, int]) -> None:
+    assert 0.0 < us_of(extents, work(0.05, *shape)) < 10.0
+
+
 def test_slots_for_rows_with_any_piece_take_more_walks() -> None:
     # Where the product is computed turned, rows with one piece have sums as well.
     plain, flipped = (us_of((592, 32), replace(work(0.01), flip=flip)) for flip in (False, True))
