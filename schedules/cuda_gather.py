@@ -1,6 +1,7 @@
 """Live columns and live rows of matrices, side by side in new ones, on NVIDIA GPUs.
 
     gather_columns:   packed[i, j] = source[i, ids[j]]     rows i that a list names, or all
+    turned:           packed[i, j] = source[ids[j], i]     columns i that a list names
     gather_rows:      packed[j, :] = source[ids[j], :]
 
 j runs to the count, and zeros follow up to a whole step of `TILE_K`, of which there is one at
@@ -15,7 +16,7 @@ from tvm.script import tirx as T
 
 from .cuda_pack import check_dtype
 from .dependent import let_successor_in
-from .hopper_knobs import TILE_K
+from .hopper_knobs import TILE_K, require
 from .hopper_ring import steps_of
 
 _BLOCKS, _WARPS = 132 * 8, 8
@@ -91,6 +92,68 @@ def columns_gathered(
 
 
 @T.jit
+def turned_gathered(
+    source_h: T.handle,
+    ids_h: T.handle,
+    count_h: T.handle,
+    columns_h: T.handle,
+    lives_h: T.handle,
+    packed_h: T.handle,
+    *,
+    dtype: T.constexpr,
+):
+    """The template of ``gather_columns`` of a source stored the other way round: a warp reads along
+    its rows, and turns a band through shared memory."""
+    k, stored, capacity, high, deep = T.int32(), T.int32(), T.int32(), T.int32(), T.int32()
+    room = T.int32()
+    source = T.match_buffer(source_h, (k, stored), dtype, align=2)
+    ids = T.match_buffer(ids_h, (1, capacity), "int32", align=4)
+    count = T.match_buffer(count_h, (1,), "int32", align=4)
+    columns = T.match_buffer(columns_h, (1, room), "int32", align=4)
+    lives = T.match_buffer(lives_h, (1,), "int32", align=4)
+    packed = T.match_buffer(packed_h, (high, deep), dtype, align=16)
+    T.device_entry()
+    block = T.cta_id([_BLOCKS])
+    warp = T.warp_id([_WARPS])
+    lane = T.lane_id([32])
+    # Lines of an odd number of words: lanes that write a column meet no other's bank.
+    pool = T.SMEMPool()
+    band = pool.alloc((_WARPS, _BAND, TILE_K + 2), dtype, align=16)
+    pool.commit()
+    values = T.alloc_local([_AT_ONCE], dtype)
+    let_successor_in()
+    live: T.let = count[0]
+    lines: T.let = lives[0]
+    pieces: T.let = steps_of(capacity, count)
+    bands: T.let = T.truncdiv(lines + (_BAND - 1), _BAND)
+    item: T.int32 = block * _WARPS + warp
+    while item < pieces * bands:
+        line: T.let = T.truncdiv(item, pieces) * _BAND + lane
+        first: T.let = T.truncmod(item, pieces) * TILE_K
+        place: T.int32 = -1
+        if line < lines:
+            place = columns[0, line]
+        for part in T.serial(TILE_K // _AT_ONCE):
+            for u in T.unroll(_AT_ONCE):
+                at: T.let = first + part * _AT_ONCE + u
+                values[u] = T.cast(0, dtype)
+                if (at < live) & (place >= 0):
+                    values[u] = source[T.cast(ids[0, at], "int64"), T.cast(place, "int64")]
+            for u in T.unroll(_AT_ONCE):
+                band[warp, lane, part * _AT_ONCE + u] = values[u]
+        T.cuda.warp_sync()
+        for r in T.unroll(_BAND):
+            row: T.let = T.cuda.__shfl_sync(T.uint32(0xFFFFFFFF), place, r, 32)
+            if row >= 0:
+                for v in T.vectorized(2):
+                    packed[T.cast(row, "int64"), T.cast(first + lane * 2, "int64") + v] = band[
+                        warp, r, lane * 2 + v
+                    ]
+        T.cuda.warp_sync()
+        item = item + _BLOCKS * _WARPS
+
+
+@T.jit
 def rows_gathered(
     source_h: T.handle,
     ids_h: T.handle,
@@ -135,7 +198,7 @@ def rows_gathered(
         item = item + _BLOCKS * _WARPS
 
 
-def gather_columns(dtype: str, rows: bool = False) -> tvm.tirx.PrimFunc:
+def gather_columns(dtype: str, rows: bool = False, turned: bool = False) -> tvm.tirx.PrimFunc:
     """The kernel: source (m, k), ids, count, [rows (1, room), lives (1,),] packed (m or more,
     capacity of ids).
 
@@ -143,12 +206,17 @@ def gather_columns(dtype: str, rows: bool = False) -> tvm.tirx.PrimFunc:
     ----------
     dtype : float16 or bfloat16
     rows : of the first ``lives`` rows that a list names, int32, and not of all
+    turned : the source is stored (k, m); with ``rows`` alone
 
     Raises
     ------
     DTypeError
+    ScheduleError for ``turned`` without ``rows``
     """
     check_dtype(dtype)
+    require("gather_columns", f"rows={rows}", {"rows with turned": rows or not turned})
+    if turned:
+        return turned_gathered.specialize(dtype=dtype)
     absent = {} if rows else {"rows_h": None, "lives_h": None}
     return columns_gathered.specialize(dtype=dtype, **absent)
 

@@ -3,9 +3,9 @@
 Thousands of random calls of each kernel family through the public interface, every tile in turn:
 products of live rows (linear with weights [n, k], matmul with weights [k, n], turned with an lhs
 [k, m] besides, grouped); of either operand in blocks along k, in pieces of one row and in bands;
-of an lhs whose zeros fill whole rows and whole columns (grid); of outputs that are needed in part;
-over ranges of k that exist; of a few rows (decode); and anything else (general: expressions of
-fixed n and k, each with many patterns). Then no synchronisation, CUDA graphs, streams, threads,
+of operands whose zeros fill whole rows and whole columns (grid); of outputs that are needed in
+part; over ranges of k that exist; of a few rows (decode); and anything else (general: expressions
+of fixed n and k, each with many patterns). Then no synchronisation, CUDA graphs, streams, threads,
 memory and the number of kernels. One line for each check, a summary at the end; the exit status is
 1 if anything is wrong, and 2 if something is missing.
 

@@ -21,7 +21,8 @@ from pit_tvm.runtime.cuda_decode import DecodeDispatcher
 from pit_tvm.runtime.cuda_dispatch import all_modules
 from pit_tvm.runtime.cuda_few_rows import MOST_ROWS
 from pit_tvm.runtime.cuda_general import GeneralDispatcher
-from pit_tvm.runtime.cuda_grid import GridDispatcher, GridForm
+from pit_tvm.runtime.cuda_grid import GridDispatcher
+from pit_tvm.runtime.cuda_grid_form import GridForm
 from pit_tvm.runtime.cuda_modules import cached_modules
 from pit_tvm.runtime.cuda_planner import LIBRARY
 from pit_tvm.runtime.kernel_cache import KernelCache
@@ -187,10 +188,12 @@ def tiles_for(kind: Kind, made: Operator, sizes: dict[str, int]) -> Sequence[Any
 
 
 def micro_tiles_for(made: Operator) -> tuple[MicroTile | None, ...]:
-    """Micro-tiles whose candidates are checked: of a grid rows alone and both axes; None stands
-    for that of the first candidate."""
+    """Micro-tiles whose candidates are checked: of a grid both axes, and rows alone where these are
+    gathered in place; None stands for that of the first candidate."""
     form = internals(made).form
-    return (form.route.micro_tile, form.both) if isinstance(form, GridForm) else (None,)
+    if not isinstance(form, GridForm):
+        return (None,)
+    return (form.route.micro_tile, form.both) if form.in_place else (form.both,)
 
 
 class Listed(KernelCache):
@@ -295,6 +298,12 @@ KINDS: dict[str, list[Kind]] = {
         Kind("mk,nk", "lhs", Grid(), dtype="bfloat16"),
         Kind("mk,kn", "lhs", Grid(), bias=True, act="silu"),
         Kind("mk,nk", "lhs", Grid(), **_BF16_FULL),
+        Kind("km,kn", "lhs", Grid(), bias=True, act="relu"),
+        Kind("km,nk", "lhs", Grid(), dtype="bfloat16"),
+        Kind("mk,kn", "rhs", Grid()),
+        Kind("mk,nk", "rhs", Grid(), dtype="bfloat16", act="gelu"),
+        Kind("km,kn", "rhs", Grid(), act="relu"),
+        Kind("km,nk", "rhs", Grid()),
     ],
     "outputs": [
         Kind("mk,kn", "out", BlockMask(64, 64)),

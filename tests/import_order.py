@@ -197,6 +197,7 @@ ORDER = {
         "cuda_block_map",
         "cuda_form",
         "cuda_block_form",
+        "cuda_grid_form",
         "cuda_piece_form",
         "cuda_watch",
         "cuda_call",

@@ -15,7 +15,8 @@ from .cuda_dispatch import CudaDispatcher, RowsDispatcher
 from .cuda_form import ColumnsForm, form_of
 from .cuda_general import GeneralDispatcher
 from .cuda_general_form import general_form
-from .cuda_grid import GridDispatcher, grid_form
+from .cuda_grid import GridDispatcher
+from .cuda_grid_form import grid_form
 from .cuda_outputs import OutputsDispatcher, outputs_form
 from .cuda_piece_form import pieces_form
 from .cuda_pieces import PiecesDispatcher

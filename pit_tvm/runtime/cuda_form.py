@@ -66,6 +66,19 @@ class SidedForm(RowsForm):
         """Whether lhs is stored [k, m]."""
         return self.lhs_layout == "km"
 
+    @property
+    def flip(self) -> bool:
+        """Whether the product is computed turned: what is gathered is rhs, and stands on the left
+        for kernels."""
+        return self.side == "rhs"
+
+    @property
+    def beside(self) -> str:
+        """The layout of the dense operand as kernels take it, on the right: "nk" or "kn"."""
+        if not self.flip:
+            return self.rhs_layout
+        return "kn" if self.transposed else "nk"
+
 
 @dataclass(frozen=True)
 class ColumnsForm(SidedForm):
@@ -80,11 +93,6 @@ class ColumnsForm(SidedForm):
     packed: bool = False
     turns: bool = False
     common: bool = False
-
-    @property
-    def flip(self) -> bool:
-        """Whether the product is computed turned: bands are columns of rhs."""
-        return self.side == "rhs"
 
     @property
     def options(self) -> dict[str, Any]:

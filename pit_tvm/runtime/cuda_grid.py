@@ -1,23 +1,24 @@
-"""Calls on a GPU whose zeros fill whole rows and whole columns of lhs: `Grid`.
+"""Calls on a GPU whose zeros fill whole rows and whole columns of an operand: `Grid`.
 
 Live rows are gathered as by the family of rows. Where few columns live too, they are packed first:
-columns of the live rows of lhs, and what they meet of rhs; the product then ends with the number of
-live columns, which it reads on the device. Dense, rows alone, and both compete in every plan.
+columns of the live rows, and what they meet of the other operand; the product then ends with the
+number of live columns, which it reads on the device. Dense, rows alone, and both compete in every
+plan. Columns of a sparse rhs are rows here: their product is computed turned, and turned back. An
+operand stored the other way round is turned as it is packed, so rows alone do not compete.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import UnsupportedTarget
 from ..schedules.cuda_gather import gather_columns, gather_rows
 from ..schedules.hopper_knobs import TILE_K
 from ..schedules.hopper_space import ROWS
-from ..selection.gpu_cost import cheapest
-from ..selection.gpu_grid import both_axes
-from ..structs import Candidate, Grid, MicroTile, Plan, Tile
+from ..selection.gpu_cost import GpuDense, cheapest
+from ..selection.gpu_grid import Packing, both_axes
+from ..structs import Candidate, MicroTile, Plan, Tile
 from ..tile_db.store import TileStore
 from .bind import Layout
 from .cuda_arrays import empty, empty_of
@@ -26,44 +27,23 @@ from .cuda_call import CudaCall
 from .cuda_detect_plan import capacity_of
 from .cuda_dispatch import CudaDispatcher
 from .cuda_fill import stepped
-from .cuda_form import RowsForm, rows_form
+from .cuda_grid_form import GridForm
 from .cuda_planner import UNKNOWN_SHARE, CudaPlanner
 from .cuda_rows import ROW_STEP, RowsKernels
 from .cuda_view import CudaView
 from .cuda_workspace import CudaIndex
 from .kernel_cache import KernelCache
-from .program import Program
 
 _FEW = 1024  # live columns, above which plans tell them apart less narrowly
 
 
 @dataclass(frozen=True)
-class GridForm(RowsForm):
-    """A program over live rows, and as it is cheaper over live columns too: ``both``."""
-
-    both: MicroTile | None = None
-
-
-def grid_form(program: Program) -> GridForm | None:
-    """What a kernel has to do for a program; None where its pattern is no `Grid` of an lhs stored
-    [m, k], or types or epilogue are none that the family computes."""
-    route = next((r for r in program.routes if r.micro_tile.also), None)
-    if not isinstance(program.spec, Grid) or route is None:
-        return None
-    try:
-        form = rows_form(program)
-    except UnsupportedTarget:  # another family's
-        return None
-    if form.groups:
-        return None
-    return GridForm(**vars(form), both=route.micro_tile)
-
-
-@dataclass(frozen=True)
 class GridIndex(CudaIndex):
-    """Live rows, and live columns beside them where they were looked for too."""
+    """Live rows, and live columns beside them where they were looked for too; ``dead`` rows of a
+    product that is turned back."""
 
     columns: CudaIndex | None = None
+    dead: CudaIndex | None = None
 
 
 @dataclass(frozen=True)
@@ -78,9 +58,10 @@ class _Lists:
 class GridKernels(RowsKernels):
     """Kernels of rows, and those that pack columns."""
 
-    def columns(self, dtype: str, rows: bool) -> Callable[..., Any]:
+    def columns(self, dtype: str, rows: bool, turned: bool = False) -> Callable[..., Any]:
         """source, ids, count, [rows, lives,] packed; see `gather_columns`."""
-        return self._get(("cuda-gather-columns", dtype, rows), lambda: gather_columns(dtype, rows))
+        asked = (dtype, rows, turned)
+        return self._get(("cuda-gather-columns", *asked), lambda: gather_columns(*asked))
 
     def rows(self, dtype: str) -> Callable[..., Any]:
         """source, ids, count, packed; see `gather_rows`."""
@@ -96,12 +77,28 @@ class GridPlanner(CudaPlanner):
         """Algorithm 1 for live rows and columns, without the cache."""
         form, rates = self.form, self.rates()
         plan, work = super().decide(layout, counts[:1], fresh), self._rows_work(layout, counts[:1])
-        if form.both is None or not work.k:
-            return plan
-        columns, rows = min(counts[1], work.k), self._rows(layout)
-        asked = (ROWS, form.both, work, columns, form.rhs_layout == "kn", rates, rows)
-        candidates = (*both_axes(*asked), *plan.candidates)
-        return cheapest(candidates, rates.is_tuned(ROWS))
+        found = tuple(c for c in plan.candidates if form.in_place or c.tile is None)
+        if form.both is not None and work.k:
+            columns, packing = min(counts[1], work.k), self._packing(layout)
+            found = (*both_axes(ROWS, form.both, work, columns, packing, rates), *found)
+        return cheapest(found, rates.is_tuned(ROWS))
+
+    def _packing(self, layout: Layout) -> Packing:
+        form, (m, n) = self.form, layout.output
+        turn = self.rates().turn_us(2.0 * m * n) if form.flip else 0.0
+        return Packing(form.beside == "kn", self._rows(layout), form.turns, turn)
+
+    def _dense(self, rows: int, n: int, k: int, fresh: bool) -> GpuDense | None:
+        m, n = (n, rows) if self.form.flip else (rows, n)
+        return super()._dense(m, n, k, fresh)
+
+    def _rows(self, layout: Layout) -> int:
+        return layout.operand[self.form.route.micro_tile.dim]
+
+    def _sizes(self, layout: Layout) -> tuple[int, int]:
+        """The extent beside rows, and that of k."""
+        depth = layout.operand[1 - self.form.route.micro_tile.dim]
+        return layout.output[0 if self.form.flip else 1], depth
 
     def likely_tiles(self, layout: Layout) -> tuple[Tile, ...]:
         """The best tiles of rows alone and of both axes, whatever lives."""
@@ -141,26 +138,35 @@ class GridDispatcher(CudaDispatcher):
     kernels: GridKernels
 
     def _prepare(self, store: TileStore, cache: KernelCache) -> None:
+        self.flip = self.form.flip
         self.planner = GridPlanner(self.program, self.form, self.target, store, self.dead)
         self.kernels = GridKernels(cache, self.target.isa)
 
     def build(self, sizes: dict[str, int]) -> None:
         """Compile what calls of these sizes may need, however much is live; needs no GPU."""
         super().build(sizes)
-        dtype = self.form.dtype
-        self.kernels.columns(dtype, True)
-        if self.form.rhs_layout == "kn":
-            self.kernels.rows(dtype)
+        form = self.form
+        self.kernels.columns(form.dtype, True, form.turns)
+        if form.beside == "kn":
+            self.kernels.rows(form.dtype)
         else:
-            self.kernels.columns(dtype, False)
+            self.kernels.columns(form.dtype, False)
+        if form.flip:
+            self.kernels.turn(form.dtype)
 
     def _build_tile(self, tile: Tile) -> None:
-        super()._build_tile(tile)
+        if self.form.in_place:
+            super()._build_tile(tile)
         self._deep(tile)
 
     def _deep(self, tile: Tile) -> Callable[..., Any]:
         """The product of a tile that ends with the live columns."""
         return self.kernels.product(tile, 0, **self.options, deep=True)
+
+    def _kernel(self, choice: Candidate) -> Callable[..., Any]:
+        if choice.tile is None or choice.micro_tile != self.form.both:
+            return super()._kernel(choice)
+        return self._deep(choice.tile)
 
     def _micro_tiles(self, layout: Layout) -> tuple[MicroTile, ...]:
         """Rows, and columns."""
@@ -177,13 +183,15 @@ class GridDispatcher(CudaDispatcher):
         learns = call.watch.due()
         if dense and not learns:
             return None, None
-        lists = self._lists(call, value)
+        lists, columns = self._lists(call, value), None
         live, dead = self._found(call, value, 0, lists)
-        if not learns:
-            return live, dead
-        columns, _ = self._found(call, value, 1, lists)
-        call.watch.report(lists.counts, self.detector.report)
-        return GridIndex(live.ids, live.count, columns=columns), dead
+        if learns:
+            columns, _ = self._found(call, value, 1, lists)
+            call.watch.report(lists.counts, self.detector.report)
+        # A dense product has what dead rows are, and one that is turned back has no rows yet.
+        own = dead if self.flip else None
+        index = GridIndex(live.ids, live.count, columns=columns, dead=own)
+        return index, None if dense or self.flip else dead
 
     def _found(
         self, call: CudaCall, value: Any, axis: int, lists: _Lists
@@ -199,46 +207,66 @@ class GridDispatcher(CudaDispatcher):
         return self.detector.prepared(self.program.spec, value, *asked)(value, take)
 
     def _lists(self, call: CudaCall, value: Any) -> _Lists:
-        return self.memory.keep(_new_lists, value, *call.layout.operand)
+        extents = (call.layout.operand[t.dim] for t in self._micro_tiles(call.layout))
+        return self.memory.keep(_new_lists, value, *extents)
 
     # -- launch
 
     def _product(self, choice: Candidate, index: CudaIndex, bound: CudaBound) -> None:
-        if choice.tile is None or choice.micro_tile != self.form.both:
+        if choice.micro_tile != self.form.both:
             super()._product(choice, index, bound)
             return
+        assert isinstance(index, GridIndex)
         call, inputs, value, out, place = bound
-        columns = index.columns if isinstance(index, GridIndex) else None
+        columns = index.columns
         if columns is None:
             columns, _ = self._found(call, value, 1, self._lists(call, value))
-        kernel = self._deep(choice.tile)
-        lhs, rhs, bias = self._operands(inputs)
-        own, other = self._packed(lhs, rhs, index, columns)
-        shape, dtype, device = (1, *other.shape), self.form.dtype, call.device
-        rest: list[Any] = [CudaView(other.data_ptr(), shape, dtype, device)]
-        straight = place.aligned and out.shape[1] % ROW_STEP == 0
+        own, other = self._packed(call, inputs, index, columns)
+        stored = out.shape if self.flip else out.shape[1:]
+        straight = place.aligned and not any(size % ROW_STEP for size in stored)
+        rest = self._dense_and_bias(call, inputs, other, straight)
+        wide = out
+        if index.dead is not None:
+            wide = empty(out, (own.shape[0], stepped(out.shape[:1])[0]))
+            self.fill.fill_rows(wide, index.dead)
+        elif not straight:
+            wide = empty(out, (out.shape[0], stepped(out.shape)[1]))
+            self.fill.pad_copy(out, wide)
+        self._kernel(choice)(own, *index.views, columns.views[1], *rest, wide)
+        if self.flip and straight:
+            self.kernels.turn(self.form.dtype)(wide, out)
+        elif self.flip:
+            out.copy_(wide[:, : out.shape[0]].t())
+        elif not straight:
+            self.fill.pad_copy(wide, out)
+
+    def _dense_and_bias(
+        self, call: CudaCall, inputs: Sequence[Any], other: Any, straight: bool
+    ) -> list[Any]:
+        """The packed dense operand and the bias, if there is one, as kernels take them."""
+        shape, bias = (1, *other.shape), self._beside(inputs)[1]
+        rest: list[Any] = [CudaView(other.data_ptr(), shape, self.form.dtype, call.device)]
         if bias is not None:
             row = bias.unsqueeze(0)
             rest.append(row if straight else self.fill.padded(row)[:1])
-        wide = out
-        if not straight:
-            wide = empty(out, (out.shape[0], stepped(out.shape)[1]))
-            self.fill.pad_copy(out, wide)
-        kernel(own, *index.views, columns.views[1], *rest, wide)
-        if not straight:
-            self.fill.pad_copy(wide, out)
+        return rest
 
-    def _packed(self, lhs: Any, rhs: Any, index: CudaIndex, columns: CudaIndex) -> tuple[Any, Any]:
-        """Live columns of the live rows of lhs, and of rhs what they meet."""
-        dtype, deep = self.form.dtype, columns.ids.shape[1]
-        own = empty(lhs, (lhs.shape[0], deep))
-        self.kernels.columns(dtype, True)(lhs, *columns.views, *index.views, own)
-        if self.form.rhs_layout == "kn":
-            other = empty(rhs, (deep, stepped(rhs.shape)[1]))
-            self.kernels.rows(dtype)(rhs, *columns.views, other)
+    def _packed(
+        self, call: CudaCall, inputs: Sequence[Any], index: CudaIndex, columns: CudaIndex
+    ) -> tuple[Any, Any]:
+        """Live columns of the live rows of the sparse operand, and of the dense one what they
+        meet."""
+        form, deep = self.form, columns.ids.shape[1]
+        sparse, dense = inputs[self._gathered], self._beside(inputs)[0]
+        own = empty(sparse, (call.layout.operand[form.route.micro_tile.dim], deep))
+        pack = self.kernels.columns(form.dtype, True, form.turns)
+        pack(sparse, *columns.views, *index.views, own)
+        if form.beside == "kn":
+            other = empty(dense, (deep, stepped(dense.shape)[1]))
+            self.kernels.rows(form.dtype)(dense, *columns.views, other)
         else:
-            other = empty(rhs, (stepped(rhs.shape)[0], deep))
-            self.kernels.columns(dtype, False)(rhs, *columns.views, other)
+            other = empty(dense, (stepped(dense.shape)[0], deep))
+            self.kernels.columns(form.dtype, False)(dense, *columns.views, other)
         return own, other
 
 

@@ -26,16 +26,10 @@ class PiecesForm(SidedForm):
         return self.route.micro_tile.dim == 1
 
     @property
-    def flip(self) -> bool:
-        """Whether the product is computed turned: pieces are those of rhs."""
-        return self.side == "rhs"
-
-    @property
     def options(self) -> dict[str, Any]:
-        """Options of `pit_tvm.schedules.hopper_pieces.pieces_kernel`, for which what is gathered
-        stands on the left."""
-        beside = ("kn" if self.transposed else "nk") if self.flip else self.rhs_layout
-        return {"bias": bool(self.bias), "act": self.act, "rhs_layout": beside, "flip": self.flip}
+        """Options of `pit_tvm.schedules.hopper_pieces.pieces_kernel`."""
+        own = {"rhs_layout": self.beside, "flip": self.flip}
+        return {"bias": bool(self.bias), "act": self.act, **own}
 
 
 def pieces_form(program: Program) -> PiecesForm | None:

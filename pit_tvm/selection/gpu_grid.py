@@ -5,7 +5,7 @@ What lives of both operands is packed, and then multiplied as rows are. Costs ar
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ..structs import Candidate, MicroTile
 from .gpu_cost import GpuRates, GpuWork, select_gpu
@@ -19,38 +19,52 @@ _GATHERED = 16  # elements of a sector, which is read as a whole
 _PACK_US, _PACK_GBPS = 13.0, 3300.0
 
 
+@dataclass(frozen=True)
+class Packing:
+    """What is packed before a product: live columns of the live rows of one operand, and what they
+    meet of the dense one.
+
+    ``contiguous``: rows of k lie in the dense operand as they are. ``turned``: they do in the other
+    one, of ``stored`` rows. ``out_us``: microseconds in which the product is turned afterwards.
+    """
+
+    contiguous: bool
+    stored: int
+    turned: bool = False
+    out_us: float = 0.0
+
+    def us(self, work: GpuWork, columns: int) -> float:
+        """Microseconds; what does not lie side by side is read by sectors."""
+        sectors = min(work.k, columns * _GATHERED)
+        dense = work.n * ((columns if self.contiguous else sectors) + columns)
+        own = work.live * sectors
+        if self.turned:
+            own = columns * min(self.stored, work.live * _GATHERED)
+        return _PACK_US + 1e-3 * _BYTES * (own + work.live * columns + dense) / _PACK_GBPS
+
+
 def both_axes(
     family: str,
     micro_tile: MicroTile,
     work: GpuWork,
     columns: int,
-    contiguous: bool,
+    packing: Packing,
     rates: GpuRates,
-    stored_rows: int,
 ) -> tuple[Candidate, ...]:
     """Candidates for ``work``, a product of all of k, over ``columns`` of k alone.
 
-    ``contiguous``: rows of k lie in the dense operand as they are. The parts of a cost are those of
-    `select_gpu`, with detection on either axis, and what packing takes.
+    The parts of a cost are those of `select_gpu`, with detection on either axis, and what packing
+    takes.
     """
     deep = max(-(-columns // _STEP), 1) * _STEP
-    plan = select_gpu(family, micro_tile, replace(work, k=deep), None, rates, stored_rows)
-    packing = packing_us(work, columns, contiguous)
-    return tuple(_packed(c, packing, columns / max(work.k, 1)) for c in plan.candidates)
+    plan = select_gpu(family, micro_tile, replace(work, k=deep), None, rates, packing.stored)
+    moved = (("pack", packing.us(work, columns)), ("turn", packing.out_us))
+    return tuple(_packed(c, moved, columns / max(work.k, 1)) for c in plan.candidates)
 
 
-def packing_us(work: GpuWork, columns: int, contiguous: bool) -> float:
-    """Microseconds in which live columns of the live rows, and of all of the dense operand, are
-    packed; columns that are not contiguous are read by sectors."""
-    sectors = min(work.k, columns * _GATHERED)
-    dense = work.n * ((columns if contiguous else sectors) + columns)
-    size = _BYTES * (work.live * (sectors + columns) + dense)
-    return _PACK_US + 1e-3 * size / _PACK_GBPS
-
-
-def _packed(candidate: Candidate, packing: float, share: float) -> Candidate:
+def _packed(candidate: Candidate, moved: tuple[tuple[str, float], ...], share: float) -> Candidate:
     parts = dict(candidate.parts)
     index = parts.pop("index")
-    shown = (("index", 2.0 * index), ("pack", packing), *parts.items())
-    cost = candidate.cost_us + index + packing
+    shown = (("index", 2.0 * index), *moved, *parts.items())
+    cost = candidate.cost_us + index + sum(us for _, us in moved)
     return candidate._replace(cost_us=cost, parts=shown, covered=candidate.covered * share)

@@ -94,9 +94,6 @@ inline T atomicAdd(T* at, T value) {  // threads take turns
 }
 inline float __expf(float value) { return expf(value); }
 
-// Of a number that all threads of a warp have in common.
-inline int __shfl_sync(unsigned, int value, int, int) { return value; }
-
 template <typename A, typename B>
 inline std::common_type_t<A, B> min(A a, B b) { return b < a ? b : a; }
 template <typename A, typename B>
@@ -364,7 +361,12 @@ inline cudaError_t launch(const cudaLaunchConfig_t& config) {
 
 }  // namespace emulated
 
+inline int __shfl_sync(unsigned, int value, int lane, int) {
+  return emulated::Warp(static_cast<uint32_t>(value))(lane, 0);
+}
+
 #define __syncthreads() emulated::wait(emulated::kForCta)
+#define __syncwarp() emulated::wait(emulated::kForWarp)
 #define __cvta_generic_to_shared(address) emulated::shared_place(address)
 
 template <typename Kernel>

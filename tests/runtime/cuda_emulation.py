@@ -48,7 +48,7 @@ _PTX = {
 }
 _ASM = re.compile(r"(?:asm volatile|__asm__ __volatile__)\((.*?)\);\n", re.DOTALL)
 _OPERAND = re.compile(r'"[=+]?\w"\(([^()]*)\)')
-_DYNAMIC = re.compile(r"extern __shared__ __align__\(\d+\) uchar buf_dyn_shmem_ptr\[\];")
+_DYNAMIC = re.compile(r"extern __shared__ __align__\(\d+\) uchar (\w+)\[\];")
 
 
 class OnDevice(CudaView):
@@ -121,12 +121,18 @@ def missing() -> str:
 
 def _for_cpu(source: str) -> str:
     """The source with calls in place of its PTX; BackendUnavailable where some is not known."""
-    source = _DYNAMIC.sub("", _ASM.sub(_call, source))
+    source = _DYNAMIC.sub(_shared, _ASM.sub(_call, source))
     rest = re.search(r"\b__shared__\b.*", source)
     if rest:
         expected = "one array of dynamic shared memory"
         raise BackendUnavailable(mismatch("emulation", expected, rest.group()))
     return source
+
+
+def _shared(declared: re.Match[str]) -> str:
+    """The one array of dynamic shared memory by the name that the source gives it."""
+    known, name = "buf_dyn_shmem_ptr", declared[1]
+    return "" if name == known else f"uchar* {name} = {known};"
 
 
 def _call(statement: re.Match[str]) -> str:

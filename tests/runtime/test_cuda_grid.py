@@ -13,7 +13,8 @@ from pit_tvm.reference.index import index_lists
 from pit_tvm.runtime import cuda_bind
 from pit_tvm.runtime.cuda_detect import CudaDetector
 from pit_tvm.runtime.cuda_fill import CudaFill
-from pit_tvm.runtime.cuda_grid import GridDispatcher, GridForm, GridKernels, grid_form
+from pit_tvm.runtime.cuda_grid import GridDispatcher, GridKernels
+from pit_tvm.runtime.cuda_grid_form import GridForm, grid_form
 from pit_tvm.runtime.cuda_rows import FamilyKernels
 from pit_tvm.runtime.cuda_watch import CountWatch
 from pit_tvm.runtime.kernel_cache import KernelCache
@@ -43,20 +44,67 @@ def both(plan: Plan) -> Candidate:
     return next(c for c in plan.candidates if c.micro_tile and c.micro_tile.also)
 
 
+class Case:
+    """Random arrays, of one of which whole rows and whole columns are zero; ``live``: shares of
+    what lives of rows of lhs or columns of rhs, and of the depth."""
+
+    def __init__(
+        self,
+        sizes: tuple[int, int, int],
+        live: tuple[float, float],
+        seed: int,
+        side: str = "lhs",
+        device: str = "cuda",
+        **o: Any,
+    ) -> None:
+        m, n, k = sizes
+        rng = np.random.default_rng(seed)
+        dtype = getattr(torch, o.get("dtype", "float16"))
+        self.lives = rng.random(m if side == "lhs" else n) < live[0], rng.random(k) < live[1]
+        mask = np.outer(*self.lives)
+        made = {"lhs": rng.standard_normal((m, k)), "rhs": rng.standard_normal((n, k))}
+        made[side] *= mask
+        turned = {"lhs": o.get("transpose_lhs", False), "rhs": not o.get("transpose_rhs", False)}
+        stored = [a.T if turned[name] else a for name, a in made.items()]
+        stored += [rng.standard_normal(n)] * bool(o.get("bias"))
+        self.arrays = [torch.from_numpy(a.copy()).to(dtype).to(device) for a in stored]
+        self.value = torch.from_numpy((mask.T if turned[side] else mask).copy()).to(device)
+        left, right, *bias = (a.double().cpu().numpy() for a in self.arrays)
+        self.want = (left.T if turned["lhs"] else left) @ (right if turned["rhs"] else right.T)
+        self.want = self.want + (bias[0] if bias else 0.0)
+        if o.get("activation") == "relu":
+            self.want = np.maximum(self.want, 0)
+        self.out = torch.full((m, n), torch.nan, dtype=dtype, device=device)
+
+    def error(self) -> float:
+        """Of the whole output."""
+        return roundings(self.out, self.want)
+
+
 # --------------------------------------------------------------------------------------------
 # Which programs, and plans
 
 
-@pytest.mark.parametrize("options", [{}, {**LINEAR, "bias": True, "activation": "gelu"}])
-def test_grids_of_a_row_major_lhs_have_micro_tiles_on_both_axes(options: dict[str, Any]) -> None:
-    found = form(**options)
-    assert found is not None and found.both is not None
-    assert str(found.both) == "1x* and *x1" and str(found.route.micro_tile) == "1x*"
-    assert isinstance(operator(pit_tvm.Grid(), **options)._dispatcher, GridDispatcher)
+@pytest.mark.parametrize(
+    ("side", "options", "rows", "both"),
+    [
+        ("lhs", {}, "1x*", "1x* and *x1"),
+        ("lhs", {**LINEAR, "bias": True, "activation": "gelu"}, "1x*", "1x* and *x1"),
+        ("lhs", {**TURNED, "bias": True}, "*x1", "*x1 and 1x*"),
+        ("rhs", {}, "*x1", "*x1 and 1x*"),
+        ("rhs", {**LINEAR, **TURNED, "activation": "relu"}, "1x*", "1x* and *x1"),
+    ],
+)
+def test_grids_have_micro_tiles_on_both_axes(
+    side: str, options: dict[str, Any], rows: str, both: str
+) -> None:
+    found = form(side, **options)
+    assert found is not None and (str(found.route.micro_tile), str(found.both)) == (rows, both)
+    assert isinstance(operator(pit_tvm.Grid(), side, **options)._dispatcher, GridDispatcher)
 
 
 @pytest.mark.parametrize(
-    ("side", "options"), [("lhs", TURNED), ("rhs", {}), ("lhs", {"dtype": "float32"})]
+    ("side", "options"), [("rhs", {"bias": True}), ("lhs", {"dtype": "float32"})]
 )
 def test_other_grids_are_other_families(side: str, options: dict[str, Any]) -> None:
     assert form(side, **options) is None
@@ -78,6 +126,23 @@ def test_selection_gathers_both_axes_where_few_rows_and_few_columns_live(
     assert chosen == ["1x* and *x1", "1x*", "1x* and *x1", "dense"]
 
 
+@pytest.mark.parametrize(("side", "options"), [("lhs", TURNED), ("rhs", LINEAR), ("rhs", TURNED)])
+def test_what_is_turned_is_gathered_on_both_axes_or_not_at_all(
+    side: str, options: dict[str, Any]
+) -> None:
+    made, chosen, few = operator(pit_tvm.Grid(), side, **options), [], []
+    for rows, columns in ((0.2, 0.2), (0.2, 1.0), (1.0, 1.0)):
+        mask = outer(rows, columns)
+        mask = mask if made._dispatcher.form.route.micro_tile.dim == 0 else mask.T
+        plan = made.explain(sparsity=mask, sizes=SIZES, library="torch")
+        parts = dict(both(plan).parts)
+        assert (parts["turn"] > 10) == (side == "rhs") and parts["pack"] > 4
+        assert {c.micro_tile for c in plan.candidates} == {both(plan).micro_tile, None}
+        chosen.append(plan.choice.kind)
+        few.append(both(plan).covered)
+    assert chosen == ["pit", "pit", "dense"] and few == sorted(few)
+
+
 def test_counts_alike_share_a_plan_and_building_leaves_none_of_their_tiles_out() -> None:
     planner: Any = operator(pit_tvm.Grid())._dispatcher.planner
     layout = operator(pit_tvm.Grid())._dispatcher.binder.layout_of(
@@ -93,20 +158,24 @@ def test_counts_alike_share_a_plan_and_building_leaves_none_of_their_tiles_out()
         assert planner.plan(layout, tuple(map(int, counts))).choice.tile in built
 
 
-@pytest.mark.parametrize(("options", "packs"), [({}, 2), (LINEAR, 2)])
+@pytest.mark.parametrize(
+    ("side", "options", "packs"),
+    [("lhs", {}, 2), ("lhs", LINEAR, 2), ("lhs", TURNED, 2), ("rhs", {}, 3), ("rhs", TURNED, 3)],
+)
 def test_building_asks_for_every_kernel(
-    options: dict[str, Any], packs: int, monkeypatch: pytest.MonkeyPatch
+    side: str, options: dict[str, Any], packs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: dict[object, None] = {}
     monkeypatch.setattr(
         FamilyKernels, "_get", lambda self, key, make: asked.update({key: None}) or make
     )
-    made = operator(pit_tvm.Grid(), **options)
+    made = operator(pit_tvm.Grid(), side, **options)
     monkeypatch.setattr(made._dispatcher, "modules", lambda name, make: None)
     made.build({"m": 256, "n": 256, "k": 256})
     products = [key for key in asked if key[0] == "hopper-rows"]  # type: ignore[index]
     deep = [key for key in products if ("deep", True) in key]  # type: ignore[operator]
-    assert 0 < len(deep) and 2 * len(deep) == len(products)
+    kinds = 2 if made._dispatcher.form.in_place else 1  # rows alone are another
+    assert 0 < len(deep) and kinds * len(deep) == len(products)
     assert len(asked) - len(products) == packs
 
 
@@ -114,120 +183,142 @@ def test_building_asks_for_every_kernel(
 # What calls hand to kernels, without a GPU
 
 
-def find_along(self: Any, spec: Any, value: Any, shape: tuple[int, ...], tile: Any, *_: Any) -> Any:
+def find_along(self: Any, spec: Any, value: Any, shape: Any, tile: Any, _: Any, split: bool) -> Any:
     """`CudaDetector.prepared` for tensors on the CPU, in memory that the caller gives."""
 
     def run(given: Any, take: Any) -> Any:
-        (ids,) = index_lists(spec, given.numpy(), shape, tile)
-        index = take(given, "live", 1, shape[tile.dim])
-        index.ids[0, : len(ids)] = index.ids.new_tensor(ids)
-        index.count[0] = len(ids)
-        return index, None
+        (live,) = index_lists(spec, given.numpy(), shape, tile)
+        lists = {"live": live}
+        if split:
+            lists["dead"] = np.setdiff1d(np.arange(shape[tile.dim]), live)
+        found = [take(given, role, 1, shape[tile.dim]) for role in lists]
+        for index, ids in zip(found, lists.values(), strict=True):
+            index.ids[0, : len(ids)] = index.ids.new_tensor(ids)
+            index.count[0] = len(ids)
+        return (*found, None)[:2]
 
     return run
 
 
-@pytest.mark.parametrize("learns", [False, True])
-@pytest.mark.parametrize("options", [{}, {**LINEAR, "bias": True}], ids=str)
-@pytest.mark.parametrize("n", [24, 37])
-def test_calls_pack_both_operands_and_tell_the_depth(
-    monkeypatch: pytest.MonkeyPatch, n: int, options: dict[str, Any], learns: bool
-) -> None:
-    m, k = 70, 150
-    rng = np.random.default_rng(n)
-    rows, columns = rng.random(m) < 0.5, rng.random(k) < 0.4
-    lhs = rng.standard_normal((m, k)) * np.outer(rows, columns)
-    rhs = rng.standard_normal((n, k) if options else (k, n))
-    made = [lhs, rhs, *[rng.standard_normal(n)] * ("bias" in options)]
-    arrays = [torch.from_numpy(array.astype(np.float16)) for array in made]
+def gather_columns(self: Any, dtype: str, some: bool, turned: bool = False) -> Any:
+    def run(source: Any, ids: Any, count: Any, *rest: Any) -> None:
+        *listed, packed = map(memory, rest)
+        lines = memory(source).T if turned else memory(source)
+        kept = listed[0][0, : listed[1][0]] if some else np.arange(len(lines))
+        live = memory(count)[0]
+        packed[kept, : -(-live // 64) * 64] = 0
+        packed[kept, :live] = lines[kept][:, memory(ids)[0, :live]]
+
+    return run
+
+
+def gather_rows(self: Any, dtype: str) -> Any:
+    def run(source: Any, ids: Any, count: Any, packed: Any) -> None:
+        live = memory(count)[0]
+        memory(packed)[: -(-live // 64) * 64] = 0
+        memory(packed)[:live, : source.shape[1]] = memory(source)[memory(ids)[0, :live]]
+
+    return run
+
+
+def product(self: Any, tile: Any, groups: int, **given: Any) -> Any:
+    def run(own: Any, ids: Any, count: Any, depth: Any, dense: Any, *rest: Any) -> None:
+        assert given["deep"]
+        (right,), *bias, out = map(memory, (dense, *rest))
+        deep, live = -(-int(memory(depth)[0]) // 64) * 64, memory(ids)[0, : memory(count)[0]]
+        right = right[:, :deep].T if given["rhs_layout"] == "nk" else right[:deep]
+        # Columns beyond n hold anything, and are cut off.
+        with np.errstate(invalid="ignore", over="ignore"):
+            sums = memory(own)[live, :deep].astype(float) @ right.astype(float)
+            out[live] = sums + (bias[0] if bias else 0.0)
+
+    return run
+
+
+def pad_copy(self: Any, source: Any, made: Any) -> None:
+    made[:, : source.shape[1]] = source[:, : made.shape[1]]
+
+
+def fill_rows(self: Any, out: Any, index: Any, row: Any = None) -> None:
+    out[index.ids[0, : index.count[0]].long()] = 0 if row is None else row
+
+
+def turn(self: Any, dtype: str) -> Any:
+    return lambda source, turned: turned.copy_(source.t())
+
+
+@pytest.fixture
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Kernels that work on tensors on the CPU; the counts that are reported."""
     reported: list[list[int]] = []
-
-    def gather_columns(self: Any, dtype: str, some: bool) -> Any:
-        def run(source: Any, ids: Any, count: Any, *rest: Any) -> None:
-            *listed, packed = map(memory, rest)
-            kept = listed[0][0, : listed[1][0]] if some else np.arange(len(source))
-            live = memory(count)[0]
-            packed[kept, : -(-live // 64) * 64] = 0
-            packed[kept, :live] = memory(source)[kept][:, memory(ids)[0, :live]]
-
-        return run
-
-    def gather_rows(self: Any, dtype: str) -> Any:
-        def run(source: Any, ids: Any, count: Any, packed: Any) -> None:
-            live = memory(count)[0]
-            memory(packed)[: -(-live // 64) * 64] = 0
-            memory(packed)[:live, : source.shape[1]] = memory(source)[memory(ids)[0, :live]]
-
-        return run
-
-    def product(self: Any, tile: Any, groups: int, **given: Any) -> Any:
-        def run(own: Any, ids: Any, count: Any, depth: Any, dense: Any, *rest: Any) -> None:
-            assert given["deep"]
-            (right,), *bias, out = map(memory, (dense, *rest))
-            deep, live = -(-int(memory(depth)[0]) // 64) * 64, memory(ids)[0, : memory(count)[0]]
-            right = right[:, :deep].T if given["rhs_layout"] == "nk" else right[:deep]
-            # Columns beyond n hold anything, and are cut off.
-            with np.errstate(invalid="ignore", over="ignore"):
-                sums = memory(own)[live, :deep].astype(float) @ right.astype(float)
-                out[live] = sums + (bias[0] if bias else 0.0)
-
-        return run
-
-    def pad_copy(self: Any, source: Any, made: Any) -> None:
-        made[:, : source.shape[1]] = source[:, : made.shape[1]]
 
     def report(self: Any, count: Any, write: Any) -> None:
         reported.append(count.tolist())
 
     monkeypatch.setattr(CudaDetector, "prepared", find_along)
-    monkeypatch.setattr(CountWatch, "due", lambda self: learns)
     monkeypatch.setattr(CountWatch, "report", report)
     monkeypatch.setattr(cuda_bind, "check_tensor", lambda *given, **options: None)
     monkeypatch.setattr(CudaFill, "pad_copy", pad_copy)
+    monkeypatch.setattr(CudaFill, "fill_rows", fill_rows)
     monkeypatch.setattr("pit_tvm.runtime.cuda_workspace.stream_of", lambda device: 0)
     monkeypatch.setattr("pit_tvm.runtime.cuda_workspace.is_rehearsed", lambda: False)
     fakes = (("columns", gather_columns), ("rows", gather_rows), ("product", product))
-    for name, fake in fakes:
+    for name, fake in (*fakes, ("turn", turn)):
         monkeypatch.setattr(GridKernels, name, fake)
-    value = torch.from_numpy(np.outer(rows, columns))
-    out = torch.full((m, n), torch.nan, dtype=torch.float16)
-    operator(pit_tvm.Grid(), **options)._dispatcher.run(arrays, value, out, choose=both)
-    left, right, *bias = (array.double().numpy() for array in arrays)
-    want = left @ (right.T if options else right) + (bias[0] if bias else 0.0)
-    assert roundings(out[rows], want[rows]) < 2
-    assert out[~rows].isnan().all()  # dead rows are another kernel's
-    assert reported == [[rows.sum(), columns.sum()]] * learns
+    return reported
+
+
+KINDS: list[tuple[str, dict[str, Any]]] = [
+    ("lhs", {}),
+    ("lhs", {**LINEAR, "bias": True}),
+    ("lhs", {**TURNED, "bias": True}),
+    ("lhs", {**TURNED, **LINEAR}),
+    ("rhs", {}),
+    ("rhs", LINEAR),
+    ("rhs", TURNED),
+    ("rhs", {**TURNED, **LINEAR}),
+]
+
+
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize(("side", "options"), KINDS, ids=str)
+@pytest.mark.parametrize(("m", "n"), [(70, 24), (37, 70), (64, 40)])
+def test_calls_pack_both_operands_and_tell_the_depth(
+    monkeypatch: pytest.MonkeyPatch,
+    without_gpu: list[list[int]],
+    m: int,
+    n: int,
+    side: str,
+    options: dict[str, Any],
+    learns: bool,
+) -> None:
+    monkeypatch.setattr(CountWatch, "due", lambda self: learns)
+    case = Case((m, n, 150), (0.5, 0.4), n, side, "cpu", **options)
+    rows, columns = case.lives
+    made = operator(pit_tvm.Grid(), side, **options)
+    made._dispatcher.run(case.arrays, case.value, case.out, choose=both)
+    assert case.error() < 2
+    assert without_gpu == [[rows.sum(), columns.sum()]] * learns
+
+
+def test_what_a_dense_product_gives_dead_rows_stays(
+    monkeypatch: pytest.MonkeyPatch, without_gpu: list[list[int]]
+) -> None:
+    monkeypatch.setattr(CountWatch, "due", lambda self: True)
+    options: dict[str, Any] = {**LINEAR, "bias": True}
+    case = Case((70, 40, 150), (0.5, 0.4), 1, device="cpu", **options)
+
+    def dense(plan: Plan) -> Candidate:
+        return next(c for c in plan.candidates if c.kind == "dense")
+
+    operator(pit_tvm.Grid(), **options)._dispatcher.run(
+        case.arrays, case.value, case.out, choose=dense
+    )
+    assert case.error() < 2 and len(without_gpu) == 1
 
 
 # --------------------------------------------------------------------------------------------
 # Results, on a GPU
-
-
-class Case:
-    """Random arrays of whose lhs whole rows and whole columns are zero."""
-
-    def __init__(
-        self, sizes: tuple[int, int, int], live: tuple[float, float], seed: int, **o: Any
-    ) -> None:
-        m, n, k = sizes
-        rng = np.random.default_rng(seed)
-        dtype = getattr(torch, o.get("dtype", "float16"))
-        mask = np.outer(rng.random(m) < live[0], rng.random(k) < live[1])
-        lhs = rng.standard_normal((m, k)) * mask
-        rhs = rng.standard_normal((n, k) if o.get("transpose_rhs") else (k, n))
-        arrays = [lhs, rhs, *[rng.standard_normal(n)] * bool(o.get("bias"))]
-        self.arrays = [torch.from_numpy(a).to(dtype).cuda() for a in arrays]
-        self.value = torch.from_numpy(mask).cuda()
-        left, right, *bias = (a.double().cpu().numpy() for a in self.arrays)
-        self.want = left @ (right.T if o.get("transpose_rhs") else right)
-        self.want = self.want + (bias[0] if bias else 0.0)
-        if o.get("activation") == "relu":
-            self.want = np.maximum(self.want, 0)
-        self.out = torch.full((m, n), torch.nan, dtype=dtype, device="cuda")
-
-    def error(self) -> float:
-        """Of the whole output."""
-        return roundings(self.out, self.want)
 
 
 @pytest.fixture(scope="module")
@@ -238,22 +329,28 @@ def cache() -> KernelCache:
 
 
 FULL = {"dtype": "bfloat16", "bias": True, "activation": "relu"}
-OPTIONS: list[dict[str, Any]] = [{}, LINEAR, FULL, {**LINEAR, **FULL}]
+ON_GPU: list[tuple[str, dict[str, Any]]] = [
+    *KINDS,
+    ("lhs", FULL),
+    ("lhs", {**LINEAR, **FULL}),
+    ("lhs", {**TURNED, **FULL}),
+    ("rhs", {"dtype": "bfloat16", "activation": "relu"}),
+]
 LIVE = [(0.4, 0.3), (0.0, 0.5), (0.5, 0.0), (1.0, 1.0), (0.05, 0.05), (0.0, 0.0)]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(("side", "options"), ON_GPU, ids=str)
 def test_random_shapes_and_patterns_give_the_dense_result(
-    cache: KernelCache, options: dict[str, Any]
+    cache: KernelCache, side: str, options: dict[str, Any]
 ) -> None:
-    run = operator(pit_tvm.Grid(), cache=cache, **options)._dispatcher.run
+    run = operator(pit_tvm.Grid(), side, cache=cache, **options)._dispatcher.run
     rng = np.random.default_rng(len(options))
     fixed = [(1, 1, 1), (8, 8, 64), (264, 512, 1000), (2000, 520, 70)]
     drawn = [tuple(int(x) for x in rng.integers(1, 700, 3)) for _ in range(6)]
     for seed, sizes in enumerate([*fixed, *drawn]):
         for live in LIVE:
-            case = Case(sizes, live, seed, **options)  # type: ignore[arg-type]
+            case = Case(sizes, live, seed, side, **options)  # type: ignore[arg-type]
             run(case.arrays, case.value, case.out, choose=both)
             assert case.error() < 4, (sizes, live)
 
@@ -277,10 +374,12 @@ def test_calls_learn_what_lives_and_are_right_meanwhile(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("options", OPTIONS[::3], ids=str)
-def test_replayed_graphs_follow_new_patterns(cache: KernelCache, options: dict[str, Any]) -> None:
-    made = operator(pit_tvm.Grid(), cache=cache, **options)
-    cases = [Case((512, 328, 640), live, 5, **options) for live in LIVE]
+@pytest.mark.parametrize(("side", "options"), ON_GPU[::3], ids=str)
+def test_replayed_graphs_follow_new_patterns(
+    cache: KernelCache, side: str, options: dict[str, Any]
+) -> None:
+    made = operator(pit_tvm.Grid(), side, cache=cache, **options)
+    cases = [Case((512, 328, 640), live, 5, side, **options) for live in LIVE]
     run, first = made._dispatcher.run, cases[0]
     check_replays(lambda: run(first.arrays, first.value, first.out, choose=both), cases)
 

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pit_tvm.errors import DTypeError
+from pit_tvm.errors import DTypeError, ScheduleError
 from pit_tvm.schedules.cuda_gather import gather_columns, gather_rows
 from tests.runtime.cuda_emulation import Emulator, OnDevice
 from tests.schedules.cuda_text import cuda_text
@@ -31,11 +31,16 @@ def whole(live: int) -> int:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("some", [False, True], ids=["all-rows", "live-rows"])
+@pytest.mark.parametrize(
+    ("some", "turned"),
+    [(False, False), (True, False), (True, True)],
+    ids=["all-rows", "live-rows", "turned"],
+)
 def test_columns_are_packed_with_zeros_behind_them(
-    dtype: str, some: bool, emulator: Emulator
+    dtype: str, some: bool, turned: bool, emulator: Emulator
 ) -> None:
-    kernel = emulator.compile_source(cuda_text(gather_columns(dtype, some))).mod["main"]
+    made = gather_columns(dtype, some, turned)
+    kernel = emulator.compile_source(cuda_text(made)).mod["main"]
     rng = np.random.default_rng(some)
     for m, k, share in ((1, 1, 1.0), (70, 333, 0.4), (33, 200, 0.0), (40, 128, 1.0)):
         source = numbers(rng, (m, k), dtype)
@@ -48,7 +53,8 @@ def test_columns_are_packed_with_zeros_behind_them(
             expected[row, :wide] = 0
             expected[row, : count[0]] = source[row, ids[0, : count[0]]]
         own = (rows, lives) if some else ()
-        kernel(*map(OnDevice, (source, ids, count, *own, packed)))
+        stored = np.ascontiguousarray(source.T) if turned else source
+        kernel(*map(OnDevice, (stored, ids, count, *own, packed)))
         np.testing.assert_array_equal(packed, expected)
 
 
@@ -71,3 +77,8 @@ def test_rows_are_packed_with_zeros_behind_them(dtype: str, emulator: Emulator) 
 def test_other_types_are_refused(make: object) -> None:
     with pytest.raises(DTypeError, match="dtype"):
         make("float32")  # type: ignore[operator]
+
+
+def test_all_rows_of_a_turned_source_are_refused() -> None:
+    with pytest.raises(ScheduleError, match="rows with turned"):
+        gather_columns("float16", turned=True)

@@ -16,6 +16,7 @@ import pytest
 
 from pit_tvm.runtime import cuda_arrays, cuda_bind, cuda_detect, cuda_workspace
 from pit_tvm.runtime.cuda_watch import CountWatch
+from pit_tvm.runtime.kernel_cache import content_key
 
 CPU = values.Checker("cpu")
 
@@ -66,16 +67,20 @@ def test_grids_run_both_axes_with_each_tile_by_what_is_compiled_and_by_all_of_it
         call = patterns.draw_call(rng, "grid", number)
         problem = patterns.draw_data(rng, call, "half", "cpu", made[call.kind])
         assert problem.value is not None and problem.written.all()
-        assert not problem.arrays[0][problem.value == 0].any()
+        assert not problem.arrays[call.kind.sparse == "rhs"][problem.value == 0].any()
         report = values.Report()
         faults = values.check_problem(problem, number, checker, report)
         assert not any("Error" in fault for fault in faults)
-        everyone = number < len(known)
-        assert report.calls == (2 + 2 * tiles if everyone else 3)
-        for axes in ("1x* on", "1x* and *x1 on"):
-            assert sum(axes in tile for tile in report.tiles) == (tiles if everyone else 1)
+        micro_tiles = kinds.micro_tiles_for(made[call.kind])
+        checked = tiles if number < len(known) else 1
+        assert report.calls == checked * len(micro_tiles) + (2 if number < len(known) else 1)
+        for axes in micro_tiles:
+            assert sum(f"{axes} on" in tile for tile in report.tiles) == checked
     listed = {kernel.key for kind in known for kernel in kinds.kernels_of_kind(kind, tiles)}
-    assert idle.asked - kinds._detection() == listed
+    asked = idle.asked - kinds._detection()
+    # Outputs that are not whole vectors are turned back by torch.
+    turns = {content_key("cuda-turn", of, False, build.ARCH) for of in ("float16", "bfloat16")}
+    assert asked <= listed <= asked | turns
 
 
 def test_grids_are_right_on_a_cpu() -> None:

@@ -12,7 +12,7 @@ import pytest
 import pit_tvm
 from pit_tvm import op
 from pit_tvm.selection.gpu_cost import GpuWork
-from pit_tvm.selection.gpu_grid import packing_us
+from pit_tvm.selection.gpu_grid import Packing
 from pit_tvm.structs import Plan
 
 TIMES = Path(__file__).parents[2] / "tuning_logs" / "h200-sm_90a" / "grid.json"
@@ -46,9 +46,16 @@ def test_plans_are_near_the_best_of_what_was_timed(times: Any) -> None:
 
 def test_packing_takes_longer_the_more_lives_and_where_columns_are_scattered() -> None:
     work = GpuWork(1000.0, 4096, 4096)
-    found = [packing_us(work, columns, True) for columns in (0, 64, 512, 4096)]
+    found = [Packing(True, 4096).us(work, columns) for columns in (0, 64, 512, 4096)]
     assert found == sorted(found) and found[0] < found[-1]
-    assert packing_us(work, 512, False) > packing_us(work, 512, True)
+    assert Packing(False, 4096).us(work, 512) > Packing(True, 4096).us(work, 512)
+
+
+def test_a_turned_operand_is_read_by_sectors_of_its_rows() -> None:
+    few, many = GpuWork(10.0, 64, 4096), GpuWork(4096.0, 64, 4096)
+    plain, turned = (Packing(True, 4096, turned) for turned in (False, True))
+    assert turned.us(few, 4096) > plain.us(few, 4096)
+    assert turned.us(many, 100) < plain.us(many, 100)
 
 
 def test_parts_of_a_cost_add_up(times: Any) -> None:

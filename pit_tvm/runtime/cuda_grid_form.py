@@ -1,0 +1,46 @@
+"""Which programs the GPU's family of live rows and live columns computes, on either side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..structs import Grid, MicroTile
+from .cuda_form import SidedForm, sided_parts
+from .program import Program
+
+
+@dataclass(frozen=True)
+class GridForm(SidedForm):
+    """A program over what lives along both axes of an operand: ``both``. ``route`` is the axis of
+    its rows, those of lhs or columns of rhs."""
+
+    both: MicroTile | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of `pit_tvm.schedules.hopper_rows.rows_kernel`."""
+        return {"bias": bool(self.bias), "act": self.act, "rhs_layout": self.beside}
+
+    @property
+    def turns(self) -> bool:
+        """Whether the sparse operand is stored [k, m] or [k, n], so that what lives is turned."""
+        return self.route.micro_tile.dim == 1
+
+    @property
+    def in_place(self) -> bool:
+        """Whether rows can be gathered from where they are, and written to where they belong."""
+        return not self.turns and not self.flip
+
+
+def grid_form(program: Program) -> GridForm | None:
+    """What a kernel has to do for a program; None where its pattern is no `Grid`, or types or
+    epilogue are none that the family computes: products that are computed turned have no bias."""
+    con = program.contraction
+    both = next((r.micro_tile for r in program.routes if r.micro_tile.also), None)
+    if con is None or both is None or not isinstance(program.spec, Grid):
+        return None
+    parts = sided_parts(program, con.row, {con.row: 1, con.reduce: 0})
+    if parts is None or (parts["side"] == "rhs" and parts["bias"]):
+        return None
+    return GridForm(**parts, both=both)
