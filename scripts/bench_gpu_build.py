@@ -74,16 +74,19 @@ class Columns:
 @dataclass(frozen=True)
 class Deep:
     """What a grid's operator takes besides the kernels of rows, compiled when this is called: a
-    tile whose product ends with the live columns, or what packs these if ``tile`` is None."""
+    tile whose product ends with the live columns, or what packs these if ``tile`` is None.
+    ``kind`` and ``side``: those of the operator."""
 
+    kind: str
+    side: str
     dtype: str
     tile: Tile | None = None
 
     def __call__(self) -> None:
-        made = internals(operator("matmul", pit_tvm.Grid(), self.dtype, TARGET, (None, None)))
+        which = (self.kind, pit_tvm.Grid(), self.dtype, TARGET, (None, None))
+        made = internals(operator(*which, side=self.side))
         if self.tile is None:
-            made.kernels.columns(self.dtype, True)
-            made.kernels.rows(self.dtype)
+            made.build_packing()
         else:
             made.kernels.product(self.tile, 0, **made.options, deep=True)
 
@@ -235,11 +238,12 @@ def _parts(case: Grain | Weights | Output, turned: bool) -> Iterator[Part]:
 
 def _crossing(case: Cross, settings: GpuSettings) -> Iterator[Wanted]:
     """Rows alone are multiplied by the kernels of `Rows`."""
-    yield Deep(case.dtype)
+    which = (case.kind, case.side, case.dtype)
+    yield Deep(*which)
     made = grid_operator(case, settings.planned_target)
     for candidate in _timed(case, case.sizes, made, settings):
         if candidate.micro_tile is not None and candidate.micro_tile.also is not None:
-            yield Deep(case.dtype, candidate.tile)
+            yield Deep(*which, candidate.tile)
         elif candidate.tile is not None:
             yield Kernel("matmul", case.dtype, False, None, candidate.tile)
 

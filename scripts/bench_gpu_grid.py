@@ -1,13 +1,12 @@
-"""The suite ``grid``: a sparse lhs times a dense rhs, with zeros that fill whole rows and columns.
+"""The suite ``grid``: products of which zeros fill whole rows and columns of one operand.
 
-Which rows and which columns live is told by a mask that may be new at every call.
+Which of them live is told by a mask that may be new at every call: rows of lhs or columns of rhs,
+and of either what meets along k. "lhs [k, m]" and "rhs [n, k]" are stored like that.
 
 * dense: cuBLAS on the whole product;
-* packed: as one writes it with torch: live columns of live rows of lhs and the rows of rhs that
-  they meet are copied together, multiplied by cuBLAS, and copied into zeros. How much lives is
-  waited for, so that it is never in a graph;
-* pit: the operator with the mask in, into a given output; index: its lists of live rows and of live
-  columns alone.
+* packed: as one writes it with torch: what lives of both operands is copied together, multiplied by
+  cuBLAS, and copied into zeros. How much lives is waited for, so that it is never in a graph;
+* pit: the operator with the mask in, into a given output; index: its two lists alone.
 
 "chosen" says what ran: dense, live rows gathered ("1x*"), or live columns of them ("1x* and *x1").
 """
@@ -51,29 +50,38 @@ import pit_tvm
 
 # Shares of live rows and of live columns.
 LIVE = ((0.5, 0.5), (0.25, 0.25), (1.0, 0.25), (0.25, 1.0), (0.1, 0.1), (1.0, 0.5), (1.0, 1.0))
+# Operators whose products are turned on the way, with the sparse operand, and what lives of these.
+TURNED = (("turned", "lhs"), ("matmul", "rhs"), ("linear", "rhs"), ("turned", "rhs"))
+TURNED_LIVE = ((0.25, 0.25), (1.0, 0.25), (0.25, 1.0), (1.0, 1.0))
+STORED = {"matmul": "", "linear": " rhs [n, k]", "turned": " lhs [k, m]"}
 
 
 @dataclass(frozen=True)
 class Cross:
-    """A product of ``sizes`` m, n, k whose lhs lives where a live row and a live column cross;
-    ``live``: the share of either."""
+    """A product of ``sizes`` m, n, k of which the operand ``side`` lives where a live row of lhs,
+    or column of rhs, crosses a live one of k; ``live``: the share of either. ``kind``: as in
+    `bench_gpu_pit.operator`."""
 
     sizes: Sizes
     live: tuple[float, float]
     dtype: str = "float16"
     held_out: bool = False
+    kind: str = "matmul"
+    side: str = "lhs"
 
     @property
     def label(self) -> str:
         """Name of the case; equal names mean equal data."""
         shape = "x".join(map(str, self.sizes))
         rows, columns = (f"{100 * share:g} %" for share in self.live)
-        return f"{shape} {SHORT[self.dtype]} rows {rows} columns {columns}"
+        what = STORED[self.kind] + " sparse rhs" * (self.side == "rhs")
+        return f"{shape} {SHORT[self.dtype]}{what} rows {rows} columns {columns}"
 
     def lines(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        """Which rows live, bool [m, 1], and which columns, bool [1, k]."""
-        (m, _, k), (rows, columns) = self.sizes, (1.0 - share for share in self.live)
-        return block_mask(rng, (m, 1), (1, 1), rows), block_mask(rng, (1, k), (1, 1), columns)
+        """What lives of rows of lhs or columns of rhs, bool [m or n, 1], and of k, bool [1, k]."""
+        (m, n, k), (rows, columns) = self.sizes, (1.0 - share for share in self.live)
+        high = m if self.side == "lhs" else n
+        return block_mask(rng, (high, 1), (1, 1), rows), block_mask(rng, (1, k), (1, 1), columns)
 
     def counts(self, rng: np.random.Generator) -> tuple[int, ...]:
         """Live rows, and live columns."""
@@ -85,24 +93,49 @@ def list_grid(quick: bool) -> list[Cross]:
     cube, *bert = sized((CUBE, *BERT), quick)
     made = [Cross(sizes, live) for sizes in (cube, *bert) for live in LIVE]
     made.append(Cross(cube, (0.25, 0.25), "bfloat16"))
+    for kind, side in TURNED:
+        made += (Cross(cube, live, kind=kind, side=side) for live in TURNED_LIVE)
+        made.append(Cross(bert[0], (0.25, 0.25), kind=kind, side=side))
     apart = sized([(stored, n, k) for _, stored, n, k in HELD_OUT_LIVE], quick)
     return [*made, *(Cross(sizes, live, held_out=True) for sizes in apart for live in LIVE)]
 
 
-def make_data(case: Cross, settings: GpuSettings) -> Data:
+@dataclass(frozen=True)
+class CrossData(Data):
+    """``mask`` is that of the sparse operand as it is ``stored``, whose dimension ``rows`` is that
+    of rows; lhs and rhs are views of what is stored."""
+
+    stored: tuple[torch.Tensor, ...]
+    rows: int
+
+
+def make_data(case: Cross, settings: GpuSettings) -> CrossData:
     """Random arrays of a case."""
-    rng, (m, n, k) = settings.rng(case.label), case.sizes
-    rows, columns = case.lines(rng)
-    mask, made = on(settings.device, rows & columns), generator(rng, settings.device)
-    lhs = normal(made, (m, k), case.dtype) * mask
-    rhs = normal(made, (k, n), case.dtype) / k**0.5
-    return Data(lhs, rhs, mask, lhs.double() @ rhs.double(), case.dtype)
+    rng, (m, n, k), device = settings.rng(case.label), case.sizes, settings.device
+    rows, columns = (on(device, line) for line in case.lines(rng))
+    made, mask = generator(rng, device), rows & columns
+    lhs, rhs = normal(made, (m, k), case.dtype), normal(made, (k, n), case.dtype) / k**0.5
+    if case.side == "lhs":
+        lhs *= mask
+    else:
+        rhs *= mask.t()
+    turned = (case.kind == "turned", case.kind != "linear")  # [k, m] and [k, n]
+    stored = tuple(_stored(a, t) for a, t in zip((lhs, rhs.t()), turned, strict=True))
+    left, right = (a.t() if t else a for a, t in zip(stored, turned, strict=True))
+    across = turned[case.side == "rhs"]
+    want, told = lhs.double() @ rhs.double(), _stored(mask, across)
+    return CrossData(left, right.t(), told, want, case.dtype, stored, int(across))
+
+
+def _stored(array: torch.Tensor, turned: bool) -> torch.Tensor:
+    return (array.t() if turned else array).contiguous()
 
 
 def grid_operator(case: Cross, target: str) -> pit_tvm.Operator:
     """The operator that computes a case."""
     _, n, k = case.sizes
-    return operator("matmul", pit_tvm.Grid(), case.dtype, target, sizes_for(target, n, k))
+    sizes = sizes_for(target, n, k)
+    return operator(case.kind, pit_tvm.Grid(), case.dtype, target, sizes, side=case.side)
 
 
 def measure_grid(case: Cross, settings: GpuSettings) -> Row:
@@ -110,11 +143,11 @@ def measure_grid(case: Cross, settings: GpuSettings) -> Row:
     with fresh_memory(settings.device):
         data = make_data(case, settings)
         out = poisoned(data.want.shape, data.lhs)
-        pit = Pit(grid_operator(case, settings.target), (data.lhs, data.rhs), data.mask)
+        pit = Pit(grid_operator(case, settings.target), data.stored, data.mask)
         plan = pit.plan(out)
         others = pit.others(plan, settings, out)
         runs = {"pit": pit.run(out), **{name: run for name, (_, run) in others.items()}}
-        contenders = _peers(data) if settings.peers else {}
+        contenders = _peers(case, data) if settings.peers else {}
         contenders |= {name: Contender(run, data.judge) for name, run in runs.items()}
         contenders["index"] = Contender(_index(pit.operator, data.mask, settings))
         found = measure(contenders, settings)
@@ -132,14 +165,17 @@ def measure_grid(case: Cross, settings: GpuSettings) -> Row:
     return Row(case.label, case.held_out, found.stats, facts, found.errors, ERROR_LIMIT)
 
 
-def _peers(data: Data) -> dict[str, Contender]:
+def _peers(case: Cross, data: CrossData) -> dict[str, Contender]:
     lhs, rhs = data.lhs, data.rhs
 
     def packed() -> torch.Tensor:
-        rows, columns = (data.mask.any(other).nonzero().squeeze(1) for other in (1, 0))
-        own = lhs.index_select(0, rows).index_select(1, columns)
+        axes = (data.rows, 1 - data.rows)
+        rows, columns = (data.mask.any(1 - axis).nonzero().squeeze(1) for axis in axes)
+        own, other = lhs.index_select(1, columns), rhs.index_select(0, columns)
         out = lhs.new_zeros(data.want.shape)
-        return out.index_copy_(0, rows, own @ rhs.index_select(0, columns))
+        if case.side == "lhs":
+            return out.index_copy_(0, rows, own.index_select(0, rows) @ other)
+        return out.index_copy_(1, rows, own @ other.index_select(1, rows))
 
     return {
         "dense": Contender(lambda: lhs @ rhs, data.judge),
@@ -169,7 +205,7 @@ def grid_suite() -> Suite:
     """Products with a sparse lhs of which whole rows and whole columns are zero."""
     return Suite(
         name="grid",
-        title="live rows and live columns of an lhs times a dense rhs; us",
+        title="live rows and live columns of one operand times a dense one; us",
         cases=list_grid,
         measure=measure_grid,
         columns=(

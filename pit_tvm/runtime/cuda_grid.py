@@ -145,6 +145,10 @@ class GridDispatcher(CudaDispatcher):
     def build(self, sizes: dict[str, int]) -> None:
         """Compile what calls of these sizes may need, however much is live; needs no GPU."""
         super().build(sizes)
+        self.build_packing()
+
+    def build_packing(self) -> None:
+        """Compile what packs operands, and what turns the product back."""
         form = self.form
         self.kernels.columns(form.dtype, True, form.turns)
         if form.beside == "kn":

@@ -33,6 +33,18 @@ def test_so_many_rows_and_columns_live_as_a_case_says() -> None:
     assert not data.lhs[~data.mask].any() and data.lhs[data.mask].all()
 
 
+@pytest.mark.parametrize(("kind", "side"), grid.TURNED)
+def test_operands_are_stored_as_the_operator_takes_them(kind: str, side: str) -> None:
+    case = grid.Cross((64, 192, 96), (0.5, 0.25), kind=kind, side=side)
+    data, high = grid.make_data(case, DRY), 64 if side == "lhs" else 192
+    stored = data.stored[side == "rhs"]
+    assert not stored[~data.mask].any() and stored[data.mask].all()
+    assert data.mask.shape[data.rows] == high and data.mask.shape[1 - data.rows] == 96
+    counts = [int(data.mask.any(1 - axis).sum()) for axis in (data.rows, 1 - data.rows)]
+    assert counts == [high // 2, 24] == list(case.counts(DRY.rng(case.label)))
+    assert torch.equal((data.lhs.double() @ data.rhs.double()), data.want)
+
+
 def test_shapes_that_are_held_out_are_nobody_elses_and_a_tenth() -> None:
     shapes: dict[bool, set[Any]] = {False: set(), True: set()}
     for case in grid.list_grid(False):
@@ -43,14 +55,18 @@ def test_shapes_that_are_held_out_are_nobody_elses_and_a_tenth() -> None:
 
 
 @pytest.mark.parametrize(
-    ("live", "dtype"),
+    ("live", "dtype", "kind", "side"),
     [
-        *(((0.5, 0.25), "bfloat16"), ((1.0, 0.25), "float16")),
-        *(((0.1, 1.0), "float16"), ((1.0, 1.0), "float16")),
+        ((0.5, 0.25), "bfloat16", "matmul", "lhs"),
+        ((1.0, 0.25), "float16", "turned", "lhs"),
+        ((0.1, 1.0), "float16", "linear", "rhs"),
+        ((1.0, 1.0), "float16", "turned", "rhs"),
     ],
 )
-def test_products_of_live_rows_and_columns_are_right(live: tuple[float, float], dtype: str) -> None:
-    row = grid.measure_grid(grid.Cross((128, 192, 96), live, dtype), DRY)
+def test_products_of_live_rows_and_columns_are_right(
+    live: tuple[float, float], dtype: str, kind: str, side: str
+) -> None:
+    row = grid.measure_grid(grid.Cross((128, 192, 96), live, dtype, kind=kind, side=side), DRY)
     assert row.wrong == [] and {"dense", "packed", "pit"} <= set(row.errors)
     facts = row.facts
     assert facts["over_dense"] == row.us("dense") / row.us("pit")
@@ -105,7 +121,7 @@ def test_kernels_that_plans_choose_are_built_and_no_others(asked: set[str]) -> N
     for case in listed:
         _ask(case)
     assert _taken(asked) == built
-    for case in {(case.dtype, case.sizes): case for case in listed}.values():
+    for case in {(c.dtype, c.sizes, c.kind, c.side): c for c in listed}.values():
         made = internals(grid.grid_operator(case, build.TARGET))
         made.build(dict(zip("mnk", case.sizes, strict=True)))  # whatever lives
     assert built < asked
@@ -123,15 +139,14 @@ def _ask(case: grid.Cross) -> None:
     """Ask for what calls of a case need, before its counts are known and after."""
     made = internals(grid.grid_operator(case, build.TARGET))
     layout = made.binder.layout_of(dict(zip("mnk", case.sizes, strict=True)), "torch")
-    made.kernels.columns(case.dtype, True)
-    made.kernels.rows(case.dtype)
+    made.build_packing()
     blind, plan = (
         made.planner.plan(layout, counts, False)
         for counts in (None, case.counts(DRY.rng(case.label)))
     )
     for choice in (blind.choice, plan.choice, *later(plan, DRY).values()):
         if choice.kind != "dense":
-            made._deep(choice.tile) if choice.micro_tile.also else made._kernel(choice)
+            made._kernel(choice)
 
 
 # --------------------------------------------------------------------------------------------
