@@ -16,7 +16,7 @@ from typing import Any
 from ..schedules.cuda_gather import gather_columns, gather_rows
 from ..schedules.hopper_knobs import TILE_K
 from ..schedules.hopper_space import ROWS
-from ..selection.gpu_cost import GpuDense, cheapest
+from ..selection.gpu_cost import GpuDense, GpuWork, cheapest
 from ..selection.gpu_grid import Packing, both_axes
 from ..structs import Candidate, MicroTile, Plan, Tile
 from ..tile_db.store import TileStore
@@ -76,7 +76,7 @@ class GridPlanner(CudaPlanner):
     def decide(self, layout: Layout, counts: tuple[int, ...], fresh: bool = True) -> Plan:
         """Algorithm 1 for live rows and columns, without the cache."""
         form, rates = self.form, self.rates()
-        plan, work = super().decide(layout, counts[:1], fresh), self._rows_work(layout, counts[:1])
+        plan, work = super().decide(layout, counts, fresh), self._rows_work(layout, counts)
         found = tuple(c for c in plan.candidates if form.in_place or c.tile is None)
         if form.both is not None and work.k:
             columns, packing = min(counts[1], work.k), self._packing(layout)
@@ -87,6 +87,13 @@ class GridPlanner(CudaPlanner):
         form, (m, n) = self.form, layout.output
         turn = self.rates().turn_us(2.0 * m * n) if form.flip else 0.0
         return Packing(form.beside == "kn", self._rows(layout), form.turns, turn)
+
+    def _rows_work(self, layout: Layout, counts: tuple[int, ...]) -> GpuWork:
+        return super()._rows_work(layout, counts[:1])
+
+    def _share(self, layout: Layout, counts: tuple[int, ...]) -> float:
+        rows, depth = self._rows(layout), self._sizes(layout)[1]
+        return counts[0] / max(rows, 1) * counts[1] / max(depth, 1)
 
     def _dense(self, rows: int, n: int, k: int, fresh: bool) -> GpuDense | None:
         m, n = (n, rows) if self.form.flip else (rows, n)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ..remember import remember
 from ..schedules.hopper_space import GROUPS, ROWS
@@ -77,9 +78,15 @@ class CudaPlanner:
         """Algorithm 1 for live counts of each group, without the cache; ``fresh`` as in `plan`."""
         form, rows, work = self.form, self._rows(layout), self._rows_work(layout, counts)
         dense = self._dense(rows, work.n, work.k, fresh)
+        if dense is not None and self.program.spec.promises_zero:
+            dense = replace(dense, zeros=1.0 - self._share(layout, counts))
         family = GROUPS if form.groups else ROWS
         micro = form.route.micro_tile
         return select_gpu(family, micro, work, dense, self.rates(), rows)
+
+    def _share(self, layout: Layout, counts: tuple[int, ...]) -> float:
+        """Of the sparse operand that may live."""
+        return sum(counts) / max(self._rows(layout), 1)
 
     def _rows_work(self, layout: Layout, counts: tuple[int, ...]) -> GpuWork:
         """The product of these live rows."""
@@ -92,6 +99,7 @@ class CudaPlanner:
             groups=max(1, form.groups),
             counts=counts if form.groups else (),
             index_bytes=self._index_bytes(layout),
+            splits=self.program.spec.promises_zero,
             extra_bytes=2.0 * (self._rows(layout) - live) * n if self.fills else 0.0,
             act=form.act,
         )

@@ -52,6 +52,7 @@ ACT_US = {"gelu": 7.1e-7, "silu": 4.8e-7}
 # Of a matrix that is turned: with the launch; of what all CTAs together take of it, so many bytes.
 # They fit 12 times, of 1024^2 to 4096^2 elements, within 20 %.
 _TURN_US, _TURN_WAVE_US, _TURN_WAVE, _TURN_GBPS = 2.0, 1.7, 8192.0 * 8 * 132, 3500.0
+_SPLIT_US = 3.5  # of a list of live rows and one of dead ones: two kernels
 _ROUNDS = 20  # of alternating means, to convergence
 _SELDOM = 3  # a tile measured on fewer than one in so many tasks is left out
 _SHOWN = 3  # tiles that a plan lists
@@ -63,9 +64,9 @@ class GpuWork:
     """A product of live rows: ``out[live, n] = lhs[live, k] @ rhs``, over ``groups`` weights.
 
     ``counts``: live rows of each group where they are known, as from an earlier call; without
-    them every row goes to a random group. ``index_bytes``: what detection reads, None for none.
-    ``extra_bytes``: output traffic beside the kernel's own, such as dead rows to fill. ``act``: the
-    activation that its tiles end with.
+    them every row goes to a random group. ``index_bytes``: what detection reads, None for none;
+    ``splits``: it lists dead rows as well. ``extra_bytes``: output traffic beside the kernel's own,
+    such as dead rows to fill. ``act``: the activation that its tiles end with.
     """
 
     live: float
@@ -74,6 +75,7 @@ class GpuWork:
     groups: int = 1
     counts: tuple[int, ...] = ()
     index_bytes: float | None = None
+    splits: bool = False
     extra_bytes: float = 0.0
     act: str = "none"
 
@@ -246,6 +248,7 @@ def select_gpu(
     covered = work.live / stored_rows if stored_rows else 0.0
     other = rates.store_us(work.extra_bytes)
     index = 0.0 if work.index_bytes is None else rates.index_us(work.index_bytes)
+    index += _SPLIT_US * work.splits
     product, bound = rates.tile_us(family, work)
     tiles = rates.families[family].tiles
     candidates = []
