@@ -16,7 +16,7 @@ from typing import Any
 from ..schedules.cuda_gather import gather_columns, gather_rows
 from ..schedules.hopper_knobs import TILE_K
 from ..schedules.hopper_space import ROWS
-from ..selection.gpu_cost import GpuDense, GpuWork, cheapest
+from ..selection.gpu_cost import GpuDense, GpuWork, cheapest, dense_candidate, select_gpu
 from ..selection.gpu_grid import Packing, both_axes
 from ..structs import Candidate, MicroTile, Plan, Tile
 from ..tile_db.store import TileStore
@@ -75,13 +75,18 @@ class GridPlanner(CudaPlanner):
 
     def decide(self, layout: Layout, counts: tuple[int, ...], fresh: bool = True) -> Plan:
         """Algorithm 1 for live rows and columns, without the cache."""
-        form, rates = self.form, self.rates()
-        plan, work = super().decide(layout, counts, fresh), self._rows_work(layout, counts)
-        found = tuple(c for c in plan.candidates if form.in_place or c.tile is None)
+        form, rates, rows = self.form, self.rates(), self._rows(layout)
+        work, dense = self._rows_work(layout, counts), self._library(layout, counts, fresh)
+        assert dense is not None  # zeros are promised
+        if form.in_place:
+            alone = select_gpu(ROWS, form.route.micro_tile, work, dense, rates, rows).candidates
+        else:
+            alone = (dense_candidate(dense, 0.0, 0.0, rates),)
+        both: tuple[Candidate, ...] = ()
         if form.both is not None and work.k:
             columns, packing = min(counts[1], work.k), self._packing(layout)
-            found = (*both_axes(ROWS, form.both, work, columns, packing, rates), *found)
-        return cheapest(found, rates.is_tuned(ROWS))
+            both = both_axes(ROWS, form.both, work, columns, packing, rates)
+        return cheapest((*both, *alone), rates.is_tuned(ROWS))
 
     def _packing(self, layout: Layout) -> Packing:
         form, (m, n) = self.form, layout.output

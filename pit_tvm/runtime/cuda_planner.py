@@ -76,13 +76,18 @@ class CudaPlanner:
 
     def decide(self, layout: Layout, counts: tuple[int, ...], fresh: bool = True) -> Plan:
         """Algorithm 1 for live counts of each group, without the cache; ``fresh`` as in `plan`."""
-        form, rows, work = self.form, self._rows(layout), self._rows_work(layout, counts)
-        dense = self._dense(rows, work.n, work.k, fresh)
-        if dense is not None and self.program.spec.promises_zero:
-            dense = replace(dense, zeros=1.0 - self._share(layout, counts))
+        form, work = self.form, self._rows_work(layout, counts)
+        dense = self._library(layout, counts, fresh)
         family = GROUPS if form.groups else ROWS
-        micro = form.route.micro_tile
+        micro, rows = form.route.micro_tile, self._rows(layout)
         return select_gpu(family, micro, work, dense, self.rates(), rows)
+
+    def _library(self, layout: Layout, counts: tuple[int, ...], fresh: bool) -> GpuDense | None:
+        """The product of every row, None where it may not stand for that of live rows."""
+        dense = self._dense(self._rows(layout), *self._sizes(layout), fresh)
+        if dense is None or not self.program.spec.promises_zero:
+            return dense
+        return replace(dense, zeros=1.0 - self._share(layout, counts))
 
     def _share(self, layout: Layout, counts: tuple[int, ...]) -> float:
         """Of the sparse operand that may live."""
