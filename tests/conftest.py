@@ -10,12 +10,19 @@ import numpy as np
 import pytest
 
 from pit_tvm.quick_stacks import quick_stacks
+from pit_tvm.runtime.kernel_cache import KernelCache
 
 
 @pytest.fixture(scope="session")
 def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where kernels lie that tests share."""
     return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture(scope="session")
+def cache() -> KernelCache:
+    """The user's own kernels, which tests on a GPU need not compile again."""
+    return KernelCache()
 
 
 @pytest.fixture
@@ -37,3 +44,11 @@ def pytest_configure(config: pytest.Config) -> None:
     shortcut = contextlib.ExitStack()
     shortcut.enter_context(quick_stacks())
     config.add_cleanup(shortcut.close)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a CUDA device where there is none."""
+    if item.get_closest_marker("gpu") is not None:
+        torch = pytest.importorskip("torch")
+        if not torch.cuda.is_available():
+            pytest.skip("no CUDA device")

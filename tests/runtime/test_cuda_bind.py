@@ -31,8 +31,6 @@ ROWS = MicroTile("lhs", "m", 0, (1, 0))
 
 @pytest.fixture(scope="module")
 def linear(tmp_path_factory: pytest.TempPathFactory) -> pit_tvm.Operator:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     tensors = op.linear(None, None, None, dtype="float16", activation="relu")
     folder: Path = tmp_path_factory.mktemp("kernels")
     return pit_tvm.compile(tensors, sparse={"lhs": pit_tvm.Rows()}, target="cuda", cache=folder)

@@ -178,13 +178,6 @@ def test_values_are_read_by_the_type_that_tells_them(
 # Results, on a GPU
 
 
-@pytest.fixture(scope="module")
-def cache() -> KernelCache:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    return KernelCache()
-
-
 class Case:
     """Random arrays; blocks of one operand live or die."""
 

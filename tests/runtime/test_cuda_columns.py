@@ -255,13 +255,6 @@ def test_sums_that_are_exchanged_use_their_memory_again(monkeypatch: pytest.Monk
 # Results, on a GPU
 
 
-@pytest.fixture(scope="module")
-def cache() -> KernelCache:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    return KernelCache()
-
-
 OPTIONS: list[tuple[int, str, dict[str, Any]]] = [
     (32, "lhs", TURNED),
     (64, "lhs", {**TURNED, "dtype": "bfloat16", "bias": True, "activation": "relu"}),

@@ -167,13 +167,6 @@ def test_calls_reach_the_kernel_with_a_weight_stored_kn(
 # Results, on a GPU
 
 
-@pytest.fixture(scope="module")
-def cache() -> KernelCache:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    return KernelCache()
-
-
 def gathered(plan: Plan) -> Candidate:
     return next(c for c in plan.candidates if c.tile is not None)
 

@@ -62,13 +62,6 @@ class Layer:
         return near and bool(got[dead].isnan().all())
 
 
-@pytest.fixture(scope="module")
-def cache() -> KernelCache:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    return KernelCache()
-
-
 def routes(count: int, seed: int = 0) -> list[Any]:
     rng = np.random.default_rng(seed)
     return [torch.from_numpy(rng.integers(-1, EXPERTS, TOKENS)).cuda() for _ in range(count)]

@@ -321,13 +321,6 @@ def test_what_a_dense_product_gives_dead_rows_stays(
 # Results, on a GPU
 
 
-@pytest.fixture(scope="module")
-def cache() -> KernelCache:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    return KernelCache()
-
-
 FULL = {"dtype": "bfloat16", "bias": True, "activation": "relu"}
 ON_GPU: list[tuple[str, dict[str, Any]]] = [
     *KINDS,

@@ -247,13 +247,6 @@ def test_calls_hand_slots_to_the_kernel(on_cpu: None, dead: str, options: dict[s
 # Results, on a GPU
 
 
-@pytest.fixture(scope="module")
-def cache() -> KernelCache:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    return KernelCache()
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("spec", "heights", "options"),

@@ -217,13 +217,6 @@ def test_calls_hand_lines_of_bits_to_the_kernel(
 # Results, on a GPU
 
 
-@pytest.fixture(scope="module")
-def cache() -> KernelCache:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    return KernelCache()
-
-
 CASES: list[tuple[Any, str, dict[str, Any]]] = [
     (pit_tvm.Mask(1, 64), "lhs", {}),
     (pit_tvm.BlockMask(1, 32), "lhs", {**LINEAR, **FULL}),

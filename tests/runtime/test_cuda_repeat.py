@@ -283,13 +283,6 @@ def test_operators_repeat_calls_from_the_third_on(
 # Results, on a GPU
 
 
-@pytest.fixture(scope="module")
-def cache() -> KernelCache:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    return KernelCache()
-
-
 def wrong(made: pit_tvm.Operator, kind: str, seed: int, new: bool) -> bool:
     """Whether a call with arrays of its own gives another result, or writes what is dead."""
     arrays, told = operands(kind, "cuda"), pattern(kind, seed, "cuda")

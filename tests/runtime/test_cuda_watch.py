@@ -143,8 +143,6 @@ def test_nothing_is_learnt_while_a_graph_is_captured(monkeypatch: pytest.MonkeyP
 
 @pytest.fixture(scope="module")
 def detector(tmp_path_factory: pytest.TempPathFactory) -> CudaDetector:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     made = CudaDetector(cached_modules(KernelCache(tmp_path_factory.mktemp("kernels"))))
     # The first launch of a kernel waits for the device.
     CountWatch().report(torch.zeros(1, dtype=torch.int32, device="cuda"), made.report)

@@ -129,13 +129,6 @@ def host_bits(out: Any) -> np.ndarray:
     return np.packbits(dense_mask(Values(), raw, raw.shape), axis=-1, bitorder="little")
 
 
-@pytest.fixture(scope="module")
-def cache() -> KernelCache:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    return KernelCache()
-
-
 def kernel_of(cache: KernelCache, kind: Kind) -> Callable[..., Any]:
     """The compiled kernel."""
     tile = as_tile(kind.knobs, ROWS if kind.groups == 1 else GROUPS, kind.dtype)

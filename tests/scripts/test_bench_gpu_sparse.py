@@ -71,8 +71,6 @@ def test_segments_are_right(case: sread.Segment) -> None:
 
 @pytest.mark.gpu
 def test_conversions_and_segments_are_right_on_a_gpu() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     settings = replace(DRY, device="cuda")
     rows = [
         conversion.measure_conversion(conversion.Conversion(grain, 0.9, told, 512), settings)
