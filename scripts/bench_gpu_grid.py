@@ -202,7 +202,7 @@ def grid_targets(rows: Sequence[Row]) -> list[Target]:
 
 
 def grid_suite() -> Suite:
-    """Products with a sparse lhs of which whole rows and whole columns are zero."""
+    """Products of which whole rows and whole columns of one operand are zero."""
     return Suite(
         name="grid",
         title="live rows and live columns of one operand times a dense one; us",

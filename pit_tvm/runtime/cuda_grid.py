@@ -161,14 +161,16 @@ class GridDispatcher(CudaDispatcher):
 
     def build_packing(self) -> None:
         """Compile what packs operands, and what turns the product back."""
-        form = self.form
-        self.kernels.columns(form.dtype, True, form.turns)
-        if form.beside == "kn":
-            self.kernels.rows(form.dtype)
-        else:
-            self.kernels.columns(form.dtype, False)
-        if form.flip:
-            self.kernels.turn(form.dtype)
+        self._packers()
+        if self.flip:
+            self.kernels.turn(self.form.dtype)
+
+    def _packers(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """What packs the sparse operand, and the dense one."""
+        form, kernels = self.form, self.kernels
+        rows = form.beside == "kn"
+        dense = kernels.rows(form.dtype) if rows else kernels.columns(form.dtype, False)
+        return kernels.columns(form.dtype, True, form.turns), dense
 
     def _build_tile(self, tile: Tile) -> None:
         if self.form.in_place:
@@ -204,6 +206,8 @@ class GridDispatcher(CudaDispatcher):
         if learns:
             columns, _ = self._found(call, value, 1, lists)
             call.watch.report(lists.counts, self.detector.report)
+        elif not self.flip:
+            return live, dead  # which keeps its views from call to call
         # A dense product has what dead rows are, and one that is turned back has no rows yet.
         own = dead if self.flip else None
         index = GridIndex(live.ids, live.count, columns=columns, dead=own)
@@ -232,9 +236,10 @@ class GridDispatcher(CudaDispatcher):
         if choice.micro_tile != self.form.both:
             super()._product(choice, index, bound)
             return
-        assert isinstance(index, GridIndex)
         call, inputs, value, out, place = bound
-        columns = index.columns
+        columns, dead = None, None
+        if isinstance(index, GridIndex):
+            columns, dead = index.columns, index.dead
         if columns is None:
             columns, _ = self._found(call, value, 1, self._lists(call, value))
         own, other = self._packed(call, inputs, index, columns)
@@ -242,9 +247,9 @@ class GridDispatcher(CudaDispatcher):
         straight = place.aligned and not any(size % ROW_STEP for size in stored)
         rest = self._dense_and_bias(call, inputs, other, straight)
         wide = out
-        if index.dead is not None:
+        if dead is not None:
             wide = empty(out, (own.shape[0], stepped(out.shape[:1])[0]))
-            self.fill.fill_rows(wide, index.dead)
+            self.fill.fill_rows(wide, dead)
         elif not straight:
             wide = empty(out, (out.shape[0], stepped(out.shape)[1]))
             self.fill.pad_copy(out, wide)
@@ -275,14 +280,11 @@ class GridDispatcher(CudaDispatcher):
         form, deep = self.form, columns.ids.shape[1]
         sparse, dense = inputs[self._gathered], self._beside(inputs)[0]
         own = empty(sparse, (call.layout.operand[form.route.micro_tile.dim], deep))
-        pack = self.kernels.columns(form.dtype, True, form.turns)
-        pack(sparse, *columns.views, *index.views, own)
-        if form.beside == "kn":
-            other = empty(dense, (deep, stepped(dense.shape)[1]))
-            self.kernels.rows(form.dtype)(dense, *columns.views, other)
-        else:
-            other = empty(dense, (stepped(dense.shape)[0], deep))
-            self.kernels.columns(form.dtype, False)(dense, *columns.views, other)
+        high, wide = stepped(dense.shape)
+        other = empty(dense, (deep, wide) if form.beside == "kn" else (high, deep))
+        pack_own, pack_other = self._packers()
+        pack_own(sparse, *columns.views, *index.views, own)
+        pack_other(dense, *columns.views, other)
         return own, other
 
 
