@@ -15,7 +15,7 @@ import tvm
 from tvm.script import tirx as T
 
 from .cuda_pack import check_dtype
-from .dependent import let_successor_in
+from .dependent import after_predecessor
 from .hopper_knobs import TILE_K, require
 from .hopper_ring import steps_of
 
@@ -53,7 +53,7 @@ def columns_gathered(
     values = T.alloc_local([_AT_ONCE, 2], dtype)
     places = T.alloc_local([_AT_ONCE], "int32")
     columns = T.alloc_local([2], "int32")
-    let_successor_in()
+    after_predecessor()
     live: T.let = count[0]
     pieces: T.let = steps_of(capacity, count)
     lines: T.int32 = stored
@@ -121,7 +121,7 @@ def turned_gathered(
     band = pool.alloc((_WARPS, _BAND, TILE_K + 2), dtype, align=16)
     pool.commit()
     values = T.alloc_local([_AT_ONCE], dtype)
-    let_successor_in()
+    after_predecessor()
     live: T.let = count[0]
     lines: T.let = lives[0]
     pieces: T.let = steps_of(capacity, count)
@@ -173,7 +173,7 @@ def rows_gathered(
     warp = T.warp_id([_WARPS])
     lane = T.lane_id([32])
     values = T.alloc_local([_PIECES, 2], dtype)
-    let_successor_in()
+    after_predecessor()
     live: T.let = count[0]
     lines: T.let = steps_of(capacity, count) * TILE_K
     parts: T.let = T.truncdiv(n + (_ACROSS - 1), _ACROSS)

@@ -183,16 +183,15 @@ def _peers(case: Cross, data: CrossData) -> dict[str, Contender]:
     }
 
 
-def _index(
-    made: pit_tvm.Operator, mask: torch.Tensor, settings: GpuSettings
-) -> Callable[[], list[Any]]:
+def _index(made: pit_tvm.Operator, mask: torch.Tensor, settings: GpuSettings) -> Callable[[], Any]:
     """A function that lists live rows and live columns once."""
     program = internals(made).program
     both = next(route.micro_tile for route in program.routes if route.micro_tile.also)
-    finds = [
-        detection(settings, program.spec, mask, mask.shape, micro_tile)
-        for micro_tile in (replace(both, also=None), both.also)
-    ]
+    tiles = (replace(both, also=None), both.also)
+    if settings.device == "cuda":
+        find = detector(settings.target).detect_axes
+        return lambda: find(program.spec, mask, mask.shape, tiles)
+    finds = [detection(settings, program.spec, mask, mask.shape, tile) for tile in tiles]
     return lambda: [find() for find in finds]
 
 

@@ -184,6 +184,7 @@ ORDER = {
         "cuda_detect_block_lists",
         "cuda_detect_blocks",
         "cuda_detect_plan",
+        "cuda_detect_axes",
         "cuda_view",
         "cuda_workspace",
         "cuda_detect_slices",

@@ -12,7 +12,7 @@ from ..schedules.hopper_block_parts import blocks_tile, starting_blocks
 from ..schedules.hopper_blocks import blocks_kernel
 from ..schedules.hopper_knobs import TILE_K
 from ..selection.gpu_blocks import BlocksWork, select_blocks
-from ..structs import BlockMask, Plan, Tile
+from ..structs import BlockMask, MicroTile, Plan, Tile
 from ..tile_db.store import TileStore
 from .bind import Layout
 from .cuda_arrays import empty
@@ -79,10 +79,12 @@ class BlocksDispatcher(CudaDispatcher):
     def _number(self, ids: npt.NDArray[np.int64]) -> int:
         return len(np.unique(ids // TILE_K))
 
-    def _indices(self, call: CudaCall, value: Any, dense: bool) -> tuple[Any, None]:
+    def _indices(
+        self, call: CudaCall, value: Any, gathered: MicroTile | None
+    ) -> tuple[Any, None]:
         """The map of live blocks, None where nobody reads it."""
         learns = call.watch.due()  # a dense pattern may become sparser
-        if dense and not learns:
+        if gathered is None and not learns:
             return None, None
         found = self.mapper.map(value, call.layout.operand)
         if learns:

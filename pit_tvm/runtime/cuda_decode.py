@@ -109,12 +109,14 @@ class DecodeDispatcher(CudaDispatcher):
     def _micro_tile(self, layout: Layout) -> MicroTile:
         return self.planner.micro_tile(layout)
 
-    def _indices(self, call: CudaCall, value: Any, dense: bool) -> tuple[Any, Any]:
+    def _indices(
+        self, call: CudaCall, value: Any, gathered: MicroTile | None
+    ) -> tuple[Any, Any]:
         """For a few rows the operand itself, in which the kernel looks."""
         if not self.planner.few(call.layout):
-            return super()._indices(call, value, dense)
-        super()._indices(call, value, True)  # now and then, for the count of later plans
-        return None if dense else value, None
+            return super()._indices(call, value, gathered)
+        super()._indices(call, value, None)  # now and then, for the count of later plans
+        return None if gathered is None else value, None
 
     def _product(self, choice: Candidate, index: Any, bound: CudaBound) -> None:
         call, inputs, _, out, _ = bound

@@ -15,6 +15,7 @@ from ..errors import ShapeError, mismatch
 from ..remember import remember
 from ..structs import BitMask, BlockMask, Index, Mask, MicroTile, SparsitySpec, Values
 from .cuda_arrays import check_tensor, dtype_name, empty_of, signature
+from .cuda_detect_axes import axes_grid
 from .cuda_detect_ids import Find, Lists, SlicePlan
 from .cuda_detect_plan import MaskPlan, plan_mask
 from .cuda_modules import CudaKernels, GetModule
@@ -143,6 +144,32 @@ class CudaDetector:
         assert dead is not None
         return live, dead
 
+    def detect_axes(
+        self,
+        spec: Mask,
+        value: Any,
+        shape: tuple[int, ...],
+        micro_tiles: tuple[MicroTile, ...],
+        *,
+        split: bool = False,
+        take: Take = new_index,
+    ) -> tuple[Index, Index | None, Index]:
+        """`detect` for slices along either axis of a mask, which is read once: those of the first
+        of ``micro_tiles``, with ``split`` the other ones beside them, and those of the second.
+
+        ``take`` is asked for the roles live, dead and beside.
+        """
+        argument, _ = self._plans.of(spec, value, shape, micro_tiles[0])
+        extents = [shape[micro_tile.dim] for micro_tile in micro_tiles]
+        live = take(value, "live", 1, extents[0])
+        dead = take(value, "dead", 1, extents[0]) if split else None
+        beside = take(value, "beside", 1, extents[1])
+        lines = self._fold_axes(argument, value, shape)
+        for micro_tile, first, second in zip(micro_tiles, (live, beside), (dead, None)):
+            bits, extent = lines[micro_tile.dim], shape[micro_tile.dim]
+            self._kernels.emit(bits, bits.shape[0], (extent, 1, extent), first, second)
+        return live, dead, beside
+
     def prepared(
         self,
         spec: SparsitySpec,
@@ -171,6 +198,20 @@ class CudaDetector:
     def report(self, count: Any, address: int) -> None:
         """Write ``count``, int32 [slots], to pinned memory of the host, on the current stream."""
         self._kernels.slices("report_counts")(count, address)
+
+    def _fold_axes(self, argument: str, value: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
+        """Bits of the live rows of a mask and of its live columns, in lines: see `fold_axes`."""
+        rows, cols = shape
+        height, parts, chunks = axes_grid(rows, cols)
+        across, down = (
+            empty_of("uint32", value, (lines, max(1, -(-extent // 32))))
+            for lines, extent in ((chunks, rows), (parts, cols))
+        )
+        if rows and cols:
+            address, stride, wide = rows_of(argument, value)
+            fold = self._kernels.mask("fold_axes")
+            fold(address, stride, rows, cols, height, wide, across, down)
+        return across, down
 
     def _mask(
         self,

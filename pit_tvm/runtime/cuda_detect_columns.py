@@ -69,7 +69,7 @@ def _or_rows(acc, loaded, src, row_bytes, offset, left, first, last, step, wide,
 
 
 @T.inline
-def _put_bits(words, acc, column, keep, bits):
+def put_bits(words, acc, column, keep, bits):
     """OR the live bits of a thread's 16 bytes into ``words``, whose bit 0 is column 0."""
     if bits == 1:
         for w in T.unroll(4):
@@ -151,7 +151,7 @@ def list_columns(bits: int, threads: int) -> tvm.tirx.PrimFunc:
                     wide,
                     bits,
                 )
-                _put_bits(words, acc, column, keep, bits)
+                put_bits(words, acc, column, keep, bits)
                 T.cuda.cta_sync()
                 word = cut(words[thread], thread * 32, 0, cols - col0)
                 value[0] = popcount(word)
@@ -242,7 +242,7 @@ def fold_columns(bits: int) -> tvm.tirx.PrimFunc:
             wide,
             bits,
         )
-        _put_bits(words, acc, column, keep, bits)
+        put_bits(words, acc, column, keep, bits)
         T.cuda.cta_sync()
         if (line < count) & (thread * 32 < across * vector) & (at < size):
             lines[T.cast(line, "int64"), T.cast(at, "int64")] = words[thread]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tvm
 from tvm.script import tirx as T
 
+from ..schedules.dependent import after_predecessor
 from .cuda_detect_device import AT_ONCE, WARP, below, cta_scan, cut, is_set, popcount
 
 THREADS = 512  # words of a line that one CTA turns into positions
@@ -62,6 +63,7 @@ def _emit(
     if thread == 0:
         earlier[0] = 0
     T.cuda.cta_sync()
+    after_predecessor()
     while at < word0:
         _or_lines(lines, line0, at, parts, word)
         found = found + popcount(word[0])

@@ -125,7 +125,7 @@ class CudaDispatcher:
         if clock is not None:
             clock.select_us = _lap(clock)
         choice = plan.choice if choose is None else choose(plan)
-        index, dead = self._indices(call, value, choice.kind == "dense")
+        index, dead = self._indices(call, value, choice.micro_tile)
         if clock is not None:
             clock.index_us = _lap(clock)
         if index is None or choice.kind == "dense":
@@ -228,10 +228,12 @@ class CudaDispatcher:
         return plan
 
     def _indices(
-        self, call: CudaCall, value: Any, dense: bool
+        self, call: CudaCall, value: Any, gathered: MicroTile | None
     ) -> tuple[CudaIndex | None, CudaIndex | None]:
-        """Lists of live and of dead rows, None where nobody reads them."""
+        """Lists of live and of dead rows, None where nobody reads them; ``gathered`` is what the
+        product gathers, None for a dense one."""
         learns = call.watch.due()  # a dense pattern may become sparser
+        dense = gathered is None
         split = self.planner.dense_fills if dense else self._fills and not self.form.groups
         if dense and not split and not learns:
             return None, None

@@ -37,22 +37,14 @@ from .kernel_cache import KernelCache
 _FEW = 1024  # live columns, above which plans tell them apart less narrowly
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GridIndex(CudaIndex):
-    """Live rows, and live columns beside them where they were looked for too; ``dead`` rows of a
-    product that is turned back."""
+    """Live rows; live columns (``also``) and dead rows beside them, where they were looked for.
+    ``counts`` are those of live rows and of live columns, as one tensor."""
 
-    columns: CudaIndex | None = None
-    dead: CudaIndex | None = None
-
-
-@dataclass(frozen=True)
-class _Lists:
-    """Memory of lists along both axes, ``of`` rows and ``of`` columns, and of their counts, which
-    are neighbours."""
-
+    also: CudaIndex
+    dead: CudaIndex
     counts: Any
-    of: tuple[CudaIndex, ...]
 
 
 class GridKernels(RowsKernels):
@@ -194,41 +186,29 @@ class GridDispatcher(CudaDispatcher):
     # -- detection
 
     def _indices(
-        self, call: CudaCall, value: Any, dense: bool
-    ) -> tuple[CudaIndex | None, CudaIndex | None]:
+        self, call: CudaCall, value: Any, gathered: MicroTile | None
+    ) -> tuple[GridIndex | None, CudaIndex | None]:
         """Lists of live and of dead rows, None where nobody reads them; of live columns too where
-        counts are asked for."""
+        those are gathered, or counts asked for."""
         learns = call.watch.due()
-        if dense and not learns:
+        if gathered is None and not learns:
             return None, None
-        lists, columns = self._lists(call, value), None
-        live, dead = self._found(call, value, 0, lists)
-        if learns:
-            columns, _ = self._found(call, value, 1, lists)
-            call.watch.report(lists.counts, self.detector.report)
-        elif not self.flip:
-            return live, dead  # which keeps its views from call to call
-        # A dense product has what dead rows are, and one that is turned back has no rows yet.
-        own = dead if self.flip else None
-        index = GridIndex(live.ids, live.count, columns=columns, dead=own)
-        return index, None if dense or self.flip else dead
-
-    def _found(
-        self, call: CudaCall, value: Any, axis: int, lists: _Lists
-    ) -> tuple[CudaIndex, CudaIndex | None]:
-        """Live and dead rows (``axis`` 0), or live columns."""
+        tiles = self._micro_tiles(call.layout)
+        index = self.memory.keep(_new_index, value, *(call.layout.operand[t.dim] for t in tiles))
+        lists = {"live": index, "dead": index.dead, "beside": index.also}
+        asked, split = (self.program.spec, value, call.layout.operand), gathered is not None
 
         def take(like: Any, role: str, slots: int, extent: int) -> CudaIndex:
-            kept = lists.of[axis]
-            return kept if role == "live" else self.memory.take(like, role, slots, extent)
+            return lists[role]
 
-        micro_tile = self._micro_tiles(call.layout)[axis]
-        asked = (call.layout.operand, micro_tile, self.deterministic, axis == 0)
-        return self.detector.prepared(self.program.spec, value, *asked)(value, take)
-
-    def _lists(self, call: CudaCall, value: Any) -> _Lists:
-        extents = (call.layout.operand[t.dim] for t in self._micro_tiles(call.layout))
-        return self.memory.keep(_new_lists, value, *extents)
+        if learns or gathered == self.form.both:
+            self.detector.detect_axes(*asked, tiles, split=split, take=take)
+        else:
+            self.detector.prepared(*asked, tiles[0], self.deterministic, split)(value, take)
+        if learns:
+            call.watch.report(index.counts, self.detector.report)
+        # A dense product has what dead rows are, and one that is turned back has no rows yet.
+        return index, index.dead if split and not self.flip else None
 
     # -- launch
 
@@ -236,24 +216,20 @@ class GridDispatcher(CudaDispatcher):
         if choice.micro_tile != self.form.both:
             super()._product(choice, index, bound)
             return
-        call, inputs, value, out, place = bound
-        columns, dead = None, None
-        if isinstance(index, GridIndex):
-            columns, dead = index.columns, index.dead
-        if columns is None:
-            columns, _ = self._found(call, value, 1, self._lists(call, value))
-        own, other = self._packed(call, inputs, index, columns)
+        assert isinstance(index, GridIndex)
+        call, inputs, _, out, place = bound
+        own, other = self._packed(call, inputs, index)
         stored = out.shape if self.flip else out.shape[1:]
         straight = place.aligned and not any(size % ROW_STEP for size in stored)
         rest = self._dense_and_bias(call, inputs, other, straight)
         wide = out
-        if dead is not None:
+        if self.flip:
             wide = empty(out, (own.shape[0], stepped(out.shape[:1])[0]))
-            self.fill.fill_rows(wide, dead)
+            self.fill.fill_rows(wide, index.dead)
         elif not straight:
             wide = empty(out, (out.shape[0], stepped(out.shape)[1]))
             self.fill.pad_copy(out, wide)
-        self._kernel(choice)(own, *index.views, columns.views[1], *rest, wide)
+        self._kernel(choice)(own, *index.views, index.also.views[1], *rest, wide)
         if self.flip and straight:
             self.kernels.turn(self.form.dtype)(wide, out)
         elif self.flip:
@@ -273,11 +249,11 @@ class GridDispatcher(CudaDispatcher):
         return rest
 
     def _packed(
-        self, call: CudaCall, inputs: Sequence[Any], index: CudaIndex, columns: CudaIndex
+        self, call: CudaCall, inputs: Sequence[Any], index: GridIndex
     ) -> tuple[Any, Any]:
         """Live columns of the live rows of the sparse operand, and of the dense one what they
         meet."""
-        form, deep = self.form, columns.ids.shape[1]
+        form, columns, deep = self.form, index.also, index.also.ids.shape[1]
         sparse, dense = inputs[self._gathered], self._beside(inputs)[0]
         own = empty(sparse, (call.layout.operand[form.route.micro_tile.dim], deep))
         high, wide = stepped(dense.shape)
@@ -288,7 +264,15 @@ class GridDispatcher(CudaDispatcher):
         return own, other
 
 
-def _new_lists(like: Any, *extents: int) -> _Lists:
-    counts = empty_of("int32", like, (len(extents),))
-    ids = [empty_of("int32", like, (1, capacity_of(extent))) for extent in extents]
-    return _Lists(counts, tuple(CudaIndex(i, counts[a : a + 1]) for a, i in enumerate(ids)))
+def _new_index(like: Any, rows: int, columns: int) -> GridIndex:
+    counts = empty_of("int32", like, (2,))
+    live, dead, beside = (
+        empty_of("int32", like, (1, capacity_of(extent))) for extent in (rows, rows, columns)
+    )
+    return GridIndex(
+        live,
+        counts[:1],
+        also=CudaIndex(beside, counts[1:]),
+        dead=CudaIndex(dead, empty_of("int32", like, (1,))),
+        counts=counts,
+    )

@@ -10,6 +10,7 @@ import tvm
 
 from ..structs import Index
 from . import (
+    cuda_detect_axes,
     cuda_detect_block_lists,
     cuda_detect_blocks,
     cuda_detect_cluster,
@@ -50,6 +51,7 @@ def mask_module(clusters: bool = True) -> tvm.IRModule:
     made = {
         "fold_blocks": cuda_detect_rows.fold_blocks(),
         "list_blocks": cuda_detect_block_lists.list_blocks(),
+        "fold_axes": cuda_detect_axes.fold_axes(),
     }
     for bits in (1, 8, 16, 32, 64):
         for threads in (256, 1024):

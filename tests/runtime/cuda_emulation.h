@@ -197,6 +197,7 @@ inline void copy(unsigned at, const void* from, int bytes, bool real = true, int
 }
 
 // Launches follow one another here.
+inline void await_predecessor() {}
 inline void let_successor_in() {}
 
 inline void commit_group() {

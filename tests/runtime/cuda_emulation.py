@@ -35,6 +35,7 @@ _CHECKS = "-fsanitize=alignment,bounds"
 _PTX = {
     r"cp\.async\.wait_group (\d+);": "wait_group",
     r"cp\.async\.commit_group;": "commit_group",
+    r"griddepcontrol\.wait;": "await_predecessor",
     r"griddepcontrol\.launch_dependents;": "let_successor_in",
     r"cp\.async\.c[ag]\.shared\.global ": "copy",
     r"ld\.shared\.b32 ": "load_shared",

@@ -59,7 +59,7 @@ def test_every_kernel_compiles_to_machine_code(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "count"), [("cuda-mask", 27), ("cuda-slices", 21), ("cuda-blocks", 5)]
+    ("name", "count"), [("cuda-mask", 28), ("cuda-slices", 21), ("cuda-blocks", 5)]
 )
 def test_a_handful_of_kernels_serves_all_shapes(name: str, count: int) -> None:
     assert len(MODULES[name]().functions) == count
@@ -159,6 +159,30 @@ def test_masks_and_values(detector: CudaDetector, shape: tuple[int, int]) -> Non
                 live, dead = detector.detect_split(spec, tensor, shape, tile)
                 assert_lists(live, expected)
                 assert_lists(dead, others(expected, shape[tile.dim]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("columns_first", [False, True])
+@pytest.mark.parametrize(
+    "shape", [(1, 1), (64, 256), (61, 1333), (300, 17), (5, 20000), (9000, 40), (0, 8), (8, 0)]
+)
+def test_both_axes_of_a_mask(
+    detector: CudaDetector, shape: tuple[int, int], columns_first: bool
+) -> None:
+    rng, tiles = np.random.default_rng(0), tuple(WHOLE[::-1] if columns_first else WHOLE)
+    masks = patterns(rng, shape) if min(shape) else [np.zeros(shape, np.bool_)]
+    for mask in masks:
+        tensor = torch.from_numpy(mask.copy())
+        wide = torch.ones(shape[0], shape[1] + 3, dtype=torch.bool, device="cuda")
+        wide[:, 1:-2] = tensor.cuda()
+        for value in (tensor.cuda(), (tensor.to(torch.uint8) * 2).cuda(), wide[:, 1:-2]):
+            for split in (False, True):
+                found = detector.detect_axes(Mask(), value, shape, tiles, split=split)
+                expected = [index_lists(Mask(), mask, shape, tile) for tile in tiles]
+                assert_lists(found[0], expected[0])
+                assert_lists(found[2], expected[1])
+                if split:
+                    assert_lists(found[1], others(expected[0], shape[tiles[0].dim]))
 
 
 @pytest.mark.gpu

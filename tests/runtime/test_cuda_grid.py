@@ -200,6 +200,16 @@ def find_along(self: Any, spec: Any, value: Any, shape: Any, tile: Any, _: Any, 
     return run
 
 
+def find_axes(self: Any, spec: Any, value: Any, shape: Any, tiles: Any, **given: Any) -> Any:
+    """The same of `CudaDetector.detect_axes`."""
+    take, split = given["take"], given["split"]
+    live, dead = find_along(self, spec, value, shape, tiles[0], False, split)(value, take)
+    beside, _ = find_along(self, spec, value, shape, tiles[1], False, False)(
+        value, lambda like, role, *of: take(like, "beside", *of)
+    )
+    return live, dead, beside
+
+
 def gather_columns(self: Any, dtype: str, some: bool, turned: bool = False) -> Any:
     def run(source: Any, ids: Any, count: Any, *rest: Any) -> None:
         *listed, packed = map(memory, rest)
@@ -256,6 +266,7 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
         reported.append(count.tolist())
 
     monkeypatch.setattr(CudaDetector, "prepared", find_along)
+    monkeypatch.setattr(CudaDetector, "detect_axes", find_axes)
     monkeypatch.setattr(CountWatch, "report", report)
     monkeypatch.setattr(cuda_bind, "check_tensor", lambda *given, **options: None)
     monkeypatch.setattr(CudaFill, "pad_copy", pad_copy)
