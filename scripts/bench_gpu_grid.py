@@ -33,7 +33,7 @@ from bench_gpu_measure import (
     on,
     poisoned,
 )
-from bench_gpu_pit import Pit, detection, internals, operator, plan_facts, sizes_for
+from bench_gpu_pit import Pit, detection, detector, internals, operator, plan_facts, sizes_for
 from bench_rows import (
     Array,
     Column,

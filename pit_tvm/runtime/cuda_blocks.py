@@ -79,9 +79,7 @@ class BlocksDispatcher(CudaDispatcher):
     def _number(self, ids: npt.NDArray[np.int64]) -> int:
         return len(np.unique(ids // TILE_K))
 
-    def _indices(
-        self, call: CudaCall, value: Any, gathered: MicroTile | None
-    ) -> tuple[Any, None]:
+    def _indices(self, call: CudaCall, value: Any, gathered: MicroTile | None) -> tuple[Any, None]:
         """The map of live blocks, None where nobody reads it."""
         learns = call.watch.due()  # a dense pattern may become sparser
         if gathered is None and not learns:

@@ -109,9 +109,7 @@ class DecodeDispatcher(CudaDispatcher):
     def _micro_tile(self, layout: Layout) -> MicroTile:
         return self.planner.micro_tile(layout)
 
-    def _indices(
-        self, call: CudaCall, value: Any, gathered: MicroTile | None
-    ) -> tuple[Any, Any]:
+    def _indices(self, call: CudaCall, value: Any, gathered: MicroTile | None) -> tuple[Any, Any]:
         """For a few rows the operand itself, in which the kernel looks."""
         if not self.planner.few(call.layout):
             return super()._indices(call, value, gathered)

@@ -146,7 +146,7 @@ class CudaDetector:
 
     def detect_axes(
         self,
-        spec: Mask,
+        spec: SparsitySpec,
         value: Any,
         shape: tuple[int, ...],
         micro_tiles: tuple[MicroTile, ...],
@@ -165,7 +165,10 @@ class CudaDetector:
         dead = take(value, "dead", 1, extents[0]) if split else None
         beside = take(value, "beside", 1, extents[1])
         lines = self._fold_axes(argument, value, shape)
-        for micro_tile, first, second in zip(micro_tiles, (live, beside), (dead, None)):
+        for micro_tile, first, second in (
+            (micro_tiles[0], live, dead),
+            (micro_tiles[1], beside, None),
+        ):
             bits, extent = lines[micro_tile.dim], shape[micro_tile.dim]
             self._kernels.emit(bits, bits.shape[0], (extent, 1, extent), first, second)
         return live, dead, beside

@@ -248,9 +248,7 @@ class GridDispatcher(CudaDispatcher):
             rest.append(row if straight else self.fill.padded(row)[:1])
         return rest
 
-    def _packed(
-        self, call: CudaCall, inputs: Sequence[Any], index: GridIndex
-    ) -> tuple[Any, Any]:
+    def _packed(self, call: CudaCall, inputs: Sequence[Any], index: GridIndex) -> tuple[Any, Any]:
         """Live columns of the live rows of the sparse operand, and of the dense one what they
         meet."""
         form, columns, deep = self.form, index.also, index.also.ids.shape[1]
