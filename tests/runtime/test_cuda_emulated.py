@@ -384,7 +384,7 @@ def test_a_broken_kernel_is_noticed(
 @pytest.mark.parametrize(
     ("unknown", "seen"),
     [
-        ('asm volatile("griddepcontrol.wait;" ::: "memory");\n', "PTX that is known"),
+        ('asm volatile("barrier.cluster.wait;" ::: "memory");\n', "PTX that is known"),
         ("__shared__ float tile[32];\n", "dynamic shared memory"),
         ("auto lane = __shfl_sync(~0u, threadIdx.x, 0);\n", "__shfl_sync"),
     ],
