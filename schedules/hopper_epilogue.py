@@ -38,7 +38,7 @@ class Epilogue:
         self.at_once = 32 // self.lanes  # staged rows that a warp stores at once
         self.blocks = knobs.tile_m // knobs.consumers // 64
         self.stores = 16 // self.at_once
-        self.by_pair = options.accumulate > 0 or options.row_scale
+        self.by_pair = options.accumulate > 0 or options.per_row != ""
         self.into = max(options.accumulate, 1)
 
     @T.inline
@@ -103,12 +103,12 @@ class Epilogue:
         T.cuda.warp_sync()
 
     @T.inline
-    def fetch_scales(self, mine, scale):
-        """The factors of this lane's two rows per block."""
+    def fetch_per_row(self, mine, per_row):
+        """The factors or biases of this lane's two rows per block."""
         for p in T.unroll(self.blocks * 2):
-            mine.scales[p] = T.float32(0)
+            mine.per_row[p] = T.float32(0)
             if mine.pair_rows[p] >= 0:
-                mine.scales[p] = scale[T.cast(mine.pair_rows[p], "int64")]
+                mine.per_row[p] = T.cast(per_row[T.cast(mine.pair_rows[p], "int64")], "float32")
 
     @T.inline
     def write(self, mine, acc, out, live, col0, part, lane):
@@ -130,8 +130,9 @@ class Epilogue:
             gated=self.options.gated,
             bias=self.bias,
             has_bias=int(self.options.bias),
-            scales=mine.scales,
+            per_row=mine.per_row,
             scaled=int(self.options.row_scale),
+            shifted=int(self.options.row_bias),
             warp=part,
             lane=lane,
             rows=mine.rows,
@@ -149,11 +150,11 @@ class Epilogue:
 
 @T.meta_class
 class EpilogueRows:
-    """Registers of one thread: ``rows`` of its stores, ``pair_rows`` and ``scales`` of its sums,
-    ``live_rows`` whose bits it stores."""
+    """Registers of one thread: ``rows`` of its stores, ``pair_rows`` and what is ``per_row`` of
+    its sums, ``live_rows`` whose bits it stores."""
 
     def __init__(self, epilogue: Epilogue) -> None:
         self.rows = T.alloc_local([epilogue.blocks * epilogue.stores], "int32")
         self.pair_rows = T.alloc_local([epilogue.blocks * 2], "int32")
-        self.scales = T.alloc_local([epilogue.blocks * 2], "float32")
+        self.per_row = T.alloc_local([epilogue.blocks * 2], "float32")
         self.live_rows = T.alloc_local([epilogue.blocks], "int32")

@@ -32,7 +32,7 @@ def flipped_rows(
     depth_h: T.Optional(T.handle),  # type: ignore[valid-type]
     rhs_h: T.handle,
     bias_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    scale_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    per_row_h: T.Optional(T.handle),  # type: ignore[valid-type]
     out_h: T.handle,
     *,
     knobs: T.constexpr,
@@ -55,9 +55,9 @@ def flipped_rows(
         rhs = T.match_buffer(rhs_h, (own, n * options.halves, k), options.dtype)
     if bias_h is not None:
         bias = T.match_buffer(bias_h, (own, n * options.halves), options.dtype)
-    if scale_h is not None:
-        scaled = T.int32()
-        scale = T.match_buffer(scale_h, (scaled,), "float32")
+    if per_row_h is not None:
+        known = T.int32()
+        per_row = T.match_buffer(per_row_h, (known,), options.per_row, align=2)
     out = T.match_buffer(out_h, (out_rows, n), options.out_dtype)
 
     TM = T.meta_var(knobs.tile_m)
@@ -149,8 +149,8 @@ def flipped_rows(
             high = walk.high
             posts.taken.wait(post.stage, post.phase)
             posts.fill(post.stage, thread)
-            if scale_h is not None:
-                posts.fill_scales(post.stage, thread, scale)
+            if per_row_h is not None:
+                posts.fill_per_row(post.stage, thread, per_row)
             if thread == 0:
                 posts.head(post.stage, group, high, col0)
             T.ptx["bar.sync"](T.uint32(WGS + 1), T.uint32(128))

@@ -18,9 +18,9 @@ class RowPosts:
     """Where the producer posts each tile that it begins to fill: its head and its rows' ids.
 
     ``heads``: group (-1 ends the consumers' loop), height, first output column. ``ids``: out row of
-    each of the tile's rows, -1 for none; ``scales``: their factors. A post has barriers of its own.
-    It is written when all consumers have handed back the one that was there before, after their
-    epilogue, and ready when every warp of the producer says so.
+    each of the tile's rows, -1 for none; ``per_row``: their factors or biases. A post has barriers
+    of its own. It is written when all consumers have handed back the one that was there before,
+    after their epilogue, and ready when every warp of the producer says so.
     """
 
     def __init__(self, pool: Any, knobs: RowsTile) -> None:
@@ -33,8 +33,8 @@ class RowPosts:
         """Memory of the posts, behind the tiles."""
         self.heads = pool.alloc((TILES_AHEAD, 4), "int32", align=16)
         self.ids = pool.alloc((TILES_AHEAD, self.rows), "int32", align=16)
-        if options.row_scale:
-            self.scales = pool.alloc((TILES_AHEAD, self.rows), "float32", align=16)
+        if options.per_row:
+            self.per_row = pool.alloc((TILES_AHEAD, self.rows), "float32", align=16)
         self.coming = T.alloc_local([self.turns], "int32")
 
     @T.inline
@@ -57,12 +57,14 @@ class RowPosts:
                 self.ids[slot, p * 128 + thread] = self.coming[p]
 
     @T.inline
-    def fill_scales(self, slot, thread, scale):
+    def fill_per_row(self, slot, thread, per_row):
         for p in T.unroll(self.turns):
             if p * 128 + thread < self.rows:
-                self.scales[slot, p * 128 + thread] = T.float32(0)
+                self.per_row[slot, p * 128 + thread] = T.float32(0)
                 if self.coming[p] >= 0:
-                    self.scales[slot, p * 128 + thread] = scale[T.cast(self.coming[p], "int64")]
+                    self.per_row[slot, p * 128 + thread] = T.cast(
+                        per_row[T.cast(self.coming[p], "int64")], "float32"
+                    )
 
     @T.inline
     def head(self, slot, group, high, col0):
@@ -121,15 +123,21 @@ class FlipEpilogue:
                         "float32",
                     )
 
-    def value(self, acc: Any, block: Any, row: Any, side: Any, odd: int) -> Any:
+    def value(self, acc: Any, block: Any, row: Any, side: Any, odd: int, per_row: Any) -> Any:
         """The finished fp32 value of the tile's live row ``row`` + 2 * (lane % 4) + ``odd``, weight
-        row lane // 4 + 8 * ``side`` of this warp's part of a block. ``row``: a multiple of 8."""
+        row lane // 4 + 8 * ``side`` of this warp's part of a block. ``row``: a multiple of 8;
+        ``per_row``: the live row's factor or bias, None where it has none."""
         x = self._sum(acc, block, row, side, odd)
+        x = activate(self.options.act, x + per_row if self.options.row_bias else x)
         if self.options.halves == 2:
-            x = activate(self.options.act, x) * self._sum(acc, block + 1, row, side, odd)
-        else:
-            x = activate(self.options.act, x)
-        return x
+            x = x * self._sum(acc, block + 1, row, side, odd)
+        return x * per_row if self.options.row_scale else x
+
+    def per_row(self, slot: Any, row: Any, lane: Any, odd: int) -> Any:
+        """The number of the live row that `value` says, from the posts."""
+        if not self.options.per_row:
+            return None
+        return self.posts.per_row[slot, row + T.truncmod(lane, 4) * 2 + odd]
 
     def _sum(self, acc: Any, block: Any, row: Any, side: Any, odd: int) -> Any:
         x = acc[block * self.per_block + row // 2 + side * 2 + odd]
@@ -197,12 +205,10 @@ class FlipEpilogue:
         for b in T.unroll(self.out_blocks):
             for q in T.unroll(4):
                 row = T.meta_var(c * BAND + q // 2 * 8)
-                low: T.float32 = self.value(acc, b, row, q % 2, 0)
-                upper: T.float32 = self.value(acc, b, row, q % 2, 1)
-                if self.options.row_scale:
-                    at: T.let = row + T.truncmod(lane, 4) * 2
-                    low = low * self.posts.scales[slot, at]
-                    upper = upper * self.posts.scales[slot, at + 1]
+                low: T.float32 = self.value(acc, b, row, q % 2, 0, self.per_row(slot, row, lane, 0))
+                upper: T.float32 = self.value(
+                    acc, b, row, q % 2, 1, self.per_row(slot, row, lane, 1)
+                )
                 T.ptx[self.convert](pair[q], upper, low)
             T.ptx["stmatrix.sync.aligned.m8n8.x4.trans.shared.b16"](
                 self.staged.ptr_to(

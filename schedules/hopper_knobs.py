@@ -164,6 +164,7 @@ class RowsOptions:
     slot: int = 0
     packed: bool = False
     deep: bool = False
+    row_bias: bool = False
 
     @property
     def out_dtype(self) -> str:
@@ -174,6 +175,12 @@ class RowsOptions:
     def halves(self) -> int:
         """rhs columns that make one output column: 2 for gated pairs."""
         return 1 if self.gated == "none" else 2
+
+    @property
+    def per_row(self) -> str:
+        """Element type of the number that the epilogue has for each row, a factor or a bias; ""
+        where it has none."""
+        return "float32" if self.row_scale else self.dtype if self.row_bias else ""
 
     def matrix(self, of_group: Any, common: int) -> Any:
         """What rhs and bias have for each group, or ``common`` where slots share them."""
@@ -210,6 +217,8 @@ class RowsOptions:
             or (self.gated == "none" and self.accumulate == 0 and not self.live_bits),
             "share 1 and most_groups 1 for packed": not self.packed
             or (self.share == 1 and knobs.most_groups == 1),
+            "gated none and no row_scale for row_bias": not self.row_bias
+            or (self.gated == "none" and not self.row_scale),
             "rhs_layout nk for interleaved pairs": self.gated != "interleaved"
             or self.rhs_layout == "nk",
             f"tile_n a multiple of {piece} for this rhs": knobs.tile_n % piece == 0,

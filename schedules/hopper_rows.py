@@ -56,7 +56,7 @@ def gathered_rows(
     depth_h: T.Optional(T.handle),  # type: ignore[valid-type]
     rhs_h: T.handle,
     bias_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    scale_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    per_row_h: T.Optional(T.handle),  # type: ignore[valid-type]
     out_h: T.handle,
     live_h: T.Optional(T.handle),  # type: ignore[valid-type]
     *,
@@ -82,9 +82,9 @@ def gathered_rows(
         rhs = T.match_buffer(rhs_h, (own, n * options.halves, k), options.dtype)
     if bias_h is not None:
         bias = T.match_buffer(bias_h, (own, n * options.halves), options.dtype)
-    if scale_h is not None:
-        scaled = T.int32()
-        scale = T.match_buffer(scale_h, (scaled,), "float32")
+    if per_row_h is not None:
+        known = T.int32()
+        per_row = T.match_buffer(per_row_h, (known,), options.per_row, align=2)
     out = T.match_buffer(out_h, (out_rows, n), options.out_dtype)
     if live_h is not None:
         live_bits = T.match_buffer(live_h, (out_rows, T.truncdiv(n + 127, 128) * 16), "uint8")
@@ -282,8 +282,8 @@ def gathered_rows(
                             release(empty, prev, thread, CL)
                         prev = take.stage
                         take.advance()
-                    if scale_h is not None:
-                        epilogue.fetch_scales(held, scale)
+                    if per_row_h is not None:
+                        epilogue.fetch_per_row(held, per_row)
                     T.ptx.wgmma.wait_group.sync.aligned(0)
                     release(empty, prev, thread, CL)
                     if bias_h is not None:
@@ -309,6 +309,7 @@ def rows_kernel(
     slot: int = 0,
     packed: bool = False,
     deep: bool = False,
+    row_bias: bool = False,
 ) -> tvm.tirx.PrimFunc:
     """The kernel of one set of knobs: lhs, ids, count, [depth,] rhs, [bias,] [scale,] out, [live].
 
@@ -334,18 +335,20 @@ def rows_kernel(
         of lhs[i]
     deep : the extent of k is capacity: depth (1,) int32, on the device, says how much of it counts,
         rounded up to a whole `TILE_K`, at least one
+    row_bias : in the place of scale, one bias of ``dtype`` per id: bias[ids[g, i]] is added before
+        the activation
 
     Raises
     ------
     ScheduleError (a ValueError) for knobs or options that the template cannot build
     """
-    how = (accumulate, live_bits, slot, packed, deep)
+    how = (accumulate, live_bits, slot, packed, deep, row_bias)
     options = RowsOptions(dtype, bias, act, share, rhs_layout, gated, row_scale, *how)
     options.check(knobs)
     register()
     absent = {} if bias else {"bias_h": None}
-    if not row_scale:
-        absent["scale_h"] = None
+    if not options.per_row:
+        absent["per_row_h"] = None
     if not deep:
         absent["depth_h"] = None
     if knobs.flip:  # RowsOptions.check refuses live_bits there

@@ -73,7 +73,9 @@ class _Values:
         self.acc, self.lane, self.warp = config["acc"], config["lane"], config["warp"]
         self.act, self.gated = str(config["act"]), str(config["gated"])
         self.bias = config["bias"] if int(config["has_bias"]) else None
-        self.scales = config["scales"] if int(config["scaled"]) else None
+        per_row = config["per_row"]
+        self.scales = per_row if int(config["scaled"]) else None
+        self.shifts = per_row if int(config["shifted"]) else None
         self.width = int(config["width"])
         self.per_block = self.width // 2 * (1 if self.gated == "none" else 2)
         self.blocks = int(self.acc.shape[0]) // self.per_block
@@ -90,7 +92,8 @@ class _Values:
         register = block * self.per_block + column // 2 + side * 2 + odd
         col = column + T.truncmod(self.lane, 4) * 2 + odd
         if self.gated == "none":
-            x = activate(self.act, self._biased(register, col))
+            x = self._biased(register, col)
+            x = activate(self.act, x if self.shifts is None else x + self.shifts[block * 2 + side])
         else:
             apart = self.gated == "halves"
             gate = self._biased(register, col if apart else col * 2)
@@ -141,7 +144,8 @@ def swrite(call: Any, _sctx: Any) -> Any:
 
     Configuration: ``acc`` (local fp32, 64-row blocks as ``wgmma`` leaves them), ``width`` output
     columns of the tile, ``act``, ``gated``, ``bias`` (shared; warps, 256) with ``has_bias``,
-    ``scales`` (local fp32, two rows per block) with ``scaled``, ``warp`` (of the CTA), ``lane``;
+    ``per_row`` (local fp32, two rows per block): factors with ``scaled``, biases with ``shifted``;
+    ``warp`` (of the CTA), ``lane``;
     ``rows`` (local int32) the out row of each 16-byte store of this lane, ``pair_rows`` that of the
     two rows per block which its accumulators belong to, -1 for none; ``accumulate``. To say what is
     not zero: ``live`` (uint8; rows, bytes), ``octets`` (shared uint8; warps, 16, width / 8), and

@@ -75,16 +75,17 @@ class Columns:
 class Deep:
     """What a grid's operator takes besides the kernels of rows, compiled when this is called: a
     tile whose product ends with the live columns, or what packs these if ``tile`` is None.
-    ``kind`` and ``side``: those of the operator."""
+    ``kind``, ``side`` and ``bias``: those of the operator."""
 
     kind: str
     side: str
     dtype: str
+    bias: bool
     tile: Tile | None = None
 
     def __call__(self) -> None:
         which = (self.kind, pit_tvm.Grid(), self.dtype, TARGET, (None, None))
-        made = internals(operator(*which, side=self.side))
+        made = internals(operator(*which, side=self.side, bias=self.bias))
         if self.tile is None:
             made.build_packing()
         else:
@@ -238,7 +239,7 @@ def _parts(case: Grain | Weights | Output, turned: bool) -> Iterator[Part]:
 
 def _crossing(case: Cross, settings: GpuSettings) -> Iterator[Wanted]:
     """Rows alone are multiplied by the kernels of `Rows`."""
-    which = (case.kind, case.side, case.dtype)
+    which = (case.kind, case.side, case.dtype, case.bias)
     yield Deep(*which)
     made = grid_operator(case, settings.planned_target)
     for candidate in _timed(case, case.sizes, made, settings):

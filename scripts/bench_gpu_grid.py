@@ -3,7 +3,7 @@
 Which of them live is told by a mask that may be new at every call: rows of lhs or columns of rhs,
 and of either what meets along k. "lhs [k, m]" and "rhs [n, k]" are stored like that.
 
-* dense: cuBLAS on the whole product;
+* dense: cuBLAS on the whole product, bias included;
 * packed: as one writes it with torch: what lives of both operands is copied together, multiplied by
   cuBLAS, and copied into zeros. How much lives is waited for, so that it is never in a graph;
 * pit: the operator with the mask in, into a given output; index: its two lists alone.
@@ -59,8 +59,8 @@ STORED = {"matmul": "", "linear": " rhs [n, k]", "turned": " lhs [k, m]"}
 @dataclass(frozen=True)
 class Cross:
     """A product of ``sizes`` m, n, k of which the operand ``side`` lives where a live row of lhs,
-    or column of rhs, crosses a live one of k; ``live``: the share of either. ``kind``: as in
-    `bench_gpu_pit.operator`."""
+    or column of rhs, crosses a live one of k; ``live``: the share of either. ``kind`` and ``bias``:
+    as in `bench_gpu_pit.operator`."""
 
     sizes: Sizes
     live: tuple[float, float]
@@ -68,6 +68,7 @@ class Cross:
     held_out: bool = False
     kind: str = "matmul"
     side: str = "lhs"
+    bias: bool = False
 
     @property
     def label(self) -> str:
@@ -75,6 +76,7 @@ class Cross:
         shape = "x".join(map(str, self.sizes))
         rows, columns = (f"{100 * share:g} %" for share in self.live)
         what = STORED[self.kind] + " sparse rhs" * (self.side == "rhs")
+        what += " bias" * self.bias
         return f"{shape} {SHORT[self.dtype]}{what} rows {rows} columns {columns}"
 
     def lines(self, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -96,6 +98,9 @@ def list_grid(quick: bool) -> list[Cross]:
     for kind, side in TURNED:
         made += (Cross(cube, live, kind=kind, side=side) for live in TURNED_LIVE)
         made.append(Cross(bert[0], (0.25, 0.25), kind=kind, side=side))
+    # A layer that lost inputs and outputs.
+    pruned: dict[str, Any] = {"kind": "linear", "side": "rhs", "bias": True}
+    made += (Cross(sizes, (0.25, 0.25), **pruned) for sizes in (cube, *bert))
     apart = sized([(stored, n, k) for _, stored, n, k in HELD_OUT_LIVE], quick)
     return [*made, *(Cross(sizes, live, held_out=True) for sizes in apart for live in LIVE)]
 
@@ -103,7 +108,7 @@ def list_grid(quick: bool) -> list[Cross]:
 @dataclass(frozen=True)
 class CrossData(Data):
     """``mask`` is that of the sparse operand as it is ``stored``, whose dimension ``rows`` is that
-    of rows; lhs and rhs are views of what is stored."""
+    of rows; lhs and rhs are views of what is stored, which a bias may follow."""
 
     stored: tuple[torch.Tensor, ...]
     rows: int
@@ -124,6 +129,9 @@ def make_data(case: Cross, settings: GpuSettings) -> CrossData:
     left, right = (a.t() if t else a for a, t in zip(stored, turned, strict=True))
     across = turned[case.side == "rhs"]
     want, told = lhs.double() @ rhs.double(), _stored(mask, across)
+    if case.bias:
+        stored = (*stored, normal(made, (n,), case.dtype))
+        want += stored[-1].double()
     return CrossData(left, right.t(), told, want, case.dtype, stored, int(across))
 
 
@@ -135,7 +143,8 @@ def grid_operator(case: Cross, target: str) -> pit_tvm.Operator:
     """The operator that computes a case."""
     _, n, k = case.sizes
     sizes = sizes_for(target, n, k)
-    return operator(case.kind, pit_tvm.Grid(), case.dtype, target, sizes, side=case.side)
+    given: dict[str, Any] = {"bias": case.bias, "side": case.side}
+    return operator(case.kind, pit_tvm.Grid(), case.dtype, target, sizes, **given)
 
 
 def measure_grid(case: Cross, settings: GpuSettings) -> Row:
@@ -166,19 +175,27 @@ def measure_grid(case: Cross, settings: GpuSettings) -> Row:
 
 
 def _peers(case: Cross, data: CrossData) -> dict[str, Contender]:
-    lhs, rhs = data.lhs, data.rhs
+    lhs, rhs, bias = data.lhs, data.rhs, (*data.stored, None)[2]
+
+    def whole() -> torch.Tensor:
+        return lhs @ rhs if bias is None else torch.addmm(bias, lhs, rhs)
 
     def packed() -> torch.Tensor:
         axes = (data.rows, 1 - data.rows)
         rows, columns = (data.mask.any(1 - axis).nonzero().squeeze(1) for axis in axes)
         own, other = lhs.index_select(1, columns), rhs.index_select(0, columns)
-        out = lhs.new_zeros(data.want.shape)
+        if bias is None:
+            out = lhs.new_zeros(data.want.shape)
+        else:
+            out = bias.expand(data.want.shape).contiguous()
         if case.side == "lhs":
             return out.index_copy_(0, rows, own.index_select(0, rows) @ other)
-        return out.index_copy_(1, rows, own @ other.index_select(1, rows))
+        live = other.index_select(1, rows)
+        found = own @ live if bias is None else torch.addmm(bias[rows], own, live)
+        return out.index_copy_(1, rows, found)
 
     return {
-        "dense": Contender(lambda: lhs @ rhs, data.judge),
+        "dense": Contender(whole, data.judge),
         "packed": Contender(packed, data.judge, capture=False),
     }
 

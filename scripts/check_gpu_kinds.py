@@ -301,8 +301,8 @@ KINDS: dict[str, list[Kind]] = {
         Kind("km,kn", "lhs", Grid(), bias=True, act="relu"),
         Kind("km,nk", "lhs", Grid(), dtype="bfloat16"),
         Kind("mk,kn", "rhs", Grid()),
-        Kind("mk,nk", "rhs", Grid(), dtype="bfloat16", act="gelu"),
-        Kind("km,kn", "rhs", Grid(), act="relu"),
+        Kind("mk,nk", "rhs", Grid(), **_BF16_GELU),
+        Kind("km,kn", "rhs", Grid(), bias=True, act="relu"),
         Kind("km,nk", "rhs", Grid()),
     ],
     "outputs": [

@@ -22,6 +22,7 @@ from .cuda_modules import CudaKernels, GetModule
 from .cuda_workspace import Take, new_index
 
 MAX_PLANS = 1024  # kept by one detector
+AxesLines = tuple[Any, Any]
 
 
 class MaskPlans:
@@ -153,18 +154,21 @@ class CudaDetector:
         *,
         split: bool = False,
         take: Take = new_index,
+        lines: AxesLines | None = None,
     ) -> tuple[Index, Index | None, Index]:
         """`detect` for slices along either axis of a mask, which is read once: those of the first
         of ``micro_tiles``, with ``split`` the other ones beside them, and those of the second.
 
-        ``take`` is asked for the roles live, dead and beside.
+        ``take`` is asked for the roles live, dead and beside; ``lines``, of `axes_lines`, get the
+        bits that the lists are made of.
         """
         argument, _ = self._plans.of(spec, value, shape, micro_tiles[0])
         extents = [shape[micro_tile.dim] for micro_tile in micro_tiles]
         live = take(value, "live", 1, extents[0])
         dead = take(value, "dead", 1, extents[0]) if split else None
         beside = take(value, "beside", 1, extents[1])
-        lines = self._fold_axes(argument, value, shape)
+        lines = lines or axes_lines(value, shape)
+        self._fold_axes(argument, value, shape, lines)
         for micro_tile, first, second in (
             (micro_tiles[0], live, dead),
             (micro_tiles[1], beside, None),
@@ -202,19 +206,14 @@ class CudaDetector:
         """Write ``count``, int32 [slots], to pinned memory of the host, on the current stream."""
         self._kernels.slices("report_counts")(count, address)
 
-    def _fold_axes(self, argument: str, value: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
-        """Bits of the live rows of a mask and of its live columns, in lines: see `fold_axes`."""
+    def _fold_axes(
+        self, argument: str, value: Any, shape: tuple[int, ...], lines: AxesLines
+    ) -> None:
         rows, cols = shape
-        height, parts, chunks = axes_grid(rows, cols)
-        across, down = (
-            empty_of("uint32", value, (lines, max(1, -(-extent // 32))))
-            for lines, extent in ((chunks, rows), (parts, cols))
-        )
         if rows and cols:
             address, stride, wide = rows_of(argument, value)
-            fold = self._kernels.mask("fold_axes")
-            fold(address, stride, rows, cols, height, wide, across, down)
-        return across, down
+            fold, height = self._kernels.mask("fold_axes"), axes_grid(rows, cols)[0]
+            fold(address, stride, rows, cols, height, wide, *lines)
 
     def _mask(
         self,
@@ -244,6 +243,16 @@ class CudaDetector:
         axis = (plan.entries, plan.grain, plan.extent)
         self._kernels.emit(lines, plan.fold.parts, axis, live, dead)
         return live, dead
+
+
+def axes_lines(like: Any, shape: tuple[int, ...]) -> AxesLines:
+    """Memory for the bits of live rows of a mask of this shape, and of its live columns: lines, of
+    which a bit counts in any (see `fold_axes`)."""
+    rows, cols = shape
+    _, parts, chunks = axes_grid(rows, cols)
+    sizes = ((chunks, rows), (parts, cols))
+    across, down = (empty_of("uint32", like, (n, max(1, -(-of // 32)))) for n, of in sizes)
+    return across, down
 
 
 def fold_lines(

@@ -10,7 +10,7 @@ operand stored the other way round is turned as it is packed, so rows alone do n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..schedules.cuda_gather import gather_columns, gather_rows
@@ -24,6 +24,7 @@ from .bind import Layout
 from .cuda_arrays import empty, empty_of
 from .cuda_bind import CudaBound
 from .cuda_call import CudaCall
+from .cuda_detect import AxesLines, axes_lines
 from .cuda_detect_plan import capacity_of
 from .cuda_dispatch import CudaDispatcher
 from .cuda_fill import stepped
@@ -40,11 +41,13 @@ _FEW = 1024  # live columns, above which plans tell them apart less narrowly
 @dataclass(frozen=True, kw_only=True)
 class GridIndex(CudaIndex):
     """Live rows; live columns (``also``) and dead rows beside them, where they were looked for.
-    ``counts`` are those of live rows and of live columns, as one tensor."""
+    ``counts`` are those of live rows and of live columns, as one tensor; ``lines`` the bits of what
+    lives along the operand's two axes, `axes_lines`, where both were looked for."""
 
     also: CudaIndex
     dead: CudaIndex
     counts: Any
+    lines: AxesLines
 
 
 class GridKernels(RowsKernels):
@@ -76,17 +79,20 @@ class GridPlanner(CudaPlanner):
             alone = (dense_candidate(dense, 0.0, 0.0, rates),)
         both: tuple[Candidate, ...] = ()
         if form.both is not None and work.k:
-            columns, packing = min(counts[1], work.k), self._packing(layout)
+            columns, packing = min(counts[1], work.k), self._packing(layout, counts)
             both = both_axes(ROWS, form.both, work, columns, packing, rates)
         return cheapest((*both, *alone), rates.is_tuned(ROWS))
 
-    def _packing(self, layout: Layout) -> Packing:
-        form, (m, n) = self.form, layout.output
-        turn = self.rates().turn_us(2.0 * m * n) if form.flip else 0.0
-        return Packing(form.beside == "kn", self._rows(layout), form.turns, turn)
+    def _packing(self, layout: Layout, counts: tuple[int, ...]) -> Packing:
+        form, rows, (m, n) = self.form, self._rows(layout), layout.output
+        moved = 1.0 + counts[0] / max(rows, 1)  # dead rows are written only
+        turn = self.rates().turn_us(2.0 * m * n, moved) if form.flip else 0.0
+        return Packing(form.beside == "kn", rows, form.turns, turn)
 
     def _rows_work(self, layout: Layout, counts: tuple[int, ...]) -> GpuWork:
-        return super()._rows_work(layout, counts[:1])
+        work = super()._rows_work(layout, counts[:1])
+        # What turns a product back writes dead rows as well.
+        return replace(work, splits=False, extra_bytes=0.0) if self.form.flip else work
 
     def _share(self, layout: Layout, counts: tuple[int, ...]) -> float:
         rows, depth = self._rows(layout), self._sizes(layout)[1]
@@ -155,7 +161,11 @@ class GridDispatcher(CudaDispatcher):
         """Compile what packs operands, and what turns the product back."""
         self._packers()
         if self.flip:
-            self.kernels.turn(self.form.dtype)
+            self._turn()
+
+    def _turn(self) -> Callable[..., Any]:
+        """What turns a product of live rows back: source, alive, [bias,] turned."""
+        return self.kernels.turn_rows(self.form.dtype, bool(self.form.bias), self.form.act)
 
     def _packers(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """What packs the sparse operand, and the dense one."""
@@ -193,22 +203,22 @@ class GridDispatcher(CudaDispatcher):
         learns = call.watch.due()
         if gathered is None and not learns:
             return None, None
-        tiles = self._micro_tiles(call.layout)
-        index = self.memory.keep(_new_index, value, *(call.layout.operand[t.dim] for t in tiles))
+        tiles, shape = self._micro_tiles(call.layout), call.layout.operand
+        index = self.memory.keep(_new_index, value, shape, tiles[0].dim)
         lists = {"live": index, "dead": index.dead, "beside": index.also}
-        asked, split = (self.program.spec, value, call.layout.operand), gathered is not None
+        # A dense product has what dead rows are, and they are known as bits where one is turned.
+        asked, split = (self.program.spec, value, shape), gathered is not None and not self.flip
 
         def take(like: Any, role: str, slots: int, extent: int) -> CudaIndex:
             return lists[role]
 
         if learns or gathered == self.form.both:
-            self.detector.detect_axes(*asked, tiles, split=split, take=take)
+            self.detector.detect_axes(*asked, tiles, split=split, take=take, lines=index.lines)
         else:
             self.detector.prepared(*asked, tiles[0], self.deterministic, split)(value, take)
         if learns:
             call.watch.report(index.counts, self.detector.report)
-        # A dense product has what dead rows are, and one that is turned back has no rows yet.
-        return index, index.dead if split and not self.flip else None
+        return index, index.dead if split else None
 
     # -- launch
 
@@ -221,32 +231,46 @@ class GridDispatcher(CudaDispatcher):
         own, other = self._packed(call, inputs, index)
         stored = out.shape if self.flip else out.shape[1:]
         straight = place.aligned and not any(size % ROW_STEP for size in stored)
-        rest = self._dense_and_bias(call, inputs, other, straight)
-        wide = out
+        dense = CudaView(other.data_ptr(), (1, *other.shape), self.form.dtype, call.device)
+        given = (own, *index.views, index.also.views[1], dense)
         if self.flip:
-            wide = empty(out, (own.shape[0], stepped(out.shape[:1])[0]))
-            self.fill.fill_rows(wide, index.dead)
-        elif not straight:
+            self._turned(self._kernel(choice), given, index, inputs, out, straight)
+            return
+        wide, bias = out, self._bias(inputs, straight)
+        if not straight:
             wide = empty(out, (out.shape[0], stepped(out.shape)[1]))
             self.fill.pad_copy(out, wide)
-        self._kernel(choice)(own, *index.views, index.also.views[1], *rest, wide)
-        if self.flip and straight:
-            self.kernels.turn(self.form.dtype)(wide, out)
-        elif self.flip:
-            out.copy_(wide[:, : out.shape[0]].t())
-        elif not straight:
+        self._kernel(choice)(*given, *bias, wide)
+        if not straight:
             self.fill.pad_copy(wide, out)
 
-    def _dense_and_bias(
-        self, call: CudaCall, inputs: Sequence[Any], other: Any, straight: bool
-    ) -> list[Any]:
-        """The packed dense operand and the bias, if there is one, as kernels take them."""
-        shape, bias = (1, *other.shape), self._beside(inputs)[1]
-        rest: list[Any] = [CudaView(other.data_ptr(), shape, self.form.dtype, call.device)]
-        if bias is not None:
-            row = bias.unsqueeze(0)
-            rest.append(row if straight else self.fill.padded(row)[:1])
-        return rest
+    def _turned(
+        self,
+        kernel: Callable[..., Any],
+        given: tuple[Any, ...],
+        index: GridIndex,
+        inputs: Sequence[Any],
+        out: Any,
+        straight: bool,
+    ) -> None:
+        """A product of live columns of rhs: they are rows of what is turned afterwards, of which
+        nobody writes or reads the dead ones."""
+        bias = [] if (row := self._beside(inputs)[1]) is None else [row]
+        high, wide = stepped(out.shape)
+        made = empty(out, (wide, high))
+        kernel(*given, *bias, made)
+        found = out if straight else empty(out, (high, wide))
+        self._turn()(made, index.lines[self.form.route.micro_tile.dim], *bias, found)
+        if not straight:
+            self.fill.pad_copy(found[: out.shape[0]], out)
+
+    def _bias(self, inputs: Sequence[Any], straight: bool) -> list[Any]:
+        """The bias, if there is one, as kernels of rows take it."""
+        bias = self._beside(inputs)[1]
+        if bias is None:
+            return []
+        row = bias.unsqueeze(0)
+        return [row if straight else self.fill.padded(row)[:1]]
 
     def _packed(self, call: CudaCall, inputs: Sequence[Any], index: GridIndex) -> tuple[Any, Any]:
         """Live columns of the live rows of the sparse operand, and of the dense one what they
@@ -262,8 +286,9 @@ class GridDispatcher(CudaDispatcher):
         return own, other
 
 
-def _new_index(like: Any, rows: int, columns: int) -> GridIndex:
-    counts = empty_of("int32", like, (2,))
+def _new_index(like: Any, shape: tuple[int, ...], dim: int) -> GridIndex:
+    """For a mask of which rows are the dimension ``dim``."""
+    counts, rows, columns = empty_of("int32", like, (2,)), shape[dim], shape[1 - dim]
     live, dead, beside = (
         empty_of("int32", like, (1, capacity_of(extent))) for extent in (rows, rows, columns)
     )
@@ -273,4 +298,5 @@ def _new_index(like: Any, rows: int, columns: int) -> GridIndex:
         also=CudaIndex(beside, counts[1:]),
         dead=CudaIndex(dead, empty_of("int32", like, (1,))),
         counts=counts,
+        lines=axes_lines(like, shape),
     )

@@ -20,7 +20,10 @@ class GridForm(SidedForm):
     @property
     def options(self) -> dict[str, Any]:
         """Options of `pit_tvm.schedules.hopper_rows.rows_kernel`."""
-        return {"bias": bool(self.bias), "act": self.act, "rhs_layout": self.beside}
+        bias, own = bool(self.bias), {"act": self.act, "rhs_layout": self.beside}
+        if self.flip:
+            return {**own, "row_bias": bias}
+        return {"bias": bias, **own}  # in the order of `RowsForm`: they are its kernels
 
     @property
     def turns(self) -> bool:
@@ -35,12 +38,10 @@ class GridForm(SidedForm):
 
 def grid_form(program: Program) -> GridForm | None:
     """What a kernel has to do for a program; None where its pattern is no `Grid`, or types or
-    epilogue are none that the family computes: products that are computed turned have no bias."""
+    epilogue are none that the family computes."""
     con = program.contraction
     both = next((r.micro_tile for r in program.routes if r.micro_tile.also), None)
     if con is None or both is None or not isinstance(program.spec, Grid):
         return None
     parts = sided_parts(program, con.row, {con.row: 1, con.reduce: 0})
-    if parts is None or (parts["side"] == "rhs" and parts["bias"]):
-        return None
-    return GridForm(**parts, both=both)
+    return GridForm(**parts, both=both) if parts else None

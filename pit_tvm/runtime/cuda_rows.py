@@ -8,7 +8,7 @@ from typing import Any
 import tvm
 
 from ..errors import ScheduleError, UnsupportedTarget, mismatch
-from ..schedules.cuda_turn import AT_ONCE, turn_kernel
+from ..schedules.cuda_turn import AT_ONCE, turn_kernel, turn_rows_kernel
 from ..schedules.hopper_combine import combine_rows
 from ..schedules.hopper_knobs import RowsOptions
 from ..schedules.hopper_rows import rows_kernel
@@ -68,6 +68,11 @@ class FamilyKernels:
     def turn(self, dtype: str, pieces: bool = False) -> Kernel:
         """source, [lines,] turned; see `turn_kernel`."""
         return self._get(("cuda-turn", dtype, pieces), lambda: turn_kernel(dtype, pieces))
+
+    def turn_rows(self, dtype: str, bias: bool, act: str) -> Kernel:
+        """source, alive, [bias,] turned; see `turn_rows_kernel`."""
+        asked = (dtype, bias, act)
+        return self._get(("cuda-turn-rows", *asked), lambda: turn_rows_kernel(*asked))
 
     def turned(self, array: Any, dtype: str) -> Any:
         """A copy with its two dimensions exchanged, by torch where `turn_kernel` cannot read or

@@ -366,6 +366,13 @@ inline int __shfl_sync(unsigned, int value, int lane, int) {
   return emulated::Warp(static_cast<uint32_t>(value))(lane, 0);
 }
 
+inline unsigned __reduce_or_sync(unsigned, unsigned value) {
+  const emulated::Warp warp(static_cast<uint32_t>(value));
+  unsigned all = 0;
+  for (int lane = 0; lane < 32; ++lane) all |= warp(lane, 0);
+  return all;
+}
+
 #define __syncthreads() emulated::wait(emulated::kForCta)
 #define __syncwarp() emulated::wait(emulated::kForWarp)
 #define __cvta_generic_to_shared(address) emulated::shared_place(address)

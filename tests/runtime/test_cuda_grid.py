@@ -10,6 +10,7 @@ import pytest
 import pit_tvm
 from pit_tvm import op
 from pit_tvm.reference.index import index_lists
+from pit_tvm.reference.ops import activate
 from pit_tvm.runtime import cuda_bind
 from pit_tvm.runtime.cuda_detect import CudaDetector
 from pit_tvm.runtime.cuda_fill import CudaFill
@@ -72,8 +73,7 @@ class Case:
         left, right, *bias = (a.double().cpu().numpy() for a in self.arrays)
         self.want = (left.T if turned["lhs"] else left) @ (right if turned["rhs"] else right.T)
         self.want = self.want + (bias[0] if bias else 0.0)
-        if o.get("activation") == "relu":
-            self.want = np.maximum(self.want, 0)
+        self.want = activate(self.want, o.get("activation"))
         self.out = torch.full((m, n), torch.nan, dtype=dtype, device=device)
 
     def error(self) -> float:
@@ -93,6 +93,7 @@ class Case:
         ("lhs", {**TURNED, "bias": True}, "*x1", "*x1 and 1x*"),
         ("rhs", {}, "*x1", "*x1 and 1x*"),
         ("rhs", {**LINEAR, **TURNED, "activation": "relu"}, "1x*", "1x* and *x1"),
+        ("rhs", {**LINEAR, "bias": True, "activation": "gelu"}, "1x*", "1x* and *x1"),
     ],
 )
 def test_grids_have_micro_tiles_on_both_axes(
@@ -104,7 +105,7 @@ def test_grids_have_micro_tiles_on_both_axes(
 
 
 @pytest.mark.parametrize(
-    ("side", "options"), [("rhs", {"bias": True}), ("lhs", {"dtype": "float32"})]
+    ("side", "options"), [("rhs", {"dtype": "float32"}), ("lhs", {"dtype": "float32"})]
 )
 def test_other_grids_are_other_families(side: str, options: dict[str, Any]) -> None:
     assert form(side, **options) is None
@@ -204,6 +205,10 @@ def find_axes(self: Any, spec: Any, value: Any, shape: Any, tiles: Any, **given:
     """The same of `CudaDetector.detect_axes`."""
     take, split = given["take"], given["split"]
     live, dead = find_along(self, spec, value, shape, tiles[0], False, split)(value, take)
+    for dim, lines in enumerate(given["lines"]):  # bits of either axis, all of them in one line
+        alive = np.packbits(value.numpy().any(1 - dim), bitorder="little")
+        lines.zero_()
+        lines[-1].view(torch.uint8)[: len(alive)] = torch.from_numpy(alive)
     beside, _ = find_along(self, spec, value, shape, tiles[1], False, False)(
         value, lambda like, role, *of: take(like, "beside", *of)
     )
@@ -240,7 +245,10 @@ def product(self: Any, tile: Any, groups: int, **given: Any) -> Any:
         # Columns beyond n hold anything, and are cut off.
         with np.errstate(invalid="ignore", over="ignore"):
             sums = memory(own)[live, :deep].astype(float) @ right.astype(float)
-            out[live] = sums + (bias[0] if bias else 0.0)
+            if given.get("row_bias"):
+                out[live] = sums + bias[0][live, None]
+            else:
+                out[live] = sums + (bias[0] if bias else 0.0)
 
     return run
 
@@ -253,8 +261,18 @@ def fill_rows(self: Any, out: Any, index: Any, row: Any = None) -> None:
     out[index.ids[0, : index.count[0]].long()] = 0 if row is None else row
 
 
-def turn(self: Any, dtype: str) -> Any:
-    return lambda source, turned: turned.copy_(source.t())
+def turn_rows(self: Any, dtype: str, bias: bool, act: str) -> Any:
+    def run(source: Any, alive: Any, *rest: Any) -> None:
+        (*biases, turned) = rest
+        bits = np.bitwise_or.reduce(alive.numpy(), axis=0).view(np.uint8)
+        lives = np.unpackbits(bits, bitorder="little").astype(bool)
+        turned.zero_()
+        if bias:
+            turned[:, : len(biases[0])] = biases[0]
+        live = np.flatnonzero(lives)
+        turned[:, live] = source[live].t()
+
+    return run
 
 
 @pytest.fixture
@@ -274,7 +292,7 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     monkeypatch.setattr("pit_tvm.runtime.cuda_workspace.stream_of", lambda device: 0)
     monkeypatch.setattr("pit_tvm.runtime.cuda_workspace.is_rehearsed", lambda: False)
     fakes = (("columns", gather_columns), ("rows", gather_rows), ("product", product))
-    for name, fake in (*fakes, ("turn", turn)):
+    for name, fake in (*fakes, ("turn_rows", turn_rows)):
         monkeypatch.setattr(GridKernels, name, fake)
     return reported
 
@@ -288,6 +306,8 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
     ("rhs", LINEAR),
     ("rhs", TURNED),
     ("rhs", {**TURNED, **LINEAR}),
+    ("rhs", {"bias": True}),
+    ("rhs", {**LINEAR, "bias": True}),
 ]
 
 
@@ -339,6 +359,8 @@ ON_GPU: list[tuple[str, dict[str, Any]]] = [
     ("lhs", {**LINEAR, **FULL}),
     ("lhs", {**TURNED, **FULL}),
     ("rhs", {"dtype": "bfloat16", "activation": "relu"}),
+    ("rhs", {**LINEAR, **FULL}),
+    ("rhs", {**TURNED, "bias": True, "activation": "gelu"}),
 ]
 LIVE = [(0.4, 0.3), (0.0, 0.5), (0.5, 0.0), (1.0, 1.0), (0.05, 0.05), (0.0, 0.0)]
 

@@ -1,12 +1,29 @@
-"""The kernel that turns a matrix as CUDA source; running it needs the GPU."""
+"""Kernels that turn a matrix: their CUDA source, and what it does, run on a CPU."""
 
 from __future__ import annotations
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 from pit_tvm.errors import DTypeError
-from pit_tvm.schedules.cuda_turn import turn_kernel
+from pit_tvm.schedules.cuda_turn import turn_kernel, turn_rows_kernel
+from tests.runtime.cuda_emulation import Emulator, OnDevice
 from tests.schedules.cuda_text import cuda_text
+
+SIZES = ((8, 8), (64, 64), (72, 200), (136, 56))
+
+
+def numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    return rng.standard_normal(shape).astype(getattr(ml_dtypes, dtype, dtype))
+
+
+def words(lives: np.ndarray) -> np.ndarray:
+    """Bits [lines, n] as uint32 [lines, words], the lowest first."""
+    lines, n = lives.shape
+    wide = np.zeros((lines, -(-n // 32) * 32), bool)
+    wide[:, :n] = lives
+    return np.packbits(wide, axis=1, bitorder="little").view(np.uint32)
 
 
 @pytest.mark.parametrize(
@@ -17,18 +34,71 @@ def test_matrices_are_read_and_written_in_pieces_of_16_bytes(
 ) -> None:
     body = cuda_text(turn_kernel(dtype, pieces)).split("__global__")[-1]
     assert f"{kind}* __restrict__ turned_ptr" in body
-    # Two pieces a thread, each of eight elements of eight rows.
-    assert body.count("*(uint4*)(turned_ptr") == 2 and body.count("= tile_ptr[") == 16
+    # Two pieces a thread, each of eight elements.
+    assert body.count("*(uint4*)(turned_ptr") == 2
     assert body.count("cp_async_cg") == 2 and ("lines_ptr[" in body) == pieces
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_rows_become_columns(dtype: str, emulator: Emulator) -> None:
+    kernel = emulator.compile_source(cuda_text(turn_kernel(dtype))).mod["main"]
+    rng = np.random.default_rng(1)
+    for k, m in SIZES:
+        source, turned = numbers(rng, (k, m), dtype), numbers(rng, (m, k), dtype)
+        kernel(*map(OnDevice, (source, turned)))
+        np.testing.assert_array_equal(turned, source.T)
+
+
+def test_dead_pieces_of_columns_stay(emulator: Emulator) -> None:
+    kernel = emulator.compile_source(cuda_text(turn_kernel("float16", True))).mod["main"]
+    rng = np.random.default_rng(2)
+    for k, m in SIZES:
+        source, turned = numbers(rng, (k, m), "float16"), numbers(rng, (m, k), "float16")
+        lives = rng.random((-(-k // 64), m)) < 0.3
+        # What stands beside a live element in its 16 bytes is read with it.
+        source[~np.repeat(lives, 64, axis=0)[:k]] = np.nan
+        want = np.where(np.repeat(lives, 64, axis=0)[:k].T, source.T, turned)
+        kernel(*map(OnDevice, (source, words(lives), turned)))
+        np.testing.assert_array_equal(turned, want)
+
+
+@pytest.mark.parametrize(("dtype", "bias"), [("float16", False), ("bfloat16", True)])
+@pytest.mark.parametrize("lines", [0, 1, 40])
+def test_dead_rows_become_what_their_bias_is(
+    dtype: str, bias: bool, lines: int, emulator: Emulator
+) -> None:
+    kernel = emulator.compile_source(cuda_text(turn_rows_kernel(dtype, bias))).mod["main"]
+    rng = np.random.default_rng(lines)
+    for k, m in SIZES:
+        known = k - 3  # biases: rows behind them have none
+        source, turned = numbers(rng, (k, m), dtype), numbers(rng, (m, k), dtype)
+        lives = rng.random((lines, k)) < 1 / max(lines, 1)
+        alive = lives.any(axis=0)
+        source[~alive] = np.nan
+        dead = numbers(rng, (known,), dtype)
+        want = source.T.copy()
+        want[:, ~alive] = 0
+        if bias:
+            want[:, :known] = np.where(alive[:known], source.T[:, :known], dead)
+        kernel(*map(OnDevice, (source, words(lives), *([dead] if bias else []), turned)))
+        np.testing.assert_array_equal(turned, want)
+
+
+def test_biases_are_activated() -> None:
+    assert "pit_silu(" in cuda_text(turn_rows_kernel("float16", True, "silu"))
 
 
 def test_wider_elements_are_fewer_at_once() -> None:
     body = cuda_text(turn_kernel("float32")).split("__global__")[-1]
-    assert body.count("*(float4*)(turned_ptr") == 1 and body.count("= tile_ptr[") == 4
-    assert body.count("cp_async_cg") == 1
+    assert body.count("*(float4*)(turned_ptr") == 1 and body.count("cp_async_cg") == 1
 
 
 @pytest.mark.parametrize(("dtype", "pieces"), [("int8", False), ("float32", True)])
 def test_other_types_are_refused(dtype: str, pieces: bool) -> None:
     with pytest.raises(DTypeError, match="dtype"):
         turn_kernel(dtype, pieces)
+
+
+def test_rows_of_other_types_are_refused() -> None:
+    with pytest.raises(DTypeError, match="dtype"):
+        turn_rows_kernel("float32")

@@ -103,7 +103,7 @@ def test_either_layout_of_the_weights_is_read_as_it_is(layout: str, bits: str) -
 def test_gated_pairs_meet_in_one_thread() -> None:
     knobs = RowsTile(flip=1, tile_m=32, tile_n=256)
     source = source_of(knobs=knobs, gated="halves", act="silu", row_scale=True)
-    assert boxes(source) == 2 and "pit_silu" in source and "scale_ptr" in source
+    assert boxes(source) == 2 and "pit_silu" in source and "per_row_ptr" in source
 
 
 def test_two_ctas_share_a_tiles_depth() -> None:

@@ -87,8 +87,24 @@ def test_a_deep_product_ends_where_the_device_says(knobs: RowsTile) -> None:
 
 
 def test_row_scale_is_an_operand() -> None:
-    assert "scale_ptr" not in source_of()
-    assert "float* __restrict__ scale_ptr" in source_of(row_scale=True)
+    assert "__restrict__ per_row_ptr" not in source_of()
+    assert "float* __restrict__ per_row_ptr" in source_of(row_scale=True)
+
+
+@pytest.mark.parametrize("flip", [0, 1])
+def test_a_bias_of_rows_is_added_before_the_activation(flip: int) -> None:
+    knobs = RowsTile(flip=1, tile_m=32, tile_n=128, consumers=1) if flip else RowsTile()
+    source = source_of(knobs=knobs, row_bias=True, act="relu")
+    assert "half* __restrict__ per_row_ptr" in source
+    body = source[source.index('extern "C" __global__') :]
+    # A number that is added where an accumulator becomes an activation's argument.
+    assert re.search(r"pit_relu\(\(acc_ptr\[\d+\] \+ ", body) and " * held_per_row" not in body
+
+
+@pytest.mark.parametrize("other", [{"row_scale": True}, {"gated": "halves"}])
+def test_a_bias_of_rows_excludes_what_it_would_mean_twice(other: dict[str, Any]) -> None:
+    with pytest.raises(ScheduleError, match="row_bias"):
+        rows_kernel("float16", RowsTile(), row_bias=True, **other)
 
 
 def test_accumulation_is_an_unordered_float32_addition_without_staging() -> None:

@@ -55,18 +55,19 @@ def test_shapes_that_are_held_out_are_nobody_elses_and_a_tenth() -> None:
 
 
 @pytest.mark.parametrize(
-    ("live", "dtype", "kind", "side"),
+    ("live", "dtype", "kind", "side", "bias"),
     [
-        ((0.5, 0.25), "bfloat16", "matmul", "lhs"),
-        ((1.0, 0.25), "float16", "turned", "lhs"),
-        ((0.1, 1.0), "float16", "linear", "rhs"),
-        ((1.0, 1.0), "float16", "turned", "rhs"),
+        ((0.5, 0.25), "bfloat16", "matmul", "lhs", False),
+        ((1.0, 0.25), "float16", "turned", "lhs", False),
+        ((0.1, 1.0), "float16", "linear", "rhs", True),
+        ((1.0, 1.0), "float16", "turned", "rhs", False),
     ],
 )
 def test_products_of_live_rows_and_columns_are_right(
-    live: tuple[float, float], dtype: str, kind: str, side: str
+    live: tuple[float, float], dtype: str, kind: str, side: str, bias: bool
 ) -> None:
-    row = grid.measure_grid(grid.Cross((128, 192, 96), live, dtype, kind=kind, side=side), DRY)
+    case = grid.Cross((128, 192, 96), live, dtype, kind=kind, side=side, bias=bias)
+    row = grid.measure_grid(case, DRY)
     assert row.wrong == [] and {"dense", "packed", "pit"} <= set(row.errors)
     facts = row.facts
     assert facts["over_dense"] == row.us("dense") / row.us("pit")
@@ -121,7 +122,7 @@ def test_kernels_that_plans_choose_are_built_and_no_others(asked: set[str]) -> N
     for case in listed:
         _ask(case)
     assert _taken(asked) == built
-    for case in {(c.dtype, c.sizes, c.kind, c.side): c for c in listed}.values():
+    for case in {(c.dtype, c.sizes, c.kind, c.side, c.bias): c for c in listed}.values():
         made = internals(grid.grid_operator(case, build.TARGET))
         made.build(dict(zip("mnk", case.sizes, strict=True)))  # whatever lives
     assert built < asked
