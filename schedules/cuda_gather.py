@@ -1,15 +1,17 @@
-"""Live columns and live rows of matrices, side by side in new ones, on NVIDIA GPUs.
+"""Live columns of both operands of a product, side by side in new ones, on NVIDIA GPUs.
 
-    gather_columns:   packed[i, j] = source[i, ids[j]]     rows i that a list names, or all
-    turned:           packed[i, j] = source[ids[j], i]     columns i that a list names
-    gather_rows:      packed[j, :] = source[ids[j], :]
+    packed[i, j] = source[i, ids[j]]        for the rows i that a list names
+    beside[j, :] = dense[ids[j], :]         or beside[i, j] = dense[i, ids[j]] for all rows i
 
 j runs to the count, and zeros follow up to a whole step of `TILE_K`, of which there is one at
-least: a product over the depth j may end there (`rows_kernel`'s ``deep``). ids is (1, capacity),
-count (1,), int32; a source has any number of rows and columns.
+least: a product over the depth j may end there (`rows_kernel`'s ``deep``). A source that is stored
+the other way round is turned on the way. Warps deal with pieces of either operand, one launch with
+both.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import tvm
 from tvm.script import tirx as T
@@ -25,213 +27,183 @@ _PIECES = 8  # pairs of elements of a row that a lane copies
 _ACROSS = 64 * _PIECES
 
 
-@T.jit
-def columns_gathered(
-    source_h: T.handle,
-    ids_h: T.handle,
-    count_h: T.handle,
-    rows_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    lives_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    packed_h: T.handle,
-    *,
-    dtype: T.constexpr,
-):
-    """The template of ``gather_columns``."""
-    stored, k, capacity, high, deep = T.int32(), T.int32(), T.int32(), T.int32(), T.int32()
-    source = T.match_buffer(source_h, (stored, k), dtype, align=2)
-    ids = T.match_buffer(ids_h, (1, capacity), "int32", align=4)
-    count = T.match_buffer(count_h, (1,), "int32", align=4)
-    if rows_h is not None:
-        room = T.int32()
-        rows = T.match_buffer(rows_h, (1, room), "int32", align=4)
-        lives = T.match_buffer(lives_h, (1,), "int32", align=4)
-    packed = T.match_buffer(packed_h, (high, deep), dtype, align=16)
-    T.device_entry()
-    block = T.cta_id([_BLOCKS])
-    warp = T.warp_id([_WARPS])
-    lane = T.lane_id([32])
-    values = T.alloc_local([_AT_ONCE, 2], dtype)
-    places = T.alloc_local([_AT_ONCE], "int32")
-    columns = T.alloc_local([2], "int32")
-    after_predecessor()
-    live: T.let = count[0]
-    pieces: T.let = steps_of(capacity, count)
-    lines: T.int32 = stored
-    if rows_h is not None:
-        lines = lives[0]
-    bands: T.let = T.truncdiv(lines + (_BAND - 1), _BAND)
-    item: T.int32 = block * _WARPS + warp
-    while item < pieces * bands:
-        first: T.let = T.truncdiv(item, pieces) * _BAND
-        place: T.let = T.truncmod(item, pieces) * TILE_K + lane * 2
+@T.meta_class
+class _Room:
+    """Registers of a lane, and with ``turns`` a band of each warp in shared memory."""
+
+    def __init__(self, dtype: str, turns: bool) -> None:
+        self.pairs = T.alloc_local([_AT_ONCE, 2], dtype)
+        self.places = T.alloc_local([_AT_ONCE], "int32")
+        self.columns = T.alloc_local([2], "int32")
+        if turns:
+            pool: Any = T.SMEMPool()
+            # Lines of an odd number of words: lanes that write a column meet no other's bank.
+            self.band = pool.alloc((_WARPS, _BAND, TILE_K + 2), dtype, align=16)
+            pool.commit()
+
+
+@T.inline
+def _columns(room, lane, source, ids, live, step, band, rows, lines, packed):
+    """Columns of step ``step`` of the rows of a band; ``rows`` names these of ``lines``, unless it
+    is None."""
+    place: T.let = step * TILE_K + lane * 2
+    for c in T.unroll(2):
+        room.columns[c] = -1
+        if place + c < live:
+            room.columns[c] = ids[0, place + c]
+    for part in T.serial(_BAND // _AT_ONCE):
+        for r in T.unroll(_AT_ONCE):
+            line: T.let = band * _BAND + part * _AT_ONCE + r
+            room.places[r] = -1
+            if line < lines:
+                room.places[r] = line if rows is None else rows[0, line]
+            for c in T.unroll(2):
+                room.pairs[r, c] = T.cast(0, source.dtype)
+                if (room.places[r] >= 0) & (room.columns[c] >= 0):
+                    room.pairs[r, c] = source[
+                        T.cast(room.places[r], "int64"), T.cast(room.columns[c], "int64")
+                    ]
+        for r in T.unroll(_AT_ONCE):
+            if room.places[r] >= 0:
+                for v in T.vectorized(2):
+                    packed[T.cast(room.places[r], "int64"), T.cast(place, "int64") + v] = (
+                        room.pairs[r, v]
+                    )
+
+
+@T.inline
+def _turned(room, warp, lane, source, ids, live, step, band, rows, lines, packed):
+    """The same of a source stored the other way round: a warp reads along its rows, and turns a
+    band through shared memory."""
+    first: T.let = step * TILE_K
+    place: T.int32 = -1
+    if band * _BAND + lane < lines:
+        place = rows[0, band * _BAND + lane]
+    for part in T.serial(TILE_K // _AT_ONCE):
+        for u in T.unroll(_AT_ONCE):
+            at: T.let = first + part * _AT_ONCE + u
+            room.pairs[u, 0] = T.cast(0, source.dtype)
+            if (at < live) & (place >= 0):
+                room.pairs[u, 0] = source[T.cast(ids[0, at], "int64"), T.cast(place, "int64")]
+        for u in T.unroll(_AT_ONCE):
+            room.band[warp, lane, part * _AT_ONCE + u] = room.pairs[u, 0]
+    T.cuda.warp_sync()
+    for r in T.unroll(_BAND):
+        row: T.let = T.cuda.__shfl_sync(T.uint32(0xFFFFFFFF), place, r, 32)
+        if row >= 0:
+            for v in T.vectorized(2):
+                packed[T.cast(row, "int64"), T.cast(first + lane * 2, "int64") + v] = room.band[
+                    warp, r, lane * 2 + v
+                ]
+    T.cuda.warp_sync()
+
+
+@T.inline
+def _row(room, lane, source, ids, live, line, part, packed):
+    """Part ``part`` of the row that is ``line`` of the packed ones."""
+    n = T.meta_var(source.shape[1])
+    first: T.let = part * _ACROSS + lane * 2
+    row: T.int32 = -1
+    if line < live:
+        row = ids[0, line]
+    for p in T.unroll(_PIECES):
         for c in T.unroll(2):
-            columns[c] = -1
-            if place + c < live:
-                columns[c] = ids[0, place + c]
-        for part in T.serial(_BAND // _AT_ONCE):
-            for r in T.unroll(_AT_ONCE):
-                line: T.let = first + part * _AT_ONCE + r
-                places[r] = -1
-                if line < lines:
-                    places[r] = line
-                    if rows_h is not None:
-                        places[r] = rows[0, line]
-                for c in T.unroll(2):
-                    values[r, c] = T.cast(0, dtype)
-                    if (places[r] >= 0) & (columns[c] >= 0):
-                        values[r, c] = source[
-                            T.cast(places[r], "int64"), T.cast(columns[c], "int64")
-                        ]
-            for r in T.unroll(_AT_ONCE):
-                if places[r] >= 0:
-                    for v in T.vectorized(2):
-                        packed[T.cast(places[r], "int64"), T.cast(place, "int64") + v] = values[
-                            r, v
-                        ]
-        item = item + _BLOCKS * _WARPS
+            room.pairs[p, c] = T.cast(0, source.dtype)
+            if (row >= 0) & (first + p * 64 + c < n):
+                room.pairs[p, c] = source[T.cast(row, "int64"), T.cast(first + p * 64 + c, "int64")]
+    for p in T.unroll(_PIECES):
+        if first + p * 64 < n:
+            for v in T.vectorized(2):
+                packed[T.cast(line, "int64"), T.cast(first + p * 64, "int64") + v] = room.pairs[
+                    p, v
+                ]
 
 
 @T.jit
-def turned_gathered(
+def both_gathered(
     source_h: T.handle,
+    rows_h: T.handle,
+    lives_h: T.handle,
     ids_h: T.handle,
     count_h: T.handle,
-    columns_h: T.handle,
-    lives_h: T.handle,
+    dense_h: T.handle,
     packed_h: T.handle,
+    beside_h: T.handle,
     *,
     dtype: T.constexpr,
+    turned: T.constexpr,
+    layout: T.constexpr,
 ):
-    """The template of ``gather_columns`` of a source stored the other way round: a warp reads along
-    its rows, and turns a band through shared memory."""
-    k, stored, capacity, high, deep = T.int32(), T.int32(), T.int32(), T.int32(), T.int32()
-    room = T.int32()
-    source = T.match_buffer(source_h, (k, stored), dtype, align=2)
+    """The template; ``gather_both`` gives it its options."""
+    high, across, room_, capacity = T.int32(), T.int32(), T.int32(), T.int32()
+    deep, wide, own_high, beside_high, beside_wide = (
+        T.int32(),
+        T.int32(),
+        T.int32(),
+        T.int32(),
+        T.int32(),
+    )
+    source = T.match_buffer(source_h, (high, across), dtype, align=2)
+    rows = T.match_buffer(rows_h, (1, room_), "int32", align=4)
+    lives = T.match_buffer(lives_h, (1,), "int32", align=4)
     ids = T.match_buffer(ids_h, (1, capacity), "int32", align=4)
     count = T.match_buffer(count_h, (1,), "int32", align=4)
-    columns = T.match_buffer(columns_h, (1, room), "int32", align=4)
-    lives = T.match_buffer(lives_h, (1,), "int32", align=4)
-    packed = T.match_buffer(packed_h, (high, deep), dtype, align=16)
+    dense = T.match_buffer(dense_h, (deep, wide), dtype, align=2)
+    packed = T.match_buffer(packed_h, (own_high, capacity), dtype, align=16)
+    beside = T.match_buffer(beside_h, (beside_high, beside_wide), dtype, align=16)
     T.device_entry()
     block = T.cta_id([_BLOCKS])
     warp = T.warp_id([_WARPS])
     lane = T.lane_id([32])
-    # Lines of an odd number of words: lanes that write a column meet no other's bank.
-    pool = T.SMEMPool()
-    band = pool.alloc((_WARPS, _BAND, TILE_K + 2), dtype, align=16)
-    pool.commit()
-    values = T.alloc_local([_AT_ONCE], dtype)
+    room = _Room(dtype, turned)
     after_predecessor()
     live: T.let = count[0]
     lines: T.let = lives[0]
-    pieces: T.let = steps_of(capacity, count)
-    bands: T.let = T.truncdiv(lines + (_BAND - 1), _BAND)
+    steps: T.let = steps_of(capacity, count)
+    own: T.let = steps * T.truncdiv(lines + (_BAND - 1), _BAND)
+    if layout == "kn":
+        pieces = T.meta_var(T.truncdiv(wide + (_ACROSS - 1), _ACROSS))
+        lots = T.meta_var(steps * TILE_K * pieces)
+    else:
+        pieces = T.meta_var(steps)
+        lots = T.meta_var(steps * T.truncdiv(deep + (_BAND - 1), _BAND))
     item: T.int32 = block * _WARPS + warp
-    while item < pieces * bands:
-        line: T.let = T.truncdiv(item, pieces) * _BAND + lane
-        first: T.let = T.truncmod(item, pieces) * TILE_K
-        place: T.int32 = -1
-        if line < lines:
-            place = columns[0, line]
-        for part in T.serial(TILE_K // _AT_ONCE):
-            for u in T.unroll(_AT_ONCE):
-                at: T.let = first + part * _AT_ONCE + u
-                values[u] = T.cast(0, dtype)
-                if (at < live) & (place >= 0):
-                    values[u] = source[T.cast(ids[0, at], "int64"), T.cast(place, "int64")]
-            for u in T.unroll(_AT_ONCE):
-                band[warp, lane, part * _AT_ONCE + u] = values[u]
-        T.cuda.warp_sync()
-        for r in T.unroll(_BAND):
-            row: T.let = T.cuda.__shfl_sync(T.uint32(0xFFFFFFFF), place, r, 32)
-            if row >= 0:
-                for v in T.vectorized(2):
-                    packed[T.cast(row, "int64"), T.cast(first + lane * 2, "int64") + v] = band[
-                        warp, r, lane * 2 + v
-                    ]
-        T.cuda.warp_sync()
+    while item < own + lots:
+        if item < own:
+            step: T.let = T.truncmod(item, steps)
+            band: T.let = T.truncdiv(item, steps)
+            if turned:
+                _turned(room, warp, lane, source, ids, live, step, band, rows, lines, packed)
+            else:
+                _columns(room, lane, source, ids, live, step, band, rows, lines, packed)
+        else:
+            part: T.let = T.truncmod(item - own, pieces)
+            line: T.let = T.truncdiv(item - own, pieces)
+            if layout == "kn":
+                _row(room, lane, dense, ids, live, line, part, beside)
+            else:
+                _columns(room, lane, dense, ids, live, part, line, None, deep, beside)
         item = item + _BLOCKS * _WARPS
 
 
-@T.jit
-def rows_gathered(
-    source_h: T.handle,
-    ids_h: T.handle,
-    count_h: T.handle,
-    packed_h: T.handle,
-    *,
-    dtype: T.constexpr,
-):
-    """The template of ``gather_rows``."""
-    stored, n, capacity, deep, wide = T.int32(), T.int32(), T.int32(), T.int32(), T.int32()
-    source = T.match_buffer(source_h, (stored, n), dtype, align=2)
-    ids = T.match_buffer(ids_h, (1, capacity), "int32", align=4)
-    count = T.match_buffer(count_h, (1,), "int32", align=4)
-    packed = T.match_buffer(packed_h, (deep, wide), dtype, align=16)
-    T.device_entry()
-    block = T.cta_id([_BLOCKS])
-    warp = T.warp_id([_WARPS])
-    lane = T.lane_id([32])
-    values = T.alloc_local([_PIECES, 2], dtype)
-    after_predecessor()
-    live: T.let = count[0]
-    lines: T.let = steps_of(capacity, count) * TILE_K
-    parts: T.let = T.truncdiv(n + (_ACROSS - 1), _ACROSS)
-    item: T.int32 = block * _WARPS + warp
-    while item < lines * parts:
-        line: T.let = T.truncdiv(item, parts)
-        first: T.let = T.truncmod(item, parts) * _ACROSS + lane * 2
-        row: T.int32 = -1
-        if line < live:
-            row = ids[0, line]
-        for p in T.unroll(_PIECES):
-            for c in T.unroll(2):
-                values[p, c] = T.cast(0, dtype)
-                if (row >= 0) & (first + p * 64 + c < n):
-                    values[p, c] = source[T.cast(row, "int64"), T.cast(first + p * 64 + c, "int64")]
-        for p in T.unroll(_PIECES):
-            if first + p * 64 < n:
-                for v in T.vectorized(2):
-                    packed[T.cast(line, "int64"), T.cast(first + p * 64, "int64") + v] = values[
-                        p, v
-                    ]
-        item = item + _BLOCKS * _WARPS
-
-
-def gather_columns(dtype: str, rows: bool = False, turned: bool = False) -> tvm.tirx.PrimFunc:
-    """The kernel: source (m, k), ids, count, [rows (1, room), lives (1,),] packed (m or more,
-    capacity of ids).
+def gather_both(dtype: str, layout: str, turned: bool = False) -> tvm.tirx.PrimFunc:
+    """The kernel: source (m, k), rows (1, room), lives (1,), ids (1, capacity), count (1,), dense,
+    packed (m or more, capacity), beside. ``rows`` and ``ids``, int32, name the live rows and
+    columns of the source, of which ``lives`` and ``count`` there are.
 
     Parameters
     ----------
     dtype : float16 or bfloat16
-    rows : of the first ``lives`` rows that a list names, int32, and not of all
-    turned : the source is stored (k, m); with ``rows`` alone
+    layout : "kn" for dense (k, n) and beside (capacity, n or more), whose rows are an even number
+        of elements: of one more than n for an odd n the last is 0. "nk" for dense (n, k) and beside
+        (n or more, capacity)
+    turned : the source is stored (k, m)
 
     Raises
     ------
     DTypeError
-    ScheduleError for ``turned`` without ``rows``
+    ScheduleError for another layout
     """
     check_dtype(dtype)
-    require("gather_columns", f"rows={rows}", {"rows with turned": rows or not turned})
-    if turned:
-        return turned_gathered.specialize(dtype=dtype)
-    absent = {} if rows else {"rows_h": None, "lives_h": None}
-    return columns_gathered.specialize(dtype=dtype, **absent)
-
-
-def gather_rows(dtype: str) -> tvm.tirx.PrimFunc:
-    """The kernel: source (k, n), ids, count, packed (capacity of ids, n or more), whose rows are an
-    even number of elements: of one more than n for an odd n the last is 0.
-
-    Parameters
-    ----------
-    dtype : float16 or bfloat16
-
-    Raises
-    ------
-    DTypeError
-    """
-    check_dtype(dtype)
-    return rows_gathered.specialize(dtype=dtype)
+    require("gather_both", layout, {"layout kn or nk": layout in ("kn", "nk")})
+    return both_gathered.specialize(dtype=dtype, turned=turned, layout=layout)

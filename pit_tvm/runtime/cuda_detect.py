@@ -162,19 +162,16 @@ class CudaDetector:
         ``take`` is asked for the roles live, dead and beside; ``lines``, of `axes_lines`, get the
         bits that the lists are made of.
         """
-        argument, _ = self._plans.of(spec, value, shape, micro_tiles[0])
-        extents = [shape[micro_tile.dim] for micro_tile in micro_tiles]
+        rows, columns = micro_tiles
+        argument, _ = self._plans.of(spec, value, shape, rows)
+        extents = shape[rows.dim], shape[columns.dim]
         live = take(value, "live", 1, extents[0])
         dead = take(value, "dead", 1, extents[0]) if split else None
         beside = take(value, "beside", 1, extents[1])
         lines = lines or axes_lines(value, shape)
         self._fold_axes(argument, value, shape, lines)
-        for micro_tile, first, second in (
-            (micro_tiles[0], live, dead),
-            (micro_tiles[1], beside, None),
-        ):
-            bits, extent = lines[micro_tile.dim], shape[micro_tile.dim]
-            self._kernels.emit(bits, bits.shape[0], (extent, 1, extent), first, second)
+        bits = lines[rows.dim], lines[columns.dim]
+        self._kernels.emit_axes(bits, extents, live, dead, beside)
         return live, dead, beside
 
     def prepared(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tvm
 from tvm.script import tirx as T
 
@@ -21,6 +23,84 @@ def _or_lines(lines, line0, at, parts, word):
             if p + u < parts:
                 word[0] = T.bitwise_or(word[0], lines[line0 + p + u, T.cast(at, "int64")])
         p = p + AT_ONCE
+
+
+@T.meta_class
+class _Room:
+    """Memory of a CTA that turns one piece of a slot into positions."""
+
+    def __init__(self) -> None:
+        self.words = T.alloc_shared([THREADS], "uint32")
+        self.before = T.alloc_shared([THREADS], "int32")  # bits that stand before each word
+        self.totals = T.alloc_shared([WARP], "int32")
+        self.earlier = T.alloc_shared([1], "int32")  # bits of the pieces before this one
+        self.value = T.alloc_local([1], "int32")
+        self.total = T.alloc_local([1], "int32")
+        self.word = T.alloc_local([1], "uint32")
+
+
+@T.inline
+def _emit_piece(room, thread, lines, parts, axis, slot, word0, wanted, first, second):
+    """Positions of the bits of the piece that begins at word ``word0`` of a slot. ``first`` and
+    ``second``: ids and counts; ``second`` is None where nobody asks for the other positions."""
+    entries, grain, extent = T.meta_var(axis)
+    ids, count = T.meta_var(first)
+    size = T.meta_var(lines.shape[1])
+    words, before, earlier, word = T.meta_var((room.words, room.before, room.earlier, room.word))
+    line0: T.int64 = T.cast(slot, "int64") * parts
+    found: T.int32 = 0
+    at: T.int32 = thread
+    while at < word0:
+        _or_lines(lines, line0, at, parts, word)
+        found = found + popcount(word[0])
+        at = at + THREADS
+    if found > 0:
+        T.evaluate(T.cuda.atomic_add(T.address_of(earlier[0]), found))
+    word[0] = T.uint32(0)
+    if word0 + thread < size:
+        _or_lines(lines, line0, word0 + thread, parts, word)
+    word[0] = cut(word[0], thread * 32, 0, entries - word0 * 32)
+    room.value[0] = popcount(word[0])
+    words[thread] = word[0]
+    cta_scan(room.value, room.total, room.totals, thread, THREADS // WARP)
+    before[thread] = room.value[0]
+    T.cuda.cta_sync()
+    found = earlier[0]
+    at = word0 * 32 * grain + thread
+    last: T.int32 = T.cast(
+        T.min(T.cast(word0 + THREADS, "int64") * 32 * grain, T.cast(extent, "int64")), "int32"
+    )
+    while at < last:
+        entry: T.int32 = at
+        if grain > 1:
+            entry = T.truncdiv(at, grain)
+        mine: T.int32 = T.shift_right(entry - word0 * 32, 5)
+        bit: T.int32 = T.bitwise_and(entry, 31)
+        rank: T.int32 = (
+            found + before[mine] + popcount(T.bitwise_and(words[mine], below(bit)))
+        ) * grain
+        hit: T.int32 = is_set(words[mine], bit)
+        if hit != 0:
+            rank = rank + at - entry * grain
+        else:
+            rank = at - rank
+        if hit == wanted:
+            ids[T.cast(slot, "int64"), T.cast(rank, "int64")] = at
+        else:
+            if second is not None:
+                second[0][T.cast(slot, "int64"), T.cast(rank, "int64")] = at
+        at = at + THREADS
+    if (thread == 0) & (word0 + THREADS >= size):
+        found = (found + room.total[0]) * grain
+        if entries > 0:
+            # The last block may reach beyond the extent.
+            end: T.let = entries - 1 - word0 * 32
+            found = found - is_set(words[T.shift_right(end, 5)], T.bitwise_and(end, 31)) * (
+                entries * grain - extent
+            )
+        count[slot] = T.if_then_else(wanted != 0, found, extent - found)
+        if second is not None:
+            second[1][slot] = T.if_then_else(wanted != 0, extent - found, found)
 
 
 @T.jit
@@ -45,76 +125,71 @@ def _emit(
     if p_others is not None:
         others = T.match_buffer(p_others, (slots, capacity), "int32", align=4)
         other_count = T.match_buffer(p_other_count, (slots,), "int32", align=4)
+        other = T.meta_var((others, other_count))
+    else:
+        other = T.meta_var(None)
     T.device_entry()
     block = T.cta_id([slots * pieces])
     thread = T.thread_id([THREADS])
-    words = T.alloc_shared([THREADS], "uint32")
-    before = T.alloc_shared([THREADS], "int32")
-    totals = T.alloc_shared([WARP], "int32")
-    earlier = T.alloc_shared([1], "int32")
-    value = T.alloc_local([1], "int32")
-    total = T.alloc_local([1], "int32")
-    slot: T.int32 = T.truncdiv(block, pieces)
-    word0: T.int32 = T.truncmod(block, pieces) * THREADS
-    word = T.alloc_local([1], "uint32")
-    line0: T.int64 = T.cast(slot, "int64") * parts
-    found: T.int32 = 0
-    at: T.int32 = thread
+    room = _Room()
     if thread == 0:
-        earlier[0] = 0
+        room.earlier[0] = 0
     T.cuda.cta_sync()
     after_predecessor()
-    while at < word0:
-        _or_lines(lines, line0, at, parts, word)
-        found = found + popcount(word[0])
-        at = at + THREADS
-    if found > 0:
-        T.evaluate(T.cuda.atomic_add(T.address_of(earlier[0]), found))
-    word[0] = T.uint32(0)
-    if word0 + thread < size:
-        _or_lines(lines, line0, word0 + thread, parts, word)
-    word[0] = cut(word[0], thread * 32, 0, entries - word0 * 32)
-    value[0] = popcount(word[0])
-    words[thread] = word[0]
-    cta_scan(value, total, totals, thread, THREADS // WARP)
-    before[thread] = value[0]
+    slot: T.int32 = T.truncdiv(block, pieces)
+    word0: T.int32 = T.truncmod(block, pieces) * THREADS
+    axis = T.meta_var((entries, grain, extent))
+    _emit_piece(room, thread, lines, parts, axis, slot, word0, wanted, (ids, count), other)
+
+
+@T.jit
+def _emit_axes(
+    p_lines: T.handle,
+    parts: T.int32,
+    extent: T.int32,
+    pieces: T.int32,
+    p_ids: T.handle,
+    p_count: T.handle,
+    p_others: T.Optional(T.handle),  # type: ignore[valid-type]
+    p_other_count: T.Optional(T.handle),  # type: ignore[valid-type]
+    p_across: T.handle,
+    across_parts: T.int32,
+    across_extent: T.int32,
+    across_pieces: T.int32,
+    p_across_ids: T.handle,
+    p_across_count: T.handle,
+):
+    """The template of `emit_axes`."""
+    held, size, capacity = T.int32(), T.int32(), T.int32()
+    lines = T.match_buffer(p_lines, (held, size), "uint32", align=4)
+    ids = T.match_buffer(p_ids, (1, capacity), "int32", align=4)
+    count = T.match_buffer(p_count, (1,), "int32", align=4)
+    if p_others is not None:
+        others = T.match_buffer(p_others, (1, capacity), "int32", align=4)
+        other_count = T.match_buffer(p_other_count, (1,), "int32", align=4)
+        other = T.meta_var((others, other_count))
+    else:
+        other = T.meta_var(None)
+    held2, size2, capacity2 = T.int32(), T.int32(), T.int32()
+    across = T.match_buffer(p_across, (held2, size2), "uint32", align=4)
+    across_ids = T.match_buffer(p_across_ids, (1, capacity2), "int32", align=4)
+    across_count = T.match_buffer(p_across_count, (1,), "int32", align=4)
+    T.device_entry()
+    block = T.cta_id([pieces + across_pieces])
+    thread = T.thread_id([THREADS])
+    room = _Room()
+    if thread == 0:
+        room.earlier[0] = 0
     T.cuda.cta_sync()
-    found = earlier[0]
-    at = word0 * 32 * grain + thread
-    last: T.int32 = T.cast(
-        T.min(T.cast(word0 + THREADS, "int64") * 32 * grain, T.cast(extent, "int64")), "int32"
-    )
-    while at < last:
-        entry: T.int32 = at
-        if grain > 1:
-            entry = T.truncdiv(at, grain)
-        mine: T.int32 = T.shift_right(entry - word0 * 32, 5)
-        bit: T.int32 = T.bitwise_and(entry, 31)
-        rank: T.int32 = (
-            found + before[mine] + popcount(T.bitwise_and(words[mine], below(bit)))
-        ) * grain
-        hit: T.int32 = is_set(words[mine], bit)
-        if hit != 0:
-            rank = rank + at - entry * grain
-        else:
-            rank = at - rank
-        if hit == wanted:
-            ids[T.cast(slot, "int64"), T.cast(rank, "int64")] = at
-        else:
-            if p_others is not None:
-                others[T.cast(slot, "int64"), T.cast(rank, "int64")] = at
-        at = at + THREADS
-    if (thread == 0) & (word0 + THREADS >= size):
-        found = (found + total[0]) * grain
-        if entries > 0:
-            # The last block may reach beyond the extent.
-            end: T.let = entries - 1 - word0 * 32
-            found = found - is_set(words[T.shift_right(end, 5)], T.bitwise_and(end, 31)) * (
-                entries * grain - extent
-            )
-        count[slot] = T.if_then_else(wanted != 0, found, extent - found)
-        if p_others is not None:
-            other_count[slot] = T.if_then_else(wanted != 0, extent - found, found)
+    after_predecessor()
+    if block < pieces:
+        axis = T.meta_var((extent, 1, extent))
+        _emit_piece(room, thread, lines, parts, axis, 0, block * THREADS, 1, (ids, count), other)
+    else:
+        axis = T.meta_var((across_extent, 1, across_extent))
+        found = T.meta_var((across_ids, across_count))
+        word0: T.let = (block - pieces) * THREADS
+        _emit_piece(room, thread, across, across_parts, axis, 0, word0, 1, found, None)
 
 
 def emit(both: bool) -> tvm.tirx.PrimFunc:
@@ -126,5 +201,14 @@ def emit(both: bool) -> tvm.tirx.PrimFunc:
     remaining ones to ``others``. ``pieces`` CTAs share a slot; each counts the bits before its
     own, which costs less than telling each other.
     """
-    absent = {} if both else {"p_others": None, "p_other_count": None}
-    return _emit.specialize(**absent)
+    return _emit.specialize(**_absent(both))
+
+
+def emit_axes(both: bool) -> tvm.tirx.PrimFunc:
+    """Positions of the bits that are set on either axis of one mask, as `emit` lists a slot of one
+    position an entry: with ``both`` also the clear ones of the first."""
+    return _emit_axes.specialize(**_absent(both))
+
+
+def _absent(both: bool) -> dict[str, Any]:
+    return {} if both else {"p_others": None, "p_other_count": None}

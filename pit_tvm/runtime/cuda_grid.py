@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..schedules.cuda_gather import gather_columns, gather_rows
+from ..schedules.cuda_gather import gather_both
 from ..schedules.hopper_knobs import TILE_K
 from ..schedules.hopper_space import ROWS
 from ..selection.gpu_cost import GpuDense, GpuWork, cheapest, dense_candidate, select_gpu
@@ -53,14 +53,10 @@ class GridIndex(CudaIndex):
 class GridKernels(RowsKernels):
     """Kernels of rows, and those that pack columns."""
 
-    def columns(self, dtype: str, rows: bool, turned: bool = False) -> Callable[..., Any]:
-        """source, ids, count, [rows, lives,] packed; see `gather_columns`."""
-        asked = (dtype, rows, turned)
-        return self._get(("cuda-gather-columns", *asked), lambda: gather_columns(*asked))
-
-    def rows(self, dtype: str) -> Callable[..., Any]:
-        """source, ids, count, packed; see `gather_rows`."""
-        return self._get(("cuda-gather-rows", dtype), lambda: gather_rows(dtype))
+    def gather(self, dtype: str, layout: str, turned: bool) -> Callable[..., Any]:
+        """source, rows, lives, ids, count, dense, packed, beside; see `gather_both`."""
+        asked = (dtype, layout, turned)
+        return self._get(("cuda-gather-both", *asked), lambda: gather_both(*asked))
 
 
 class GridPlanner(CudaPlanner):
@@ -159,7 +155,7 @@ class GridDispatcher(CudaDispatcher):
 
     def build_packing(self) -> None:
         """Compile what packs operands, and what turns the product back."""
-        self._packers()
+        self._gather()
         if self.flip:
             self._turn()
 
@@ -167,12 +163,9 @@ class GridDispatcher(CudaDispatcher):
         """What turns a product of live rows back: source, alive, [bias,] turned."""
         return self.kernels.turn_rows(self.form.dtype, bool(self.form.bias), self.form.act)
 
-    def _packers(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """What packs the sparse operand, and the dense one."""
-        form, kernels = self.form, self.kernels
-        rows = form.beside == "kn"
-        dense = kernels.rows(form.dtype) if rows else kernels.columns(form.dtype, False)
-        return kernels.columns(form.dtype, True, form.turns), dense
+    def _gather(self) -> Callable[..., Any]:
+        """What packs both operands."""
+        return self.kernels.gather(self.form.dtype, self.form.beside, self.form.turns)
 
     def _build_tile(self, tile: Tile) -> None:
         if self.form.in_place:
@@ -275,14 +268,12 @@ class GridDispatcher(CudaDispatcher):
     def _packed(self, call: CudaCall, inputs: Sequence[Any], index: GridIndex) -> tuple[Any, Any]:
         """Live columns of the live rows of the sparse operand, and of the dense one what they
         meet."""
-        form, columns, deep = self.form, index.also, index.also.ids.shape[1]
+        form, deep = self.form, index.also.ids.shape[1]
         sparse, dense = inputs[self._gathered], self._beside(inputs)[0]
         own = empty(sparse, (call.layout.operand[form.route.micro_tile.dim], deep))
         high, wide = stepped(dense.shape)
         other = empty(dense, (deep, wide) if form.beside == "kn" else (high, deep))
-        pack_own, pack_other = self._packers()
-        pack_own(sparse, *columns.views, *index.views, own)
-        pack_other(dense, *columns.views, other)
+        self._gather()(sparse, *index.views, *index.also.views, dense, own, other)
         return own, other
 
 

@@ -21,7 +21,7 @@ from . import (
     cuda_detect_strips,
 )
 from .cuda_build import build_cuda
-from .cuda_detect_emit import THREADS, emit
+from .cuda_detect_emit import THREADS, emit, emit_axes
 from .kernel_cache import KernelCache, content_key
 
 Kernel = Callable[..., Any]
@@ -85,7 +85,9 @@ def slice_module(clusters: bool = True) -> tvm.IRModule:
 
 def emit_module() -> tvm.IRModule:
     """Kernels that turn bits into lists."""
-    return named_module({"emit": emit(False), "emit_both": emit(True)})
+    made = {"emit": emit(False), "emit_both": emit(True)}
+    axes = {"emit_axes": emit_axes(False), "emit_axes_both": emit_axes(True)}
+    return named_module({**made, **axes})
 
 
 def blocks_module() -> tvm.IRModule:
@@ -153,12 +155,36 @@ class CudaKernels:
         ``axis``: entries, positions per entry, and positions of the PIT axis. ``first`` gets the
         set bits if ``wanted`` is 1, else the clear ones; ``second``, if given, the others.
         """
-        pieces = max(1, -(-lines.shape[1] // THREADS))
-        numbers = (lines, parts, *axis, pieces, wanted, first.ids, first.count)
+        numbers = (lines, parts, *axis, _pieces(lines), wanted, first.ids, first.count)
         if second is None:
             self._find("cuda-emit", "emit")(*numbers)
         else:
             self._find("cuda-emit", "emit_both")(*numbers, second.ids, second.count)
 
+    def emit_axes(
+        self,
+        lines: tuple[Any, Any],
+        extents: tuple[int, int],
+        first: Index,
+        dead: Index | None,
+        second: Index,
+    ) -> None:
+        """Turn ``lines`` of either axis of a mask into the lists ``first``, with ``dead`` that of
+        what does not live beside it, and ``second``."""
+        (own, lives), (across, beside) = (
+            ((of, of.shape[0], extent, _pieces(of)), (index.ids, index.count))
+            for of, extent, index in zip(lines, extents, (first, second), strict=True)
+        )
+        if dead is None:
+            self._find("cuda-emit", "emit_axes")(*own, *lives, *across, *beside)
+        else:
+            lists = (*lives, dead.ids, dead.count)
+            self._find("cuda-emit", "emit_axes_both")(*own, *lists, *across, *beside)
+
     def _find(self, module: str, name: str) -> Kernel:
         return self._kernels.find(module, detection_modules(self.clusters)[module], name)
+
+
+def _pieces(lines: Any) -> int:
+    """CTAs that share a slot of such lines."""
+    return max(1, -(-lines.shape[1] // THREADS))

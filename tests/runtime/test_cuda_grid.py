@@ -161,7 +161,7 @@ def test_counts_alike_share_a_plan_and_building_leaves_none_of_their_tiles_out()
 
 @pytest.mark.parametrize(
     ("side", "options", "packs"),
-    [("lhs", {}, 2), ("lhs", LINEAR, 2), ("lhs", TURNED, 2), ("rhs", {}, 3), ("rhs", TURNED, 3)],
+    [("lhs", {}, 1), ("lhs", LINEAR, 1), ("lhs", TURNED, 1), ("rhs", {}, 2), ("rhs", TURNED, 2)],
 )
 def test_building_asks_for_every_kernel(
     side: str, options: dict[str, Any], packs: int, monkeypatch: pytest.MonkeyPatch
@@ -215,23 +215,19 @@ def find_axes(self: Any, spec: Any, value: Any, shape: Any, tiles: Any, **given:
     return live, dead, beside
 
 
-def gather_columns(self: Any, dtype: str, some: bool, turned: bool = False) -> Any:
-    def run(source: Any, ids: Any, count: Any, *rest: Any) -> None:
-        *listed, packed = map(memory, rest)
-        lines = memory(source).T if turned else memory(source)
-        kept = listed[0][0, : listed[1][0]] if some else np.arange(len(lines))
-        live = memory(count)[0]
-        packed[kept, : -(-live // 64) * 64] = 0
-        packed[kept, :live] = lines[kept][:, memory(ids)[0, :live]]
-
-    return run
-
-
-def gather_rows(self: Any, dtype: str) -> Any:
-    def run(source: Any, ids: Any, count: Any, packed: Any) -> None:
-        live = memory(count)[0]
-        memory(packed)[: -(-live // 64) * 64] = 0
-        memory(packed)[:live, : source.shape[1]] = memory(source)[memory(ids)[0, :live]]
+def gather(self: Any, dtype: str, layout: str, turned: bool) -> Any:
+    def run(source: Any, rows: Any, lives: Any, *rest: Any) -> None:
+        ids, count, dense, packed, beside = map(memory, rest)
+        live, lines = count[0], memory(source).T if turned else memory(source)
+        deep, kept, ids = -(-live // 64) * 64, memory(rows)[0, : memory(lives)[0]], ids[0, :live]
+        packed[kept, :deep] = 0
+        packed[kept, :live] = lines[kept][:, ids]
+        if layout == "kn":
+            beside[:deep] = 0
+            beside[:live, : dense.shape[1]] = dense[ids]
+        else:
+            beside[: len(dense), :deep] = 0
+            beside[: len(dense), :live] = dense[:, ids]
 
     return run
 
@@ -291,8 +287,7 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     monkeypatch.setattr(CudaFill, "fill_rows", fill_rows)
     monkeypatch.setattr("pit_tvm.runtime.cuda_workspace.stream_of", lambda device: 0)
     monkeypatch.setattr("pit_tvm.runtime.cuda_workspace.is_rehearsed", lambda: False)
-    fakes = (("columns", gather_columns), ("rows", gather_rows), ("product", product))
-    for name, fake in (*fakes, ("turn_rows", turn_rows)):
+    for name, fake in (("gather", gather), ("product", product), ("turn_rows", turn_rows)):
         monkeypatch.setattr(GridKernels, name, fake)
     return reported
 

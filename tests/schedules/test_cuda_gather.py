@@ -1,4 +1,4 @@
-"""Kernels that pack live columns and live rows, as CUDA source run on a CPU."""
+"""The kernel that packs live columns of both operands, as CUDA source run on a CPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pit_tvm.errors import DTypeError, ScheduleError
-from pit_tvm.schedules.cuda_gather import gather_columns, gather_rows
+from pit_tvm.schedules.cuda_gather import gather_both
 from tests.runtime.cuda_emulation import Emulator, OnDevice
 from tests.schedules.cuda_text import cuda_text
 
@@ -30,55 +30,52 @@ def whole(live: int) -> int:
     return max(-(-live // 64), 1) * 64
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize(
-    ("some", "turned"),
-    [(False, False), (True, False), (True, True)],
-    ids=["all-rows", "live-rows", "turned"],
+    ("dtype", "layout"), [("float16", "kn"), ("bfloat16", "nk"), ("bfloat16", "kn")]
 )
-def test_columns_are_packed_with_zeros_behind_them(
-    dtype: str, some: bool, turned: bool, emulator: Emulator
+def test_live_columns_are_packed_with_zeros_behind_them(
+    dtype: str, layout: str, turned: bool, emulator: Emulator
 ) -> None:
-    made = gather_columns(dtype, some, turned)
+    made = gather_both(dtype, layout, turned)
     kernel = emulator.compile_source(cuda_text(made)).mod["main"]
-    rng = np.random.default_rng(some)
-    for m, k, share in ((1, 1, 1.0), (70, 333, 0.4), (33, 200, 0.0), (40, 128, 1.0)):
+    rng = np.random.default_rng(turned)
+    for m, n, k, share in (
+        (1, 1, 1, 1.0),
+        (70, 37, 333, 0.4),
+        (33, 1100, 80, 0.0),
+        (9, 64, 64, 1.0),
+    ):
         source = numbers(rng, (m, k), dtype)
+        dense = numbers(rng, (k, n) if layout == "kn" else (n, k), dtype)
         ids, count = listed(k, np.flatnonzero(rng.random(k) < share))
-        rows, lives = listed(m, np.flatnonzero(rng.random(m) < (0.5 if some else 2.0)))
-        packed = numbers(rng, (-(-m // 8) * 8, ids.shape[1]), dtype)
-        expected = packed.copy()
-        wide = whole(count[0])
+        rows, lives = listed(m, np.flatnonzero(rng.random(m) < 0.5))
+        high, wide, live = -(-m // 8) * 8, -(-n // 8) * 8, ids[0, : count[0]]
+        packed = numbers(rng, (high, ids.shape[1]), dtype)
+        beside = numbers(
+            rng, (ids.shape[1], wide) if layout == "kn" else (wide, ids.shape[1]), dtype
+        )
+        want, want_beside, deep = packed.copy(), beside.copy(), whole(count[0])
         for row in rows[0, : lives[0]]:
-            expected[row, :wide] = 0
-            expected[row, : count[0]] = source[row, ids[0, : count[0]]]
-        own = (rows, lives) if some else ()
+            want[row, :deep] = 0
+            want[row, : count[0]] = source[row, live]
+        if layout == "kn":
+            want_beside[:deep, : n + n % 2] = 0
+            want_beside[: count[0], :n] = dense[live]
+        else:
+            want_beside[:n, :deep] = 0
+            want_beside[:n, : count[0]] = dense[:, live]
         stored = np.ascontiguousarray(source.T) if turned else source
-        kernel(*map(OnDevice, (stored, ids, count, *own, packed)))
-        np.testing.assert_array_equal(packed, expected)
+        kernel(*map(OnDevice, (stored, rows, lives, ids, count, dense, packed, beside)))
+        np.testing.assert_array_equal(packed, want)
+        np.testing.assert_array_equal(beside, want_beside)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_rows_are_packed_with_zeros_behind_them(dtype: str, emulator: Emulator) -> None:
-    kernel = emulator.compile_source(cuda_text(gather_rows(dtype))).mod["main"]
-    rng = np.random.default_rng(7)
-    for k, n, share in ((1, 1, 1.0), (150, 37, 0.5), (80, 1100, 0.0), (64, 64, 1.0)):
-        source = numbers(rng, (k, n), dtype)
-        ids, count = listed(k, np.flatnonzero(rng.random(k) < share))
-        packed = numbers(rng, (ids.shape[1], -(-n // 8) * 8), dtype)
-        expected = packed.copy()
-        expected[: whole(count[0]), : n + n % 2] = 0
-        expected[: count[0], :n] = source[ids[0, : count[0]]]
-        kernel(*map(OnDevice, (source, ids, count, packed)))
-        np.testing.assert_array_equal(packed, expected)
-
-
-@pytest.mark.parametrize("make", [gather_columns, gather_rows])
-def test_other_types_are_refused(make: object) -> None:
+def test_other_types_are_refused() -> None:
     with pytest.raises(DTypeError, match="dtype"):
-        make("float32")  # type: ignore[operator]
+        gather_both("float32", "kn")
 
 
-def test_all_rows_of_a_turned_source_are_refused() -> None:
-    with pytest.raises(ScheduleError, match="rows with turned"):
-        gather_columns("float16", turned=True)
+def test_other_layouts_are_refused() -> None:
+    with pytest.raises(ScheduleError, match="layout kn or nk"):
+        gather_both("float16", "km")
