@@ -26,7 +26,6 @@ AT_ONCE = {"float16": 8, "bfloat16": 8, "float32": 4}  # elements of a chunk
 THREADS = 256
 _ROWS = THREADS // CHUNKS  # of a tile that all threads take at once
 
-
 _ANY_LANE = """__forceinline__ __device__ unsigned pit_any_lane(unsigned bits) {
   return __reduce_or_sync(~0u, bits);
 }
@@ -37,39 +36,122 @@ def _bit(word: Any, at: Any) -> Any:
     return T.bitwise_and(T.shift_right(word, T.cast(at, "uint32")), T.uint32(1))
 
 
-@T.inline
-def _find_rows(found, alive, word0, thread):
-    """found[w] = OR of word ``word0`` + w of all lines of ``alive``, by a warp for each."""
-    warp: T.let = T.truncdiv(thread, 32)
-    if warp < found.shape[0]:
-        bits: T.uint32 = T.uint32(0)
-        at: T.int32 = T.truncmod(thread, 32)
-        while (at < alive.shape[0]) & (word0 + warp < alive.shape[1]):
-            bits = T.bitwise_or(bits, alive[at, word0 + warp])
-            at = at + 32
-        found[warp] = T.cuda.func_call(
-            "pit_any_lane", bits, source_code=_ANY_LANE, return_type="uint32"
-        )
-    T.cuda.cta_sync()
-
-
-@T.inline
-def _fetch(tile, group, place, source, row, column):
-    """16 bytes of the source, on their way to the tile."""
-    T.ptx["cp.async.cg.shared.global"](
-        tile.ptr_to([group, place]),
-        source.ptr_to([T.cast(row, "int64"), T.cast(column, "int64")]),
-        16,
-        16,
-    )
-
-
 def _dead(bias: Any, row: Any, act: str, dtype: str) -> Any:
     """What stands in a row that does not live: its bias, activated, or 0."""
     if bias is None:
         return T.cast(0, dtype)
     known = T.if_then_else(row < bias.shape[0], T.cast(bias[row], "float32"), T.float32(0))
     return T.cast(activate(act, known), dtype)
+
+
+@T.inline
+def _find_rows(found, alive, k0, lane):
+    """found = which rows live from ``k0`` on: those in any line, of which lanes read some."""
+    for w in T.unroll(found.shape[0]):
+        word: T.let = T.truncdiv(k0, 32) + w
+        bits: T.uint32 = T.uint32(0)
+        at: T.int32 = lane
+        while (at < alive.shape[0]) & (word < alive.shape[1]):
+            bits = T.bitwise_or(bits, alive[at, word])
+            at = at + 32
+        found[w] = T.cuda.func_call(
+            "pit_any_lane", bits, source_code=_ANY_LANE, return_type="uint32"
+        )
+
+
+@T.meta_class
+class _Square:
+    """A tile in shared memory, of rows of 128 bytes whose chunks change places: threads that read
+    a column of chunks, or of elements, ask every bank once."""
+
+    def __init__(self, dtype: str, thread: Any) -> None:
+        self.dtype, self.each = dtype, AT_ONCE[dtype]
+        self.side = CHUNKS * self.each
+        pool: Any = T.SMEMPool()
+        self.tile = pool.alloc((self.side, self.side), dtype, align=128)
+        pool.commit()
+        self.warp, self.lane = T.truncdiv(thread, 32), T.truncmod(thread, 32)
+        self.high, self.chunk = T.truncdiv(thread, CHUNKS), T.truncmod(thread, CHUNKS)
+        self.line = T.alloc_local([self.each], dtype)
+        self.words = T.alloc_local([4], "uint32")
+
+    def place(self, row: Any, chunk: Any) -> Any:
+        """Where a chunk of a row begins."""
+        if self.each == 4:
+            turned = T.truncmod(T.truncdiv(row, 4), CHUNKS)
+        else:
+            turned = T.truncmod(T.truncdiv(row, 8), 4) * 2 + T.truncmod(row, 2)
+        return T.bitwise_xor(chunk, turned) * self.each
+
+    @T.inline
+    def fetch(self, source, row, k0, column):
+        """Begin to copy this thread's chunk of a row."""
+        T.ptx["cp.async.cg.shared.global"](
+            self.tile.ptr_to([row, self.place(row, self.chunk)]),
+            source.ptr_to([T.cast(k0 + row, "int64"), T.cast(column, "int64")]),
+            16,
+            16,
+        )
+
+    @T.inline
+    def fill(self, row, value):
+        """Write one value to this thread's chunk of a row."""
+        self.line[0] = value
+        for v in T.unroll(1, self.each):
+            self.line[v] = self.line[0]
+        for v in T.vectorized(self.each):
+            self.tile[row, self.place(row, self.chunk) + v] = self.line[v]
+
+    @T.inline
+    def store(self, turned, m0, k0, alive):
+        """Write the columns that are ``alive`` as rows."""
+        if self.each == 4:
+            self.store_elements(turned, m0, k0)
+        else:
+            self.store_matrices(turned, m0, k0, alive)
+
+    @T.inline
+    def store_elements(self, turned, m0, k0):
+        first: T.let = k0 + self.chunk * self.each
+        if (first < turned.shape[1]) & (m0 + self.high < turned.shape[0]):
+            for i in T.unroll(self.each):
+                row: T.let = self.chunk * self.each + i
+                self.line[i] = self.tile[
+                    row,
+                    self.place(row, T.truncdiv(self.high, self.each))
+                    + T.truncmod(self.high, self.each),
+                ]
+            for v in T.vectorized(self.each):
+                turned[T.cast(m0 + self.high, "int64"), T.cast(first, "int64") + v] = self.line[v]
+
+    @T.inline
+    def store_matrices(self, turned, m0, k0, alive):
+        """A warp takes a chunk of columns by the instruction that turns matrices of 8 x 8: of four,
+        whose rows are chosen so that a lane gets eight neighbours."""
+        column: T.let = self.warp * 8 + T.truncdiv(self.lane, 4)
+        lives: T.uint32 = T.uint32(1)
+        if alive is not None:
+            word: T.uint32 = alive[0]
+            if column >= 32:
+                word = alive[1]
+            lives = _bit(word, T.truncmod(column, 32))
+        for half in T.unroll(self.side // 32):
+            row: T.let = (
+                half * 32
+                + T.truncdiv(T.truncmod(self.lane, 8), 2) * 8
+                + T.truncdiv(self.lane, 8) * 2
+                + T.truncmod(self.lane, 2)
+            )
+            T.ptx["ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16"](
+                *[self.words[i] for i in range(4)],
+                self.tile.ptr_to([row, self.place(row, self.warp)]),
+            )
+            first: T.let = k0 + half * 32 + T.truncmod(self.lane, 4) * 8
+            if (first < turned.shape[1]) & (m0 + column < turned.shape[0]) & (lives != T.uint32(0)):
+                T.ptx["st.global.v4.b32"](
+                    turned.ptr_to([T.cast(m0 + column, "int64"), T.cast(first, "int64")]),
+                    *[self.words[i] for i in range(4)],
+                )
 
 
 @T.jit
@@ -101,67 +183,50 @@ def turn(
     T.device_entry()
     EACH = T.meta_var(AT_ONCE[dtype])
     SIDE = T.meta_var(CHUNKS * EACH)  # elements of a tile
-    # A chunk of rows is a group. Groups are 16 bytes apart, so that a warp that reads columns of
-    # eight groups asks every bank once.
     across: T.let = T.truncdiv(m + (SIDE - 1), SIDE)
     block = T.cta_id([T.truncdiv(k + (SIDE - 1), SIDE) * T.truncdiv(m + (SIDE - 1), SIDE)])
     thread = T.thread_id([THREADS])
-    pool = T.SMEMPool()
-    tile = pool.alloc((CHUNKS, EACH * SIDE + EACH), dtype, align=16)
+    square = _Square(dtype, thread)
+    if lines_h is not None:
+        columns_alive = T.alloc_local([2], "uint32")
+    else:
+        columns_alive = T.meta_var(None)
     if alive_h is not None:
-        rows_alive = pool.alloc((SIDE // 32,), "uint32", align=16)
-    pool.commit()
-    line = T.alloc_local([EACH], dtype)
-    columns_alive = T.alloc_local([SIDE // 32], "uint32")
+        rows_alive = T.alloc_local([SIDE // 32], "uint32")
     step: T.let = T.truncdiv(block, across)
     m0: T.let = T.truncmod(block, across) * SIDE
     k0: T.let = step * SIDE
-    high: T.let = T.truncdiv(thread, CHUNKS)
-    chunk: T.let = T.truncmod(thread, CHUNKS)
+    column: T.let = m0 + square.chunk * EACH
+    wanted: T.uint32 = T.uint32(1)  # bits of this thread's chunk of columns
     after_predecessor()
-    if alive_h is not None:
-        _find_rows(rows_alive, alive, T.truncdiv(k0, 32), thread)
-    for w in T.unroll(SIDE // 32):
-        columns_alive[w] = T.uint32(0xFFFFFFFF)
-        if lines_h is not None:
+    if lines_h is not None:
+        for w in T.unroll(2):
             columns_alive[w] = T.uint32(0)
             if T.truncdiv(m0, 32) + w < size:
                 columns_alive[w] = lines[step, T.truncdiv(m0, 32) + w]
-    word: T.uint32 = columns_alive[0]
-    if chunk * EACH >= 32:
-        word = columns_alive[SIDE // 32 - 1]
-    wanted: T.let = T.bitwise_and(
-        T.shift_right(word, T.cast(T.truncmod(chunk * EACH, 32), "uint32")),
-        T.uint32((1 << EACH) - 1),
-    )
+        wanted = columns_alive[0]
+        if square.chunk >= 4:
+            wanted = columns_alive[1]
+        wanted = T.bitwise_and(
+            T.shift_right(wanted, T.cast(T.truncmod(square.chunk * 8, 32), "uint32")),
+            T.uint32(0xFF),
+        )
+    if alive_h is not None:
+        _find_rows(rows_alive, alive, k0, square.lane)
     for p in T.unroll(SIDE // _ROWS):
-        row: T.let = p * _ROWS + high
-        if (k0 + row < k) & (m0 + chunk * EACH < m) & (wanted != T.uint32(0)):
-            group: T.let = T.truncdiv(row, EACH)
-            place: T.let = T.truncmod(row, EACH) * SIDE + chunk * EACH
+        row: T.let = p * _ROWS + square.high
+        if (k0 + row < k) & (column < m) & (wanted != T.uint32(0)):
             if alive_h is not None:
-                if _bit(rows_alive[p], high) != T.uint32(0):
-                    _fetch(tile, group, place, source, k0 + row, m0 + chunk * EACH)
+                if _bit(rows_alive[p], square.high) != T.uint32(0):
+                    square.fetch(source, row, k0, column)
                 else:
-                    line[0] = _dead(bias, k0 + row, act, dtype)
-                    for v in T.unroll(1, EACH):
-                        line[v] = line[0]
-                    for v in T.vectorized(EACH):
-                        tile[group, place + v] = line[v]
+                    square.fill(row, _dead(bias, k0 + row, act, dtype))
             else:
-                _fetch(tile, group, place, source, k0 + row, m0 + chunk * EACH)
+                square.fetch(source, row, k0, column)
     T.ptx.cp.async_.commit_group()
     T.ptx.cp.async_.wait_group(0)
     T.cuda.cta_sync()
-    for p in T.unroll(SIDE // _ROWS):
-        column: T.let = p * _ROWS + high
-        lives: T.let = _bit(columns_alive[p], high)
-        if (k0 + chunk * EACH < k) & (m0 + column < m) & (lives != T.uint32(0)):
-            for i in T.unroll(EACH):
-                line[i] = tile[chunk, i * SIDE + column]
-            first: T.let = T.cast(k0 + chunk * EACH, "int64")
-            for v in T.vectorized(EACH):
-                turned[T.cast(m0 + column, "int64"), first + v] = line[v]
+    square.store(turned, m0, k0, columns_alive)
 
 
 def turn_kernel(dtype: str, pieces: bool = False) -> tvm.tirx.PrimFunc:

@@ -220,6 +220,12 @@ inline void load_shared(uint32_t& value, unsigned at) {
   std::memcpy(&value, buf_dyn_shmem_ptr + at, 4);
 }
 
+inline void store4(const void* at, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  if (reinterpret_cast<uintptr_t>(at) % 16) fail(cudaErrorMisalignedAddress);
+  const uint32_t words[] = {a, b, c, d};
+  std::memcpy(const_cast<void*>(at), words, sizeof words);
+}
+
 inline void add4(float* at, float a, float b, float c, float d) {
   if (reinterpret_cast<uintptr_t>(at) % 16) fail(cudaErrorMisalignedAddress);
   at[0] += a, at[1] += b, at[2] += c, at[3] += d;

@@ -39,6 +39,7 @@ _PTX = {
     r"griddepcontrol\.launch_dependents;": "let_successor_in",
     r"cp\.async\.c[ag]\.shared\.global ": "copy",
     r"ld\.shared\.b32 ": "load_shared",
+    r"st\.global\.v4\.b32 ": "store4",
     r"red\.global\.add\.v4\.f32 ": "add4",
     r"cvt\.rna\.tf32\.f32 ": "round_to_tf32",
     r"ldmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16 ": "ldmatrix<false>",

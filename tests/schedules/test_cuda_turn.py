@@ -34,8 +34,8 @@ def test_matrices_are_read_and_written_in_pieces_of_16_bytes(
 ) -> None:
     body = cuda_text(turn_kernel(dtype, pieces)).split("__global__")[-1]
     assert f"{kind}* __restrict__ turned_ptr" in body
-    # Two pieces a thread, each of eight elements.
-    assert body.count("*(uint4*)(turned_ptr") == 2
+    # Two pieces a thread, each of eight elements, which eight lanes turn together.
+    assert body.count("st_vec_global_v4") == 2 == body.count("ldmatrix_sync")
     assert body.count("cp_async_cg") == 2 and ("lines_ptr[" in body) == pieces
 
 
