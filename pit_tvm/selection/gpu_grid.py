@@ -13,11 +13,11 @@ from .gpu_cost import GpuRates, GpuWork, select_gpu
 _BYTES = 2  # of an element
 _STEP = 64  # of k, that a tile takes at once
 _GATHERED = 16  # elements of a sector, which is read as a whole
-# Two launches with what keeps them apart, and what both read and write; a list of columns beside
-# those of rows. By these, 165 products of 55 patterns cost 3 % more or less in the median
-# (tuning_logs/h200-sm_90a/bench_grid.json).
-_PACK_US, _PACK_GBPS = 11.0, 3800.0
-_BESIDE_US = 2.0
+# A launch with what keeps it apart, what it reads and writes, and that of what is turned; a list of
+# columns beside those of rows. By these, 177 products of 59 patterns cost 3 % more or less in the
+# median (tuning_logs/h200-sm_90a/bench_grid.json).
+_PACK_US, _PACK_GBPS, _TURNED_GBPS = 4.6, 4000.0, 2200.0
+_BESIDE_US = 1.0
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,11 @@ class Packing:
         """Microseconds; what does not lie side by side is read by sectors."""
         sectors = min(work.k, columns * _GATHERED)
         dense = work.n * ((columns if self.contiguous else sectors) + columns)
-        own = work.live * sectors
+        own, gbps = work.live * sectors, _PACK_GBPS
         if self.turned:
-            own = columns * min(self.stored, work.live * _GATHERED)
-        return _PACK_US + 1e-3 * _BYTES * (own + work.live * columns + dense) / _PACK_GBPS
+            own, gbps = columns * min(self.stored, work.live * _GATHERED), _TURNED_GBPS
+        moved = (own + work.live * columns) / gbps + dense / _PACK_GBPS
+        return _PACK_US + 1e-3 * _BYTES * moved
 
 
 def both_axes(
