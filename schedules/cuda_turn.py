@@ -3,8 +3,8 @@
     turned[i, k] = source[k, i]
 
 Families that gather rows of one operand want it stored the other way round now and then. A CTA
-takes a square through shared memory, 128 bytes wide: both matrices are read and written 16 bytes at
-a time.
+takes a tile through shared memory, `TILE_K` rows of 128 bytes: both matrices are read and written
+16 bytes at a time.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ CHUNKS = 8  # of 16 bytes in a row of a tile
 AT_ONCE = {"float16": 8, "bfloat16": 8, "float32": 4}  # elements of a chunk
 THREADS = 256
 _ROWS = THREADS // CHUNKS  # of a tile that all threads take at once
+_PASSES = TILE_K // _ROWS
 
 _ANY_LANE = """__forceinline__ __device__ unsigned pit_any_lane(unsigned bits) {
   return __reduce_or_sync(~0u, bits);
@@ -60,15 +61,14 @@ def _find_rows(found, alive, k0, lane):
 
 
 @T.meta_class
-class _Square:
+class _Tile:
     """A tile in shared memory, of rows of 128 bytes whose chunks change places: threads that read
     a column of chunks, or of elements, ask every bank once."""
 
     def __init__(self, dtype: str, thread: Any) -> None:
         self.dtype, self.each = dtype, AT_ONCE[dtype]
-        self.side = CHUNKS * self.each
         pool: Any = T.SMEMPool()
-        self.tile = pool.alloc((self.side, self.side), dtype, align=128)
+        self.tile = pool.alloc((TILE_K, CHUNKS * self.each), dtype, align=128)
         pool.commit()
         self.warp, self.lane = T.truncdiv(thread, 32), T.truncmod(thread, 32)
         self.high, self.chunk = T.truncdiv(thread, CHUNKS), T.truncmod(thread, CHUNKS)
@@ -112,17 +112,15 @@ class _Square:
 
     @T.inline
     def store_elements(self, turned, m0, k0):
-        first: T.let = k0 + self.chunk * self.each
-        if (first < turned.shape[1]) & (m0 + self.high < turned.shape[0]):
-            for i in T.unroll(self.each):
-                row: T.let = self.chunk * self.each + i
-                self.line[i] = self.tile[
-                    row,
-                    self.place(row, T.truncdiv(self.high, self.each))
-                    + T.truncmod(self.high, self.each),
-                ]
-            for v in T.vectorized(self.each):
-                turned[T.cast(m0 + self.high, "int64"), T.cast(first, "int64") + v] = self.line[v]
+        for p in T.unroll(_PASSES):
+            line: T.let = (p * CHUNKS + self.chunk) * self.each
+            if (k0 + line < turned.shape[1]) & (m0 + self.high < turned.shape[0]):
+                for i in T.unroll(self.each):
+                    begin: T.let = self.place(line + i, T.truncdiv(self.high, self.each))
+                    self.line[i] = self.tile[line + i, begin + T.truncmod(self.high, self.each)]
+                place: T.let = T.cast(k0 + line, "int64")
+                for v in T.vectorized(self.each):
+                    turned[T.cast(m0 + self.high, "int64"), place + v] = self.line[v]
 
     @T.inline
     def store_matrices(self, turned, m0, k0, alive):
@@ -135,7 +133,7 @@ class _Square:
             if column >= 32:
                 word = alive[1]
             lives = _bit(word, T.truncmod(column, 32))
-        for half in T.unroll(self.side // 32):
+        for half in T.unroll(_PASSES):
             row: T.let = (
                 half * 32
                 + T.truncdiv(T.truncmod(self.lane, 8), 2) * 8
@@ -181,22 +179,21 @@ def turn(
         bias = T.meta_var(None)
     turned = T.match_buffer(turned_h, (m, k), dtype, align=16)
     T.device_entry()
-    EACH = T.meta_var(AT_ONCE[dtype])
-    SIDE = T.meta_var(CHUNKS * EACH)  # elements of a tile
-    across: T.let = T.truncdiv(m + (SIDE - 1), SIDE)
-    block = T.cta_id([T.truncdiv(k + (SIDE - 1), SIDE) * T.truncdiv(m + (SIDE - 1), SIDE)])
+    WIDE = T.meta_var(CHUNKS * AT_ONCE[dtype])  # columns of a tile
+    across: T.let = T.truncdiv(m + (WIDE - 1), WIDE)
+    block = T.cta_id([T.truncdiv(k + (TILE_K - 1), TILE_K) * T.truncdiv(m + (WIDE - 1), WIDE)])
     thread = T.thread_id([THREADS])
-    square = _Square(dtype, thread)
+    held = _Tile(dtype, thread)
     if lines_h is not None:
         columns_alive = T.alloc_local([2], "uint32")
     else:
         columns_alive = T.meta_var(None)
     if alive_h is not None:
-        rows_alive = T.alloc_local([SIDE // 32], "uint32")
+        rows_alive = T.alloc_local([_PASSES], "uint32")
     step: T.let = T.truncdiv(block, across)
-    m0: T.let = T.truncmod(block, across) * SIDE
-    k0: T.let = step * SIDE
-    column: T.let = m0 + square.chunk * EACH
+    m0: T.let = T.truncmod(block, across) * WIDE
+    k0: T.let = step * TILE_K
+    column: T.let = m0 + held.chunk * held.each
     wanted: T.uint32 = T.uint32(1)  # bits of this thread's chunk of columns
     after_predecessor()
     if lines_h is not None:
@@ -205,28 +202,28 @@ def turn(
             if T.truncdiv(m0, 32) + w < size:
                 columns_alive[w] = lines[step, T.truncdiv(m0, 32) + w]
         wanted = columns_alive[0]
-        if square.chunk >= 4:
+        if held.chunk >= 4:
             wanted = columns_alive[1]
         wanted = T.bitwise_and(
-            T.shift_right(wanted, T.cast(T.truncmod(square.chunk * 8, 32), "uint32")),
+            T.shift_right(wanted, T.cast(T.truncmod(held.chunk * 8, 32), "uint32")),
             T.uint32(0xFF),
         )
     if alive_h is not None:
-        _find_rows(rows_alive, alive, k0, square.lane)
-    for p in T.unroll(SIDE // _ROWS):
-        row: T.let = p * _ROWS + square.high
+        _find_rows(rows_alive, alive, k0, held.lane)
+    for p in T.unroll(_PASSES):
+        row: T.let = p * _ROWS + held.high
         if (k0 + row < k) & (column < m) & (wanted != T.uint32(0)):
             if alive_h is not None:
-                if _bit(rows_alive[p], square.high) != T.uint32(0):
-                    square.fetch(source, row, k0, column)
+                if _bit(rows_alive[p], held.high) != T.uint32(0):
+                    held.fetch(source, row, k0, column)
                 else:
-                    square.fill(row, _dead(bias, k0 + row, act, dtype))
+                    held.fill(row, _dead(bias, k0 + row, act, dtype))
             else:
-                square.fetch(source, row, k0, column)
+                held.fetch(source, row, k0, column)
     T.ptx.cp.async_.commit_group()
     T.ptx.cp.async_.wait_group(0)
     T.cuda.cta_sync()
-    square.store(turned, m0, k0, columns_alive)
+    held.store(turned, m0, k0, columns_alive)
 
 
 def turn_kernel(dtype: str, pieces: bool = False) -> tvm.tirx.PrimFunc:

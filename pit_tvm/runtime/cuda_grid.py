@@ -36,6 +36,9 @@ from .cuda_workspace import CudaIndex
 from .kernel_cache import KernelCache
 
 _FEW = 1024  # live columns, above which plans tell them apart less narrowly
+# Of a matrix that is turned, how often its size is moved where no row lives: what is written alone
+# takes longer than half (tuning_logs/h200-sm_90a/turn.json).
+_WRITTEN = 1.6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +84,7 @@ class GridPlanner(CudaPlanner):
 
     def _packing(self, layout: Layout, counts: tuple[int, ...]) -> Packing:
         form, rows, (m, n) = self.form, self._rows(layout), layout.output
-        moved = 1.0 + counts[0] / max(rows, 1)  # dead rows are written only
+        moved = _WRITTEN + (2.0 - _WRITTEN) * counts[0] / max(rows, 1)
         turn = self.rates().turn_us(2.0 * m * n, moved) if form.flip else 0.0
         return Packing(form.beside == "kn", rows, form.turns, turn)
 
