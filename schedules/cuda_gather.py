@@ -21,7 +21,7 @@ from .dependent import after_predecessor
 from .hopper_knobs import TILE_K, require
 from .hopper_ring import steps_of
 
-_BLOCKS, _WARPS = 132 * 8, 8
+_BLOCKS, _WARPS = 132 * 6, 8  # as many as an H200 holds at once
 _BAND, _AT_ONCE = 32, 8  # rows of one warp, and those that it reads at once
 _PIECES = 8  # pairs of elements of a row that a lane copies
 _ACROSS = 64 * _PIECES

@@ -3,8 +3,8 @@
     turned[i, k] = source[k, i]
 
 Families that gather rows of one operand want it stored the other way round now and then. A CTA
-takes a tile through shared memory, `TILE_K` rows of 128 bytes: both matrices are read and written
-16 bytes at a time.
+takes tiles through shared memory, `TILE_K` rows of 128 bytes: both matrices are read and written 16
+bytes at a time.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ AT_ONCE = {"float16": 8, "bfloat16": 8, "float32": 4}  # elements of a chunk
 THREADS = 256
 _ROWS = THREADS // CHUNKS  # of a tile that all threads take at once
 _PASSES = TILE_K // _ROWS
+_TILES = 2  # beside each other, which a CTA reads at once
 
 _ANY_LANE = """__forceinline__ __device__ unsigned pit_any_lane(unsigned bits) {
   return __reduce_or_sync(~0u, bits);
@@ -33,8 +34,18 @@ _ANY_LANE = """__forceinline__ __device__ unsigned pit_any_lane(unsigned bits) {
 """
 
 
+def _shifted(word: Any, by: Any) -> Any:
+    return T.shift_right(word, T.cast(by, "uint32"))
+
+
 def _bit(word: Any, at: Any) -> Any:
-    return T.bitwise_and(T.shift_right(word, T.cast(at, "uint32")), T.uint32(1))
+    return T.bitwise_and(_shifted(word, at), T.uint32(1))
+
+
+def _octet(words: Any, tile: Any, chunk: Any) -> Any:
+    """Bits of a chunk of columns, of two words for each tile."""
+    word = T.if_then_else(chunk < 4, words[tile * 2], words[tile * 2 + 1])
+    return T.bitwise_and(_shifted(word, T.truncmod(chunk, 4) * 8), T.uint32(0xFF))
 
 
 def _dead(bias: Any, row: Any, act: str, dtype: str) -> Any:
@@ -61,14 +72,14 @@ def _find_rows(found, alive, k0, lane):
 
 
 @T.meta_class
-class _Tile:
-    """A tile in shared memory, of rows of 128 bytes whose chunks change places: threads that read
-    a column of chunks, or of elements, ask every bank once."""
+class _Tiles:
+    """Tiles in shared memory, of rows of 128 bytes whose chunks change places: threads that read a
+    column of chunks, or of elements, ask every bank once."""
 
     def __init__(self, dtype: str, thread: Any) -> None:
         self.dtype, self.each = dtype, AT_ONCE[dtype]
         pool: Any = T.SMEMPool()
-        self.tile = pool.alloc((TILE_K, CHUNKS * self.each), dtype, align=128)
+        self.tiles = pool.alloc((_TILES, TILE_K, CHUNKS * self.each), dtype, align=128)
         pool.commit()
         self.warp, self.lane = T.truncdiv(thread, 32), T.truncmod(thread, 32)
         self.high, self.chunk = T.truncdiv(thread, CHUNKS), T.truncmod(thread, CHUNKS)
@@ -84,54 +95,56 @@ class _Tile:
         return T.bitwise_xor(chunk, turned) * self.each
 
     @T.inline
-    def fetch(self, source, row, k0, column):
+    def fetch(self, tile, row, source, k0, column):
         """Begin to copy this thread's chunk of a row."""
         T.ptx["cp.async.cg.shared.global"](
-            self.tile.ptr_to([row, self.place(row, self.chunk)]),
+            self.tiles.ptr_to([tile, row, self.place(row, self.chunk)]),
             source.ptr_to([T.cast(k0 + row, "int64"), T.cast(column, "int64")]),
             16,
             16,
         )
 
     @T.inline
-    def fill(self, row, value):
+    def fill(self, tile, row, value):
         """Write one value to this thread's chunk of a row."""
         self.line[0] = value
         for v in T.unroll(1, self.each):
             self.line[v] = self.line[0]
         for v in T.vectorized(self.each):
-            self.tile[row, self.place(row, self.chunk) + v] = self.line[v]
+            self.tiles[tile, row, self.place(row, self.chunk) + v] = self.line[v]
 
     @T.inline
-    def store(self, turned, m0, k0, alive):
-        """Write the columns that are ``alive`` as rows."""
+    def store(self, tile, turned, m0, k0, alive):
+        """Write the columns of a tile that are ``alive`` as rows, from row ``m0`` on."""
         if self.each == 4:
-            self.store_elements(turned, m0, k0)
+            self.store_elements(tile, turned, m0, k0)
         else:
-            self.store_matrices(turned, m0, k0, alive)
+            self.store_matrices(tile, turned, m0, k0, alive)
 
     @T.inline
-    def store_elements(self, turned, m0, k0):
+    def store_elements(self, tile, turned, m0, k0):
         for p in T.unroll(_PASSES):
             line: T.let = (p * CHUNKS + self.chunk) * self.each
             if (k0 + line < turned.shape[1]) & (m0 + self.high < turned.shape[0]):
                 for i in T.unroll(self.each):
                     begin: T.let = self.place(line + i, T.truncdiv(self.high, self.each))
-                    self.line[i] = self.tile[line + i, begin + T.truncmod(self.high, self.each)]
+                    self.line[i] = self.tiles[
+                        tile, line + i, begin + T.truncmod(self.high, self.each)
+                    ]
                 place: T.let = T.cast(k0 + line, "int64")
                 for v in T.vectorized(self.each):
                     turned[T.cast(m0 + self.high, "int64"), place + v] = self.line[v]
 
     @T.inline
-    def store_matrices(self, turned, m0, k0, alive):
+    def store_matrices(self, tile, turned, m0, k0, alive):
         """A warp takes a chunk of columns by the instruction that turns matrices of 8 x 8: of four,
         whose rows are chosen so that a lane gets eight neighbours."""
         column: T.let = self.warp * 8 + T.truncdiv(self.lane, 4)
         lives: T.uint32 = T.uint32(1)
         if alive is not None:
-            word: T.uint32 = alive[0]
+            word: T.uint32 = alive[tile * 2]
             if column >= 32:
-                word = alive[1]
+                word = alive[tile * 2 + 1]
             lives = _bit(word, T.truncmod(column, 32))
         for half in T.unroll(_PASSES):
             row: T.let = (
@@ -142,7 +155,7 @@ class _Tile:
             )
             T.ptx["ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16"](
                 *[self.words[i] for i in range(4)],
-                self.tile.ptr_to([row, self.place(row, self.warp)]),
+                self.tiles.ptr_to([tile, row, self.place(row, self.warp)]),
             )
             first: T.let = k0 + half * 32 + T.truncmod(self.lane, 4) * 8
             if (first < turned.shape[1]) & (m0 + column < turned.shape[0]) & (lives != T.uint32(0)):
@@ -180,50 +193,48 @@ def turn(
     turned = T.match_buffer(turned_h, (m, k), dtype, align=16)
     T.device_entry()
     WIDE = T.meta_var(CHUNKS * AT_ONCE[dtype])  # columns of a tile
-    across: T.let = T.truncdiv(m + (WIDE - 1), WIDE)
-    block = T.cta_id([T.truncdiv(k + (TILE_K - 1), TILE_K) * T.truncdiv(m + (WIDE - 1), WIDE)])
+    ACROSS = T.meta_var(WIDE * _TILES)  # of a CTA
+    across: T.let = T.truncdiv(m + (ACROSS - 1), ACROSS)
+    block = T.cta_id([T.truncdiv(k + (TILE_K - 1), TILE_K) * T.truncdiv(m + (ACROSS - 1), ACROSS)])
     thread = T.thread_id([THREADS])
-    held = _Tile(dtype, thread)
+    held = _Tiles(dtype, thread)
     if lines_h is not None:
-        columns_alive = T.alloc_local([2], "uint32")
+        columns_alive = T.alloc_local([_TILES * 2], "uint32")
     else:
         columns_alive = T.meta_var(None)
     if alive_h is not None:
         rows_alive = T.alloc_local([_PASSES], "uint32")
     step: T.let = T.truncdiv(block, across)
-    m0: T.let = T.truncmod(block, across) * WIDE
+    m0: T.let = T.truncmod(block, across) * ACROSS
     k0: T.let = step * TILE_K
-    column: T.let = m0 + held.chunk * held.each
-    wanted: T.uint32 = T.uint32(1)  # bits of this thread's chunk of columns
     after_predecessor()
     if lines_h is not None:
-        for w in T.unroll(2):
+        for w in T.unroll(_TILES * 2):
             columns_alive[w] = T.uint32(0)
             if T.truncdiv(m0, 32) + w < size:
                 columns_alive[w] = lines[step, T.truncdiv(m0, 32) + w]
-        wanted = columns_alive[0]
-        if held.chunk >= 4:
-            wanted = columns_alive[1]
-        wanted = T.bitwise_and(
-            T.shift_right(wanted, T.cast(T.truncmod(held.chunk * 8, 32), "uint32")),
-            T.uint32(0xFF),
-        )
     if alive_h is not None:
         _find_rows(rows_alive, alive, k0, held.lane)
-    for p in T.unroll(_PASSES):
-        row: T.let = p * _ROWS + held.high
-        if (k0 + row < k) & (column < m) & (wanted != T.uint32(0)):
-            if alive_h is not None:
-                if _bit(rows_alive[p], held.high) != T.uint32(0):
-                    held.fetch(source, row, k0, column)
+    for tile in T.unroll(_TILES):
+        column: T.let = m0 + tile * WIDE + held.chunk * held.each
+        wanted: T.uint32 = T.uint32(1)
+        if lines_h is not None:
+            wanted = _octet(columns_alive, tile, held.chunk)
+        for p in T.unroll(_PASSES):
+            row: T.let = p * _ROWS + held.high
+            if (k0 + row < k) & (column < m) & (wanted != T.uint32(0)):
+                if alive_h is not None:
+                    if _bit(rows_alive[p], held.high) != T.uint32(0):
+                        held.fetch(tile, row, source, k0, column)
+                    else:
+                        held.fill(tile, row, _dead(bias, k0 + row, act, dtype))
                 else:
-                    held.fill(row, _dead(bias, k0 + row, act, dtype))
-            else:
-                held.fetch(source, row, k0, column)
+                    held.fetch(tile, row, source, k0, column)
     T.ptx.cp.async_.commit_group()
     T.ptx.cp.async_.wait_group(0)
     T.cuda.cta_sync()
-    held.store(turned, m0, k0, columns_alive)
+    for tile in T.unroll(_TILES):
+        held.store(tile, turned, m0 + tile * WIDE, k0, columns_alive)
 
 
 def turn_kernel(dtype: str, pieces: bool = False) -> tvm.tirx.PrimFunc:

@@ -38,7 +38,7 @@ from .kernel_cache import KernelCache
 _FEW = 1024  # live columns, above which plans tell them apart less narrowly
 # Of a matrix that is turned, how often its size is moved where no row lives: what is written alone
 # takes longer than half (tuning_logs/h200-sm_90a/turn.json).
-_WRITTEN = 1.6
+_WRITTEN = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,8 +50,8 @@ _ROUTED = 0.45
 # gelu over four of the suite padding since.
 ACT_US = {"gelu": 7.1e-7, "silu": 4.8e-7}
 # Of a matrix that is turned: with the launch; of what all CTAs together take of it, so many bytes.
-# They fit matrices of 768 x 3072 to 5120 x 7168 elements of 16 bits within 2 %, in float32 within
-# 24 % (tuning_logs/h200-sm_90a/turn.json).
+# They fit matrices of 768 x 3072 to 5120 x 7168 elements of 16 bits within 3 %, in float32 within
+# 17 % (tuning_logs/h200-sm_90a/turn.json).
 _TURN_US, _TURN_WAVE_US, _TURN_WAVE, _TURN_GBPS = 1.2, 0.8, 8192.0 * 8 * 132, 3900.0
 _SPLIT_US = 3.5  # of a list of live rows and one of dead ones: two kernels
 _ROUNDS = 20  # of alternating means, to convergence

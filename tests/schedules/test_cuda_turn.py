@@ -34,9 +34,9 @@ def test_matrices_are_read_and_written_in_pieces_of_16_bytes(
 ) -> None:
     body = cuda_text(turn_kernel(dtype, pieces)).split("__global__")[-1]
     assert f"{kind}* __restrict__ turned_ptr" in body
-    # Two pieces a thread, each of eight elements, which eight lanes turn together.
-    assert body.count("st_vec_global_v4") == 2 == body.count("ldmatrix_sync")
-    assert body.count("cp_async_cg") == 2 and ("lines_ptr[" in body) == pieces
+    # Two pieces a thread of both tiles, each of eight elements, which eight lanes turn together.
+    assert body.count("st_vec_global_v4") == 4 == body.count("ldmatrix_sync")
+    assert body.count("cp_async_cg") == 4 and ("lines_ptr[" in body) == pieces
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
@@ -91,7 +91,7 @@ def test_biases_are_activated() -> None:
 def test_wider_elements_are_fewer_at_once() -> None:
     body = cuda_text(turn_kernel("float32")).split("__global__")[-1]
     # What a lane writes are four elements of four rows.
-    assert body.count("*(float4*)(turned_ptr") == 2 == body.count("cp_async_cg")
+    assert body.count("*(float4*)(turned_ptr") == 4 == body.count("cp_async_cg")
 
 
 @pytest.mark.parametrize(("dtype", "pieces"), [("int8", False), ("float32", True)])
