@@ -9,7 +9,6 @@ import pytest
 
 import pit_tvm
 from pit_tvm import op
-from pit_tvm.reference.index import index_lists
 from pit_tvm.reference.ops import activate
 from pit_tvm.runtime import cuda_bind
 from pit_tvm.runtime.cuda_detect import CudaDetector
@@ -21,7 +20,8 @@ from pit_tvm.runtime.cuda_watch import CountWatch
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.runtime.program import analyse
 from pit_tvm.structs import Candidate, Plan
-from tests.runtime.cuda_products import check_replays, memory, roundings
+from tests.runtime import cuda_grid_kernels as fakes
+from tests.runtime.cuda_products import check_replays, roundings
 from tests.runtime.test_cuda_blocks import LINEAR, TURNED, operator
 
 torch = pytest.importorskip("torch")
@@ -184,93 +184,6 @@ def test_building_asks_for_every_kernel(
 # What calls hand to kernels, without a GPU
 
 
-def find_along(self: Any, spec: Any, value: Any, shape: Any, tile: Any, _: Any, split: bool) -> Any:
-    """`CudaDetector.prepared` for tensors on the CPU, in memory that the caller gives."""
-
-    def run(given: Any, take: Any) -> Any:
-        (live,) = index_lists(spec, given.numpy(), shape, tile)
-        lists = {"live": live}
-        if split:
-            lists["dead"] = np.setdiff1d(np.arange(shape[tile.dim]), live)
-        found = [take(given, role, 1, shape[tile.dim]) for role in lists]
-        for index, ids in zip(found, lists.values(), strict=True):
-            index.ids[0, : len(ids)] = index.ids.new_tensor(ids)
-            index.count[0] = len(ids)
-        return (*found, None)[:2]
-
-    return run
-
-
-def find_axes(self: Any, spec: Any, value: Any, shape: Any, tiles: Any, **given: Any) -> Any:
-    """The same of `CudaDetector.detect_axes`."""
-    take, split = given["take"], given["split"]
-    live, dead = find_along(self, spec, value, shape, tiles[0], False, split)(value, take)
-    for dim, lines in enumerate(given["lines"]):  # bits of either axis, all of them in one line
-        alive = np.packbits(value.numpy().any(1 - dim), bitorder="little")
-        lines.zero_()
-        lines[-1].view(torch.uint8)[: len(alive)] = torch.from_numpy(alive)
-    beside, _ = find_along(self, spec, value, shape, tiles[1], False, False)(
-        value, lambda like, role, *of: take(like, "beside", *of)
-    )
-    return live, dead, beside
-
-
-def gather(self: Any, dtype: str, layout: str, turned: bool) -> Any:
-    def run(source: Any, rows: Any, lives: Any, *rest: Any) -> None:
-        ids, count, dense, packed, beside = map(memory, rest)
-        live, lines = count[0], memory(source).T if turned else memory(source)
-        deep, kept, ids = -(-live // 64) * 64, memory(rows)[0, : memory(lives)[0]], ids[0, :live]
-        packed[kept, :deep] = 0
-        packed[kept, :live] = lines[kept][:, ids]
-        if layout == "kn":
-            beside[:deep] = 0
-            beside[:live, : dense.shape[1]] = dense[ids]
-        else:
-            beside[: len(dense), :deep] = 0
-            beside[: len(dense), :live] = dense[:, ids]
-
-    return run
-
-
-def product(self: Any, tile: Any, groups: int, **given: Any) -> Any:
-    def run(own: Any, ids: Any, count: Any, depth: Any, dense: Any, *rest: Any) -> None:
-        assert given["deep"]
-        (right,), *bias, out = map(memory, (dense, *rest))
-        deep, live = -(-int(memory(depth)[0]) // 64) * 64, memory(ids)[0, : memory(count)[0]]
-        right = right[:, :deep].T if given["rhs_layout"] == "nk" else right[:deep]
-        # Columns beyond n hold anything, and are cut off.
-        with np.errstate(invalid="ignore", over="ignore"):
-            sums = memory(own)[live, :deep].astype(float) @ right.astype(float)
-            if given.get("row_bias"):
-                out[live] = sums + bias[0][live, None]
-            else:
-                out[live] = sums + (bias[0] if bias else 0.0)
-
-    return run
-
-
-def pad_copy(self: Any, source: Any, made: Any) -> None:
-    made[:, : source.shape[1]] = source[:, : made.shape[1]]
-
-
-def fill_rows(self: Any, out: Any, index: Any, row: Any = None) -> None:
-    out[index.ids[0, : index.count[0]].long()] = 0 if row is None else row
-
-
-def turn_rows(self: Any, dtype: str, bias: bool, act: str) -> Any:
-    def run(source: Any, alive: Any, *rest: Any) -> None:
-        (*biases, turned) = rest
-        bits = np.bitwise_or.reduce(alive.numpy(), axis=0).view(np.uint8)
-        lives = np.unpackbits(bits, bitorder="little").astype(bool)
-        turned.zero_()
-        if bias:
-            turned[:, : len(biases[0])] = biases[0]
-        live = np.flatnonzero(lives)
-        turned[:, live] = source[live].t()
-
-    return run
-
-
 @pytest.fixture
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Kernels that work on tensors on the CPU; the counts that are reported."""
@@ -279,16 +192,16 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     def report(self: Any, count: Any, write: Any) -> None:
         reported.append(count.tolist())
 
-    monkeypatch.setattr(CudaDetector, "prepared", find_along)
-    monkeypatch.setattr(CudaDetector, "detect_axes", find_axes)
+    monkeypatch.setattr(CudaDetector, "prepared", fakes.find_along)
+    monkeypatch.setattr(CudaDetector, "detect_axes", fakes.find_axes)
     monkeypatch.setattr(CountWatch, "report", report)
     monkeypatch.setattr(cuda_bind, "check_tensor", lambda *given, **options: None)
-    monkeypatch.setattr(CudaFill, "pad_copy", pad_copy)
-    monkeypatch.setattr(CudaFill, "fill_rows", fill_rows)
+    monkeypatch.setattr(CudaFill, "pad_copy", fakes.pad_copy)
+    monkeypatch.setattr(CudaFill, "fill_rows", fakes.fill_rows)
     monkeypatch.setattr("pit_tvm.runtime.cuda_workspace.stream_of", lambda device: 0)
     monkeypatch.setattr("pit_tvm.runtime.cuda_workspace.is_rehearsed", lambda: False)
-    for name, fake in (("gather", gather), ("product", product), ("turn_rows", turn_rows)):
-        monkeypatch.setattr(GridKernels, name, fake)
+    for name in ("gather", "product", "turn_rows"):
+        monkeypatch.setattr(GridKernels, name, getattr(fakes, name))
     return reported
 
 
