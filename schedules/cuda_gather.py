@@ -135,16 +135,11 @@ def both_gathered(
     layout: T.constexpr,
 ):
     """The template; ``gather_both`` gives it its options."""
-    high, across, room_, capacity = T.int32(), T.int32(), T.int32(), T.int32()
-    deep, wide, own_high, beside_high, beside_wide = (
-        T.int32(),
-        T.int32(),
-        T.int32(),
-        T.int32(),
-        T.int32(),
-    )
+    high, across, listed, capacity = T.int32(), T.int32(), T.int32(), T.int32()
+    deep, wide, own_high = T.int32(), T.int32(), T.int32()
+    beside_high, beside_wide = T.int32(), T.int32()
     source = T.match_buffer(source_h, (high, across), dtype, align=2)
-    rows = T.match_buffer(rows_h, (1, room_), "int32", align=4)
+    rows = T.match_buffer(rows_h, (1, listed), "int32", align=4)
     lives = T.match_buffer(lives_h, (1,), "int32", align=4)
     ids = T.match_buffer(ids_h, (1, capacity), "int32", align=4)
     count = T.match_buffer(count_h, (1,), "int32", align=4)

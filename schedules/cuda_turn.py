@@ -1,4 +1,4 @@
-"""A matrix turned on NVIDIA GPUs: all of it, its live pieces of columns alone, or its live rows.
+"""A matrix turned on NVIDIA GPUs: all of it, or its live rows.
 
     turned[i, k] = source[k, i]
 
@@ -40,12 +40,6 @@ def _shifted(word: Any, by: Any) -> Any:
 
 def _bit(word: Any, at: Any) -> Any:
     return T.bitwise_and(_shifted(word, at), T.uint32(1))
-
-
-def _octet(words: Any, tile: Any, chunk: Any) -> Any:
-    """Bits of a chunk of columns, of two words for each tile."""
-    word = T.if_then_else(chunk < 4, words[tile * 2], words[tile * 2 + 1])
-    return T.bitwise_and(_shifted(word, T.truncmod(chunk, 4) * 8), T.uint32(0xFF))
 
 
 def _dead(bias: Any, row: Any, act: str, dtype: str) -> Any:
@@ -114,12 +108,12 @@ class _Tiles:
             self.tiles[tile, row, self.place(row, self.chunk) + v] = self.line[v]
 
     @T.inline
-    def store(self, tile, turned, m0, k0, alive):
-        """Write the columns of a tile that are ``alive`` as rows, from row ``m0`` on."""
+    def store(self, tile, turned, m0, k0):
+        """Write the columns of a tile as rows, from row ``m0`` on."""
         if self.each == 4:
             self.store_elements(tile, turned, m0, k0)
         else:
-            self.store_matrices(tile, turned, m0, k0, alive)
+            self.store_matrices(tile, turned, m0, k0)
 
     @T.inline
     def store_elements(self, tile, turned, m0, k0):
@@ -136,16 +130,10 @@ class _Tiles:
                     turned[T.cast(m0 + self.high, "int64"), place + v] = self.line[v]
 
     @T.inline
-    def store_matrices(self, tile, turned, m0, k0, alive):
+    def store_matrices(self, tile, turned, m0, k0):
         """A warp takes a chunk of columns by the instruction that turns matrices of 8 x 8: of four,
         whose rows are chosen so that a lane gets eight neighbours."""
         column: T.let = self.warp * 8 + T.truncdiv(self.lane, 4)
-        lives: T.uint32 = T.uint32(1)
-        if alive is not None:
-            word: T.uint32 = alive[tile * 2]
-            if column >= 32:
-                word = alive[tile * 2 + 1]
-            lives = _bit(word, T.truncmod(column, 32))
         for half in T.unroll(_PASSES):
             row: T.let = (
                 half * 32
@@ -158,7 +146,7 @@ class _Tiles:
                 self.tiles.ptr_to([tile, row, self.place(row, self.warp)]),
             )
             first: T.let = k0 + half * 32 + T.truncmod(self.lane, 4) * 8
-            if (first < turned.shape[1]) & (m0 + column < turned.shape[0]) & (lives != T.uint32(0)):
+            if (first < turned.shape[1]) & (m0 + column < turned.shape[0]):
                 T.ptx["st.global.v4.b32"](
                     turned.ptr_to([T.cast(m0 + column, "int64"), T.cast(first, "int64")]),
                     *[self.words[i] for i in range(4)],
@@ -168,7 +156,6 @@ class _Tiles:
 @T.jit
 def turn(
     source_h: T.handle,
-    lines_h: T.Optional(T.handle),  # type: ignore[valid-type]
     alive_h: T.Optional(T.handle),  # type: ignore[valid-type]
     bias_h: T.Optional(T.handle),  # type: ignore[valid-type]
     turned_h: T.handle,
@@ -179,9 +166,6 @@ def turn(
     """The template; ``turn_kernel`` and ``turn_rows_kernel`` give it its options."""
     k, m = T.int32(), T.int32()
     source = T.match_buffer(source_h, (k, m), dtype, align=16)
-    if lines_h is not None:
-        slots, size = T.int32(), T.int32()
-        lines = T.match_buffer(lines_h, (slots, size), "uint32", align=4)
     if alive_h is not None:
         parts, words = T.int32(), T.int32()
         alive = T.match_buffer(alive_h, (parts, words), "uint32", align=4)
@@ -198,31 +182,19 @@ def turn(
     block = T.cta_id([T.truncdiv(k + (TILE_K - 1), TILE_K) * T.truncdiv(m + (ACROSS - 1), ACROSS)])
     thread = T.thread_id([THREADS])
     held = _Tiles(dtype, thread)
-    if lines_h is not None:
-        columns_alive = T.alloc_local([_TILES * 2], "uint32")
-    else:
-        columns_alive = T.meta_var(None)
     if alive_h is not None:
         rows_alive = T.alloc_local([_PASSES], "uint32")
     step: T.let = T.truncdiv(block, across)
     m0: T.let = T.truncmod(block, across) * ACROSS
     k0: T.let = step * TILE_K
     after_predecessor()
-    if lines_h is not None:
-        for w in T.unroll(_TILES * 2):
-            columns_alive[w] = T.uint32(0)
-            if T.truncdiv(m0, 32) + w < size:
-                columns_alive[w] = lines[step, T.truncdiv(m0, 32) + w]
     if alive_h is not None:
         _find_rows(rows_alive, alive, k0, held.lane)
     for tile in T.unroll(_TILES):
         column: T.let = m0 + tile * WIDE + held.chunk * held.each
-        wanted: T.uint32 = T.uint32(1)
-        if lines_h is not None:
-            wanted = _octet(columns_alive, tile, held.chunk)
         for p in T.unroll(_PASSES):
             row: T.let = p * _ROWS + held.high
-            if (k0 + row < k) & (column < m) & (wanted != T.uint32(0)):
+            if (k0 + row < k) & (column < m):
                 if alive_h is not None:
                     if _bit(rows_alive[p], held.high) != T.uint32(0):
                         held.fetch(tile, row, source, k0, column)
@@ -234,30 +206,25 @@ def turn(
     T.ptx.cp.async_.wait_group(0)
     T.cuda.cta_sync()
     for tile in T.unroll(_TILES):
-        held.store(tile, turned, m0 + tile * WIDE, k0, columns_alive)
+        held.store(tile, turned, m0 + tile * WIDE, k0)
 
 
-def turn_kernel(dtype: str, pieces: bool = False) -> tvm.tirx.PrimFunc:
-    """The kernel: source (k, m), [lines,] turned (m, k).
+def turn_kernel(dtype: str) -> tvm.tirx.PrimFunc:
+    """The kernel: source (k, m), turned (m, k).
 
     k and m are multiples of 16 bytes, to which both matrices are aligned: the caller checks.
 
     Parameters
     ----------
-    dtype : float16, bfloat16 or, without pieces, float32
-    pieces : of every 64 of k only the columns are turned, and written, that live there, as
-        ``lines`` (steps, words), uint32, says: bit i of word w of line t is that of column
-        w * 32 + i
+    dtype : float16, bfloat16 or float32
 
     Raises
     ------
     DTypeError
     """
-    known = [name for name, each in AT_ONCE.items() if not pieces or each * CHUNKS == TILE_K]
-    if dtype not in known:
-        raise DTypeError(mismatch("dtype", f"one of {known}", repr(dtype)))
-    absent = {"alive_h": None, "bias_h": None, **({} if pieces else {"lines_h": None})}
-    return turn.specialize(dtype=dtype, act="none", **absent)
+    if dtype not in AT_ONCE:
+        raise DTypeError(mismatch("dtype", f"one of {list(AT_ONCE)}", repr(dtype)))
+    return turn.specialize(dtype=dtype, act="none", alive_h=None, bias_h=None)
 
 
 def turn_rows_kernel(dtype: str, bias: bool = False, act: str = "none") -> tvm.tirx.PrimFunc:
@@ -278,5 +245,5 @@ def turn_rows_kernel(dtype: str, bias: bool = False, act: str = "none") -> tvm.t
     DTypeError
     """
     check_dtype(dtype)
-    absent = {"lines_h": None, **({} if bias else {"bias_h": None})}
+    absent = {} if bias else {"bias_h": None}
     return turn.specialize(dtype=dtype, act=act, **absent)

@@ -24,10 +24,11 @@ from bench_gpu_sread import Segment, list_segments, segment_operator
 from bench_gpu_weights import Weights, list_weights, weights_operator
 
 import pit_tvm
+from pit_tvm.runtime.cuda_columns import ColumnsDispatcher
 from pit_tvm.runtime.cuda_dispatch import all_modules
-from pit_tvm.runtime.cuda_form import ColumnsForm
 from pit_tvm.runtime.cuda_general import GeneralDispatcher
 from pit_tvm.runtime.cuda_modules import cached_modules
+from pit_tvm.runtime.cuda_pieces import PiecesDispatcher
 from pit_tvm.runtime.cuda_rows import RowsKernels
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.structs import Candidate, SparsitySpec, Tile
@@ -61,11 +62,11 @@ class Library:
 @dataclass(frozen=True)
 class Columns:
     """A library of the k-axis family: a tile with the options of an operator, or the kernel that
-    packs its lhs if ``tile`` is None. ``packed``: the tile takes a packed lhs."""
+    packs its lhs if ``tile`` is None. ``turned``: lhs is stored [k, m]."""
 
     dtype: str
     height: int
-    packed: bool = True
+    turned: bool = False
     tile: Tile | None = None
     bias: bool = False
     act: str | None = None
@@ -87,7 +88,7 @@ class Deep:
         which = (self.kind, pit_tvm.Grid(), self.dtype, TARGET, (None, None))
         made = internals(operator(*which, side=self.side, bias=self.bias))
         if self.tile is None:
-            made.build_packing()
+            made.build_moving()
         else:
             made.kernels.product(self.tile, 0, **made.options, deep=True)
 
@@ -106,7 +107,7 @@ Sparse = Grain | Weights | Output | Segment
 @dataclass(frozen=True)
 class Part:
     """A library that the operator of ``case`` takes: a tile, without SRead if the options are
-    "dense", or the kernel that packs an lhs if ``tile`` is None. Equal ones are one library,
+    "dense", or the kernels that move operands if ``tile`` is None. Equal ones are one library,
     whatever the cases. ``turned``: lhs is stored [k, m]."""
 
     family: str
@@ -137,13 +138,13 @@ def build_one(what: str | Wanted) -> int:
     elif isinstance(what, Columns):
         columns = _columns(what)
         if what.tile is None:
-            columns.kernels.pack(what.dtype, what.height)
+            columns.build_moving()
         else:
             columns.kernels.product(what.tile, 0, **columns.options)
     elif isinstance(what, Part):
         made = _sparse(what.case, what.turned)
         if what.tile is None:
-            made.kernels.pack(what.dtype, made.form.height)
+            made.build_moving()
         elif dict(what.options).get("dense"):
             made.kernels.dense(what.tile)
         else:
@@ -168,7 +169,7 @@ def build_one(what: str | Wanted) -> int:
 
 def _columns(what: Columns) -> Any:
     """The dispatcher of an operator that takes a library of the k-axis family."""
-    kind, extents = ("matmul", (what.height, 1)) if what.packed else ("turned", (1, what.height))
+    kind, extents = ("turned", (1, what.height)) if what.turned else ("matmul", (what.height, 1))
     spec, epilogue = pit_tvm.Mask(*extents), (what.bias, what.act)
     return internals(operator(kind, spec, what.dtype, TARGET, (None, None), 0, *epilogue))
 
@@ -233,8 +234,9 @@ def _parts(case: Grain | Weights | Output, turned: bool) -> Iterator[Part]:
         tiles = made.planner.likely_tiles(layout)
     for tile in tiles:
         yield Part(name, dtype, tile, options, case, turned)
-    if isinstance(made.form, ColumnsForm) and made.form.packed:
-        yield Part(name, dtype, None, (("height", made.form.height),), case, turned)
+    if isinstance(made, (ColumnsDispatcher, PiecesDispatcher, GeneralDispatcher)):
+        moved = (("turned", turned), ("micro_tile", str(made.form.route.micro_tile)))
+        yield Part(name, dtype, None, moved, case, turned)
 
 
 def _crossing(case: Cross, settings: GpuSettings) -> Iterator[Wanted]:

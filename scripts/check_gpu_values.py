@@ -123,8 +123,8 @@ def kernels_of(families: Sequence[str], checker: Checker) -> list[Wanted]:
             found += [Kernel(v.family, v.dtype, v.bias, v.act, t) for t in checker.built(v)]
         tiles = checker.built(v) if v.turned else packed_tiles(v)
         for t in tiles:
-            found.append(Columns(v.dtype, t.tile_m, not v.turned, t, v.bias, v.act))
-        found += [Columns(v.dtype, t.tile_m) for t in tiles if not v.turned]
+            found.append(Columns(v.dtype, t.tile_m, v.turned, t, v.bias, v.act))
+        found += [Columns(v.dtype, height) for height in {t.tile_m for t in tiles if not v.turned}]
         found += [Needed(shape) for shape in _apart(v)]
     return found
 

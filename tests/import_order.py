@@ -68,6 +68,7 @@ ORDER = {
         "gpu_roofline",
         "gpu_records",
         "gpu_library",
+        "gpu_turn",
         "gpu_cost",
         "gpu_columns",
         "gpu_grid",
@@ -144,6 +145,7 @@ ORDER = {
         "cuda_pack",
         "cuda_gather",
         "cuda_turn",
+        "cuda_turn_live",
         "hopper_space",
     ),
     "runtime": (

@@ -89,9 +89,8 @@ class ColumnsDispatcher(CudaDispatcher):
         self.planner = ColumnsPlanner(self.program, self.form, self.target, store, self.dead)
         self.kernels = ColumnsKernels(cache, self.target.isa)
 
-    def build(self, sizes: dict[str, int]) -> None:
-        """Compile what calls of these sizes may need, however much is live; needs no GPU."""
-        super().build(sizes)
+    def build_moving(self) -> None:
+        """Compile what packs and turns operands."""
         if self.form.packed:
             self.kernels.pack(self.form.dtype, self.form.height)
         if self.form.turns:

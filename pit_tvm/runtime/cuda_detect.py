@@ -22,7 +22,7 @@ from .cuda_modules import CudaKernels, GetModule
 from .cuda_workspace import Take, new_index
 
 MAX_PLANS = 1024  # kept by one detector
-AxesLines = tuple[Any, Any]
+AxesLines = tuple[Any, Any]  # bits of live rows, and of live columns: see `axes_lines`
 
 
 class MaskPlans:
@@ -228,15 +228,17 @@ class CudaDetector:
             return live, dead
         if plan.lists is not None and dead is None:
             name, numbers = plan.lists
+            lists = live.ids, live.count
             if isinstance(spec, BlockMask):
                 places = value.data_ptr(), *_strides(value, micro_tile)
-                self._kernels.mask(name)(*places, *numbers, live.ids, live.count)
+                self._kernels.mask(name)(*places, *numbers, *lists, live.lines)
                 return live, None
             address, stride, wide = rows_of(argument, value)
-            list_columns = self._kernels.mask(name)
-            list_columns(address, stride, *numbers, wide, plan.keep, live.ids, live.count)
+            bits = [live.lines] if micro_tile.dim else []  # columns have some, rows none
+            self._kernels.mask(name)(address, stride, *numbers, wide, plan.keep, *lists, *bits)
             return live, None
-        lines = fold_lines(self._kernels, argument, value, spec, micro_tile, plan)
+        kept = live.lines if plan.fold.parts == 1 else None
+        lines = fold_lines(self._kernels, argument, value, spec, micro_tile, plan, kept)
         axis = (plan.entries, plan.grain, plan.extent)
         self._kernels.emit(lines, plan.fold.parts, axis, live, dead)
         return live, dead
@@ -259,10 +261,13 @@ def fold_lines(
     spec: SparsitySpec,
     micro_tile: MicroTile,
     plan: MaskPlan,
+    lines: Any = None,
 ) -> Any:
-    """Bits of the live entries along the PIT axis: a CUDA tensor (slots * parts, words), uint32."""
+    """Bits of the live entries along the PIT axis: a CUDA tensor (slots * parts, words), uint32;
+    into ``lines``, of as many words or more, unless that is None."""
     fold = plan.fold
-    lines = empty_of("uint32", value, (plan.slots * fold.parts, max(1, plan.words)))
+    if lines is None:
+        lines = empty_of("uint32", value, (plan.slots * fold.parts, max(1, plan.words)))
     if plan.words and isinstance(spec, BlockMask):
         places = value.data_ptr(), *_strides(value, micro_tile)
         kernels.mask(fold.kernel)(*places, *fold.numbers, lines)

@@ -6,7 +6,7 @@ import tvm
 from tvm.script import tirx as T
 
 from ..schedules.dependent import after_predecessor
-from .cuda_detect_device import WARP, cta_scan, load_any
+from .cuda_detect_device import WARP, cta_scan, full_warp, load_any
 
 THREADS = 256
 MOST_BLOCKS = 4096  # along the PIT axis
@@ -14,7 +14,8 @@ MOST_BLOCKS = 4096  # along the PIT axis
 
 def list_blocks() -> tvm.tirx.PrimFunc:
     """Lists of the positions in live blocks along the PIT axis, for every slot of a block mask of
-    bytes: ids (slots, capacity) and count (slots,).
+    bytes: ids (slots, capacity), count (slots,) and lines (slots, words), uint32, of a bit for each
+    block.
 
     Slots are ``band`` elements high on the other axis, of ``other`` elements in blocks of
     ``high``; neighbours on the axes are ``along`` and ``beside`` bytes apart. Along the PIT axis
@@ -34,10 +35,12 @@ def list_blocks() -> tvm.tirx.PrimFunc:
         high: T.int32,
         p_ids: T.handle,
         p_count: T.handle,
+        p_lines: T.handle,
     ):
-        slots, capacity = T.int32(), T.int32()
+        slots, capacity, size = T.int32(), T.int32(), T.int32()
         ids = T.match_buffer(p_ids, (slots, capacity), "int32", align=4)
         count = T.match_buffer(p_count, (slots,), "int32", align=4)
+        lines = T.match_buffer(p_lines, (slots, size), "uint32", align=4)
         T.device_entry()
         slot = T.cta_id([slots])
         thread = T.thread_id([THREADS])
@@ -64,20 +67,23 @@ def list_blocks() -> tvm.tirx.PrimFunc:
                 live = T.bitwise_or(live, loaded[0])
                 row = row + 1
             value[0] = T.if_then_else(live != T.uint32(0), 1, 0)
+            word: T.uint32 = T.cuda.ballot_sync(full_warp(), value[0])
+            if (T.truncmod(thread, WARP) == 0) & (entry < entries):
+                lines[T.cast(slot, "int64"), T.cast(T.truncdiv(entry, WARP), "int64")] = word
             cta_scan(value, total, totals, thread, THREADS // WARP)
             if live != T.uint32(0):
                 live_blocks[found + value[0]] = entry
             found = found + total[0]
             begin = begin + THREADS
             T.cuda.cta_sync()
-        size: T.int32 = found * grain
+        length: T.int32 = found * grain
         if found > 0:
             if live_blocks[found - 1] == entries - 1:  # the last one may reach beyond the extent
-                size = size - (entries * grain - extent)
+                length = length - (entries * grain - extent)
         if thread == 0:
-            count[slot] = size
+            count[slot] = length
         at: T.int32 = thread
-        while at < size:
+        while at < length:
             block: T.let = T.truncdiv(at, grain)
             ids[T.cast(slot, "int64"), T.cast(at, "int64")] = (
                 live_blocks[block] * grain + at - block * grain

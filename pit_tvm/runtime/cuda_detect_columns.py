@@ -86,7 +86,8 @@ def put_bits(words, acc, column, keep, bits):
 
 
 def list_columns(bits: int, threads: int) -> tvm.tirx.PrimFunc:
-    """Live columns of every band of ``band`` rows, ascending; one CTA to a band.
+    """Live columns of every band of ``band`` rows: ascending lists, and ``lines`` (bands, words),
+    uint32, of a bit for each column. One CTA to a band.
 
     ``1 << lanes`` threads, at least 32, share a row; ``wide``: rows begin at multiples of 16
     bytes. ``keep`` are the bits of an int32.
@@ -105,11 +106,12 @@ def list_columns(bits: int, threads: int) -> tvm.tirx.PrimFunc:
         keep: T.int32,
         p_ids: T.handle,
         p_count: T.handle,
+        p_lines: T.handle,
     ):
-        slots = T.int32()
-        capacity = T.int32()
+        slots, capacity, size = T.int32(), T.int32(), T.int32()
         ids = T.match_buffer(p_ids, (slots, capacity), "int32", align=4)
         count = T.match_buffer(p_count, (slots,), "int32", align=4)
+        lines = T.match_buffer(p_lines, (slots, size), "uint32", align=4)
         T.device_entry()
         slot = T.cta_id([slots])
         thread = T.thread_id([threads])
@@ -156,6 +158,10 @@ def list_columns(bits: int, threads: int) -> tvm.tirx.PrimFunc:
                 word = cut(words[thread], thread * 32, 0, cols - col0)
                 value[0] = popcount(word)
                 words[thread] = word
+                if (thread * 32 < across * vector) & (T.truncdiv(col0, 32) + thread < size):
+                    lines[T.cast(slot, "int64"), T.cast(T.truncdiv(col0, 32) + thread, "int64")] = (
+                        word
+                    )
                 cta_scan(value, total, totals, thread, threads // WARP)
                 before[thread] = value[0]
                 T.cuda.cta_sync()

@@ -38,6 +38,14 @@ class _Room:
         self.total = T.alloc_local([1], "int32")
         self.word = T.alloc_local([1], "uint32")
 
+    @T.inline
+    def begin(self, thread):
+        """Clear what counts, and wait for the bits."""
+        if thread == 0:
+            self.earlier[0] = 0
+        T.cuda.cta_sync()
+        after_predecessor()
+
 
 @T.inline
 def _emit_piece(room, thread, lines, parts, axis, slot, word0, wanted, first, second):
@@ -90,7 +98,7 @@ def _emit_piece(room, thread, lines, parts, axis, slot, word0, wanted, first, se
             if second is not None:
                 second[0][T.cast(slot, "int64"), T.cast(rank, "int64")] = at
         at = at + THREADS
-    if (thread == 0) & (word0 + THREADS >= size):
+    if (thread == 0) & ((word0 + THREADS) * 32 >= entries):
         found = (found + room.total[0]) * grain
         if entries > 0:
             # The last block may reach beyond the extent.
@@ -132,10 +140,7 @@ def _emit(
     block = T.cta_id([slots * pieces])
     thread = T.thread_id([THREADS])
     room = _Room()
-    if thread == 0:
-        room.earlier[0] = 0
-    T.cuda.cta_sync()
-    after_predecessor()
+    room.begin(thread)
     slot: T.int32 = T.truncdiv(block, pieces)
     word0: T.int32 = T.truncmod(block, pieces) * THREADS
     axis = T.meta_var((entries, grain, extent))
@@ -178,10 +183,7 @@ def _emit_axes(
     block = T.cta_id([pieces + across_pieces])
     thread = T.thread_id([THREADS])
     room = _Room()
-    if thread == 0:
-        room.earlier[0] = 0
-    T.cuda.cta_sync()
-    after_predecessor()
+    room.begin(thread)
     if block < pieces:
         axis = T.meta_var((extent, 1, extent))
         _emit_piece(room, thread, lines, parts, axis, 0, block * THREADS, 1, (ids, count), other)
@@ -196,10 +198,10 @@ def emit(both: bool) -> tvm.tirx.PrimFunc:
     """Positions of the bits of every slot that are set, or not: one list, or ``both``.
 
     ``lines`` (slots * parts, words), uint32: a slot's bits are the OR of its ``parts`` lines, one
-    for each of ``entries``; a bit stands for ``grain`` positions of the ``extent`` on the PIT axis.
-    Set bits go to ``ids`` if ``wanted`` is 1, the clear ones if it is 0, and with ``both`` the
-    remaining ones to ``others``. ``pieces`` CTAs share a slot; each counts the bits before its
-    own, which costs less than telling each other.
+    for each of ``entries``, and anything behind them; a bit stands for ``grain`` positions of the
+    ``extent`` on the PIT axis. Set bits go to ``ids`` if ``wanted`` is 1, the clear ones if it is
+    0, and with ``both`` the remaining ones to ``others``. ``pieces`` CTAs share a slot; each
+    counts the bits before its own, which costs less than telling each other.
     """
     return _emit.specialize(**_absent(both))
 

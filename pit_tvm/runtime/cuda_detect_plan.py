@@ -27,6 +27,7 @@ SM_BYTES_PER_US = 60_000  # that one multiprocessor reads
 DEVICE_BYTES_PER_US = 4_000_000
 SECOND_KERNEL_US = 4.5
 MOST_PARTS = 32  # lines that make up one slot
+MOST_BAND = 128  # rows of a band whose bits are one line in any case
 FEW_BLOCKS = 4  # across a slot, which one thread reads one after the other
 TILE_BYTES = 1 << 16  # that a CTA of the folding kernels should read at least
 ROW_BYTES = 2048  # that it should read of one row
@@ -81,6 +82,11 @@ def capacity_of(size: int) -> int:
     return max(64, -(-size // 64) * 64)
 
 
+def grain_of(spec: SparsitySpec, micro_tile: MicroTile) -> int:
+    """Positions on the PIT axis that a bit of a line stands for."""
+    return spec.extents[micro_tile.dim] if isinstance(spec, BlockMask) else 1
+
+
 def check_extents(shape: tuple[int, ...]) -> None:
     """Refuse extents that 32-bit positions cannot hold (ShapeError)."""
     if any(not 0 <= extent < MOST_POSITIONS for extent in shape):
@@ -128,7 +134,7 @@ def plan_mask(
         fold = _fold_rows(rows, cols, band, slots, bits, whole)
         lists = _list_rows(rows, cols, band, slots, bits) if clusters else None
         return MaskPlan(fold=fold, lists=lists, **common)
-    fold = _fold_columns(rows, cols, band, slots, bits, whole)
+    fold = _fold_columns(rows, cols, band, slots, bits, whole or band <= MOST_BAND)
     return MaskPlan(fold=fold, lists=_list_columns(rows, cols, band, slots, bits), **common)
 
 

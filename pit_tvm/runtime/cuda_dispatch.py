@@ -184,8 +184,12 @@ class CudaDispatcher:
             self.modules(name, make)
         for tile in self.planner.likely_tiles(layout):
             self._build_tile(tile)
+        self.build_moving()
         if self._repeats is not None:
             self._repeats.build()
+
+    def build_moving(self) -> None:
+        """Compile what moves operands before a product, or a product afterwards."""
 
     def _build_tile(self, tile: Tile) -> None:
         """Compile what calls run of a tile."""

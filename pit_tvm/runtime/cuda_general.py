@@ -25,10 +25,11 @@ from .cuda_arrays import dense_product, empty_of, zero
 from .cuda_bind import CudaBound, aligned
 from .cuda_build import build_cuda
 from .cuda_call import CudaCall
+from .cuda_detect_plan import grain_of
 from .cuda_dispatch import CudaDispatcher
-from .cuda_general_form import GeneralForm, turned
+from .cuda_general_form import GeneralForm, banded, turned
 from .cuda_general_planner import GeneralPlanner
-from .cuda_rows import FamilyKernels
+from .cuda_rows import FamilyKernels, in_vectors
 from .cuda_workspace import CudaIndex
 from .kernel_cache import KernelCache
 from .program import Program
@@ -123,10 +124,16 @@ class GeneralDispatcher(CudaDispatcher):
         self.kernels.dead()
         if self.form.apart:
             self.kernels.epilogue()
-        if self.form.turns:
-            self.kernels.turn(self.form.dtype)
         if not self.form.library and not self.form.groups:
             self.kernels.dense(self.planner.likely_tiles(self.binder.layout_of(sizes, "torch"))[0])
+
+    def build_moving(self) -> None:
+        """Compile what turns operands."""
+        form, band = self.form, banded(self.form)
+        if band:
+            self.kernels.turn_live(form.dtype, band)
+        if len(form.turns) > (band > 0):
+            self.kernels.turn(form.dtype)
 
     def _dense(self, inputs: Any, out: Any) -> None:
         product = self.program.product
@@ -152,8 +159,8 @@ class GeneralDispatcher(CudaDispatcher):
         call, inputs, _, out, _ = bound
         kernel = self._known_kernel(call, choice)
         operands = [aligned(inputs[place]) for place in self._read]
-        if self.form.turns:
-            operands[self._turns] = self._turned(operands[self._turns])
+        for name, at in self._turns:
+            operands[at] = self._turned(name, operands[at], index)
         # Tiles write, or add, in vectors.
         target = self._cleared(call, out) if self.form.apart else aligned(out)
         if self.planner.overwrites:
@@ -166,8 +173,12 @@ class GeneralDispatcher(CudaDispatcher):
         elif target is not out:
             out.copy_(target)
 
-    def _turned(self, array: Any) -> Any:
-        return self.kernels.turned(array, self.form.dtype)
+    def _turned(self, name: str, array: Any, index: CudaIndex) -> Any:
+        form, band = self.form, banded(self.form)
+        if name != form.lhs or not band or not in_vectors(array, form.dtype):
+            return self.kernels.turned(array, form.dtype)
+        grain = grain_of(self.program.spec, form.route.micro_tile)
+        return self.kernels.turned_live(array, form.dtype, band, index.bits, grain)
 
     def _cleared(self, call: CudaCall, out: Any) -> Any:
         """New sums, all 0."""
@@ -191,9 +202,10 @@ class GeneralDispatcher(CudaDispatcher):
         return [names.index(name) for name in left]
 
     @cached_property
-    def _turns(self) -> int:
-        """Place, among what products read, of the operand that is turned first."""
-        return self._read.index([p.name for p in self.program.inputs].index(self.form.turns))
+    def _turns(self) -> list[tuple[str, int]]:
+        """Operands that are turned first, and their places among what products read."""
+        names = [self.program.inputs[place].name for place in self._read]
+        return [(name, names.index(name)) for name in self.form.turns]
 
     def _write_dead(self, inputs: Any, out: Any) -> None:
         """The output as the pattern promises it where nothing lives, before the rest."""

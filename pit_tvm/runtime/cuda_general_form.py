@@ -10,10 +10,12 @@ from ..op.batch_matmul import batch_matmul
 from ..op.matmul import matmul
 from ..schedules.contraction_space import BLOCKS
 from ..schedules.cuda_contraction_space import BANDS, DEPTH_STEP, DTYPES
+from ..schedules.cuda_turn import AT_ONCE
 from ..schedules.hopper_space import GROUP_STEPS
 from ..structs import Mask, MicroTile
 from ..transform.split_epilogue import split_epilogue
 from .arrays import itemsize
+from .cuda_detect_plan import MOST_BAND
 from .cuda_form import LEAST_ROWS, known_epilogue, slotted, unsupported
 from .program import Program, Route, analyse
 
@@ -28,8 +30,8 @@ class GeneralForm:
     ``library``: torch computes the dense form, with ``bias`` ("" for none) and ``act``. ``axis``
     tells what a list counts: "rows" of tiles, their "depth", the "batch", or the rows that live in
     one of the "pieces" of the depth; "" without tiles. ``slot``: columns of a sparse output that
-    have a list of rows, those of a tile, else 0. ``turns``: the operand that is turned first, so
-    that lists name whole rows of it. ``apart``: tiles add to sums of their own,
+    have a list of rows, those of a tile, else 0. ``turns``: operands that are turned first, so
+    that lists name whole rows of them. ``apart``: tiles add to sums of their own,
     which the epilogue then reads.
     """
 
@@ -44,7 +46,7 @@ class GeneralForm:
     library: bool
     apart: bool = False
     slot: int = 0
-    turns: str = ""
+    turns: tuple[str, ...] = ()
     transposed: bool = False
 
     @property
@@ -91,21 +93,33 @@ def general_form(program: Program, deterministic: bool = False) -> GeneralForm:
     # A bias alone may stand in the output before what tiles add to it.
     plain = epilogue is not None and act == "none" and program.sums.dtype == dtype
     apart = pieces is not None and program.has_epilogue and not plain
-    turns = _turns(program, con, axis, bias) if library else ""
+    turns = _turns(program, con, axis, bias) if library else ()
     return GeneralForm(*form, route, axis, library, apart, slot, turns)
 
 
-def _turns(program: Program, con: Contraction, axis: str, bias: str) -> str:
-    """The operand that would be gathered by elements, in a product that `turned` knows."""
+def _turns(program: Program, con: Contraction, axis: str, bias: str) -> tuple[str, ...]:
+    """The operands that would be gathered by elements, in a product that `turned` knows, and the
+    sparse one also where live neighbours fill sectors: of that live columns alone are turned."""
     product, names = program.product, [p.name for p in program.inputs]
-    if product is None or len(program.output.shape) != 2:
-        return ""
+    if product is None or len(program.output.shape) != 2 or program.output.dtype not in AT_ONCE:
+        return ()
     if names != [product.left, product.right, *([bias] if bias else [])]:
-        return ""
+        return ()
     if axis == "pieces":
-        return con.sparse if con.sparse_axes[-1] == con.row else ""
+        return (con.sparse,) if con.sparse_axes[-1] == con.row else ()
+    if axis != "depth":
+        return ()
     near = neighbours(program, con) * itemsize(program.output.dtype) >= SECTOR
-    return con.dense if axis == "depth" and con.dense_axes[-1] == con.reduce and not near else ""
+    own = (con.sparse,) if con.sparse_axes[-1] == con.reduce else ()
+    return (*own, con.dense) if con.dense_axes[-1] == con.reduce and not near else own
+
+
+def banded(form: GeneralForm) -> int:
+    """Rows of a band of the sparse operand whose live columns alone are turned; 0 where all of it
+    is, or nothing."""
+    micro_tile = form.route.micro_tile
+    band = micro_tile.extents[1 - micro_tile.dim] if form.lhs in form.turns else 0
+    return band if band <= MOST_BAND else 0
 
 
 def neighbours(program: Program, con: Contraction) -> int:
@@ -115,25 +129,24 @@ def neighbours(program: Program, con: Contraction) -> int:
 
 
 def turned(program: Program, form: GeneralForm) -> tuple[Program, MicroTile]:
-    """The same product with an operand stored the other way round, and its micro-tile; inputs keep
-    their order. ``form`` is that of the program, and turns."""
+    """The same product with operands stored the other way round, and its micro-tile; inputs keep
+    their order. ``form`` is that of the program, and turns some."""
     con, product = program.contraction, program.product
     if con is None or product is None:
         raise unsupported("a product one of whose operands is turned")
-    of_left = form.turns == product.left
     sparse = dict(zip(con.sparse_axes, program.input(con.sparse).shape, strict=True))
     sizes = (*program.output.shape, sparse[con.reduce])
     tensors = matmul(
         *(size if isinstance(size, int) else None for size in sizes),
         dtype=form.dtype,
-        transpose_lhs=product.transpose_left ^ of_left,
-        transpose_rhs=product.transpose_right ^ (not of_left),
+        transpose_lhs=product.transpose_left ^ (product.left in form.turns),
+        transpose_rhs=product.transpose_right ^ (product.right in form.turns),
         bias=bool(form.bias),
         activation=None if form.act == "none" else form.act,
     )
     operand = "rhs" if con.sparse == product.right else "lhs"
     micro_tile, spec = form.route.micro_tile, program.spec
-    if form.turns == con.sparse:
+    if con.sparse in form.turns:
         extents = micro_tile.extents[::-1]
         micro_tile = replace(micro_tile, dim=1 - micro_tile.dim, extents=extents)
         spec = Mask(*extents)

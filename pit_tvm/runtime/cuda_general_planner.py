@@ -15,6 +15,7 @@ from ..selection.gpu_general import (
     general_rates,
     select_general,
 )
+from ..selection.gpu_turn import live_us, whole_us
 from ..structs import Plan, Tile
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
@@ -22,7 +23,7 @@ from .argument import MOST_ELEMENTS
 from .arrays import itemsize
 from .bind import Layout
 from .cuda_arrays import tf32_allowed
-from .cuda_general_form import SECTOR, GeneralForm, neighbours
+from .cuda_general_form import SECTOR, GeneralForm, banded, neighbours
 from .cuda_planner import LIBRARY, BandPlanner, CudaPlanner
 from .program import Program
 
@@ -58,8 +59,6 @@ class GeneralPlanner(BandPlanner):
         self._check_sizes(layout)
         slots = max(len(counts), 1)
         covered = sum(counts) / max(slots * self._rows(layout), 1)
-        fill = float(self._output_bytes(layout))
-        index = self._index_bytes(layout)
         fits = self.dense_fits or (fresh and self.dense_fits_new)
         zeros = 1.0 - covered if self.program.spec.promises_zero else 0.0
         dense = self._all(layout, zeros) if fits and not self.form.groups else None
@@ -67,7 +66,10 @@ class GeneralPlanner(BandPlanner):
         micro_tile = self.form.route.micro_tile
         rates = self.own_rates()
         tiles = self._fitting(layout, rates.tiles) or (None,)
-        return select_general(micro_tile, work, tiles, dense, rates, index, fill, covered)
+        index = rates.base.index_us(self._index_bytes(layout))
+        fill = rates.base.store_us(float(self._output_bytes(layout)))
+        beside = (index, self._turning_us(layout, covered), fill)
+        return select_general(micro_tile, work, tiles, dense, rates, beside, covered)
 
     def tf32(self) -> bool:
         return self.form.dtype == "float32" and bool(self.form.rhs) and tf32_allowed()
@@ -123,27 +125,38 @@ class GeneralPlanner(BandPlanner):
 
     def _work(self, layout: Layout, counts: tuple[int, ...]) -> GeneralWork:
         m, n, k, batch = self._extents(layout)
-        # Elements of an operand that is turned: of a matrix, beside no others.
-        moved = (m if self.form.turns == self.form.lhs else n) * k if self.form.turns else 0
         shared = 1 if self.form.axis == "batch" else batch
         extent = self._rows(layout)
         k = max(self.form.route.micro_tile.extents) if self.form.axis == "pieces" else k
         sizes = (counts or (0,), m, self.form.slot or n, k, shared, self._itemsize)
-        return GeneralWork(*sizes, self.form.axis, extent, self._scattered, moved)
+        return GeneralWork(*sizes, self.form.axis, extent, self._scattered)
+
+    def _turning_us(self, layout: Layout, covered: float) -> float:
+        """Time in which operands are turned: matrices, beside no others."""
+        (m, n, k, _), form, us = self._extents(layout), self.form, 0.0
+        for name in form.turns:
+            size = self._itemsize * (m if name == form.lhs else n) * k
+            if name == form.lhs and banded(form):
+                extents, dim = getattr(self.program.spec, "extents", ()), form.route.micro_tile.dim
+                us += live_us(size, covered, self._itemsize, extents[dim] if extents else 1)
+            else:
+                us += whole_us(size)
+        return us
 
     @property
     def _scattered(self) -> tuple[float, float]:
         """How much of the operands is gathered by elements: where lists are along an operand's last
         axis. Live neighbours come together, a sector of memory at once.
         """
-        con = self.program.contraction
+        con, turned = self.program.contraction, self.form.turns
         if con is not None and self.form.axis == "pieces":
-            return float(con.sparse_axes[-1] == con.row and not self.form.turns), 0.0
+            return float(con.sparse_axes[-1] == con.row and con.sparse not in turned), 0.0
         if con is None or self.form.axis != "depth":
             return 0.0, 0.0
         near = min(neighbours(self.program, con), SECTOR // self._itemsize)
-        own, other = (axes[-1] == con.reduce for axes in (con.sparse_axes, con.dense_axes))
-        return own / near, (other and not self.form.turns) / near
+        sides = ((con.sparse, con.sparse_axes), (con.dense, con.dense_axes))
+        own, other = (axes[-1] == con.reduce and name not in turned for name, axes in sides)
+        return own / near, other / near
 
     def _all(self, layout: Layout, zeros: float) -> GeneralDense:
         m, n, k, batch = self._extents(layout)

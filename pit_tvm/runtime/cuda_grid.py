@@ -9,6 +9,7 @@ operand stored the other way round is turned as it is packed, so rows alone do n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,21 +37,18 @@ from .cuda_workspace import CudaIndex
 from .kernel_cache import KernelCache
 
 _FEW = 1024  # live columns, above which plans tell them apart less narrowly
-# Of a matrix that is turned, how often its size is moved where no row lives: what is written alone
-# takes longer than half (tuning_logs/h200-sm_90a/turn.json).
-_WRITTEN = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class GridIndex(CudaIndex):
     """Live rows; live columns (``also``) and dead rows beside them, where they were looked for.
-    ``counts`` are those of live rows and of live columns, as one tensor; ``lines`` the bits of what
+    ``counts`` are those of live rows and of live columns, as one tensor; ``axes`` the bits of what
     lives along the operand's two axes, `axes_lines`, where both were looked for."""
 
     also: CudaIndex
     dead: CudaIndex
     counts: Any
-    lines: AxesLines
+    axes: AxesLines
 
 
 class GridKernels(RowsKernels):
@@ -78,15 +76,14 @@ class GridPlanner(CudaPlanner):
             alone = (dense_candidate(dense, 0.0, 0.0, rates),)
         both: tuple[Candidate, ...] = ()
         if form.both is not None and work.k:
-            columns, packing = min(counts[1], work.k), self._packing(layout, counts)
+            columns, packing = min(counts[1], work.k), self._packing(layout)
             both = both_axes(ROWS, form.both, work, columns, packing, rates)
         return cheapest((*both, *alone), rates.is_tuned(ROWS))
 
-    def _packing(self, layout: Layout, counts: tuple[int, ...]) -> Packing:
-        form, rows, (m, n) = self.form, self._rows(layout), layout.output
-        moved = _WRITTEN + (2.0 - _WRITTEN) * counts[0] / max(rows, 1)
-        turn = self.rates().turn_us(2.0 * m * n, moved) if form.flip else 0.0
-        return Packing(form.beside == "kn", rows, form.turns, turn)
+    def _packing(self, layout: Layout) -> Packing:
+        form, size = self.form, 2.0 * math.prod(layout.output)
+        back = size if form.flip else 0.0
+        return Packing(form.beside == "kn", self._rows(layout), form.turns, back)
 
     def _rows_work(self, layout: Layout, counts: tuple[int, ...]) -> GpuWork:
         work = super()._rows_work(layout, counts[:1])
@@ -151,12 +148,7 @@ class GridDispatcher(CudaDispatcher):
         self.planner = GridPlanner(self.program, self.form, self.target, store, self.dead)
         self.kernels = GridKernels(cache, self.target.isa)
 
-    def build(self, sizes: dict[str, int]) -> None:
-        """Compile what calls of these sizes may need, however much is live; needs no GPU."""
-        super().build(sizes)
-        self.build_packing()
-
-    def build_packing(self) -> None:
+    def build_moving(self) -> None:
         """Compile what packs operands, and what turns the product back."""
         self._gather()
         if self.flip:
@@ -209,7 +201,7 @@ class GridDispatcher(CudaDispatcher):
             return lists[role]
 
         if learns or gathered == self.form.both:
-            self.detector.detect_axes(*asked, tiles, split=split, take=take, lines=index.lines)
+            self.detector.detect_axes(*asked, tiles, split=split, take=take, lines=index.axes)
         else:
             self.detector.prepared(*asked, tiles[0], self.deterministic, split)(value, take)
         if learns:
@@ -256,7 +248,7 @@ class GridDispatcher(CudaDispatcher):
         made = empty(out, (wide, high))
         kernel(*given, *bias, made)
         found = out if straight else empty(out, (high, wide))
-        self._turn()(made, index.lines[self.form.route.micro_tile.dim], *bias, found)
+        self._turn()(made, index.axes[self.form.route.micro_tile.dim], *bias, found)
         if not straight:
             self.fill.pad_copy(found[: out.shape[0]], out)
 
@@ -292,5 +284,5 @@ def _new_index(like: Any, shape: tuple[int, ...], dim: int) -> GridIndex:
         also=CudaIndex(beside, counts[1:]),
         dead=CudaIndex(dead, empty_of("int32", like, (1,))),
         counts=counts,
-        lines=axes_lines(like, shape),
+        axes=axes_lines(like, shape),
     )

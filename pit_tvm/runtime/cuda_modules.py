@@ -155,7 +155,7 @@ class CudaKernels:
         ``axis``: entries, positions per entry, and positions of the PIT axis. ``first`` gets the
         set bits if ``wanted`` is 1, else the clear ones; ``second``, if given, the others.
         """
-        numbers = (lines, parts, *axis, _pieces(lines), wanted, first.ids, first.count)
+        numbers = (lines, parts, *axis, _pieces(axis[0]), wanted, first.ids, first.count)
         if second is None:
             self._find("cuda-emit", "emit")(*numbers)
         else:
@@ -172,7 +172,7 @@ class CudaKernels:
         """Turn ``lines`` of either axis of a mask into the lists ``first``, with ``dead`` that of
         what does not live beside it, and ``second``."""
         (own, lives), (across, beside) = (
-            ((of, of.shape[0], extent, _pieces(of)), (index.ids, index.count))
+            ((of, of.shape[0], extent, _pieces(extent)), (index.ids, index.count))
             for of, extent, index in zip(lines, extents, (first, second), strict=True)
         )
         if dead is None:
@@ -185,6 +185,6 @@ class CudaKernels:
         return self._kernels.find(module, detection_modules(self.clusters)[module], name)
 
 
-def _pieces(lines: Any) -> int:
-    """CTAs that share a slot of such lines."""
-    return max(1, -(-lines.shape[1] // THREADS))
+def _pieces(entries: int) -> int:
+    """CTAs that share a slot of so many bits."""
+    return max(1, -(-entries // (32 * THREADS)))

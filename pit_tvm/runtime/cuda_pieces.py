@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from ..schedules.hopper_piece_parts import pieces_tile, starting_pieces
 from ..schedules.hopper_pieces import pieces_kernel
-from ..selection.gpu_pieces import PiecesWork, range_of, select_pieces
+from ..selection.gpu_pieces import TILE_K, PiecesWork, range_of, select_pieces
 from ..structs import Candidate, Plan, Tile
 from ..tile_db.store import TileStore
 from .bind import Layout
-from .cuda_arrays import empty, empty_of
+from .cuda_arrays import empty_of
 from .cuda_block_map import Mapper
 from .cuda_blocks import BlocksDispatcher
 from .cuda_detect import fold_lines
@@ -116,11 +116,10 @@ class PiecesDispatcher(BlocksDispatcher):
         self.kernels = PiecesKernels(cache, self.target.isa)
         self.mapper: Mapper = LineMapper(self.modules, self.program.spec, form.route.micro_tile)
 
-    def build(self, sizes: dict[str, int]) -> None:
-        """Compile what calls of these sizes may need, however much is live; needs no GPU."""
-        super().build(sizes)
+    def build_moving(self) -> None:
+        """Compile what turns live pieces."""
         if self.form.turns:
-            self.kernels.turn(self.form.dtype, True)
+            self.kernels.turn_live(self.form.dtype, TILE_K)
 
     def _number(self, ids: npt.NDArray[np.int64]) -> int:
         return len(ids)
@@ -128,13 +127,10 @@ class PiecesDispatcher(BlocksDispatcher):
     def _kernel(self, choice: Candidate) -> Kernel:
         kernel, form, tile = super()._kernel(choice), self.form, choice.tile
         assert tile is not None
-        turn = self.kernels.turn(form.dtype, True) if form.turns else None
 
         def launch(sparse: Any, lines: Any, *rest: Any) -> None:
-            if turn is not None:
-                turned = empty(sparse, sparse.shape[::-1])
-                turn(sparse, lines, turned)
-                sparse = turned
+            if form.turns:
+                sparse = self.kernels.turned_live(sparse, form.dtype, TILE_K, lines)
             (rows, depth), wide = sparse.shape, rest[-1].shape[0 if form.flip else 1]
             kernel(sparse, lines, range_of(rows, wide, depth, tile), *rest)
 

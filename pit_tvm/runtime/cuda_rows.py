@@ -9,6 +9,7 @@ import tvm
 
 from ..errors import ScheduleError, UnsupportedTarget, mismatch
 from ..schedules.cuda_turn import AT_ONCE, turn_kernel, turn_rows_kernel
+from ..schedules.cuda_turn_live import turn_live_kernel
 from ..schedules.hopper_combine import combine_rows
 from ..schedules.hopper_knobs import RowsOptions
 from ..schedules.hopper_rows import rows_kernel
@@ -65,9 +66,14 @@ class FamilyKernels:
             kernel = self._known[key] = self.cache.get(content, lambda: self._build(make()))
         return kernel
 
-    def turn(self, dtype: str, pieces: bool = False) -> Kernel:
-        """source, [lines,] turned; see `turn_kernel`."""
-        return self._get(("cuda-turn", dtype, pieces), lambda: turn_kernel(dtype, pieces))
+    def turn(self, dtype: str) -> Kernel:
+        """source, turned; see `turn_kernel`."""
+        return self._get(("cuda-turn", dtype), lambda: turn_kernel(dtype))
+
+    def turn_live(self, dtype: str, band: int) -> Kernel:
+        """source, lines, grain, turned; see `turn_live_kernel`."""
+        key = ("cuda-turn-live", dtype, band)
+        return self._get(key, lambda: turn_live_kernel(dtype, band))
 
     def turn_rows(self, dtype: str, bias: bool, act: str) -> Kernel:
         """source, alive, [bias,] turned; see `turn_rows_kernel`."""
@@ -77,14 +83,28 @@ class FamilyKernels:
     def turned(self, array: Any, dtype: str) -> Any:
         """A copy with its two dimensions exchanged, by torch where `turn_kernel` cannot read or
         write whole vectors."""
-        if array.data_ptr() & ALIGNMENT or any(size % AT_ONCE[dtype] for size in array.shape):
+        if not in_vectors(array, dtype):
             return array.t().contiguous()
         found = empty(array, array.shape[::-1])
         self.turn(dtype)(array, found)
         return found
 
+    def turned_live(self, array: Any, dtype: str, band: int, bits: Any, grain: int = 1) -> Any:
+        """The same of what ``bits`` say of bands of rows, see `turn_live_kernel`; other places hold
+        anything. Both dimensions of ``array`` are whole vectors."""
+        found = empty(array, array.shape[::-1])
+        if array.numel():
+            self.turn_live(dtype, band)(array, bits, grain, found)
+        return found
+
     def _build(self, func: tvm.tirx.PrimFunc) -> Any:
         return build_cuda(tvm.IRModule({"main": func}), self.arch, tirx=True)
+
+
+def in_vectors(array: Any, dtype: str) -> bool:
+    """Whether both dimensions of a matrix are whole vectors, and it begins at one."""
+    step = AT_ONCE[dtype]
+    return not (array.data_ptr() & ALIGNMENT or any(size % step for size in array.shape))
 
 
 class RowsKernels(FamilyKernels):

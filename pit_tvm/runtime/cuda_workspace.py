@@ -17,7 +17,22 @@ from .cuda_view import CudaView
 
 @dataclass(frozen=True)
 class CudaIndex(Index):
-    """An index whose lists are CUDA tensors."""
+    """An index whose lists are CUDA tensors.
+
+    ``lines`` (slots, words), uint32: memory for a bit of each position, or, of a `BlockMask`, of
+    each block. Detection along rows of bands of up to `MOST_BAND` fills it, and some others.
+    """
+
+    @cached_property
+    def lines(self) -> Any:
+        """Made when it is first asked for, and used again as the lists are."""
+        return empty_of("uint32", self.ids, (self.ids.shape[0], self.ids.shape[1] // 32))
+
+    @cached_property
+    def bits(self) -> CudaView:
+        """``lines`` for a kernel; holds as long as the index does."""
+        lines = self.lines
+        return CudaView(lines.data_ptr(), lines.shape, "uint32", lines.get_device())
 
     @cached_property
     def views(self) -> tuple[CudaView, CudaView]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from ..structs import MicroTile, Plan, Tile
 from .gpu_cost import GpuDense, GpuRates, cheapest, dense_candidate, tile_candidates
+from .gpu_turn import whole_us
 
 _BYTES = 2  # of an element
 _SMS = 132
@@ -92,7 +93,7 @@ def select_columns(
     packing = _packing_us(work) if work.packed else 0.0
     covered = work.live / max(len(work.counts) * work.k, 1)
     timed = ((tile, *tile_us(tile, work, rates)) for tile in tiles)
-    turning = rates.turn_us(_BYTES * work.n * work.k) if work.turns else 0.0
+    turning = whole_us(_BYTES * work.n * work.k) if work.turns else 0.0
     before = (("index", index), ("pack", packing), ("turn", turning))
     candidates = tile_candidates(micro_tile, timed, covered, before)
     if dense is None:

@@ -49,10 +49,6 @@ _ROUTED = 0.45
 # mean over five products of 1365 to 30000 rows (tuning_logs/h200-sm_90a/activations.json), and of
 # gelu over four of the suite padding since.
 ACT_US = {"gelu": 7.1e-7, "silu": 4.8e-7}
-# Of a matrix that is turned: with the launch; of what all CTAs together take of it, so many bytes.
-# They fit matrices of 768 x 3072 to 5120 x 7168 elements of 16 bits within 3 %, in float32 within
-# 17 % (tuning_logs/h200-sm_90a/turn.json).
-_TURN_US, _TURN_WAVE_US, _TURN_WAVE, _TURN_GBPS = 1.2, 0.8, 8192.0 * 8 * 132, 3900.0
 _SPLIT_US = 3.5  # of a list of live rows and one of dead ones: two kernels
 _ROUNDS = 20  # of alternating means, to convergence
 _SELDOM = 3  # a tile measured on fewer than one in so many tasks is left out
@@ -156,12 +152,6 @@ class GpuRates:
     def store_us(self, size: float) -> float:
         """Microseconds of ``size`` bytes written beside a product."""
         return size / self.constant("store_gbps") * 1e-3
-
-    def turn_us(self, size: float, moved: float = 2.0) -> float:
-        """Microseconds of a matrix of ``size`` bytes that is turned; ``moved``: how often all of it
-        is read and written, 2 unless parts are dead."""
-        waves = max(size / _TURN_WAVE, 1.0)
-        return _TURN_US + math.hypot(_TURN_WAVE_US * waves, 1e-3 * size * moved / _TURN_GBPS)
 
     def index_us(self, size: float) -> float:
         """Microseconds of a detection that reads ``size`` bytes."""

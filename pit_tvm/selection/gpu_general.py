@@ -86,7 +86,6 @@ class GeneralWork:
     Expressions without tiles have ``rows`` results of ``k`` terms each, ``extent`` positions on
     their axis ``""``. ``scattered``: how much of the sparse operand, and of the other, is gathered
     by pieces of one element: what is stored by rows of the depth that lists name is not.
-    ``turned``: elements of an operand that is turned before.
     """
 
     lists: tuple[int, ...]
@@ -98,7 +97,6 @@ class GeneralWork:
     axis: str  # "rows", "depth", "batch", "pieces" or ""
     extent: int = 1
     scattered: tuple[float, float] = (0.0, 0.0)
-    turned: int = 0
 
     @cached_property
     def _counts(self) -> npt.NDArray[np.float64]:
@@ -219,15 +217,15 @@ def select_general(
     tiles: Sequence[Tile | None],
     dense: GeneralDense | None,
     rates: GeneralRates,
-    index_bytes: float,
-    fill_bytes: float,
+    beside: tuple[float, float, float],
     covered: float,
 ) -> Plan:
-    """The cheaper of the best tile and the dense product; parts of a cost as in `select_gpu`."""
-    index, fill = rates.base.index_us(index_bytes), rates.base.store_us(fill_bytes)
+    """The cheaper of the best tile and the dense product; parts of a cost as in `select_gpu`.
+    ``beside``: what detection takes, turning, and what is written of the output beside tiles."""
+    index, turn, fill = beside
     timed = ((tile, *tile_us(tile, work, rates)) for tile in tiles)
-    beside = (("index", index),), (("output", fill),)
-    candidates = tile_candidates(micro_tile, timed, covered, *beside)
+    before = (("index", index), ("turn", turn))
+    candidates = tile_candidates(micro_tile, timed, covered, before, (("output", fill),))
     if dense is not None:
         us, least = dense.cost_us(rates)
         parts = (("index", 0.0), ("product", us), ("output", 0.0), ("bound", least))
@@ -246,16 +244,9 @@ def tile_us(tile: Tile | None, work: GeneralWork, rates: GeneralRates) -> tuple[
     terms = rates.terms[tile]
     most = _rate(tile, _MOST_CORES_TFLOPS, _MOST_WARPS_TFLOPS, _MOST_TF32_TFLOPS)
     bound = 2e-6 * tile.tile_m * tile.tile_n * depths / most
-    alone = _ELEMENT_US * work.elements(tile) + _turning_us(work, rates)
+    alone = _ELEMENT_US * work.elements(tile)
     tiles = max(terms.us(*work.load(tile)), terms.us(1, deepest)) * work.slower
     return float(tiles + alone + launch), bound
-
-
-def _turning_us(work: GeneralWork, rates: GeneralRates) -> float:
-    """Time of turning an operand, which is read and written once."""
-    base = rates.base
-    moved = 2e-3 * work.itemsize * work.turned / base.constant("gather_gbps")
-    return moved + base.constant("launch_us") if work.turned else 0.0
 
 
 def _task_work(tile: Tile, task: TileTask, axis: str) -> GeneralWork:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from ..structs import Candidate, MicroTile
 from .gpu_cost import GpuRates, GpuWork, select_gpu
+from .gpu_turn import whole_us
 
 _BYTES = 2  # of an element
 _STEP = 64  # of k, that a tile takes at once
@@ -18,6 +19,9 @@ _GATHERED = 16  # elements of a sector, which is read as a whole
 # median (tuning_logs/h200-sm_90a/bench_grid.json).
 _PACK_US, _PACK_GBPS, _TURNED_GBPS = 5.6, 4000.0, 2200.0
 _BESIDE_US = 1.0
+# Of a product that is turned back, how often its size is moved where no row lives: what is written
+# alone takes longer than half (tuning_logs/h200-sm_90a/turn.json).
+_WRITTEN = 1.5
 
 
 @dataclass(frozen=True)
@@ -26,13 +30,13 @@ class Packing:
     meet of the dense one.
 
     ``contiguous``: rows of k lie in the dense operand as they are. ``turned``: they do in the other
-    one, of ``stored`` rows. ``out_us``: microseconds in which the product is turned afterwards.
+    one, of ``stored`` rows. ``out_bytes``: those of the product, if it is turned back afterwards.
     """
 
     contiguous: bool
     stored: int
     turned: bool = False
-    out_us: float = 0.0
+    out_bytes: float = 0.0
 
     def us(self, work: GpuWork, columns: int) -> float:
         """Microseconds; what does not lie side by side is read by sectors."""
@@ -43,6 +47,11 @@ class Packing:
             own, gbps = columns * min(self.stored, work.live * _GATHERED), _TURNED_GBPS
         moved = (own + work.live * columns) / gbps + dense / _PACK_GBPS
         return _PACK_US + 1e-3 * _BYTES * moved
+
+    def back_us(self, work: GpuWork) -> float:
+        """Microseconds in which the product is turned back."""
+        moved = _WRITTEN + (2.0 - _WRITTEN) * work.live / max(self.stored, 1)
+        return whole_us(self.out_bytes, moved) if self.out_bytes else 0.0
 
 
 def both_axes(
@@ -60,7 +69,7 @@ def both_axes(
     """
     deep = max(-(-columns // _STEP), 1) * _STEP
     plan = select_gpu(family, micro_tile, replace(work, k=deep), None, rates, packing.stored)
-    moved = (("pack", packing.us(work, columns)), ("turn", packing.out_us))
+    moved = (("pack", packing.us(work, columns)), ("turn", packing.back_us(work)))
     return tuple(_packed(c, moved, columns / max(work.k, 1)) for c in plan.candidates)
 
 

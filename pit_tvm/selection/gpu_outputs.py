@@ -19,6 +19,7 @@ import numpy as np
 from ..structs import MicroTile, Plan, Tile
 from .gpu_cost import ACT_US, GpuDense, GpuRates, cheapest, dense_candidate, tile_candidates
 from .gpu_fit import Numbers, even_heights
+from .gpu_turn import whole_us
 
 _BYTES = 2  # of an element
 _STEP = 64  # of the depth
@@ -83,7 +84,7 @@ def select_outputs(
     act = work.live * work.slot * ACT_US.get(work.act, 0.0)
     times = ((tile, *tile_us(tile, work, rates)) for tile in tiles)
     timed = ((tile, product + act, bound) for tile, product, bound in times)
-    turning = rates.turn_us(_BYTES * work.m * work.k) if work.turns else 0.0
+    turning = whole_us(_BYTES * work.m * work.k) if work.turns else 0.0
     beside = (("index", index), ("turn", turning)), (("output", clear),)
     candidates = tile_candidates(micro_tile, timed, covered, *beside)
     if dense is not None:

@@ -5,7 +5,7 @@ costs a turn, a part of the time that a stage takes to be filled, and its live r
 them live than a stage has room for, it is filled again while the others wait. Tiles that give slots
 to rows walk once for as many of them as have room. The constants fit 294 times of kernels on 7
 shapes with 0.1 to 10 % live, with a median error of 3 %. Live pieces of an operand whose rows are k
-are turned first: what surrounds them is read, 16 of them at a time.
+are turned first.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from ..structs import MicroTile, Plan, Tile
 from .gpu_cost import ACT_US, GpuDense, GpuRates, cheapest, dense_candidate, tile_candidates
+from .gpu_turn import live_us
 
 _BYTES = 2  # of an element
 _SMS = 132
@@ -29,7 +30,6 @@ MOST_ROWS = 4096  # of a range where slots are given to rows
 _MORE = 15  # ranges that are tried beyond the least number
 TILE_K = 64  # of a step
 _COLUMN_US = 4e-4  # of a step, for each of the tile's columns
-_SECTOR = 16  # pieces that memory gives at once where they are turned
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,8 @@ def select_pieces(
     index = rates.index_us(work.index_bytes)
     covered = float(work.shares.mean()) if work.counts else 0.0
     timed = tiles_us(tuple(tiles), work, rates) if tiles else []
-    size = _BYTES * work.m * work.k
-    turning = rates.turn_us(size, _moved(work)) if work.turns else 0.0
+    turns = work.turns and work.counts
+    turning = live_us(_BYTES * work.m * work.k, work.shares, _BYTES) if turns else 0.0
     before = (("index", index), ("turn", turning))
     candidates = tile_candidates(micro_tile, timed, covered, before)
     whole = replace(dense, zeros=1.0 - covered)
@@ -194,12 +194,6 @@ def _walks(tile: Tile, high: float, work: PiecesWork) -> int:
     kept = high * max(1.0 - dead - (0.0 if work.flip else one), 0.0)
     kept += math.sqrt(kept * max(1.0 - kept / max(high, 1.0), 0.0))
     return max(math.ceil(kept / tile.tile_m), int(mean * high // fair_rows(knobs["room"])) + 1)
-
-
-def _moved(work: PiecesWork) -> float:
-    """Shares of pieces that are read, and written, where they live independently of each other."""
-    moved = 1.0 - (1.0 - work.shares) ** _SECTOR + work.shares
-    return float(moved.mean()) if work.counts else 0.0
 
 
 def _fills(

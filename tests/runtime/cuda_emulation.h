@@ -111,10 +111,17 @@ enum cudaError_t {
 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 using cudaStream_t = void*;
+enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization };
+struct cudaLaunchAttribute {
+  cudaLaunchAttributeID id;
+  struct { int programmaticStreamSerializationAllowed; } val;
+};
 struct cudaLaunchConfig_t {
   dim3 gridDim, blockDim;
   size_t dynamicSmemBytes;
   cudaStream_t stream;
+  cudaLaunchAttribute* attrs;  // launches follow each other here in any case
+  unsigned numAttrs;
 };
 
 inline const char* cudaGetErrorString(cudaError_t error) {
@@ -377,6 +384,13 @@ inline unsigned __reduce_or_sync(unsigned, unsigned value) {
   unsigned all = 0;
   for (int lane = 0; lane < 32; ++lane) all |= warp(lane, 0);
   return all;
+}
+
+inline unsigned __ballot_sync(unsigned, int pred) {
+  const emulated::Warp warp(static_cast<uint32_t>(pred != 0));
+  unsigned votes = 0;
+  for (int lane = 0; lane < 32; ++lane) votes |= warp(lane, 0) << lane;
+  return votes;
 }
 
 #define __syncthreads() emulated::wait(emulated::kForCta)

@@ -47,6 +47,8 @@ def find_on_cpu(
         for slot, ids in enumerate(lists):
             index.ids[slot, : len(ids)] = index.ids.new_tensor(ids)
             index.count[slot] = len(ids)
+            lives = np.isin(np.arange(index.ids.shape[1]), ids)
+            index.lines.numpy()[slot] = np.packbits(lives, bitorder="little").view(np.uint32)
         return index, None
 
     return run

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pit_tvm import Operator, op
-from pit_tvm.errors import BackendUnavailable
+from pit_tvm import op
 from pit_tvm.reference import ops as reference
-from pit_tvm.reference.index import index_lists
 from pit_tvm.runtime import cuda_build, cuda_general_planner
-from pit_tvm.runtime.bind import told_pattern
-from pit_tvm.runtime.cuda_build import cuda_source
-from pit_tvm.runtime.cuda_detect_plan import capacity_of
-from pit_tvm.runtime.cuda_general import GeneralDispatcher
-from pit_tvm.runtime.cuda_general_form import general_form
-from pit_tvm.runtime.kernel_cache import KernelCache
-from pit_tvm.runtime.program import analyse
-from pit_tvm.structs import BlockMask, Candidate, Lengths, Mask, Plan, Rows, SparsitySpec
-from pit_tvm.target import resolve_target
-from pit_tvm.tile_db.store import TileStore
+from pit_tvm.structs import BlockMask, Lengths, Mask, Rows, SparsitySpec
 from tests.api import test_groups as by_group
 from tests.api import test_masks as by_mask
 from tests.api import test_outputs as by_output
@@ -44,108 +31,9 @@ from tests.api.cases import (
     Legal,
 )
 from tests.api.patterns import PATTERNS
-from tests.api.running import assert_close, poison, random_array, untouched
-from tests.runtime.cuda_emulation import Emulator, OnDevice, missing
-
-NOWHERE = 2**30  # fills lists behind their counts: reading there ends the process
-
-
-class EmulatedDispatcher(GeneralDispatcher):
-    """Launches on numpy arrays, on lists that the reference finds, in any order.
-
-    ``dense``: whether there is a dense candidate too. ``tile`` is the number of the tile among the
-    planner's; the one with the smallest block of registers if it is None.
-    """
-
-    def __init__(self, *parts: Any, tile: int | None, dense: bool, **options: Any) -> None:
-        super().__init__(*parts, deterministic=False, **options)
-        tiles = sorted(self.planner.tiles, key=lambda t: t.knob("reg_m") * t.knob("reg_n"))
-        self.tile = (tiles[0] if tile is None else self.planner.tiles[tile]) if tiles else None
-        self.planner.tiles = (self.tile,) if self.tile else ()
-        self.all = dense
-
-    def explain(self, arrays: Any, sparsity: Any, sizes: Any, library: str) -> Plan:
-        sparse = Candidate("pit", self.form.route.micro_tile, self.tile, 1.0)
-        dense = Candidate("dense", None, self.tile, 2.0)
-        return Plan(sparse, (sparse, dense) if self.all else (sparse,))
-
-    def run(
-        self, arrays: Sequence[Any], sparsity: Any, out: Any, clock: Any = None, choose: Any = None
-    ) -> tuple[Any, Plan]:
-        plan = self.explain(arrays, sparsity, {}, "")
-        plan = replace(plan, choice=choose(plan))
-        inputs, result = [OnDevice(array) for array in arrays], OnDevice(out)
-        if plan.choice.kind == "dense":
-            self.kernels.dense(self.tile)(*inputs, result)
-            return out, plan
-        lists = self._lists(arrays, sparsity, out)
-        index: Any = SimpleNamespace(views=tuple(map(OnDevice, lists)))
-        # A call whose last kernel is not known.
-        call = SimpleNamespace(product=None, layout=SimpleNamespace(sums=out.shape))
-        bound: Any = (call, inputs, sparsity, result, None)
-        self._product(plan.choice, index, bound)
-        return out, plan
-
-    def _turned(self, array: Any) -> Any:
-        return OnDevice(np.ascontiguousarray(array.array.T))
-
-    def _cleared(self, call: Any, out: Any) -> Any:
-        return OnDevice(np.zeros(call.layout.sums, self.program.sums.dtype))
-
-    def _lists(self, arrays: Sequence[Any], sparsity: Any, out: Any) -> tuple[Any, Any]:
-        """Positions [slots, capacity] and counts [slots], int32."""
-        named = dict(zip([p.name for p in self.program.inputs], arrays, strict=True))
-        told = told_pattern(self.program, named, sparsity)
-        shape = named.get(self.program.operand, out).shape
-        micro_tile = self.form.route.micro_tile
-        found = index_lists(self.program.spec, np.asarray(told), shape, micro_tile)
-        room = (max(len(found), 1), capacity_of(shape[micro_tile.dim]))
-        ids, rng = np.full(room, NOWHERE, np.int32), np.random.default_rng()
-        for row, live in zip(ids, found, strict=False):
-            row[: len(live)] = rng.permutation(live)
-        return ids, np.array([len(live) for live in found] or [0], np.int32)
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Where kernels are compiled and kept; ``known`` are the operators compiled so far."""
-
-    emulator: Emulator
-    cache: KernelCache
-    known: dict[tuple[Any, ...], Operator]
-
-    def compiled(self, tile: int | None, dense: bool, *args: Any, **options: Any) -> Operator:
-        """As `tests.api.running.compiled`, for the emulator."""
-        key = (tile, dense, args, tuple(sorted(options.items())))
-        if key not in self.known:
-            made = self.dispatcher(*args, tile=tile, dense=dense, **options)
-            self.known[key] = Operator(made, self.cache)
-        return self.known[key]
-
-    def dispatcher(
-        self,
-        case: Case,
-        dtype: str,
-        operand: str,
-        spec: SparsitySpec,
-        dead: str = "skip",
-        tile: int | None = None,
-        dense: bool = False,
-    ) -> EmulatedDispatcher:
-        """A dispatcher of the case on CUDA cores, also where a Hopper family would compute it."""
-        program = analyse(case.tensors(dtype), {operand: spec})
-        form: Any = general_form(program)
-        parts = (resolve_target("cuda -arch=sm_90a"), TileStore(self.cache.directory), self.cache)
-        return EmulatedDispatcher(program, *parts, dead=dead, form=form, tile=tile, dense=dense)
-
-
-@pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    reason = missing()
-    if reason:
-        pytest.skip(reason=reason)
-    folder = tmp_path_factory.mktemp("emulated")
-    return Machine(Emulator(folder), KernelCache(folder / "kernels"), {})
+from tests.api.running import poison, random_array, untouched
+from tests.runtime.cuda_emulation import OnDevice
+from tests.runtime.emulated import WIDE, Machine
 
 
 @pytest.fixture
@@ -170,10 +58,6 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def _wide(dtype: str) -> list[Any]:
-    return op.matmul(None, 64, 96, dtype=dtype, transpose_rhs=True)
-
-
 def _wide_plain(dtype: str) -> list[Any]:
     return op.matmul(None, 64, 192, dtype=dtype)
 
@@ -192,15 +76,12 @@ def named(value: object) -> str:
     return str(getattr(value, "name", getattr(value, "__name__", value)))
 
 
-# Rows of whole vectors, which are copied at once.
-WIDE = Case(
-    "matmul in vectors",
-    _wide,
-    {"lhs": ("m", "k"), "rhs": ("n", "k")},
-    ("m", "n"),
-    partial(reference.matmul, transpose_rhs=True),
-    reduced=("k",),
-    fixed={"n": 64, "k": 96},
+# All sizes are known, and whole vectors: what lives is turned.
+WIDE_FIXED = replace(
+    WIDE,
+    name="matmul in vectors, of 72 rows",
+    tensors=lambda dtype: op.matmul(72, 64, 96, dtype=dtype, transpose_rhs=True),
+    fixed={"m": 72, "n": 64, "k": 96},
 )
 WIDE_PLAIN = Case(
     "matmul of plain operands, in vectors",
@@ -244,6 +125,8 @@ WIDE_PIECES = Case(
         (ELEMENTWISE, "rhs", "int8", Mask(), None, False),
         (WIDE_PIECES, "lhs", "float32", Mask(32, 1), None, False),
         (WIDE, "lhs", "float16", Mask(1, 32), None, False),  # two steps of a piece
+        (WIDE_FIXED, "lhs", "float32", Mask(32, 1), None, False),  # as is rhs
+        (WIDE_FIXED, "rhs", "float16", Mask(64, 1), None, False),
     ],
     ids=named,
 )
@@ -332,65 +215,3 @@ def test_outputs_begin_anywhere_and_keep_what_is_dead(
     made._dense([OnDevice(lhs), OnDevice(rhs)], OnDevice(whole))
     np.testing.assert_allclose(whole, reference.matmul(lhs, rhs), atol=0.1)
     assert np.array_equal(sparse[live], whole[live]) and untouched(sparse[~live])
-
-
-# --------------------------------------------------------------------------------------------
-# The emulator itself
-
-
-@pytest.fixture(scope="module")
-def wide(machine: Machine) -> str:
-    """Source of a kernel that gathers rows: vectors, three stages in flight."""
-    dispatcher = machine.dispatcher(WIDE, "float32", "lhs", Rows())
-    micro_tile = dispatcher.form.route.micro_tile
-    return cuda_source(dispatcher.kernels._made(micro_tile, dispatcher.tile), pipelined=True)
-
-
-def run_wide(machine: Machine, source: str, rng: np.random.Generator) -> None:
-    """A kernel like `wide` on all of 70 rows, against the truth."""
-    lhs, rhs = random_array((70, 96), "float32", rng), random_array((64, 96), "float32", rng)
-    ids, count = np.arange(128, dtype=np.int32)[None], np.array([70], np.int32)
-    out = poison((70, 64), "float32")
-    kernel = machine.emulator.compile_source(source).mod["main"]
-    kernel(*map(OnDevice, (lhs, rhs, ids, count, out)))
-    assert_close(out, reference.matmul(lhs, rhs, transpose_rhs=True))
-
-
-@pytest.mark.parametrize(
-    ("sound", "broken", "number", "seen"),
-    [
-        (r'asm volatile\("cp\.async\.wait_group[^\n]*', "", 0, "NaN in the result"),
-        (r"__syncthreads\(\);", "", 1, "error .*, allowed"),  # before a stage is used again
-        (r"__syncthreads\(\);", "if (threadIdx.x) __syncthreads();", 1, "not all threads reach"),
-        (r"\*\(float4\*\)\(", "*(float4*)(1 + ", 1, "misaligned"),
-        (r"acc_local_ptr\[15\] =", "acc_local_ptr[threadIdx.x + 15] =", 1, "outside an array"),
-    ],
-)
-def test_a_broken_kernel_is_noticed(
-    sound: str,
-    broken: str,
-    number: int,
-    seen: str,
-    machine: Machine,
-    wide: str,
-    rng: np.random.Generator,
-) -> None:
-    source, changed = re.subn(sound, broken, wide, count=number)
-    assert changed
-    with pytest.raises((AssertionError, RuntimeError), match=seen):
-        run_wide(machine, source, rng)
-
-
-@pytest.mark.parametrize(
-    ("unknown", "seen"),
-    [
-        ('asm volatile("barrier.cluster.wait;" ::: "memory");\n', "PTX that is known"),
-        ("__shared__ float tile[32];\n", "dynamic shared memory"),
-        ("auto lane = __shfl_sync(~0u, threadIdx.x, 0);\n", "__shfl_sync"),
-    ],
-)
-def test_what_the_emulator_does_not_know_is_refused(
-    unknown: str, seen: str, machine: Machine
-) -> None:
-    with pytest.raises(BackendUnavailable, match=seen):
-        machine.emulator.compile_source(f"void kernel() {{\n{unknown}}}\n")

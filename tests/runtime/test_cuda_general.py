@@ -15,7 +15,7 @@ from pit_tvm import op
 from pit_tvm.errors import ShapeError, UnsupportedTarget
 from pit_tvm.runtime.cuda_build import cuda_source
 from pit_tvm.runtime.cuda_general import GeneralKernels
-from pit_tvm.runtime.cuda_general_form import GeneralForm, general_form, turned
+from pit_tvm.runtime.cuda_general_form import GeneralForm, banded, general_form, turned
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.runtime.program import Program, analyse
 from pit_tvm.schedules.cuda_contraction_space import PIECES, ROWS, starting_tiles
@@ -112,25 +112,35 @@ def test_masks_over_more_dimensions_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "operand", "spec", "stored"),
+    ("options", "operand", "grain", "turns", "band"),
     [
-        ({"transpose_rhs": True, "bias": True}, "lhs", Mask(32, 1), {"bias": True}),
-        ({"activation": "relu"}, "rhs", Mask(1, 64), {"activation": "relu", "transpose_lhs": True}),
+        ({"transpose_rhs": True, "bias": True}, "lhs", (32, 1), ("lhs", "rhs"), 32),
+        ({"transpose_rhs": True}, "lhs", (256, 8), ("lhs",), 128),  # rhs is gathered by sectors
+        ({"activation": "relu"}, "lhs", (64, 1), ("lhs",), 64),
+        ({"transpose_lhs": True}, "lhs", (1, 32), (), 0),
+        ({"activation": "relu"}, "rhs", (1, 64), ("lhs",), 0),
+        ({"transpose_lhs": True, "transpose_rhs": True}, "rhs", (64, 1), ("rhs",), 64),
     ],
 )
-def test_a_dense_operand_is_turned_where_rows_of_the_depth_are_not_stored(
-    options: dict[str, Any], operand: str, spec: SparsitySpec, stored: dict[str, Any]
+def test_operands_are_turned_where_rows_of_the_depth_are_not_stored(
+    options: dict[str, Any], operand: str, grain: tuple[int, int], turns: tuple[str, ...], band: int
 ) -> None:
-    own = program(op.matmul(None, 96, 64, **options), spec, operand)
+    own = program(op.matmul(None, 96, 64, **options), Mask(*grain), operand)
     found = general_form(own)
+    assert (found.turns, banded(found)) == (turns, band)
+    if not turns:
+        return
     same, micro_tile = turned(own, found)
-    assert found.turns and micro_tile == found.route.micro_tile
+    stored = {
+        **{name: value for name, value in options.items() if not name.startswith("transpose")},
+        "transpose_lhs": options.get("transpose_lhs", False) ^ ("lhs" in turns),
+        "transpose_rhs": options.get("transpose_rhs", False) ^ ("rhs" in turns),
+    }
+    spec = Mask(*(grain[::-1] if operand in turns else grain))
     other = program(op.matmul(None, 96, 64, **stored), spec, operand)
     tvm.ir.assert_structural_equal(same.func, other.func, map_free_vars=True)
-    assert not general_form(other).turns
-    near = Mask(*(8 if extent == 1 else extent for extent in spec.extents))  # type: ignore[attr-defined]
-    assert not form(op.matmul(None, 96, 64, **options), near, operand).turns  # gathered by sectors
-    assert not form(op.matmul(None, 96, 64, dtype="int8", **options), spec, operand).turns
+    assert micro_tile == general_form(other).route.micro_tile
+    assert form(op.matmul(None, 96, 64, dtype="int8", **options), spec, operand).turns == ()
 
 
 def test_pieces_of_an_operand_stored_by_columns_are_turned_first() -> None:
@@ -139,7 +149,7 @@ def test_pieces_of_an_operand_stored_by_columns_are_turned_first() -> None:
     found = general_form(own)
     same, micro_tile = turned(own, found)
     other = program(op.matmul(None, 96, 192, **options), Mask(1, 64), "lhs")
-    assert found.turns == "lhs" and not general_form(other).turns
+    assert found.turns == ("lhs",) and banded(found) == 64 and not general_form(other).turns
     assert micro_tile == general_form(other).route.micro_tile != found.route.micro_tile
     tvm.ir.assert_structural_equal(same.func, other.func, map_free_vars=True)
     whole = op.matmul(None, 96, 192, transpose_lhs=True, dtype="int8")
@@ -225,22 +235,25 @@ def test_neighbours_are_added_at_once_where_a_gpu_can(
         assert ("pit_add" in text) == (vectors and added.startswith("pit"))
 
 
-def test_plans_count_what_is_gathered_by_elements() -> None:
-    costs = []
+def test_plans_count_what_is_turned_or_gathered_by_elements() -> None:
+    costs, turning = [], []
     for options, grain in (
         ({"transpose_lhs": True}, (1, 32)),  # rows of k are stored
-        ({}, (32, 64)),  # neighbours along k come together
-        ({"transpose_rhs": True}, (32, 1)),  # one does, and the other is turned
-        ({"transpose_rhs": True, "dtype": "int8"}, (32, 1)),  # both operands come by elements
+        ({}, (32, 64)),  # live neighbours are turned, less is read for them
+        ({}, (32, 1)),
+        ({"transpose_rhs": True}, (32, 1)),  # both operands are turned
+        ({"transpose_rhs": True}, (32, 64)),  # one comes by sectors
+        ({"transpose_rhs": True, "dtype": "int8"}, (32, 1)),  # both come by elements
     ):
         tensors = op.matmul(2048, 2048, 2048, **options)
         made = pit_tvm.compile(tensors, sparse={"lhs": Mask(*grain)}, target=H200)
         planner = made._dispatcher.planner
         layout = made._dispatcher.binder.layout_of({}, "torch")
         plan = planner.decide(layout, (205,) * 64)
-        costs.append(dict(plan.candidates[0].parts)["product"])
-    assert costs[0] < costs[1] < 1.2 * costs[0]
-    assert 1.5 * costs[0] < costs[2] < 3 * costs[0] < costs[3]
+        parts = dict(plan.candidates[0].parts)
+        costs, turning = [*costs, parts["product"]], [*turning, parts["turn"]]
+    assert costs[0] == costs[1] == costs[2] == costs[3] < costs[4] < 2 * costs[0] < costs[5] - 40
+    assert turning[0] == turning[5] == 0.0 < turning[1] == turning[4] < turning[2] < turning[3]
 
 
 @pytest.mark.parametrize(

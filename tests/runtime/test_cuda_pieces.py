@@ -180,7 +180,8 @@ def test_calls_hand_lines_of_bits_to_the_kernel(
         packed = np.packbits(np.pad(live, ((0, 0), (0, 8))), axis=1, bitorder="little")
         numbers[-1].numpy()[...] = np.ascontiguousarray(packed).view(np.uint32)
 
-    def turn(source: Any, lines: Any, out: Any) -> None:
+    def turn(source: Any, lines: Any, grain: int, out: Any) -> None:
+        assert grain == 1
         alive = bits_of(memory(lines))[:, :high].T.repeat(64, axis=1)[:, :k]
         memory(out)[...] = np.where(alive, memory(source).T, np.nan)
         turned.append(out)
@@ -201,7 +202,7 @@ def test_calls_hand_lines_of_bits_to_the_kernel(
 
     monkeypatch.setattr(CudaKernels, "mask", lambda self, name: fold)
     monkeypatch.setattr(PiecesKernels, "product", product)
-    monkeypatch.setattr(PiecesKernels, "turn", lambda self, dtype, pieces: turn)
+    monkeypatch.setattr(PiecesKernels, "turn_live", lambda self, dtype, band: turn)
     monkeypatch.setattr(CountWatch, "due", lambda self: False)
     for module in (cuda_bind, cuda_detect):
         monkeypatch.setattr(module, "check_tensor", lambda *given, **options: None)

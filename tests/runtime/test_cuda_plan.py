@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from pit_tvm.errors import AxisError, DTypeError, ShapeError
 from pit_tvm.runtime.cuda_detect_columns import FOLD_THREADS, vector_of
-from pit_tvm.runtime.cuda_detect_plan import MOST_PARTS, SMS, MaskPlan, capacity_of, plan_mask
+from pit_tvm.runtime.cuda_detect_plan import (
+    MOST_BAND,
+    MOST_PARTS,
+    SMS,
+    MaskPlan,
+    capacity_of,
+    plan_mask,
+)
 from pit_tvm.runtime.cuda_detect_rows import ROW_WORDS, THREADS
 from pit_tvm.runtime.cuda_detect_strips import CTAS, LANES, MOST_WORDS
 from pit_tvm.runtime.cuda_modules import mask_module
@@ -95,7 +102,9 @@ def test_lines_of_whole_slots_are_not_cut_into_parts(extents: tuple[int, int], p
             assert parts == 1 and height >= band
             assert chunks * (vector_of(bits) << lanes) >= 4096
             assert 64 * chunks >= SMS or bits == 1  # of which a CTA reads all that there are beside
-    assert plan_mask(Mask(), "bool", shape, MicroTile("lhs", "k", 1, (64, 1))).fold.parts > 1
+    for band, least in ((64, 1), (MOST_BAND, 1), (2 * MOST_BAND, 2)):
+        made = plan_mask(Mask(), "bool", shape, MicroTile("lhs", "k", 1, (band, 1)))
+        assert made.fold.parts >= least and (made.fold.parts == 1) == (least == 1)
 
 
 def test_every_plan_names_a_kernel_that_exists() -> None:

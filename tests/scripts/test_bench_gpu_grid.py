@@ -140,7 +140,7 @@ def _ask(case: grid.Cross) -> None:
     """Ask for what calls of a case need, before its counts are known and after."""
     made = internals(grid.grid_operator(case, build.TARGET))
     layout = made.binder.layout_of(dict(zip("mnk", case.sizes, strict=True)), "torch")
-    made.build_packing()
+    made.build_moving()
     blind, plan = (
         made.planner.plan(layout, counts, False)
         for counts in (None, case.counts(DRY.rng(case.label)))

@@ -229,11 +229,13 @@ def test_kernels_of_all_timed_candidates_are_built() -> None:
     grains = build.wanted(found["granularity"], DRY)
     families = {kernel.family for kernel in grains if isinstance(kernel, build.Part)}
     assert families >= {"RowsKernels", "ColumnsKernels", "BlocksKernels"}
-    assert {k.family for k in grains if k.tile is None} == {"ColumnsKernels"}
+    moved = {"ColumnsKernels", "PiecesKernels", "GeneralKernels"}
+    assert {k.family for k in grains if k.tile is None} == moved
     assert set(build.wanted(found["tensorcore"], DRY)) <= set(grains)  # equal ones are one library
-    pruned = [dict(kernel.options) for kernel in build.wanted(found["weights"], DRY)]
+    wanted = build.wanted(found["weights"], DRY)
+    pruned = [dict(kernel.options) for kernel in wanted if kernel.tile is not None]
     assert {(o["side"], o["rhs_layout"]) for o in pruned} == {("rhs", "nk"), ("rhs", "kn")}
-    live = build.wanted(found["outputs"], DRY)
+    live = [kernel for kernel in build.wanted(found["outputs"], DRY) if kernel.tile is not None]
     assert {dict(kernel.options)["slot"] for kernel in live} == {64, 128}
     wide = build.wanted(found["sread"], DRY)
     assert len(set(wide)) == 12 and {dict(k.options)["dense"] for k in wide} == {True, False}

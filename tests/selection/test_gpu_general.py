@@ -55,7 +55,7 @@ def recorded(seed: int = 0) -> list[TileRecord]:
 def plan(live: int, given: GeneralRates) -> Plan:
     dense = GeneralDense(8192, 4096, 4096, 1, 4, "torch")
     work = of_rows(live)
-    return select_general(LIVE_ROWS, work, given.tiles, dense, given, 8192.0, 0.0, live / 8192)
+    return select_general(LIVE_ROWS, work, given.tiles, dense, given, (4.0, 0.0, 0.0), live / 8192)
 
 
 def test_terms_are_those_of_the_records() -> None:
