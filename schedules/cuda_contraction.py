@@ -175,11 +175,14 @@ def _adds_at_once(sch: s_tir.Schedule, con: Contraction, dense: _Panel, warps: b
 
 
 def _nest(con: Contraction, loops: dict[str, Any], warps: bool) -> tuple[list[Any], ...]:
-    """The loops of a tile by what they become: threadIdx.y, threadIdx.x, and registers."""
+    """The loops of a tile by what they become: threadIdx.y, threadIdx.x, and registers. Threads
+    beside each other write neighbours."""
     rows = [loops[f"{con.row}_r{part}"] for part in range(4 if warps else 3)]
     columns = [loops[f"{con.column}_r{part}"] for part in range(len(rows))]
     if not warps:
-        return [rows.pop(1)], [columns.pop(1)], [*rows, *columns]
+        high, wide = [rows.pop(1)], [columns.pop(1)]
+        y, x = (wide, high) if con.out_axes[-1] == con.row else (high, wide)
+        return y, x, [*rows, *columns]
     return [rows[0], columns[0]], [rows[3], columns[2]], [*rows[1:3], columns[1], columns[3]]
 
 

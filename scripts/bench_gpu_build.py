@@ -74,8 +74,8 @@ class Columns:
 
 @dataclass(frozen=True)
 class Deep:
-    """What a grid's operator takes besides the kernels of rows, compiled when this is called: a
-    tile whose product ends with the live columns, or what packs these if ``tile`` is None.
+    """What a grid's operator takes, compiled when this is called: a tile, whose product is one of
+    all columns or ends with the live ones (``deep``), or what moves operands if ``tile`` is None.
     ``kind``, ``side`` and ``bias``: those of the operator."""
 
     kind: str
@@ -83,6 +83,7 @@ class Deep:
     dtype: str
     bias: bool
     tile: Tile | None = None
+    deep: bool = True
 
     def __call__(self) -> None:
         which = (self.kind, pit_tvm.Grid(), self.dtype, TARGET, (None, None))
@@ -90,7 +91,8 @@ class Deep:
         if self.tile is None:
             made.build_moving()
         else:
-            made.kernels.product(self.tile, 0, **made.options, deep=True)
+            also = {"deep": True} if self.deep else {}
+            made.kernels.product(self.tile, 0, **made.options, **also)
 
 
 CASES: dict[str, Any] = {
@@ -240,15 +242,12 @@ def _parts(case: Grain | Weights | Output, turned: bool) -> Iterator[Part]:
 
 
 def _crossing(case: Cross, settings: GpuSettings) -> Iterator[Wanted]:
-    """Rows alone are multiplied by the kernels of `Rows`."""
     which = (case.kind, case.side, case.dtype, case.bias)
     yield Deep(*which)
     made = grid_operator(case, settings.planned_target)
     for candidate in _timed(case, case.sizes, made, settings):
-        if candidate.micro_tile is not None and candidate.micro_tile.also is not None:
-            yield Deep(*which, candidate.tile)
-        elif candidate.tile is not None:
-            yield Kernel("matmul", case.dtype, False, None, candidate.tile)
+        if candidate.micro_tile is not None:
+            yield Deep(*which, candidate.tile, candidate.micro_tile.also is not None)
 
 
 def _timed(

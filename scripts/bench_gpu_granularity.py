@@ -45,7 +45,7 @@ from bench_gpu_measure import (
     poisoned,
     rounding_error,
 )
-from bench_gpu_pit import Pit, detection, internals, mapping, operator, plan_facts, sizes_for
+from bench_gpu_pit import Pit, detection, indexing, operator, plan_facts, sizes_for
 from bench_rows import (
     Column,
     Row,
@@ -145,13 +145,9 @@ def measure_grain(case: Grain, settings: GpuSettings, compressed: bool = True) -
 
 def _index(case: Grain, settings: GpuSettings, pit: Pit) -> Callable[[], Any]:
     if settings.device == "cuda":
-        micro_tile = internals(pit.operator).form.route.micro_tile
-    else:
-        micro_tile = MicroTile("lhs", "k", 0, (1, case.grain[0]))
+        return indexing(settings, pit)
     mask = pit.arrays[0] if pit.value is None else pit.value
-    mapped = mapping(pit.operator, mask, mask.shape)
-    if mapped is not None:
-        return mapped
+    micro_tile = MicroTile("lhs", "k", 0, (1, case.grain[0]))
     return detection(settings, pit_tvm.Mask(), mask, mask.shape, micro_tile)
 
 

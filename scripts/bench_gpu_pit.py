@@ -14,7 +14,7 @@ from bench_gpu_measure import WARM_UPS, GpuSettings, poisoned, synchronize
 import pit_tvm
 from pit_tvm import Operator
 from pit_tvm.runtime.kernel_cache import KernelCache
-from pit_tvm.structs import Candidate, MicroTile, Plan, SparsitySpec
+from pit_tvm.structs import Candidate, Mask, MicroTile, Plan, SparsitySpec
 from pit_tvm.target import resolve_target
 
 LATER = ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
@@ -165,6 +165,15 @@ def mapping(made: Operator, value: Any, shape: Sequence[int]) -> Callable[[], An
     """A function that makes the map of live blocks once; None for operators that take lists."""
     mapper, size = getattr(internals(made), "mapper", None), tuple(shape)
     return None if mapper is None else lambda: mapper.map(value, size)
+
+
+def indexing(settings: GpuSettings, pit: Pit) -> Callable[[], Any]:
+    """A function that finds what lives once, as the operator of ``pit`` does by its mask."""
+    made, mask = pit.operator, pit.arrays[0] if pit.value is None else pit.value
+    mapped = mapping(made, mask, mask.shape)
+    if mapped is not None:
+        return mapped
+    return detection(settings, Mask(), mask, mask.shape, internals(made).form.route.micro_tile)
 
 
 def plan_facts(plan: Plan, others: Others | None = None) -> dict[str, Any]:

@@ -28,14 +28,23 @@ from bench_gpu_measure import (
     poisoned,
     rounding_error,
 )
-from bench_gpu_pit import Pit, mapping, operator, plan_facts, sizes_for
+from bench_gpu_pit import Pit, indexing, operator, plan_facts, sizes_for
 from bench_rows import Column, Row, Suite, Target, fact_column, over_dense, time_column
 
 import pit_tvm
 
 STEPS = (0.5, 0.8, 0.9, 0.95, 0.99)  # zeros
-# Over dense at 90, 95 and 99 % zeros, by columns of a block.
-GOALS = {32: (1.9, 3.8, 6.7), 64: (4.0, 5.8, 6.3)}
+# Over dense at 90, 95 and 99 % zeros, by columns of n and of k in a block: nine tenths of what is
+# wanted of an lhs with such zeros.
+GOALS = {
+    ("float16", (32, 64)): (1.9, 3.8, 6.7),
+    ("float16", (64, 64)): (4.0, 5.8, 6.3),
+    ("float16", (32, 1)): (1.8, 3.6, 6.3),
+    ("float16", (1, 64)): (0.97, 1.35, 3.6),
+    ("float32", (32, 1)): (4.5, 8.1, 22.5),
+    ("float32", (32, 64)): (4.5, 8.1, 22.5),
+    ("float32", (1, 64)): (2.7, 5.4, 13.5),
+}
 NEVER_BELOW = 0.97
 
 
@@ -77,6 +86,16 @@ def list_weights(quick: bool) -> list[Weights]:
         for grain in ((32, 64), (64, 64))
         for zeros in STEPS
     ]
+    made += [
+        Weights(cube, grain, zeros, layout, dtype=dtype)
+        for dtype, grains in (
+            ("float16", ((32, 1), (1, 64))),
+            ("float32", ((32, 1), (32, 64), (1, 64))),
+        )
+        for layout in ("nk", "kn")
+        for grain in grains
+        for zeros in STEPS[-3:]
+    ]
     made += [Weights(cube, (64, 64), zeros, told="blocks") for zeros in STEPS]
     for m, n, k in bert:  # of whole blocks, also with --quick
         sizes = (m, -(-n // 64) * 64, -(-k // 64) * 64)
@@ -103,10 +122,11 @@ class Data:
     weight: torch.Tensor
     live: torch.Tensor
     want: torch.Tensor
+    dtype: str
 
     def judge(self, out: torch.Tensor) -> float:
         """Error of a whole result."""
-        return rounding_error(out, self.want)
+        return rounding_error(out, self.want, self.dtype)
 
 
 def make_data(case: Weights, settings: GpuSettings) -> Data:
@@ -118,7 +138,7 @@ def make_data(case: Weights, settings: GpuSettings) -> Data:
     live = live_blocks(weight, case.stored, case.zeros)
     weight = weight * whole(live, case.stored)
     right = weight.t() if case.layout == "nk" else weight
-    return Data(lhs, weight, live, lhs.double() @ right.double())
+    return Data(lhs, weight, live, lhs.double() @ right.double(), case.dtype)
 
 
 def whole(live: torch.Tensor, extents: tuple[int, int]) -> torch.Tensor:
@@ -135,7 +155,8 @@ def measure_weights(case: Weights, settings: GpuSettings) -> Row:
         pit = _pit(case, data, settings)
         plan = pit.plan(out)
         others = pit.others(plan, settings, out)
-        index = mapping(pit.operator, pit.value, data.weight.shape) if case.told == "mask" else None
+        asked = case.told == "mask" and settings.device == "cuda"
+        index = indexing(settings, pit) if asked else None
         found = measure(
             {
                 **(_peers(case, data) if settings.peers else {}),
@@ -148,6 +169,7 @@ def measure_weights(case: Weights, settings: GpuSettings) -> Row:
     facts = {
         "grain": list(case.grain),
         "zeros": case.zeros,
+        "dtype": case.dtype,
         "cube": case.sizes[0] == case.sizes[1] == case.sizes[2],
         "without_graph": found.plain,
         **plan_facts(plan, others),
@@ -161,9 +183,11 @@ def measure_weights(case: Weights, settings: GpuSettings) -> Row:
 def weights_operator(case: Weights, target: str) -> pit_tvm.Operator:
     """The operator that computes a case."""
     kind = pit_tvm.Mask if case.told == "mask" else pit_tvm.BlockMask
-    sizes = sizes_for(target, case.sizes[1], case.sizes[2])
-    name = "linear" if case.layout == "nk" else "matmul"
-    return operator(name, kind(*case.stored), case.dtype, target, sizes, side="rhs")
+    m, n, k = case.sizes
+    single = case.dtype == "float32"  # whose kernels copy in vectors where they know the sizes
+    sizes = (n, k) if single else sizes_for(target, n, k)
+    name, rows = "linear" if case.layout == "nk" else "matmul", m if single else None
+    return operator(name, kind(*case.stored), case.dtype, target, sizes, side="rhs", rows=rows)
 
 
 def _pit(case: Weights, data: Data, settings: GpuSettings) -> Pit:
@@ -187,13 +211,20 @@ def _peers(case: Weights, data: Data) -> dict[str, Contender]:
 def weights_targets(rows: Sequence[Row]) -> list[Target]:
     """The goals for weights."""
 
-    def here(columns: int, zeros: float) -> Callable[[Row], bool]:
-        at = (columns, zeros)
-        return lambda row: row.facts["cube"] and (row.facts["grain"][0], row.facts["zeros"]) == at
+    def here(dtype: str, grain: tuple[int, int], zeros: float) -> Callable[[Row], bool]:
+        at = (dtype, list(grain), zeros)
+        return lambda row: (
+            row.facts["cube"]
+            and at == tuple(row.facts[name] for name in ("dtype", "grain", "zeros"))
+        )
 
     goals = [
-        (f"weights: {columns} columns, {zeros:.0%} zeros, over dense", goal, here(columns, zeros))
-        for columns, each in GOALS.items()
+        (
+            f"weights: {SHORT[dtype]} {high}x{deep}, {zeros:.0%} zeros, over dense",
+            goal,
+            here(dtype, (high, deep), zeros),
+        )
+        for (dtype, (high, deep)), each in GOALS.items()
         for zeros, goal in zip(STEPS[-3:], each, strict=True)
     ]
     return over_dense(rows, goals, "weights: over dense, every row", NEVER_BELOW)

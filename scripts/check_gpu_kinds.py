@@ -188,12 +188,10 @@ def tiles_for(kind: Kind, made: Operator, sizes: dict[str, int]) -> Sequence[Any
 
 
 def micro_tiles_for(made: Operator) -> tuple[MicroTile | None, ...]:
-    """Micro-tiles whose candidates are checked: of a grid both axes, and rows alone where these are
-    gathered in place; None stands for that of the first candidate."""
+    """Micro-tiles whose candidates are checked: of a grid rows alone, and both axes; None stands
+    for that of the first candidate."""
     form = internals(made).form
-    if not isinstance(form, GridForm):
-        return (None,)
-    return (form.route.micro_tile, form.both) if form.in_place else (form.both,)
+    return (form.route.micro_tile, form.both) if isinstance(form, GridForm) else (None,)
 
 
 class Listed(KernelCache):
@@ -282,6 +280,8 @@ KINDS: dict[str, list[Kind]] = {
         Kind("mk,kn", "lhs", Mask(1, 64), dtype="float32", fixed=(None, 200, 264)),
         Kind("mk,nk", "lhs", Values(1, 32), **_SINGLE_FULL, fixed=(None, 131, 328)),
         Kind("km,kn", "lhs", Mask(64, 1), **_SINGLE_FULL, fixed=(None, 200, 264)),
+        Kind("mk,nk", "rhs", Mask(1, 64), dtype="float32", fixed=(136, 200, 264)),
+        Kind("km,kn", "rhs", BitMask(64, 1), **_SINGLE_FULL, fixed=(72, 131, 328)),
     ],
     "bands": [
         Kind("mk,kn", "rhs", Mask(1, 32)),
@@ -342,6 +342,8 @@ KINDS: dict[str, list[Kind]] = {
         Kind("ncxy,fcij", "rhs", Rows(1), dtype="float16", fixed=(2, 37, 7, 13, 11)),
         Kind("mk,kn", "lhs", Mask(64, 1), dtype="float32", bias=True, fixed=(192, 200, 264)),
         Kind("mk,nk", "lhs", Mask(32, 1), dtype="float32", fixed=(192, 200, 264)),
+        Kind("mk,nk", "lhs", BlockMask(64, 8), **_SINGLE_FULL, fixed=(200, 200, 264)),
+        Kind("mk,nk", "rhs", Values(128, 1), dtype="float32", fixed=(136, 300, 264)),
         Kind("mk,kn", "rhs", Lengths(1, True), out_dtype="float32", fixed=(96, 72, 64)),
         Kind("mk,kn", "rhs", Rows(1), dtype="int8", fixed=(None, 204, 68), act="relu", dead="zero"),
         Kind("mk,kn", "lhs", Mask(1, 64), dtype="int8", fixed=(None, 200, 264)),
@@ -352,6 +354,8 @@ KINDS: dict[str, list[Kind]] = {
         Kind("km,kn", "lhs", Mask(1, 32), **_TF32, fixed=(256, 264, 136)),
         Kind("mk,kn", "rhs", Mask(1, 64), **_TF32, fixed=(None, 192, 264)),
         Kind("mk,kn", "lhs", Mask(1, 64), **_TF32, fixed=(None, 200, 264)),
+        Kind("mk,kn", "rhs", Mask(64, 1), **_TF32, fixed=(136, 200, 264)),
+        Kind("km,nk", "rhs", Mask(32, 1), **_TF32, fixed=(136, 192, 264), bias=True),
         Kind("mk,gkn", "lhs", Groups(5), **_TF32, fixed=(None, 96, 64, 5), dead="zero"),
         Kind("bmk,bkn", "lhs", Rows(1), **_TF32, fixed=(None, 77, 72, 40)),
         Kind("mk,nk", "lhs", Mask(1, 64), **_TF32, fixed=(None, 131, 328), bias=True, act="relu"),

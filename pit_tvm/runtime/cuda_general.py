@@ -97,7 +97,7 @@ class GeneralKernels(FamilyKernels):
 
     def _made(self, micro_tile: MicroTile | None, tile: Tile | None) -> tvm.IRModule:
         program = self.program
-        if micro_tile is not None and self.form.turns:
+        if micro_tile is not None and (self.form.turns or self.form.flips):
             program, micro_tile = turned(program, self.form)
         func, con = program.func, program.contraction
         if tile is not None and con is not None:
@@ -132,7 +132,7 @@ class GeneralDispatcher(CudaDispatcher):
         form, band = self.form, banded(self.form)
         if band:
             self.kernels.turn_live(form.dtype, band)
-        if len(form.turns) > (band > 0):
+        if form.flips or len(form.turns) > (band > 0):
             self.kernels.turn(form.dtype)
 
     def _dense(self, inputs: Any, out: Any) -> None:
@@ -167,6 +167,8 @@ class GeneralDispatcher(CudaDispatcher):
             self._write_dead(inputs, target)
         kernel(*operands, *index.views, target)
         epilogue = self.kernels.epilogue() if self.form.apart else None
+        if self.form.flips:
+            target = self._turned_back(target, None if epilogue else out)
         if epilogue is not None:
             rest = (inputs[place] for place in self.kernels.epilogue_inputs)
             epilogue(target, *rest, out)
@@ -182,9 +184,18 @@ class GeneralDispatcher(CudaDispatcher):
 
     def _cleared(self, call: CudaCall, out: Any) -> Any:
         """New sums, all 0."""
-        sums = empty_of(self.program.sums.dtype, out, call.layout.sums)
+        shape = call.layout.sums[:: -1 if self.form.flips else 1]
+        sums = empty_of(self.program.sums.dtype, out, shape)
         zero(sums)
         return sums
+
+    def _turned_back(self, sums: Any, out: Any) -> Any:
+        """The sums of a product that was computed turned; in ``out`` where that can be."""
+        dtype = self.form.dtype
+        if out is None or not (in_vectors(out, dtype) and in_vectors(sums, dtype)):
+            return self.kernels.turned(sums, dtype)
+        self.kernels.turn(dtype)(sums, out)
+        return out
 
     def _kernel(self, choice: Candidate) -> Kernel:
         return self.kernels.product(choice.tile, self.form.groups)
@@ -197,6 +208,8 @@ class GeneralDispatcher(CudaDispatcher):
         if con is None or not self.planner.tiles:
             return list(range(len(names)))
         operands = (con.sparse, con.dense)
+        if self.form.flips:
+            return [names.index(name) for name in operands]
         adds = self.form.axis == "pieces"
         left = [name for name in names if (name in operands if adds else name != con.group)]
         return [names.index(name) for name in left]

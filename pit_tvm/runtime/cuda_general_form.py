@@ -14,12 +14,9 @@ from ..schedules.cuda_turn import AT_ONCE
 from ..schedules.hopper_space import GROUP_STEPS
 from ..structs import Mask, MicroTile
 from ..transform.split_epilogue import split_epilogue
-from .arrays import itemsize
 from .cuda_detect_plan import MOST_BAND
 from .cuda_form import LEAST_ROWS, known_epilogue, slotted, unsupported
 from .program import Program, Route, analyse
-
-SECTOR = 32  # bytes that memory gives at once
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,8 @@ class GeneralForm:
     one of the "pieces" of the depth; "" without tiles. ``slot``: columns of a sparse output that
     have a list of rows, those of a tile, else 0. ``turns``: operands that are turned first, so
     that lists name whole rows of them. ``apart``: tiles add to sums of their own,
-    which the epilogue then reads.
+    which the epilogue then reads. ``flips``: these are pieces of the right operand, so that the
+    product is computed turned.
     """
 
     lhs: str
@@ -47,6 +45,7 @@ class GeneralForm:
     apart: bool = False
     slot: int = 0
     turns: tuple[str, ...] = ()
+    flips: bool = False
     transposed: bool = False
 
     @property
@@ -77,41 +76,53 @@ def general_form(program: Program, deterministic: bool = False) -> GeneralForm:
             what = "groups" if program.num_groups else "a sparse output"
             raise unsupported(f"{what} of operands of one type, {' or '.join(DTYPES)}", "others")
         con = None
-    pieces = None if con is None or deterministic else _pieces(program, con)
-    slot, sliced = slotted(program, con) if con and program.writes else (0, None)
-    route = pieces or sliced or _route(program)
+    dtype = program.output.dtype
     if con is None:
-        output = program.output.dtype
-        return GeneralForm(program.operand, "", "", "none", output, 0, route, "", False)
-    axis = {con.row: "rows", con.reduce: "depth"}.get(route.micro_tile.axis, "batch")
-    axis = "pieces" if pieces else axis
+        route = _route(program)
+        return GeneralForm(program.operand, "", "", "none", dtype, 0, route, "", False)
     epilogue = _library_epilogue(program)
     act, bias = epilogue or ("none", "")
-    dtype = program.output.dtype
     library = epilogue is not None and dtype == program.input(con.sparse).dtype and dtype in DTYPES
+    known = library and _turnable(program, bias)
+    pieces = None if deterministic else _pieces(program, con)
+    flips = pieces is not None and con.out_axes[-1] == con.row
+    if flips and not (known and _adds_in_vectors(program)):
+        pieces, flips = None, False
+    slot, sliced = slotted(program, con) if program.writes else (0, None)
+    route = pieces or sliced or _route(program)
+    axis = {con.row: "rows", con.reduce: "depth"}.get(route.micro_tile.axis, "batch")
+    axis = "pieces" if pieces else axis
     form = (con.sparse, con.dense, bias, act, dtype, program.num_groups)
     # A bias alone may stand in the output before what tiles add to it.
     plain = epilogue is not None and act == "none" and program.sums.dtype == dtype
-    apart = pieces is not None and program.has_epilogue and not plain
-    turns = _turns(program, con, axis, bias) if library else ()
-    return GeneralForm(*form, route, axis, library, apart, slot, turns)
+    apart = flips or pieces is not None and program.has_epilogue and not plain
+    turns = _turns(con, axis) if known else ()
+    return GeneralForm(*form, route, axis, library, apart, slot, turns, flips)
 
 
-def _turns(program: Program, con: Contraction, axis: str, bias: str) -> tuple[str, ...]:
-    """The operands that would be gathered by elements, in a product that `turned` knows, and the
-    sparse one also where live neighbours fill sectors: of that live columns alone are turned."""
+def _turnable(program: Program, bias: str) -> bool:
+    """Whether `turned` knows the product."""
     product, names = program.product, [p.name for p in program.inputs]
     if product is None or len(program.output.shape) != 2 or program.output.dtype not in AT_ONCE:
-        return ()
-    if names != [product.left, product.right, *([bias] if bias else [])]:
-        return ()
+        return False
+    return names == [product.left, product.right, *([bias] if bias else [])]
+
+
+def _adds_in_vectors(program: Program) -> bool:
+    """Whether tiles of the product turned add results to sums several at once: else they take
+    longer than what they leave out."""
+    rows, kind = program.output.shape[0], program.output.dtype
+    return isinstance(rows, int) and rows % AT_ONCE["float32"] == 0 and program.sums.dtype == kind
+
+
+def _turns(con: Contraction, axis: str) -> tuple[str, ...]:
+    """The operands whose rows are none of what lists name."""
     if axis == "pieces":
         return (con.sparse,) if con.sparse_axes[-1] == con.row else ()
     if axis != "depth":
         return ()
-    near = neighbours(program, con) * itemsize(program.output.dtype) >= SECTOR
-    own = (con.sparse,) if con.sparse_axes[-1] == con.reduce else ()
-    return (*own, con.dense) if con.dense_axes[-1] == con.reduce and not near else own
+    sides = ((con.sparse, con.sparse_axes), (con.dense, con.dense_axes))
+    return tuple(name for name, axes in sides if axes[-1] == con.reduce)
 
 
 def banded(form: GeneralForm) -> int:
@@ -122,29 +133,27 @@ def banded(form: GeneralForm) -> int:
     return band if band <= MOST_BAND else 0
 
 
-def neighbours(program: Program, con: Contraction) -> int:
-    """How many positions of the depth live or die together."""
-    extents = getattr(program.spec, "extents", ())
-    return int(extents[con.sparse_axes.index(con.reduce)]) if extents else 1
-
-
 def turned(program: Program, form: GeneralForm) -> tuple[Program, MicroTile]:
     """The same product with operands stored the other way round, and its micro-tile; inputs keep
-    their order. ``form`` is that of the program, and turns some."""
+    their order. Or the sums of the product turned, of the right operand and the left one. ``form``
+    is that of the program, and turns or flips."""
     con, product = program.contraction, program.product
     if con is None or product is None:
         raise unsupported("a product one of whose operands is turned")
     sparse = dict(zip(con.sparse_axes, program.input(con.sparse).shape, strict=True))
     sizes = (*program.output.shape, sparse[con.reduce])
-    tensors = matmul(
-        *(size if isinstance(size, int) else None for size in sizes),
-        dtype=form.dtype,
-        transpose_lhs=product.transpose_left ^ (product.left in form.turns),
-        transpose_rhs=product.transpose_right ^ (product.right in form.turns),
-        bias=bool(form.bias),
-        activation=None if form.act == "none" else form.act,
-    )
-    operand = "rhs" if con.sparse == product.right else "lhs"
+    m, n, k = (size if isinstance(size, int) else None for size in sizes)
+    left = product.transpose_left ^ (product.left in form.turns)
+    right = product.transpose_right ^ (product.right in form.turns)
+    options: dict[str, Any] = {
+        "bias": bool(form.bias),
+        "activation": None if form.act == "none" else form.act,
+    }
+    if form.flips:
+        m, n, left, right, options = n, m, not right, not left, {}
+    options |= {"dtype": form.dtype, "transpose_lhs": left, "transpose_rhs": right}
+    tensors = matmul(m, n, k, **options)
+    operand = "rhs" if con.sparse == product.right and not form.flips else "lhs"
     micro_tile, spec = form.route.micro_tile, program.spec
     if con.sparse in form.turns:
         extents = micro_tile.extents[::-1]
@@ -163,9 +172,9 @@ def _has_tiles(program: Program) -> bool:
 
 def _pieces(program: Program, con: Contraction) -> Route | None:
     """Rows gathered anew for every piece of the depth, the largest that divide the blocks of zeros;
-    None where those are high, or as deep as all, or the output's rows are not those gathered."""
+    None where those are high, or as deep as all."""
     spec, row, reduce = program.spec, con.row, con.reduce
-    plain = set(con.sparse_axes) == {row, reduce} and con.out_axes == (row, con.column)
+    plain = set(con.sparse_axes) == {row, reduce} and set(con.out_axes) == {row, con.column}
     if not plain or not program.zero_outside or program.mask:
         return None
     extents = getattr(spec, "extents", ()) or (1, 1)

@@ -23,10 +23,11 @@ from .argument import MOST_ELEMENTS
 from .arrays import itemsize
 from .bind import Layout
 from .cuda_arrays import tf32_allowed
-from .cuda_general_form import SECTOR, GeneralForm, banded, neighbours
+from .cuda_general_form import GeneralForm, banded
 from .cuda_planner import LIBRARY, BandPlanner, CudaPlanner
 from .program import Program
 
+_SECTOR = 32  # bytes that memory gives at once
 MOST_CTAS = 2**16 - 1  # beside each other on an index of CTAs but the first
 
 
@@ -132,8 +133,9 @@ class GeneralPlanner(BandPlanner):
         return GeneralWork(*sizes, self.form.axis, extent, self._scattered)
 
     def _turning_us(self, layout: Layout, covered: float) -> float:
-        """Time in which operands are turned: matrices, beside no others."""
-        (m, n, k, _), form, us = self._extents(layout), self.form, 0.0
+        """Time in which operands are turned, and the product back: matrices, beside no others."""
+        (m, n, k, _), form = self._extents(layout), self.form
+        us = whole_us(self._itemsize * m * n) if form.flips else 0.0
         for name in form.turns:
             size = self._itemsize * (m if name == form.lhs else n) * k
             if name == form.lhs and banded(form):
@@ -153,7 +155,9 @@ class GeneralPlanner(BandPlanner):
             return float(con.sparse_axes[-1] == con.row and con.sparse not in turned), 0.0
         if con is None or self.form.axis != "depth":
             return 0.0, 0.0
-        near = min(neighbours(self.program, con), SECTOR // self._itemsize)
+        extents = getattr(self.program.spec, "extents", ())
+        together = extents[con.sparse_axes.index(con.reduce)] if extents else 1
+        near = min(together, _SECTOR // self._itemsize)
         sides = ((con.sparse, con.sparse_axes), (con.dense, con.dense_axes))
         own, other = (axes[-1] == con.reduce and name not in turned for name, axes in sides)
         return own / near, other / near

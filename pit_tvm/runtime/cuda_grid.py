@@ -4,7 +4,7 @@ Live rows are gathered as by the family of rows. Where few columns live too, the
 columns of the live rows, and what they meet of the other operand; the product then ends with the
 number of live columns, which it reads on the device. Dense, rows alone, and both compete in every
 plan. Columns of a sparse rhs are rows here: their product is computed turned, and turned back. An
-operand stored the other way round is turned as it is packed, so rows alone do not compete.
+operand stored the other way round is turned as it is packed, or as a whole for its rows alone.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 from ..schedules.cuda_gather import gather_both
 from ..schedules.hopper_knobs import TILE_K
 from ..schedules.hopper_space import ROWS
-from ..selection.gpu_cost import GpuDense, GpuWork, cheapest, dense_candidate, select_gpu
-from ..selection.gpu_grid import Packing, both_axes
+from ..selection.gpu_cost import GpuDense, GpuWork, cheapest
+from ..selection.gpu_grid import Packing, both_axes, rows_alone
 from ..structs import Candidate, MicroTile, Plan, Tile
 from ..tile_db.store import TileStore
 from .bind import Layout
@@ -67,17 +67,14 @@ class GridPlanner(CudaPlanner):
 
     def decide(self, layout: Layout, counts: tuple[int, ...], fresh: bool = True) -> Plan:
         """Algorithm 1 for live rows and columns, without the cache."""
-        form, rates, rows = self.form, self.rates(), self._rows(layout)
+        form, rates = self.form, self.rates()
         work, dense = self._rows_work(layout, counts), self._library(layout, counts, fresh)
         assert dense is not None  # zeros are promised
-        if form.in_place:
-            alone = select_gpu(ROWS, form.route.micro_tile, work, dense, rates, rows).candidates
-        else:
-            alone = (dense_candidate(dense, 0.0, 0.0, rates),)
-        both: tuple[Candidate, ...] = ()
+        packing, both = self._packing(layout), tuple[Candidate, ...]()
         if form.both is not None and work.k:
-            columns, packing = min(counts[1], work.k), self._packing(layout)
+            columns = min(counts[1], work.k)
             both = both_axes(ROWS, form.both, work, columns, packing, rates)
+        alone = rows_alone(ROWS, form.route.micro_tile, work, dense, packing, rates)
         return cheapest((*both, *alone), rates.is_tuned(ROWS))
 
     def _packing(self, layout: Layout) -> Packing:
@@ -144,7 +141,7 @@ class GridDispatcher(CudaDispatcher):
     kernels: GridKernels
 
     def _prepare(self, store: TileStore, cache: KernelCache) -> None:
-        self.flip = self.form.flip
+        self.flip, self.turns = self.form.flip, self.form.turns
         self.planner = GridPlanner(self.program, self.form, self.target, store, self.dead)
         self.kernels = GridKernels(cache, self.target.isa)
 
@@ -163,8 +160,7 @@ class GridDispatcher(CudaDispatcher):
         return self.kernels.gather(self.form.dtype, self.form.beside, self.form.turns)
 
     def _build_tile(self, tile: Tile) -> None:
-        if self.form.in_place:
-            super()._build_tile(tile)
+        super()._build_tile(tile)
         self._deep(tile)
 
     def _deep(self, tile: Tile) -> Callable[..., Any]:
@@ -200,7 +196,7 @@ class GridDispatcher(CudaDispatcher):
         def take(like: Any, role: str, slots: int, extent: int) -> CudaIndex:
             return lists[role]
 
-        if learns or gathered == self.form.both:
+        if learns or gathered == self.form.both or self.flip:
             self.detector.detect_axes(*asked, tiles, split=split, take=take, lines=index.axes)
         else:
             self.detector.prepared(*asked, tiles[0], self.deterministic, split)(value, take)
@@ -211,16 +207,17 @@ class GridDispatcher(CudaDispatcher):
     # -- launch
 
     def _product(self, choice: Candidate, index: CudaIndex, bound: CudaBound) -> None:
-        if choice.micro_tile != self.form.both:
+        alone = choice.micro_tile != self.form.both
+        if alone and not self.flip:
             super()._product(choice, index, bound)
             return
         assert isinstance(index, GridIndex)
         call, inputs, _, out, place = bound
-        own, other = self._packed(call, inputs, index)
+        own, other = self._whole(bound, index) if alone else self._packed(call, inputs, index)
         stored = out.shape if self.flip else out.shape[1:]
         straight = place.aligned and not any(size % ROW_STEP for size in stored)
         dense = CudaView(other.data_ptr(), (1, *other.shape), self.form.dtype, call.device)
-        given = (own, *index.views, index.also.views[1], dense)
+        given = (own, *index.views, *(() if alone else index.also.views[1:]), dense)
         if self.flip:
             self._turned(self._kernel(choice), given, index, inputs, out, straight)
             return
@@ -259,6 +256,20 @@ class GridDispatcher(CudaDispatcher):
             return []
         row = bias.unsqueeze(0)
         return [row if straight else self.fill.padded(row)[:1]]
+
+    def _own(self, sparse: Any, index: CudaIndex) -> Any:
+        """All rows of the sparse operand."""
+        return self.kernels.turned(sparse, self.form.dtype) if self.turns else sparse
+
+    def _whole(self, bound: CudaBound, index: CudaIndex) -> tuple[Any, Any]:
+        """Both operands as they are, the sparse one turned, or padded to whole pieces of 16
+        bytes."""
+        _, inputs, _, _, place = bound
+        own, dense = inputs[self._gathered], self._beside(inputs)[0]
+        own = self._own(own, index)
+        if place.aligned and own.shape[1] % ROW_STEP == 0:
+            return own, dense
+        return self.fill.padded(own), self.fill.padded(dense)
 
     def _packed(self, call: CudaCall, inputs: Sequence[Any], index: GridIndex) -> tuple[Any, Any]:
         """Live columns of the live rows of the sparse operand, and of the dense one what they

@@ -30,11 +30,6 @@ class GridForm(SidedForm):
         """Whether the sparse operand is stored [k, m] or [k, n], so that what lives is turned."""
         return self.route.micro_tile.dim == 1
 
-    @property
-    def in_place(self) -> bool:
-        """Whether rows can be gathered from where they are, and written to where they belong."""
-        return not self.turns and not self.flip
-
 
 def grid_form(program: Program) -> GridForm | None:
     """What a kernel has to do for a program; None where its pattern is no `Grid`, or types or

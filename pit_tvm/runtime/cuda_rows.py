@@ -86,7 +86,8 @@ class FamilyKernels:
         if not in_vectors(array, dtype):
             return array.t().contiguous()
         found = empty(array, array.shape[::-1])
-        self.turn(dtype)(array, found)
+        if array.numel():
+            self.turn(dtype)(array, found)
         return found
 
     def turned_live(self, array: Any, dtype: str, band: int, bits: Any, grain: int = 1) -> Any:

@@ -1,6 +1,7 @@
 """What products over live rows and live columns of an operand cost on a GPU, beside others.
 
-What lives of both operands is packed, and then multiplied as rows are. Costs are in microseconds.
+What lives of both operands is packed, and then multiplied as rows are; or rows alone are gathered,
+of an operand that is turned as a whole where it must be. Costs are in microseconds.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..structs import Candidate, MicroTile
-from .gpu_cost import GpuRates, GpuWork, select_gpu
+from .gpu_cost import GpuDense, GpuRates, GpuWork, select_gpu
 from .gpu_turn import whole_us
 
 _BYTES = 2  # of an element
@@ -48,10 +49,30 @@ class Packing:
         moved = (own + work.live * columns) / gbps + dense / _PACK_GBPS
         return _PACK_US + 1e-3 * _BYTES * moved
 
+    def whole_us(self, work: GpuWork) -> float:
+        """Microseconds in which the operand is turned as a whole."""
+        return whole_us(_BYTES * self.stored * work.k) if self.turned else 0.0
+
     def back_us(self, work: GpuWork) -> float:
         """Microseconds in which the product is turned back."""
         moved = _WRITTEN + (2.0 - _WRITTEN) * work.live / max(self.stored, 1)
         return whole_us(self.out_bytes, moved) if self.out_bytes else 0.0
+
+
+def rows_alone(
+    family: str,
+    micro_tile: MicroTile,
+    work: GpuWork,
+    dense: GpuDense,
+    packing: Packing,
+    rates: GpuRates,
+) -> tuple[Candidate, ...]:
+    """Candidates for ``work``, a product of all of k, and the dense one: as of `select_gpu`, and
+    what turning takes."""
+    plan = select_gpu(family, micro_tile, work, dense, rates, packing.stored)
+    moved = (("turn", packing.whole_us(work) + packing.back_us(work)),)
+    beside = _BESIDE_US if packing.out_bytes else 0.0  # dead rows are known by either list's bits
+    return tuple(c if c.tile is None else _moved(c, moved, beside) for c in plan.candidates)
 
 
 def both_axes(
@@ -70,11 +91,14 @@ def both_axes(
     deep = max(-(-columns // _STEP), 1) * _STEP
     plan = select_gpu(family, micro_tile, replace(work, k=deep), None, rates, packing.stored)
     moved = (("pack", packing.us(work, columns)), ("turn", packing.back_us(work)))
-    return tuple(_packed(c, moved, columns / max(work.k, 1)) for c in plan.candidates)
+    share = columns / max(work.k, 1)
+    found = (_moved(candidate, moved, _BESIDE_US) for candidate in plan.candidates)
+    return tuple(c._replace(covered=c.covered * share) for c in found)
 
 
-def _packed(candidate: Candidate, moved: tuple[tuple[str, float], ...], share: float) -> Candidate:
+def _moved(candidate: Candidate, moved: tuple[tuple[str, float], ...], beside: float) -> Candidate:
+    """A candidate before which operands are ``moved``; ``beside``: what its index takes more."""
     parts = dict(candidate.parts)
-    shown = (("index", parts.pop("index") + _BESIDE_US), *moved, *parts.items())
-    cost = candidate.cost_us + _BESIDE_US + sum(us for _, us in moved)
-    return candidate._replace(cost_us=cost, parts=shown, covered=candidate.covered * share)
+    shown = (("index", parts.pop("index") + beside), *moved, *parts.items())
+    cost = candidate.cost_us + beside + sum(us for _, us in moved)
+    return candidate._replace(cost_us=cost, parts=shown)

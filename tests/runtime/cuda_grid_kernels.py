@@ -62,10 +62,11 @@ def gather(self: Any, dtype: str, layout: str, turned: bool) -> Any:
 
 
 def product(self: Any, tile: Any, groups: int, **given: Any) -> Any:
-    def run(own: Any, ids: Any, count: Any, depth: Any, dense: Any, *rest: Any) -> None:
-        assert given["deep"]
-        (right,), *bias, out = map(memory, (dense, *rest))
-        deep, live = -(-int(memory(depth)[0]) // 64) * 64, memory(ids)[0, : memory(count)[0]]
+    def run(own: Any, ids: Any, count: Any, *rest: Any) -> None:
+        (depth,) = rest[:1] if given.get("deep") else [None]
+        (right,), *bias, out = map(memory, rest[1:] if given.get("deep") else rest)
+        deep = memory(own).shape[1] if depth is None else -(-int(memory(depth)[0]) // 64) * 64
+        live = memory(ids)[0, : memory(count)[0]]
         right = right[:, :deep].T if given["rhs_layout"] == "nk" else right[:deep]
         # Columns beyond n hold anything, and are cut off.
         with np.errstate(invalid="ignore", over="ignore"):
@@ -78,8 +79,13 @@ def product(self: Any, tile: Any, groups: int, **given: Any) -> Any:
     return run
 
 
+def turned(self: Any, array: Any, dtype: str) -> Any:
+    return array.t().contiguous()
+
+
 def pad_copy(self: Any, source: Any, made: Any) -> None:
-    made[:, : source.shape[1]] = source[:, : made.shape[1]]
+    made.zero_()
+    made[..., : source.shape[-1]] = source[..., : made.shape[-1]]
 
 
 def fill_rows(self: Any, out: Any, index: Any, row: Any = None) -> None:

@@ -76,7 +76,11 @@ class EmulatedDispatcher(GeneralDispatcher):
         return OnDevice(turned)
 
     def _cleared(self, call: Any, out: Any) -> Any:
-        return OnDevice(np.zeros(call.layout.sums, self.program.sums.dtype))
+        shape = call.layout.sums[:: -1 if self.form.flips else 1]
+        return OnDevice(np.zeros(shape, self.program.sums.dtype))
+
+    def _turned_back(self, sums: Any, out: Any) -> Any:
+        return OnDevice(np.ascontiguousarray(sums.array.T))
 
     def _lists(self, arrays: Sequence[Any], sparsity: Any, out: Any) -> tuple[Any, Any]:
         """Positions [slots, capacity] and counts [slots], int32."""

@@ -16,6 +16,7 @@ from pit_tvm.reference.index import index_lists
 from pit_tvm.runtime.cuda_build import build_cuda, cuda_source, find_nvcc
 from pit_tvm.runtime.cuda_detect import CudaDetector
 from pit_tvm.runtime.cuda_detect_blocks import map_blocks
+from pit_tvm.runtime.cuda_detect_plan import MOST_BAND
 from pit_tvm.runtime.cuda_dispatch import all_modules
 from pit_tvm.runtime.cuda_fill import CudaFill
 from pit_tvm.runtime.cuda_modules import cached_modules
@@ -111,6 +112,15 @@ def assert_lists(index: Index, expected: list[np.ndarray]) -> None:
         assert np.array_equal(got, want)
 
 
+def assert_bits(index: Any, expected: list[np.ndarray], entries: int, grain: int = 1) -> None:
+    """The lists as bits, of ``entries`` of ``grain`` positions."""
+    bits = np.unpackbits(index.lines.cpu().numpy().view(np.uint8), axis=1, bitorder="little")
+    want = np.zeros((len(expected), entries), np.uint8)
+    for line, ids in zip(want, expected, strict=True):
+        line[ids // grain] = 1
+    assert np.array_equal(bits[:, :entries], want)
+
+
 def others(expected: list[np.ndarray], extent: int) -> list[np.ndarray]:
     """What lists of positions below ``extent`` leave out."""
     return [np.setdiff1d(np.arange(extent), each) for each in expected]
@@ -149,15 +159,20 @@ def forms(mask: np.ndarray, rng: np.random.Generator) -> Iterator[tuple[Sparsity
 @pytest.mark.parametrize("shape", [(1, 1), (64, 256), (61, 333), (300, 17), (5, 20000)])
 def test_masks_and_values(detector: CudaDetector, shape: tuple[int, int]) -> None:
     rng = np.random.default_rng(0)
-    tiles = [*WHOLE, MicroTile("lhs", "k", 1, (32, 1))]
+    bands = [MicroTile("lhs", "k", 1, (high, 1)) for high in (32, MOST_BAND)]
+    tiles = [*WHOLE, *bands]
     tiles += [MicroTile("lhs", "m", 0, (1, width)) for width in (9, 128)]
     for mask in patterns(rng, shape):
         for spec, host, tensor in forms(mask, rng):
             for tile in tiles:
                 expected = index_lists(spec, host, shape, tile)
-                assert_lists(detector.detect(spec, tensor, shape, tile), expected)
+                alone = detector.detect(spec, tensor, shape, tile)
+                assert_lists(alone, expected)
                 live, dead = detector.detect_split(spec, tensor, shape, tile)
                 assert_lists(live, expected)
+                if tile in bands:
+                    assert_bits(alone, expected, shape[1])
+                    assert_bits(live, expected, shape[1])
                 assert_lists(dead, others(expected, shape[tile.dim]))
 
 
@@ -192,7 +207,10 @@ def test_block_masks(detector: CudaDetector, extents: tuple[int, int]) -> None:
     blocks = np.random.default_rng(0).random([-(-s // e) for s, e in zip(shape, extents)]) < 0.1  # noqa: B905
     for tile in (*WHOLE, MicroTile("lhs", "k", 1, (20, 1)), MicroTile("lhs", "m", 0, (1, 70))):
         index = detector.detect(spec, torch.from_numpy(blocks).cuda(), shape, tile)
-        assert_lists(index, index_lists(spec, blocks, shape, tile))
+        expected = index_lists(spec, blocks, shape, tile)
+        assert_lists(index, expected)
+        if tile.extents[0] == 20:
+            assert_bits(index, expected, -(-shape[1] // extents[1]), extents[1])
 
 
 @pytest.mark.gpu

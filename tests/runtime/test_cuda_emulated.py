@@ -127,6 +127,8 @@ WIDE_PIECES = Case(
         (WIDE, "lhs", "float16", Mask(1, 32), None, False),  # two steps of a piece
         (WIDE_FIXED, "lhs", "float32", Mask(32, 1), None, False),  # as is rhs
         (WIDE_FIXED, "rhs", "float16", Mask(64, 1), None, False),
+        (WIDE_FIXED, "rhs", "float32", Mask(1, 32), None, False),  # the product is turned
+        (WIDE_PIECES, "rhs", "float32", Mask(32, 1), None, False),
     ],
     ids=named,
 )

@@ -45,6 +45,11 @@ def both(plan: Plan) -> Candidate:
     return next(c for c in plan.candidates if c.micro_tile and c.micro_tile.also)
 
 
+def alone(plan: Plan) -> Candidate:
+    """The best candidate that gathers rows alone."""
+    return next(c for c in plan.candidates if c.micro_tile and not c.micro_tile.also)
+
+
 class Case:
     """Random arrays, of one of which whole rows and whole columns are zero; ``live``: shares of
     what lives of rows of lhs or columns of rhs, and of the depth."""
@@ -128,9 +133,7 @@ def test_selection_gathers_both_axes_where_few_rows_and_few_columns_live(
 
 
 @pytest.mark.parametrize(("side", "options"), [("lhs", TURNED), ("rhs", LINEAR), ("rhs", TURNED)])
-def test_what_is_turned_is_gathered_on_both_axes_or_not_at_all(
-    side: str, options: dict[str, Any]
-) -> None:
+def test_plans_count_what_is_turned(side: str, options: dict[str, Any]) -> None:
     made, chosen, few = operator(pit_tvm.Grid(), side, **options), [], []
     for rows, columns in ((0.2, 0.2), (0.2, 1.0), (1.0, 1.0)):
         mask = outer(rows, columns)
@@ -138,10 +141,13 @@ def test_what_is_turned_is_gathered_on_both_axes_or_not_at_all(
         plan = made.explain(sparsity=mask, sizes=SIZES, library="torch")
         parts = dict(both(plan).parts)
         assert (parts["turn"] > 10) == (side == "rhs") and parts["pack"] > 4
-        assert {c.micro_tile for c in plan.candidates} == {both(plan).micro_tile, None}
-        chosen.append(plan.choice.kind)
+        own, back = side == "lhs" or options == TURNED, side == "rhs"
+        turning = dict(alone(plan).parts)["turn"]
+        assert 8 * (own + back) < turning < 40 and (turning > 20) == (own and back)
+        choice = plan.choice.micro_tile
+        chosen.append(str(choice and choice.also and "both" or choice and "rows"))
         few.append(both(plan).covered)
-    assert chosen == ["pit", "pit", "dense"] and few == sorted(few)
+    assert chosen == ["both", "rows", "None"] and few == sorted(few)
 
 
 def test_counts_alike_share_a_plan_and_building_leaves_none_of_their_tiles_out() -> None:
@@ -175,8 +181,7 @@ def test_building_asks_for_every_kernel(
     made.build({"m": 256, "n": 256, "k": 256})
     products = [key for key in asked if key[0] == "hopper-rows"]  # type: ignore[index]
     deep = [key for key in products if ("deep", True) in key]  # type: ignore[operator]
-    kinds = 2 if made._dispatcher.form.in_place else 1  # rows alone are another
-    assert 0 < len(deep) and kinds * len(deep) == len(products)
+    assert 0 < len(deep) and 2 * len(deep) == len(products)  # and rows alone
     assert len(asked) - len(products) == packs
 
 
@@ -200,7 +205,7 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     monkeypatch.setattr(CudaFill, "fill_rows", fakes.fill_rows)
     monkeypatch.setattr("pit_tvm.runtime.cuda_workspace.stream_of", lambda device: 0)
     monkeypatch.setattr("pit_tvm.runtime.cuda_workspace.is_rehearsed", lambda: False)
-    for name in ("gather", "product", "turn_rows"):
+    for name in ("gather", "product", "turn_rows", "turned"):
         monkeypatch.setattr(GridKernels, name, getattr(fakes, name))
     return reported
 
@@ -219,23 +224,26 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.parametrize("choose", [both, alone])
 @pytest.mark.parametrize("learns", [False, True])
 @pytest.mark.parametrize(("side", "options"), KINDS, ids=str)
-@pytest.mark.parametrize(("m", "n"), [(70, 24), (37, 70), (64, 40)])
-def test_calls_pack_both_operands_and_tell_the_depth(
+@pytest.mark.parametrize(("m", "n", "k"), [(70, 24, 150), (37, 70, 152), (64, 40, 152)])
+def test_calls_hand_to_kernels_what_they_take(
     monkeypatch: pytest.MonkeyPatch,
     without_gpu: list[list[int]],
     m: int,
     n: int,
+    k: int,
     side: str,
     options: dict[str, Any],
     learns: bool,
+    choose: Any,
 ) -> None:
     monkeypatch.setattr(CountWatch, "due", lambda self: learns)
-    case = Case((m, n, 150), (0.5, 0.4), n, side, "cpu", **options)
+    case = Case((m, n, k), (0.5, 0.4), n, side, "cpu", **options)
     rows, columns = case.lives
     made = operator(pit_tvm.Grid(), side, **options)
-    made._dispatcher.run(case.arrays, case.value, case.out, choose=both)
+    made._dispatcher.run(case.arrays, case.value, case.out, choose=choose)
     assert case.error() < 2
     assert without_gpu == [[rows.sum(), columns.sum()]] * learns
 
@@ -285,8 +293,10 @@ def test_random_shapes_and_patterns_give_the_dense_result(
     for seed, sizes in enumerate([*fixed, *drawn]):
         for live in LIVE:
             case = Case(sizes, live, seed, side, **options)  # type: ignore[arg-type]
-            run(case.arrays, case.value, case.out, choose=both)
-            assert case.error() < 4, (sizes, live)
+            for choose in (both, alone):
+                case.out.fill_(torch.nan)
+                run(case.arrays, case.value, case.out, choose=choose)
+                assert case.error() < 4, (sizes, live, choose)
 
 
 @pytest.mark.gpu

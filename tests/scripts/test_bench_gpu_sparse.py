@@ -128,9 +128,18 @@ def test_only_cubes_have_goals_of_their_own() -> None:
     assert [target.name for target in targets] == ["granularity: over dense, every row"]
 
 
-@pytest.mark.parametrize(("layout", "told"), [("nk", "mask"), ("kn", "blocks")])
-def test_products_of_pruned_weights_are_right(layout: str, told: str) -> None:
-    case = weights.Weights((128, 256, 192), (64, 64), 0.9, layout, told)
+@pytest.mark.parametrize(
+    ("layout", "told", "grain", "dtype"),
+    [
+        ("nk", "mask", (64, 64), "float16"),
+        ("kn", "blocks", (64, 64), "float16"),
+        ("kn", "mask", (1, 64), "float32"),
+    ],
+)
+def test_products_of_pruned_weights_are_right(
+    layout: str, told: str, grain: tuple[int, int], dtype: str
+) -> None:
+    case = weights.Weights((128, 256, 192), grain, 0.9, layout, told, dtype)
     row = weights.measure_weights(case, DRY)
     assert row.wrong == [] and {"dense", "pit"} <= set(row.errors)
     assert report.Printer(weights.weights_suite(), [row.label]).row(row)
