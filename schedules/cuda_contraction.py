@@ -130,7 +130,7 @@ def _apply(sch: s_tir.Schedule, con: Contraction, tile: Tile, axis: str, adds: b
     thread = sch.fuse(*x)
     sch.bind(thread, "threadIdx.x")
     sch.set_scope(block, 0, "local")
-    vector = 2 if warps else 0
+    vector = 2 if warps else _stored_at_once(sch, con, panels)
     if adds:
         atomic_adds(sch, store)
         vector = _adds_at_once(sch, con, panels[1], warps) if has_clusters(tile.isa) else 0
@@ -162,6 +162,15 @@ def _apply(sch: s_tir.Schedule, con: Contraction, tile: Tile, axis: str, adds: b
         early_exit(sch, loops[f"{axis}_t"])
     if min(panel.bytes for panel in panels) >= _ASYNC_BYTES:
         _pipeline(sch, outer, tile.knob("stages"), counted=axis == con.reduce)
+
+
+def _stored_at_once(sch: s_tir.Schedule, con: Contraction, panels: list[_Panel]) -> int:
+    """Neighbours in a row of the output that a thread holds and can store at once; 0 if it
+    cannot."""
+    func, across = sch.mod["main"], con.out_axes[-1]
+    panel = panels[0 if across == con.row else 1]
+    wide = _vector(func, str(func.params[-1].name))
+    return wide if (panel.last, panel.vector) == (across, wide) else 0
 
 
 def _adds_at_once(sch: s_tir.Schedule, con: Contraction, dense: _Panel, warps: bool) -> int:

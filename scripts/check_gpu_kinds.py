@@ -341,7 +341,6 @@ KINDS: dict[str, list[Kind]] = {
         Kind("bmk,bnk", "rhs", Lengths(), dtype="float32", fixed=(8, 33, 64, 52), act="relu"),
         Kind("ncxy,fcij", "rhs", Rows(1), dtype="float16", fixed=(2, 37, 7, 13, 11)),
         Kind("mk,kn", "lhs", Mask(64, 1), dtype="float32", bias=True, fixed=(192, 200, 264)),
-        Kind("mk,nk", "lhs", Mask(32, 1), dtype="float32", fixed=(192, 200, 264)),
         Kind("mk,nk", "lhs", BlockMask(64, 8), **_SINGLE_FULL, fixed=(200, 200, 264)),
         Kind("mk,nk", "rhs", Values(128, 1), dtype="float32", fixed=(136, 300, 264)),
         Kind("mk,kn", "rhs", Lengths(1, True), out_dtype="float32", fixed=(96, 72, 64)),

@@ -96,7 +96,7 @@ def general_form(program: Program, deterministic: bool = False) -> GeneralForm:
     # A bias alone may stand in the output before what tiles add to it.
     plain = epilogue is not None and act == "none" and program.sums.dtype == dtype
     apart = flips or pieces is not None and program.has_epilogue and not plain
-    turns = _turns(con, axis) if known else ()
+    turns = _turns(con, axis, spec.promises_zero) if known else ()
     return GeneralForm(*form, route, axis, library, apart, slot, turns, flips)
 
 
@@ -115,13 +115,13 @@ def _adds_in_vectors(program: Program) -> bool:
     return isinstance(rows, int) and rows % AT_ONCE["float32"] == 0 and program.sums.dtype == kind
 
 
-def _turns(con: Contraction, axis: str) -> tuple[str, ...]:
-    """The operands whose rows are none of what lists name."""
+def _turns(con: Contraction, axis: str, masked: bool) -> tuple[str, ...]:
+    """The operands whose rows are none of what lists name; of the sparse one where it is masked."""
     if axis == "pieces":
         return (con.sparse,) if con.sparse_axes[-1] == con.row else ()
     if axis != "depth":
         return ()
-    sides = ((con.sparse, con.sparse_axes), (con.dense, con.dense_axes))
+    sides = (*[(con.sparse, con.sparse_axes)] * masked, (con.dense, con.dense_axes))
     return tuple(name for name, axes in sides if axes[-1] == con.reduce)
 
 

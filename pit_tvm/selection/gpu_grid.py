@@ -23,6 +23,7 @@ _BESIDE_US = 1.0
 # Of a product that is turned back, how often its size is moved where no row lives: what is written
 # alone takes longer than half (tuning_logs/h200-sm_90a/turn.json).
 _WRITTEN = 1.5
+_HIDDEN_US = 2.0  # of turning rows back that a product of all of k has just written
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ def rows_alone(
     """Candidates for ``work``, a product of all of k, and the dense one: as of `select_gpu`, and
     what turning takes."""
     plan = select_gpu(family, micro_tile, work, dense, rates, packing.stored)
-    moved = (("turn", packing.whole_us(work) + packing.back_us(work)),)
+    back = max(packing.back_us(work) - _HIDDEN_US, 0.0)
+    moved = (("turn", packing.whole_us(work) + back),)
     beside = _BESIDE_US if packing.out_bytes else 0.0  # dead rows are known by either list's bits
     return tuple(c if c.tile is None else _moved(c, moved, beside) for c in plan.candidates)
 

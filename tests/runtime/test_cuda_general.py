@@ -143,6 +143,12 @@ def test_operands_are_turned_where_rows_of_the_depth_are_not_stored(
     assert form(op.matmul(None, 96, 64, dtype="int8", **options), spec, operand).turns == ()
 
 
+def test_a_sparse_operand_whose_slices_are_named_stays() -> None:
+    linear = op.linear(None, 96, 64)
+    assert form(linear, Lengths(1), "lhs").turns == ("rhs",)
+    assert form(op.matmul(None, 96, 64), Rows(1), "lhs").turns == ()
+
+
 @pytest.mark.parametrize("linear", [False, True])
 @pytest.mark.parametrize("turns", [False, True])
 def test_products_over_pieces_of_the_right_operand_are_computed_turned(
