@@ -24,11 +24,9 @@ from bench_gpu_sread import Segment, list_segments, segment_operator
 from bench_gpu_weights import Weights, list_weights, weights_operator
 
 import pit_tvm
-from pit_tvm.runtime.cuda_columns import ColumnsDispatcher
 from pit_tvm.runtime.cuda_dispatch import all_modules
 from pit_tvm.runtime.cuda_general import GeneralDispatcher
 from pit_tvm.runtime.cuda_modules import cached_modules
-from pit_tvm.runtime.cuda_pieces import PiecesDispatcher
 from pit_tvm.runtime.cuda_rows import RowsKernels
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.structs import Candidate, SparsitySpec, Tile
@@ -236,9 +234,9 @@ def _parts(case: Grain | Weights | Output, turned: bool) -> Iterator[Part]:
         tiles = made.planner.likely_tiles(layout)
     for tile in tiles:
         yield Part(name, dtype, tile, options, case, turned)
-    if isinstance(made, (ColumnsDispatcher, PiecesDispatcher, GeneralDispatcher)):
-        moved = (("turned", turned), ("micro_tile", str(made.form.route.micro_tile)))
-        yield Part(name, dtype, None, moved, case, turned)
+    moves = {what: getattr(made.form, what, False) for what in ("packed", "turns", "flips")}
+    if any(moves.values()):
+        yield Part(name, dtype, None, (*options, *moves.items()), case, turned)
 
 
 def _crossing(case: Cross, settings: GpuSettings) -> Iterator[Wanted]:

@@ -235,9 +235,9 @@ def fold_blocks() -> tvm.tirx.PrimFunc:
         lane: T.let = T.truncmod(thread, WARP)
         item: T.int32 = block * (threads // WARP) + T.truncdiv(thread, WARP)
         loaded = T.alloc_local([4], "uint32")
-        if item < count * size:
-            line: T.int32 = T.truncdiv(item, size)
-            word: T.int32 = T.truncmod(item, size)
+        line: T.int32 = T.truncdiv(item, size)
+        word: T.int32 = T.truncmod(item, size)
+        if (item < count * size) & (word * WARP < entries):
             top: T.int32 = line * band
             row: T.int32 = T.truncdiv(top, grain)
             last: T.int32 = T.truncdiv(top + T.min(band, extent - top) + grain - 1, grain)

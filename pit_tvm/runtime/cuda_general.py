@@ -46,9 +46,10 @@ class GeneralKernels(FamilyKernels):
         self._own = ("cuda-general", program.func.script(), program.operand)
 
     def product(self, tile: Tile | None, groups: int = 0) -> Kernel:
-        """Live positions only: inputs, ids, count, output. ``tile`` None: no contraction."""
+        """Live positions only: inputs, ids, count, output; of a form that flips the sparse
+        operand, the dense one, ids, count, sums. ``tile`` None: no contraction."""
         micro_tile = self.form.route.micro_tile
-        key = (*self._own, "sparse", micro_tile, tile, groups, self.form.turns)
+        key = (*self._own, "sparse", micro_tile, tile, groups, self.form.turns, self.form.flips)
         return self._get(key, lambda: self._made(micro_tile, tile))
 
     def dense(self, tile: Tile | None) -> Kernel:
@@ -128,7 +129,7 @@ class GeneralDispatcher(CudaDispatcher):
             self.kernels.dense(self.planner.likely_tiles(self.binder.layout_of(sizes, "torch"))[0])
 
     def build_moving(self) -> None:
-        """Compile what turns operands."""
+        """Compile what turns operands, and a product back."""
         form, band = self.form, banded(self.form)
         if band:
             self.kernels.turn_live(form.dtype, band)

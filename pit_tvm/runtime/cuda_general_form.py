@@ -29,8 +29,8 @@ class GeneralForm:
     one of the "pieces" of the depth; "" without tiles. ``slot``: columns of a sparse output that
     have a list of rows, those of a tile, else 0. ``turns``: operands that are turned first, so
     that lists name whole rows of them. ``apart``: tiles add to sums of their own,
-    which the epilogue then reads. ``flips``: these are pieces of the right operand, so that the
-    product is computed turned.
+    which the epilogue then reads. ``flips``: the pieces are the right operand's, whose rows are the
+    output's last axis, so that the product is computed turned.
     """
 
     lhs: str
@@ -86,7 +86,7 @@ def general_form(program: Program, deterministic: bool = False) -> GeneralForm:
     known = library and _turnable(program, bias)
     pieces = None if deterministic else _pieces(program, con)
     flips = pieces is not None and con.out_axes[-1] == con.row
-    if flips and not (known and _adds_in_vectors(program)):
+    if flips and not (known and program.sums.dtype == dtype):
         pieces, flips = None, False
     slot, sliced = slotted(program, con) if program.writes else (0, None)
     route = pieces or sliced or _route(program)
@@ -106,13 +106,6 @@ def _turnable(program: Program, bias: str) -> bool:
     if product is None or len(program.output.shape) != 2 or program.output.dtype not in AT_ONCE:
         return False
     return names == [product.left, product.right, *([bias] if bias else [])]
-
-
-def _adds_in_vectors(program: Program) -> bool:
-    """Whether tiles of the product turned add results to sums several at once: else they take
-    longer than what they leave out."""
-    rows, kind = program.output.shape[0], program.output.dtype
-    return isinstance(rows, int) and rows % AT_ONCE["float32"] == 0 and program.sums.dtype == kind
 
 
 def _turns(con: Contraction, axis: str, masked: bool) -> tuple[str, ...]:
@@ -135,8 +128,8 @@ def banded(form: GeneralForm) -> int:
 
 def turned(program: Program, form: GeneralForm) -> tuple[Program, MicroTile]:
     """The same product with operands stored the other way round, and its micro-tile; inputs keep
-    their order. Or the sums of the product turned, of the right operand and the left one. ``form``
-    is that of the program, and turns or flips."""
+    their order. With ``flips`` the sums alone of the product turned, right operand times left one.
+    ``form`` is that of the program, and turns or flips."""
     con, product = program.contraction, program.product
     if con is None or product is None:
         raise unsupported("a product one of whose operands is turned")

@@ -19,6 +19,7 @@ from ..selection.gpu_turn import live_us, whole_us
 from ..structs import Plan, Tile
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
+from ..transform.lower_atomic_adds import VECTORS
 from .argument import MOST_ELEMENTS
 from .arrays import itemsize
 from .bind import Layout
@@ -98,7 +99,10 @@ class GeneralPlanner(BandPlanner):
         if form.slot:
             generic = tuple(tile for tile in generic if tile.tile_n == form.slot)
             records = [r for r in records if r.tile is None or r.tile.tile_n == form.slot]
-        return general_rates(records, dtype, isa, LIBRARY, generic, form.axis)
+        # Neighbours in a row of what tiles add to, the product or that turned.
+        wide = self.program.output.shape[0 if form.flips else -1]
+        pairs = isinstance(wide, int) and wide % max(VECTORS) == 0
+        return general_rates(records, dtype, isa, LIBRARY, generic, form.axis, pairs)
 
     @property
     def tiles(self) -> tuple[Tile, ...]:  # type: ignore[override]

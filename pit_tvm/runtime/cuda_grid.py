@@ -146,8 +146,11 @@ class GridDispatcher(CudaDispatcher):
         self.kernels = GridKernels(cache, self.target.isa)
 
     def build_moving(self) -> None:
-        """Compile what packs operands, and what turns the product back."""
+        """Compile what packs operands, what turns one as a whole, and what turns the product
+        back."""
         self._gather()
+        if self.turns:
+            self.kernels.turn(self.form.dtype)
         if self.flip:
             self._turn()
 
@@ -267,7 +270,8 @@ class GridDispatcher(CudaDispatcher):
         _, inputs, _, _, place = bound
         own, dense = inputs[self._gathered], self._beside(inputs)[0]
         own = self._own(own, index)
-        if place.aligned and own.shape[1] % ROW_STEP == 0:
+        sizes = own.shape[1], *dense.shape  # also the one that is a row of the product turned
+        if place.aligned and not any(size % ROW_STEP for size in sizes):
             return own, dense
         return self.fill.padded(own), self.fill.padded(dense)
 

@@ -120,9 +120,8 @@ class OutputsDispatcher(CudaDispatcher):
         self.planner = OutputsPlanner(self.program, self.form, self.target, store, self.dead)
         self.kernels, self.turns = RowsKernels(cache, self.target.isa), self.form.turns
 
-    def build(self, sizes: dict[str, int]) -> None:
-        """Compile what calls of these sizes may need, however much is live; needs no GPU."""
-        super().build(sizes)
+    def build_moving(self) -> None:
+        """Compile what turns lhs."""
         if self.turns:
             self.kernels.turn(self.form.dtype)
 

@@ -187,11 +187,12 @@ def general_rates(
     library: str,
     generic: Sequence[Tile],
     axis: str = "rows",
+    pairs: bool = True,
 ) -> GeneralRates:
     """Rates of the family of the ``generic`` tiles: records of a store, or those tiles as they are.
 
     ``library`` names the BLAS of the dense candidate. ``axis``: what the family's lists count, see
-    `GeneralWork`.
+    `GeneralWork`. ``pairs``: rows that tiles add to are whole vectors.
     """
     base = gpu_rates([r for r in records if r.tile is None], dtype, isa, library, ())
     families = {tile.family for tile in generic}
@@ -204,7 +205,9 @@ def general_rates(
     work = {tile: [_task_work(tile, t, axis) for t, _ in its] for tile, its in found.items()}
     terms = {t: _fitted(t, work[t], [us - launch for _, us in its]) for t, its in found.items()}
     if not terms:
-        return GeneralRates(base, {tile: _untuned(tile, axis) for tile in generic}, tuned=False)
+        return GeneralRates(
+            base, {tile: _untuned(tile, axis, pairs) for tile in generic}, tuned=False
+        )
     tasks = dict.fromkeys(task for entries in found.values() for task, _ in entries)
     times = [[own.us(*_task_work(t, k, axis).load(t)) for k in tasks] for t, own in terms.items()]
     kept = [list(terms)[at] for at in handful(np.array(times), _KEPT)]
@@ -267,7 +270,7 @@ def _rate(tile: Tile, cores: float, warps: float, tf32: float) -> float:
     return tf32 if tile.dtype == "tf32" else warps
 
 
-def _untuned(tile: Tile, axis: str) -> Terms:
+def _untuned(tile: Tile, axis: str, pairs: bool) -> Terms:
     """Terms of a tile without records. Those of tiles that add up are from times on one H200, three
     shapes in float32 (20, within 10 %) and in TF32 (15, within 20 %)."""
     tf32 = _TF32_BANDS_TFLOPS if axis == "depth" else _TF32_TFLOPS
@@ -278,7 +281,7 @@ def _untuned(tile: Tile, axis: str) -> Terms:
         return Terms(step)
     if not _by_warps(tile):
         return Terms(step, _ADD_US * size, _LONE * step)
-    add = _PAIR_US if has_clusters(tile.isa) else _SINGLE_US
+    add = _PAIR_US if pairs and has_clusters(tile.isa) else _SINGLE_US
     return Terms(step, add * size, _LONE * step, _PAIRS_START_US)
 
 

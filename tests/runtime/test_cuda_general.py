@@ -46,8 +46,7 @@ def form(tensors: Any, spec: SparsitySpec, operand: str = "lhs") -> GeneralForm:
         (op.matmul(64, 64, 512, transpose_lhs=True), Mask(256, 1), "lhs", "pieces", (256, 1)),
         (op.matmul(None, 64, 64), Mask(1, 64), "lhs", "rows", (1, 0)),  # whole rows
         (op.matmul(None, 64, 192), Mask(1, 16), "lhs", "rows", (1, 0)),
-        (op.linear(32, 64, 192), Mask(1, 64), "rhs", "pieces", (1, 64)),
-        (op.linear(None, 64, 192), Mask(1, 64), "rhs", "rows", (1, 0)),  # adds one by one
+        (op.linear(None, 64, 192), Mask(1, 64), "rhs", "pieces", (1, 64)),
         (op.linear(None, 64, 192, dtype="int8"), Mask(1, 64), "rhs", "rows", (1, 0)),
         (op.batch_matmul(None, 8, 9, 10), Rows(), "lhs", "batch", (1, 0, 0)),
         (op.batch_matmul(None, 8, 9, 10), Rows(1), "lhs", "rows", (0, 1, 0)),

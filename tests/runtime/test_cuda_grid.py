@@ -167,7 +167,7 @@ def test_counts_alike_share_a_plan_and_building_leaves_none_of_their_tiles_out()
 
 @pytest.mark.parametrize(
     ("side", "options", "packs"),
-    [("lhs", {}, 1), ("lhs", LINEAR, 1), ("lhs", TURNED, 1), ("rhs", {}, 2), ("rhs", TURNED, 2)],
+    [("lhs", {}, 1), ("lhs", LINEAR, 1), ("lhs", TURNED, 2), ("rhs", LINEAR, 2), ("rhs", {}, 3)],
 )
 def test_building_asks_for_every_kernel(
     side: str, options: dict[str, Any], packs: int, monkeypatch: pytest.MonkeyPatch
@@ -227,7 +227,9 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize("choose", [both, alone])
 @pytest.mark.parametrize("learns", [False, True])
 @pytest.mark.parametrize(("side", "options"), KINDS, ids=str)
-@pytest.mark.parametrize(("m", "n", "k"), [(70, 24, 150), (37, 70, 152), (64, 40, 152)])
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(70, 24, 150), (37, 24, 152), (64, 42, 152), (64, 40, 152)]
+)
 def test_calls_hand_to_kernels_what_they_take(
     monkeypatch: pytest.MonkeyPatch,
     without_gpu: list[list[int]],
