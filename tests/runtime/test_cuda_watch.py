@@ -157,7 +157,7 @@ def test_reports_arrive_without_waiting(detector: CudaDetector, slots: int) -> N
     with torch.cuda.stream(stream):
         for turn in range(20):
             count = torch.arange(turn, turn + slots, dtype=torch.int32, device="cuda")
-            torch.cuda._sleep(3_000_000)
+            torch.cuda._sleep(40_000_000)  # longer than a busy host takes
             torch.cuda.set_sync_debug_mode("error")
             try:
                 watch.report(count, detector.report)
