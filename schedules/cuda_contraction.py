@@ -133,7 +133,7 @@ def _apply(sch: s_tir.Schedule, con: Contraction, tile: Tile, axis: str, adds: b
     vector = 2 if warps else _stored_at_once(sch, con, panels)
     if adds:
         atomic_adds(sch, store)
-        vector = _adds_at_once(sch, con, panels[1], warps) if has_clusters(tile.isa) else 0
+        vector = _adds_at_once(sch, con, panels, warps) if has_clusters(tile.isa) else 0
     for loop in swrite(sch, store, thread, vector=vector, dynamic=False):
         if sch.get(loop).kind == tirx.ForKind.SERIAL:
             sch.unroll(loop)
@@ -173,14 +173,12 @@ def _stored_at_once(sch: s_tir.Schedule, con: Contraction, panels: list[_Panel])
     return wide if (panel.last, panel.vector) == (across, wide) else 0
 
 
-def _adds_at_once(sch: s_tir.Schedule, con: Contraction, dense: _Panel, warps: bool) -> int:
+def _adds_at_once(sch: s_tir.Schedule, con: Contraction, panels: list[_Panel], warps: bool) -> int:
     """Neighbours in a row of the output that a thread holds and can add at once; 0 if it cannot."""
     func = sch.mod["main"]
     if con.accumulator != "float32" or _vector(func, str(func.params[-1].name)) != max(VECTORS):
         return 0
-    if warps:
-        return min(VECTORS)
-    return max(VECTORS) if dense.last == con.column and dense.vector == max(VECTORS) else 0
+    return min(VECTORS) if warps else _stored_at_once(sch, con, panels)
 
 
 def _nest(con: Contraction, loops: dict[str, Any], warps: bool) -> tuple[list[Any], ...]:

@@ -34,12 +34,14 @@ _ANY_LANE = """__forceinline__ __device__ unsigned pit_any_lane(unsigned bits) {
 """
 
 
-def _shifted(word: Any, by: Any) -> Any:
+def shifted(word: Any, by: Any) -> Any:
+    """A word whose bit ``by`` has become the lowest."""
     return T.shift_right(word, T.cast(by, "uint32"))
 
 
-def _bit(word: Any, at: Any) -> Any:
-    return T.bitwise_and(_shifted(word, at), T.uint32(1))
+def bit_of(word: Any, at: Any) -> Any:
+    """Bit number ``at`` of a word."""
+    return T.bitwise_and(shifted(word, at), T.uint32(1))
 
 
 def _dead(bias: Any, row: Any, act: str, dtype: str) -> Any:
@@ -196,7 +198,7 @@ def turn(
             row: T.let = p * _ROWS + held.high
             if (k0 + row < k) & (column < m):
                 if alive_h is not None:
-                    if _bit(rows_alive[p], held.high) != T.uint32(0):
+                    if bit_of(rows_alive[p], held.high) != T.uint32(0):
                         held.fetch(tile, row, source, k0, column)
                     else:
                         held.fill(tile, row, _dead(bias, k0 + row, act, dtype))

@@ -16,15 +16,11 @@ from tvm.script import tirx as T
 
 from pit_tvm.errors import DTypeError, ScheduleError, mismatch
 
-from .cuda_turn import AT_ONCE
+from .cuda_turn import AT_ONCE, bit_of, shifted
 from .dependent import after_predecessor
 
 SIDE = 32  # rows and columns of a warp
 WARPS = 8  # of a CTA, side by side
-
-
-def _shifted(word: Any, by: Any) -> Any:
-    return T.shift_right(word, T.cast(by, "uint32"))
 
 
 @T.meta_class
@@ -50,11 +46,11 @@ class _Square:
     def some(self, chunk: Any) -> Any:
         """Whether any column of a chunk lives."""
         bits = T.uint32((1 << self.each) - 1)
-        return T.bitwise_and(_shifted(self.alive[0], chunk * self.each), bits) != T.uint32(0)
+        return T.bitwise_and(shifted(self.alive[0], chunk * self.each), bits) != T.uint32(0)
 
     def lives(self, column: Any) -> Any:
         """Whether a column lives."""
-        return T.bitwise_and(_shifted(self.alive[0], column), T.uint32(1)) != T.uint32(0)
+        return bit_of(self.alive[0], column) != T.uint32(0)
 
     def place(self, row: Any, chunk: Any) -> Any:
         """Where a chunk of a row begins."""
@@ -66,7 +62,7 @@ class _Square:
         entry: T.let = T.truncdiv(column0 + self.lane, grain)
         some: T.uint32 = T.uint32(0)
         if column0 + self.lane < wide:
-            some = _shifted(lines[line, T.shift_right(entry, 5)], T.bitwise_and(entry, 31))
+            some = shifted(lines[line, T.shift_right(entry, 5)], T.bitwise_and(entry, 31))
         self.alive[0] = T.cuda.ballot_sync(
             T.uint32(0xFFFFFFFF), T.cast(T.bitwise_and(some, T.uint32(1)), "int32")
         )

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..schedules.hopper_knobs import TILE_K
 from ..schedules.hopper_piece_parts import pieces_tile, starting_pieces
 from ..schedules.hopper_pieces import pieces_kernel
-from ..selection.gpu_pieces import TILE_K, PiecesWork, range_of, select_pieces
+from ..selection.gpu_pieces import PiecesWork, range_of, select_pieces
 from ..structs import Candidate, Plan, Tile
 from ..tile_db.store import TileStore
 from .bind import Layout
