@@ -17,6 +17,7 @@ from tvm.script.tirx import tile as Tx
 from tvm.tirx.lang.pipeline import PipelineState
 
 from .dependent import after_predecessor
+from .hopper_dead import STORING, DeadRows
 from .hopper_flip_parts import FlipEpilogue, FlipSums, RowPosts
 from .hopper_flip_split import DepthSplit
 from .hopper_knobs import BAND, TILE_K, TILES_AHEAD
@@ -29,6 +30,8 @@ def flipped_rows(
     lhs_h: T.handle,
     ids_h: T.handle,
     count_h: T.handle,
+    dead_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    deads_h: T.Optional(T.handle),  # type: ignore[valid-type]
     depth_h: T.Optional(T.handle),  # type: ignore[valid-type]
     rhs_h: T.handle,
     bias_h: T.Optional(T.handle),  # type: ignore[valid-type]
@@ -44,6 +47,10 @@ def flipped_rows(
     lhs = T.match_buffer(lhs_h, (stored, k), options.dtype)
     ids = T.match_buffer(ids_h, (groups, capacity), "int32")
     count = T.match_buffer(count_h, (groups,), "int32")
+    if dead_h is not None:
+        most = T.int32()
+        dead = T.match_buffer(dead_h, (1, most), "int32")
+        deads = T.match_buffer(deads_h, (1,), "int32")
     if depth_h is not None:
         depth = T.match_buffer(depth_h, (1,), "int32", align=4)
     else:
@@ -111,6 +118,8 @@ def flipped_rows(
         options.slot,
         fit=True,
     )
+    if dead_h is not None:
+        zeros = DeadRows(dead, deads, out, knobs.sms)
     T.ptx.fence.mbarrier_init.release.cluster()
     if SPLIT > 1:
         split.meet()
@@ -139,6 +148,9 @@ def flipped_rows(
         high: T.int32 = 0
         more: T.int32 = 0
         mine: T.let = T.truncdiv(thread, 8)
+        if dead_h is not None:
+            if warp == STORING:
+                zeros.begin_beside(bx, walk.tiles() * steps, lane)
         if walk.more():
             more = 1
             walk.locate(0)
@@ -193,6 +205,9 @@ def flipped_rows(
                 )
                 T.ptx["cp.async.mbarrier.arrive.noinc.shared.b64"](full.ptr_to([put.stage]))
                 put.advance()
+                if dead_h is not None:
+                    if warp == STORING:
+                        zeros.store_beside(lane)
             if SPLIT > 1:  # when sums are done, sent, and read
                 # Sums of another CTA take the place of copies: none may be under way.
                 T.ptx.cp.async_.wait_all()
@@ -244,3 +259,6 @@ def flipped_rows(
             if thread == 0:
                 posts.taken.arrive(read.stage)
             read.advance()
+        if dead_h is not None:
+            walk.begin(T.truncdiv(bx, SPLIT))
+            zeros.store_rest(bx, walk.tiles() * steps, wg * 4 + warp, WGS * 4, lane)

@@ -165,6 +165,7 @@ class RowsOptions:
     packed: bool = False
     deep: bool = False
     row_bias: bool = False
+    fills: bool = False
 
     @property
     def out_dtype(self) -> str:
@@ -219,6 +220,7 @@ class RowsOptions:
             or (self.share == 1 and knobs.most_groups == 1),
             "gated none and no row_scale for row_bias": not self.row_bias
             or (self.gated == "none" and not self.row_scale),
+            **self._one_list(knobs),
             "rhs_layout nk for interleaved pairs": self.gated != "interleaved"
             or self.rhs_layout == "nk",
             f"tile_n a multiple of {piece} for this rhs": knobs.tile_n % piece == 0,
@@ -227,8 +229,14 @@ class RowsOptions:
         }
         require("rows_kernel", (self, knobs), rules)
 
+    def _one_list(self, knobs: RowsTile) -> dict[str, bool]:
+        """Where dead rows are those of one list, and no other sums are added to theirs."""
+        one = knobs.most_groups == 1 and not self.accumulate and not self.slot
+        return {"most_groups 1, accumulate 0 and no slot for fills": one or not self.fills}
+
     def _check_flipped(self, knobs: RowsTile) -> None:
         rules = {
+            **self._one_list(knobs),
             "accumulate 0 and no live_bits for flip": self.accumulate == 0 and not self.live_bits,
             "gated none or halves for flip": self.gated in ("none", "halves"),
             "tile_n 128 per consumer for gated pairs": self.gated == "none"

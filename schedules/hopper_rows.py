@@ -25,6 +25,7 @@ from tvm.script.tirx import tile as Tx
 from tvm.tirx.lang.pipeline import PipelineState
 
 from .dependent import after_predecessor
+from .hopper_dead import STORING, DeadRows
 from .hopper_epilogue import Epilogue, EpilogueRows
 from .hopper_flip import flipped_rows
 from .hopper_knobs import SHARED_LIMIT, TILE_K, TILES_AHEAD, RowsOptions, RowsTile
@@ -53,6 +54,8 @@ def gathered_rows(
     lhs_h: T.handle,
     ids_h: T.handle,
     count_h: T.handle,
+    dead_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    deads_h: T.Optional(T.handle),  # type: ignore[valid-type]
     depth_h: T.Optional(T.handle),  # type: ignore[valid-type]
     rhs_h: T.handle,
     bias_h: T.Optional(T.handle),  # type: ignore[valid-type]
@@ -69,6 +72,10 @@ def gathered_rows(
     lhs = T.match_buffer(lhs_h, (stored, k), options.dtype)
     ids = T.match_buffer(ids_h, (groups, capacity), "int32")
     count = T.match_buffer(count_h, (groups,), "int32")
+    if dead_h is not None:
+        most = T.int32()
+        dead = T.match_buffer(dead_h, (1, most), "int32")
+        deads = T.match_buffer(deads_h, (1,), "int32")
     if depth_h is not None:
         depth = T.match_buffer(depth_h, (1,), "int32", align=4)
     else:
@@ -140,6 +147,8 @@ def gathered_rows(
         knobs.sms,
         options.slot,
     )
+    if dead_h is not None:
+        zeros = DeadRows(dead, deads, out, knobs.sms)
     T.ptx.fence.mbarrier_init.release.cluster()
     if CL > 1:
         T.ptx.barrier.cluster.arrive()
@@ -169,6 +178,9 @@ def gathered_rows(
         more: T.int32 = 0
         pending: T.int32 = 0
         mine: T.let = T.truncdiv(thread, 8)
+        if dead_h is not None:
+            if warp == STORING:
+                zeros.begin_beside(bx, walk.tiles() * steps, lane)
         if walk.more():
             more = 1
             walk.locate(rank)
@@ -218,6 +230,9 @@ def gathered_rows(
                         else:
                             pending = pending + 1
                 put.advance()
+                if dead_h is not None:
+                    if warp == STORING:
+                        zeros.store_beside(lane)
                 if kt == 0:
                     # Told while the first copies are under way.
                     posts.post(post, warp, lane, group, walk.live, walk.row0, col0)
@@ -289,6 +304,9 @@ def gathered_rows(
                     if bias_h is not None:
                         epilogue.finish_bias()
                     epilogue.write(held, acc, out, live_bits, tile_col, part, lane)
+        if dead_h is not None:
+            walk.begin(T.truncdiv(bx, CL))
+            zeros.store_rest(bx, walk.tiles() * steps, part, WGS * 4, lane)
     if CL > 1:  # a CTA must outlive its neighbours' arrivals
         T.ptx.barrier.cluster.arrive()
         T.ptx.barrier.cluster.wait()
@@ -310,8 +328,10 @@ def rows_kernel(
     packed: bool = False,
     deep: bool = False,
     row_bias: bool = False,
+    fills: bool = False,
 ) -> tvm.tirx.PrimFunc:
-    """The kernel of one set of knobs: lhs, ids, count, [depth,] rhs, [bias,] [scale,] out, [live].
+    """The kernel of one set of knobs: lhs, ids, count, [dead, deads,] [depth,] rhs, [bias,]
+    [scale,] out, [live].
 
     Parameters
     ----------
@@ -337,18 +357,21 @@ def rows_kernel(
         rounded up to a whole `TILE_K`, at least one
     row_bias : in the place of scale, one bias of ``dtype`` per id: bias[ids[g, i]] is added before
         the activation
+    fills : rows of out that dead (1, capacity) int32 names, as many as deads (1,) says, become 0
 
     Raises
     ------
     ScheduleError (a ValueError) for knobs or options that the template cannot build
     """
-    how = (accumulate, live_bits, slot, packed, deep, row_bias)
+    how = (accumulate, live_bits, slot, packed, deep, row_bias, fills)
     options = RowsOptions(dtype, bias, act, share, rhs_layout, gated, row_scale, *how)
     options.check(knobs)
     register()
     absent = {} if bias else {"bias_h": None}
     if not options.per_row:
         absent["per_row_h"] = None
+    if not fills:
+        absent |= {"dead_h": None, "deads_h": None}
     if not deep:
         absent["depth_h"] = None
     if knobs.flip:  # RowsOptions.check refuses live_bits there

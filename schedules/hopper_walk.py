@@ -165,6 +165,11 @@ class TileWalk:
         else:
             self.total = self.before[self.groups]
 
+    def tiles(self) -> Any:
+        """Tiles from ``turn`` on."""
+        ahead = self.total - self.turn + (self.clusters - 1)
+        return T.truncdiv(T.max(ahead, 0), self.clusters)
+
     @T.inline
     def advance(self):
         self.turn = self.turn + self.clusters

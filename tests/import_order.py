@@ -118,6 +118,7 @@ ORDER = {
         "hopper_swrite",
         "hopper_primitives",
         "hopper_walk",
+        "hopper_dead",
         "hopper_epilogue",
         "hopper_ring",
         "hopper_flip_parts",

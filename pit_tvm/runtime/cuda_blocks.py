@@ -101,7 +101,7 @@ class BlocksDispatcher(CudaDispatcher):
         dtype, device = self.form.dtype, call.device
         return tuple(CudaView(t.data_ptr(), shape, dtype, device) for t, shape in shaped)
 
-    def _unaligned(self, kernel: Kernel, index: Any, inputs: Any, out: Any) -> None:
+    def _unaligned(self, kernel: Kernel, index: Any, dead: Any, inputs: Any, out: Any) -> None:
         """Rows that do not begin at 16 bytes: through padded copies."""
         beside, bias = self._beside(inputs)
         rest = [self.fill.padded(beside)]

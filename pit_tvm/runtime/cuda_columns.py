@@ -138,7 +138,14 @@ class ColumnsDispatcher(CudaDispatcher):
         view = CudaView(dense.data_ptr(), dense.shape, self.form.dtype, call.device)
         return (view, *rest[1:])
 
-    def _unaligned(self, kernel: Kernel, index: CudaIndex, inputs: Sequence[Any], out: Any) -> None:
+    def _unaligned(
+        self,
+        kernel: Kernel,
+        index: CudaIndex,
+        dead: CudaIndex | None,
+        inputs: Sequence[Any],
+        out: Any,
+    ) -> None:
         """Rows that do not begin at 16 bytes: through padded copies."""
         sparse, (dense, bias) = inputs[self._gathered], self._beside(inputs)
         wide, beside = empty(out, stepped(out.shape)), self.fill.padded(dense)

@@ -25,6 +25,7 @@ from .cuda_dispatch import CudaDispatcher
 from .cuda_few_rows import MOST_ROWS, STEP, CudaFewRows, tile_for
 from .cuda_form import ColumnsForm, RowsForm, rows_form
 from .cuda_planner import CudaPlanner
+from .cuda_workspace import CudaIndex
 from .dispatch import Clock
 from .kernel_cache import KernelCache
 from .program import Program, analyse
@@ -116,10 +117,12 @@ class DecodeDispatcher(CudaDispatcher):
         super()._indices(call, value, None)  # now and then, for the count of later plans
         return None if gathered is None else value, None
 
-    def _product(self, choice: Candidate, index: Any, bound: CudaBound) -> None:
+    def _product(
+        self, choice: Candidate, index: Any, dead: CudaIndex | None, bound: CudaBound
+    ) -> None:
         call, inputs, _, out, _ = bound
         if not self.planner.few(call.layout):
-            super()._product(choice, index, bound)
+            super()._product(choice, index, dead, bound)
             return
         lhs, rhs, bias = self._operands(inputs)
         if rhs.data_ptr() & ALIGNMENT:

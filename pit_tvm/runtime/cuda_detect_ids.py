@@ -41,10 +41,10 @@ Find = Callable[[Any, Take], Lists]  # find(value, take)
 
 @dataclass(frozen=True)
 class OneLaunch:
-    """Detection by one launch, ``kernel(ids, *numbers, *index.views)``.
+    """Detection by one launch, ``kernel(ids, *numbers, *index.views_with(dead))``.
 
     ``flat`` makes a vector of the ids; the index has so many ``slots`` of positions below
-    ``extent``.
+    ``extent``; ``split``: the dead ones are listed too.
     """
 
     kernel: Kernel
@@ -52,13 +52,15 @@ class OneLaunch:
     slots: int
     extent: int
     flat: Callable[[Any], Any]
+    split: bool = False
 
     def __call__(self, value: Any, take: Take) -> Lists:
-        """The index of ``value``, in memory of ``take``."""
-        given = self.flat(value)
-        index = take(given, "live", self.slots, self.extent)
-        self.kernel(given, *self.numbers, *index.views)
-        return index, None
+        """The lists of ``value``, in memory of ``take``."""
+        given, size = self.flat(value), (self.slots, self.extent)
+        index = take(given, "live", *size)
+        dead = take(given, "dead", *size) if self.split else None
+        self.kernel(given, *self.numbers, *index.views_with(dead))
+        return index, dead
 
 
 @dataclass(frozen=True)
@@ -149,23 +151,21 @@ class SlicePlan:
         pieces = max(1, -(-padded // slices.SPREAD))
         kind = f"{'sums' if spec.cumulative else 'lengths'}{'_both' * split}"
         spread = self.kernels.slices(f"spread_{kind}_{bits}")
-        if batch and not (split or checked):
-            return OneLaunch(spread, (batch, padded, pieces), 1, rows, flat)
+        listed = OneLaunch(spread, (batch, padded, pieces), 1, rows, flat, split)
+        if batch and not checked:
+            return listed
 
         def run(value: Any, take: Take) -> Lists:
             given = flat(value)
             if checked:
                 _check_lengths(argument, given, spec.cumulative, padded)
+            if batch:
+                return listed(given, take)
             live = take(given, "live", 1, rows)
             dead = take(given, "dead", 1, rows) if split else None
-            if batch == 0:
-                for index in (live, dead):
-                    if index is not None:
-                        zero(index.count)
-            elif dead is None:
-                spread(given, batch, padded, pieces, *live.views)
-            else:
-                spread(given, batch, padded, pieces, *live.views, *dead.views)
+            for index in (live, dead):
+                if index is not None:
+                    zero(index.count)
             return live, dead
 
         return run

@@ -66,11 +66,12 @@ class CudaDispatcher:
         self.binder = CudaBinder(program, self)
         self.modules = cached_modules(cache, target.isa)
         self._prepare(store, cache)
-        self.options = self.form.options
+        self._zeroes = self.planner.zeroes
+        self.options = self.form.options | ({"fills": True} if self._zeroes else {})
         self.checks_zeros = zeros_asked_for(program)
         self.detector = CudaDetector(self.modules, checked=asked_for(), clusters=target.clusters)
         self.fill, self.memory = CudaFill(self.modules), CudaWorkspace()
-        repeats = self.repeats and not self.planner.fills
+        repeats = self.repeats and (self._zeroes or not self.planner.fills)
         self._repeats = CudaRepeats(cache, self.detector.report) if repeats else None
         self._fills = self.planner.fills
         self._no_groups = program.spec == Groups(0)
@@ -133,11 +134,12 @@ class CudaDispatcher:
             if dead is not None:
                 self.fill.fill_rows(out, dead)
         else:
-            if self._fills:
+            if self._fills and not self._zeroes:
                 self._fill_dead(dead, inputs, value, out)
-            self._product(choice, index, bound)
+                dead = None
+            self._product(choice, index, dead, bound)
             if self._repeats is not None and choice is plan.choice and inputs is arrays:
-                repeat = repeat_of(bound, plan, index, sparsity, self._places)
+                repeat = repeat_of(bound, plan, (index, dead), sparsity, self._places)
                 self._repeats.keep(arrays, sparsity, given, repeat)
         if clock is not None:
             clock.kernel_us = _lap(clock)
@@ -270,21 +272,24 @@ class CudaDispatcher:
         left = lhs.t() if form.transposed else lhs
         dense_product(left, rhs, bias, form.act, out, transpose_rhs=form.rhs_layout == "nk")
 
-    def _product(self, choice: Candidate, index: CudaIndex, bound: CudaBound) -> None:
+    def _product(
+        self, choice: Candidate, index: CudaIndex, dead: CudaIndex | None, bound: CudaBound
+    ) -> None:
+        """The product of a choice, whose kernel zeroes the rows in ``dead``, if those are given."""
         call, inputs, _, out, place = bound
         kernel, rest = self._known_kernel(call, choice), place.rest
         if rest is None and self.turns:
             place.aligned = place.aligned and _even(call.layout)
         if not place.aligned:
-            self._unaligned(kernel, index, inputs, out)
+            self._unaligned(kernel, index, dead, inputs, out)
             return
         if rest is None:
             rest = place.rest = self._rest(call, inputs, out)
-        own = self._own(inputs[self._gathered], index)
+        own, lists = self._own(inputs[self._gathered], index), index.views_with(dead)
         if call.fresh:
-            kernel(own, *index.views, *rest, out)
+            kernel(own, *lists, *rest, out)
         else:
-            kernel(own, *index.views, *rest)
+            kernel(own, *lists, *rest)
 
     def _own(self, sparse: Any, index: CudaIndex) -> Any:
         """What the kernel gathers from."""
@@ -315,7 +320,12 @@ class CudaDispatcher:
         return tuple(views)
 
     def _unaligned(
-        self, kernel: Callable[..., Any], index: CudaIndex, inputs: Sequence[Any], out: Any
+        self,
+        kernel: Callable[..., Any],
+        index: CudaIndex,
+        dead: CudaIndex | None,
+        inputs: Sequence[Any],
+        out: Any,
     ) -> None:
         """Rows that do not begin at 16 bytes: through padded copies, the output's both ways."""
         lhs, rhs, bias = self._operands(inputs)
@@ -338,7 +348,7 @@ class CudaDispatcher:
         if bias is not None:
             rest.insert(0, empty(bias, (bias.shape[0], n)))
             self.fill.pad_copy(bias, rest[0])
-        kernel(wide["lhs"], *index.views, wide["rhs"], *rest)
+        kernel(wide["lhs"], *index.views_with(dead), wide["rhs"], *rest)
         self.fill.pad_copy(wide["out"], out)
 
 

@@ -156,7 +156,9 @@ class GeneralDispatcher(CudaDispatcher):
             transpose_rhs=product.transpose_right,
         )
 
-    def _product(self, choice: Candidate, index: CudaIndex, bound: CudaBound) -> None:
+    def _product(
+        self, choice: Candidate, index: CudaIndex, dead: CudaIndex | None, bound: CudaBound
+    ) -> None:
         call, inputs, _, out, _ = bound
         kernel = self._known_kernel(call, choice)
         operands = [aligned(inputs[place]) for place in self._read]

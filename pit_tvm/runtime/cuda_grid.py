@@ -20,6 +20,7 @@ from ..schedules.hopper_space import ROWS
 from ..selection.gpu_cost import GpuDense, GpuWork, cheapest
 from ..selection.gpu_grid import Packing, both_axes, rows_alone
 from ..structs import Candidate, MicroTile, Plan, Tile
+from ..target import TargetInfo
 from ..tile_db.store import TileStore
 from .bind import Layout
 from .cuda_arrays import empty, empty_of
@@ -35,6 +36,7 @@ from .cuda_rows import ROW_STEP, RowsKernels
 from .cuda_view import CudaView
 from .cuda_workspace import CudaIndex
 from .kernel_cache import KernelCache
+from .program import Program
 
 _FEW = 1024  # live columns, above which plans tell them apart less narrowly
 
@@ -64,6 +66,12 @@ class GridPlanner(CudaPlanner):
     """Chooses plans for one program: counts are those of live rows and of live columns."""
 
     form: GridForm
+
+    def __init__(
+        self, program: Program, form: GridForm, target: TargetInfo, store: TileStore, dead: str
+    ) -> None:
+        super().__init__(program, form, target, store, dead)
+        self.zeroes = self.zeroes and not form.flip  # what turns a product back does
 
     def decide(self, layout: Layout, counts: tuple[int, ...], fresh: bool = True) -> Plan:
         """Algorithm 1 for live rows and columns, without the cache."""
@@ -209,10 +217,12 @@ class GridDispatcher(CudaDispatcher):
 
     # -- launch
 
-    def _product(self, choice: Candidate, index: CudaIndex, bound: CudaBound) -> None:
+    def _product(
+        self, choice: Candidate, index: CudaIndex, dead: CudaIndex | None, bound: CudaBound
+    ) -> None:
         alone = choice.micro_tile != self.form.both
         if alone and not self.flip:
-            super()._product(choice, index, bound)
+            super()._product(choice, index, dead, bound)
             return
         assert isinstance(index, GridIndex)
         call, inputs, _, out, place = bound
@@ -220,7 +230,7 @@ class GridDispatcher(CudaDispatcher):
         stored = out.shape if self.flip else out.shape[1:]
         straight = place.aligned and not any(size % ROW_STEP for size in stored)
         dense = CudaView(other.data_ptr(), (1, *other.shape), self.form.dtype, call.device)
-        given = (own, *index.views, *(() if alone else index.also.views[1:]), dense)
+        given = (own, *index.views_with(dead), *(() if alone else index.also.views[1:]), dense)
         if self.flip:
             self._turned(self._kernel(choice), given, index, inputs, out, straight)
             return

@@ -129,7 +129,9 @@ class OutputsDispatcher(CudaDispatcher):
         """Rows of lhs; of one stored [k, m] turned."""
         return self.kernels.turned(sparse, self.form.dtype) if self.turns else sparse
 
-    def _product(self, choice: Candidate, index: CudaIndex, bound: CudaBound) -> None:
+    def _product(
+        self, choice: Candidate, index: CudaIndex, dead: CudaIndex | None, bound: CudaBound
+    ) -> None:
         if self.dead == "zero":
             zero(bound[3])
-        super()._product(choice, index, bound)
+        super()._product(choice, index, dead, bound)

@@ -33,6 +33,9 @@ class CudaPlanner:
     ) -> None:
         self.program, self.form, self.target, self.store = program, form, target, store
         self.fills = program.spec.promises_zero or dead == "zero"
+        # Whether a kernel of rows zeroes the dead ones, unless each becomes a bias.
+        biased = program.spec.promises_zero and bool(form.bias)
+        self.zeroes = self.fills and not form.groups and not biased
         # Whether dead rows are overwritten after a dense product.
         self.dense_fills = dead == "zero" and not program.spec.promises_zero
         self._rates: GpuRates | None = None
@@ -106,6 +109,7 @@ class CudaPlanner:
             index_bytes=self._index_bytes(layout),
             splits=self.program.spec.promises_zero,
             extra_bytes=2.0 * (self._rows(layout) - live) * n if self.fills else 0.0,
+            hides=self.zeroes,
             act=form.act,
         )
 
@@ -171,7 +175,7 @@ class BandPlanner(CudaPlanner):
         self, program: Program, form: RowsForm, target: TargetInfo, store: TileStore, dead: str
     ) -> None:
         super().__init__(program, form, target, store, dead)
-        self.fills = self.dense_fills = False
+        self.fills = self.zeroes = self.dense_fills = False
 
     def rates(self) -> GpuRates:
         """Rates of the operator's data type on this GPU: those of dense products count."""

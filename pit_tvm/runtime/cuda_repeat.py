@@ -22,11 +22,10 @@ from .cuda_arrays import dtype_name, empty, is_capturing, is_rehearsed
 from .cuda_bind import CudaBound
 from .cuda_build import compile_source
 from .cuda_call import CudaCall
-from .cuda_detect_ids import OneLaunch
+from .cuda_detect_ids import Lists, OneLaunch
 from .cuda_modules import Kernel
 from .cuda_repeat_code import MEMORY, MOST_TENSORS, MOST_WORDS, NUMBER, SOURCE, TENSOR
 from .cuda_view import CudaView
-from .cuda_workspace import CudaIndex
 from .kernel_cache import KernelCache, content_key
 
 MOST = 64  # calls that one thread knows of one operator
@@ -54,14 +53,14 @@ class Launch:
 
 @dataclass(frozen=True)
 class Repeat:
-    """A call that can be repeated, as long as its ``plan`` holds: what it launches, and the index
+    """A call that can be repeated, as long as its ``plan`` holds: what it launches, and the lists
     that its launches fill. ``like``: a tensor as its outputs are, without elements.
     """
 
     call: CudaCall
     plan: Plan
     launches: tuple[Launch, Launch]
-    index: CudaIndex
+    lists: Lists
     like: Any
 
 
@@ -144,7 +143,7 @@ class CudaRepeats:
             out = empty(repeat.like, call.layout.output)
             look(table.address, number, 1 + len(given), out)
         if call.watch.due():
-            call.watch.report(repeat.index.count, self._report)
+            call.watch.report(repeat.lists[0].count, self._report)
         return out, repeat
 
     def keep(self, given: Sequence[Any], sparsity: Any, out: Any, repeat: Repeat | None) -> None:
@@ -166,15 +165,17 @@ class CudaRepeats:
 
 
 def repeat_of(
-    bound: CudaBound, plan: Plan, index: CudaIndex, sparsity: Any, places: Sequence[int | None]
+    bound: CudaBound, plan: Plan, found: Lists, sparsity: Any, places: Sequence[int | None]
 ) -> Repeat | None:
     """How to repeat a call of the m-axis family that two launches computed; None for others.
 
-    ``sparsity``: as the caller passed it; ``places`` among the inputs of the gathered operand, and
-    of what the kernel takes behind the index, None for what is absent.
+    ``found``: what is listed, by one launch and for the other. ``sparsity``: as the caller passed
+    it; ``places`` among the inputs of the gathered operand, and of what the kernel takes behind the
+    lists, None for what is absent.
     """
     call, inputs, value, out, place = bound
-    find, (_, kernel) = call.finds.get(False), call.product or (None, None)
+    (index, dead), (_, kernel) = found, call.product or (None, None)
+    find, lists = call.finds.get(dead is not None), index.views_with(dead)
     if not isinstance(find, OneLaunch) or type(kernel) is not tvm_ffi.Function:
         return None
     if not place.aligned or place.rest is None:
@@ -188,7 +189,7 @@ def repeat_of(
     rows = CudaView(own.data_ptr(), own.shape, dtype, device)
     rest = zip((*beside, 1 + len(inputs)), (*place.rest, *made), strict=True)
     launches = (
-        Launch(find.kernel, ((told, ids), *find.numbers, *index.views)),
-        Launch(kernel, ((gathered, rows), *index.views, *rest)),
+        Launch(find.kernel, ((told, ids), *find.numbers, *lists)),
+        Launch(kernel, ((gathered, rows), *lists, *rest)),
     )
-    return Repeat(call, plan, launches, index, empty(out, (0,)))
+    return Repeat(call, plan, launches, found, empty(out, (0,)))

@@ -44,6 +44,10 @@ class CudaIndex(Index):
             CudaView(self.count.data_ptr(), self.count.shape, "int32", device),
         )
 
+    def views_with(self, dead: CudaIndex | None) -> tuple[CudaView, ...]:
+        """``views``, and those of the ``dead`` positions if they are listed too."""
+        return self.views if dead is None else (*self.views, *dead.views)
+
 
 # take(like, role, slots, extent): lists of positions on an axis of ``extent``, on the device of
 # ``like``; ``role`` tells two indices of one call apart.

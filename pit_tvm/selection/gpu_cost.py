@@ -49,6 +49,9 @@ _ROUTED = 0.45
 # mean over five products of 1365 to 30000 rows (tuning_logs/h200-sm_90a/activations.json), and of
 # gelu over four of the suite padding since.
 ACT_US = {"gelu": 7.1e-7, "silu": 4.8e-7}
+# Of the time that dead rows take alone, what is left of it where a product hides them, at least;
+# and of the time that the product leaves memory idle, what they find of it.
+_LEFT, _IDLE = 0.4, 0.4
 _SPLIT_US = 3.5  # of a list of live rows and one of dead ones: two kernels
 _ROUNDS = 20  # of alternating means, to convergence
 _SELDOM = 3  # a tile measured on fewer than one in so many tasks is left out
@@ -63,7 +66,8 @@ class GpuWork:
     ``counts``: live rows of each group where they are known, as from an earlier call; without
     them every row goes to a random group. ``index_bytes``: what detection reads, None for none;
     ``splits``: it lists dead rows as well. ``extra_bytes``: output traffic beside the kernel's own,
-    such as dead rows to fill. ``act``: the activation that its tiles end with.
+    such as dead rows to fill; ``hides``: the kernel itself writes them, while it computes. ``act``:
+    the activation that its tiles end with.
     """
 
     live: float
@@ -74,6 +78,7 @@ class GpuWork:
     index_bytes: float | None = None
     splits: bool = False
     extra_bytes: float = 0.0
+    hides: bool = False
     act: str = "none"
 
     @property
@@ -152,6 +157,15 @@ class GpuRates:
     def store_us(self, size: float) -> float:
         """Microseconds of ``size`` bytes written beside a product."""
         return size / self.constant("store_gbps") * 1e-3
+
+    def beside_us(self, work: GpuWork, product: float) -> float:
+        """Microseconds by which a product that takes ``product`` alone takes longer for what is
+        written beside it."""
+        alone = self.store_us(work.extra_bytes)
+        if not work.hides:
+            return alone
+        busy = 1e-3 * work.product.bytes_of_memory() / self.constant("gather_gbps")
+        return max(_LEFT * alone, alone - _IDLE * max(product - busy, 0.0))
 
     def index_us(self, size: float) -> float:
         """Microseconds of a detection that reads ``size`` bytes."""
@@ -237,7 +251,6 @@ def select_gpu(
     ``bound``, which is no part but what the product takes at least.
     """
     covered = work.live / stored_rows if stored_rows else 0.0
-    other = rates.store_us(work.extra_bytes)
     index = 0.0 if work.index_bytes is None else rates.index_us(work.index_bytes)
     index += _SPLIT_US * work.splits
     product, bound = rates.tile_us(family, work)
@@ -246,10 +259,12 @@ def select_gpu(
     costs = (product + work.live * work.n * ACT_US.get(work.act, 0.0)).tolist()
     for at in sorted(range(len(costs)), key=costs.__getitem__)[:_SHOWN]:
         us = costs[at]
+        other = rates.beside_us(work, us)
         parts = (("index", index), ("product", us), ("output", other), ("bound", bound))
         cost = index + us + other
         candidates.append(Candidate("pit", micro_tile, tiles[at], cost, parts, covered))
     if dense is not None:
+        other = rates.store_us(work.extra_bytes)
         candidates.append(dense_candidate(dense, index, other, rates))
     return cheapest(candidates, rates.is_tuned(family))
 

@@ -63,6 +63,9 @@ def gather(self: Any, dtype: str, layout: str, turned: bool) -> Any:
 
 def product(self: Any, tile: Any, groups: int, **given: Any) -> Any:
     def run(own: Any, ids: Any, count: Any, *rest: Any) -> None:
+        if given.get("fills"):
+            dead, deads, *rest = rest
+            memory(rest[-1])[memory(dead)[0, : memory(deads)[0]]] = 0
         (depth,) = rest[:1] if given.get("deep") else [None]
         (right,), *bias, out = map(memory, rest[1:] if given.get("deep") else rest)
         deep = memory(own).shape[1] if depth is None else -(-int(memory(depth)[0]) // 64) * 64
