@@ -164,6 +164,7 @@ def turn(
     *,
     dtype: T.constexpr,
     act: T.constexpr,
+    beside: T.constexpr,
 ):
     """The template; ``turn_kernel`` and ``turn_rows_kernel`` give it its options."""
     k, m = T.int32(), T.int32()
@@ -189,7 +190,8 @@ def turn(
     step: T.let = T.truncdiv(block, across)
     m0: T.let = T.truncmod(block, across) * ACROSS
     k0: T.let = step * TILE_K
-    after_predecessor()
+    if not beside:
+        after_predecessor()
     if alive_h is not None:
         _find_rows(rows_alive, alive, k0, held.lane)
     for tile in T.unroll(_TILES):
@@ -209,9 +211,11 @@ def turn(
     T.cuda.cta_sync()
     for tile in T.unroll(_TILES):
         held.store(tile, turned, m0 + tile * WIDE, k0)
+    if beside:
+        after_predecessor()
 
 
-def turn_kernel(dtype: str) -> tvm.tirx.PrimFunc:
+def turn_kernel(dtype: str, beside: bool = False) -> tvm.tirx.PrimFunc:
     """The kernel: source (k, m), turned (m, k).
 
     k and m are multiples of 16 bytes, to which both matrices are aligned: the caller checks.
@@ -219,6 +223,7 @@ def turn_kernel(dtype: str) -> tvm.tirx.PrimFunc:
     Parameters
     ----------
     dtype : float16, bfloat16 or float32
+    beside : work while the kernel before ends: see `pit_tvm.schedules.dependent`
 
     Raises
     ------
@@ -226,7 +231,8 @@ def turn_kernel(dtype: str) -> tvm.tirx.PrimFunc:
     """
     if dtype not in AT_ONCE:
         raise DTypeError(mismatch("dtype", f"one of {list(AT_ONCE)}", repr(dtype)))
-    return turn.specialize(dtype=dtype, act="none", alive_h=None, bias_h=None)
+    options = {"dtype": dtype, "act": "none", "beside": beside}
+    return turn.specialize(**options, alive_h=None, bias_h=None)
 
 
 def turn_rows_kernel(dtype: str, bias: bool = False, act: str = "none") -> tvm.tirx.PrimFunc:
@@ -248,4 +254,4 @@ def turn_rows_kernel(dtype: str, bias: bool = False, act: str = "none") -> tvm.t
     """
     check_dtype(dtype)
     absent = {} if bias else {"bias_h": None}
-    return turn.specialize(dtype=dtype, act=act, **absent)
+    return turn.specialize(dtype=dtype, act=act, beside=False, **absent)

@@ -6,6 +6,10 @@ then wait until all of that kernel is done and can be seen. Behind the call ever
 a plain launch: what earlier kernels wrote is there, and nobody reads any more what this one
 overwrites. Before it a kernel touches no global memory. Foreign kernels need not take part.
 
+A kernel may call `after_predecessor` last, and work beside the one before it, if that one called it
+first, so that all before is done, and if neither touches what the other writes, in memory that was
+given back in between either. Whoever waits for the second waits for the first as well.
+
 A kernel lets its successor in only when its own predecessor is done, so at most two kernels of a
 stream overlap. CTAs that come early gather on the multiprocessors that fall free first, so a kernel
 that reads much with several CTAs on a multiprocessor gains little by it: of 7 us that a fold of a
@@ -25,7 +29,7 @@ _OVERLAP = "tirx.ptx.griddepcontrol"
 
 @T.inline
 def after_predecessor():
-    """By every thread of every CTA, before the first access to global memory."""
+    """By every thread of every CTA, before the first access to global memory (or last: above)."""
     T.ptx.griddepcontrol.wait()
     T.ptx.griddepcontrol.launch_dependents()
 

@@ -94,7 +94,12 @@ class ColumnsDispatcher(CudaDispatcher):
         if self.form.packed:
             self.kernels.pack(self.form.dtype, self.form.height)
         if self.form.turns:
-            self.kernels.turn(self.form.dtype)
+            self._turn()
+
+    def _turn(self) -> Kernel:
+        """What turns the dense operand: beside what packs the other one, which reads no memory that
+        was given back since."""
+        return self.kernels.turn(self.form.dtype, beside=self.form.packed)
 
     def _own(self, sparse: Any, index: CudaIndex) -> Any:
         """What the kernel gathers: the sparse operand as it is, or what lives in it."""
@@ -120,7 +125,7 @@ class ColumnsDispatcher(CudaDispatcher):
 
     def _turning(self, kernel: Kernel) -> Kernel:
         """The same kernel for a dense operand that is turned first."""
-        turn, dtype = self.kernels.turn(self.form.dtype), self.form.dtype
+        turn, dtype = self._turn(), self.form.dtype
 
         def launch(sparse: Any, ids: Any, count: Any, dense: Any, *rest: Any) -> None:
             turned = empty(sparse, dense.shape[::-1])

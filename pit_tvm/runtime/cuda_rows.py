@@ -66,9 +66,10 @@ class FamilyKernels:
             kernel = self._known[key] = self.cache.get(content, lambda: self._build(make()))
         return kernel
 
-    def turn(self, dtype: str) -> Kernel:
+    def turn(self, dtype: str, beside: bool = False) -> Kernel:
         """source, turned; see `turn_kernel`."""
-        return self._get(("cuda-turn", dtype), lambda: turn_kernel(dtype))
+        key = ("cuda-turn", dtype, beside)
+        return self._get(key, lambda: turn_kernel(dtype, beside))
 
     def turn_live(self, dtype: str, band: int) -> Kernel:
         """source, lines, grain, turned; see `turn_live_kernel`."""

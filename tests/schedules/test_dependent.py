@@ -12,6 +12,7 @@ from tvm.script import tirx as T
 from pit_tvm.runtime.cuda_build import cuda_source
 from pit_tvm.runtime.cuda_detect_groups import count_groups
 from pit_tvm.runtime.cuda_dispatch import all_modules
+from pit_tvm.schedules.cuda_turn import turn_kernel
 from pit_tvm.schedules.dependent import after_predecessor, as_dependent, waits
 from pit_tvm.schedules.hopper_combine import combine_rows
 from pit_tvm.schedules.hopper_rows import RowsTile, rows_kernel
@@ -68,6 +69,14 @@ def test_choices_are_combined_behind_their_products() -> None:
 @pytest.mark.parametrize(("name", "dependents"), [("cuda-slices", 15), ("cuda-fill", 4)])
 def test_kernels_of_a_call_wait_before_they_touch_memory(name: str, dependents: int) -> None:
     check(cuda_source(all_modules()[name](), tirx=True), dependents)
+
+
+def test_what_turns_beside_its_predecessor_waits_last() -> None:
+    source = cuda_source(tvm.IRModule({"main": turn_kernel("float16", beside=True)}), tirx=True)
+    (body,) = [text for text in bodies(source) if WAIT in text]
+    before, after = body[body.index("{") :].split(WAIT)
+    assert source.count(ATTRIBUTE) == 1 and "turned_ptr" in before and LET_IN not in before
+    assert not re.search(r"\b(turned|source)_ptr\b", after.split("}")[0])
 
 
 def test_counting_lets_placing_in() -> None:
