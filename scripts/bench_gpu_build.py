@@ -38,13 +38,15 @@ IDS = "int32"  # type of the experts' ids in the benchmark
 
 @dataclass(frozen=True)
 class Kernel:
-    """One library: a tile with the options of an operator; ``kind`` as in `bench_gpu_pit`."""
+    """One library: a tile with the options of an operator; ``kind`` and ``dead`` as in
+    `bench_gpu_pit`."""
 
     kind: str
     dtype: str
     bias: bool
     act: str | None
     tile: Tile
+    dead: str = "skip"
 
 
 @dataclass(frozen=True)
@@ -160,8 +162,8 @@ def build_one(what: str | Wanted) -> int:
     else:
         groups = 2 if what.kind == "grouped" else 0
         spec: SparsitySpec = pit_tvm.Groups(groups) if groups else pit_tvm.Rows()
-        sizes = (None, None)
-        made = operator(what.kind, spec, what.dtype, TARGET, sizes, groups, what.bias, what.act)
+        sizes, epilogue = (None, None), (what.bias, what.act)
+        made = operator(what.kind, spec, what.dtype, TARGET, sizes, groups, *epilogue, what.dead)
         dispatcher = internals(made)
         dispatcher.kernels.product(what.tile, groups, **dispatcher.options)
     return 1
@@ -202,14 +204,15 @@ def _wanted(case: Measured, settings: GpuSettings) -> Iterator[Wanted]:
         if isinstance(case, Layer):
             yield Library(case.dtype)
         return
-    made = operator_of(case, settings.planned_target)
     kind = "grouped" if isinstance(case, Moe) else "linear"
     bias = isinstance(case, Linear) and case.gelu
     act = "gelu" if bias else None
     rows = case.rows if isinstance(case, Moe) else case.stored
-    for candidate in _timed(case, (rows, case.n, case.k), made, settings):
-        if candidate.tile is not None:
-            yield Kernel(kind, case.dtype, bias, act, candidate.tile)
+    for dead in ("skip",) if isinstance(case, Moe) else ("skip", "zero"):
+        made = operator_of(case, settings.planned_target, dead)
+        for candidate in _timed(case, (rows, case.n, case.k), made, settings):
+            if candidate.tile is not None:
+                yield Kernel(kind, case.dtype, bias, act, candidate.tile, dead)
 
 
 def _sparse(case: Sparse, turned: bool = False) -> Any:

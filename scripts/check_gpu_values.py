@@ -120,7 +120,9 @@ def kernels_of(families: Sequence[str], checker: Checker) -> list[Wanted]:
     for variant in (variant for family in known for variant in variants(family)):
         v = variant
         if not v.turned:
-            found += [Kernel(v.family, v.dtype, v.bias, v.act, t) for t in checker.built(v)]
+            epilogue = (v.dtype, v.bias, v.act)
+            for dead in ("skip",) if v.family == "grouped" else ("skip", "zero"):
+                found += [Kernel(v.family, *epilogue, t, dead) for t in checker.built(v)]
         tiles = checker.built(v) if v.turned else packed_tiles(v)
         for t in tiles:
             found.append(Columns(v.dtype, t.tile_m, v.turned, t, v.bias, v.act))

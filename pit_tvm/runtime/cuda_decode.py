@@ -118,11 +118,11 @@ class DecodeDispatcher(CudaDispatcher):
         return None if gathered is None else value, None
 
     def _product(
-        self, choice: Candidate, index: Any, dead: CudaIndex | None, bound: CudaBound
+        self, choice: Candidate, index: Any, bound: CudaBound, dead: CudaIndex | None = None
     ) -> None:
         call, inputs, _, out, _ = bound
         if not self.planner.few(call.layout):
-            super()._product(choice, index, dead, bound)
+            super()._product(choice, index, bound, dead)
             return
         lhs, rhs, bias = self._operands(inputs)
         if rhs.data_ptr() & ALIGNMENT:

@@ -48,9 +48,9 @@ class _Room:
 
 
 @T.inline
-def _emit_piece(room, thread, lines, parts, axis, slot, word0, wanted, first, second):
+def _emit_piece(room, thread, lines, parts, axis, slot, word0, first, second):
     """Positions of the bits of the piece that begins at word ``word0`` of a slot. ``first`` and
-    ``second``: ids and counts; ``second`` is None where nobody asks for the other positions."""
+    ``second``: ids and counts of set and of clear ones; ``second`` is None where nobody asks."""
     entries, grain, extent = T.meta_var(axis)
     ids, count = T.meta_var(first)
     size = T.meta_var(lines.shape[1])
@@ -90,13 +90,10 @@ def _emit_piece(room, thread, lines, parts, axis, slot, word0, wanted, first, se
         hit: T.int32 = is_set(words[mine], bit)
         if hit != 0:
             rank = rank + at - entry * grain
-        else:
-            rank = at - rank
-        if hit == wanted:
             ids[T.cast(slot, "int64"), T.cast(rank, "int64")] = at
         else:
             if second is not None:
-                second[0][T.cast(slot, "int64"), T.cast(rank, "int64")] = at
+                second[0][T.cast(slot, "int64"), T.cast(at - rank, "int64")] = at
         at = at + THREADS
     if (thread == 0) & ((word0 + THREADS) * 32 >= entries):
         found = (found + room.total[0]) * grain
@@ -106,9 +103,9 @@ def _emit_piece(room, thread, lines, parts, axis, slot, word0, wanted, first, se
             found = found - is_set(words[T.shift_right(end, 5)], T.bitwise_and(end, 31)) * (
                 entries * grain - extent
             )
-        count[slot] = T.if_then_else(wanted != 0, found, extent - found)
+        count[slot] = found
         if second is not None:
-            second[1][slot] = T.if_then_else(wanted != 0, extent - found, found)
+            second[1][slot] = extent - found
 
 
 @T.jit
@@ -119,7 +116,6 @@ def _emit(
     grain: T.int32,
     extent: T.int32,
     pieces: T.int32,
-    wanted: T.int32,
     p_ids: T.handle,
     p_count: T.handle,
     p_others: T.Optional(T.handle),  # type: ignore[valid-type]
@@ -144,7 +140,7 @@ def _emit(
     slot: T.int32 = T.truncdiv(block, pieces)
     word0: T.int32 = T.truncmod(block, pieces) * THREADS
     axis = T.meta_var((entries, grain, extent))
-    _emit_piece(room, thread, lines, parts, axis, slot, word0, wanted, (ids, count), other)
+    _emit_piece(room, thread, lines, parts, axis, slot, word0, (ids, count), other)
 
 
 @T.jit
@@ -186,22 +182,21 @@ def _emit_axes(
     room.begin(thread)
     if block < pieces:
         axis = T.meta_var((extent, 1, extent))
-        _emit_piece(room, thread, lines, parts, axis, 0, block * THREADS, 1, (ids, count), other)
+        _emit_piece(room, thread, lines, parts, axis, 0, block * THREADS, (ids, count), other)
     else:
         axis = T.meta_var((across_extent, 1, across_extent))
         found = T.meta_var((across_ids, across_count))
         word0: T.let = (block - pieces) * THREADS
-        _emit_piece(room, thread, across, across_parts, axis, 0, word0, 1, found, None)
+        _emit_piece(room, thread, across, across_parts, axis, 0, word0, found, None)
 
 
 def emit(both: bool) -> tvm.tirx.PrimFunc:
-    """Positions of the bits of every slot that are set, or not: one list, or ``both``.
+    """Positions of the bits of every slot that are set, and with ``both`` of those that are not.
 
     ``lines`` (slots * parts, words), uint32: a slot's bits are the OR of its ``parts`` lines, one
     for each of ``entries``, and anything behind them; a bit stands for ``grain`` positions of the
-    ``extent`` on the PIT axis. Set bits go to ``ids`` if ``wanted`` is 1, the clear ones if it is
-    0, and with ``both`` the remaining ones to ``others``. ``pieces`` CTAs share a slot; each
-    counts the bits before its own, which costs less than telling each other.
+    ``extent`` on the PIT axis. ``pieces`` CTAs share a slot; each counts the bits before its own,
+    which costs less than telling each other.
     """
     return _emit.specialize(**_absent(both))
 

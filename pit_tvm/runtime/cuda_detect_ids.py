@@ -27,7 +27,7 @@ from .cuda_arrays import (
 from .cuda_detect_device import WARP
 from .cuda_detect_plan import SMS, capacity_of, check_extents
 from .cuda_modules import CudaKernels, Kernel
-from .cuda_workspace import CudaIndex, Take
+from .cuda_workspace import CudaIndex, Take, listed
 
 ID_BITS = {"int32": 32, "int64": 64}
 CLUSTER_LIMIT = 1 << 18  # ids times groups, or lanes if fewer, that one cluster lists soonest
@@ -41,7 +41,7 @@ Find = Callable[[Any, Take], Lists]  # find(value, take)
 
 @dataclass(frozen=True)
 class OneLaunch:
-    """Detection by one launch, ``kernel(ids, *numbers, *index.views_with(dead))``.
+    """Detection by one launch, ``kernel(ids, *numbers, *listed(index, dead))``.
 
     ``flat`` makes a vector of the ids; the index has so many ``slots`` of positions below
     ``extent``; ``split``: the dead ones are listed too.
@@ -59,7 +59,7 @@ class OneLaunch:
         given, size = self.flat(value), (self.slots, self.extent)
         index = take(given, "live", *size)
         dead = take(given, "dead", *size) if self.split else None
-        self.kernel(given, *self.numbers, *index.views_with(dead))
+        self.kernel(given, *self.numbers, *listed(index, dead))
         return index, dead
 
 
@@ -113,9 +113,10 @@ class SlicePlan:
             raise ShapeError(mismatch(argument, f"at most {rows} ids", number, advice))
         share = -(-number // (SMS * slices.THREADS)) * slices.THREADS or slices.THREADS
         axis, words = (rows, 1, rows), max(1, -(-rows // 32))
-        copy = kernels.slices(f"copy_rows_{bits}")
-        if not (ascending or split or checked):
-            return OneLaunch(copy, (rows, share), 1, rows, flat)
+        copy = OneLaunch(kernels.slices(f"copy_rows_{bits}"), (rows, share), 1, rows, flat)
+        both = ascending or split  # from bits, in order
+        if not (both or checked):
+            return copy
         mark = kernels.slices(f"mark_rows_{bits}")
 
         def run(value: Any, take: Take) -> Lists:
@@ -123,18 +124,14 @@ class SlicePlan:
             if checked:
                 _refuse(argument, first_outside(ids, 0, rows - 1), f"ids from 0 to {rows - 1}")
                 _refuse(argument, first_repeat(ids), "ids that occur once")
+            if not both:
+                return copy(ids, take)
             live = take(ids, "live", 1, rows)
             dead = take(ids, "dead", 1, rows) if split else None
-            if not ascending:
-                copy(ids, rows, share, *live.views)
-            if ascending or dead is not None:
-                lines = empty_of("uint32", ids, (1, words))
-                if rows:
-                    mark(ids, lines)
-                if ascending:
-                    kernels.emit(lines, 1, axis, live, dead)
-                elif dead is not None:
-                    kernels.emit(lines, 1, axis, dead, wanted=0)
+            lines = empty_of("uint32", ids, (1, words))
+            if rows:
+                mark(ids, lines)
+            kernels.emit(lines, 1, axis, live, dead)
             return live, dead
 
         return run
@@ -151,16 +148,16 @@ class SlicePlan:
         pieces = max(1, -(-padded // slices.SPREAD))
         kind = f"{'sums' if spec.cumulative else 'lengths'}{'_both' * split}"
         spread = self.kernels.slices(f"spread_{kind}_{bits}")
-        listed = OneLaunch(spread, (batch, padded, pieces), 1, rows, flat, split)
+        launch = OneLaunch(spread, (batch, padded, pieces), 1, rows, flat, split)
         if batch and not checked:
-            return listed
+            return launch
 
         def run(value: Any, take: Take) -> Lists:
             given = flat(value)
             if checked:
                 _check_lengths(argument, given, spec.cumulative, padded)
             if batch:
-                return listed(given, take)
+                return launch(given, take)
             live = take(given, "live", 1, rows)
             dead = take(given, "dead", 1, rows) if split else None
             for index in (live, dead):

@@ -30,7 +30,7 @@ from .cuda_planner import CudaPlanner
 from .cuda_repeat import CudaRepeats, repeat_of
 from .cuda_rows import ROW_STEP, RowsKernels
 from .cuda_view import CudaView
-from .cuda_workspace import CudaIndex, CudaWorkspace
+from .cuda_workspace import CudaIndex, CudaWorkspace, listed
 from .detect import Detector
 from .dispatch import Clock, check_asked
 from .kernel_cache import KernelCache
@@ -137,7 +137,7 @@ class CudaDispatcher:
             if self._fills and not self._zeroes:
                 self._fill_dead(dead, inputs, value, out)
                 dead = None
-            self._product(choice, index, dead, bound)
+            self._product(choice, index, bound, dead)
             if self._repeats is not None and choice is plan.choice and inputs is arrays:
                 repeat = repeat_of(bound, plan, (index, dead), sparsity, self._places)
                 self._repeats.keep(arrays, sparsity, given, repeat)
@@ -273,7 +273,7 @@ class CudaDispatcher:
         dense_product(left, rhs, bias, form.act, out, transpose_rhs=form.rhs_layout == "nk")
 
     def _product(
-        self, choice: Candidate, index: CudaIndex, dead: CudaIndex | None, bound: CudaBound
+        self, choice: Candidate, index: CudaIndex, bound: CudaBound, dead: CudaIndex | None = None
     ) -> None:
         """The product of a choice, whose kernel zeroes the rows in ``dead``, if those are given."""
         call, inputs, _, out, place = bound
@@ -285,7 +285,7 @@ class CudaDispatcher:
             return
         if rest is None:
             rest = place.rest = self._rest(call, inputs, out)
-        own, lists = self._own(inputs[self._gathered], index), index.views_with(dead)
+        own, lists = self._own(inputs[self._gathered], index), listed(index, dead)
         if call.fresh:
             kernel(own, *lists, *rest, out)
         else:
@@ -348,7 +348,7 @@ class CudaDispatcher:
         if bias is not None:
             rest.insert(0, empty(bias, (bias.shape[0], n)))
             self.fill.pad_copy(bias, rest[0])
-        kernel(wide["lhs"], *index.views_with(dead), wide["rhs"], *rest)
+        kernel(wide["lhs"], *listed(index, dead), wide["rhs"], *rest)
         self.fill.pad_copy(wide["out"], out)
 
 

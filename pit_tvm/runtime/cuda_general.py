@@ -157,7 +157,7 @@ class GeneralDispatcher(CudaDispatcher):
         )
 
     def _product(
-        self, choice: Candidate, index: CudaIndex, dead: CudaIndex | None, bound: CudaBound
+        self, choice: Candidate, index: CudaIndex, bound: CudaBound, dead: CudaIndex | None = None
     ) -> None:
         call, inputs, _, out, _ = bound
         kernel = self._known_kernel(call, choice)

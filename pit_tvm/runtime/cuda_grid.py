@@ -34,7 +34,7 @@ from .cuda_grid_form import GridForm
 from .cuda_planner import UNKNOWN_SHARE, CudaPlanner
 from .cuda_rows import ROW_STEP, RowsKernels
 from .cuda_view import CudaView
-from .cuda_workspace import CudaIndex
+from .cuda_workspace import CudaIndex, listed
 from .kernel_cache import KernelCache
 from .program import Program
 
@@ -218,11 +218,11 @@ class GridDispatcher(CudaDispatcher):
     # -- launch
 
     def _product(
-        self, choice: Candidate, index: CudaIndex, dead: CudaIndex | None, bound: CudaBound
+        self, choice: Candidate, index: CudaIndex, bound: CudaBound, dead: CudaIndex | None = None
     ) -> None:
         alone = choice.micro_tile != self.form.both
         if alone and not self.flip:
-            super()._product(choice, index, dead, bound)
+            super()._product(choice, index, bound, dead)
             return
         assert isinstance(index, GridIndex)
         call, inputs, _, out, place = bound
@@ -230,7 +230,7 @@ class GridDispatcher(CudaDispatcher):
         stored = out.shape if self.flip else out.shape[1:]
         straight = place.aligned and not any(size % ROW_STEP for size in stored)
         dense = CudaView(other.data_ptr(), (1, *other.shape), self.form.dtype, call.device)
-        given = (own, *index.views_with(dead), *(() if alone else index.also.views[1:]), dense)
+        given = (own, *listed(index, dead), *(() if alone else index.also.views[1:]), dense)
         if self.flip:
             self._turned(self._kernel(choice), given, index, inputs, out, straight)
             return

@@ -148,14 +148,13 @@ class CudaKernels:
         axis: tuple[int, int, int],
         first: Index,
         second: Index | None = None,
-        wanted: int = 1,
     ) -> None:
         """Turn ``lines`` (slots * parts, words), uint32, into lists.
 
         ``axis``: entries, positions per entry, and positions of the PIT axis. ``first`` gets the
-        set bits if ``wanted`` is 1, else the clear ones; ``second``, if given, the others.
+        set bits; ``second``, if given, the others.
         """
-        numbers = (lines, parts, *axis, _pieces(axis[0]), wanted, first.ids, first.count)
+        numbers = (lines, parts, *axis, _pieces(axis[0]), first.ids, first.count)
         if second is None:
             self._find("cuda-emit", "emit")(*numbers)
         else:

@@ -130,8 +130,8 @@ class OutputsDispatcher(CudaDispatcher):
         return self.kernels.turned(sparse, self.form.dtype) if self.turns else sparse
 
     def _product(
-        self, choice: Candidate, index: CudaIndex, dead: CudaIndex | None, bound: CudaBound
+        self, choice: Candidate, index: CudaIndex, bound: CudaBound, dead: CudaIndex | None = None
     ) -> None:
         if self.dead == "zero":
             zero(bound[3])
-        super()._product(choice, index, dead, bound)
+        super()._product(choice, index, bound, dead)

@@ -26,6 +26,7 @@ from .cuda_detect_ids import Lists, OneLaunch
 from .cuda_modules import Kernel
 from .cuda_repeat_code import MEMORY, MOST_TENSORS, MOST_WORDS, NUMBER, SOURCE, TENSOR
 from .cuda_view import CudaView
+from .cuda_workspace import listed
 from .kernel_cache import KernelCache, content_key
 
 MOST = 64  # calls that one thread knows of one operator
@@ -175,7 +176,7 @@ def repeat_of(
     """
     call, inputs, value, out, place = bound
     (index, dead), (_, kernel) = found, call.product or (None, None)
-    find, lists = call.finds.get(dead is not None), index.views_with(dead)
+    find, lists = call.finds.get(dead is not None), listed(index, dead)
     if not isinstance(find, OneLaunch) or type(kernel) is not tvm_ffi.Function:
         return None
     if not place.aligned or place.rest is None:

@@ -44,9 +44,12 @@ class CudaIndex(Index):
             CudaView(self.count.data_ptr(), self.count.shape, "int32", device),
         )
 
-    def views_with(self, dead: CudaIndex | None) -> tuple[CudaView, ...]:
-        """``views``, and those of the ``dead`` positions if they are listed too."""
-        return self.views if dead is None else (*self.views, *dead.views)
+
+def listed(index: Any, dead: CudaIndex | None) -> tuple[Any, ...]:
+    """What kernels take of an index, whatever tells it, and of the ``dead`` positions if those are
+    listed too."""
+    views: tuple[Any, ...] = index.views
+    return views if dead is None else (*views, *dead.views)
 
 
 # take(like, role, slots, extent): lists of positions on an axis of ``extent``, on the device of

@@ -11,14 +11,17 @@ import pytest
 import pit_tvm
 from pit_tvm import op
 from pit_tvm.errors import DTypeError, ShapeError
-from pit_tvm.runtime import cuda_detect
+from pit_tvm.runtime import cuda_bind, cuda_detect
 from pit_tvm.runtime.cuda_block_form import BlocksForm, blocks_form
+from pit_tvm.runtime.cuda_block_map import BlockMap, BlockMapper
 from pit_tvm.runtime.cuda_blocks import BlocksDispatcher, BlocksKernels
+from pit_tvm.runtime.cuda_fill import CudaFill, stepped
+from pit_tvm.runtime.cuda_watch import CountWatch
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.runtime.program import analyse
 from pit_tvm.schedules.hopper_block_parts import BLOCKS
 from pit_tvm.structs import SparsitySpec
-from tests.runtime.cuda_products import check_replays, roundings, tiled
+from tests.runtime.cuda_products import check_replays, memory, roundings, tiled
 
 torch = pytest.importorskip("torch")
 
@@ -172,6 +175,44 @@ def test_values_are_read_by_the_type_that_tells_them(
     told[200, 100] = 1
     found = made.mapper.map(told.to(dtype), (256, 256))
     assert found.tensor.shape == (4, 4) and seen == [(kernel, 256 * item, keep, True)]
+
+
+@pytest.mark.parametrize("wide", [24, 20])  # rows of whole pieces of 16 bytes, and others
+def test_calls_hand_the_map_to_the_kernel(monkeypatch: pytest.MonkeyPatch, wide: int) -> None:
+    rng = np.random.default_rng(wide)
+    lives = rng.random((3, 2)) < 0.5
+    lhs = rng.standard_normal((192, 128)) * lives.repeat(64, axis=0).repeat(64, axis=1)
+    rhs, bias = rng.standard_normal((128, wide)), rng.standard_normal(wide)
+    arrays = [torch.from_numpy(array.astype(np.float16)) for array in (lhs, rhs, bias)]
+
+    def product(self: Any, tile: Any, groups: int, **given: Any) -> Any:
+        def run(own: Any, blocks: Any, *rest: Any) -> None:
+            left, (right, (row,), out) = memory(own), map(memory, rest[-3:])
+            assert blocks is found.views[0] and rest[:-3] == found.places
+            out[...] = left.astype(float) @ right.astype(float) + row
+
+        return run
+
+    def padded(self: Any, array: Any) -> Any:
+        made = torch.zeros(stepped(array.shape), dtype=array.dtype)
+        made[: array.shape[0], : array.shape[1]] = array
+        return made
+
+    def pad_copy(self: Any, source: Any, made: Any) -> None:
+        made[...] = source[:, : made.shape[1]]
+
+    found = BlockMap(torch.from_numpy(lives), lives.size, (2, 1, 1, 1))
+    monkeypatch.setattr(BlockMapper, "map", lambda *given: found)
+    monkeypatch.setattr(CountWatch, "due", lambda self: False)
+    monkeypatch.setattr(cuda_bind, "check_tensor", lambda *given, **options: None)
+    monkeypatch.setattr(CudaFill, "padded", padded)
+    monkeypatch.setattr(CudaFill, "pad_copy", pad_copy)
+    monkeypatch.setattr(BlocksKernels, "product", product)
+    out = torch.full((192, wide), torch.nan, dtype=torch.float16)
+    made = operator(pit_tvm.BlockMask(64, 64), bias=True)
+    made._dispatcher.run(arrays, torch.from_numpy(lives), out, choose=tiled)
+    own, other, row = (array.double().numpy() for array in arrays)
+    assert roundings(out, own @ other + row) < 2
 
 
 # --------------------------------------------------------------------------------------------
