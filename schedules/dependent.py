@@ -7,8 +7,9 @@ a plain launch: what earlier kernels wrote is there, and nobody reads any more w
 overwrites. Before it a kernel touches no global memory. Foreign kernels need not take part.
 
 A kernel may call `after_predecessor` last, and work beside the one before it, if that one called it
-first, so that all before is done, and if neither touches what the other writes, in memory that was
-given back in between either. Whoever waits for the second waits for the first as well.
+first, so that all before is done, and if neither touches what the other writes: what the second
+writes was allocated before the first was launched, or it could be memory that was given back by
+somebody whose kernel is under way. Whoever waits for the second waits for the first as well.
 
 A kernel lets its successor in only when its own predecessor is done, so at most two kernels of a
 stream overlap. CTAs that come early gather on the multiprocessors that fall free first, so a kernel

@@ -5,7 +5,8 @@
 lhs (stored, k) and out (out_rows, n) are row-major, rhs (groups, n, k) is stored as nn.Linear does
 or (groups, k, n) as matmul does, bias is (groups, n), all fp16 or all bf16 with fp32 accumulation;
 ids is (groups, capacity) int32 and count (groups,) int32. ``rows_kernel`` lists the options. Rows
-that ids does not name are neither read nor written, and neither are the weights of an empty group.
+that ids does not name are not read, and written as ``fills`` asks alone; the weights of an empty
+group are not read either.
 All sizes are run-time values and the live counts are read on the device, so one kernel serves every
 shape; n and k must be multiples of 8 (16-byte rows), every address 16-byte aligned, and ids in
 range: the caller checks. PIT, SOSP'23, section 3.3.

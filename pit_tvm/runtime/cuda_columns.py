@@ -9,6 +9,7 @@ anything.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -92,27 +93,22 @@ class ColumnsDispatcher(CudaDispatcher):
     def build_moving(self) -> None:
         """Compile what packs and turns operands."""
         if self.form.packed:
-            self.kernels.pack(self.form.dtype, self.form.height)
+            self._pack()
         if self.form.turns:
             self._turn()
 
-    def _turn(self) -> Kernel:
-        """What turns the dense operand: beside what packs the other one, which reads no memory that
-        was given back since."""
-        return self.kernels.turn(self.form.dtype, beside=self.form.packed)
+    def _pack(self) -> Kernel:
+        """What packs what lives in the sparse operand: source, ids, count, packed."""
+        return self.kernels.pack(self.form.dtype, self.form.height)
 
-    def _own(self, sparse: Any, index: CudaIndex) -> Any:
-        """What the kernel gathers: the sparse operand as it is, or what lives in it."""
-        if not self.form.packed:
-            return sparse
-        packed = empty(sparse, (index.ids.shape[0] * index.ids.shape[1], self.form.height))
-        self.kernels.pack(self.form.dtype, self.form.height)(sparse, *index.views, packed)
-        return packed
+    def _turn(self) -> Kernel:
+        """What turns the dense operand, beside what packs the other one: source, turned."""
+        return self.kernels.turn(self.form.dtype, beside=self.form.packed)
 
     def _kernel(self, choice: Candidate) -> Kernel:
         kernel, form, tile = super()._kernel(choice), self.form, choice.tile
-        if form.turns:
-            return self._turning(kernel)
+        if form.packed or form.turns:
+            return self._moving(kernel)
         if not form.common or tile is None:
             return kernel
         shape = columns_tile(tile).parts_shape
@@ -123,15 +119,25 @@ class ColumnsDispatcher(CudaDispatcher):
 
         return launch
 
-    def _turning(self, kernel: Kernel) -> Kernel:
-        """The same kernel for a dense operand that is turned first."""
-        turn, dtype = self._turn(), self.form.dtype
+    def _moving(self, kernel: Kernel) -> Kernel:
+        """The same kernel for operands of which one is packed or the other turned first."""
+        form = self.form
+        pack = self._pack() if form.packed else None
+        turn = self._turn() if form.turns else None
 
         def launch(sparse: Any, ids: Any, count: Any, dense: Any, *rest: Any) -> None:
-            turned = empty(sparse, dense.shape[::-1])
-            turn(dense, turned)
-            shape, device = (1, *turned.shape), turned.get_device()
-            kernel(sparse, ids, count, CudaView(turned.data_ptr(), shape, dtype, device), *rest)
+            own, turned = sparse, None
+            if turn is not None:
+                # Before anything is packed: while that is done it must be nobody else's.
+                turned = empty(sparse, dense.shape[::-1])
+            if pack is not None:
+                own = empty(sparse, (math.prod(ids.shape), form.height))
+                pack(sparse, ids, count, own)
+            if turn is not None and turned is not None:
+                turn(dense, turned)
+                shape = (1, *turned.shape)
+                dense = CudaView(turned.data_ptr(), shape, form.dtype, turned.get_device())
+            kernel(own, ids, count, dense, *rest)
 
         return launch
 
@@ -157,7 +163,7 @@ class ColumnsDispatcher(CudaDispatcher):
         rest = [beside if self.form.turns else beside.unsqueeze(0)]
         if bias is not None:
             rest.append(self.fill.padded(bias.unsqueeze(0))[:1])
-        own = self._own(sparse if self.form.packed else self.fill.padded(sparse), index)
+        own = sparse if self.form.packed else self.fill.padded(sparse)
         kernel(own, *index.views, *rest, wide)
         self.fill.pad_copy(wide[: out.shape[0]], out)
 

@@ -1,9 +1,9 @@
 """Online detection on a CUDA device: lists of live micro-tiles, without a word to the host.
 
-One to three kernels build an index on the current torch stream: no synchronisation, no counter to
+One or two kernels build an index on the current torch stream: no synchronisation, no counter to
 clear, no memory but the result and a few bits, so calls can be captured in a CUDA graph and
 replayed with other contents. CTAs that share a list count what stands before their own part
-instead of taking places by atomics, so every list but that of row ids comes out ascending and
+instead of taking places by atomics, so every list but that of row ids alone comes out ascending and
 ``deterministic`` costs nothing there. The index is that of PIT, SOSP'23, section 3.
 """
 

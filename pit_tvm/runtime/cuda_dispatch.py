@@ -14,7 +14,7 @@ import tvm
 
 from ..errors import ShapeError, mismatch
 from ..reference.index import index_lists
-from ..structs import Candidate, Groups, Index, MicroTile, Plan, Tile
+from ..structs import Candidate, Groups, Index, Lengths, MicroTile, Plan, Tile
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
 from .bind import Layout, told_pattern
@@ -71,7 +71,8 @@ class CudaDispatcher:
         self.checks_zeros = zeros_asked_for(program)
         self.detector = CudaDetector(self.modules, checked=asked_for(), clusters=target.clusters)
         self.fill, self.memory = CudaFill(self.modules), CudaWorkspace()
-        repeats = self.repeats and (self._zeroes or not self.planner.fills)
+        one = isinstance(program.spec, Lengths) or not self.planner.fills  # kernel that detects
+        repeats = self.repeats and one
         self._repeats = CudaRepeats(cache, self.detector.report) if repeats else None
         self._fills = self.planner.fills
         self._no_groups = program.spec == Groups(0)
@@ -261,10 +262,8 @@ class CudaDispatcher:
             self.fill.clear_ungrouped(out, value, self.form.groups)
         if dead is None:
             return
-        row, bias = None, self._operands(inputs)[2]
-        if self.program.spec.promises_zero and bias is not None:
-            row = activated(bias, self.form.act)
-        self.fill.fill_rows(out, dead, row)
+        bias = self._operands(inputs)[2]  # a kernel of rows zeroes them itself
+        self.fill.fill_rows(out, dead, activated(bias, self.form.act))
 
     def _dense(self, inputs: Sequence[Any], out: Any) -> None:
         lhs, rhs, bias = self._operands(inputs)

@@ -122,8 +122,9 @@ class RowsKernels(FamilyKernels):
             raise UnsupportedTarget(mismatch("target -arch", ISA, arch, advice))
 
     def product(self, tile: Tile, groups: int, **options: Any) -> Kernel:
-        """lhs, ids, count, rhs, [bias,] [scale,] out of ``tile.dtype``, for at most ``groups``
-        groups; ``options`` are those of `pit_tvm.schedules.hopper_rows.rows_kernel`.
+        """lhs, ids, count, [dead, deads,] [depth,] rhs, [bias,] [scale,] out of ``tile.dtype``, for
+        at most ``groups`` groups; ``options`` are those of
+        `pit_tvm.schedules.hopper_rows.rows_kernel`.
 
         Raises
         ------

@@ -62,6 +62,7 @@ def test_calls_pack_turn_and_flip_what_the_kernel_takes(
 
     def turn(self: Any, dtype: str, beside: bool = False) -> Any:
         def run(source: Any, turned: Any) -> None:
+            assert moved == ["pack"] * beside
             assert not any(size % 8 for size in turned.shape)
             memory(turned)[...] = memory(source).T
             moved.append("turn")

@@ -26,6 +26,8 @@ TILES = {
     ),
     "flip": (RowsTile(tile_m=32, tile_n=128, flip=1, most_groups=64), {"row_scale": True}),
     "split": (RowsTile(tile_m=64, tile_n=64, consumers=1, flip=1, cluster=2), {}),
+    "dead": (RowsTile(tile_m=64, tile_n=64, consumers=1, cluster=2), {"fills": True}),
+    "dead split": (RowsTile(64, 64, consumers=1, flip=1, cluster=2), {"fills": True}),
 }
 
 

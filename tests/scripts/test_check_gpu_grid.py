@@ -79,7 +79,7 @@ def test_grids_run_both_axes_with_each_tile_by_what_is_compiled_and_by_all_of_it
     listed = {kernel.key for kind in known for kernel in kinds.kernels_of_kind(kind, tiles)}
     asked = idle.asked - kinds._detection()
     # Operands that are not whole vectors are turned by torch.
-    turns = {content_key("cuda-turn", of, build.ARCH) for of in ("float16", "bfloat16")}
+    turns = {content_key("cuda-turn", of, False, build.ARCH) for of in ("float16", "bfloat16")}
     assert asked <= listed <= asked | turns
 
 
