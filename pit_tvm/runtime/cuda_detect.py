@@ -136,7 +136,7 @@ class CudaDetector:
         deterministic: bool = False,
         take: Take = new_index,
     ) -> tuple[Index, Index]:
-        """`detect`, and the index of all other positions, ascending: the dead ones.
+        """`detect`, ascending, and the index of all other positions, the dead ones, ascending too.
 
         `Groups` are refused (AxisError): the lists of groups name no slice that is dead.
         """

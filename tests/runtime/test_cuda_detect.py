@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -228,11 +227,10 @@ def test_empty_operands(detector: CudaDetector, shape: tuple[int, int]) -> None:
 def test_row_ids(detector: CudaDetector, rows: int, dtype: torch.dtype) -> None:
     ids = np.random.default_rng(0).permutation(rows)[: rows // 2]
     tensor = torch.from_numpy(ids).to(dtype).cuda()
-    find = partial(detector.detect_split, Rows(), tensor, (rows, 8), ROWS)
-    live, dead = find()
-    assert_lists(live, [ids])
-    assert_lists(dead, others([ids], rows))
-    live, dead = find(deterministic=True)
+    asked = (Rows(), tensor, (rows, 8), ROWS)
+    assert_lists(detector.detect(*asked), [ids])
+    assert_lists(detector.detect(*asked, deterministic=True), [np.sort(ids)])
+    live, dead = detector.detect_split(*asked)
     assert_lists(live, [np.sort(ids)])
     assert_lists(dead, others([ids], rows))
 
