@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from pit_tvm.errors import ScheduleError, TileNotFound, mismatch
@@ -56,6 +56,7 @@ class RowsTile:
     ``cluster``: CTAs that take neighbouring row tiles and share each rhs tile by multicast.
     ``raster``: bands of rows (tile_m * cluster) walked before the next column tile, to reuse L2.
     ``lag``: k steps between issuing a gather and announcing it; 0: the copies announce themselves.
+    A stage more is needed, which the consumers hold on to meanwhile.
     ``store_cols``: columns that a warp stages in shared memory before it stores 16 bytes per lane.
     ``flip``: 1 makes live rows the columns of the tensor cores' tile and weights its rows: tile_n
     output columns in blocks of 64 per consumer, and as many live rows as the count asks for, in
@@ -83,6 +84,10 @@ class RowsTile:
         if self.flip:  # up to 16 rows for each thread of the producer
             return (128, 240) if self.consumers == 1 else (120, 192)
         return (96, 240) if self.consumers == 1 else (88, 208)
+
+    def with_stages(self, stages: int) -> RowsTile:
+        """The same with so many stages, and no more lag than they allow."""
+        return replace(self, stages=stages, lag=min(self.lag, max(0, stages - 2)))
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -116,7 +121,7 @@ class RowsTile:
             "tile_n a multiple of 8 from 8 to 256": wide,
             "at most 128 accumulators per thread": fits,
             "store_cols 32, 64 or 128": self.store_cols in (32, 64, 128),
-            "lag below stages": 0 <= self.lag < self.stages,
+            "lag 0, or at most stages - 2": 0 <= self.lag <= max(0, self.stages - 2),
             "cluster 1 or 2, a divisor of sms": self.cluster in (1, 2)
             and self.sms % self.cluster == 0,
             f"at most {SHARED_LIMIT} bytes of shared memory": self.shared_bytes <= SHARED_LIMIT,

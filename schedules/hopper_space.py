@@ -49,6 +49,7 @@ RASTER = (4, 8, 16)
 LAG = (0, 1)
 STORE_COLS = (64, 128)
 _USUAL = (0, 1, 0, 0)  # positions of the usual choices in the four lists above
+_LAGGING = (0, 1, 1, 0)  # the same with a lag
 # Forms and clusters of the candidates that are measured first, rows' and flipped ones in turn.
 _OFFSETS = (0, len(ROW_FORMS)) * 2
 _FIRST = (
@@ -143,7 +144,7 @@ def decided(values: Sequence[int], groups: int) -> RowsTile:
         shared_depth = cluster if tile_n == 64 * consumers else 1
         knobs = replace(knobs, flip=1, cluster=shared_depth, lag=0, store_cols=STORE_COLS[0])
     fitting = for_groups(knobs, groups)
-    return replace(fitting, stages=max(2, fitting.stages - spare))
+    return fitting.with_stages(max(2, fitting.stages - spare))
 
 
 def kind_of(tile: Tile) -> tuple[int, ...]:
@@ -154,11 +155,12 @@ def kind_of(tile: Tile) -> tuple[int, ...]:
 
 def starts(task: TileTask) -> list[tuple[int, ...]]:
     """Decisions of the candidates to measure first: every form of proven use."""
-    return [
+    usual = [
         (forms.index(form) + at, CLUSTER.index(cluster), *_USUAL)
         for first, forms, at in zip(_FIRST, (ROW_FORMS, FLIPPED_FORMS) * 2, _OFFSETS, strict=True)
         for form, cluster in first
     ]
+    return [*usual, (ROW_FORMS.index((128, 2, 240)), 0, *_LAGGING)]
 
 
 def features(tile: Tile, task: TileTask) -> tuple[float, ...]:
@@ -235,8 +237,7 @@ def for_groups(knobs: RowsTile, groups: int) -> RowsTile:
         raise TileNotFound(mismatch("groups", f"at most {GROUP_STEPS[-1]}", groups))
     wider = replace(knobs, most_groups=most)
     while wider.shared_bytes > SHARED_LIMIT and wider.stages > 2:
-        stages = wider.stages - 1
-        wider = replace(wider, stages=stages, lag=min(wider.lag, stages - 1))
+        wider = wider.with_stages(wider.stages - 1)
     return wider
 
 

@@ -31,7 +31,8 @@ def test_registers_stay_within_one_multiprocessor(consumers: int) -> None:
         ({"tile_n": 12}, "tile_n"),
         ({"tile_m": 256}, "accumulators"),
         ({"store_cols": 48}, "store_cols"),
-        ({"lag": 4}, "lag"),
+        ({"lag": 3}, "lag"),  # the consumers hold a stage, and nothing is announced
+        ({"lag": 1, "stages": 2}, "lag"),
         ({"cluster": 4}, "cluster"),
         ({"stages": 99}, "shared memory"),
     ],

@@ -98,10 +98,10 @@ def test_starting_tiles_are_legal_in_both_families(dtype: str) -> None:
 
 
 def test_more_groups_take_memory_from_the_ring() -> None:
-    wide = RowsTile(tile_n=192, stages=5, lag=4)
+    wide = RowsTile(tile_n=192, stages=5, lag=3)
     assert space.for_groups(wide, 1) == wide
     fitted = space.for_groups(wide, 1000)
-    assert (fitted.most_groups, fitted.stages, fitted.lag) == (1024, 4, 3)
+    assert (fitted.most_groups, fitted.stages, fitted.lag) == (1024, 4, 2)
     with pytest.raises(TileNotFound, match="groups: expected at most 1024, got 1025"):
         space.for_groups(wide, 1025)
 
