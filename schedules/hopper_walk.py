@@ -9,6 +9,8 @@ from tvm.script import tirx as T
 from pit_tvm.selection.gpu_fit import HEIGHT_STEP, PER_ELEMENT, PER_GATHERED, PER_ROW
 
 KEY_GROUPS, MOST_KEY = 1024, 2**20  # most groups, and counts that are told apart
+# Bands of a group, on average, below which its weights are what takes time.
+FEW_BANDS = 2
 
 
 @T.meta_class
@@ -29,9 +31,9 @@ class TileWalk:
         tiles best. ``high`` is the height of the tile, ``each`` that of an only group.
 
     Tiles of one group are walked ``raster`` bands of rows at a time, down the rows first, for reuse
-    in L2. Several groups are walked from the one with the most rows to the one with the fewest, and
-    every cluster alternates between the front and the back of the tile list, so that groups bound
-    by arithmetic and groups bound by memory run side by side.
+    in L2. Several groups are walked from the one with the most rows to the one with the fewest.
+    Where they have few bands, every cluster alternates between the front and the back of the tile
+    list, so that groups bound by arithmetic and groups bound by memory run side by side.
     """
 
     def __init__(
@@ -179,20 +181,9 @@ class TileWalk:
         """The tile of this turn for the CTA ``rank`` of the cluster."""
         local: T.int32 = self.turn
         if self.most_groups > 1:
-            # Even places count from the front, odd ones from the back. An even number of clusters
-            # swaps neighbours in every second round, so that each cluster sees both; an odd number
-            # alternates by itself.
-            place: T.int32 = self.turn
-            if self.clusters % 2 == 0:
-                swapped: T.let = T.bitwise_xor(
-                    place, T.bitwise_and(T.truncdiv(place, self.clusters), 1)
-                )
-                if swapped < self.total:
-                    place = swapped
-            from_end: T.let = T.truncdiv(place, 2)
-            local = T.if_then_else(
-                T.bitwise_and(place, 1) == 0, from_end, self.total - 1 - from_end
-            )
+            if self.total < FEW_BANDS * self.groups * self.cols:
+                self.alternate(local)
+                local = self.place
             self.find(local)
             local = local - self.before[self.place]
         if self.fit:
@@ -208,6 +199,23 @@ class TileWalk:
         self.col0 = column * self.tile_n + self.group * self.slot
         band: T.let = first + inner - column * height
         self.row0 = band * (self.high if self.fit else self.band) + rank * self.tile_m
+
+    @T.inline
+    def alternate(self, tile):
+        """``place``: the tile from the front of the list, or from its back, in the place of the
+        tile number ``tile``."""
+        # Even numbers count from the front, odd ones from the back. An even number of clusters
+        # swaps neighbours in every second round, so that each cluster sees both; an odd number
+        # alternates by itself.
+        self.place = tile
+        if self.clusters % 2 == 0:
+            swapped: T.let = T.bitwise_xor(tile, T.bitwise_and(T.truncdiv(tile, self.clusters), 1))
+            if swapped < self.total:
+                self.place = swapped
+        from_end: T.int32 = T.truncdiv(self.place, 2)
+        if T.bitwise_and(self.place, 1) == 1:
+            from_end = self.total - 1 - from_end
+        self.place = from_end
 
     @T.inline
     def find(self, tile):
