@@ -10,22 +10,22 @@ import tvm
 from tvm.script import tirx as T
 
 from ..schedules.dependent import after_predecessor
-from .cuda_detect_device import AT_ONCE, WARP, below, load_ids, popcount, same_lanes, tell
+from .cuda_detect_device import AT_ONCE, WARP, below, lanes_of_group, load_ids, popcount, tell
 
 CTAS = 8
 THREADS = 1024
 MOST_GROUPS = 256
 STEP = CTAS * THREADS  # ids of all threads together, one of each
-MOST_IDS = STEP * AT_ONCE
+MOST_IDS = 3 * STEP  # beyond them other kernels, of more CTAs, are done sooner
 _WARPS = THREADS // WARP
 
 
 @T.inline
-def _rank_in_warp(places, loaded, tally, each, warp, lane):
+def _rank_in_warp(places, loaded, tally, each, groups, warp, lane):
     """places[u] = ids of the group of loaded[u] before it in this warp's part; tally gets all."""
     for u in T.unroll(AT_ONCE):
         if u * WARP < each:
-            same: T.uint32 = same_lanes(loaded[u])
+            same: T.uint32 = lanes_of_group(loaded[u], groups)
             run: T.int32 = 0
             if loaded[u] >= 0:
                 run = tally[warp * MOST_GROUPS + loaded[u]]
@@ -86,7 +86,7 @@ def cluster_groups(bits: int) -> tvm.tirx.PrimFunc:
         T.ptx.barrier.cluster.wait()
         after_predecessor()
         load_ids(loaded, src, first + lane, WARP, T.min(first + each, size), groups, bits)
-        _rank_in_warp(places, loaded, tally, each, warp, lane)
+        _rank_in_warp(places, loaded, tally, each, groups, warp, lane)
         T.cuda.cta_sync()
         if thread < groups:
             _tell_counts(tally, told, rank, thread)

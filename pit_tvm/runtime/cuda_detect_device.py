@@ -92,6 +92,16 @@ _CUT = """unsigned pit_cut(unsigned live, int at, int first, int end) {
 """
 
 # Of the cluster's CTA number `rank`.
+_LANES_OF_GROUP = """__forceinline__ __device__ unsigned pit_lanes_of_group(int group,
+                                                                       int groups) {
+  unsigned same = __ballot_sync(~0u, group >= 0);
+  for (int bit = 1; bit < groups; bit <<= 1) {
+    unsigned set = __ballot_sync(~0u, group & bit);
+    same &= group & bit ? set : ~set;
+  }
+  return same;
+}
+"""
 _TELL = """__forceinline__ __device__ void pit_tell(int* at, int rank, int value) {
   unsigned here = (unsigned)__cvta_generic_to_shared(at);
   asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;"
@@ -117,6 +127,17 @@ def same_lanes(key: Any) -> Any:
     """uint32: the lanes of the warp whose int32 ``key`` equals this lane's; all must ask."""
     code = _INLINE + "unsigned pit_same_lanes(int x) { return __match_any_sync(~0u, x); }\n"
     return T.cuda.func_call("pit_same_lanes", key, source_code=code, return_type="uint32")
+
+
+def lanes_of_group(group: Any, groups: Any) -> Any:
+    """uint32: the lanes of the warp whose int32 ``group`` is that of this lane; all must ask.
+
+    ``group`` is below ``groups``; a negative one is no group, and gets any word. By a vote for each
+    bit, as ``__match_any_sync`` takes longer the more groups a warp has.
+    """
+    return T.cuda.func_call(
+        "pit_lanes_of_group", group, groups, source_code=_LANES_OF_GROUP, return_type="uint32"
+    )
 
 
 def atomic_or(where: Any, bits: Any) -> Any:

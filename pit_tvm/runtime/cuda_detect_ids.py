@@ -30,7 +30,6 @@ from .cuda_modules import CudaKernels, Kernel
 from .cuda_workspace import CudaIndex, Take, listed
 
 ID_BITS = {"int32": 32, "int64": 64}
-CLUSTER_LIMIT = 1 << 18  # ids times groups, or lanes if fewer, that one cluster lists soonest
 SEARCH_LIMIT = 1 << 15  # ids that one multiprocessor compares before all groups share the work
 LEAST_SHARE = 768  # ids of one CTA where groups share
 
@@ -202,8 +201,8 @@ class SlicePlan:
         """The kernel that lists the positions of every group of ``size`` ids alone, and the numbers
         that it takes; None where several share the work."""
         alone = -(-groups // SMS) * size <= SEARCH_LIMIT
-        few = size <= cluster.MOST_IDS and min(groups, WARP) * size <= CLUSTER_LIMIT
-        if self.kernels.clusters and few and groups <= cluster.MOST_GROUPS:
+        few = size <= cluster.MOST_IDS and groups <= cluster.MOST_GROUPS
+        if self.kernels.clusters and few:
             each = max(1, -(-size // cluster.STEP)) * WARP
             return self.kernels.slices(f"cluster_groups_{bits}"), (each,)
         if alone or groups > sharing.MOST_GROUPS:
