@@ -13,6 +13,9 @@ from functools import cache
 from typing import Any
 
 from ..errors import BackendUnavailable, DTypeError, ShapeError, mismatch
+from .torch_arrays import address_of, check_contiguous, check_own, check_signs, check_strided
+
+_EXPECTED = "a dense CUDA tensor"
 
 
 def dtype_name(array: Any) -> str:
@@ -30,26 +33,31 @@ def check_tensor(
     Raises
     ------
     DTypeError
-        No torch tensor, on another device, or of another type.
+        No torch tensor, on another device, without memory of its own, or of another type.
     ShapeError
-        Another shape, sparse, or not contiguous.
+        Another shape, sparse, not contiguous, or a negated view.
     """
     import torch
 
     if not isinstance(array, torch.Tensor) or not array.is_cuda:
         got = f"one on {array.device}" if isinstance(array, torch.Tensor) else type(array).__name__
         raise DTypeError(mismatch(name, "a CUDA tensor", got, "pass .cuda()"))
+    check_own(name, array, _EXPECTED)
     if dtypes and dtype_name(array) not in dtypes:
         raise DTypeError(mismatch(name, " or ".join(dtypes), dtype_name(array)))
-    if array.layout is not torch.strided:
-        raise ShapeError(mismatch(name, "a strided tensor", array.layout, "pass .to_dense()"))
+    check_strided(name, array)
+    check_signs(name, array)
     if shape is None:
         return
     if tuple(array.shape) != tuple(shape):
         raise ShapeError(mismatch(name, f"shape {list(shape)}", f"shape {list(array.shape)}"))
-    if not array.is_contiguous():
-        got = f"strides {array.stride()} elements"
-        raise ShapeError(mismatch(name, "a contiguous tensor", got, "pass .contiguous()"))
+    check_contiguous(name, array)
+
+
+def check_addresses(names: Sequence[str], arrays: Sequence[Any]) -> None:
+    """DTypeError if torch.func wraps one of the tensors, which has no address then."""
+    for name, array in zip(names, arrays, strict=True):
+        address_of(name, array, _EXPECTED)
 
 
 def empty_of(dtype: str, like: Any, shape: tuple[int, ...]) -> Any:
@@ -92,7 +100,8 @@ def as_cuda(names: Sequence[str], arrays: Sequence[Any]) -> list[Any]:
     Raises
     ------
     DTypeError, ShapeError
-        Not an array, or a sparse one; the message names it.
+        Not an array, one without memory of its own, sparse, or a negated view; the message names
+        it.
     BackendUnavailable
         torch is not installed.
     """
@@ -104,8 +113,9 @@ def as_cuda(names: Sequence[str], arrays: Sequence[Any]) -> list[Any]:
                 got = type(array).__name__
                 raise DTypeError(mismatch(name, "a CUDA tensor", got, "pass torch's"))
             array = torch.from_dlpack(array)
-        if array.layout is not torch.strided:
-            raise ShapeError(mismatch(name, "a strided tensor", array.layout, "pass .to_dense()"))
+        check_own(name, array, _EXPECTED)
+        check_strided(name, array)
+        check_signs(name, array)
         tensors.append(array)
     return tensors
 

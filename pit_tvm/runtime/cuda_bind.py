@@ -10,7 +10,7 @@ from tvm import ir
 from ..errors import DTypeError, ShapeError, mismatch
 from ..remember import remember
 from .bind import Binder, Layout, told_pattern
-from .cuda_arrays import as_cuda, check_tensor, empty, empty_of
+from .cuda_arrays import as_cuda, check_addresses, check_tensor, empty, empty_of
 from .cuda_call import CudaCall, CudaPlace
 from .program import Program
 
@@ -33,6 +33,7 @@ class CudaBinder(Binder):
         self._alike = bool(moved)  # an input has the output's type
         self._moved = [*(moved or [0]), len(program.inputs)]
         self._calls: dict[tuple[object, ...], CudaCall] = {}
+        self._kinds: set[type] = set()  # of tensors that passed: their memory is their own
 
     def bind_cuda(self, given: Sequence[Any], sparsity: Any, out: Any) -> CudaBound:
         """Check ``given`` against the inputs, in order, what tells the pattern, and ``out``, which
@@ -58,7 +59,13 @@ class CudaBinder(Binder):
             out = empty(like, shape) if self._alike else empty_of(dtype, like, shape)
         else:
             placed = (*given, out)
-        places = tuple([tensor.data_ptr() for tensor in placed])
+        try:
+            places = tuple([tensor.data_ptr() for tensor in placed])
+            sparsity.data_ptr()
+        except RuntimeError:
+            names = (*self._names, self.program.output.name)[: len(placed)]
+            check_addresses(("sparsity", *names), (sparsity, *placed))
+            raise
         place = call.places.get(places)
         if place is None:
             place = remember(call.places, places, self._place(call, placed, places))
@@ -67,10 +74,12 @@ class CudaBinder(Binder):
     def _known(self, given: Sequence[Any], value: Any, out: Any) -> CudaCall | None:
         """The call of tensors like these, if there was one; None also for what is no tensor."""
         tensors = (*given, value) if out is None else (*given, value, out)
+        if not self._kinds.issuperset(map(type, tensors)):
+            return None
         try:
             # Operands and output are known only as contiguous ones: sparse tensors are not.
             return self._calls.get(_key(value, tensors, out is None))
-        except (AttributeError, RuntimeError):  # another library's array; a compressed tensor
+        except RuntimeError:  # a compressed tensor
             return None
 
     def _checked(
@@ -86,6 +95,7 @@ class CudaBinder(Binder):
         call = self._calls.get(key)
         if call is None:
             call = remember(self._calls, key, self._check(inputs, value, out))
+        self._kinds.update(map(type, tensors))
         return inputs, value, call
 
     def _place(self, call: CudaCall, placed: Sequence[Any], places: Sequence[int]) -> CudaPlace:
@@ -176,5 +186,5 @@ def _key(value: Any, tensors: Sequence[Any], fresh: bool) -> tuple[object, ...]:
     has other addresses, so `CudaBinder._place` sees it."""
     key: list[object] = [value.layout, value.get_device(), fresh]
     for a in tensors:
-        key += (a.shape, a.dtype, a.is_contiguous())
+        key += (a.shape, a.dtype, a.is_contiguous(), a.is_neg())
     return tuple(key)

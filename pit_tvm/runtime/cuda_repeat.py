@@ -114,6 +114,7 @@ class CudaRepeats:
 
     def __init__(self, cache: KernelCache, report: Callable[[Any, int], None]) -> None:
         self._cache, self._report, self._table = cache, report, _Table()
+        self._kinds: set[type] = set()  # of the tensors of calls that were kept
 
     @cached_property
     def look(self) -> Kernel:
@@ -130,6 +131,11 @@ class CudaRepeats:
         """Repeat the call that was like this one: its output, and what it was; None if none was."""
         table = self._table
         if not table.repeats or is_capturing():
+            return out, None
+        tensors = (sparsity, *given, out)
+        if not self._kinds.issuperset(map(type, tensors)):
+            return out, None  # DLPack says of no class that its memory is another tensor's
+        if any([tensor.is_neg() for tensor in tensors if tensor is not None]):
             return out, None
         look = self.look
         try:
@@ -155,6 +161,7 @@ class CudaRepeats:
         words = (ctypes.c_int64 * MOST_WORDS)()
         size = self.look(0, ctypes.addressof(words), sparsity, *given, out)
         if size > 0:
+            self._kinds.update(map(type, (sparsity, *given, out)))
             self._table.add(bytes(words)[: 8 * size], repeat)
 
     def forget(self, repeat: Repeat) -> None:

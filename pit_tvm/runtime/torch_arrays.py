@@ -41,11 +41,8 @@ def check_torch(
         raise
     check_shape(name, found, shape)
     check_strided(name, array)
-    if not array.is_contiguous():
-        got = f"strides {array.stride()} elements"
-        raise ShapeError(mismatch(name, "a contiguous tensor", got, "pass .contiguous()"))
-    if array.is_neg():
-        raise ShapeError(mismatch(name, "a plain tensor", "a negated view", "pass .resolve_neg()"))
+    check_contiguous(name, array)
+    check_signs(name, array)
     if address_of(name, array) % array.itemsize:
         raise ShapeError(mismatch(name, "aligned elements", "unaligned", "pass .clone()"))
     if writable:
@@ -61,13 +58,8 @@ def check_written(name: str, array: Any) -> None:
 
 def check_memory(name: str, array: Any) -> None:
     """DTypeError if a tensor has no elements of its own in the CPU's memory."""
-    torch = sys.modules["torch"]  # there is a tensor
-
     expected = "a dense tensor on the CPU"
-    check_plain(name, array, expected)
-    # What such a class holds, if anything, is behind other tensors: fake and distributed ones.
-    if type(array).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        raise DTypeError(mismatch(name, expected, type(array).__name__))
+    check_own(name, array, expected)
     if not array.is_cpu:
         advice = "pass .cpu(), or compile for that device"
         raise DTypeError(mismatch(name, "a tensor on the CPU", str(array.device), advice))
@@ -76,13 +68,35 @@ def check_memory(name: str, array: Any) -> None:
         raise DTypeError(mismatch(name, expected, got, "pass .dequantize()"))
 
 
-def address_of(name: str, array: Any) -> int:
+def check_own(name: str, array: Any, expected: str) -> None:
+    """DTypeError if what a tensor holds, if anything, is behind other tensors: of nested, fake and
+    distributed ones."""
+    torch = sys.modules["torch"]  # there is a tensor
+
+    check_plain(name, array, expected)
+    if type(array).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise DTypeError(mismatch(name, expected, type(array).__name__))
+
+
+def check_contiguous(name: str, array: Any) -> None:
+    """ShapeError if elements are not one behind the other in memory."""
+    if not array.is_contiguous():
+        got = f"strides {array.stride()} elements"
+        raise ShapeError(mismatch(name, "a contiguous tensor", got, "pass .contiguous()"))
+
+
+def check_signs(name: str, array: Any) -> None:
+    """ShapeError if memory holds the negatives of a tensor's elements."""
+    if array.is_neg():
+        raise ShapeError(mismatch(name, "a plain tensor", "a negated view", "pass .resolve_neg()"))
+
+
+def address_of(name: str, array: Any, expected: str = "a dense tensor on the CPU") -> int:
     """Where the first element of a strided tensor is; DTypeError if torch.func wraps it."""
     try:
         return int(array.data_ptr())
     except RuntimeError as error:
-        got = "a tensor of torch.func"
-        raise DTypeError(mismatch(name, "a dense tensor on the CPU", got)) from error
+        raise DTypeError(mismatch(name, expected, "a tensor of torch.func")) from error
 
 
 def check_plain(name: str, array: Any, expected: str = "a dense tensor") -> None:
