@@ -85,6 +85,7 @@ ORDER = {
         "remap_scope",
         "unalign",
         "apply_mask",
+        "read_inside",
         "remap_axes",
         "insert_sread_swrite",
         "split_epilogue",

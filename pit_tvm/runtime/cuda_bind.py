@@ -13,6 +13,7 @@ from .bind import Binder, Layout, told_pattern
 from .cuda_arrays import as_cuda, check_addresses, check_tensor, empty, empty_of
 from .cuda_call import CudaCall, CudaPlace
 from .program import Program
+from .promise import asked_for
 
 ALIGNMENT = 15  # addresses without these bits are multiples of 16 bytes
 
@@ -22,7 +23,10 @@ CudaBound = tuple[CudaCall, Sequence[Any], Any, Any, CudaPlace]
 
 
 class CudaBinder(Binder):
-    """Checks CUDA tensors; what was checked once is known by shapes, types, strides and device."""
+    """Checks CUDA tensors; what was checked once is known by shapes, types, strides and device.
+
+    With ``PIT_TVM_CHECK=1`` calls wait for index operands, to look for indices out of range.
+    """
 
     def __init__(self, program: Program, owner: object) -> None:
         super().__init__(program, owner)
@@ -34,6 +38,7 @@ class CudaBinder(Binder):
         self._moved = [*(moved or [0]), len(program.inputs)]
         self._calls: dict[tuple[object, ...], CudaCall] = {}
         self._kinds: set[type] = set()  # of tensors that passed: their memory is their own
+        self._looks_up = bool(program.lookups) and asked_for()
 
     def bind_cuda(self, given: Sequence[Any], sparsity: Any, out: Any) -> CudaBound:
         """Check ``given`` against the inputs, in order, what tells the pattern, and ``out``, which
@@ -66,6 +71,8 @@ class CudaBinder(Binder):
             names = (*self._names, self.program.output.name)[: len(placed)]
             check_addresses(("sparsity", *names), (sparsity, *placed))
             raise
+        if self._looks_up:
+            self._check_lookups(call.layout, given)
         place = call.places.get(places)
         if place is None:
             place = remember(call.places, places, self._place(call, placed, places))
@@ -148,6 +155,7 @@ class CudaBinder(Binder):
                     sizes.setdefault(str(extent.name), int(actual))
         layout = self.layout_of(sizes, "torch")
         self._check_depth(layout)
+        self._check_filled(layout)
         for param, array, shape in zip(self.program.inputs, inputs, layout.shapes, strict=True):
             check_tensor(param.name, array, (param.dtype,), shape)
         return layout
@@ -166,6 +174,21 @@ class CudaBinder(Binder):
         if shape[con.sparse_axes.index(con.reduce)] == 0:
             what = f"{con.sparse}: extent {con.reduce}"
             raise ShapeError(mismatch(what, "at least 1 on a GPU", 0))
+
+    def _check_filled(self, layout: Layout) -> None:
+        """Kernels read the nearest element of an index outside: there must be one."""
+        shapes = dict(zip(self._names, layout.shapes, strict=True))
+        for each in self.program.lookups:
+            if shapes[each.operand][each.dim] == 0 and 0 not in shapes[each.ids]:
+                what = f"{each.operand}: dimension {each.dim}"
+                expected = f"at least 1 element, which {each.ids} names"
+                raise ShapeError(mismatch(what, expected, "none"))
+
+    def _check_lookups(self, layout: Layout, inputs: Sequence[Any]) -> None:
+        """ShapeError for indices out of range, as on CPUs; waits for them."""
+        for lookup in self.program.lookups:
+            ids = inputs[self._names.index(lookup.ids)].detach().cpu()
+            self._check_lookup(lookup, layout, {lookup.ids: ids})
 
     def _check_apart(self, places: Sequence[int], first: int, sizes: Sequence[int]) -> None:
         """The output, which begins at ``first``, must not share memory with an input."""

@@ -7,6 +7,7 @@ a PIT axis takes one thread to a result. What Hopper's own families compute goes
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +20,7 @@ from ..structs import Candidate, MicroTile, Tile
 from ..tile_db.store import TileStore
 from ..transform.insert_sread_swrite import SparseForm, insert_sread_swrite
 from ..transform.pipeline import lower
+from ..transform.read_inside import read_inside
 from ..transform.split_epilogue import dead_value, split_epilogue
 from ..transform.unalign import unalign
 from .cuda_arrays import dense_product, empty_of, zero
@@ -42,8 +44,11 @@ class GeneralKernels(FamilyKernels):
 
     def __init__(self, program: Program, form: GeneralForm, cache: KernelCache, arch: str) -> None:
         super().__init__(cache, arch)
-        self.program, self.form = program, form
-        self._own = ("cuda-general", program.func.script(), program.operand)
+        # A call does not wait to see what index operands hold: kernels must stay inside.
+        lookups = {(each.ids, each.operand, each.dim) for each in program.lookups}
+        func = read_inside(program.func, lookups)
+        self.program, self.form = replace(program, func=func), form
+        self._own = ("cuda-general", func.script(), program.operand)
 
     def product(self, tile: Tile | None, groups: int = 0) -> Kernel:
         """Live positions only: inputs, ids, count, output; of a form that flips the sparse
