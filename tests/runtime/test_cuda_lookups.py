@@ -89,9 +89,11 @@ def binds(folder: Path) -> Callable[..., Any]:
     """What checks the arguments of a gather."""
     made = pit_tvm.compile(gather("int64"), sparse={"ids": Rows()}, target=H200, cache=folder)
 
+    binder: Any = made._dispatcher.binder
+
     def bind(ids: list[int], rows: int = TABLE) -> Any:
         given = [torch.zeros(rows, N), torch.tensor(ids, dtype=torch.int64)]
-        return made._dispatcher.binder.bind_cuda(given, torch.arange(2), None)
+        return binder.bind_cuda(given, torch.arange(2), None)
 
     return bind
 
