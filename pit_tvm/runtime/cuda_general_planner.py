@@ -24,6 +24,7 @@ from .argument import MOST_ELEMENTS
 from .arrays import itemsize
 from .bind import Layout
 from .cuda_arrays import tf32_allowed
+from .cuda_detect_plan import capacity_of
 from .cuda_general_form import GeneralForm, banded
 from .cuda_planner import LIBRARY, BandPlanner, CudaPlanner
 from .program import Program
@@ -201,6 +202,10 @@ class GeneralPlanner(BandPlanner):
             expected = f"arrays of fewer than {MOST_ELEMENTS} elements"
             raise ShapeError(mismatch("inputs, output", expected, shapes))
         tiles = self.tiles
+        results = 0 if tiles else self._results(layout)
+        if results >= MOST_ELEMENTS:
+            expected = f"fewer than {MOST_ELEMENTS} results for a list with room for all positions"
+            raise ShapeError(mismatch("inputs, output", expected, results, "pass fewer at once"))
         if tiles and not self._fitting(layout, tiles):
             ctas = max(self._beside(layout, tile) for tile in tiles)
             raise ShapeError(mismatch("inputs", f"at most {MOST_CTAS} tiles beside", ctas))
@@ -212,9 +217,16 @@ class GeneralPlanner(BandPlanner):
         return found if self.form.groups or len(found) == len(tiles) else ()
 
     def _beside(self, layout: Layout, tile: Tile) -> int:
-        """CTAs beside each other: those of the columns of every product and group."""
+        """CTAs beside each other: those of the columns of every product and group or, on an index
+        of their own, those of a list of products."""
         _, n, _, batch = self._extents(layout)
-        return -(-n // tile.tile_n) * batch * max(self.form.groups, 1)
+        listed = capacity_of(self._rows(layout)) if self.form.axis == "batch" else 0
+        return max(-(-n // tile.tile_n) * batch * max(self.form.groups, 1), listed)
+
+    def _results(self, layout: Layout) -> int:
+        """What kernels without tiles count: results at every place of a list, live or not."""
+        results, rows = math.prod(layout.output), self._rows(layout)
+        return results if self.form.route.reduces else results // max(rows, 1) * capacity_of(rows)
 
     @property
     def _itemsize(self) -> int:

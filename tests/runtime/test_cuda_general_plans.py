@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tvm import te
 
 import pit_tvm
 from pit_tvm import op
@@ -138,6 +139,33 @@ def test_arrays_whose_places_pass_32_bits_are_refused() -> None:
     layout = made._dispatcher.binder.layout_of({"m": 2**20}, "torch")
     with pytest.raises(ShapeError, match="fewer than 2147483648 elements"):
         made._dispatcher.planner.likely_tiles(layout)  # for build
+
+
+def test_results_that_lists_have_room_for_are_counted_in_32_bits() -> None:
+    def doubled(n: int) -> Any:
+        data = te.placeholder((te.var("m"), n), "int8", "data")
+        out = te.compute(data.shape, lambda m, n: (data[m, n] + data[m, n]).astype("int8"), "out")
+        return pit_tvm.compile([data, out], sparse={"data": Rows()}, target=H200)._dispatcher
+
+    for n, m in ((2**25 - 1, 1), (2**25 - 1, 64), (2**25, 1)):  # lists have room for 64
+        made = doubled(n)
+        layout = made.binder.layout_of({"m": m}, "torch")
+        if n < 2**25:
+            assert made.planner.decide(layout, (1,)).candidates
+            continue
+        with pytest.raises(ShapeError, match="fewer than 2147483648 results .*, got 2147483648"):
+            made.planner.decide(layout, (1,))
+        with pytest.raises(ShapeError, match="fewer than 2147483648 results"):
+            made.planner.likely_tiles(layout)  # for build
+
+
+def test_products_that_lists_have_room_for_fit_on_an_index_of_the_grid() -> None:
+    made = pit_tvm.compile(op.batch_matmul(None, 1, 1, 1), sparse={"lhs": Rows()}, target=H200)
+    planner, layout_of = made._dispatcher.planner, made._dispatcher.binder.layout_of
+    size = str(made._dispatcher.program.inputs[0].shape[0])
+    assert planner.decide(layout_of({size: 65472}, "torch"), (3,)).choice.kind == "pit"
+    with pytest.raises(ShapeError, match="at most 65535 tiles beside, got 65536"):
+        planner.decide(layout_of({size: 65473}, "torch"), (3,))
 
 
 @pytest.mark.parametrize(("n", "narrowest"), [(4032, 64), (4096, 128), (16128, 256), (16384, 0)])
