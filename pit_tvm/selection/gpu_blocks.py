@@ -67,7 +67,7 @@ def select_blocks(
 ) -> Plan:
     """The cheaper of the best tile and the dense product; parts of a cost as in `select_gpu`."""
     index = _FOLD_US + 1e-3 * work.index_bytes / _FOLD_GBPS if work.index_bytes else 0.0
-    covered = min(1.0, float(work.shares.mean()))
+    covered = min(1.0, float(work.shares.sum()) / max(len(work.counts), 1))
     timed = ((tile, *tile_us(tile, work, rates)) for tile in tiles)
     candidates = tile_candidates(micro_tile, timed, covered, (("index", index),))
     whole = replace(dense, zeros=1.0 - covered)

@@ -107,7 +107,7 @@ def tile_us(tile: Tile, work: ColumnsWork, rates: GpuRates) -> tuple[float, floa
     work = work.of_tile(tile)
     columns = -(-work.n // tile.tile_n)
     rows = -(-tile.tile_m // 64) * 64  # of an instruction
-    counts = np.asarray(work.counts, np.float64)
+    counts = np.asarray(work.counts or (0,), np.float64)  # without bands as if nothing lives
     steps = np.ceil(counts / _DEPTH)
     power = 2e-6 * float(steps.sum()) * _DEPTH * rows * columns * tile.tile_n / _TFLOPS
     gathered = _BYTES * work.live * (work.n + work.height * columns)

@@ -32,7 +32,7 @@ def select_few_rows(
 
     Detection is part of the product.
     """
-    share = live / dense.k
+    share = live / max(dense.k, 1)
     us = few_rows_us(dense.m, dense.n, dense.k, share)
     parts = (("index", 0.0), ("product", us), ("bound", bound_us(dense.n, dense.k, share)))
     gathered = Candidate("pit", micro_tile, tile, us, parts, share)

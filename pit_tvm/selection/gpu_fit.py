@@ -35,7 +35,7 @@ class Fitting:
     def heights(self, live: float, n: int) -> Numbers:
         """For ``live`` rows of one group and ``n`` columns, the height of each kind of tile whose
         waves take the least time."""
-        columns = np.ceil(n / self.width) / self.places
+        columns = np.ceil(max(n, 1) / self.width) / self.places
         cost = np.ceil(np.ceil(max(live, 1.0) / self.tall) * columns) * self.step
         best: Numbers = self.tall[cost.argmin(axis=0), 0]
         return best
