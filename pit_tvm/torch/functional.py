@@ -2,7 +2,10 @@
 
 Each is registered as ``torch.ops.pit_tvm.<name>`` with a fake implementation, so ``torch.compile``
 traces through it without a graph break. Rows that do not exist come out as zeros. They run on the
-CPU in every type of `pit_tvm.op.linear` and on CUDA in float16 and bfloat16. Forward only.
+CPU in every type of `pit_tvm.op.linear` and on CUDA in float16 and bfloat16.
+
+Forward only: torch refuses to go backward through them, and they refuse tensors with tangents of
+forward mode (``torch.func.jvp``), which they would lose.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ import math
 from collections.abc import Mapping
 
 import torch
+from torch._C import _functorch as functorch
+from torch.autograd import forward_ad
 
 from ..errors import DTypeError, ShapeError, mismatch
 from ..op.epilogue import ACTIVATIONS
@@ -185,11 +190,24 @@ def _check(
 
 
 def _check_tensors(arrays: Mapping[str, object]) -> None:
+    tangents = not torch.compiler.is_compiling() and forward_ad._current_level >= 0
     for name, array in arrays.items():
         if not isinstance(array, torch.Tensor):
             raise DTypeError(mismatch(name, "a torch tensor", type(array).__name__))
         check_plain(name, array)
         check_strided(name, array)
+        if tangents:
+            _check_tangent(name, array)
+
+
+def _check_tangent(name: str, array: torch.Tensor) -> None:
+    """DTypeError for a tensor with a tangent, also beneath ``torch.vmap``: torch calls operators
+    without a formula as if it were zero."""
+    while functorch.is_batchedtensor(array):
+        array = functorch.get_unwrapped(array)
+    if forward_ad.unpack_dual(array).tangent is not None:
+        advice = "pass .detach(), or use torch's own layers: these are forward only"
+        raise DTypeError(mismatch(name, "a tensor without a tangent", "one that has one", advice))
 
 
 def _check_ids(name: str, ids: torch.Tensor) -> None:
