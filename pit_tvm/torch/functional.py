@@ -127,7 +127,8 @@ def moe_feed_forward(
 
     ``out[t] = sum_c expert_weights[t, c] * down[e] @ h(up[e] @ x[t])``, ``e = expert_ids[t, c]``;
     ``h`` is the activation, or with ``gated`` the activation of the first half of the columns
-    times the second half (SwiGLU). The order of the sums is fixed.
+    times the second half (SwiGLU). The order of the sums is fixed. A choice of weight 0 adds
+    nothing, also where its expert gives infinite values or NaN.
 
     Parameters
     ----------
@@ -271,7 +272,7 @@ def _grouped_linear(
 ) -> torch.Tensor:
     flat = x.reshape(-1, x.shape[-1])
     ids = group_ids.reshape(len(flat), -1) if len(flat) else group_ids.reshape(0, 1)
-    out = grouped_choices(flat, ids, weight, bias, activation)
+    out = grouped_choices(flat, ids.contiguous(), weight, bias, activation)
     return out.reshape(*group_ids.shape, weight.shape[1])
 
 
@@ -298,7 +299,7 @@ def _moe_feed_forward(
 ) -> torch.Tensor:
     flat = x.reshape(-1, x.shape[-1])
     sizes = (len(flat), expert_ids.shape[-1])
-    ids, weights = (a.reshape(sizes) for a in (expert_ids, expert_weights))
+    ids, weights = (a.reshape(sizes).contiguous() for a in (expert_ids, expert_weights.float()))
     layer = moe_layer(x.device.type)
     out = layer(flat, ids, weights, up, down, activation=activation, gated=gated)
     return out.reshape(x.shape)

@@ -96,8 +96,9 @@ def _host_moe(
         rows = (activated(gate.float(), activation) * other.float()).to(x.dtype)
     rows = grouped_choices(rows, ids.reshape(-1, 1), down, None, None)
     live = weights.float().masked_fill((ids < 0) | (ids >= len(up)), 0.0)
-    picked = rows.reshape(*ids.shape, down.shape[1]).float()
-    return (picked * live[..., None]).sum(1).to(x.dtype)
+    picked = rows.reshape(*ids.shape, down.shape[1]).float() * live[..., None]
+    # Nobody asked for what has no weight, which may be infinite.
+    return picked.masked_fill((live == 0)[..., None], 0.0).sum(1).to(x.dtype)
 
 
 @cache
