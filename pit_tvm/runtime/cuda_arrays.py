@@ -54,9 +54,10 @@ def check_tensor(
     check_contiguous(name, array)
 
 
-def check_addresses(names: Sequence[str], arrays: Sequence[Any]) -> None:
-    """DTypeError if torch.func wraps one of the tensors, which has no address then."""
+def check_memory(names: Sequence[str], arrays: Sequence[Any]) -> None:
+    """DTypeError for tensors without memory of their own, and what torch.func wraps."""
     for name, array in zip(names, arrays, strict=True):
+        check_own(name, array, _EXPECTED)
         address_of(name, array, _EXPECTED)
 
 

@@ -10,7 +10,7 @@ from tvm import ir
 from ..errors import DTypeError, ShapeError, mismatch
 from ..remember import remember
 from .bind import Binder, Layout, told_pattern
-from .cuda_arrays import as_cuda, check_addresses, check_tensor, empty, empty_of
+from .cuda_arrays import as_cuda, check_memory, check_tensor, empty, empty_of
 from .cuda_call import CudaCall, CudaPlace
 from .program import Program
 from .promise import asked_for
@@ -37,7 +37,6 @@ class CudaBinder(Binder):
         self._alike = bool(moved)  # an input has the output's type
         self._moved = [*(moved or [0]), len(program.inputs)]
         self._calls: dict[tuple[object, ...], CudaCall] = {}
-        self._kinds: set[type] = set()  # of tensors that passed: their memory is their own
         self._looks_up = bool(program.lookups) and asked_for()
 
     def bind_cuda(self, given: Sequence[Any], sparsity: Any, out: Any) -> CudaBound:
@@ -57,36 +56,33 @@ class CudaBinder(Binder):
         call = self._known(given, sparsity, out)
         if call is None:
             given, sparsity, call = self._checked(given, sparsity, out)
-        if out is None:
-            placed = given
-            like, shape = given[self._moved[0]], call.layout.output
-            dtype = self.program.output.dtype
-            out = empty(like, shape) if self._alike else empty_of(dtype, like, shape)
-        else:
-            placed = (*given, out)
+        placed = given if out is None else (*given, out)
         try:
             places = tuple([tensor.data_ptr() for tensor in placed])
-            sparsity.data_ptr()
+            told = sparsity.data_ptr()
         except RuntimeError:
-            names = (*self._names, self.program.output.name)[: len(placed)]
-            check_addresses(("sparsity", *names), (sparsity, *placed))
+            self._check_memory(sparsity, placed)
             raise
+        if not told or 0 in places:  # an empty tensor, or one without memory that is like others
+            self._check_memory(sparsity, placed)
         if self._looks_up:
             self._check_lookups(call.layout, given)
         place = call.places.get(places)
         if place is None:
             place = remember(call.places, places, self._place(call, placed, places))
+        if out is None:
+            like, shape = given[self._moved[0]], call.layout.output
+            dtype = self.program.output.dtype
+            out = empty(like, shape) if self._alike else empty_of(dtype, like, shape)
         return call, given, sparsity, out, place
 
     def _known(self, given: Sequence[Any], value: Any, out: Any) -> CudaCall | None:
         """The call of tensors like these, if there was one; None also for what is no tensor."""
         tensors = (*given, value) if out is None else (*given, value, out)
-        if not self._kinds.issuperset(map(type, tensors)):
-            return None
         try:
             # Operands and output are known only as contiguous ones: sparse tensors are not.
             return self._calls.get(_key(value, tensors, out is None))
-        except RuntimeError:  # a compressed tensor
+        except (AttributeError, RuntimeError):  # another library's array; a compressed tensor
             return None
 
     def _checked(
@@ -102,7 +98,6 @@ class CudaBinder(Binder):
         call = self._calls.get(key)
         if call is None:
             call = remember(self._calls, key, self._check(inputs, value, out))
-        self._kinds.update(map(type, tensors))
         return inputs, value, call
 
     def _place(self, call: CudaCall, placed: Sequence[Any], places: Sequence[int]) -> CudaPlace:
@@ -174,6 +169,11 @@ class CudaBinder(Binder):
         if shape[con.sparse_axes.index(con.reduce)] == 0:
             what = f"{con.sparse}: extent {con.reduce}"
             raise ShapeError(mismatch(what, "at least 1 on a GPU", 0))
+
+    def _check_memory(self, value: Any, placed: Sequence[Any]) -> None:
+        """Refuse tensors without memory of their own, as `as_cuda` does; errors as `bind_cuda`."""
+        names = (*self._names, self.program.output.name)[: len(placed)]
+        check_memory(("sparsity", *names), (value, *placed))
 
     def _check_filled(self, layout: Layout) -> None:
         """Kernels read the nearest element of an index outside: there must be one."""

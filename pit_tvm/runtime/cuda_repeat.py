@@ -114,7 +114,6 @@ class CudaRepeats:
 
     def __init__(self, cache: KernelCache, report: Callable[[Any, int], None]) -> None:
         self._cache, self._report, self._table = cache, report, _Table()
-        self._kinds: set[type] = set()  # of the tensors of calls that were kept
 
     @cached_property
     def look(self) -> Kernel:
@@ -132,16 +131,15 @@ class CudaRepeats:
         table = self._table
         if not table.repeats or is_capturing():
             return out, None
-        tensors = (sparsity, *given, out)
-        if not self._kinds.issuperset(map(type, tensors)):
-            return out, None  # DLPack says of no class that its memory is another tensor's
-        if any([tensor.is_neg() for tensor in tensors if tensor is not None]):
-            return out, None
         look = self.look
         try:
+            # DLPack does not say which are negated views; torch makes none of integers.
+            for array in given if out is None else (*given, out):
+                if array.is_neg():
+                    return out, None
             number = look(table.address, -1, sparsity, *given, out)
-        except (BufferError, RuntimeError, TypeError, ValueError):
-            return out, None  # DLPack cannot express it: the long way says so
+        except (AttributeError, BufferError, RuntimeError, TypeError, ValueError):
+            return out, None  # another library's, or DLPack cannot express it: the long way says so
         if number < 0:
             return out, None
         repeat = table.repeats[number]
@@ -161,7 +159,6 @@ class CudaRepeats:
         words = (ctypes.c_int64 * MOST_WORDS)()
         size = self.look(0, ctypes.addressof(words), sparsity, *given, out)
         if size > 0:
-            self._kinds.update(map(type, (sparsity, *given, out)))
             self._table.add(bytes(words)[: 8 * size], repeat)
 
     def forget(self, repeat: Repeat) -> None:

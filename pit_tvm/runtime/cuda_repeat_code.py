@@ -40,7 +40,7 @@ static DLTensor* pit_tensor(const TVMFFIAny* given) {
 static char* pit_data(const DLTensor* x) { return (char*)x->data + x->byte_offset; }
 
 // Device, type, rank, extents, and whether the address is a multiple of 16 bytes; -1 where elements
-// do not follow each other. ``bytes`` gets the size.
+// do not follow each other, or have no memory. ``bytes`` gets the size.
 static int pit_describe(const DLTensor* x, int64_t* words, int64_t* bytes) {
   int64_t step = 1;
   if (x->ndim > MOST_RANK) return -1;
@@ -53,6 +53,7 @@ static int pit_describe(const DLTensor* x, int64_t* words, int64_t* bytes) {
     step *= words[2 + d] = x->shape[d];
   }
   *bytes = step * x->dtype.bits / 8;
+  if (!x->data && *bytes) return -1;
   return 2 + x->ndim;
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ torch = pytest.importorskip("torch")
 FakeTensorMode: Any = pytest.importorskip("torch._subclasses").FakeTensorMode
 
 M, N, K = 16, 8, 24
+pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 
 
 class Behind(torch.Tensor):  # type: ignore[misc, name-defined]
@@ -68,8 +70,8 @@ def good() -> dict[str, Any]:
 
 
 def bound(binder: CudaBinder, given: dict[str, Any]) -> None:
-    lhs, rhs, *named = given.values()
-    binder.bind_cuda((lhs, rhs), *named)
+    lhs, rhs, sparsity, out = given.values()
+    binder.bind_cuda((lhs, rhs), sparsity, out)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +110,25 @@ def test_tensors_that_torch_func_wraps_are_refused(
         bound(binder, given)
 
 
+@pytest.mark.parametrize("place", ["lhs", "rhs", "sparsity"])
+def test_tensors_without_memory_are_refused_before_an_output_is_made(
+    place: str, binder: CudaBinder
+) -> None:
+    given = good() | {"out": None}
+    bad = given | {place: TENSORS["behind"][0](given[place])}
+    bound(binder, given)
+    for _ in range(2):
+        with pytest.raises(DTypeError, match=f"^{place}: expected a dense CUDA tensor, got Behind"):
+            bound(binder, bad)
+
+
+def test_empty_tensors_have_memory_enough(binder: CudaBinder) -> None:
+    empty = {"lhs": torch.randn(0, K), "sparsity": torch.arange(0), "out": torch.zeros(0, N)}
+    for _ in range(2):
+        bound(binder, good() | empty)
+        bound(binder, good() | empty | {"out": None})
+
+
 def test_parameters_and_their_kin_pass(binder: CudaBinder) -> None:
     class Named(torch.Tensor):  # type: ignore[misc, name-defined]
         """A tensor of another class, with the same memory."""
@@ -117,8 +138,10 @@ def test_parameters_and_their_kin_pass(binder: CudaBinder) -> None:
         bound(binder, given | {"rhs": made(given["rhs"])})
 
 
-@pytest.mark.parametrize("name", ["fake", "behind", "negated"])
-@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [*itertools.product(("fake", "behind"), (0, 1, 2)), ("negated", 1), ("negated", 2)],
+)
 def test_calls_with_tensors_without_memory_repeat_nothing(
     name: str, place: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

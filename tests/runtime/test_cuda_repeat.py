@@ -23,6 +23,7 @@ from pit_tvm.runtime.cuda_watch import CountWatch
 from pit_tvm.runtime.kernel_cache import KernelCache
 
 torch = pytest.importorskip("torch")
+FakeTensorMode: Any = pytest.importorskip("torch._subclasses").FakeTensorMode
 
 CPU = 1
 KINDS = ["lengths", "zeros", "rows", "groups"]  # zeros: lengths, with rows of zeros beside them
@@ -78,7 +79,18 @@ def test_what_is_not_contiguous_or_shares_memory_is_like_nothing(look: Any) -> N
     assert words(look, ids, both[:9], both[8:]) is None
     assert words(look, ids, both[:8], both[8:]) is not None
     assert words(look, "ids", x, out) is None
+    assert words(look, ids, torch.zeros(0, 16).half(), out) is not None
     assert words(look, *[x] * 8, out) is None
+
+
+@pytest.mark.filterwarnings("ignore")  # torch warns of the address
+def test_what_has_no_memory_is_like_nothing(look: Any) -> None:
+    ids, x, out = aligned(8, dtype=torch.int32), aligned(8, 16), aligned(8, 16)
+    for place in range(3):
+        given = [ids, x, out]
+        with FakeTensorMode():
+            given[place] = torch.empty(given[place].shape, dtype=given[place].dtype)
+        assert words(look, *given) is None
 
 
 class Call:
