@@ -133,13 +133,9 @@ class CudaRepeats:
             return out, None
         look = self.look
         try:
-            # DLPack does not say which are negated views; torch makes none of integers.
-            for array in given if out is None else (*given, out):
-                if array.is_neg():
-                    return out, None
             number = look(table.address, -1, sparsity, *given, out)
-        except (AttributeError, BufferError, RuntimeError, TypeError, ValueError):
-            return out, None  # another library's, or DLPack cannot express it: the long way says so
+        except (BufferError, RuntimeError, TypeError, ValueError):
+            return out, None  # DLPack cannot express it: the long way says so
         if number < 0:
             return out, None
         repeat = table.repeats[number]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,7 +84,9 @@ def test_tensors_without_dense_memory_are_refused(
     make, error, says = TENSORS[name]
     given = good()
     bad = given | {place: make(given[place])}
-    for _ in range(2):  # in the first call and behind one that was fine
+    # In the first call and behind one that was fine. Views that torch negates are not contiguous,
+    # so none is like such a call.
+    for _ in range(1 if name == "negated" else 2):
         with pytest.raises(error, match=f"^{place}: expected {says}"):
             bound(binder, bad)
         bound(binder, given)
@@ -138,10 +139,8 @@ def test_parameters_and_their_kin_pass(binder: CudaBinder) -> None:
         bound(binder, given | {"rhs": made(given["rhs"])})
 
 
-@pytest.mark.parametrize(
-    ("name", "place"),
-    [*itertools.product(("fake", "behind"), (0, 1, 2)), ("negated", 1), ("negated", 2)],
-)
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("name", ["fake", "behind"])
 def test_calls_with_tensors_without_memory_repeat_nothing(
     name: str, place: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
