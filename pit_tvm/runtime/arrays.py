@@ -368,7 +368,11 @@ def _torch_matmul(left: Any, right: Any, out: Any) -> None:
         torch.matmul(left, right, out=out)
         return
     wide = torch.float32 if left.dtype.is_floating_point else torch.float64
-    out.copy_(torch.matmul(left.to(wide), right.to(wide)))
+    sums = out if element is wide else torch.empty(out.shape, dtype=wide, device="cpu")
+    # Autocast, which would lower the types, leaves products with a given result alone.
+    torch.matmul(left.to(wide), right.to(wide), out=sums)
+    if sums is not out:
+        out.copy_(sums)
 
 
 def _numpy_matmul(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:

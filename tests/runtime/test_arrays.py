@@ -347,3 +347,14 @@ def test_library_product_takes_mixed_and_read_only_arrays(rng):
     out = np.full((4, 5), np.nan, np.float32)
     library_matmul(lhs, rhs, out)
     np.testing.assert_allclose(out, lhs.detach().numpy() @ rhs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_library_product_is_none_of_autocasts(rng, dtype, batch):
+    lhs, rhs = (make("torch", rng.uniform(0, 1, (*batch, *s)), dtype) for s in ((8, 512), (512, 4)))
+    plain, cast = torch.empty(*batch, 8, 4), torch.empty(*batch, 8, 4)
+    library_matmul(lhs, rhs, plain)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        library_matmul(lhs, rhs, cast)
+    assert torch.equal(plain, cast)
