@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import forks
+from . import forks, pools
 from .errors import BackendUnavailable, UnsupportedTarget, mismatch
 from .instructions import chosen, is_foreign, plain, unlisted
 
@@ -182,29 +182,14 @@ def device_name(isa: str) -> str:
 
 
 def start_thread_pool(threads: int) -> int:
-    """Ask TVM for ``threads`` workers; returns the number that this thread really gets.
+    """Ask TVM for ``threads`` workers; returns the number that loops of this thread really get.
 
     TVM reads ``TVM_NUM_THREADS`` when a host thread launches its first parallel loop (each host
     thread has a pool of its own), and without it takes half of the logical CPUs. A value that the
     user set stays the upper limit, and so does the number of CPUs; a pool that is already running
     does not grow above the number that it started with, which is that of all CPUs here.
     """
-    import tvm_ffi
-    from tvm import runtime  # noqa: F401  (registers the functions used here)
-
-    count = tvm_ffi.get_global_func("runtime.NumThreads")
-    with _pool_lock:
-        forks.watch()
-        ours = _asked_threads() is None
-        if ours:
-            os.environ[_NUM_THREADS] = str(max(threads, cpus()))
-        if count() != threads:
-            # 1 is TVM's "big cores" mode, the pool's own default.
-            tvm_ffi.get_global_func("runtime.config_threadpool")(1, threads)
-        if ours:  # for the pools of other host threads
-            _told_tvm[:] = [str(threads)]
-            os.environ[_NUM_THREADS] = str(threads)
-        return int(count())
+    return pools.run(_start_own_pool, threads)
 
 
 def cpus() -> int:
@@ -221,6 +206,25 @@ def refuse_fork() -> NoReturn:
 
 
 # --------------------------------------------------------------------------------------------
+
+
+def _start_own_pool(threads: int) -> int:
+    import tvm_ffi
+    from tvm import runtime  # noqa: F401  (registers the functions used here)
+
+    count = tvm_ffi.get_global_func("runtime.NumThreads")
+    with _pool_lock:
+        forks.watch()
+        ours = _asked_threads() is None
+        if ours:
+            os.environ[_NUM_THREADS] = str(max(threads, cpus()))
+        if count() != threads:
+            # 1 is TVM's "big cores" mode, the pool's own default.
+            tvm_ffi.get_global_func("runtime.config_threadpool")(1, threads)
+        if ours:  # for the pools of other host threads
+            _told_tvm[:] = [str(threads)]
+            os.environ[_NUM_THREADS] = str(threads)
+        return int(count())
 
 
 def _options(target: str | Mapping[str, Any] | Target) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 # From the lowest layer to the highest. Units of one layer do not import each other.
 LAYERS = (
     ("errors", "forks", "instructions"),
+    ("pools",),
     ("files", "structs", "locations", "memory", "quick_stacks", "remember", "target"),
     ("reference",),
     ("op", "analysis", "tile_db"),

@@ -12,6 +12,7 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
+from .. import pools
 from ..forks import Threads
 from ..target import refuse_fork
 
@@ -50,7 +51,7 @@ class Machine:
         if Threads.lost:
             refuse_fork()
         with self._running:
-            return self._machine["main"](*arguments)
+            return pools.run(self._machine["main"], *arguments)
 
     @property
     def graph(self) -> bytes:

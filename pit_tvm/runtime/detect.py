@@ -18,12 +18,13 @@ import numpy as np
 import numpy.typing as npt
 import tvm
 
+from ..pools import pooled
 from ..remember import remember
 from ..structs import BitMask, BlockMask, Index, Mask, MicroTile, SparsitySpec, Values
 from .argument import pattern_array
 from .detect_compact import bit_positions
 from .detect_ids import SliceCall
-from .detect_plan import Build, MaskPlan, kernel_name, plan_mask
+from .detect_plan import Build, MaskPlan, is_parallel, kernel_name, plan_mask
 from .detect_sample import Lines, SampleCall
 from .detect_view import UINT8, elements_of, entries_of
 from .detect_workspace import Array, Workspace, fresh
@@ -212,6 +213,7 @@ class Detector:
                 kernel = self._kernels.get(key)
                 if kernel is None:
                     kernel = self._get_kernel(kernel_name(build), build, self.target)
+                    kernel = pooled(kernel) if is_parallel(build) else kernel
                     self._kernels[key] = kernel
         return kernel
 

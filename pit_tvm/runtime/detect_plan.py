@@ -12,6 +12,7 @@ import math
 import sys
 from dataclasses import dataclass
 from functools import cache, partial
+from inspect import signature
 from pathlib import Path
 
 import tvm
@@ -76,6 +77,12 @@ def kernel_name(build: Build) -> str:
     template = build.func
     words = [a if isinstance(a, str) else f"{int(a):x}" for a in build.args]
     return "_".join(["detect", template.__name__, *words, _digest(template.__module__)])
+
+
+def is_parallel(build: Build) -> bool:
+    """Whether the kernel has parallel loops: what a template's parameter ``parallel`` says."""
+    given = signature(build.func).bind(*build.args, **build.keywords).arguments
+    return bool(given.get("parallel"))
 
 
 @cache

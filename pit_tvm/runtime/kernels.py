@@ -14,6 +14,7 @@ from tvm.target import Target
 from ..analysis.access import block_infos, check_extents
 from ..analysis.contraction import Contraction
 from ..errors import AxisError, UnsupportedTarget, mismatch
+from ..pools import pooled
 from ..schedules import contraction, generic
 from ..schedules.contraction_forms import contraction_form, pack_func, packed_shape
 from ..schedules.contraction_space import lanes_of
@@ -80,7 +81,8 @@ class Kernels:
         """
         threads = 1 if alone and tile is not None else self.target.threads
         name = (micro_tile, tile, threads, *self._mask_part(micro_tile))
-        return self._get(name, lambda: self._sparse_module(micro_tile, tile, threads))
+        module = partial(self._sparse_module, micro_tile, tile, threads)
+        return self._get(name, module, parallel=tile is None or threads > 1)
 
     def dense(self, tile: Tile | None) -> Kernel:
         """Dense kernel by our own tile, or by the generic schedule: inputs, output."""
@@ -162,22 +164,29 @@ class Kernels:
         return self.for_detection(kernel_name(build), build, None)
 
     def for_detection(self, name: str, build: Callable[[], tvm.IRModule], _: Any) -> Kernel:
-        """A detection kernel, kept in the same cache."""
-        return self._get(("detect", name), build, shared=True)
+        """A detection kernel as it was compiled, kept in the same cache."""
+        return self._get(("detect", name), build, shared=True, parallel=False)
 
     # -- building
 
     def _get(
-        self, name: object, module: Callable[[], tvm.IRModule], *, shared: bool = False
+        self,
+        name: object,
+        module: Callable[[], tvm.IRModule],
+        *,
+        shared: bool = False,
+        parallel: bool = True,
     ) -> Kernel:
-        """The kernel ``name``; a ``shared`` one is the same for all programs of the target."""
+        """The kernel ``name``; a ``shared`` one is the same for all programs of the target, and
+        one that is not ``parallel`` wakes no other threads."""
         if name in self._known:
             return self._known[name]
         with self._lock:
             if name not in self._known:
                 target = (self._native if shared else self.target).tvm_target
                 key = content_key(name, target, *([] if shared else self._own()))
-                self._known[name] = self.cache.get(key, lambda: _compile(module(), target))
+                kernel = self.cache.get(key, lambda: _compile(module(), target))
+                self._known[name] = pooled(kernel) if parallel else kernel
         return self._known[name]
 
     def _own(self) -> tuple[object, ...]:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
+from pit_tvm import pools
 from pit_tvm.errors import DTypeError, PitError, ShapeError
 from pit_tvm.model import CompiledModel, compile, cuda
 
@@ -134,6 +135,20 @@ def test_threads_may_share_a_model(ours: CompiledModel) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(often, range(4)))
+
+
+def test_threads_that_come_late_leave_no_pools(
+    ours: CompiledModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "MOST_OWNERS", 0)
+    monkeypatch.setattr(pools, "_OWNERS", pools._Owners())
+    monkeypatch.setattr(pools, "_LAUNCHERS", launchers := pools._Launchers())
+    given_inputs = inputs(np.ones((2, 9)))
+    alone = ours(**given_inputs)["values"]
+    assert launchers._number == 0
+    with ThreadPoolExecutor(1) as late:
+        found = late.submit(lambda: ours(**given_inputs)["values"]).result()
+    assert torch.equal(found, alone) and launchers._number == 1
 
 
 def test_batch_of_nothing(ours: CompiledModel) -> None:
