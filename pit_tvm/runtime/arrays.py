@@ -182,7 +182,8 @@ def library_matmul(
     dimensions, or more with equal leading ones; a transposed operand has its last two swapped.
     Sums of 16-bit types are float32: torch does this by itself where all three types are equal;
     otherwise, and always in numpy (which has no 16-bit BLAS), the operands are converted to
-    float32 first, which costs a copy of each. int8 is multiplied in float64, which is exact.
+    float32 first, which costs a copy of each. int8 is multiplied in float64, which is exact; what
+    does not fit the result wraps.
 
     Shapes and types are the caller's to check.
     """
@@ -367,17 +368,20 @@ def _torch_matmul(left: Any, right: Any, out: Any) -> None:
     if left.dtype is element and right.dtype is element and element.is_floating_point:
         torch.matmul(left, right, out=out)
         return
-    wide = torch.float32 if left.dtype.is_floating_point else torch.float64
+    whole = not left.dtype.is_floating_point
+    wide = torch.float64 if whole else torch.float32
     sums = out if element is wide else torch.empty(out.shape, dtype=wide, device="cpu")
     # Autocast, which would lower the types, leaves products with a given result alone.
     torch.matmul(left.to(wide), right.to(wide), out=sums)
     if sums is not out:
-        out.copy_(sums)
+        out.copy_(sums.to(torch.int64) if whole else sums)
 
 
 def _numpy_matmul(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
     if left.dtype == right.dtype == out.dtype and out.dtype.char in "fd":
         np.matmul(left, right, out=out)
         return
-    wide = np.float64 if left.dtype.kind in "iu" else np.float32
-    np.copyto(out, np.matmul(left.astype(wide), right.astype(wide)), casting="unsafe")
+    whole = left.dtype.kind in "iu"
+    wide = np.float64 if whole else np.float32
+    sums = np.matmul(left.astype(wide), right.astype(wide))
+    np.copyto(out, sums.astype(np.int64) if whole else sums, casting="unsafe")

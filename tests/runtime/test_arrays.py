@@ -358,3 +358,15 @@ def test_library_product_is_none_of_autocasts(rng, dtype, batch):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         library_matmul(lhs, rhs, cast)
     assert torch.equal(plain, cast)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("value", [-128, 127])
+def test_library_product_of_integers_wraps_as_kernels_do(library, value):
+    depth = 140_001  # at -128 * 127 more than 31 bits either way
+    lhs = make(library, np.full((2, depth), -128), "int8")
+    rhs = make(library, np.full((depth, 3), value), "int8")
+    out = make(library, np.zeros((2, 3)), "int32")
+    library_matmul(lhs, rhs, out)
+    exact = np.array(depth * -128 * value, np.int64)
+    assert (as_numpy(out) == exact.astype(np.int32)).all()
