@@ -192,10 +192,13 @@ def library_matmul(
     left, right, result = convert(lhs), convert(rhs), convert(out)
     left = left.swapaxes(-1, -2) if transpose_lhs else left
     right = right.swapaxes(-1, -2) if transpose_rhs else right
-    if use_torch:
-        _torch_matmul(left, right, result)
-    else:
+    if not use_torch:
         _numpy_matmul(left, right, result)
+    elif result.is_inference() and not sys.modules["torch"].is_inference_mode_enabled():
+        with sys.modules["torch"].inference_mode():  # torch writes into such tensors there only
+            _torch_matmul(left, right, result)
+    else:
+        _torch_matmul(left, right, result)
     return out
 
 

@@ -165,6 +165,23 @@ def test_results_lie_on_the_cpu_whatever_torch_makes_by_default(rng: np.random.G
         assert_close(out.numpy(), truth, str(candidate))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("made, called", [(True, False), (False, True), (True, True)])
+def test_every_candidate_writes_into_tensors_of_inference_mode(
+    dtype: str, made: bool, called: bool, rng: np.random.Generator
+) -> None:
+    operator = compiled(MATMUL, dtype, "lhs", Mask())
+    lhs, rhs = (as_torch(random_array(s, dtype, rng)) for s in ((M, K), (K, N)))
+    mask = torch.ones((M, K), dtype=torch.bool)
+    truth = reference.matmul(lhs.numpy(), rhs.numpy())
+    for choice in operator.explain(lhs, rhs, sparsity=mask).candidates:
+        with torch.inference_mode(made):
+            out = torch.full((M, N), 85, dtype=getattr(torch, result_dtype(dtype)))
+        with torch.inference_mode(called):
+            assert operator.repeat(choice, lhs, rhs, sparsity=mask, out=out) is out
+        assert_close(out.numpy(), truth)
+
+
 def test_read_only_inputs_are_taken(rng: np.random.Generator) -> None:
     for dtype in DTYPES:
         arrays, mask, truth = problem(dtype, rng)
