@@ -9,7 +9,7 @@ gradient. numpy's bfloat16 is the type of the optional package ml_dtypes.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -188,7 +188,7 @@ def library_matmul(
     Shapes and types are the caller's to check.
     """
     use_torch = _is_torch(lhs) or _is_torch(rhs) or _is_torch(out)
-    convert = as_torch if use_torch else as_numpy
+    convert: Callable[[Any], Any] = as_torch if use_torch else as_numpy
     left, right, result = convert(lhs), convert(rhs), convert(out)
     left = left.swapaxes(-1, -2) if transpose_lhs else left
     right = right.swapaxes(-1, -2) if transpose_rhs else right
