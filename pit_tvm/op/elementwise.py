@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -24,6 +25,7 @@ BINARY: dict[str, Callable[[Expr, Expr], Expr]] = {
     "min": tirx.min,
 }
 _AXES = ("p", "q")
+_MOST_FLOAT = (2 - 2**-23) * 2.0**127  # the largest of float32
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,8 @@ def elementwise(
     dtypes = resolve_dtypes(dtype, out_dtype)
     if not isinstance(shape, Sequence) or not 1 <= len(shape) <= len(_AXES):
         raise ShapeError(mismatch("shape", "one or two extents", repr(shape)))
-    if not stages:
-        raise ShapeError(mismatch("stages", "at least one", "none"))
+    if not isinstance(stages, Sequence) or not stages:
+        raise ShapeError(mismatch("stages", "at least one, in a list", repr(stages)))
     axes = list(_AXES[: len(shape)])
     extents = tuple(resolve_extent(name, value) for name, value in zip(axes, shape, strict=True))
     data = te.placeholder(extents, dtype, "data")
@@ -101,14 +103,22 @@ def _read_stage(
         if stage in ACTIVATIONS:
             check_activation(stage, dtypes)
             return _Step(ACTIVATIONS[stage], None)
-    elif isinstance(stage, tuple) and len(stage) == 2 and stage[0] in BINARY:
-        number = stage[1]
-        whole = isinstance(number, int) and not isinstance(number, bool)
-        if whole or (isinstance(number, float) and dtypes.epilogue == "float32"):
-            return _Step(BINARY[stage[0]], number)
+    elif isinstance(stage, tuple) and len(stage) == 2 and isinstance(stage[0], str):
+        if stage[0] in BINARY and _is_number(stage[1], dtypes.epilogue):
+            return _Step(BINARY[stage[0]], stage[1])
     expected = f"one of {', '.join([*BINARY, *ACTIVATIONS])}, or (binary stage, number)"
-    advice = "an integer chain takes integers" if dtypes.epilogue == "int32" else ""
+    kind = "an integer chain takes integers" if dtypes.epilogue == "int32" else "it takes numbers"
+    advice = f"{kind} of {dtypes.epilogue}"
     raise DTypeError(mismatch("stages", expected, repr(stage), advice))
+
+
+def _is_number(value: object, dtype: str) -> bool:
+    """Whether a constant of the type that a chain is computed in may be ``value``."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    if dtype == "int32":
+        return isinstance(value, int) and -(2**31) <= value < 2**31
+    return abs(value) <= _MOST_FLOAT or value in (math.inf, -math.inf) or value != value
 
 
 def _body(value: te.Tensor, step: _Step, dtypes: DTypes, dtype: str) -> Callable[..., Expr]:

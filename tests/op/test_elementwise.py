@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -70,12 +71,45 @@ def test_fractions_in_an_integer_chain_are_refused():
         elementwise((3,), ["silu"], dtype="int8")
 
 
+@pytest.mark.parametrize("name", [[], {}, None])
+def test_a_stage_whose_name_is_no_text_is_refused(name):
+    with pytest.raises(DTypeError, match="^stages: expected one of add"):
+        elementwise((3,), [(name, 2)])
+
+
+@pytest.mark.parametrize(
+    "dtype, number",
+    [("float32", 10**400), ("float32", 1e39), ("bfloat16", -1e39), ("int8", 2**31)]
+    + [("int8", 2**40), ("int8", -(2**31) - 1), ("int8", 10**400)],
+    ids=lambda value: str(value)[:12],
+)
+def test_numbers_that_the_chain_cannot_hold_are_refused(dtype, number):
+    with pytest.raises(DTypeError, match="takes (numbers of float32|integers of int32)$"):
+        elementwise((3,), [("add", number)], dtype=dtype)
+
+
+@pytest.mark.parametrize("number", [-(2**127), 3.4028234663852886e38, float("inf"), float("nan")])
+def test_extreme_numbers_of_float32_are_taken(run, operand, number):
+    data = operand((3,), "float32")
+    got = run(elementwise((3,), [("max", number)]), [data], (3,))
+    if number == number:
+        assert (got == np.maximum(data, np.float32(number))).all()
+
+
+@pytest.mark.parametrize("number", [-(2**31), 2**31 - 1])
+def test_extreme_integers_are_taken(run, operand, number):
+    data = operand((3,), "int8")
+    got = run(elementwise((3,), [("max", number)], dtype="int8"), [data], (3,))
+    assert (got == np.maximum(data.astype(np.int64), number)).all()
+
+
 @pytest.mark.parametrize("shape", [(), (2, 3, 4), 5, None])
 def test_a_shape_of_neither_one_nor_two_extents_is_refused(shape):
     with pytest.raises(ShapeError, match="^shape: expected one or two extents"):
         elementwise(shape, ["relu"])
 
 
-def test_no_stage_is_refused():
-    with pytest.raises(ShapeError, match="^stages: expected at least one"):
-        elementwise((3,), [])
+@pytest.mark.parametrize("stages", [[], None, 5, {"relu"}, np.array(["relu", "relu"])])
+def test_what_is_no_list_of_stages_is_refused(stages):
+    with pytest.raises(ShapeError, match="^stages: expected at least one, in a list"):
+        elementwise((3,), stages)
