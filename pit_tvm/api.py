@@ -12,7 +12,7 @@ from .runtime.bind import PackedOperand
 from .runtime.dispatch import Clock, Dispatcher
 from .runtime.kernel_cache import CacheStats, KernelCache
 from .runtime.program import analyse
-from .structs import Candidate, Plan, SparsitySpec
+from .structs import Candidate, Plan, SparsitySpec, integer
 from .target import resolve_target, start_thread_pool
 from .tile_db.store import TileStore
 
@@ -145,14 +145,24 @@ class Operator:
         Raises
         ------
         ShapeError, DTypeError, BackendUnavailable
-            An argument does not fit, an extent is unknown, or ``library`` is another one.
+            An argument does not fit, an extent is unknown or not symbolic, or ``library``
+            is another one.
         """
+        return self._dispatcher.explain(arrays, sparsity, self._extents(sizes), library)
+
+    def _extents(self, sizes: Mapping[str, int] | None) -> dict[str, Any]:
+        """Sizes by names of symbolic extents; integers as Python's, others are refused later."""
         try:
-            extents = dict(sizes or {})
+            given = dict(sizes or {})
         except (TypeError, ValueError) as error:
             expected = "a dictionary of extents by name"
             raise ShapeError(mismatch("sizes", expected, repr(sizes))) from error
-        return self._dispatcher.explain(arrays, sparsity, extents, library)
+        known = self._dispatcher.program.extents
+        if unknown := [name for name in given if name not in known]:
+            expected = f"symbolic extents of this operator ({', '.join(known) or 'it has none'})"
+            raise ShapeError(mismatch("sizes", expected, ", ".join(map(str, unknown))))
+        numbers = {name: integer(size) for name, size in given.items()}
+        return {name: given[name] if n is None else n for name, n in numbers.items()}
 
     def profile(self, *arrays: Any, sparsity: Any = None, out: Any = None) -> Profile:
         """Run once, as :meth:`__call__` does, and report where the time went."""

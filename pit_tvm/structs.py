@@ -47,7 +47,7 @@ class SparsitySpec:
     promises_zero: ClassVar[bool] = False
 
 
-def _integer(number: object) -> int | None:
+def integer(number: object) -> int | None:
     """An integer of any library as Python's; None for anything else, and for truth values."""
     if isinstance(number, bool):  # numpy's are no integers to Python either
         return None
@@ -58,7 +58,7 @@ def _integer(number: object) -> int | None:
 
 
 def _checked_extents(owner: str, extents: tuple[int, ...]) -> tuple[int, ...]:
-    found = [_integer(e) for e in extents]
+    found = [integer(e) for e in extents]
     if any(e is None or e < 1 for e in found):
         raise ShapeError(mismatch(owner, "extents that are integers of at least 1", extents))
     return tuple(e for e in found if e is not None)
@@ -66,7 +66,7 @@ def _checked_extents(owner: str, extents: tuple[int, ...]) -> tuple[int, ...]:
 
 def _set_integer(record: SparsitySpec, name: str) -> None:
     """Keep a field of a frozen record as an integer of Python's, if it is one of any library."""
-    number = _integer(getattr(record, name))
+    number = integer(getattr(record, name))
     if number is not None:
         object.__setattr__(record, name, number)
 
@@ -155,7 +155,7 @@ class Groups(SparsitySpec):
     dim: int = 0
 
     def __post_init__(self) -> None:
-        number = _integer(self.num_groups)
+        number = integer(self.num_groups)
         if number is None or number < 0:
             got = self.num_groups
             raise ShapeError(mismatch("Groups.num_groups", "an integer of at least 0", got))

@@ -13,7 +13,7 @@ from ..errors import BackendUnavailable, ShapeError, UnsupportedTarget, mismatch
 from ..forks import Threads
 from ..memory import aligned_empty
 from ..remember import remember
-from ..structs import Candidate, Index, Plan
+from ..structs import Candidate, Index, Plan, integer
 from ..target import TargetInfo, refuse_fork
 from ..tile_db.store import TileStore
 from .argument import pattern_array
@@ -316,5 +316,6 @@ def check_asked(sizes: dict[str, int], library: str) -> None:
 
 def _check_sizes(sizes: dict[str, int]) -> None:
     for name, size in sizes.items():
-        if not isinstance(size, int) or size < 0:
+        number = integer(size)
+        if number is None or number < 0:
             raise ShapeError(mismatch(f"size {name}", "an integer of at least 0", repr(size)))

@@ -101,6 +101,11 @@ class Program:
         con = self.contraction
         return "" if con is None else con.column if self.writes else con.reduce
 
+    @property
+    def extents(self) -> list[str]:
+        """Names of the symbolic extents."""
+        return [str(var.name) for var in _symbolic([*self.inputs, self.output])]
+
     def input(self, name: str) -> Param:
         """The input of that name; StopIteration if there is none."""
         return next(p for p in self.inputs if p.name == name)
@@ -211,11 +216,16 @@ def _mask_name(operand: str, params: list[Param]) -> str:
 def _check_names(params: list[Param]) -> None:
     """Calls know arrays and symbolic extents by name: AxisError if two of either share one."""
     _check_distinct("inputs", [p.name for p in params], "pass name= to te.placeholder")
-    extents: list[ir.Var] = []
-    for extent in (extent for p in params for extent in p.shape):
-        tvm_ffi.structural_walk(extent, (ir.Var, extents.append))
-    names = [str(var.name) for var in dict.fromkeys(extents)]
+    names = [str(var.name) for var in _symbolic(params)]
     _check_distinct("symbolic extents", names, "pass a name to te.var")
+
+
+def _symbolic(params: Sequence[Param]) -> list[ir.Var]:
+    """The variables of all extents, each once."""
+    found: list[ir.Var] = []
+    for extent in (extent for p in params for extent in p.shape):
+        tvm_ffi.structural_walk(extent, (ir.Var, found.append))
+    return list(dict.fromkeys(found))
 
 
 def _check_distinct(what: str, names: list[str], advice: str) -> None:

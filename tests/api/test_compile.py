@@ -182,7 +182,21 @@ def test_explain_needs_the_symbolic_sizes() -> None:
         operator.explain(sizes={"m": 64, "n": 3}, sparsity=[40])
 
 
-@pytest.mark.parametrize("size", [-1, 2.0, None])
+def test_explain_names_sizes_that_no_extent_has() -> None:
+    operator = compiled(LINEAR, "float32", "lhs", Lengths())
+    with pytest.raises(ShapeError, match=r"^sizes: expected symbolic .*\(m\), got rows, q$"):
+        operator.explain(sizes={"m": 64, "rows": 3, "q": 3}, sparsity=[40])
+
+
+def test_explain_takes_integers_of_any_library() -> None:
+    operator = compiled(LINEAR, "float32", "lhs", Lengths())
+    sizes = {name: 64 for name in operator._dispatcher.program.extents}
+    plan = operator.explain(sizes=sizes, sparsity=[40])
+    for wide in (np.int64, np.uint8):
+        assert operator.explain(sizes={n: wide(64) for n in sizes}, sparsity=[40]) == plan
+
+
+@pytest.mark.parametrize("size", [-1, 2.0, None, True, np.True_])
 def test_explain_needs_sizes_that_are_lengths(size: Any) -> None:
     operator = compiled(LINEAR, "float32", "lhs", Lengths())
     with pytest.raises(ShapeError, match="^size m.*at least 0"):

@@ -113,7 +113,7 @@ def test_other_products_and_gpus_take_tiles_as_wide_as_a_piece(
         told = np.random.default_rng(1).random([512 // extent for extent in grain]) >= zeros
         if isinstance(spec, Mask):
             told = told.repeat(grain[0], axis=0).repeat(grain[1], axis=1)
-        plan = made.explain(sparsity=told, sizes=sizes)
+        plan = made.explain(sparsity=told)
         tiles = {c.tile.tile_n for c in plan.candidates if c.tile}
         assert tiles == {max(extents)} == {planner.form.slot}
         assert plan.candidates[0].micro_tile.extents == extents
