@@ -163,6 +163,7 @@ class Detector:
         lines: Lines | None = None,
         *,
         windows: int = 32,
+        operand: str = "operand",
     ) -> SampleCall:
         """The sampling of covered densities of an operand of ``shape``, for several calls.
 
@@ -175,6 +176,8 @@ class Detector:
             As for `detect`; `Mask`, `BitMask`, `BlockMask` or `Values`.
         lines
             Whole lines that are read as well.
+        operand
+            The operand's name, for messages.
 
         Raises
         ------
@@ -185,7 +188,7 @@ class Detector:
         AxisError
             The specification names slices: their share is known without sampling.
         """
-        return SampleCall(spec, shape, self._kernel, lines, windows)
+        return SampleCall(spec, shape, self._kernel, lines, windows, operand)
 
     def slices(
         self, spec: SparsitySpec, shape: tuple[int, ...], micro_tile: MicroTile

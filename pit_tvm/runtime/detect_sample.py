@@ -208,7 +208,7 @@ class SampleCall:
     """Sampling of one operand shape: what no call changes is looked up once. Threads may share it.
 
     ``kernel(build)`` gives the compiled kernel of a template. Errors are those of
-    `Detector.sampling`.
+    `Detector.sampling`, and name ``operand``.
     """
 
     def __init__(
@@ -218,6 +218,7 @@ class SampleCall:
         kernel: Callable[[Build], Callable[..., int]],
         lines: Lines | None,
         windows: int,
+        operand: str,
     ) -> None:
         if not isinstance(spec, (Mask, Values, BitMask, BlockMask)):
             expected = "Mask, BitMask, BlockMask or Values"
@@ -225,7 +226,7 @@ class SampleCall:
         if windows < 1:
             raise ShapeError(mismatch("windows", "at least 1", windows))
         self._spec, self._shape, self._kernel = spec, shape, kernel
-        self._lines, self._windows = lines, windows
+        self._lines, self._windows, self._operand = lines, windows, operand
         self._ready: dict[np.dtype[Any], _Ready] = {}
         self._last: _Ready | None = None
         self._found = _Found()
@@ -244,13 +245,13 @@ class SampleCall:
         ready = self._ready.get(array.dtype)
         if ready is None:
             ready = self._ready[array.dtype] = self._prepare(array.dtype)
-        flat = entries_of(self._spec, array, ready.entries, ready.element, "operand")
+        flat = entries_of(self._spec, array, ready.entries, ready.element, self._operand)
         ready.kernel(ready.flat, flat, ready.table, found)
         self._last = ready
         return ready
 
     def _prepare(self, dtype: np.dtype[Any]) -> _Ready:
-        elements, element = elements_of(self._spec, dtype, self._shape, "operand")
+        elements, element = elements_of(self._spec, dtype, self._shape, self._operand)
         plan = plan_sample(self._shape, elements, self._windows, self._lines)
         entries = plan.entries
         flat = _row("flat", element, (math.prod(entries),))

@@ -260,7 +260,8 @@ class Dispatcher:
             return self._exact(bound, value, program.routes)
         samples = self._samples.get(shape)
         if samples is None:
-            made = self.detector.sampling(program.spec, shape, lines_of(program))
+            lines, operand = lines_of(program), program.operand
+            made = self.detector.sampling(program.spec, shape, lines, operand=operand)
             samples = remember(self._samples, shape, made)
         return self.sampler.pattern(samples.take(value)), None, {}
 

@@ -247,6 +247,21 @@ def test_output_must_not_share_memory_with_a_packed_weight(matmul: Operator) -> 
     assert (memory == 1).all()
 
 
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        (np.ones((M, K + 1), bool), ShapeError),
+        (np.ones((K, M), bool).T, ShapeError),
+        (np.ones((M, K)), DTypeError),
+    ],
+)
+def test_faults_of_a_mask_name_the_operand(
+    matmul: Operator, value: np.ndarray, error: type[PitError]
+) -> None:
+    lhs, rhs, _ = good()
+    refused(matmul, [lhs, rhs], value, error, r"sparsity of lhs \(Mask\)")
+
+
 # --------------------------------------------------------------------------------------------
 # Packed operands
 
