@@ -144,6 +144,9 @@ class Lengths(SparsitySpec):
     cumulative: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.cumulative, bool):
+            got = repr(self.cumulative)
+            raise ShapeError(mismatch("Lengths.cumulative", "True or False", got))
         _set_integer(self, "dim")
 
 

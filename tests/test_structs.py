@@ -60,3 +60,9 @@ def test_what_is_no_integer_is_no_extent(extent: Any) -> None:
     if extent != 0:
         with pytest.raises(ShapeError, match="^Groups.num_groups: expected an integer"):
             Groups(extent)
+
+
+@pytest.mark.parametrize("value", ["no", 1, 0, None, [True]])
+def test_lengths_are_cumulative_or_not(value: Any) -> None:
+    with pytest.raises(ShapeError, match="^Lengths.cumulative: expected True or False, got"):
+        Lengths(cumulative=value)

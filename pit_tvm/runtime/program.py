@@ -16,7 +16,16 @@ from ..analysis.pit_axis import as_prim_func, pit_axes
 from ..analysis.reduction import Reducer, reducer_of
 from ..errors import AxisError, ShapeError, mismatch
 from ..primitive.checks import is_choice
-from ..structs import BitMask, BlockMask, Groups, Mask, MicroTile, SparsitySpec, Values
+from ..structs import (
+    BitMask,
+    BlockMask,
+    Groups,
+    Mask,
+    MicroTile,
+    SparsitySpec,
+    Values,
+    integer,
+)
 from ..transform.insert_sread_swrite import first_read, is_read, main_block
 from ..transform.unalign import is_buffer
 from .routes import Route, output_contraction, output_routes, read_routes
@@ -292,7 +301,7 @@ def _check_rank(spec: SparsitySpec, param: Param) -> None:
             raise ShapeError(mismatch(what, f"{rank} extents", spec.extents))
         return
     dim = spec.dim  # type: ignore[attr-defined]
-    if not isinstance(dim, int) or not 0 <= dim < rank:
+    if integer(dim) is None or not 0 <= dim < rank:
         what = f"{type(spec).__name__}.dim of {param.name}"
         raise ShapeError(mismatch(what, f"0 to {rank - 1}", repr(dim)))
 
