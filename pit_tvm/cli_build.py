@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .cli_options import add_database, sizes, writable_cache
+from .cli_options import add_database, folder, sizes, writable_cache
 from .errors import BackendUnavailable, ShapeError, UnsupportedTarget, mismatch
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def add_build(subparsers: Subparsers) -> None:
     parser.add_argument("--activation", help="relu, gelu, gelu_tanh or silu")
     parser.add_argument("--target", default="cuda", help="default: cuda")
     add_database(parser)
-    parser.add_argument("--out", type=Path, help="folder (default: the kernel cache)")
+    parser.add_argument("--out", type=folder, help="folder (default: the kernel cache)")
     parser.set_defaults(run=run_build)
 
 

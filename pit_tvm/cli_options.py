@@ -84,11 +84,18 @@ def sizes(text: str, *forms: str) -> tuple[int, ...]:
     return found
 
 
+def folder(text: str) -> Path:
+    """The path of a folder, for argparse; an empty text would be the working directory."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected a folder, got ''")
+    return Path(text)
+
+
 def add_database(parser: argparse.ArgumentParser) -> None:
     """The argument that names tuned tiles, as `TileStore.over_shipped` takes it."""
     parser.add_argument(
         "--database",
-        type=Path,
+        type=folder,
         metavar="DIR",
         help="tile database over the shipped one, such as tune --out makes; DIR/DEVICE is used "
         "alone (default: the shipped one)",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .cli_model import add_mask_input, add_model, check_families, missing_tasks
-from .cli_options import any_seed, at_least, in_memory, sizes, writable_folder
+from .cli_options import any_seed, at_least, folder, in_memory, sizes, writable_folder
 from .errors import UnsupportedTarget, mismatch
 from .target import TargetInfo, cpus, resolve_target
 from .tile_db.store import TileStore
@@ -110,14 +110,14 @@ def add_tune(subparsers: Subparsers) -> None:
     )
     add(
         "--out",
-        type=Path,
+        type=folder,
         default=Path("tuning_logs"),
         metavar="DIR",
         help="tile database, made if missing (default: %(default)s)",
     )
     add(
         "--work-dir",
-        type=Path,
+        type=folder,
         default=Path("tuning_work"),
         metavar="DIR",
         help="where the job remembers all candidates (default: %(default)s)",

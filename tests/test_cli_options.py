@@ -177,6 +177,31 @@ def refuse(*_: Any, **__: Any) -> bool:
     raise PermissionError(13, "Permission denied")
 
 
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [(c, "--database") for c in ("info", "explain", "build")]
+    + [("build", "--out"), ("tune", "--out"), ("tune", "--work-dir")],
+)
+def test_an_empty_text_is_no_folder(
+    command: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = () if command == "info" else SHAPE
+    line = refusal(capsys, command, *shape, option, "")
+    assert f"error: argument {option}: expected a folder, got ''" in line
+
+
+@pytest.mark.parametrize("command", ["info", "explain"])
+def test_a_database_with_a_folder_in_place_of_records(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    device = tmp_path / "db" / resolve_target("llvm").device
+    (device / "tiles.json").mkdir(parents=True)
+    shape = () if command == "info" else SHAPE
+    for path in (device.parent, device):
+        line = refusal(capsys, command, *shape, "--database", str(path))
+        assert "error: --database: expected" in line and "tiles.json that is a file" in line
+
+
 def test_a_database_that_may_not_be_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

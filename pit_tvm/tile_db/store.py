@@ -69,6 +69,8 @@ class TileStore:
             return path
         if path is None:
             return cls(tuning_logs_dir(), device, isa)
+        if path == "":  # to pathlib the working directory
+            raise DatabaseError(mismatch("database", "a path", "''"))
         try:
             found = Path(path)
         except TypeError as error:
@@ -81,7 +83,9 @@ class TileStore:
             if (found / FILE_NAME).is_file():
                 folder = Path(os.path.abspath(found))  # "." has no name
                 return cls(folder.parent, folder.name)
-            if found.is_dir():
+            if (found / FILE_NAME).exists():
+                found /= FILE_NAME
+            elif found.is_dir():
                 # A folder that cannot be listed would pass for one without records.
                 with os.scandir(found):
                     return cls(found, device, isa)
@@ -91,7 +95,7 @@ class TileStore:
             raise DatabaseError(text) from error
         except OSError as error:
             raise DatabaseError(mismatch("database", "a path that can be read", error)) from error
-        raise DatabaseError(mismatch("database", f"a folder or {FILE_NAME}", found))
+        raise DatabaseError(mismatch("database", f"a folder or {FILE_NAME} that is a file", found))
 
     @classmethod
     def over_shipped(
@@ -255,10 +259,15 @@ def read_records(path: Path) -> Iterator[TileRecord]:
 
 
 def _is_file(path: Path) -> bool:
+    """Whether a device has records there; DatabaseError if that is no file, or nobody can tell."""
     try:
-        return path.is_file()
+        if path.is_file():
+            return True
+        if not path.exists():
+            return False
     except OSError as error:
         raise DatabaseError(mismatch("database", "folders that can be read", error)) from error
+    raise DatabaseError(mismatch("database", f"{FILE_NAME} that is a file", path))
 
 
 def _device_folders(root: Path) -> tuple[str, ...]:

@@ -253,6 +253,16 @@ def test_nothing_is_read_before_the_first_question(tmp_path: Path) -> None:
 def test_missing_path_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DatabaseError, match="database: expected a path that exists"):
         TileStore.open(tmp_path / "absent")
+    with pytest.raises(DatabaseError, match="^database: expected a path, got ''"):
+        TileStore.open("")
+
+
+def test_a_folder_in_place_of_the_records_is_refused(tmp_path: Path) -> None:
+    own = tmp_path / "xeon-avx512"
+    (own / "tiles.json").mkdir(parents=True)
+    for path, isa in ((own, ""), (own / "tiles.json", ""), (tmp_path, ""), (tmp_path, "avx512")):
+        with pytest.raises(DatabaseError, match="tiles.json that is a file, got .*tiles.json$"):
+            TileStore.open(path, device="" if isa else own.name, isa=isa).all()
 
 
 def test_create_makes_the_folder(tmp_path: Path) -> None:
