@@ -17,6 +17,7 @@ from .rates import Rates
 GENERIC = "generic"  # the dense candidate that no library computes
 ALL = 0.999  # share of live micro-tiles from which nothing is saved
 _PREDICTION_ERROR = 1.25
+_SHOWN_US = 0.05  # plans print less as 0.0, of which nothing is a multiple
 
 
 @dataclass(frozen=True)
@@ -236,4 +237,6 @@ def _reason(choice: Candidate, candidates: Sequence[Candidate], dense: Candidate
         why = f"saves no work: below the margin of {_PREDICTION_ERROR}x"
         return f"not the cheapest of {number}: {least} is predicted {gain:.2f}x faster but {why}"
     best = dense if choice is not dense else min(candidates[:-1], key=_cost)
+    if choice.cost_us < _SHOWN_US:
+        return f"cheapest of {number}, {best.cost_us - choice.cost_us:.1f} us less than {other}"
     return f"cheapest of {number}, {best.cost_us / max(choice.cost_us, 1e-9):.2f}x {other}"

@@ -166,6 +166,13 @@ def test_reason_compares_with_the_other_kind() -> None:
     assert "x pit" in select([rows(1.0)], DENSE, rates(), TILES).reason
 
 
+def test_nothing_is_a_multiple_of_no_time() -> None:
+    plan = select([rows(1.0)], DenseRoute(1, 1, 1, 1, 0.0, "numpy"), rates(), TILES)
+    assert plan.choice.kind == "dense" and f"{plan.choice.cost_us:.1f}" == "0.0"
+    behind = min(c.cost_us for c in plan.candidates if c.kind == "pit") - plan.choice.cost_us
+    assert plan.reason == f"cheapest of {len(plan.candidates)}, {behind:.1f} us less than pit"
+
+
 def test_untuned_rates_make_an_untuned_plan() -> None:
     plan = select([rows(0.1)], DENSE, replace(rates(), tuned=False), TILES)
     assert not plan.tuned
