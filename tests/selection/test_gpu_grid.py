@@ -34,7 +34,6 @@ def plan_of(row: dict[str, Any]) -> Plan:
     target = "cuda -arch=sm_90a -model=h200"
     made: Any = pit_tvm.compile(tensors, sparse={side: pit_tvm.Grid()}, target=target)
     m, n, k = map(int, label.split()[0].split("x"))
-    made._dispatcher.planner.zeroes = False  # when these were timed, a kernel before filled rows
     layout = made._dispatcher.binder.layout_of({"m": m, "n": n, "k": k}, "torch")
     shares = (facts["live_rows"], m if side == "lhs" else n), (facts["live_columns"], k)
     counts = tuple(round(share * of) for share, of in shares)
