@@ -238,6 +238,7 @@ ORDER = {
         "token_wise",
         "masks",
         "attention",
+        "turned",
         "packing",
         "products",
         "promotion",

@@ -34,7 +34,7 @@ class Plane:
         extents = shape_of(expr)
         if extents is None:
             return None
-        found = tuple(self._role(e) for e in extents)
+        found = tuple(self.role(e) for e in extents)
         names = [part for role in found if role for part in role.split(" x ")]
         if "?" in names or len(set(names)) != len(names):
             return None
@@ -55,7 +55,8 @@ class Plane:
         """Whether a symbolic number depends on the batch or on its tokens."""
         return any(uses(number, v) for v in (self.batch, self.tokens))
 
-    def _role(self, extent: Any) -> str:
+    def role(self, extent: Any) -> str:
+        """What a dimension of this extent runs over; "?" for a mixture."""
         if not self.occurs_in(extent):
             return PLAIN
         if isinstance(extent, tirx.Var):

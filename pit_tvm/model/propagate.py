@@ -21,7 +21,7 @@ from .attention import Attention, match_attention
 from .kernels import Kernels
 from .masks import is_zero_if_dead, mask_kind
 from .packing import LiveTokens, Packer, emit_index
-from .plane import BATCH, BOTH, TOKENS, Plane
+from .plane import BATCH, TOKENS, Plane
 from .rebuild import (
     attributes_of,
     bindings_of,
@@ -36,6 +36,7 @@ from .rebuild import (
 )
 from .tidy import is_scaled, widens
 from .token_wise import Judge
+from .turned import turned
 
 # Why an operator on padded tensors may take them from packed ones.
 PICKS = "picks a token of each sequence"
@@ -102,31 +103,6 @@ def _check_shapes(main: relax.Function) -> None:
         raise UnsupportedModel(mismatch("model", expected, operands, advice))
 
 
-def _turned(main: relax.Function, plane: Plane) -> set[relax.Var]:
-    """What a reshape across the order of batch and tokens gave, and what is computed from it: its
-    extents alone do not tell whose token an element is."""
-    found: set[relax.Var] = set()
-    for binding in bindings_of(main):
-        var, value = binding.var, binding.value
-        read = relax.analysis.free_vars(value)
-        from_turned = any(v in found for v in read)
-        if is_op(value, "reshape"):
-            source = value.args[0]
-            before, after = _order(source, plane), _order(var, plane)
-            across = len(before) == len(after) == 2 and before != after
-            back = source in found and BOTH in plane.known(source) and after == [TOKENS, BATCH]
-            from_turned = (from_turned or across) and not back
-        if from_turned:
-            found.add(var)
-    return found
-
-
-def _order(expr: relax.Expr, plane: Plane) -> list[str]:
-    """The order of the axes of the plane; of both as one, that of sequences one by one."""
-    names = [role for role in plane.roles(expr) or () if role]
-    return [BATCH, TOKENS] if names == [BOTH] else names
-
-
 class _Propagation:
     def __init__(
         self,
@@ -143,7 +119,7 @@ class _Propagation:
         self.picked: set[relax.Var] = set()
         self.picked_again = False
         values = self.values = values_of(main)
-        self.turned = _turned(main, plane)
+        self.turned = turned(main, plane)
         # Layers share their mask, and are alike: what was proven once is kept.
         self.kind_of = cache(lambda added: mask_kind(added, values.get, mask))
         self.judge = Judge(plane)
@@ -327,7 +303,10 @@ class _Propagation:
         made = self.values.get(expr)
         if isinstance(made, relax.Tuple):
             return self._output(made)
-        if expr in self.turned or not self.plane.is_token_wise(self.plane.roles(expr)):
+        roles = self.plane.roles(expr)
+        if roles is None or not self.plane.is_token_wise(roles):
             return self.padded.get(expr, expr)
+        if expr in self.turned and roles[:2] != (BATCH, TOKENS):
+            return self.padded[expr]
         self._operand(expr, None)
         return self._unpacked(expr)

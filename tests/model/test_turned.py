@@ -2,44 +2,133 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from tvm import relax
 
 from pit_tvm.model import compile
+from pit_tvm.model.turned import turned
+from tests.model.graphs import PLANE, B, T, graph, weight
 
+op = relax.op
 WIDTH = 8
-MODELS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+MASKS = {
+    "right": [[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]],
+    "left": [[0, 0, 1, 1], [1, 1, 1, 1], [0, 0, 0, 1]],
+    "holes": [[0, 1, 0, 1], [0, 0, 0, 0], [1, 0, 1, 0]],
+}
+Order = Callable[[torch.Tensor], torch.Tensor]
+
+
+def by_heads(x: torch.Tensor, inner: bool = True) -> torch.Tensor:
+    """Rows of tokens first, by way of sequences and heads as one dimension."""
+    batch, tokens, width = x.shape
+    heads = x.transpose(0, 1).contiguous().reshape(tokens, batch * 2, width // 2)
+    return (heads * 2 if inner else heads).reshape(tokens * batch, width)
+
+
+def heads_apart(x: torch.Tensor) -> torch.Tensor:
+    """Rows of a head's tokens together, ``[2 * batch, tokens, 4]``, and back."""
+    batch, tokens, width = x.shape
+    heads = x.reshape(batch, tokens, 2, width // 2).permute(2, 0, 1, 3).contiguous()
+    rows = torch.relu(heads.reshape(2 * batch, tokens, width // 2))
+    return rows.reshape(2, batch, tokens, width // 2).permute(1, 2, 0, 3).reshape(x.shape)
+
+
+# Rows of tokens first: what a dead token has there is the model's own.
+ROWS: dict[str, Order] = {
     "flat": lambda x: x.transpose(0, 1).reshape(-1, WIDTH),
     "used": lambda x: x.transpose(0, 1).reshape(-1, WIDTH) * 2 + 1,
+    "by heads": by_heads,
+    "by heads at once": lambda x: by_heads(x, False),
+    "joined with numbers": lambda x: by_heads(x) + torch.arange(x.shape[0] * x.shape[1])[:, None],
+    "widths first": lambda x: x.transpose(0, 1).reshape(x.shape[1], -1).reshape(-1, WIDTH),
+    "tokens and widths": lambda x: (x.transpose(0, 1).flatten(1) * 2).flatten().view(-1, WIDTH),
+}
+# Tokens in an order of their own, [tokens, batch, WIDTH] or [batch, tokens, WIDTH].
+BACK: dict[str, Order] = {
+    "turned": lambda x: x.transpose(0, 1) * 2,
     "back": lambda x: (x.transpose(0, 1).reshape(-1, WIDTH) * 2).reshape(x.shape[1], -1, WIDTH),
+    "back by heads": lambda x: (by_heads(x) + 1).reshape(x.shape[1], x.shape[0], WIDTH),
+    "back in order": lambda x: (
+        (by_heads(x) + 1).reshape(x.shape[1], x.shape[0], WIDTH).transpose(0, 1)
+    ),
+    "heads apart": heads_apart,
+    "not in order": lambda x: (x.transpose(0, 1).reshape(-1, WIDTH) * 2).reshape(x.shape),
 }
 
 
 class Flat(nn.Module):
     """Rows of words, in another order."""
 
-    def __init__(self, order: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, orders: dict[str, Order]) -> None:
         super().__init__()
-        self.words, self.order = nn.Embedding(30, WIDTH), order
+        self.words, self.orders = nn.Embedding(30, WIDTH), orders
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """All rows; the mask is an input only."""
+        words = self.words(input_ids)
+        return {name: order(words) for name, order in self.orders.items()}
+
+
+def results(model: nn.Module, mask: list[list[int]]) -> tuple[Any, Any, torch.Tensor]:
+    """What is compiled gives, what the module gives in float64, and the mask."""
+    given = {
+        "input_ids": torch.arange(12).reshape(3, 4),
+        "attention_mask": torch.tensor(mask),
+    }
+    found = compile(model.eval(), given)(**given)
+    with torch.no_grad():
+        return found, copy.deepcopy(model).double()(**given), given["attention_mask"].bool()
+
+
+@pytest.mark.parametrize("pattern", MASKS)
+def test_rows_of_another_order_are_the_models(pattern: str) -> None:
+    torch.manual_seed(0)
+    found, wanted, _ = results(Flat(ROWS), MASKS[pattern])
+    for name in ROWS:
+        torch.testing.assert_close(found[name].double(), wanted[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("pattern", MASKS)
+def test_what_comes_back_in_order_is_zero_where_dead(pattern: str) -> None:
+    torch.manual_seed(0)
+    found, wanted, live = results(Flat(BACK), MASKS[pattern])
+    for name in BACK:
+        at = live if wanted[name].shape[:2] == live.shape else live.T
+        expected = wanted[name] * at[..., None]
+        torch.testing.assert_close(found[name].double(), expected, rtol=1e-5, atol=1e-6, msg=name)
+
+
+class Heads(nn.Module):
+    """torch's attention, which folds sequences and heads with tokens first."""
+
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        self.words = nn.Embedding(30, WIDTH)
+        self.attend = nn.MultiheadAttention(WIDTH, 2, batch_first=batch_first)
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """All rows; the mask is an input only."""
-        return self.order(self.words(input_ids))
+        """The attention of words ``[batch, tokens, WIDTH]``."""
+        x = self.words(input_ids)
+        x = x if self.attend.batch_first else x.transpose(0, 1)
+        found = self.attend(x, x, x, key_padding_mask=attention_mask == 0)[0]
+        return found if self.attend.batch_first else found.transpose(0, 1)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_live_rows_stay_where_they_are(name: str) -> None:
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_torchs_attention_is_zero_where_dead(batch_first: bool) -> None:
     torch.manual_seed(0)
-    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]])
-    given = {"input_ids": torch.arange(12).reshape(3, 4), "attention_mask": mask}
-    model = Flat(MODELS[name]).eval()
-    found, wanted = compile(model, given)(**given), model(**given)
-    live = mask.t().reshape(-1).bool()
-    rows = found.reshape(-1, WIDTH), wanted.reshape(-1, WIDTH)
-    torch.testing.assert_close(rows[0][live], rows[1][live])
+    found, wanted, live = results(Heads(batch_first), MASKS["left"])
+    torch.testing.assert_close(found[live].double(), wanted[live], rtol=1e-4, atol=1e-5)
+    assert not found[~live].any()
 
 
 def turned_twice(x: torch.Tensor) -> torch.Tensor:
@@ -49,7 +138,106 @@ def turned_twice(x: torch.Tensor) -> torch.Tensor:
 
 def test_rows_of_another_order_do_not_come_back_transposed() -> None:
     torch.manual_seed(0)
-    mask = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0]])
-    given = {"input_ids": torch.arange(8).reshape(2, 4), "attention_mask": mask}
-    model = Flat(turned_twice)
-    torch.testing.assert_close(compile(model.eval(), given)(**given), model(**given))
+    model = Flat({"twice": turned_twice})
+    found, wanted, _ = results(model, MASKS["right"])
+    torch.testing.assert_close(found["twice"].double(), wanted["twice"])
+
+
+# --------------------------------------------------------------------------------------------
+# Graphs
+
+
+def shaped(x: Any, *extents: Any) -> Any:
+    return op.reshape(x, relax.ShapeExpr(list(extents)))
+
+
+def swapped(x: Any) -> Any:
+    return op.permute_dims(x, [1, 0, *range(2, x.ty.ndim)])
+
+
+def normal(x: Any) -> Any:
+    """A variable for an expression, as operators that look at shapes need it."""
+    return relax.BlockBuilder.current().emit(x)
+
+
+def folded(x: Any) -> Any:
+    """``[batch * 2, tokens, 4]``."""
+    heads = normal(op.permute_dims(normal(shaped(x, B, T, 2, 4)), [0, 2, 1, 3]))
+    return normal(shaped(heads, B * 2, T, 4))
+
+
+ORDERS: dict[str, tuple[Callable[..., Any], bool]] = {
+    "rows": (lambda x, y: shaped(x, B * T, 8), False),
+    "rows, the other way round": (lambda x, y: shaped(x, T * B, 8), False),
+    "heads": (lambda x, y: shaped(x, B, T, 2, 4), False),
+    "through the width": (lambda x, y: shaped(normal(shaped(x, B, T * 8)), B, T, 8), False),
+    "through all": (lambda x, y: shaped(normal(shaped(x, B * T * 8)), B * T, 2, 4), False),
+    "a product of heads": (
+        lambda x, y: shaped(normal(op.matmul(folded(x), weight(4, 6))), B, 2, T, 6),
+        False,
+    ),
+    "a softmax of scores": (
+        lambda x, y: shaped(
+            normal(
+                op.matmul(
+                    normal(
+                        op.nn.softmax(op.matmul(folded(x), op.permute_dims(folded(x), [0, 2, 1])))
+                    ),
+                    folded(y),
+                )
+            ),
+            B,
+            2,
+            T,
+            4,
+        ),
+        False,
+    ),
+    "tokens first": (lambda x, y: shaped(normal(swapped(x)), B * T, 8), True),
+    "tokens as sequences": (lambda x, y: shaped(x, T, B, 8), True),
+    "heads as sequences": (lambda x, y: shaped(folded(x), 2, B, T, 4), True),
+    "two orders": (
+        lambda x, y: shaped(
+            normal(
+                op.add(
+                    folded(x),
+                    normal(
+                        shaped(
+                            normal(op.permute_dims(normal(shaped(y, B, T, 2, 4)), [2, 0, 1, 3])),
+                            B * 2,
+                            T,
+                            4,
+                        )
+                    ),
+                )
+            ),
+            B,
+            2,
+            T,
+            4,
+        ),
+        True,
+    ),
+    "parts of tokens": (lambda x, y: shaped(x, B, 2, T, 4), True),
+    "a longer sequence": (
+        lambda x, y: op.strided_slice(
+            normal(
+                op.concat([x, normal(op.strided_slice(y, [1], [0], [1], assume_inbound=True))], 1)
+            ),
+            [1],
+            [0],
+            [T],
+            assume_inbound=True,
+        ),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_order_of_a_graph(name: str) -> None:
+    make, expected = ORDERS[name]
+    main = graph(make, x=(B, T, 8), y=(B, T, 8))["main"]
+    (block,) = main.body.blocks
+    made = [b.var for b in block.bindings if isinstance(b.value, relax.Call)]
+    assert (made[-1] in turned(main, PLANE)) is expected
