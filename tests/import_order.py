@@ -239,6 +239,7 @@ ORDER = {
         "masks",
         "attention",
         "turned",
+        "origins",
         "packing",
         "products",
         "promotion",

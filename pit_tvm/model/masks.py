@@ -15,7 +15,7 @@ from ..analysis.access import BlockInfo, block_infos
 from ..analysis.expr import PrimExpr, replace_vars, strip_widening
 from .lowered import lower
 from .plane import BATCH, BOTH, TOKENS, Plane
-from .rebuild import describe, is_one, is_op
+from .rebuild import describe, is_one
 
 FULL, CAUSAL = "full", "causal"
 
@@ -58,26 +58,20 @@ def mask_kind(
     return "", f"the mask is neither full nor causal: {value}"
 
 
-def is_zero_if_dead(
-    expr: relax.Var, made_by: Callable[[relax.Var], Any], live: relax.Var, plane: Plane
-) -> bool:
-    """Whether ``expr`` is a product with a factor that is 0 for every dead token of ``live``."""
-    product = made_by(expr)
-    if not is_op(product, "multiply"):
-        return False
+def value_if_dead(
+    expr: relax.Expr, made_by: Callable[[relax.Var], Any], live: relax.Var, plane: Plane
+) -> float | None:
+    """What ``expr`` ``[.., batch, .., tokens, ..]`` is for every dead token of ``live``; None where
+    that depends on something else."""
+    roles = plane.roles(expr)
+    if roles is None or not plane.is_token_wise(roles) or BOTH in roles:
+        return None
     batch, token = (tirx.Var(name, "int64") for name in (BATCH, TOKENS))
-    for factor in product.args:
-        roles = plane.roles(factor)
-        if roles is None or not plane.is_token_wise(roles) or BOTH in roles:
-            continue
-        others = {BATCH: batch, TOKENS: token}
-        at = [others.get(role, tirx.Var("other", "int64")) for role in roles]
-        reader = _Reader(made_by, live, at)
-        value = reader.element(factor, at)
-        element = _Element(value, reader, batch, token, token)
-        if not reader.problem and not element.unknown and element.value_if(False) == 0.0:
-            return True
-    return False
+    others = {BATCH: batch, TOKENS: token}
+    at = [others.get(role, tirx.Var("other", "int64")) for role in roles]
+    reader = _Reader(made_by, live, at)
+    element = _Element(reader.element(expr, at), reader, batch, token, token)
+    return None if reader.problem or element.unknown else element.value_if(False)
 
 
 def _broadcast(mask: relax.Expr, indices: Sequence[Any]) -> list[Any]:

@@ -13,7 +13,7 @@ from tvm.ir import prim
 from ..analysis.expr import replace_vars, uses
 from ..runtime.arrays import as_numpy
 from .plane import BATCH, TOKENS, Plane
-from .rebuild import bindings_of, is_op, shape_of
+from .rebuild import bindings_of, extents_of, is_one, is_op, shape_of
 
 # Operators that hand constant places on, in another shape or width.
 _SAME_PLACES = ("reshape", "expand_dims", "squeeze", "broadcast_to", "astype")
@@ -33,6 +33,22 @@ def picks(value: relax.Expr) -> list[tuple[relax.Expr, int]]:
     if is_op(value, "index_tensor") and isinstance(value.args[1], relax.Tuple):
         return [(ids, axis) for axis, ids in enumerate(value.args[1].fields)]
     return []
+
+
+def takes_a_token(value: relax.Expr, plane: Plane) -> bool:
+    """Whether ``value`` takes one token of each sequence, by a constant position, of a tensor whose
+    dimensions are known to ``plane``."""
+    if is_op(value, "take"):
+        tokens = plane.known(value.args[0])
+        ids, axis = value.args[1], _axis(value)
+        one = isinstance(ids, ir.GenericConst) and ids.value.numpy().size == 1
+        return one and tokens[axis] == TOKENS
+    left = plane.roles(value)
+    if not is_op(value, "strided_slice") or left is None:
+        return False
+    tokens = plane.known(value.args[0])
+    dims = [d for d, role in enumerate(tokens) if role != left[d]]
+    return bool(dims) and all(tokens[d] == TOKENS and is_one(extents_of(value)[d]) for d in dims)
 
 
 def least_sizes(module: tvm.IRModule, plane: Plane) -> dict[str, int]:

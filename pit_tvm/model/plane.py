@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import relax, sym, tirx
+from tvm import ir, relax, sym, tirx
 
 from ..analysis.expr import replace_vars, uses
 from ..errors import ShapeError, mismatch
@@ -50,6 +50,14 @@ class Plane:
     def is_token_wise(self, roles: Roles | None) -> bool:
         """Whether a tensor has elements of every token: both axes, apart or as one."""
         return roles is not None and (BOTH in roles or {BATCH, TOKENS} <= set(roles))
+
+    def has_tokens(self, ty: ir.Type) -> bool:
+        """Whether a tensor, or any of several, may have elements of different tokens."""
+        if isinstance(ty, relax.TupleType):
+            return any(map(self.has_tokens, ty.fields))
+        if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
+            return True
+        return any(uses(extent, self.tokens) for extent in ty.shape.values)
 
     def occurs_in(self, number: Any) -> bool:
         """Whether a symbolic number depends on the batch or on its tokens."""

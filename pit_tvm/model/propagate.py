@@ -9,26 +9,27 @@ of operators that share the permuted axis pays for it once.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import tvm
-from tvm import ir, relax
+from tvm import relax
 
 from ..errors import UnsupportedModel, mismatch
 from .attention import Attention, match_attention
 from .kernels import Kernels
-from .masks import is_zero_if_dead, mask_kind
+from .masks import mask_kind
+from .origins import Origins
 from .packing import LiveTokens, Packer, emit_index
+from .picks import takes_a_token
 from .plane import BATCH, TOKENS, Plane
 from .rebuild import (
     attributes_of,
     bindings_of,
     describe,
-    extents_of,
     finish,
-    is_one,
     is_op,
     shape_of,
     substitute,
@@ -40,6 +41,7 @@ from .turned import turned
 
 # Why an operator on padded tensors may take them from packed ones.
 PICKS = "picks a token of each sequence"
+PICKS_ALL = "picks a token of each sequence, of all tokens: what it picks of dead ones is needed"
 READS_ZEROS = "reads tokens that are 0 where dead"
 
 BY_TOKEN = "token by token"
@@ -77,15 +79,12 @@ def propagate(
     main = module["main"]
     _check_shapes(main)
     mask = next(p for p in main.params if p.name == mask_name)
-    for picks in (True, False):
-        builder = relax.BlockBuilder()
-        with builder.function("main", list(main.params), attrs=attributes_of(main)):
-            with builder.dataflow():
-                work = _Propagation(main, builder, plane, mask, kernels, picks)
-                result = builder.emit_output(work.run())
-            builder.emit_func_output(result)
-        if not work.picked_again:
-            break
+    builder = relax.BlockBuilder()
+    with builder.function("main", list(main.params), attrs=attributes_of(main)):
+        with builder.dataflow():
+            work = _Propagation(main, builder, plane, mask, kernels)
+            result = builder.emit_output(work.run())
+        builder.emit_func_output(result)
     made = finish(builder, module)
     left = {b.var for b in bindings_of(made["main"])}
     return made, [decision for var, decision in work.decisions if var in left]
@@ -111,15 +110,12 @@ class _Propagation:
         plane: Plane,
         mask: relax.Var,
         kernels: Kernels,
-        picks: bool,
     ) -> None:
         self.main, self.builder, self.plane, self.mask = main, builder, plane, mask
-        self.kernels, self.picks = kernels, picks
-        # What was computed from single tokens that may be dead, and whether it came back to tokens.
-        self.picked: set[relax.Var] = set()
-        self.picked_again = False
+        self.kernels = kernels
         values = self.values = values_of(main)
         self.turned = turned(main, plane)
+        self.origins = Origins(main, plane, mask)
         # Layers share their mask, and are alike: what was proven once is kept.
         self.kind_of = cache(lambda added: mask_kind(added, values.get, mask))
         self.judge = Judge(plane)
@@ -127,7 +123,11 @@ class _Propagation:
         self.packer = Packer(builder, plane, self.index)
         self.extent = plane.packed(self.index.live)
         self.padded: dict[relax.Var, relax.Expr] = {}
+        # What is pooled, and read by nothing with tokens, where dead tokens' hidden states are 0.
+        self.pooled: dict[relax.Var, relax.Expr] = {}
+        # What was computed of live tokens, and what was computed of all and gathered then.
         self.packed: dict[relax.Var, relax.Var] = {}
+        self.gathered: dict[relax.Var, relax.Var] = {}
         self.unpacked: dict[relax.Var, relax.Var] = {}
         self.decisions: list[tuple[relax.Var, Decision]] = []
 
@@ -135,16 +135,20 @@ class _Propagation:
         """Emit every binding; the result over the new variables."""
         for binding in bindings_of(self.main):
             var, value = binding.var, binding.value
-            if any(v in self.picked for v in relax.analysis.free_vars(value)):
-                self.picked.add(var)
-            new = substitute(value, self.padded)
-            if isinstance(binding, relax.MatchCast):
-                self.padded[var] = self.builder.match_cast(new, binding.ty)
-                continue
-            self.padded[var] = new if isinstance(new, relax.Var) else self._emit(new, var)
+            self.padded[var] = self._bind(binding, self.padded)
+            read = relax.analysis.free_vars(value)
+            if any(v in self.pooled for v in read) and not self.plane.has_tokens(var.ty):
+                self.pooled[var] = self._bind(binding, self.padded | self.pooled)
             if isinstance(value, relax.Call):
                 self._pack(var, value)
         return self._output(self.main.body.body)
+
+    def _bind(self, binding: relax.Binding, env: Mapping[Any, relax.Expr]) -> relax.Expr:
+        """What a binding comes to over other variables."""
+        new = substitute(binding.value, env)
+        if isinstance(binding, relax.MatchCast):
+            return self.builder.match_cast(new, binding.ty)
+        return new if isinstance(new, relax.Var) else self._emit(new, binding.var)
 
     def _emit(self, expr: relax.Expr, var: relax.Var) -> relax.Var:
         return self.builder.emit(expr, var.name)
@@ -156,6 +160,9 @@ class _Propagation:
             self.packed[var] = packed
             self._note(packed, value, True, reason)
             reason = BY_TOKEN  # if its padded form is left, then for what reads that
+        if var in self.pooled:
+            self._note(self.pooled[var], value, False, reason)
+            reason = PICKS_ALL if reason == PICKS else reason
         self._note(self.padded[var], value, False, reason)
 
     def _note(self, var: relax.Expr, value: relax.Call, live: bool, reason: str) -> None:
@@ -173,6 +180,7 @@ class _Propagation:
         # First: of a single head, the last reshape of attention would pass for token-wise.
         found = self._kernel_for(match_attention(var, self.values, self.plane, self.kind_of))
         if found is not None and not found.problem:
+            self.origins.attended(var, found.query)
             return self._attention(found), f"attention, {found.kind}, over live tokens"
         reason = self.judge.why_not(value)
         if reason is None:
@@ -180,11 +188,10 @@ class _Propagation:
         if found is not None:
             return None, f"attention: {found.problem}"
         how = self._from_packed(value)
-        if how:
+        if how in (PICKS, READS_ZEROS):
             env = self.padded | {value.args[0]: self._unpacked(value.args[0])}
-            self.padded[var] = self._emit(substitute(value, env), var)
-        if how == PICKS:
-            self.picked.add(var)
+            forms = self.pooled if how == PICKS else self.padded
+            forms[var] = self._emit(substitute(value, env), var)
         return None, how or reason
 
     def _by_token(self, var: relax.Var, value: relax.Call) -> tuple[relax.Var | None, str]:
@@ -196,17 +203,19 @@ class _Propagation:
                 if packed is None:
                     return None, f"{operand.name} is not aligned with the tokens"
                 env[operand] = packed
+        self.origins.by_token(var, value)
         return self._emit(substitute(value, env, self.extent), var), BY_TOKEN
 
     def _operand(self, operand: relax.Var, result: Any) -> relax.Expr | None:
         """An operand for live tokens; None where its sequences cannot be told apart."""
         roles = self.plane.known(operand)
-        self.picked_again |= operand in self.picked
         whole = self.padded.get(operand, operand)
         if self.plane.is_token_wise(roles):
-            if operand not in self.packed:
-                self.packed[operand] = self.packer.pack(whole, roles)
-            return self.packed[operand]
+            if operand in self.packed:
+                return self.packed[operand]
+            if operand not in self.gathered:
+                self.gathered[operand] = self.packer.pack(whole, roles)
+            return self.gathered[operand]
         if TOKENS in roles:
             return self.packer.pack_positions(whole, roles)
         if BATCH in roles:
@@ -254,45 +263,31 @@ class _Propagation:
         headed = builder.emit(relax.op.permute_dims(rows, [0, 2, 1, 3]))
         return builder.emit(relax.op.astype(headed, found.value.ty.dtype))
 
-    def _is_packed(self, expr: relax.Expr) -> bool:
-        return expr in self.packed and self.plane.is_token_wise(self.plane.roles(expr))
-
     def _from_packed(self, value: relax.Call) -> str:
-        """Why a call may read a packed value with zeros for dead tokens; empty if it may not.
+        """Why a call on a value that has been computed of live tokens reads it as it does; empty if
+        it does as any other.
 
-        It may if it picks a single token of each sequence, and nothing of that comes back to the
-        tokens: a dead token's values are 0 in outputs as well. And it may if those values are 0 in
-        the padded form too.
+        It may read zeros for dead tokens if these are 0 in the padded form too. And it may if it
+        picks a single token of each sequence where a dead one has nothing but its hidden state,
+        which is 0 in outputs as well; what comes back to tokens is of the model's own pick.
         """
         source, *others = value.args
-        if not self._is_packed(source):
+        if source not in self.packed:
             return ""
         known = [self.plane.roles(o) for o in others if isinstance(o.ty, relax.TensorType)]
         if not all(r is not None and not any(r) for r in known):
             return ""
-        if self.picks and self._is_pick(value):
-            return PICKS
-        zero = is_zero_if_dead(source, self.values.get, self.mask, self.plane)
-        return READS_ZEROS if zero else ""
-
-    def _is_pick(self, value: relax.Call) -> bool:
-        """Whether a call takes one token of each sequence, by a constant position."""
-        tokens = self.plane.known(value.args[0])
-        if is_op(value, "take"):
-            ids, axis = value.args[1], int(value.attrs.axis) % len(tokens)
-            one = isinstance(ids, ir.GenericConst) and ids.value.numpy().size == 1
-            return one and tokens[axis] == TOKENS
-        if not is_op(value, "strided_slice") or self.plane.roles(value) is None:
-            return False
-        left = self.plane.known(value)
-        dims = [d for d, role in enumerate(tokens) if role != left[d]]
-        single = all(tokens[d] == TOKENS and is_one(extents_of(value)[d]) for d in dims)
-        return bool(dims) and single
+        if self.origins.is_zero(source):
+            return READS_ZEROS
+        if not takes_a_token(value, self.plane):
+            return ""
+        return PICKS if self.origins.is_own(source) else PICKS_ALL
 
     def _unpacked(self, var: relax.Var) -> relax.Var:
-        """The padded form of a packed value, zeros where dead; made once."""
+        """The padded form of what live tokens have of a value, zeros where dead; made once."""
         if var not in self.unpacked:
-            self.unpacked[var] = self.packer.unpack(self.packed[var], self.plane.known(var))
+            rows = self._operand(var, None)
+            self.unpacked[var] = self.packer.unpack(rows, self.plane.known(var))
         return self.unpacked[var]
 
     def _output(self, expr: relax.Expr) -> relax.Expr:
@@ -305,8 +300,6 @@ class _Propagation:
             return self._output(made)
         roles = self.plane.roles(expr)
         if roles is None or not self.plane.is_token_wise(roles):
-            return self.padded.get(expr, expr)
-        if expr in self.turned and roles[:2] != (BATCH, TOKENS):
-            return self.padded[expr]
-        self._operand(expr, None)
-        return self._unpacked(expr)
+            return self.pooled.get(expr, self.padded.get(expr, expr))
+        in_order = expr not in self.turned or roles[:2] == (BATCH, TOKENS)
+        return self._unpacked(expr) if in_order else self.padded[expr]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from pit_tvm.model.masks import CAUSAL, FULL, is_zero_if_dead, mask_kind
+from pit_tvm.model.masks import CAUSAL, FULL, mask_kind, value_if_dead
 from tests.model.graphs import PLANE, B, T, graph, values
 
 op = relax.op
@@ -218,11 +218,11 @@ def test_another_input_is_not_the_mask(make: Callable[..., Any]) -> None:
     assert "the mask depends on other[" in why
 
 
-def zero(make: Callable[..., Any]) -> bool:
-    """`is_zero_if_dead` of the value that ``make`` computes from ``x`` and ``mask``."""
-    module = graph(make, x=(B, T, 8), mask=MASK)
+def dead(make: Callable[..., Any], **more: Any) -> float | None:
+    """`value_if_dead` of what ``make`` computes from ``x``, ``mask`` and others."""
+    module = graph(make, x=(B, T, 8), mask=MASK, **more)
     main = module["main"]
-    return is_zero_if_dead(main.body.body, values(module).get, main.params[1], PLANE)
+    return value_if_dead(main.body.body, values(module).get, main.params[1], PLANE)
 
 
 def real(mask: Any) -> Any:
@@ -233,29 +233,27 @@ def real(mask: Any) -> Any:
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (lambda x, m: op.multiply(x, real(m)), True),
-        (lambda x, m: op.multiply(real(m), x), True),
-        (
-            lambda x, m: op.multiply(x, op.broadcast_to(real(m), relax.ShapeExpr([B, T, 8]))),
-            True,
-        ),
-        (lambda x, m: op.multiply(x, op.astype(op.astype(real(m), "bool"), "float32")), True),
-        (lambda x, m: op.multiply(x, op.subtract(number(1), real(m))), False),
-        (lambda x, m: op.multiply(x, op.add(number(1), real(m))), False),
-        (lambda x, m: op.multiply(x, op.flip(real(m), 1)), False),
-        (lambda x, m: op.multiply(x, op.cumsum(real(m), 1)), False),
-        (lambda x, m: op.multiply(x, x), False),
-        (lambda x, m: op.add(x, real(m)), False),
-        (lambda x, m: op.exp(op.multiply(x, real(m))), False),
+        (lambda x, m: m, 0.0),
+        (lambda x, m: real(m), 0.0),
+        (lambda x, m: op.broadcast_to(real(m), relax.ShapeExpr([B, T, 8])), 0.0),
+        (lambda x, m: op.astype(op.astype(real(m), "bool"), "float32"), 0.0),
+        (lambda x, m: op.permute_dims(real(m), [0, 2, 1]), 0.0),
+        (lambda x, m: op.subtract(number(1), real(m)), 1.0),
+        (lambda x, m: op.add(number(1), real(m)), 1.0),
+        (lambda x, m: op.equal(m, number(0, "int64")), 1.0),
+        (lambda x, m: op.not_equal(m, number(0, "int64")), 0.0),
+        (lambda x, m: op.flip(real(m), 1), None),
+        (lambda x, m: op.cumsum(real(m), 1), None),
+        (lambda x, m: op.reshape(m, [B * T]), None),
+        (lambda x, m: op.sum(real(m), [1]), None),
+        (lambda x, m: op.multiply(x, real(m)), None),
+        (lambda x, m: x, None),
+        (lambda x, m: number(0), None),
     ],
 )
-def test_products_with_the_mask_are_zero_where_dead(
-    make: Callable[..., Any], expected: bool
-) -> None:
-    assert zero(make) is expected
+def test_the_value_of_dead_tokens(make: Callable[..., Any], expected: float | None) -> None:
+    assert dead(make) == expected
 
 
-def test_products_with_another_input_are_not_zero_where_dead() -> None:
-    module = graph(lambda x, m, y: op.multiply(x, real(y)), x=(B, T, 8), mask=MASK, other=MASK)
-    main = module["main"]
-    assert not is_zero_if_dead(main.body.body, values(module).get, main.params[1], PLANE)
+def test_another_input_says_nothing_of_dead_tokens() -> None:
+    assert dead(lambda x, m, other: real(other), other=MASK) is None
