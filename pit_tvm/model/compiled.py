@@ -8,6 +8,7 @@ from typing import Any
 
 import tvm
 
+from ..errors import SavedModelError, mismatch
 from ..runtime.arrays import as_numpy, as_torch, kind
 from ..runtime.live_tokens import live_tokens
 from .activity import Activity
@@ -62,8 +63,9 @@ class CompiledModel:
         Any
             What the module returns, of torch tensors if any input is one, else of numpy arrays;
             a loaded model returns `NamedOutputs` in place of transformers' own. Where an output
-            has a value for every token, those of dead tokens are 0; and where the model picks one
-            token of each sequence (the first, to pool) and that one is dead, it picks zeros.
+            has a value for every token, those of dead tokens are 0; and where the model picks the
+            hidden state of one token of each sequence (the first, to pool) and that one is dead, it
+            picks zeros.
 
         Raises
         ------
@@ -101,6 +103,13 @@ class CompiledModel:
             layers.threshold,
         )
         write(parts, path)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """SavedModelError: compiled code and the threads that run it are neither pickled nor
+        copied."""
+        expected, got = "one that is shared as it is", "a copy or a pickle"
+        advice = "use .save(path) and pit_tvm.model.load(path)"
+        raise SavedModelError(mismatch("compiled model", expected, got, advice))
 
     def explain(self) -> str:
         """How many operators run on live tokens only; which do not, and what keeps each from it;

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from .onnx_model import is_onnx, read_onnx
 from .plane import BATCH, TOKENS, Bound
 from .products import product_converters
 from .promotion import promoting_converters
-from .rebuild import bindings_of, extents_of
+from .rebuild import bindings_of, extents_of, same_extents
 
 # The least extent that torch traces as dynamic: it takes 0 and 1 for constants.
 _TRACED_LEAST = 2
@@ -113,7 +114,7 @@ def import_model(
     inputs = tuple(p.name for p in main.params)
     if mask not in inputs:
         raise ShapeError(mismatch("mask", f"an input of the program, {sorted(inputs)}", repr(mask)))
-    batch, tokens = _plane(main.params[inputs.index(mask)])
+    batch, tokens = _plane(main.params[inputs.index(mask)], main.params)
     others = sorted(set(most) - {tokens.name}) if is_onnx(model) else []
     if others:
         expected = f"tables that are cut to the length of {mask} only"
@@ -135,9 +136,14 @@ def _exported(
     model: Any, example_inputs: Mapping[str, torch.Tensor] | None, mask: str
 ) -> ExportedProgram:
     """What torch exports of a module, or exported; see `import_model`."""
+    if not isinstance(model, ExportedProgram | torch.nn.Module):
+        raise UnsupportedModel(_no_model(model))
     _check_examples(example_inputs)
-    if example_inputs is None or mask not in example_inputs:
-        raise ShapeError(mismatch("mask", f"one of {sorted(example_inputs or ())}", repr(mask)))
+    if not example_inputs:
+        expected, advice = "tensors by the names of the model's inputs", "pass a batch of any size"
+        raise ShapeError(mismatch("example_inputs", expected, example_inputs, advice))
+    if mask not in example_inputs:
+        raise ShapeError(mismatch("mask", f"one of {sorted(example_inputs)}", repr(mask)))
     if not isinstance(example_inputs[mask], torch.Tensor):
         got = type(example_inputs[mask]).__name__
         raise DTypeError(mismatch("example_inputs", f"a torch.Tensor as {mask!r}", got))
@@ -146,13 +152,19 @@ def _exported(
         raise ShapeError(mismatch("mask", expected, tuple(example_inputs[mask].shape)))
     if isinstance(model, ExportedProgram):
         program = model
-    elif isinstance(model, torch.nn.Module):
-        program = export_program(model, example_inputs, mask)
     else:
-        expected = "a torch.nn.Module, an ExportedProgram, an onnx.ModelProto or a file .onnx"
-        raise UnsupportedModel(mismatch("model", expected, type(model).__name__))
+        program = export_program(model, example_inputs, mask)
     _check_outputs(program)
     return program
+
+
+def _no_model(model: Any) -> str:
+    """What to say of something that is no model."""
+    expected = "a torch.nn.Module, an ExportedProgram, an onnx.ModelProto or a file .onnx"
+    if not isinstance(model, str | Path):
+        return mismatch("model", expected, type(model).__name__)
+    advice = "torch.export.load reads a program, and pit_tvm.model.load what was compiled"
+    return mismatch("model", expected, repr(str(model)), advice)
 
 
 def _check_examples(given: Any) -> None:
@@ -165,8 +177,8 @@ def _check_examples(given: Any) -> None:
         raise DTypeError(mismatch("example_inputs", expected, f"names of type {others}"))
 
 
-def _plane(mask: tirx.Var) -> tuple[tirx.Var, tirx.Var]:
-    """The symbolic extents of the mask.
+def _plane(mask: relax.Var, params: Sequence[relax.Var]) -> tuple[tirx.Var, tirx.Var]:
+    """The symbolic extents of the mask, one of ``params``.
 
     Raises
     ------
@@ -176,11 +188,19 @@ def _plane(mask: tirx.Var) -> tuple[tirx.Var, tirx.Var]:
     extents = extents_of(mask)
     for name, extent in zip(("batch", "length"), extents, strict=True):
         if isinstance(extent, prim.IntImm):
-            found = f"a {name} of {extent}"
+            found = f"a {name} of {int(extent)}"
             advice = (
                 "a program is exported with dynamic_shapes; and where the model's code uses a "
                 "constant of that size, torch takes it for the only one"
             )
+            tied = [p.name for p in params if _is_tied(p, extents, int(extent))]
+            if tied:
+                advice += (
+                    f"; or it is that of {', '.join(tied)}, while inputs of a module are of any "
+                )
+                advice += (
+                    "size only if they are [batch, tokens, ...]: export it with dynamic_shapes"
+                )
         elif not isinstance(extent, tirx.Var):
             found, advice = f"a {name} of {extent}", "the model's code admits no others"
         else:
@@ -189,6 +209,13 @@ def _plane(mask: tirx.Var) -> tuple[tirx.Var, tirx.Var]:
         raise ShapeError(mismatch("model", expected, found, advice))
     batch, tokens = extents
     return batch, tokens
+
+
+def _is_tied(param: relax.Var, plane: Sequence[Any], size: int) -> bool:
+    """Whether an input that is not ``[batch, tokens, ...]`` has a dimension of this size alone."""
+    found = extents_of(param)
+    fixed = any(isinstance(e, prim.IntImm) and int(e) == size for e in found)
+    return fixed and not same_extents(found[:2], plane)
 
 
 def _check_outputs(program: ExportedProgram) -> None:

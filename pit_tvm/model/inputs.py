@@ -154,8 +154,14 @@ def _contiguous(value: Any) -> Any:
 
 
 def _extents(param: relax.Var, plane: Plane) -> tuple[str | int | None, ...]:
+    """ShapeError if an extent mixes batch or tokens with others, or one of them comes twice."""
     found: list[str | int | None] = []
-    for extent, role in zip(extents_of(param), plane.known(param), strict=True):
+    roles = plane.roles(param)
+    if roles is None:
+        expected = "batch and tokens once at most, each as a dimension of its own"
+        got = [str(extent) for extent in extents_of(param)]
+        raise ShapeError(mismatch(param.name, expected, got, "let the model compute such an input"))
+    for extent, role in zip(extents_of(param), roles, strict=True):
         fixed = int(extent) if isinstance(extent, prim.IntImm) else None
         found.append(role if role in (BATCH, TOKENS) else fixed)
     return tuple(found)

@@ -318,15 +318,25 @@ def test_slices_of_tokens_do_not_meet_others() -> None:
 
 
 def test_models_of_other_kinds() -> None:
+    words = "model: .*ExportedProgram, .* or a file .onnx, got"
+    for model, got in (("nofile", "'nofile'; .*model.load"), (3, "int$"), (nn.ReLU, "type$")):
+        with pytest.raises(UnsupportedModel, match=f"{words} {got}"):
+            import_model(model, EXAMPLE, "attention_mask")
+        with pytest.raises(UnsupportedModel, match=f"{words} {got}"):
+            compile(model)
+
+
+@pytest.mark.parametrize("example", [None, {}])
+def test_modules_need_examples(example: Any) -> None:
+    with pytest.raises(ShapeError, match="^example_inputs: expected tensors by the names .* batch"):
+        compile(Small(branching), example)
+
+
+def test_the_mask_is_one_of_the_examples() -> None:
     with pytest.raises(
-        UnsupportedModel, match="model: .*ExportedProgram, .* or a file .onnx, got s"
+        ShapeError, match=r"^mask: expected one of \['input_ids'\], got 'attention_"
     ):
-        import_model("model", EXAMPLE, "attention_mask")
-
-
-def test_modules_need_examples() -> None:
-    with pytest.raises(ShapeError, match=r"mask: expected one of \[\], got 'attention_mask'"):
-        compile(Small(branching))
+        compile(Small(branching), {"input_ids": IDS})
 
 
 @pytest.mark.parametrize("name, value", [("dump", 3), ("activation_threshold", "a")])

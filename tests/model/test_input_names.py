@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch import nn
+from torch.export import Dim
 
 from pit_tvm.errors import DTypeError, ShapeError, UnsupportedModel
 from pit_tvm.model import compile
@@ -82,3 +83,35 @@ def test_threads_may_import_models() -> None:
 
     with ThreadPoolExecutor(3) as pool:
         assert set(pool.map(names, range(2, 6))) == {("input", "Scale", "M")}
+
+
+class Scaled(nn.Module):
+    """Rows times something of another shape."""
+
+    def forward(
+        self, rows: torch.Tensor, other: torch.Tensor, attention_mask: torch.Tensor
+    ) -> torch.Tensor:
+        """The mask is an input only."""
+        return rows * other.reshape(other.shape[0], -1).sum(1)[:, None, None]
+
+
+@pytest.mark.parametrize("extents", [(3,), (3, 4, WIDTH)])
+def test_an_input_that_ties_the_batch_is_named(extents: tuple[int, ...]) -> None:
+    mask = torch.ones(3, 6, dtype=torch.int64)
+    example = {"rows": torch.ones(3, 6, WIDTH), "other": torch.ones(extents)}
+    words = "got a batch of 3; .* or it is that of other, while .*: export it with dynamic_shapes"
+    with pytest.raises(ShapeError, match=words):
+        compile(Scaled(), example | {"attention_mask": mask})
+
+
+def test_an_input_of_pairs_of_tokens_is_named() -> None:
+    mask = torch.ones(3, 6, dtype=torch.int64)
+    rows, other = torch.ones(3, 6, WIDTH), torch.ones(3, 6, 6)
+    example = {"rows": rows, "other": other, "attention_mask": mask}
+    sizes = dict(enumerate((Dim("batch"), Dim("tokens"), Dim("more"))))
+    shapes = {n: {d: sizes[d] for d in range(2)} for n in ("rows", "attention_mask")}
+    shapes["other"] = {0: sizes[0], 1: sizes[1], 2: sizes[1]}
+    program = torch.export.export(Scaled(), (), example, dynamic_shapes=shapes)
+    words = "^other: expected batch and tokens once at most, each as a dimension of its own, got"
+    with pytest.raises(ShapeError, match=words):
+        compile(program, example)

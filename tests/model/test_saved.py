@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
 import subprocess
 import sys
 import zipfile
@@ -295,3 +297,10 @@ def test_kernels_must_be_on_disk(
     monkeypatch.setattr(ours._layers._cache, "directory", tmp_path / "emptied")
     with pytest.raises(BackendUnavailable, match="kernel cache: .*set PIT_TVM_CACHE"):
         ours.save(tmp_path / "small.pit")
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, copy.copy, pickle.dumps])
+def test_copies_are_refused_and_saving_is_named(duplicate: Callable[[Any], Any]) -> None:
+    compiled = compile(Small(1.0).eval(), tensors(inputs()))
+    with pytest.raises(SavedModelError, match=r"^compiled model: .*\.save\(path\) and .*load"):
+        duplicate(compiled)
