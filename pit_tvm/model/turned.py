@@ -27,8 +27,8 @@ def turned(main: relax.Function, plane: Plane) -> set[relax.Var]:
 
 
 class _Orders:
-    """The axes in every dimension of every value. A reshape splits and joins them; other operators
-    leave them in dimensions of the same extent."""
+    """The axes in every dimension of every value. A reshape splits and joins them, copies side by
+    side add one; other operators leave them in dimensions of the same extent."""
 
     def __init__(self, main: relax.Function, plane: Plane) -> None:
         self.plane, self.analyzer = plane, sym.Analyzer()
@@ -50,6 +50,8 @@ class _Orders:
     def _result(self, var: relax.Var, value: relax.Expr) -> list[tuple[Extent, _Axes]]:
         if is_op(value, "reshape"):
             return self._regrouped(value.args[0], var)
+        if is_op(value, "tile"):
+            return self._repeated(value, var)
         read = [pair for v in relax.analysis.free_vars(value) for pair in self.known.get(v, [])]
         if shape_of(var) is None:  # several tensors: whoever takes one of them looks here
             return read
@@ -78,6 +80,21 @@ class _Orders:
 
     def _symbolic(self, var: relax.Var) -> list[Extent]:
         return [e for e in shape_of(var) or () if self.plane.role(e) != PLAIN]
+
+    def _repeated(self, tile: relax.Call, result: relax.Var) -> list[tuple[Extent, _Axes]]:
+        """The dimensions of whole tensors side by side: the number of them, and the source's."""
+        (source,) = tile.args
+        known = self.known.get(source, []) if isinstance(source, relax.Var) else []
+        times = [1] * (result.ty.ndim - len(tile.attrs.repeats)) + list(
+            map(int, tile.attrs.repeats)
+        )
+        offset = result.ty.ndim - source.ty.ndim
+        found: list[tuple[Extent, _Axes]] = []
+        for dim, extent in enumerate(extents_of(source), offset):
+            if self.plane.role(extent) != PLAIN:
+                axes = tuple(_joined([times[dim], *self._axes(extent, known)]))
+                found.append((extents_of(result)[dim], axes))
+        return found
 
     def _regrouped(self, source: relax.Expr, result: relax.Var) -> list[tuple[Extent, _Axes]]:
         """The dimensions of a reshape's result: the source's axes in their order."""

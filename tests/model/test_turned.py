@@ -166,6 +166,12 @@ def folded(x: Any) -> Any:
     return normal(shaped(heads, B * 2, T, 4))
 
 
+def heads_first(x: Any) -> Any:
+    """``[2 * batch, tokens, 4]``."""
+    heads = normal(op.permute_dims(normal(shaped(x, B, T, 2, 4)), [2, 0, 1, 3]))
+    return normal(shaped(heads, B * 2, T, 4))
+
+
 ORDERS: dict[str, tuple[Callable[..., Any], bool]] = {
     "rows": (lambda x, y: shaped(x, B * T, 8), False),
     "rows, the other way round": (lambda x, y: shaped(x, T * B, 8), False),
@@ -193,29 +199,31 @@ ORDERS: dict[str, tuple[Callable[..., Any], bool]] = {
         ),
         False,
     ),
-    "tokens first": (lambda x, y: shaped(normal(swapped(x)), B * T, 8), True),
-    "tokens as sequences": (lambda x, y: shaped(x, T, B, 8), True),
-    "heads as sequences": (lambda x, y: shaped(folded(x), 2, B, T, 4), True),
-    "two orders": (
+    "a mask for each head": (
         lambda x, y: shaped(
-            normal(
-                op.add(
-                    folded(x),
-                    normal(
-                        shaped(
-                            normal(op.permute_dims(normal(shaped(y, B, T, 2, 4)), [2, 0, 1, 3])),
-                            B * 2,
-                            T,
-                            4,
-                        )
-                    ),
-                )
-            ),
+            normal(op.add(heads_first(x), op.tile(normal(op.sum(y, [2], True)), [2, 1, 1]))),
+            2,
+            B,
+            T,
+            4,
+        ),
+        False,
+    ),
+    "a mask for heads of another order": (
+        lambda x, y: shaped(
+            normal(op.add(folded(x), op.tile(normal(op.sum(y, [2], True)), [2, 1, 1]))),
             B,
             2,
             T,
             4,
         ),
+        True,
+    ),
+    "tokens first": (lambda x, y: shaped(normal(swapped(x)), B * T, 8), True),
+    "tokens as sequences": (lambda x, y: shaped(x, T, B, 8), True),
+    "heads as sequences": (lambda x, y: shaped(folded(x), 2, B, T, 4), True),
+    "two orders": (
+        lambda x, y: shaped(normal(op.add(folded(x), heads_first(y))), B, 2, T, 4),
         True,
     ),
     "parts of tokens": (lambda x, y: shaped(x, B, 2, T, 4), True),
