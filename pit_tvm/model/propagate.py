@@ -24,7 +24,7 @@ from .masks import mask_kind
 from .origins import Origins
 from .packing import LiveTokens, Packer, emit_index
 from .picks import takes_a_token
-from .plane import BATCH, TOKENS, Plane
+from .plane import BATCH, PLAIN, TOKENS, Plane
 from .rebuild import (
     attributes_of,
     bindings_of,
@@ -299,7 +299,19 @@ class _Propagation:
         if isinstance(made, relax.Tuple):
             return self._output(made)
         roles = self.plane.roles(expr)
+        if roles is None and self._has_rows(expr):
+            return self._zeroed(expr)
         if roles is None or not self.plane.is_token_wise(roles):
             return self.pooled.get(expr, self.padded.get(expr, expr))
         in_order = expr not in self.turned or roles[:2] == (BATCH, TOKENS)
         return self._unpacked(expr) if in_order else self.padded[expr]
+
+    def _has_rows(self, expr: relax.Var) -> bool:
+        """Whether a tensor is ``[batch, tokens, ...]``, tokens again among the others, too."""
+        return [self.plane.role(e) for e in (shape_of(expr) or ())[:2]] == [BATCH, TOKENS]
+
+    def _zeroed(self, expr: relax.Var) -> relax.Var:
+        """A tensor ``[batch, tokens, ...]`` of pairs of tokens with zeros for dead ones' rows."""
+        roles = (BATCH, TOKENS, *[PLAIN] * (expr.ty.ndim - 2))
+        rows = self.packer.pack(self.padded.get(expr, expr), roles)
+        return self.packer.unpack(rows, roles)

@@ -131,6 +131,20 @@ def test_torchs_attention_is_zero_where_dead(batch_first: bool) -> None:
     assert not found[~live].any()
 
 
+@pytest.mark.parametrize("pattern", MASKS)
+def test_rows_of_pairs_of_tokens_are_zero_where_dead(pattern: str) -> None:
+    torch.manual_seed(0)
+    orders: dict[str, Order] = {
+        "pairs": lambda x: x @ x.transpose(1, 2),
+        "pairs of features": lambda x: x[:, :, None] * x[:, None],
+    }
+    found, wanted, live = results(Flat(orders), MASKS[pattern])
+    for name in orders:
+        rows = found[name].double()
+        torch.testing.assert_close(rows[live], wanted[name][live], rtol=1e-5, atol=1e-6)
+        assert not rows[~live].any()
+
+
 def turned_twice(x: torch.Tensor) -> torch.Tensor:
     batch, tokens, width = x.shape
     return x.reshape(tokens, batch, width).transpose(0, 1).reshape(tokens, batch, width)
