@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -15,6 +12,7 @@ import pytest
 
 from pit_tvm import pools
 from pit_tvm.errors import BackendUnavailable
+from tests.processes import run_python
 
 TASKS = Path("/proc/self/task")
 
@@ -76,20 +74,6 @@ for thread in threads:
     thread.join()
 print(failed, sum(t.name == "pit-tvm launcher" for t in threading.enumerate()) > 0)
 """
-
-
-def run_python(code: str) -> list[str]:
-    """Words that a fresh interpreter prints: only there it is known which threads came first."""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
 
 
 @pytest.mark.skipif(not TASKS.is_dir(), reason="this system does not list a process's threads")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from tvm.target import Target
 from pit_tvm import target as target_module
 from pit_tvm.errors import UnsupportedTarget
 from pit_tvm.target import device_name, lacking, resolve_target, runs_here
+from tests.processes import run_python
 
 CPUINFO = "processor : 0\nmodel name : {name}\nflags : fpu {flags}\n"
 SSE = "sse sse2 pni ssse3 sse4_1 sse4_2 popcnt movbe abm"
@@ -171,30 +170,18 @@ def test_device_is_a_folder_name(machine, name: str, device: str) -> None:
     assert device_name("avx2") == resolve_target("llvm").device == device
 
 
-def run_python(code: str, **environment: str) -> list[str]:
-    """Words that a fresh interpreter prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": os.pathsep.join(sys.path), **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.split()
-
-
 def test_thread_pool_gets_every_cpu_shrinks_and_comes_back() -> None:
     cpus = len(os.sched_getaffinity(0))
     code = (
         "from pit_tvm.target import start_thread_pool as start\n"
         f"print(start({cpus}), start(1), start({cpus}))"
     )
-    assert run_python(code) == [str(cpus), "1", str(cpus)]
+    assert run_python(code, {}) == [str(cpus), "1", str(cpus)]
 
 
 def test_thread_pool_keeps_the_limit_that_the_user_set() -> None:
     code = "from pit_tvm.target import start_thread_pool\nprint(start_thread_pool(2))"
-    assert run_python(code, TVM_NUM_THREADS="1") == ["1"]
+    assert run_python(code, {"TVM_NUM_THREADS": "1"}) == ["1"]
 
 
 def test_threads_of_one_operator_are_not_those_of_the_next() -> None:
@@ -204,8 +191,8 @@ def test_threads_of_one_operator_are_not_those_of_the_next() -> None:
         "one = start(resolve_target('llvm -num-cores=1').threads)\n"
         "print(one, resolve_target().threads, start(resolve_target().threads))"
     )
-    assert run_python(code) == ["1", str(cpus), str(cpus)]
-    assert run_python(code, TVM_NUM_THREADS="1") == ["1", "1", "1"]
+    assert run_python(code, {}) == ["1", str(cpus), str(cpus)]
+    assert run_python(code, {"TVM_NUM_THREADS": "1"}) == ["1", "1", "1"]
 
 
 def test_host_target_is_resolved_without_tvm() -> None:
@@ -213,7 +200,7 @@ def test_host_target_is_resolved_without_tvm() -> None:
         "import sys; from pit_tvm.target import resolve_target; resolve_target()\n"
         "print('tvm' in sys.modules)"
     )
-    assert run_python(code) == ["False"]
+    assert run_python(code, {}) == ["False"]
 
 
 class _NoGpu:

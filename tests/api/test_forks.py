@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
+
+from tests.processes import run_python
 
 CODE = """
 import os
@@ -34,12 +34,4 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), call().sum() == 64**3)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_forked_child_says_that_it_cannot_run() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CODE],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    assert done.stdout.split() == ["3", "True"]
+    assert run_python(CODE, timeout=120) == ["3", "True"]
