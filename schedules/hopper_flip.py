@@ -194,6 +194,7 @@ def flipped_rows(
                         begin + kt,
                         0,
                         full.ptr_to([put.stage]),
+                        0,
                     )
                 Tx.copy_async(
                     rows_tile[put.stage],

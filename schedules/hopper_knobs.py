@@ -53,7 +53,8 @@ class RowsTile:
     """Knobs of the family; every field is a tuning decision.
 
     ``consumers``: warpgroups that multiply; each takes tile_m / consumers rows in blocks of 64.
-    ``cluster``: CTAs that take neighbouring row tiles and share each rhs tile by multicast.
+    ``cluster``: CTAs that take neighbouring row tiles and share each rhs tile by multicast; the
+    last row tile of an odd number is taken with neighbouring column tiles instead.
     ``raster``: bands of rows (tile_m * cluster) walked before the next column tile, to reuse L2.
     ``lag``: k steps between issuing a gather and announcing it; 0: the copies announce themselves.
     A stage more is needed, which the consumers hold on to meanwhile.

@@ -98,59 +98,66 @@ class RhsTiles:
         # turns with whole tiles.
         self.shared = self.pieces % knobs.cluster == 0
         self.each = self.pieces // knobs.cluster if self.shared else self.pieces
-        self.cta_mask = (1 << knobs.cluster) - 1 if knobs.cluster > 1 else 0
+        self.everyone = (1 << knobs.cluster) - 1
         shape = (knobs.stages * self.matrices, self.high, TILE_K)
         self.tiles = pool.alloc_tcgen05_mma_AB(shape, options.dtype)
 
     @T.inline
-    def fetch(self, stage, group, col0, kt, rank, bar):
-        """By one thread: this CTA's boxes of the tile at output column ``col0``, k step ``kt``."""
-        if self.shared | (T.truncmod(kt, self.cluster) == rank):
-            for q in T.unroll(self.each):
-                piece: T.let = q + (rank * self.each if self.shared else 0)
-                side: T.let = T.truncdiv(piece, self.per_half)
-                col: T.let = col0 + T.truncmod(piece, self.per_half) * self.width
-                if self.turned:
-                    Tx.copy_async(
-                        self.tiles[stage * self.matrices + piece, 0:TILE_K, 0:TILE_K],
-                        self.rhs[
-                            group : group + 1,
-                            kt * TILE_K : kt * TILE_K + TILE_K,
-                            side * self.n + col : side * self.n + col + TILE_K,
-                        ],
-                        dispatch="tma_explicit",
-                        mbar=bar,
-                        cta_mask=self.cta_mask,
-                    )
-                elif self.paired:
-                    Tx.copy_async(
-                        self.tiles[
-                            stage, piece * self.width : piece * self.width + self.width, 0:TILE_K
-                        ],
-                        self.rhs[
-                            group : group + 1,
-                            col : col + self.width,
-                            side : side + 1,
-                            kt * TILE_K : kt * TILE_K + TILE_K,
-                        ],
-                        dispatch="tma_explicit",
-                        mbar=bar,
-                        cta_mask=self.cta_mask,
-                    )
-                else:
-                    Tx.copy_async(
-                        self.tiles[
-                            stage, piece * self.width : piece * self.width + self.width, 0:TILE_K
-                        ],
-                        self.rhs[
-                            group : group + 1,
-                            side * self.n + col : side * self.n + col + self.width,
-                            kt * TILE_K : kt * TILE_K + TILE_K,
-                        ],
-                        dispatch="tma_explicit",
-                        mbar=bar,
-                        cta_mask=self.cta_mask,
-                    )
+    def fetch(self, stage, group, col0, kt, rank, bar, apart):
+        """By one thread: this CTA's boxes of the tile at output column ``col0``, k step ``kt``; all
+        of them, for itself alone, where the cluster's CTAs are ``apart``."""
+        if self.cluster == 1:
+            for q in T.unroll(self.pieces):
+                self.fetch_box(stage, group, col0, kt, bar, q, 0)
+        else:
+            mask: T.let = T.if_then_else(apart == 1, T.shift_left(1, rank), self.everyone)
+            for q in T.unroll(self.pieces):
+                turn: T.let = T.truncdiv(q, self.each) if self.shared else T.truncmod(kt, 2)
+                if (apart == 1) | (turn == rank):
+                    self.fetch_box(stage, group, col0, kt, bar, q, T.cast(mask, "uint16"))
+
+    @T.inline
+    def fetch_box(self, stage, group, col0, kt, bar, piece, mask):
+        """The box number ``piece``, for the CTAs of ``mask``, or for this one where that is 0."""
+        side: T.let = T.truncdiv(piece, self.per_half)
+        col: T.let = col0 + T.truncmod(piece, self.per_half) * self.width
+        if self.turned:
+            Tx.copy_async(
+                self.tiles[stage * self.matrices + piece, 0:TILE_K, 0:TILE_K],
+                self.rhs[
+                    group : group + 1,
+                    kt * TILE_K : kt * TILE_K + TILE_K,
+                    side * self.n + col : side * self.n + col + TILE_K,
+                ],
+                dispatch="tma_explicit",
+                mbar=bar,
+                cta_mask=mask,
+            )
+        elif self.paired:
+            Tx.copy_async(
+                self.tiles[stage, piece * self.width : piece * self.width + self.width, 0:TILE_K],
+                self.rhs[
+                    group : group + 1,
+                    col : col + self.width,
+                    side : side + 1,
+                    kt * TILE_K : kt * TILE_K + TILE_K,
+                ],
+                dispatch="tma_explicit",
+                mbar=bar,
+                cta_mask=mask,
+            )
+        else:
+            Tx.copy_async(
+                self.tiles[stage, piece * self.width : piece * self.width + self.width, 0:TILE_K],
+                self.rhs[
+                    group : group + 1,
+                    side * self.n + col : side * self.n + col + self.width,
+                    kt * TILE_K : kt * TILE_K + TILE_K,
+                ],
+                dispatch="tma_explicit",
+                mbar=bar,
+                cta_mask=mask,
+            )
 
     @T.inline
     def multiply(self, acc, lhs_rows, stage, accum):

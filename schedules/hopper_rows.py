@@ -176,6 +176,7 @@ def gathered_rows(
         if PACKED:
             packed0: T.int32 = 0
         col0: T.int32 = 0
+        apart: T.int32 = 0
         more: T.int32 = 0
         pending: T.int32 = 0
         mine: T.let = T.truncdiv(thread, 8)
@@ -189,6 +190,8 @@ def gathered_rows(
         while more == 1:
             group = walk.group
             col0 = walk.col0
+            if CL > 1:
+                apart = walk.apart
             if PACKED:
                 packed0 = walk.row0
             else:
@@ -205,6 +208,7 @@ def gathered_rows(
                         kt,
                         rank,
                         full.ptr_to([put.stage]),
+                        apart,
                     )
                     if PACKED:
                         Tx.copy_async(

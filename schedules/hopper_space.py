@@ -168,12 +168,10 @@ def features(tile: Tile, task: TileTask) -> tuple[float, ...]:
     share of the last wave that works, and useful over computed elements."""
     knobs = rows_tile(tile)
     each = task.m // task.groups
-    high = knobs.tile_m * knobs.cluster
-    if knobs.flip:
-        high = _fitted(knobs, task)
+    high = _fitted(knobs, task) if knobs.flip else knobs.tile_m
     bands = task.groups * -(-each // high)
     columns = -(-task.n // knobs.tile_n)
-    places = knobs.sms // knobs.cluster
+    places = knobs.sms // (knobs.cluster if knobs.flip else 1)
     waves = -(-bands * columns // places)
     computed = bands * high * columns * knobs.tile_n
     filled = bands * columns / (waves * places)

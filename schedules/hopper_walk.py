@@ -24,7 +24,7 @@ class TileWalk:
         in shared memory; unused for one group
     groups, n : run-time sizes
     most_groups : 1, or the most groups that ``before`` holds
-    tile_m, tile_n, cluster, raster, sms : the knobs of RowsTile
+    tile_m, tile_n, cluster, raster, sms : the knobs of RowsTile; cluster is 1 or 2
     slot : output columns of a group where groups are slots of one product; 0: each has all n
     fit : give every group tiles of one height, a multiple of 8 up to ``tile_m``: the fewest bands
         that its rows need, split evenly; for one group, the height that fills the last wave of
@@ -34,6 +34,10 @@ class TileWalk:
     in L2. Several groups are walked from the one with the most rows to the one with the fewest.
     Where they have few bands, every cluster alternates between the front and the back of the tile
     list, so that groups bound by arithmetic and groups bound by memory run side by side.
+
+    A cluster of two takes tiles of the same columns in two neighbouring bands of a group. Where a
+    group has an odd number of them, its last band is ``apart``: the CTAs take neighbouring tiles of
+    that one band, and beyond the last column one of them has no row.
     """
 
     def __init__(
@@ -63,7 +67,8 @@ class TileWalk:
         self.col0 = T.local_scalar("int32")
         self.high = T.local_scalar("int32")
         self.each = T.local_scalar("int32")
-        self.fit, self.slot = fit, slot
+        self.apart = T.local_scalar("int32")
+        self.fit, self.slot, self.cluster = fit, slot, cluster
         self.count, self.before, self.lives, self.groups = count, before, lives, groups
         self.order = order
         self.most_groups, self.tile_m, self.tile_n, self.raster = (
@@ -77,10 +82,18 @@ class TileWalk:
         self.cols = slot // tile_n if slot else T.truncdiv(n + (tile_n - 1), tile_n)
 
     def bands(self, live: Any) -> Any:
-        """Bands of rows that ``live`` rows fill."""
+        """Bands of rows that ``live`` rows fill: of a cluster, without the one that is apart."""
         if self.fit and self.most_groups == 1:
             return T.truncdiv(live + (self.each - 1), self.each)
-        return T.truncdiv(live + (self.band - 1), self.band)
+        return T.truncdiv(live + (self.tile_m - 1), self.band)
+
+    def tiles_of(self, live: Any) -> Any:
+        """Tiles of a cluster that a group of ``live`` rows has."""
+        together = self.bands(live) * self.cols
+        if self.cluster == 1:
+            return together
+        odd = T.bitwise_and(T.truncdiv(live + (self.tile_m - 1), self.tile_m), 1)
+        return together + odd * T.truncdiv(self.cols + 1, 2)
 
     def more(self) -> Any:
         """Whether ``turn`` still names a tile."""
@@ -115,7 +128,7 @@ class TileWalk:
             i: T.let = chunk * 32 + lane
             tiles: T.int32 = 0
             if i < self.groups:
-                tiles = self.bands(self.lives[T.cast(self.order[i], "int32")]) * self.cols
+                tiles = self.tiles_of(self.lives[T.cast(self.order[i], "int32")])
             for s in T.unroll(5):
                 left: T.int32 = T.cuda.__shfl_up_sync(
                     T.uint32(0xFFFFFFFF), tiles, T.shift_left(1, s), 32
@@ -163,7 +176,7 @@ class TileWalk:
             self.live = self.count[0]
             if self.fit:
                 self.each = self.before[0]
-            self.total = self.bands(self.live) * self.cols
+            self.total = self.tiles_of(self.live)
         else:
             self.total = self.before[self.groups]
 
@@ -192,6 +205,24 @@ class TileWalk:
                 even: T.let = self.bands(self.live)
                 most: T.let = T.truncdiv(self.live + (even - 1), even)
                 self.high = T.truncdiv(most + (HEIGHT_STEP - 1), HEIGHT_STEP) * HEIGHT_STEP
+        if self.cluster == 1:
+            self.tile_together(local, rank)
+        else:
+            beyond: T.let = local - self.bands(self.live) * self.cols
+            if beyond < 0:
+                self.apart = 0
+                self.tile_together(local, rank)
+            else:
+                self.apart = 1
+                column: T.let = beyond * 2 + rank
+                self.col0 = column * self.tile_n + self.group * self.slot
+                self.row0 = T.if_then_else(
+                    column < self.cols, self.bands(self.live) * self.band, self.live
+                )
+
+    @T.inline
+    def tile_together(self, local, rank):
+        """The tile number ``local`` of the group's bands that a cluster fills."""
         first: T.let = T.truncdiv(local, self.raster * self.cols) * self.raster
         height: T.let = T.min(self.bands(self.live) - first, self.raster)
         inner: T.let = local - first * self.cols

@@ -63,19 +63,19 @@ class Product:
 class TileSizes:
     """Sizes of tiles of one family, each an array [tiles].
 
-    ``height``: live rows of a cluster's tile, at most where tiles fit it to the count (``fits``);
-    an only group's by ``fitting``, for the tiles at the places ``fit``. ``stacked``: CTAs of a
-    cluster with rows of their own, of which blocks of one in ``blocks`` rest where none is live;
-    ``split``: CTAs that share a tile's depth; ``share``: part of the multiprocessors in a cluster.
-    ``pace``, ``least``: microseconds of a step for a row, and at least.
+    ``height``: live rows, at most where tiles fit it to the count (``fits``); an only group's by
+    ``fitting``, for the tiles at the places ``fit``. ``blocks``: those of its rows that rest where
+    none is live; ``sharing``: bands of a group that fetch their weights once; ``split``: CTAs that
+    share a tile's depth; ``places``: tiles that are worked on at once. ``pace``, ``least``:
+    microseconds of a step for a row, and at least.
     """
 
     width: Numbers
     height: Numbers
-    stacked: Numbers
     blocks: Numbers
+    sharing: Numbers
     split: Numbers
-    share: Numbers
+    places: Numbers
     pace: Numbers
     least: Numbers
     fits: npt.NDArray[np.bool_]
@@ -85,15 +85,15 @@ class TileSizes:
     def roofline(self, work: Product, cached_gbps: float, memory_gbps: float) -> Numbers:
         """Microseconds of each tile, without a launch. The rates are those of a device's profile,
         of gathered rows in the second-level cache and of memory."""
-        bands, rows, step = self._bands(work)
+        bands, fetched, rows, step = self._bands(work)
         columns = np.ceil(work.n / self.width)
         steps = np.ceil(math.ceil(work.k / _STEP) / self.split)
         area = rows * self.width
-        waves = np.ceil(bands * columns * self.share)
+        waves = np.ceil(bands * columns / self.places)
         each = step * steps + area * _WRITE_US + bands * _TILE_US
         compute = waves * each / np.maximum(bands, 1.0)
-        power = area * (columns * self.stacked * (2e-6 * work.k / _CHIP_TFLOPS))
-        edges = (rows * self.stacked + bands * self.width) * columns
+        power = area * (columns * (2e-6 * work.k / _CHIP_TFLOPS))
+        edges = (rows + fetched * self.width) * columns
         cached = edges * (1e-3 * _BYTES * work.k / (_CACHED * cached_gbps))
         fourth: Any = (1e-3 * work.bytes_of_memory() / (_MEMORY * memory_gbps)) ** 4
         for limit in (compute, power, cached):
@@ -102,9 +102,9 @@ class TileSizes:
         together: Numbers = np.sqrt(np.sqrt(fourth))
         return together
 
-    def _bands(self, work: Product) -> tuple[Numbers, Numbers, Numbers]:
-        """Bands of rows, rows of their CTAs and microseconds of one step in each, summed over the
-        groups, for one block of columns: [tiles] each."""
+    def _bands(self, work: Product) -> tuple[Numbers, ...]:
+        """Bands of rows, how many fetch weights, their rows and microseconds of one step in each,
+        summed over the groups, for one block of columns: [tiles] each."""
         if work.groups == 1 and not work.counts:
             high = self.height
             if self.fitting is not None:
@@ -115,19 +115,19 @@ class TileSizes:
         sizes = sizes[:, None]
         even = even_heights(sizes, np.ceil(sizes / self.height))
         found = self._worked(sizes, np.where(self.fits, even, self.height))
-        return times @ found[0], times @ found[1], times @ found[2]
+        return tuple(times @ each for each in found)
 
-    def _worked(self, sizes: Any, high: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    def _worked(self, sizes: Any, high: Numbers) -> tuple[Numbers, ...]:
         """`_bands` of each of ``sizes`` groups, with tiles of ``high`` rows."""
         whole = np.floor(sizes / high)
         rest = sizes - whole * high
-        tall = high / self.stacked
-        block = tall / self.blocks
-        rows = np.minimum(np.ceil(rest / block) * block, tall)
+        block = high / self.blocks
+        rows = np.ceil(rest / block) * block
         some = rest > 0.0
         step = np.maximum(rows * self.pace, self.least) * some
-        full = np.maximum(tall * self.pace, self.least)
-        return whole + some, whole * tall + rows, whole * full + step
+        full = np.maximum(high * self.pace, self.least)
+        bands = whole + some
+        return bands, np.ceil(bands / self.sharing), whole * high + rows, whole * full + step
 
 
 def tile_sizes(tiles: Sequence[Tile]) -> TileSizes:
@@ -143,11 +143,11 @@ def tile_sizes(tiles: Sequence[Tile]) -> TileSizes:
     fit = np.flatnonzero(fits)
     return TileSizes(
         width=width,
-        height=tall * cluster / split,
-        stacked=cluster / split,
+        height=tall,
         blocks=np.where(fits, 1.0, consumers),
+        sharing=cluster / split,
         split=split,
-        share=cluster / sms,
+        places=sms / split,
         pace=np.maximum(width * element, np.where(fits, _GATHER_US[1], _GATHER_US[0])),
         least=np.where(fits, _FEW_US + _FEW_COLUMN_US * width, _STEP_US),
         fits=fits,

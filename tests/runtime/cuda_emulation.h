@@ -379,6 +379,12 @@ inline int __shfl_sync(unsigned, int value, int lane, int) {
   return emulated::Warp(static_cast<uint32_t>(value))(lane, 0);
 }
 
+inline int __shfl_up_sync(unsigned, int value, unsigned delta, int) {
+  const emulated::Warp warp(static_cast<uint32_t>(value));
+  const int lane = threadIdx.x % 32, other = lane - static_cast<int>(delta);
+  return other < 0 ? value : warp(other, 0);
+}
+
 inline unsigned __reduce_or_sync(unsigned, unsigned value) {
   const emulated::Warp warp(static_cast<uint32_t>(value));
   unsigned all = 0;

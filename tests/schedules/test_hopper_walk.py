@@ -1,0 +1,84 @@
+"""Every tile is one CTA's: the walk of the m-axis family, run on a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm.script import tirx as T
+
+from pit_tvm.schedules.hopper_walk import TileWalk
+from tests.runtime.cuda_emulation import Emulator, OnDevice
+from tests.schedules.cuda_text import cuda_text
+
+HIGH, WIDE, SMS, MOST = 64, 128, 6, 32
+COUNTS = (0, 1, HIGH - 1, HIGH, HIGH + 1, 2 * HIGH, 3 * HIGH, 5 * HIGH - 7, 12 * HIGH + 1)
+
+
+def visits(cluster: int, raster: int, most: int, slot: int) -> tvm.tirx.PrimFunc:
+    """Each tile (group, band, block of columns) gets 1 for each CTA that computes it, and each CTA
+    the number of its turns."""
+
+    @T.prim_func
+    def kernel(p_count: T.handle, p_seen: T.handle, p_turns: T.handle, n: T.int32):
+        groups = T.int32()
+        bands = T.int32()
+        blocks = T.int32()
+        count = T.match_buffer(p_count, (groups,), "int32", align=4)
+        seen = T.match_buffer(p_seen, (groups, bands, blocks), "int32", align=4)
+        turns = T.match_buffer(p_turns, (SMS,), "int32", align=4)
+        T.device_entry()
+        cta = T.cta_id([SMS])
+        lane = T.thread_id([32])
+        pool = T.SMEMPool()
+        before = pool.alloc((most + 1,), "int32", align=16)
+        lives = pool.alloc((most,), "int32", align=16)
+        order = pool.alloc((most,), "int16", align=16)
+        pool.commit()
+        walk = TileWalk(
+            count, before, lives, order, groups, n, most, HIGH, WIDE, cluster, raster, SMS, slot
+        )
+        if most > 1:
+            walk.arrange(lane, 32)
+            walk.prefix(lane)
+        T.cuda.cta_sync()
+        walk.begin(T.truncdiv(cta, cluster))
+        while walk.more():
+            walk.locate(T.truncmod(cta, cluster))
+            if lane == 0:
+                turns[cta] = turns[cta] + 1
+                if walk.row0 < walk.live:
+                    band: T.let = T.truncdiv(walk.row0, HIGH)
+                    block: T.let = T.truncdiv(walk.col0 - walk.group * slot, WIDE)
+                    seen[walk.group, band, block] = seen[walk.group, band, block] + 1
+            walk.advance()
+
+    return kernel
+
+
+@pytest.mark.parametrize(("slot", "raster"), [(0, 1), (0, 4), (3 * WIDE, 4)])
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_every_tile_is_computed_once_and_few_ctas_rest(
+    emulator: Emulator, cluster: int, slot: int, raster: int
+) -> None:
+    rng = np.random.default_rng(cluster)
+    kernels: dict[int, Any] = {
+        most: emulator.compile_source(cuda_text(visits(cluster, raster, most, slot))).mod["main"]
+        for most in (1, MOST)
+    }
+    for number in (1, 2, 7, MOST):
+        counts = rng.choice(COUNTS, number).astype(np.int32)
+        for blocks in (3,) if slot else (1, 2, 5):
+            n = blocks * WIDE - int(rng.integers(0, WIDE // 8)) * 8
+            bands = -(-counts // HIGH)
+            seen = np.zeros((number, int(bands.max()) + 1, blocks), np.int32)
+            turns = np.zeros(SMS, np.int32)
+            kernel = kernels[1 if number == 1 else MOST]
+            kernel(OnDevice(counts), OnDevice(seen), OnDevice(turns), n * number if slot else n)
+            want = np.arange(seen.shape[1]) < bands[:, None]
+            np.testing.assert_array_equal(seen, np.repeat(want[..., None], blocks, axis=2))
+            resting = int((bands % cluster).sum()) * (blocks % cluster)
+            assert turns.sum() == int(bands.sum()) * blocks + resting
+            assert turns.max() - turns.min() <= 1
