@@ -95,29 +95,11 @@ def flipped_rows(
     weights = RhsTiles(pool, rhs, n, replace(knobs, cluster=1), options)
     epilogue = FlipEpilogue(pool, posts, knobs, options)
     posts.place(pool, options)
-    before = pool.alloc((knobs.most_groups + 1,), "int32", align=16)
-    lives = pool.alloc((knobs.most_groups,), "int32", align=16)
-    order = pool.alloc((knobs.most_groups,), "int16", align=16)
+    walk = TileWalk(pool, count, groups, n, knobs, epilogue.tile_width, options.slot)
     pool.commit()
     full.init(128 + 1)
     empty.init(WGS)
     posts.init()
-    walk = TileWalk(
-        count,
-        before,
-        lives,
-        order,
-        groups,
-        n,
-        knobs.most_groups,
-        TM,
-        epilogue.tile_width,
-        1,
-        knobs.raster,
-        knobs.sms // SPLIT,
-        options.slot,
-        fit=True,
-    )
     if dead_h is not None:
         zeros = DeadRows(dead, deads, out, knobs.sms)
     T.ptx.fence.mbarrier_init.release.cluster()

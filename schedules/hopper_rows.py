@@ -126,28 +126,11 @@ def gathered_rows(
     lhs_tile = pool.alloc_tcgen05_mma_AB((STAGES, TM, TILE_K), options.dtype)
     rhs_tiles = RhsTiles(pool, rhs, n, knobs, options)
     epilogue = Epilogue(pool, knobs, options)
-    before = pool.alloc((knobs.most_groups + 1,), "int32", align=16)
-    lives = pool.alloc((knobs.most_groups,), "int32", align=16)
-    order = pool.alloc((knobs.most_groups,), "int16", align=16)
+    walk = TileWalk(pool, count, groups, n, knobs, epilogue.width, options.slot)
     pool.commit()
     full.init(1 if PACKED else (4 if LAG > 0 else 128) + 1)
     empty.init(WGS * CL)
     posts.init()
-    walk = TileWalk(
-        count,
-        before,
-        lives,
-        order,
-        groups,
-        n,
-        knobs.most_groups,
-        TM,
-        epilogue.width,
-        CL,
-        knobs.raster,
-        knobs.sms,
-        options.slot,
-    )
     if dead_h is not None:
         zeros = DeadRows(dead, deads, out, knobs.sms)
     T.ptx.fence.mbarrier_init.release.cluster()

@@ -19,43 +19,31 @@ class TileWalk:
 
     Parameters
     ----------
+    pool : SMEMPool, for what all threads know of several groups
     count : Buffer (groups,) int32, live rows of each group, in global memory
-    before, lives, order : Buffer (most_groups + 1,) and (most_groups,) int32, (most_groups,) int16,
-        in shared memory; unused for one group
     groups, n : run-time sizes
-    most_groups : 1, or the most groups that ``before`` holds
-    tile_m, tile_n, cluster, raster, sms : the knobs of RowsTile; cluster is 1 or 2
+    knobs : RowsTile
+    tile_n : output columns of a tile
     slot : output columns of a group where groups are slots of one product; 0: each has all n
-    fit : give every group tiles of one height, a multiple of 8 up to ``tile_m``: the fewest bands
-        that its rows need, split evenly; for one group, the height that fills the last wave of
-        tiles best. ``high`` is the height of the tile, ``each`` that of an only group.
 
     Tiles of one group are walked ``raster`` bands of rows at a time, down the rows first, for reuse
     in L2. Several groups are walked from the one with the most rows to the one with the fewest.
+
     Where they have few bands, every cluster alternates between the front and the back of the tile
     list, so that groups bound by arithmetic and groups bound by memory run side by side.
 
     A cluster of two takes tiles of the same columns in two neighbouring bands of a group. Where a
     group has an odd number of them, its last band is ``apart``: the CTAs take neighbouring tiles of
     that one band, and beyond the last column one of them has no row.
+
+    With ``knobs.flip`` every group gets tiles of one height, a multiple of 8 up to ``tile_m``: the
+    fewest bands that its rows need, split evenly; an only group the height that fills the last wave
+    of tiles best. ``high`` is the height of the tile, ``each`` that of an only group. The CTAs of a
+    cluster have one tile then.
     """
 
     def __init__(
-        self,
-        count: Any,
-        before: Any,
-        lives: Any,
-        order: Any,
-        groups: Any,
-        n: Any,
-        most_groups: int,
-        tile_m: int,
-        tile_n: int,
-        cluster: int,
-        raster: int,
-        sms: int,
-        slot: int = 0,
-        fit: bool = False,
+        self, pool: Any, count: Any, groups: Any, n: Any, knobs: Any, tile_n: int, slot: int = 0
     ) -> None:
         # The place of this cluster's tile in the order of execution.
         self.turn = T.local_scalar("int32")
@@ -68,27 +56,25 @@ class TileWalk:
         self.high = T.local_scalar("int32")
         self.each = T.local_scalar("int32")
         self.apart = T.local_scalar("int32")
-        self.fit, self.slot, self.cluster = fit, slot, cluster
-        self.count, self.before, self.lives, self.groups = count, before, lives, groups
-        self.order = order
-        self.most_groups, self.tile_m, self.tile_n, self.raster = (
-            most_groups,
-            tile_m,
-            tile_n,
-            raster,
-        )
-        self.band = tile_m * cluster  # rows of one cluster
-        self.clusters = sms // cluster
+        self.most_groups, self.tile_m, self.tile_n = knobs.most_groups, knobs.tile_m, tile_n
+        self.raster, self.fit, self.slot = knobs.raster, bool(knobs.flip), slot
+        self.cluster = 1 if self.fit else knobs.cluster
+        self.band = self.tile_m * self.cluster  # rows of one cluster
+        self.clusters = knobs.sms // knobs.cluster
+        self.count, self.groups = count, groups
         self.cols = slot // tile_n if slot else T.truncdiv(n + (tile_n - 1), tile_n)
+        self.before = pool.alloc((self.most_groups + 1,), "int32", align=16)
+        self.lives = pool.alloc((self.most_groups,), "int32", align=16)
+        self.order = pool.alloc((self.most_groups,), "int16", align=16)
 
     def bands(self, live: Any) -> Any:
-        """Bands of rows that ``live`` rows fill: of a cluster, without the one that is apart."""
+        """Bands of rows that ``live`` rows fill: of a cluster, without one that is apart."""
         if self.fit and self.most_groups == 1:
             return T.truncdiv(live + (self.each - 1), self.each)
         return T.truncdiv(live + (self.tile_m - 1), self.band)
 
-    def tiles_of(self, live: Any) -> Any:
-        """Tiles of a cluster that a group of ``live`` rows has."""
+    def turns_of(self, live: Any) -> Any:
+        """Turns of clusters that a group of ``live`` rows takes."""
         together = self.bands(live) * self.cols
         if self.cluster == 1:
             return together
@@ -122,22 +108,22 @@ class TileWalk:
 
     @T.inline
     def prefix(self, lane):
-        """One warp fills before[i], the tiles of the first i groups in order; sync after it."""
+        """One warp fills before[i], the turns of the first i groups in order; sync after it."""
         run: T.int32 = 0
         for chunk in T.serial(T.truncdiv(self.groups + 31, 32)):
             i: T.let = chunk * 32 + lane
-            tiles: T.int32 = 0
+            turns: T.int32 = 0
             if i < self.groups:
-                tiles = self.tiles_of(self.lives[T.cast(self.order[i], "int32")])
+                turns = self.turns_of(self.lives[T.cast(self.order[i], "int32")])
             for s in T.unroll(5):
                 left: T.int32 = T.cuda.__shfl_up_sync(
-                    T.uint32(0xFFFFFFFF), tiles, T.shift_left(1, s), 32
+                    T.uint32(0xFFFFFFFF), turns, T.shift_left(1, s), 32
                 )
                 if lane >= T.shift_left(1, s):
-                    tiles = tiles + left
+                    turns = turns + left
             if i < self.groups:
-                self.before[i + 1] = run + tiles
-            run = run + T.cuda.__shfl_sync(T.uint32(0xFFFFFFFF), tiles, 31, 32)
+                self.before[i + 1] = run + turns
+            run = run + T.cuda.__shfl_sync(T.uint32(0xFFFFFFFF), turns, 31, 32)
         if lane == 0:
             self.before[0] = 0
 
@@ -176,7 +162,7 @@ class TileWalk:
             self.live = self.count[0]
             if self.fit:
                 self.each = self.before[0]
-            self.total = self.tiles_of(self.live)
+            self.total = self.turns_of(self.live)
         else:
             self.total = self.before[self.groups]
 
@@ -214,11 +200,15 @@ class TileWalk:
                 self.tile_together(local, rank)
             else:
                 self.apart = 1
-                column: T.let = beyond * 2 + rank
-                self.col0 = column * self.tile_n + self.group * self.slot
-                self.row0 = T.if_then_else(
-                    column < self.cols, self.bands(self.live) * self.band, self.live
-                )
+                self.tile_apart(beyond * 2 + rank)
+
+    @T.inline
+    def tile_apart(self, column):
+        """The tile number ``column`` of the group's last band."""
+        self.col0 = column * self.tile_n + self.group * self.slot
+        self.row0 = self.live
+        if column < self.cols:
+            self.row0 = self.bands(self.live) * self.band
 
     @T.inline
     def tile_together(self, local, rank):
@@ -249,13 +239,13 @@ class TileWalk:
         self.place = from_end
 
     @T.inline
-    def find(self, tile):
-        """Binary search: the last place that begins at or before ``tile`` (never an empty one)."""
+    def find(self, turn):
+        """Binary search: the last place that begins at or before ``turn`` (never an empty one)."""
         above: T.int32 = self.groups
         self.place = 0
         while above - self.place > 1:
             middle: T.let = T.truncdiv(self.place + above, 2)
-            if self.before[middle] <= tile:
+            if self.before[middle] <= turn:
                 self.place = middle
             else:
                 above = middle

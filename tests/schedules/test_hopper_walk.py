@@ -9,15 +9,16 @@ import pytest
 import tvm
 from tvm.script import tirx as T
 
+from pit_tvm.schedules.hopper_rows import RowsTile
 from pit_tvm.schedules.hopper_walk import TileWalk
 from tests.runtime.cuda_emulation import Emulator, OnDevice
 from tests.schedules.cuda_text import cuda_text
 
-HIGH, WIDE, SMS, MOST = 64, 128, 6, 32
-COUNTS = (0, 1, HIGH - 1, HIGH, HIGH + 1, 2 * HIGH, 3 * HIGH, 5 * HIGH - 7, 12 * HIGH + 1)
+HIGH, WIDE, SMS, MOST = 128, 64, 6, 32
+COUNTS = (0, 1, HIGH // 2, HIGH - 1, HIGH, HIGH + 1, 2 * HIGH, 3 * HIGH, 5 * HIGH - 7, 9 * HIGH + 1)
 
 
-def visits(cluster: int, raster: int, most: int, slot: int) -> tvm.tirx.PrimFunc:
+def visits(knobs: RowsTile, slot: int) -> tvm.tirx.PrimFunc:
     """Each tile (group, band, block of columns) gets 1 for each CTA that computes it, and each CTA
     the number of its turns."""
 
@@ -33,20 +34,15 @@ def visits(cluster: int, raster: int, most: int, slot: int) -> tvm.tirx.PrimFunc
         cta = T.cta_id([SMS])
         lane = T.thread_id([32])
         pool = T.SMEMPool()
-        before = pool.alloc((most + 1,), "int32", align=16)
-        lives = pool.alloc((most,), "int32", align=16)
-        order = pool.alloc((most,), "int16", align=16)
+        walk = TileWalk(pool, count, groups, n, knobs, WIDE, slot)
         pool.commit()
-        walk = TileWalk(
-            count, before, lives, order, groups, n, most, HIGH, WIDE, cluster, raster, SMS, slot
-        )
-        if most > 1:
+        if knobs.most_groups > 1:
             walk.arrange(lane, 32)
             walk.prefix(lane)
         T.cuda.cta_sync()
-        walk.begin(T.truncdiv(cta, cluster))
+        walk.begin(T.truncdiv(cta, knobs.cluster))
         while walk.more():
-            walk.locate(T.truncmod(cta, cluster))
+            walk.locate(T.truncmod(cta, knobs.cluster))
             if lane == 0:
                 turns[cta] = turns[cta] + 1
                 if walk.row0 < walk.live:
@@ -63,14 +59,14 @@ def visits(cluster: int, raster: int, most: int, slot: int) -> tvm.tirx.PrimFunc
 def test_every_tile_is_computed_once_and_few_ctas_rest(
     emulator: Emulator, cluster: int, slot: int, raster: int
 ) -> None:
-    rng = np.random.default_rng(cluster)
-    kernels: dict[int, Any] = {
-        most: emulator.compile_source(cuda_text(visits(cluster, raster, most, slot))).mod["main"]
-        for most in (1, MOST)
-    }
+    rng = np.random.default_rng([cluster, raster])
+    kernels: dict[int, Any] = {}
+    for most in (1, MOST):
+        knobs = RowsTile(cluster=cluster, raster=raster, most_groups=most, sms=SMS)
+        kernels[most] = emulator.compile_source(cuda_text(visits(knobs, slot))).mod["main"]
     for number in (1, 2, 7, MOST):
-        counts = rng.choice(COUNTS, number).astype(np.int32)
         for blocks in (3,) if slot else (1, 2, 5):
+            counts = rng.choice(COUNTS[number == 1 :], number).astype(np.int32)
             n = blocks * WIDE - int(rng.integers(0, WIDE // 8)) * 8
             bands = -(-counts // HIGH)
             seen = np.zeros((number, int(bands.max()) + 1, blocks), np.int32)
@@ -81,4 +77,4 @@ def test_every_tile_is_computed_once_and_few_ctas_rest(
             np.testing.assert_array_equal(seen, np.repeat(want[..., None], blocks, axis=2))
             resting = int((bands % cluster).sum()) * (blocks % cluster)
             assert turns.sum() == int(bands.sum()) * blocks + resting
-            assert turns.max() - turns.min() <= 1
+            assert np.ptp(turns) <= 1
