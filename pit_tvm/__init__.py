@@ -12,6 +12,8 @@ from .locations import source_root as _source_root
 
 if TYPE_CHECKING:
     from . import errors, op
+    from . import model as model
+    from . import torch as torch
     from .analysis.pit_axis import pit_axes
     from .api import Operator, PackedOperand, compile
     from .structs import (
@@ -53,7 +55,8 @@ __all__ = [
     "pit_axes",
 ]
 
-_SUBMODULES = ("errors", "op")
+# The last two are not in __all__: a star would hide the reader's own torch.
+_SUBMODULES = ("errors", "op", "model", "torch")
 # Names that are not listed are defined in structs.
 _HOMES = {
     "compile": "api",
@@ -67,14 +70,19 @@ if (_root := _source_root()) is not None:
     __path__.append(str(_root))
 
 
-def __getattr__(name: str) -> Any:
-    """Resolve a public name from the module that defines it."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def _resolve(name: str) -> Any:
+    """A public name from the module that defines it."""
     if name in _SUBMODULES:
         return import_module(f".{name}", __name__)
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f".{_HOMES.get(name, 'structs')}", __name__), name)
 
 
+if not TYPE_CHECKING:  # a type checker would take any name for one of ours
+    __getattr__ = _resolve
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    # help() reads whatever is listed, and torch may not be installed.
+    return sorted({*__all__, *_SUBMODULES} - {"torch"})

@@ -192,16 +192,26 @@ def test_wheel_states_command_licence_and_pinned_tvm(wheel: Path) -> None:
 def test_public_names_resolve_lazily_to_their_definitions() -> None:
     from pit_tvm import structs
 
-    assert set(pit_tvm.__all__) <= set(dir(pit_tvm))
-    for name in pit_tvm.__all__:
+    assert dir(pit_tvm) == sorted([*pit_tvm.__all__, "model"])
+    for name in (*dir(pit_tvm), "torch"):
         assert getattr(pit_tvm, name) is not None
     assert pit_tvm.Mask is structs.Mask
     assert callable(pit_tvm.compile)
 
 
+def test_packages_that_are_not_imported_are_found_by_their_names(tmp_path: Path) -> None:
+    code = "import pit_tvm; pit_tvm.model.compile, pit_tvm.torch.linear_rows"
+    run(sys.executable, "-c", code, cwd=tmp_path, path=str(ROOT))
+
+
+def test_help_needs_no_torch(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['torch'] = None; import pit_tvm; help(pit_tvm)"
+    assert "Lengths" in run(sys.executable, "-c", code, cwd=tmp_path, path=str(ROOT))
+
+
 def test_unknown_public_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
-        _ = pit_tvm.no_such_name
+        _ = pit_tvm.no_such_name  # type: ignore[attr-defined]
 
 
 def test_missing_records_name_the_paths_that_were_tried(

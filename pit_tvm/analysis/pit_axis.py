@@ -23,15 +23,15 @@ from .expr import StrayUse, stray_index, stray_use
 from .iteration import binding_reason, predicate_reason, shared_loop_reason
 from .reduction import NotAReducer, reducer_of
 
-_ARGUMENT = "tensors_or_primfunc"
+_ARGUMENT = "tensors"
 
 
-def pit_axes(tensors_or_primfunc: Any) -> AxisReport:
+def pit_axes(tensors: Any) -> AxisReport:
     """PIT axes of every block of an operator, with a reason for every other axis.
 
     Parameters
     ----------
-    tensors_or_primfunc
+    tensors
         A list or tuple of TE tensors, inputs and outputs as ``te.create_prim_func`` takes them;
         or a ``PrimFunc`` with blocks; or an ``IRModule`` that holds exactly one PrimFunc.
         Shapes may be symbolic.
@@ -48,7 +48,7 @@ def pit_axes(tensors_or_primfunc: Any) -> AxisReport:
         The argument is none of these, has no block, or holds a TE operation that TVM cannot
         turn into a PrimFunc without changing it (scans; the ``where`` of a reduction).
     """
-    blocks = block_infos(as_prim_func(tensors_or_primfunc))
+    blocks = block_infos(as_prim_func(tensors))
     if not blocks:
         raise AxisError(
             mismatch(
@@ -73,19 +73,20 @@ def pit_axes(tensors_or_primfunc: Any) -> AxisReport:
 # The argument
 
 
-def as_prim_func(tensors_or_primfunc: Any) -> tirx.PrimFunc:
+def as_prim_func(tensors: Any) -> tirx.PrimFunc:
     """The PrimFunc of TE tensors, of a PrimFunc or of an IRModule with one; else AxisError."""
-    if isinstance(tensors_or_primfunc, tirx.PrimFunc):
-        return tensors_or_primfunc
-    if isinstance(tensors_or_primfunc, tvm.IRModule):
-        return _only_prim_func(tensors_or_primfunc)
-    if isinstance(tensors_or_primfunc, list | tuple):
-        return _from_tensors(tensors_or_primfunc)
+    if isinstance(tensors, tirx.PrimFunc):
+        return tensors
+    if isinstance(tensors, tvm.IRModule):
+        return _only_prim_func(tensors)
+    if isinstance(tensors, list | tuple):
+        return _from_tensors(tensors)
     raise AxisError(
         mismatch(
             _ARGUMENT,
             "a list of TE tensors, a PrimFunc or an IRModule",
-            type(tensors_or_primfunc).__name__,
+            type(tensors).__name__,
+            "pit_tvm.op makes such lists; pit_tvm.model.compile takes a whole model",
         )
     )
 

@@ -30,12 +30,16 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Resolve a public name from the module that defines it."""
+def _resolve(name: str) -> Any:
+    """A public name from the module that defines it."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f".{_HOMES[name]}", __name__), name)
 
 
+if not TYPE_CHECKING:  # a type checker would take any name for one of ours
+    __getattr__ = _resolve
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

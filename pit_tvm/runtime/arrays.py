@@ -270,11 +270,13 @@ def _check_numpy(
 
 def _no_array(name: str, array: Any) -> DTypeError:
     expected = "a numpy array, a torch tensor or an object with __dlpack__"
-    return DTypeError(mismatch(name, expected, type(array).__name__))
+    advice = "np.asarray(...) makes one of a list"
+    return DTypeError(mismatch(name, expected, type(array).__name__, advice))
 
 
 def _import(name: str, array: Any) -> tvm_ffi.Tensor:
-    """A DLPack object as a TVM tensor of the same memory; DTypeError if it is not on the CPU."""
+    """A DLPack object as a TVM tensor of the same memory; DTypeError if it is not on the CPU,
+    or its library does not give it."""
     if not hasattr(array, "__dlpack__"):
         raise _no_array(name, array)
     device = array.__dlpack_device__()
@@ -283,9 +285,13 @@ def _import(name: str, array: Any) -> tvm_ffi.Tensor:
     if isinstance(array, tvm_ffi.Tensor):
         return array
     try:
-        return tvm_ffi.from_dlpack(array)
-    except BufferError:  # read-only memory: only later versions of DLPack say so
-        return tvm_ffi.from_dlpack(array.__dlpack__(max_version=(1, 0)))
+        try:
+            return tvm_ffi.from_dlpack(array)
+        except BufferError:  # read-only memory: only later versions of DLPack say so
+            return tvm_ffi.from_dlpack(array.__dlpack__(max_version=(1, 0)))
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:  # of its library
+        got = f"{type(error).__name__}: {error}"
+        raise DTypeError(mismatch(name, "an array that __dlpack__ exports", got)) from error
 
 
 def itemsize(dtype: str) -> int:

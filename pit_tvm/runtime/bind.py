@@ -175,8 +175,9 @@ class Binder:
     def _check_number(self, given: Sequence[Any]) -> None:
         inputs = self.program.inputs
         if len(given) != len(inputs):
-            names = ", ".join(self._names)
-            raise ShapeError(mismatch("arguments", f"{len(inputs)} arrays ({names})", len(given)))
+            expected = f"{len(inputs)} arrays ({', '.join(self._names)})"
+            advice = "pass the pattern as sparsity=..." if len(given) > len(inputs) else ""
+            raise ShapeError(mismatch("arguments", expected, len(given), advice))
 
     def _check_lookup(self, lookup: Lookup, layout: Layout, arrays: Mapping[str, Any]) -> None:
         """Compiled code reads wherever an index operand points: it must point inside."""

@@ -142,7 +142,8 @@ class SlicePlan:
         batch = self.value.numel() - spec.cumulative
         if batch < 0 or (rows % batch if batch else rows):
             expected = f"a number of sequences that divides {rows} rows"
-            raise ShapeError(mismatch(argument, expected, f"{max(batch, 0)} sequences"))
+            advice = "" if spec.cumulative else "cu_seqlens want Lengths(cumulative=True)"
+            raise ShapeError(mismatch(argument, expected, f"{max(batch, 0)} sequences", advice))
         padded = rows // batch if batch else 0
         pieces = max(1, -(-padded // slices.SPREAD))
         kind = f"{'sums' if spec.cumulative else 'lengths'}{'_both' * split}"

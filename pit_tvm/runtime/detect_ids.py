@@ -161,6 +161,7 @@ class SliceCall:
         else:
             expected = f"a number of sequences that divides {rows} rows"
             got = f"{max(size - self._cumulative, 0)} sequences"
+            advice = "" if self._cumulative else "cu_seqlens want Lengths(cumulative=True)"
         raise ShapeError(mismatch(self._argument, expected, got, advice))
 
     def _refuse_ids(self, ids: Array) -> None:

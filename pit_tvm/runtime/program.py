@@ -283,8 +283,11 @@ def _single(sparse: dict[str, SparsitySpec]) -> tuple[str, SparsitySpec]:
         raise AxisError(mismatch("sparse", "one sparse operand", sorted(sparse), advice))
     ((operand, spec),) = sparse.items()
     if not isinstance(spec, SparsitySpec):
-        expected = "Mask, BitMask, BlockMask, Values, Rows, Lengths or Groups"
-        raise AxisError(mismatch(f"sparse[{operand!r}]", expected, type(spec).__name__))
+        expected = "Mask, BitMask, BlockMask, Values, Grid, Rows, Lengths or Groups"
+        got, advice = type(spec).__name__, ""
+        if isinstance(spec, type):
+            got, advice = f"the class {spec.__name__}", f"write {spec.__name__}(...)"
+        raise AxisError(mismatch(f"sparse[{operand!r}]", expected, got, advice))
     return operand, spec
 
 

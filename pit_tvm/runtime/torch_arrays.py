@@ -10,14 +10,20 @@ from ..errors import DTypeError, ShapeError, mismatch
 
 def check_shape(name: str, shape: tuple[int, ...], expected: tuple[int | None, ...]) -> None:
     """ShapeError if an extent of ``expected`` (None: any) is another one of ``shape``."""
-    if shape == expected:
+    if shape == expected or _fits(shape, expected):
         return
-    fits = len(shape) == len(expected)
-    for got, want in zip(shape, expected, strict=False):
-        fits = fits and (want is None or got == want)
-    if not fits:
-        wanted = ", ".join("any" if extent is None else str(extent) for extent in expected)
-        raise ShapeError(mismatch(name, f"shape [{wanted}]", f"shape {list(shape)}"))
+    wanted = ", ".join("any" if extent is None else str(extent) for extent in expected)
+    advice = ""
+    if _fits(shape[::-1], expected):
+        advice = "pass a contiguous copy of its transpose"
+    elif len(shape) > len(expected) > 1 and shape[1 - len(expected) :] == expected[1:]:
+        advice = f"pass .reshape({', '.join(map(str, (-1, *expected[1:])))})"
+    raise ShapeError(mismatch(name, f"shape [{wanted}]", f"shape {list(shape)}", advice))
+
+
+def _fits(shape: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
+    pairs = zip(shape, expected, strict=False)
+    return len(shape) == len(expected) and all(want in (None, got) for got, want in pairs)
 
 
 def check_torch(

@@ -110,9 +110,9 @@ def plain_loops(A: T.Buffer((4,), "float32"), B: T.Buffer((4,), "float32")):
 @pytest.mark.parametrize(
     "argument, fragments",
     [
-        (7, ("tensors_or_primfunc", "int")),
-        (tensor("A", 4), ("tensors_or_primfunc", "a list of TE tensors")),
-        ([tensor("A", 4), 3], ("tensors_or_primfunc[1]", "int")),
+        (7, ("tensors", "int", "pit_tvm.model.compile")),
+        (tensor("A", 4), ("tensors", "a list of TE tensors")),
+        ([tensor("A", 4), 3], ("tensors[1]", "int")),
         ([], ("at least one block",)),
         ([tensor("A", 4)], ("at least one block",)),
         (ops.matmul()[2:], ("the input", "among them")),

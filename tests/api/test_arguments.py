@@ -72,6 +72,19 @@ def test_number_of_arrays_is_checked(matmul: Operator, count: int) -> None:
     refused(matmul, [lhs, rhs, rhs][:count], mask, ShapeError, "arguments", "lhs, rhs")
 
 
+def test_a_pattern_among_the_arrays_is_refused_with_advice(matmul: Operator) -> None:
+    lhs, rhs, mask = good()
+    refused(matmul, [lhs, rhs, mask], None, ShapeError, "arguments", "sparsity=...")
+
+
+def test_cu_seqlens_taken_for_lengths_are_refused_with_advice() -> None:
+    operator = pit_tvm.compile(op.matmul(6, 8, 8), sparse={"lhs": Lengths()})
+    plain, out = np.ones((8, 8), np.float32), poison((6, 8), "float32")
+    refused(
+        operator, [plain[:6], plain], [0, 1, 3, 6], ShapeError, "sparsity", "cumulative=True", out
+    )
+
+
 def test_extents_must_agree(matmul: Operator) -> None:
     lhs, rhs, mask = good()
     refused(matmul, [lhs, rhs[1:]], mask, ShapeError, "rhs")

@@ -45,7 +45,7 @@ CONV_TENSORS = op.conv2d(None, 3, 5, 9, 9, 3)
         (MATMUL_TENSORS, Mask(), AxisError, "^sparse.*dictionary.*Mask"),
         (MATMUL_TENSORS, {"lhs": Rows("0")}, ShapeError, "^Rows.dim of lhs"),  # type: ignore[arg-type]
         (MATMUL_TENSORS, {"lhs": (32, 1)}, AxisError, "^sparse.*lhs.*Mask.*tuple"),
-        (MATMUL_TENSORS, {"lhs": Mask}, AxisError, "^sparse.*lhs.*Mask"),
+        (MATMUL_TENSORS, {"lhs": Mask}, AxisError, r"^sparse.*lhs.*Grid.*write Mask\(\.\.\.\)"),
         (MATMUL_TENSORS, {"lhs": Mask(32)}, ShapeError, "^Mask of lhs.*2 extents"),
         (MATMUL_TENSORS, {"lhs": BlockMask(1, 2, 3)}, ShapeError, "^BlockMask of lhs.*2 extents"),
         (MATMUL_TENSORS, {"lhs": Rows(2)}, ShapeError, "^Rows.dim of lhs"),

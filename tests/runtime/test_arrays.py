@@ -245,6 +245,25 @@ def test_what_is_no_array_is_refused(array):
         kind(array)
 
 
+def test_what_the_library_of_an_array_refuses_is_told_by_name():
+    for error in (BufferError, RuntimeError, NotImplementedError):
+
+        class Refusing(Foreign):
+            def __dlpack__(self, error=error, **_):
+                raise error("not today")
+
+        refuse(DTypeError, f"^lhs: .*got {error.__name__}: not today", Refusing(None))
+
+
+@pytest.mark.parametrize(
+    ("shape", "advice"),
+    [((6, 4), "its transpose$"), ((2, 2, 6), r"\.reshape\(-1, 6\)$"), ((6, 6), r"\[6, 6\]$")],
+)
+def test_a_shape_that_is_nearly_right_is_refused_with_advice(shape, advice):
+    refuse(ShapeError, advice, np.zeros(shape, np.float32))
+    refuse(ShapeError, advice, torch.zeros(shape))
+
+
 def test_a_masked_array_is_refused():
     masked = np.ma.masked_array(np.zeros((4, 6), np.float32), mask=True)
     refuse(DTypeError, "expected a plain array", masked)
