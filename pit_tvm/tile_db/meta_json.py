@@ -41,26 +41,6 @@ def from_tuning_record(
     return TileRecord("pit", provenance, tile=tile, task=task, run_secs=secs, trace=trace)
 
 
-def to_tuning_record(record: TileRecord, mod: IRModule, target: Any) -> TuningRecord:
-    """The MetaSchedule record of a tile, for the workload ``mod`` that its trace applies to.
-
-    Parameters
-    ----------
-    mod
-        The unscheduled module of the record's task.
-    target
-        ``tvm.target.Target``, or what it is made from.
-    """
-    from tvm.s_tir import meta_schedule as ms
-    from tvm.target import Target
-
-    trace = replay(record, mod).trace
-    workload = ms.database.Workload(mod)
-    args = ms.arg_info.ArgInfo.from_entry_func(mod, remove_preproc=True)
-    wanted = target if isinstance(target, Target) else Target(target)
-    return ms.database.TuningRecord(trace, workload, list(record.run_secs), wanted, args)
-
-
 def replay(record: TileRecord, mod: IRModule) -> Schedule:
     """Apply a record's trace to its unscheduled module.
 

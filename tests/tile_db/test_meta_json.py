@@ -1,9 +1,8 @@
-"""Traces through JSON: replay, and MetaSchedule's records there and back."""
+"""Traces through JSON: replay, and records of MetaSchedule."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import tvm
@@ -15,7 +14,6 @@ from pit_tvm.errors import DatabaseError
 from pit_tvm.tile_db.meta_json import (
     from_tuning_record,
     replay,
-    to_tuning_record,
     trace_to_json,
 )
 from pit_tvm.tile_db.record import TileRecord, record_from_json
@@ -50,20 +48,6 @@ def test_record_from_json_replays_to_an_equal_module(seed: int) -> None:
     again = replay(record, workload_module(SPACE, TASK))
     tvm.ir.assert_structural_equal(again.mod, sch.mod)
     assert trace_to_json(again.trace) == trace_to_json(sch.trace)
-
-
-def test_metaschedule_record_comes_back_through_its_own_database(tmp_path: Path) -> None:
-    sch = scheduled(7)
-    record = recorded(sch)
-    mod = workload_module(SPACE, TASK)
-    files = [str(tmp_path / "workload.json"), str(tmp_path / "record.json")]
-    database = ms.database.JSONDatabase(*files)
-    database.commit_workload(mod)
-    database.commit_tuning_record(to_tuning_record(record, mod, TARGET))
-    (loaded,) = ms.database.JSONDatabase(*files).get_all_tuning_records()
-    assert str(loaded.target) == str(Target(TARGET))
-    back = from_tuning_record(loaded, tile_of(sch, TASK), TASK, record.provenance)
-    assert back == record
 
 
 def test_record_without_trace_cannot_be_replayed() -> None:
