@@ -10,11 +10,11 @@ from tvm.script.tirx import tile as Tx
 
 from pit_tvm.structs import Tile
 
-from .hopper_knobs import SHARED_LIMIT, RowsTile, knobs_of, require
+from .hopper_knobs import SHARED_LIMIT, RowsTile, as_tile, knobs_of, require
 
 COLUMNS = "columns-hopper"
-ISA = "sm_90a"
 HEIGHTS = (32, 64, 128)  # rows of a band
+_EXTENTS = ("height", "tile_n", "tile_k")
 
 
 @dataclass(frozen=True)
@@ -225,15 +225,9 @@ def columns_tile(tile: Tile) -> ColumnsTile:
 def starting_columns(dtype: str, height: int, flip: bool = False) -> tuple[Tile, ...]:
     """Tiles for micro-tiles of ``height`` rows; with ``flip`` of products turned."""
     tiles = FLIPPED if flip else STARTING
-    return tuple(_as_tile(knobs, dtype) for knobs in tiles if knobs.height == height)
+    return tuple(as_tile(k, COLUMNS, dtype, _EXTENTS) for k in tiles if k.height == height)
 
 
 def starting_ranges(dtype: str) -> tuple[Tile, ...]:
     """Tiles for one list of all bands."""
-    return tuple(_as_tile(knobs, dtype) for knobs in RANGES)
-
-
-def _as_tile(knobs: ColumnsTile, dtype: str) -> Tile:
-    rest = {name: getattr(knobs, name) for name in ("stages", "shared", "store_cols", "sms")}
-    extents = (knobs.height, knobs.tile_n, knobs.tile_k)
-    return Tile(COLUMNS, ISA, dtype, *extents, tuple(sorted(rest.items())))
+    return tuple(as_tile(knobs, COLUMNS, dtype, _EXTENTS) for knobs in RANGES)

@@ -11,11 +11,10 @@ from tvm.script.tirx import tile as Tx
 
 from pit_tvm.structs import Tile
 
-from .hopper_knobs import SHARED_LIMIT, TILE_K, RowsOptions, RowsTile, knobs_of, require
+from .hopper_knobs import SHARED_LIMIT, TILE_K, RowsOptions, RowsTile, as_tile, knobs_of, require
 from .hopper_primitives import SWIZZLES
 
 BLOCKS = "blocks-hopper"
-ISA = "sm_90a"
 SIDES = ("lhs", "rhs")
 HEIGHTS = (32, 64, 128, 256)  # of a band of rhs
 LHS_HEIGHTS = HEIGHTS[:3]
@@ -289,9 +288,5 @@ def blocks_tile(tile: Tile) -> BlocksTile:
 
 def starting_blocks(dtype: str, side: str, height: int) -> tuple[Tile, ...]:
     """Tiles for bands of ``height`` rows of lhs or columns of rhs."""
-    return tuple(_as_tile(knobs, dtype) for knobs in STARTING[side] if knobs.height == height)
-
-
-def _as_tile(knobs: BlocksTile, dtype: str) -> Tile:
-    rest = {name: getattr(knobs, name) for name in ("stages", "shared", "store_cols", "sms")}
-    return Tile(BLOCKS, ISA, dtype, knobs.height, knobs.other, TILE_K, tuple(sorted(rest.items())))
+    made = (knobs for knobs in STARTING[side] if knobs.height == height)
+    return tuple(as_tile(knobs, BLOCKS, dtype, ("height", "other")) for knobs in made)

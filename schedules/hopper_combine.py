@@ -43,7 +43,6 @@ def combined_rows(
     out_h: T.handle,
     *,
     dtype: T.constexpr,
-    out_dtype: T.constexpr,
     id_dtype: T.constexpr,
 ):
     """The template; ``combine_rows`` explains it."""
@@ -53,7 +52,7 @@ def combined_rows(
         weights = T.match_buffer(weights_h, (tokens, choices), "float32")
     if ids_h is not None:
         ids = T.match_buffer(ids_h, (tokens, choices), id_dtype)
-    out = T.match_buffer(out_h, (tokens, n), out_dtype)
+    out = T.match_buffer(out_h, (tokens, n), dtype)
     T.device_entry()
     per_row: T.let = T.truncdiv(n, CHUNK)
     bx = T.cta_id([T.truncdiv(tokens * T.truncdiv(n, CHUNK) + THREADS - 1, THREADS)])
@@ -85,44 +84,32 @@ def combined_rows(
                 for w in T.unroll(4):
                     total[w * 2] = total[w * 2] + factor * unpack(words[w], dtype, 0)
                     total[w * 2 + 1] = total[w * 2 + 1] + factor * unpack(words[w], dtype, 1)
-        if out_dtype == "float32":
-            for v in T.vectorized(4):
-                out[T.cast(token, "int64"), T.cast(col + v, "int64")] = total[v]
-            for v in T.vectorized(4):
-                out[T.cast(token, "int64"), T.cast(col + 4 + v, "int64")] = total[v + 4]
-        else:
-            for w in T.unroll(4):
-                T.ptx[PACK[out_dtype]](words[w], total[w * 2 + 1], total[w * 2])
-            T.ptx["st.global.v4.b32"](
-                out.ptr_to([T.cast(token, "int64"), T.cast(col, "int64")]),
-                *[words[i] for i in range(4)],
-            )
+        for w in T.unroll(4):
+            T.ptx[PACK[dtype]](words[w], total[w * 2 + 1], total[w * 2])
+        T.ptx["st.global.v4.b32"](
+            out.ptr_to([T.cast(token, "int64"), T.cast(col, "int64")]),
+            *[words[i] for i in range(4)],
+        )
 
 
-def combine_rows(
-    dtype: str, *, weighted: bool = False, ids: str = "", out_dtype: str | None = None
-) -> tvm.tirx.PrimFunc:
+def combine_rows(dtype: str, *, weighted: bool = False, ids: str = "") -> tvm.tirx.PrimFunc:
     """out[t, :] = sum over choices c, in order, of [weights[t, c] *] partial[t, c, :].
 
     Arguments of the kernel: partial (tokens, choices, n) of ``dtype``, [weights (tokens, choices)
-    float32,] [ids (tokens, choices) of type ``ids``,] groups, out (tokens, n) of ``out_dtype``
-    (``dtype`` if not given; float32 is possible). Choices whose id is no group, from 0 to
-    ``groups - 1``, and those whose weight is zero are not read. Sums are fp32 and in order: the
-    result does not depend on when rows were computed. n is a multiple of 8, tokens * n / 8 from 1
-    to `MOST_CHUNKS`.
+    float32,] [ids (tokens, choices) of type ``ids``,] groups, out (tokens, n) of ``dtype``.
+    Choices whose id is no group, from 0 to ``groups - 1``, and those whose weight is zero are not
+    read. Sums are fp32 and in order: the result does not depend on when rows were computed. n is a
+    multiple of 8, tokens * n / 8 from 1 to `MOST_CHUNKS`.
 
     Raises
     ------
-    ScheduleError (a ValueError) for other element types than float16, bfloat16 (and float32 out),
-    and for ids that are not int32 or int64
+    ScheduleError (a ValueError) for other element types than float16 and bfloat16, and for ids
+    that are not int32 or int64
     """
-    result = dtype if out_dtype is None else out_dtype
     if dtype not in UNPACK:
         raise ScheduleError(mismatch("dtype", "float16 or bfloat16", dtype))
-    if result not in (dtype, "float32"):
-        raise ScheduleError(mismatch("out_dtype", f"{dtype} or float32", result))
     if ids not in ("", "int32", "int64"):
         raise ScheduleError(mismatch("ids", "int32 or int64", ids))
     given = {"weights_h": weighted, "ids_h": bool(ids)}
     absent = {name: None for name, is_given in given.items() if not is_given}
-    return combined_rows.specialize(dtype=dtype, out_dtype=result, id_dtype=ids, **absent)
+    return combined_rows.specialize(dtype=dtype, id_dtype=ids, **absent)

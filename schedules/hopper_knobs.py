@@ -12,6 +12,7 @@ from pit_tvm.structs import Tile
 
 Knobs = TypeVar("Knobs")
 
+ISA = "sm_90a"
 TILE_K = 64  # elements: one 128-byte swizzle row of a 16-bit type
 SHARED_LIMIT = 232448  # bytes a CTA may use on sm_90
 WIDTHS = (16, 32, 64, 96)  # narrow instructions; those above follow more closely
@@ -46,6 +47,16 @@ def knobs_of(tile: Tile, kind: type[Knobs], families: Sequence[str], **extents: 
         raise TileNotFound(str(error)) from error
     made: Knobs = knobs
     return made
+
+
+def as_tile(
+    knobs: Any, family: str, dtype: str, extents: Sequence[str] = ("tile_m", "tile_n")
+) -> Tile:
+    """The tile of a set of knobs, as `knobs_of` reads it: ``extents`` names the knobs that its
+    extents stand for, with or without tile_k."""
+    rest = {field.name: int(getattr(knobs, field.name)) for field in fields(knobs)}
+    tile_m, tile_n, tile_k = (*map(rest.pop, extents), TILE_K)[:3]
+    return Tile(family, ISA, dtype, tile_m, tile_n, tile_k, tuple(sorted(rest.items())))
 
 
 @dataclass(frozen=True)

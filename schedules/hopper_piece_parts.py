@@ -11,10 +11,9 @@ from pit_tvm.selection.gpu_pieces import MOST_ROWS
 from pit_tvm.structs import Tile
 
 from .hopper_block_parts import lowest, ones
-from .hopper_knobs import SHARED_LIMIT, TILE_K, knobs_of, require
+from .hopper_knobs import SHARED_LIMIT, TILE_K, as_tile, knobs_of, require
 
 PIECES = "pieces-hopper"
-ISA = "sm_90a"
 WORD = 32  # rows whose liveness one word holds
 WORDS = MOST_ROWS // WORD  # of the rows of a tile with slots, at most
 
@@ -229,9 +228,4 @@ def pieces_tile(tile: Tile) -> PiecesTile:
 
 def starting_pieces(dtype: str) -> tuple[Tile, ...]:
     """Tiles of the family."""
-    return tuple(_as_tile(knobs, dtype) for knobs in STARTING)
-
-
-def _as_tile(knobs: PiecesTile, dtype: str) -> Tile:
-    rest = {name: getattr(knobs, name) for name in ("room", "stages", "consumers", "slots", "sms")}
-    return Tile(PIECES, ISA, dtype, knobs.rows, knobs.cols, TILE_K, tuple(sorted(rest.items())))
+    return tuple(as_tile(knobs, PIECES, dtype, ("rows", "cols")) for knobs in STARTING)

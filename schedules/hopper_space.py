@@ -11,7 +11,7 @@ Only combinations that ``RowsTile.check`` accepts are sampled. Two families shar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import tvm
@@ -22,12 +22,11 @@ from pit_tvm.selection.gpu_fit import even_heights, fitting
 from pit_tvm.structs import Tile, TileTask
 
 from .decisions import note, noted, pick
-from .hopper_knobs import knobs_of
+from .hopper_knobs import ISA, as_tile, knobs_of
 from .hopper_rows import SHARED_LIMIT, TILE_K, RowsTile, rows_kernel
 
 ROWS, GROUPS = "rows-hopper", "groups-hopper"
 FAMILIES = (ROWS, GROUPS)
-ISA = "sm_90a"
 DTYPES = ("float16", "bfloat16")
 
 # (tile_m, consumers, tile_n). Registers hold 64 rows x 256 columns of a consumer, or 128 x 128.
@@ -212,13 +211,6 @@ def rows_tile(tile: Tile) -> RowsTile:
     if tile.tile_k != TILE_K:
         raise TileNotFound(mismatch("tile.tile_k", TILE_K, tile.tile_k))
     return knobs_of(tile, RowsTile, FAMILIES, tile_m=tile.tile_m, tile_n=tile.tile_n)
-
-
-def as_tile(knobs: RowsTile, family: str, dtype: str, isa: str = ISA) -> Tile:
-    """The tile of a set of knobs: every further field of ``RowsTile`` is one of its knobs."""
-    rest = {field.name: int(getattr(knobs, field.name)) for field in fields(RowsTile)}
-    tile_m, tile_n = rest.pop("tile_m"), rest.pop("tile_n")
-    return Tile(family, isa, dtype, tile_m, tile_n, TILE_K, tuple(sorted(rest.items())))
 
 
 def for_groups(knobs: RowsTile, groups: int) -> RowsTile:

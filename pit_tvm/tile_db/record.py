@@ -118,7 +118,7 @@ def record_from_json(value: Any) -> TileRecord:
     return TileRecord(**fields)
 
 
-def make_provenance(device: str, arch: str, threads: int, trials: int = 0) -> Provenance:
+def make_provenance(device: str, arch: str, threads: int) -> Provenance:
     """Provenance of a measurement made now, with the versions that are installed."""
     from importlib.metadata import version
 
@@ -126,7 +126,7 @@ def make_provenance(device: str, arch: str, threads: int, trials: int = 0) -> Pr
 
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     tvm = version("apache-tvm")
-    return Provenance(device, arch, threads, tvm, __version__, now, trials)
+    return Provenance(device, arch, threads, tvm, __version__, now, trials=0)
 
 
 # --------------------------------------------------------------------------------------------

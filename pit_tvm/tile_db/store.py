@@ -178,18 +178,14 @@ class TileStore:
         """The records, one JSON object per line, as ``tiles.json`` has them."""
         return "".join(f"{json.dumps(record.to_json())}\n" for record in self._all)
 
-    def records(
-        self, family: str | None = None, dtype: str | None = None, isa: str | None = None
-    ) -> tuple[TileRecord, ...]:
-        """Tuned tiles with these properties; None takes any."""
+    def records(self, family: str | None = None) -> tuple[TileRecord, ...]:
+        """Tuned tiles of this family; None takes any."""
         return tuple(
             record
             for record in self._all
             if record.kind == "pit"
             and record.tile is not None
             and family in (None, record.tile.family)
-            and dtype in (None, record.tile.dtype)
-            and isa in (None, record.tile.isa)
         )
 
     def best(self, task: TileTask) -> TileRecord | None:
