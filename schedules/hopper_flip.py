@@ -21,7 +21,7 @@ from .hopper_dead import STORING, DeadRows
 from .hopper_flip_parts import FlipEpilogue, FlipSums, RowPosts
 from .hopper_flip_split import DepthSplit
 from .hopper_knobs import BAND, TILE_K, TILES_AHEAD
-from .hopper_ring import RhsTiles, release, steps_of
+from .hopper_ring import RhsTiles, matrices, release, steps_of
 from .hopper_walk import TileWalk
 
 
@@ -56,10 +56,8 @@ def flipped_rows(
     else:
         depth = T.meta_var(None)
     own = T.meta_var(options.matrix(groups, 1))
-    if options.rhs_layout == "kn":
-        rhs = T.match_buffer(rhs_h, (own, k, n * options.halves), options.dtype)
-    else:
-        rhs = T.match_buffer(rhs_h, (own, n * options.halves, k), options.dtype)
+    shape = T.meta_var(options.rhs_shape(own, n, k))
+    rhs = T.match_buffer(rhs_h, shape, options.dtype, layout=matrices(*shape))
     if bias_h is not None:
         bias = T.match_buffer(bias_h, (own, n * options.halves), options.dtype)
     if per_row_h is not None:

@@ -204,6 +204,13 @@ class RowsOptions:
         """What rhs and bias have for each group, or ``common`` where slots share them."""
         return common if self.slot else of_group
 
+    def rhs_shape(self, matrices: Any, n: Any, k: Any) -> tuple[Any, ...]:
+        """Extents of rhs, of so many ``matrices``."""
+        if self.gated == "interleaved":
+            return (matrices, n, 2, k)
+        wide = n * self.halves
+        return (matrices, k, wide) if self.rhs_layout == "kn" else (matrices, wide, k)
+
     def shared_bytes(self, knobs: RowsTile) -> int:
         """Bytes of shared memory of one CTA, those of the rows' bits included."""
         octets = knobs.consumers * 4 * 16 * (knobs.tile_n // self.halves // 8)

@@ -11,6 +11,17 @@ from tvm.script.tirx import tile as Tx
 from .hopper_knobs import TILE_K, TILES_AHEAD, RowsOptions, RowsTile
 
 
+def matrices(number: Any, *shape: Any) -> Any:
+    """Layout of so many matrices of a ``shape``, one behind the other, as TMA is told it: how far
+    they are apart takes more than 32 bits where they are large. Unsigned, like nothing else, it
+    shares no part with what a kernel counts."""
+    strides: list[Any] = [1]
+    for extent in shape[:0:-1]:
+        strides.insert(0, strides[0] * extent)
+    apart = T.cast(strides[0], "uint64") * T.cast(shape[0], "uint64")
+    return T.TileLayout(T.S[(number, *shape) : (apart, *strides)])
+
+
 def steps_of(k: Any, depth: Any) -> Any:
     """Steps of `TILE_K` in the depth ``k``, or in what the buffer ``depth`` says of it, at least
     one: a tile is told with its first step."""

@@ -31,7 +31,7 @@ from .hopper_epilogue import Epilogue, EpilogueRows
 from .hopper_flip import flipped_rows
 from .hopper_knobs import SHARED_LIMIT, TILE_K, TILES_AHEAD, RowsOptions, RowsTile
 from .hopper_primitives import register
-from .hopper_ring import RhsTiles, TilePosts, announce, release, steps_of
+from .hopper_ring import RhsTiles, TilePosts, announce, matrices, release, steps_of
 from .hopper_walk import TileWalk
 
 __all__ = ["SHARED_LIMIT", "TILE_K", "RowsOptions", "RowsTile", "rows_kernel"]
@@ -82,12 +82,8 @@ def gathered_rows(
     else:
         depth = T.meta_var(None)
     own = T.meta_var(options.matrix(groups, 1))
-    if options.gated == "interleaved":
-        rhs = T.match_buffer(rhs_h, (own, n, 2, k), options.dtype)
-    elif options.rhs_layout == "kn":
-        rhs = T.match_buffer(rhs_h, (own, k, n * options.halves), options.dtype)
-    else:
-        rhs = T.match_buffer(rhs_h, (own, n * options.halves, k), options.dtype)
+    shape = T.meta_var(options.rhs_shape(own, n, k))
+    rhs = T.match_buffer(rhs_h, shape, options.dtype, layout=matrices(*shape))
     if bias_h is not None:
         bias = T.match_buffer(bias_h, (own, n * options.halves), options.dtype)
     if per_row_h is not None:

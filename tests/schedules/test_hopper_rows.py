@@ -43,6 +43,19 @@ def test_tile_width_decides_the_instruction_and_clusters_multicast() -> None:
     assert "multicast::cluster" in source
 
 
+@pytest.mark.parametrize("flip", [0, 1])
+@pytest.mark.parametrize("options", [{}, {"rhs_layout": "kn"}, {"packed": True}])
+def test_how_far_matrices_of_weights_are_apart_takes_64_bits(
+    flip: int, options: dict[str, Any]
+) -> None:
+    source = source_of(
+        knobs=RowsTile(tile_m=64, tile_n=64, consumers=1, stages=4, flip=flip), **options
+    )
+    told = re.findall(r"auto tensormap_arg_\d+ = (.*\b[nk]\W.*\b[nk]\W.*);", source)
+    assert len(told) == 1  # k * n elements; others are those of a row
+    assert len(re.findall(r"\(uint64_t\)[nk]\b", told[0])) == 2
+
+
 def test_bias_and_activation_are_parameters() -> None:
     plain = source_of()
     full = source_of(bias=True, act="relu")
