@@ -18,6 +18,8 @@ SHARED_LIMIT = 232448  # bytes a CTA may use on sm_90
 WIDTHS = (16, 32, 64, 96)  # narrow instructions; those above follow more closely
 BAND = 16  # live rows that a flipped tile's producer gathers, and its epilogue stores, at once
 TILES_AHEAD = 4  # tiles that the producer announces before the consumers reach them
+MOST_GROUPS = 1024  # that a walk tells apart
+MOST_RASTER = 2**10  # times the tiles beside each other it is counted in 32 bits
 ACTS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 
 
@@ -121,6 +123,12 @@ class RowsTile:
 
     def check(self) -> None:
         """Raise ScheduleError (a ValueError) for a combination that the template cannot build."""
+        rules = {
+            "2 stages or more": self.stages >= 2,  # consumers hold one while they ask for the next
+            f"most_groups from 1 to {MOST_GROUPS}": 1 <= self.most_groups <= MOST_GROUPS,
+            f"raster from 1 to {MOST_RASTER}": 1 <= self.raster <= MOST_RASTER,
+        }
+        require("rows_kernel", self, rules)
         if self.flip:
             self._check_flipped()
             return
@@ -242,6 +250,8 @@ class RowsOptions:
             or (self.gated == "none" and self.accumulate == 0 and not self.live_bits),
             "share 1 and most_groups 1 for packed": not self.packed
             or (self.share == 1 and knobs.most_groups == 1),
+            # A warp that stores zeros could lag behind the thread that asks TMA for packed rows.
+            "flip for packed with fills": bool(knobs.flip) or not (self.packed and self.fills),
             "gated none and no row_scale for row_bias": not self.row_bias
             or (self.gated == "none" and not self.row_scale),
             **self._one_list(knobs),

@@ -77,7 +77,7 @@ class PiecesTile:
             "room a multiple of 8 from 16 to 64": self.room in range(16, 65, 8),
             "consumers 2, 3 or 4": self.consumers in (2, 3, 4),
             "stages a multiple of consumers up to 16": self.stages % self.consumers == 0
-            and self.stages <= 16,
+            and self.consumers <= self.stages <= 16,
             f"at most {SHARED_LIMIT} bytes of shared memory": self.shared_bytes <= SHARED_LIMIT,
         }
         require("pieces_kernel", self, rules)

@@ -8,7 +8,9 @@ from tvm.script import tirx as T
 
 from pit_tvm.selection.gpu_fit import HEIGHT_STEP, PER_ELEMENT, PER_GATHERED, PER_ROW
 
-KEY_GROUPS, MOST_KEY = 1024, 2**20  # most groups, and counts that are told apart
+from .hopper_knobs import MOST_GROUPS
+
+MOST_KEY = 2**20  # counts that are told apart
 # Bands of a group, on average, below which its weights are what takes time.
 FEW_BANDS = 2
 
@@ -94,7 +96,9 @@ class TileWalk:
             if g < self.groups:
                 self.lives[g] = self.count[g]
                 # A key for each group: no two are equal.
-                self.before[g] = T.min(self.lives[g], MOST_KEY) * KEY_GROUPS + (KEY_GROUPS - 1 - g)
+                self.before[g] = T.min(self.lives[g], MOST_KEY) * MOST_GROUPS + (
+                    MOST_GROUPS - 1 - g
+                )
         T.cuda.cta_sync()
         for turn in T.serial(rounds):
             g: T.let = turn * threads + thread

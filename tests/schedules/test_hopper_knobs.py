@@ -35,6 +35,12 @@ def test_registers_stay_within_one_multiprocessor(consumers: int) -> None:
         ({"lag": 1, "stages": 2}, "lag"),
         ({"cluster": 4}, "cluster"),
         ({"stages": 99}, "shared memory"),
+        ({"stages": 1}, "2 stages"),  # the first step of k keeps it until the second has come
+        ({"stages": 1, "flip": 1, "tile_n": 128}, "2 stages"),
+        ({"raster": 0}, "raster"),
+        ({"raster": 2**20}, "raster"),
+        ({"most_groups": 0}, "most_groups"),
+        ({"most_groups": 1025, "stages": 2}, "most_groups"),
     ],
 )
 def test_a_tile_that_cannot_be_built_says_which_rule_it_breaks(
@@ -66,6 +72,7 @@ def test_a_tile_that_cannot_be_built_says_which_rule_it_breaks(
         ({"rhs_layout": "kn"}, {"tile_n": 168, "stages": 5}, "multiple of 64"),
         ({"rhs_layout": "kn", "gated": "halves"}, {"tile_n": 192}, "multiple of 128"),
         ({"gated": "halves"}, {"tile_n": 168, "stages": 5}, "multiple of 16"),
+        ({"packed": True, "fills": True}, {}, "packed with fills"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(

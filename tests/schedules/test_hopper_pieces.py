@@ -107,6 +107,7 @@ def test_ranges_of_tiles_with_slots_let_ctas_end_together() -> None:
         ({"room": 44}, "room"),
         ({"consumers": 1}, "consumers"),
         ({"stages": 6, "consumers": 4}, "stages"),
+        ({"stages": 0}, "stages"),
         ({"rows": 1024}, "shared memory"),
     ],
 )
