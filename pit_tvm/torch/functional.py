@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 
 from ..errors import DTypeError, ShapeError, mismatch
 from ..op.epilogue import ACTIVATIONS
-from ..runtime.torch_arrays import check_plain, check_strided
+from ..runtime.torch_arrays import check_contiguous, check_plain, check_strided
 from .operators import grouped_choices, linear_operator, moe_layer, result_type, spec_of
 
 
@@ -155,7 +155,8 @@ def moe_feed_forward(
     if activation is None:
         raise DTypeError(mismatch("activation", f"one of {', '.join(ACTIVATIONS)}", None))
     _check_tensors({"up": up, "down": down, "expert_weights": expert_weights})
-    _check(x, up, None, 3, activation)
+    _check(x, up, None, 3, activation, "up")
+    _check_type("down", down, x, x.dtype)
     _check_ids("expert_ids", expert_ids)
     _check_routing(x, expert_ids, expert_weights)
     experts, wide, hidden = up.shape
@@ -175,19 +176,36 @@ def _check(
     bias: torch.Tensor | None,
     rank: int,
     activation: str | None,
+    name: str = "weight",
 ) -> None:
-    """What the fake implementations need to be able to tell a shape, and torch to call them."""
-    _check_tensors({"x": x, "weight": weight, **({} if bias is None else {"bias": bias})})
+    """What the fake implementations need to be able to tell a shape, and torch to call them; and
+    what operators would refuse by names of their own. ``name`` is that of ``weight``."""
+    _check_tensors({"x": x, name: weight, **({} if bias is None else {"bias": bias})})
     if activation is not None and not isinstance(activation, str):
         expected = f"None or one of {', '.join(ACTIVATIONS)}"
         raise DTypeError(mismatch("activation", expected, repr(activation)))
     if weight.dim() != rank:
-        raise ShapeError(mismatch("weight", f"{rank} dimensions", tuple(weight.shape)))
+        raise ShapeError(mismatch(name, f"{rank} dimensions", tuple(weight.shape)))
     if x.dim() < 1 or x.shape[-1] != weight.shape[-1]:
-        expected = f"[..., {weight.shape[-1]}], the depth of weight"
+        expected = f"[..., {weight.shape[-1]}], the depth of {name}"
         raise ShapeError(mismatch("x", expected, tuple(x.shape)))
     if x.shape[-1] == 0:
         raise ShapeError(mismatch("x", "a depth of at least 1", tuple(x.shape)))
+    _check_type(name, weight, x, x.dtype)
+    if bias is not None:
+        _check_type("bias", bias, x, torch.int32 if x.dtype == torch.int8 else x.dtype)
+
+
+def _check_type(name: str, array: torch.Tensor, x: torch.Tensor, dtype: torch.dtype) -> None:
+    if array.dtype != dtype:
+        expected, advice = f"{dtype} with x of {x.dtype}", f"convert it with .to({dtype})"
+        raise DTypeError(mismatch(name, expected, array.dtype, advice))
+
+
+def _check_contiguous(**arrays: torch.Tensor | None) -> None:
+    for name, array in arrays.items():
+        if array is not None:
+            check_contiguous(name, array)
 
 
 def _check_tensors(arrays: Mapping[str, object]) -> None:
@@ -243,9 +261,11 @@ def _linear_rows(
     kind: str,
     activation: str | None,
 ) -> torch.Tensor:
+    flat = x.reshape(-1, x.shape[-1])
+    _check_contiguous(x=flat, weight=weight, bias=bias)
     operator = linear_operator(x, weight, kind, bias is not None, activation)
     operands = (weight,) if bias is None else (weight, bias)
-    out = operator(x.reshape(-1, x.shape[-1]), *operands, sparsity=pattern)
+    out = operator(flat, *operands, sparsity=pattern)
     return out.reshape(*x.shape[:-1], weight.shape[0])
 
 
@@ -271,6 +291,7 @@ def _grouped_linear(
     activation: str | None,
 ) -> torch.Tensor:
     flat = x.reshape(-1, x.shape[-1])
+    _check_contiguous(x=flat, weight=weight, bias=bias)
     ids = group_ids.reshape(len(flat), -1) if len(flat) else group_ids.reshape(0, 1)
     out = grouped_choices(flat, ids.contiguous(), weight, bias, activation)
     return out.reshape(*group_ids.shape, weight.shape[1])
@@ -298,6 +319,7 @@ def _moe_feed_forward(
     gated: bool,
 ) -> torch.Tensor:
     flat = x.reshape(-1, x.shape[-1])
+    _check_contiguous(x=flat, up=up, down=down)
     sizes = (len(flat), expert_ids.shape[-1])
     ids, weights = (a.reshape(sizes).contiguous() for a in (expert_ids, expert_weights.float()))
     layer = moe_layer(x.device.type)

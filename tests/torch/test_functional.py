@@ -203,10 +203,40 @@ def test_moe_arguments_that_do_not_fit() -> None:
     up, down = torch.randn(GROUPS, 48, 16), torch.randn(GROUPS, 16, 24)
     with pytest.raises(ShapeError, match="down"):
         pit.moe_feed_forward(x, ids, weights, up, down[:, :8])
-    with pytest.raises(ShapeError, match="weight"):
+    with pytest.raises(ShapeError, match="up: expected 3 dimensions"):
         pit.moe_feed_forward(x, ids, weights, up[0], down)
     with pytest.raises(PitError, match="activation"):
         pit.moe_feed_forward(x, ids, weights, up, down, activation="sine")
+
+
+# Shapes of what is computed with, and what else each function takes.
+CALLS: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, torch.Tensor]]] = {
+    "linear_rows": ({"x": (6, K), "weight": (N, K), "bias": (N,)}, {"rows": torch.arange(3)}),
+    "grouped_linear": (
+        {"x": (6, K), "weight": (GROUPS, N, K), "bias": (GROUPS, N)},
+        {"group_ids": torch.zeros(6, dtype=torch.int32)},
+    ),
+    "moe_feed_forward": (
+        {"x": (6, K), "up": (GROUPS, 48, K), "down": (GROUPS, K, 24)},
+        {"expert_ids": torch.zeros(6, 1, dtype=torch.int32), "expert_weights": torch.rand(6, 1)},
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("function", "name"), [(function, name) for function in CALLS for name in CALLS[function][0]]
+)
+def test_errors_name_the_arguments_of_the_function(function: str, name: str) -> None:
+    shapes, others = CALLS[function]
+    given = {key: torch.randn(shape) for key, shape in shapes.items()}
+    call = getattr(pit, function)
+    if len(shapes[name]) > 1:
+        with pytest.raises(ShapeError, match=f"^{name}: expected a contiguous tensor"):
+            call(**given | {name: given[name].mT.contiguous().mT}, **others)
+    if name != "x":
+        expected = "torch.float32 with x of torch.float32, got torch.float16"
+        with pytest.raises(DTypeError, match=f"^{name}: expected {expected}"):
+            call(**given | {name: given[name].half()}, **others)
 
 
 @pytest.mark.parametrize("ids", [[0] * 5, torch.zeros(5), torch.zeros(5, dtype=torch.bool)])
