@@ -125,7 +125,7 @@ def signature(tensors: Sequence[Any]) -> tuple[object, ...]:
     """Everything about CUDA tensors that a check can depend on, but layouts and addresses."""
     key: list[object] = []
     for a in tensors:
-        key += (a.shape, a.dtype, a.get_device(), a.is_contiguous())
+        key += (a.shape, a.dtype, a.get_device(), a.is_contiguous(), a.is_neg())
     return tuple(key)
 
 

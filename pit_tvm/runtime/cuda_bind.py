@@ -209,5 +209,5 @@ def _key(value: Any, tensors: Sequence[Any], fresh: bool) -> tuple[object, ...]:
     has other addresses, so `CudaBinder._place` sees it."""
     key: list[object] = [value.layout, value.get_device(), fresh]
     for a in tensors:
-        key += (a.shape, a.dtype, a.is_contiguous())
+        key += (a.shape, a.dtype, a.is_contiguous(), a.is_neg())
     return tuple(key)

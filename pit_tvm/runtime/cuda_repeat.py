@@ -133,9 +133,12 @@ class CudaRepeats:
             return out, None
         look = self.look
         try:
+            for array in (sparsity, *given, out):
+                if array is not None and array.is_neg():  # DLPack does not say it
+                    return out, None
             number = look(table.address, -1, sparsity, *given, out)
-        except (BufferError, RuntimeError, TypeError, ValueError):
-            return out, None  # DLPack cannot express it: the long way says so
+        except (AttributeError, BufferError, RuntimeError, TypeError, ValueError):
+            return out, None  # no tensor, or none of DLPack's: the long way says so
         if number < 0:
             return out, None
         repeat = table.repeats[number]

@@ -93,6 +93,8 @@ def compare(tensor, want, i, found):
     found[0] = ((words[DEVICE] & T.int64(0xFFFFFFFF)) ^ T.int64(CPU)) | words[OFFSET]
     found[1] = words[DATA]
     found[0] = found[0] | (words[KIND] ^ want[i, 0]) | (found[1] & want[i, 1])
+    if T.And(found[1] == T.int64(0), want[i, 2] != T.int64(0)):  # elements without memory
+        found[0] = T.int64(1)
     if found[0] == T.int64(0):
         shape: T.let[T.handle("int64")] = field(tensor, SHAPE)
         extents = T.decl_buffer((RANK,), "int64", data=shape)

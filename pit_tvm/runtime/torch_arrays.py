@@ -98,11 +98,15 @@ def check_signs(name: str, array: Any) -> None:
 
 
 def address_of(name: str, array: Any, expected: str = "a dense tensor on the CPU") -> int:
-    """Where the first element of a strided tensor is; DTypeError if torch.func wraps it."""
+    """Where the first element of a strided tensor is; DTypeError if torch.func wraps it, or if
+    zeros, of a derivative, stand nowhere."""
     try:
-        return int(array.data_ptr())
+        found = int(array.data_ptr())
     except RuntimeError as error:
         raise DTypeError(mismatch(name, expected, "a tensor of torch.func")) from error
+    if not found and array.numel():
+        raise DTypeError(mismatch(name, expected, "zeros without memory", "pass .clone()"))
+    return found
 
 
 def check_plain(name: str, array: Any, expected: str = "a dense tensor") -> None:

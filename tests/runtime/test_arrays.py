@@ -297,6 +297,7 @@ def test_other_devices_and_layouts_are_refused():
     refuse(DTypeError, r"^lhs: expected an array on the CPU, got DLPack device \(2, 0\)", cuda)
     refuse(ShapeError, "to_dense", torch.eye(4, 6).to_sparse())
     refuse(ShapeError, "resolve_neg", torch._neg_view(torch.ones(4, 6)))
+    refuse(DTypeError, "zeros without memory; pass .clone", torch._efficientzerotensor((4, 6)))
 
 
 def test_read_only_results_are_refused():

@@ -48,6 +48,11 @@ TENSORS: dict[str, tuple[Callable[[Any], Any], type[PitError], str]] = {
     "fake": (fake, DTypeError, "a dense CUDA tensor, got FakeTensor"),
     "behind": (lambda x: Behind(x.shape, x.dtype), DTypeError, "a dense CUDA tensor, got Behind"),
     "negated": (torch._neg_view, ShapeError, "a plain tensor, got a negated view"),
+    "zeros": (
+        lambda x: torch._efficientzerotensor(x.shape, dtype=x.dtype),
+        DTypeError,
+        "a dense CUDA tensor, got zeros without memory; pass .clone()",
+    ),
     "nested": (lambda x: nested(x, torch.strided), DTypeError, "a dense .* got a nested tensor"),
     "jagged": (lambda x: nested(x, torch.jagged), DTypeError, "a dense .* got a nested tensor"),
     "sparse": (lambda x: x.to_sparse(), ShapeError, "a strided tensor, got torch.sparse_coo"),
@@ -76,7 +81,7 @@ def bound(binder: CudaBinder, given: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "place"),
     [(name, place) for name in TENSORS for place in MATRICES]
-    + [(name, "sparsity") for name in ("fake", "behind", "negated", "sparse")],
+    + [(name, "sparsity") for name in ("fake", "behind", "negated", "zeros", "sparse")],
 )
 def test_tensors_without_dense_memory_are_refused(
     name: str, place: str, binder: CudaBinder
@@ -84,9 +89,7 @@ def test_tensors_without_dense_memory_are_refused(
     make, error, says = TENSORS[name]
     given = good()
     bad = given | {place: make(given[place])}
-    # In the first call and behind one that was fine. Views that torch negates are not contiguous,
-    # so none is like such a call.
-    for _ in range(1 if name == "negated" else 2):
+    for _ in range(2):  # in the first call, and behind one that was fine
         with pytest.raises(error, match=f"^{place}: expected {says}"):
             bound(binder, bad)
         bound(binder, given)
@@ -140,8 +143,8 @@ def test_parameters_and_their_kin_pass(binder: CudaBinder) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
-@pytest.mark.parametrize("name", ["fake", "behind"])
-def test_calls_with_tensors_without_memory_repeat_nothing(
+@pytest.mark.parametrize("name", ["fake", "behind", "negated", "zeros"])
+def test_calls_with_tensors_without_dense_memory_repeat_nothing(
     name: str, place: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(cuda_repeat, "is_capturing", lambda: False)

@@ -49,6 +49,7 @@ ARRAYS: dict[str, tuple[Any, bool]] = {
     "part": (torch.ones(9, *SHAPE)[5], True),
     "requires grad": (torch.ones(SHAPE, requires_grad=True), True),
     "negated": (torch._neg_view(torch.ones(SHAPE)), False),
+    "without memory": (torch._efficientzerotensor(SHAPE), False),
     "numpy read only": (read_only(), False),
     "sparse": (torch.ones(SHAPE).to_sparse(), False),
     "meta": (torch.ones(SHAPE, device="meta"), False),
