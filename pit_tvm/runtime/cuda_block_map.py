@@ -11,6 +11,7 @@ from typing import Any
 
 from ..schedules.hopper_knobs import TILE_K
 from ..structs import BitMask, BlockMask, MicroTile, SparsitySpec
+from .argument import MOST_ELEMENTS
 from .cuda_arrays import empty_of
 from .cuda_detect import MaskPlans, rows_of
 from .cuda_detect_plan import MaskPlan
@@ -18,6 +19,12 @@ from .cuda_modules import CudaKernels, GetModule
 from .cuda_view import CudaView
 
 MOST_BITS = 16  # of an entry that a kernel reads as it is
+
+
+def _span(value: Any) -> int:
+    """Elements from the first one of a tensor to its last, in memory."""
+    steps = zip(value.shape, value.stride(), strict=True)
+    return 1 + sum((extent - 1) * stride for extent, stride in steps)
 
 
 @dataclass(frozen=True)
@@ -95,9 +102,11 @@ class BlockMapper(Mapper):
             spec.extents[self._band_dim] // self._height,
             spec.extents[self._k] // TILE_K,
         )
+        if _span(value) > MOST_ELEMENTS:  # kernels count places in 32 bits
+            value = value.contiguous()
         strides = value.stride()
-        size = 1 + sum((e - 1) * s for e, s in zip(value.shape, strides, strict=True))
-        return BlockMap(value, size, (high, deep, strides[self._band_dim], strides[self._k]))
+        places = (high, deep, strides[self._band_dim], strides[self._k])
+        return BlockMap(value, _span(value), places)
 
     def _folded(self, argument: str, value: Any, shape: tuple[int, ...], keep: int) -> BlockMap:
         extents = (self._height, TILE_K) if self._k else (TILE_K, self._height)

@@ -20,7 +20,7 @@ from pit_tvm.runtime.cuda_watch import CountWatch
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.runtime.program import analyse
 from pit_tvm.schedules.hopper_block_parts import BLOCKS
-from pit_tvm.structs import SparsitySpec
+from pit_tvm.structs import MicroTile, SparsitySpec
 from tests.runtime.cuda_products import check_replays, memory, roundings, tiled
 
 torch = pytest.importorskip("torch")
@@ -91,6 +91,18 @@ def test_other_patterns_and_types_are_left_to_other_families(
     spec: SparsitySpec, sparse: str, options: dict[str, Any]
 ) -> None:
     assert form(spec, sparse, **options) is None
+
+
+def test_places_in_a_block_mask_fit_32_bits() -> None:
+    spec, micro_tile = pit_tvm.BlockMask(64, 64), MicroTile("lhs", "k", 1, (64, 1))
+    mapper: Any = BlockMapper(print, spec, micro_tile)
+    far = torch.empty_strided((64, 64), (2**26, 1), dtype=torch.bool, device="meta")
+    for mask, size, places in (
+        (far[:32], 31 * 2**26 + 64, (1, 1, 2**26, 1)),
+        (far, 64 * 64, (1, 1, 64, 1)),  # of a copy
+    ):
+        found = mapper._given(spec, mask)
+        assert (found.size, found.places) == (size, places)
 
 
 # --------------------------------------------------------------------------------------------
