@@ -8,6 +8,7 @@ from tvm.script import tirx as T
 from tvm.script.tirx import tile as Tx
 
 from .hopper_knobs import RowsOptions, RowsTile
+from .hopper_late import LateRows
 
 
 @T.meta_class
@@ -22,7 +23,15 @@ class Epilogue:
 
     def __init__(self, pool: Any, knobs: RowsTile, options: RowsOptions) -> None:
         warps = knobs.consumers * 4
-        self.staged = pool.alloc((warps, 16, knobs.store_cols + 8), options.dtype, align=16)
+        self.width = knobs.tile_n // options.halves
+        self.blocks = knobs.tile_m // knobs.consumers // 64
+        self.late = None
+        if knobs.late:
+            rows = self.blocks * 16
+            self.late = LateRows(pool, warps, rows, self.width, options.dtype, knobs.late)
+            self.staged = self.late.staged
+        else:
+            self.staged = pool.alloc((warps, 16, knobs.store_cols + 8), options.dtype, align=16)
         self.bias = pool.alloc((warps, 256), options.dtype, align=16)
         self.octets = None
         if options.live_bits:
@@ -32,11 +41,9 @@ class Epilogue:
         self.options = options
         self.halves = options.halves
         self.paired = options.gated == "interleaved"
-        self.width = knobs.tile_n // self.halves
         self.cols = knobs.store_cols
         self.lanes = knobs.store_cols // 8  # that store one staged row
         self.at_once = 32 // self.lanes  # staged rows that a warp stores at once
-        self.blocks = knobs.tile_m // knobs.consumers // 64
         self.stores = 16 // self.at_once
         self.by_pair = options.accumulate > 0 or options.per_row != ""
         self.into = max(options.accumulate, 1)
@@ -45,7 +52,13 @@ class Epilogue:
     def ask(self, mine, ids, group, row0, live, warp, lane):
         """Ask for the ids of this lane's rows; they are needed after the k loop. Without ``ids``
         rows go to their own places."""
-        if self.options.accumulate == 0:
+        if self.late is not None:
+            for p in T.unroll(self.blocks):
+                at: T.let = row0 + p * 64 + warp * 16 + T.truncmod(lane, 16)
+                mine.rows[p] = -1
+                if at < live:
+                    mine.rows[p] = self.target(ids, group, at)
+        elif self.options.accumulate == 0:
             for p in T.unroll(self.blocks * self.stores):
                 at: T.let = (
                     row0
@@ -112,10 +125,13 @@ class Epilogue:
 
     @T.inline
     def write(self, mine, acc, out, live, col0, part, lane):
-        """Finish the accumulators and store or add them at columns from ``col0``.
+        """Finish the accumulators and store or add them at columns from ``col0``, or keep them
+        where they are stored late.
 
         ``live`` gets the bits of what is not zero, unless it is None.
         """
+        if self.late is not None:
+            self.late.make_room(out, part, lane)
         if self.options.accumulate > 1:
             for p in T.unroll(self.blocks * 2):
                 if mine.pair_rows[p] >= 0:
@@ -138,8 +154,30 @@ class Epilogue:
             rows=mine.rows,
             pair_rows=mine.pair_rows,
             accumulate=self.options.accumulate,
+            late=int(self.late is not None),
             **self.live_config(live, mine),
         )
+
+        if self.late is not None:
+            self.late.keep(mine.rows, col0)
+
+    @T.inline
+    def begin(self):
+        """Before the first tile."""
+        if self.late is not None:
+            self.late.begin()
+
+    @T.inline
+    def between(self, out, part, lane):
+        """In every k step: some rows of the tile before go to ``out``."""
+        if self.late is not None:
+            self.late.copy(out, part, lane, self.late.each)
+
+    @T.inline
+    def finish(self, out, part, lane):
+        """Behind the last tile."""
+        if self.late is not None:
+            self.late.finish(out, part, lane)
 
     def live_config(self, live: Any, mine: Any) -> dict[str, Any]:
         """What SWrite is told of the bits in ``live``; nothing where it is None."""

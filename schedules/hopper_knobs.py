@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from pit_tvm.errors import ScheduleError, TileNotFound, mismatch
@@ -56,7 +56,9 @@ def as_tile(
 ) -> Tile:
     """The tile of a set of knobs, as `knobs_of` reads it: ``extents`` names the knobs that its
     extents stand for, with or without tile_k."""
-    rest = {field.name: int(getattr(knobs, field.name)) for field in fields(knobs)}
+    said = {one.name: one.metadata.get("said", True) for one in fields(knobs)}
+    values = {name: int(getattr(knobs, name)) for name in said}
+    rest = {name: value for name, value in values.items() if value or said[name]}
     tile_m, tile_n, tile_k = (*map(rest.pop, extents), TILE_K)[:3]
     return Tile(family, ISA, dtype, tile_m, tile_n, tile_k, tuple(sorted(rest.items())))
 
@@ -76,6 +78,8 @@ class RowsTile:
     output columns in blocks of 64 per consumer, and as many live rows as the count asks for, in
     steps of 8 up to tile_m; ``cluster`` CTAs share a tile's depth then. lag is 0, and
     store_cols has no meaning.
+    ``late``: rows of a finished tile that each warp copies to memory in a k step of the next tile,
+    which all stay in shared memory until then; 0: threads store them at once, by store_cols.
     ``most_groups``: the most groups the kernel takes; 1 leaves the search for the group out.
     ``sms``: CTAs of the persistent grid, one per multiprocessor.
     """
@@ -89,6 +93,7 @@ class RowsTile:
     lag: int = 0
     store_cols: int = 64
     flip: int = 0
+    late: int = field(default=0, metadata={"said": False})  # 0 has no place in older records
     most_groups: int = 1
     sms: int = 132
 
@@ -118,7 +123,10 @@ class RowsTile:
             staged = self.consumers * 2 * BAND * (self.tile_n // self.consumers + 8) * 2
             posted = TILES_AHEAD * self.tile_m * 8
             return 1024 + ring + staged + posted + 10 * self.most_groups + 64
-        staged = self.consumers * 4 * (16 * (self.store_cols + 8) + 256) * 2
+        rows, wide = self.consumers * 64, self.store_cols
+        if self.late:
+            rows, wide = self.tile_m, self.tile_n
+        staged = (rows * (wide + 8) + self.consumers * 4 * 256) * 2
         return 1024 + ring + staged + 10 * self.most_groups + 48
 
     def check(self) -> None:
@@ -141,6 +149,7 @@ class RowsTile:
             "tile_n a multiple of 8 from 8 to 256": wide,
             "at most 128 accumulators per thread": fits,
             "store_cols 32, 64 or 128": self.store_cols in (32, 64, 128),
+            "late from 0 to 16": 0 <= self.late <= 16,
             "lag 0, or at most stages - 2": 0 <= self.lag <= max(0, self.stages - 2),
             "cluster 1 or 2, a divisor of sms": self.cluster in (1, 2)
             and self.sms % self.cluster == 0,
@@ -163,7 +172,7 @@ class RowsTile:
             "tile_m a multiple of 16 from 16 to 256": self.tile_m % BAND == 0
             and 16 <= self.tile_m <= 256,
             "at most 160 accumulators per thread": blocks * self.tile_m <= 320,
-            "lag 0": self.lag == 0,
+            "lag 0 and late 0": self.lag == 0 and self.late == 0,
             "cluster 1, or 2 with tile_n 64 per consumer, a divisor of sms": self.cluster
             in (1, 2 // max(blocks, 1))
             and self.sms % self.cluster == 0,
@@ -243,6 +252,8 @@ class RowsOptions:
             "share 1 or more": self.share >= 1,
             "accumulate 0 or more": self.accumulate >= 0,
             "accumulate 0 for live_bits": not self.live_bits or self.accumulate == 0,
+            "accumulate 0 and no live_bits for late": not knobs.late
+            or (self.accumulate == 0 and not self.live_bits),
             "rhs_layout nk or kn": self.rhs_layout in ("nk", "kn"),
             "gated none, halves or interleaved": self.gated in ("none", "halves", "interleaved"),
             "slot 0 or a multiple of tile_n": self.slot >= 0 and self.slot % knobs.tile_n == 0,

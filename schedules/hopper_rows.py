@@ -241,6 +241,7 @@ def gathered_rows(
         held = EpilogueRows(epilogue)
         prev: T.int32 = 0
         tile_group: T.int32 = 0
+        epilogue.begin()
         while tile_group >= 0:
             posts.ready.wait(read.stage, read.phase)
             tile_group = posts.slots[read.stage, 0]
@@ -281,6 +282,7 @@ def gathered_rows(
                             release(empty, prev, thread, CL)
                         prev = take.stage
                         take.advance()
+                        epilogue.between(out, part, lane)
                     if per_row_h is not None:
                         epilogue.fetch_per_row(held, per_row)
                     T.ptx.wgmma.wait_group.sync.aligned(0)
@@ -288,6 +290,7 @@ def gathered_rows(
                     if bias_h is not None:
                         epilogue.finish_bias()
                     epilogue.write(held, acc, out, live_bits, tile_col, part, lane)
+        epilogue.finish(out, part, lane)
         if dead_h is not None:
             walk.begin(T.truncdiv(bx, CL))
             zeros.store_rest(bx, walk.tiles() * steps, part, WGS * 4, lane)

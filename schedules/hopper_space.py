@@ -47,8 +47,10 @@ SPARE = (0, 1)  # stages less than shared memory has room for
 RASTER = (4, 8, 16)
 LAG = (0, 1)
 STORE_COLS = (64, 128)
-_USUAL = (0, 1, 0, 0)  # positions of the usual choices in the four lists above
-_LAGGING = (0, 1, 1, 0)  # the same with a lag
+LATE = (0, 2, 4)
+_USUAL = (0, 1, 0, 0, 0)  # positions of the usual choices in the five lists above
+_LAGGING = (0, 1, 1, 0, 0)  # the same with a lag
+_LATE = (0, 1, 0, 0, 2)  # with rows stored late
 # Forms and clusters of the candidates that are measured first, rows' and flipped ones in turn.
 _OFFSETS = (0, len(ROW_FORMS)) * 2
 _FIRST = (
@@ -104,7 +106,7 @@ def workload(task: TileTask) -> tirx.PrimFunc:
 
 def sample(sch: s_tir.Schedule, task: TileTask) -> None:
     """Sample the knobs and annotate the stand-in's block with them."""
-    choices = (range(len(FORMS)), CLUSTER, SPARE, RASTER, LAG, STORE_COLS)
+    choices = (range(len(FORMS)), CLUSTER, SPARE, RASTER, LAG, STORE_COLS, LATE)
     note(sch, "out", [pick(sch, values) for values in choices], task)
 
 
@@ -125,9 +127,9 @@ def kernel_module(knobs: RowsTile, dtype: str) -> tvm.IRModule:
 
 
 def decided(values: Sequence[int], groups: int) -> RowsTile:
-    """The knobs that sampled values stand for: form, cluster, spare, raster, lag, store_cols; all
-    the stages that fit but the spare."""
-    form, cluster, spare, raster, lag, store_cols = values
+    """The knobs that sampled values stand for: form, cluster, spare, raster, lag, store_cols, late;
+    all the stages that fit but the spare."""
+    form, cluster, spare, raster, lag, store_cols, late = values
     tile_m, consumers, tile_n = FORMS[form]
     knobs = RowsTile(
         tile_m=tile_m,
@@ -137,19 +139,22 @@ def decided(values: Sequence[int], groups: int) -> RowsTile:
         cluster=cluster,
         raster=raster,
         lag=lag,
-        store_cols=store_cols,
+        store_cols=STORE_COLS[0] if late else store_cols,
+        late=late,
     )
     if form >= len(ROW_FORMS):  # choices that have no meaning there are one choice
         shared_depth = cluster if tile_n == 64 * consumers else 1
-        knobs = replace(knobs, flip=1, cluster=shared_depth, lag=0, store_cols=STORE_COLS[0])
+        plain = {"lag": 0, "store_cols": STORE_COLS[0], "late": 0}
+        knobs = replace(knobs, flip=1, cluster=shared_depth, **plain)
     fitting = for_groups(knobs, groups)
     return fitting.with_stages(max(2, fitting.stages - spare))
 
 
 def kind_of(tile: Tile) -> tuple[int, ...]:
-    """Flipped tiles, and those whose CTAs work together, are others of the same extents."""
+    """Flipped tiles, those whose CTAs work together, and those that store late are others of the
+    same extents."""
     knobs = rows_tile(tile)
-    return knobs.flip, knobs.cluster
+    return knobs.flip, knobs.cluster, int(knobs.late > 0)
 
 
 def starts(task: TileTask) -> list[tuple[int, ...]]:
@@ -159,7 +164,11 @@ def starts(task: TileTask) -> list[tuple[int, ...]]:
         for first, forms, at in zip(_FIRST, (ROW_FORMS, FLIPPED_FORMS) * 2, _OFFSETS, strict=True)
         for form, cluster in first
     ]
-    return [*usual, (ROW_FORMS.index((128, 2, 240)), 0, *_LAGGING)]
+    late = [
+        (ROW_FORMS.index((128, 2, tile_n)), CLUSTER.index(cluster), *_LATE)
+        for tile_n, cluster in ((256, 1), (256, 2), (192, 2), (128, 2))
+    ]
+    return [*usual, *late, (ROW_FORMS.index((128, 2, 240)), 0, *_LAGGING)]
 
 
 def features(tile: Tile, task: TileTask) -> tuple[float, ...]:

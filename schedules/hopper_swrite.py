@@ -147,12 +147,15 @@ def swrite(call: Any, _sctx: Any) -> Any:
     ``per_row`` (local fp32, two rows per block): factors with ``scaled``, biases with ``shifted``;
     ``warp`` (of the CTA), ``lane``;
     ``rows`` (local int32) the out row of each 16-byte store of this lane, ``pair_rows`` that of the
-    two rows per block which its accumulators belong to, -1 for none; ``accumulate``. To say what is
+    two rows per block which its accumulators belong to, -1 for none; ``accumulate``; ``late``: rows
+    stay in the staged ones, which hold all of a warp's. To say what is
     not zero: ``live`` (uint8; rows, bytes), ``octets`` (shared uint8; warps, 16, width / 8), and
     ``live_rows`` (local int32) the out row of row lane // 2 of each block.
     """
     call = TilePrimitiveCall.downcast(call)
     values = _Values(call.config)
+    if int(call.config.get("late", 0)):
+        return _keep_rows(call, values)
     return _add_rows(call, values) if int(call.config["accumulate"]) else _store_rows(call, values)
 
 
@@ -184,6 +187,45 @@ def _add_rows(call: Any, values: _Values) -> Any:
     return impl
 
 
+@T.inline
+def _stage(staged, values, block, row0, col0, cols, convert):
+    """Convert up to ``cols`` columns from ``col0`` on of a warp's 16 rows, into ``staged`` from row
+    ``row0`` on."""
+    pair = T.alloc_local([4], "uint32")
+    for j in T.unroll(-(-cols // 16)):
+        if col0 + j * 16 < values.width:
+            # 8 x 8 blocks: rows 0-7 and 8-15 of columns 0-7, then of 8-15
+            for q in T.unroll(4):
+                if col0 + j * 16 + q // 2 * 8 < values.width:
+                    column = T.meta_var(col0 + j * 16 + q // 2 * 8)
+                    low: T.float32 = values.at(block, column, q % 2, 0)
+                    high: T.float32 = values.at(block, column, q % 2, 1)
+                    T.ptx[convert](pair[q], high, low)
+            row: T.let = row0 + T.truncmod(values.lane, 16)
+            if col0 + j * 16 + 8 < values.width:
+                T.ptx["stmatrix.sync.aligned.m8n8.x4.shared.b16"](
+                    staged.ptr_to([values.warp, row, j * 16 + T.truncdiv(values.lane, 16) * 8]),
+                    *[pair[i] for i in range(4)],
+                )
+            else:
+                T.ptx["stmatrix.sync.aligned.m8n8.x2.shared.b16"](
+                    staged.ptr_to([values.warp, row, j * 16]), pair[0], pair[1]
+                )
+
+
+def _keep_rows(call: Any, values: _Values) -> Any:
+    """Conversion of all of a warp's rows, which stay in ``staged`` (warps, rows, columns + 8)."""
+    staged = call.args[1].source
+    convert = f"cvt.rn.{PTX_TYPE[call.args[0].source.dtype]}x2.f32"
+
+    @T.prim_func(check_well_formed=False)
+    def impl():
+        for block in T.unroll(values.blocks):
+            _stage(staged, values, block, block * 16, 0, values.width, convert)
+
+    return impl
+
+
 def _store_rows(call: Any, values: _Values) -> Any:
     """Conversion and 16-byte stores, 16 rows x ``cols`` of a warp at a time through ``staged``.
 
@@ -200,31 +242,9 @@ def _store_rows(call: Any, values: _Values) -> Any:
 
     @T.prim_func(check_well_formed=False)
     def impl():
-        pair = T.alloc_local([4], "uint32")
         for block in T.unroll(blocks):
             for c in T.unroll(chunks):
-                for j in T.unroll(cols // 16):
-                    if c * cols + j * 16 < width:
-                        # 8 x 8 blocks: rows 0-7 and 8-15 of columns 0-7, then of 8-15
-                        for q in T.unroll(4):
-                            if c * cols + j * 16 + q // 2 * 8 < width:
-                                column = T.meta_var(c * cols + j * 16 + q // 2 * 8)
-                                low: T.float32 = values.at(block, column, q % 2, 0)
-                                high: T.float32 = values.at(block, column, q % 2, 1)
-                                T.ptx[convert](pair[q], high, low)
-                        if c * cols + j * 16 + 8 < width:
-                            T.ptx["stmatrix.sync.aligned.m8n8.x4.shared.b16"](
-                                staged.ptr_to(
-                                    [warp, T.truncmod(lane, 16), j * 16 + T.truncdiv(lane, 16) * 8]
-                                ),
-                                *[pair[i] for i in range(4)],
-                            )
-                        else:
-                            T.ptx["stmatrix.sync.aligned.m8n8.x2.shared.b16"](
-                                staged.ptr_to([warp, T.truncmod(lane, 16), j * 16]),
-                                pair[0],
-                                pair[1],
-                            )
+                _stage(staged, values, block, 0, c * cols, cols, convert)
                 T.cuda.warp_sync()
                 for p in T.unroll(stores):
                     row: T.let = rows[block * stores + p]

@@ -121,6 +121,7 @@ ORDER = {
         "hopper_primitives",
         "hopper_walk",
         "hopper_dead",
+        "hopper_late",
         "hopper_epilogue",
         "hopper_ring",
         "hopper_flip_parts",

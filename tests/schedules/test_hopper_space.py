@@ -41,7 +41,7 @@ def test_every_sampled_tile_is_legal_and_read_back(task: TileTask) -> None:
 @pytest.mark.parametrize("groups", [1, 2, 300])
 def test_every_decision_of_every_form_is_legal(groups: int) -> None:
     family = space.ROWS if groups == 1 else space.GROUPS
-    values = (space.CLUSTER, space.SPARE, space.RASTER, space.LAG, space.STORE_COLS)
+    values = (space.CLUSTER, space.SPARE, space.RASTER, space.LAG, space.STORE_COLS, space.LATE)
     for form in range(len(space.FORMS)):
         for ends in ([v[0] for v in values], [v[-1] for v in values]):
             knobs = space.decided([form, *ends], groups)
@@ -64,9 +64,10 @@ def test_candidate_becomes_the_kernel_with_the_stand_ins_parameters() -> None:
 def test_starts_are_decisions_of_the_space() -> None:
     starts = space.starts(ROWS)
     assert len(set(starts)) == len(starts) >= 16
-    values = (range(len(space.FORMS)), space.CLUSTER, space.SPARE, space.RASTER, space.LAG)
+    first = (range(len(space.FORMS)), space.CLUSTER, space.SPARE, space.RASTER, space.LAG)
+    values = (*first, space.STORE_COLS, space.LATE)
     for start in starts:
-        picked = [v[at] for v, at in zip((*values, space.STORE_COLS), start, strict=True)]
+        picked = [v[at] for v, at in zip(values, start, strict=True)]
         space.decided(picked, 1).check()
 
 
