@@ -27,7 +27,8 @@ _BYTES, _STEP = 2, 64  # of an element; depth of a step
 # rows, for each tile and for each column; of other tiles.
 _FEW_US, _FEW_COLUMN_US, _STEP_US = 0.235, 0.00063, 0.16
 _GATHER_US = (0.0026, 0.0027)  # of a row in a step; where tiles fit their height
-_WRITE_US = 4.4e-5  # of an element of the output, which no product hides
+# Of an element of the output, which no product hides: stored by threads, and late.
+_WRITE_US, _LATE_US = 4.4e-5, 1.0e-5
 _TILE_US = 0.78  # of a tile's start and end
 # The profile's rates are those of kernels that gather: copies in bulk get more from the cache, and
 # products less from memory.
@@ -67,7 +68,7 @@ class TileSizes:
     ``fitting``, for the tiles at the places ``fit``. ``blocks``: those of its rows that rest where
     none is live; ``sharing``: bands of a group that fetch their weights once; ``split``: CTAs that
     share a tile's depth; ``places``: tiles that are worked on at once. ``pace``, ``least``:
-    microseconds of a step for a row, and at least.
+    microseconds of a step for a row, and at least; ``write``: of an element that is stored.
     """
 
     width: Numbers
@@ -78,6 +79,7 @@ class TileSizes:
     places: Numbers
     pace: Numbers
     least: Numbers
+    write: Numbers
     fits: npt.NDArray[np.bool_]
     fit: npt.NDArray[np.intp]
     fitting: Fitting | None
@@ -90,7 +92,7 @@ class TileSizes:
         steps = np.ceil(math.ceil(work.k / _STEP) / self.split)
         area = rows * self.width
         waves = np.ceil(bands * columns / self.places)
-        each = step * steps + area * _WRITE_US + bands * _TILE_US
+        each = step * steps + area * self.write + bands * _TILE_US
         compute = waves * each / np.maximum(bands, 1.0)
         power = area * (columns * (2e-6 * work.k / _CHIP_TFLOPS))
         edges = (rows + fetched * self.width) * columns
@@ -138,6 +140,7 @@ def tile_sizes(tiles: Sequence[Tile]) -> TileSizes:
     consumers = np.array([tile.knob("consumers") for tile in tiles], np.float64)
     sms = float(tiles[0].knob("sms"))
     fits = np.array([bool(dict(tile.knobs).get("flip", 0)) for tile in tiles])
+    late = np.array([bool(dict(tile.knobs).get("late", 0)) for tile in tiles])
     split = np.where(fits, cluster, 1.0)
     element = 2e-6 * _STEP / np.where(consumers == 1, *_SM_TFLOPS)
     fit = np.flatnonzero(fits)
@@ -150,6 +153,7 @@ def tile_sizes(tiles: Sequence[Tile]) -> TileSizes:
         places=sms / split,
         pace=np.maximum(width * element, np.where(fits, _GATHER_US[1], _GATHER_US[0])),
         least=np.where(fits, _FEW_US + _FEW_COLUMN_US * width, _STEP_US),
+        write=np.where(late, _LATE_US, _WRITE_US),
         fits=fits,
         fit=fit,
         fitting=fitting(tall[fit], width[fit], sms / cluster[fit]) if fit.size else None,
