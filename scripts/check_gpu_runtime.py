@@ -27,7 +27,7 @@ BAND = (64, 1)  # zeros of an lhs that is stored [k, m]
 LARGE = 2**31
 
 
-def shapes(checker: Checker) -> Iterator[Shape]:
+def shapes() -> Iterator[Shape]:
     """One shape of every pattern, by kernels that are checked anyway, aligned and not."""
     for number, pattern in enumerate((*PATTERNS, "groups")):
         family = "grouped" if pattern == "groups" else ("linear", "matmul")[number % 2]
@@ -63,7 +63,7 @@ def _warm(checker: Checker, problem: Problem) -> None:
 def check_no_waiting(checker: Checker) -> list[str]:
     """Calls while torch refuses every synchronisation."""
     faults = []
-    for shape in shapes(checker):
+    for shape in shapes():
         problem = _draw(checker, shape, 1)
         _warm(checker, problem)
         torch.cuda.set_sync_debug_mode("error")
@@ -81,7 +81,7 @@ def check_no_waiting(checker: Checker) -> list[str]:
 def check_graphs(checker: Checker) -> list[str]:
     """One call captured, then replayed with other contents, operands and pattern."""
     faults = []
-    for shape in shapes(checker):
+    for shape in shapes():
         problem = _draw(checker, shape, 1)
         stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
@@ -106,7 +106,7 @@ def check_graphs(checker: Checker) -> list[str]:
 def check_streams(checker: Checker) -> list[str]:
     """Several streams at once, calls of one operator in all of them."""
     faults = []
-    for shape in shapes(checker):
+    for shape in shapes():
         problems = [_draw(checker, shape, seed) for seed in range(STREAMS)]
         _warm(checker, problems[0])
         streams = [torch.cuda.Stream() for _ in problems]
@@ -126,7 +126,7 @@ def check_streams(checker: Checker) -> list[str]:
 def check_threads(checker: Checker) -> list[str]:
     """Several threads that share an operator which none of them has called before."""
     faults = []
-    for shape in shapes(checker):
+    for shape in shapes():
         problems = [_draw(checker, shape, seed) for seed in range(THREADS)]
         errors: list[str] = []
         for problem in problems:

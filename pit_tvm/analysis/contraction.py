@@ -65,7 +65,7 @@ def contraction_of(func: tirx.PrimFunc, sparse: str) -> Contraction | None:
         return None
     sparse_axes = [_bare(info, i) for i in own.indices]
     dense_axes = [_bare(info, i) for i in other.indices]
-    group = _group(info, other, dense_axes)
+    group = _group(other, dense_axes)
     if "" in sparse_axes or dense_axes.count("") != (1 if group else 0):
         return None
     return _classify(info, own, other, (sparse_axes, dense_axes, out_axes), group)
@@ -172,7 +172,7 @@ def _bare(info: BlockInfo, index: object) -> str:
     return info.iter_vars.get(index, "") if isinstance(index, ir.Var) else ""
 
 
-def _group(info: BlockInfo, other: TensorLoad, dense_axes: list[str]) -> str:
+def _group(other: TensorLoad, dense_axes: list[str]) -> str:
     """Name of the index operand in the one index of ``other`` that is a gather; "" if none."""
     found = [i for i, axis in zip(other.indices, dense_axes, strict=True) if not axis]
     if len(found) != 1 or not isinstance(found[0], TensorLoad):
