@@ -36,6 +36,13 @@ class Argument:
         return as_tensor(self.name, array, dtype=self.dtype, shape=shape, writable=writable)
 
 
+def uneven(name: str, rows: int, sequences: int, cumulative: bool) -> ShapeError:
+    """The error of lengths, or cu_seqlens, of another number of sequences than ``rows`` hold."""
+    expected = f"a number of sequences that divides {rows} rows"
+    advice = "" if cumulative else "cu_seqlens want cu_seqlens= or Lengths(cumulative=True)"
+    return ShapeError(mismatch(name, expected, f"{max(sequences, 0)} sequences", advice))
+
+
 def check_number(name: str, shape: Sequence[int]) -> None:
     """Refuse an array of a ``shape`` that kernels cannot count; ShapeError names it."""
     if math.prod(shape) >= MOST_ELEMENTS:

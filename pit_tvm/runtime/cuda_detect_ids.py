@@ -15,7 +15,7 @@ from ..structs import Groups, Lengths, MicroTile, Rows, SparsitySpec
 from . import cuda_detect_cluster as cluster
 from . import cuda_detect_groups as sharing
 from . import cuda_detect_slices as slices
-from .argument import MOST_ELEMENTS
+from .argument import MOST_ELEMENTS, uneven
 from .cuda_arrays import (
     check_tensor,
     dtype_name,
@@ -141,9 +141,7 @@ class SlicePlan:
         rows, split, checked = self.rows, self.split, self.checked
         batch = self.value.numel() - spec.cumulative
         if batch < 0 or (rows % batch if batch else rows):
-            expected = f"a number of sequences that divides {rows} rows"
-            advice = "" if spec.cumulative else "cu_seqlens want Lengths(cumulative=True)"
-            raise ShapeError(mismatch(argument, expected, f"{max(batch, 0)} sequences", advice))
+            raise uneven(argument, rows, batch, spec.cumulative)
         padded = rows // batch if batch else 0
         pieces = max(1, -(-padded // slices.SPREAD))
         kind = f"{'sums' if spec.cumulative else 'lengths'}{'_both' * split}"

@@ -13,7 +13,7 @@ import tvm_ffi
 from ..errors import AxisError, DTypeError, ShapeError, mismatch
 from ..structs import Groups, Index, Lengths, MicroTile, Rows, SparsitySpec
 from . import detect_slices
-from .argument import pattern_array
+from .argument import pattern_array, uneven
 from .arrays import kind
 from .detect_plan import Build, capacity_of, check_micro_tile
 from .detect_workspace import Array, Take, Workspace, flat_view, fresh
@@ -159,9 +159,7 @@ class SliceCall:
         elif isinstance(self._spec, Groups):
             expected, got = f"{rows} ids", str(size)
         else:
-            expected = f"a number of sequences that divides {rows} rows"
-            got = f"{max(size - self._cumulative, 0)} sequences"
-            advice = "" if self._cumulative else "cu_seqlens want Lengths(cumulative=True)"
+            raise uneven(self._argument, rows, size - self._cumulative, self._cumulative)
         raise ShapeError(mismatch(self._argument, expected, got, advice))
 
     def _refuse_ids(self, ids: Array) -> None:

@@ -188,7 +188,9 @@ def _check(
         raise ShapeError(mismatch(name, f"{rank} dimensions", tuple(weight.shape)))
     if x.dim() < 1 or x.shape[-1] != weight.shape[-1]:
         expected = f"[..., {weight.shape[-1]}], the depth of {name}"
-        raise ShapeError(mismatch("x", expected, tuple(x.shape)))
+        turned = x.dim() > 0 and x.shape[-1] == weight.shape[-2]
+        advice = f"{name} is [..., out, in]: pass {name}.mT.contiguous()" if turned else ""
+        raise ShapeError(mismatch("x", expected, tuple(x.shape), advice))
     if x.shape[-1] == 0:
         raise ShapeError(mismatch("x", "a depth of at least 1", tuple(x.shape)))
     _check_type(name, weight, x, x.dtype)

@@ -143,6 +143,12 @@ def test_grouped_module() -> None:
     assert f"groups={GROUPS}" in repr(module)
 
 
+def test_a_weight_that_is_stored_in_by_out_is_refused_with_advice() -> None:
+    x, weight, _ = data()
+    with pytest.raises(ShapeError, match=r"^x: .*pass weight\.mT\.contiguous\(\)$"):
+        pit.linear_rows(x, weight.T.contiguous(), lengths=torch.ones(M, dtype=torch.int64))
+
+
 def test_a_pattern_must_be_given_once() -> None:
     x, weight, _ = data()
     with pytest.raises(ShapeError, match="exactly one of lengths"):
