@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..errors import DTypeError, mismatch
 from .functional import grouped_linear, linear_rows, moe_feed_forward
 
 
@@ -31,7 +32,19 @@ class LinearRows(torch.nn.Linear):
 
     @classmethod
     def of(cls, linear: torch.nn.Linear, *, activation: str | None = None) -> LinearRows:
-        """A module that shares the parameters of ``linear``."""
+        """A module that shares the parameters of ``linear``.
+
+        Raises
+        ------
+        DTypeError
+            No ``torch.nn.Linear``, or one whose weight or bias is computed from other parameters.
+        """
+        if not isinstance(linear, torch.nn.Linear):
+            raise DTypeError(mismatch("linear", "a torch.nn.Linear", type(linear).__name__))
+        for name in ("weight", "bias"):
+            if not isinstance(getattr(linear, name), torch.nn.Parameter | None):
+                advice = "see torch.nn.utils.parametrize.remove_parametrizations"
+                raise DTypeError(mismatch(f"linear.{name}", "a parameter", "a tensor", advice))
         made = cls(
             linear.in_features,
             linear.out_features,

@@ -149,6 +149,19 @@ def test_a_weight_that_is_stored_in_by_out_is_refused_with_advice() -> None:
         pit.linear_rows(x, weight.T.contiguous(), lengths=torch.ones(M, dtype=torch.int64))
 
 
+def test_modules_share_the_parameters_of_linear_layers_alone() -> None:
+    layer = torch.nn.Linear(K, N, bias=False)
+    assert pit.LinearRows.of(layer).weight is layer.weight
+    computed = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(K, N))
+    others: list[tuple[Any, str]] = [
+        (torch.nn.Conv1d(K, N, 1), "linear: expected a torch.nn.Linear, got Conv1d"),
+        (computed, "linear.weight: expected a parameter, got a tensor; see"),
+    ]
+    for other, says in others:
+        with pytest.raises(DTypeError, match=f"^{says}"):
+            pit.LinearRows.of(other)
+
+
 def test_a_pattern_must_be_given_once() -> None:
     x, weight, _ = data()
     with pytest.raises(ShapeError, match="exactly one of lengths"):
