@@ -248,6 +248,7 @@ ORDER = {
         "exporting",
         "onnx_sizes",
         "onnx_model",
+        "onnx_check",
         "onnx_import",
         "decomposing",
         "importer",

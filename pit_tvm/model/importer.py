@@ -114,7 +114,11 @@ def import_model(
     inputs = tuple(p.name for p in main.params)
     if mask not in inputs:
         raise ShapeError(mismatch("mask", f"an input of the program, {sorted(inputs)}", repr(mask)))
-    batch, tokens = _plane(main.params[inputs.index(mask)], main.params)
+    plane = main.params[inputs.index(mask)]
+    if len(extents_of(plane)) != 2:
+        expected = f"{mask} with two dimensions, [batch, tokens]"
+        raise ShapeError(mismatch("mask", expected, str(plane.ty)))
+    batch, tokens = _plane(plane, main.params)
     others = sorted(set(most) - {tokens.name}) if is_onnx(model) else []
     if others:
         expected = f"tables that are cut to the length of {mask} only"

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm import ir, relax, tirx
+from tvm import ir, relax, tirx, topi
 from tvm.ir import prim
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, get_numpy
 
@@ -17,6 +17,7 @@ from ..errors import PitError, UnsupportedModel, mismatch
 from ..quick_stacks import quick_stacks
 from .converters import from_start
 from .faults import CODE_FAULTS
+from .onnx_check import check_graph
 from .onnx_sizes import (
     Sizes,
     as_sizes,
@@ -29,6 +30,8 @@ from .onnx_sizes import (
 )
 from .rebuild import extents_of, same_extents, shape_of
 
+# These folded all axes behind the named one as well, before opset 13.
+_ALONG_LAST, _ONE_AXIS = ("Hardmax", "LogSoftmax", "Softmax"), 13
 _LEAVE_OUT = "export it otherwise, or leave that part out of the model"
 
 
@@ -41,20 +44,22 @@ def translate_onnx(model: Any) -> tuple[tvm.IRModule, dict[str, int], tuple[str,
     UnsupportedModel
         An operator is not known to TVM, or not in this form.
     """
-    from onnx import inliner
+    from onnx import checker, inliner
 
     if model.functions:
         model = inliner.inline_local_functions(model)
     versions = [o.version for o in model.opset_import if o.domain in ("", "ai.onnx")]
+    opset = versions[0] if versions else 1
+    check_graph(model.graph, opset)
     importer = _Importer({}, {}, keep_params_in_input=False, sanitize=False)
     said = io.StringIO()
     try:
         # The importer prints what it fails at.
         with quick_stacks(), contextlib.redirect_stdout(said):
-            module = importer.from_onnx(model.graph, versions[0] if versions else 1)
+            module = importer.from_onnx(model.graph, opset)
     except PitError:
         raise
-    except CODE_FAULTS as error:
+    except (*CODE_FAULTS, checker.ValidationError) as error:  # that is: weights of another file
         expected, got = "an ONNX graph that TVM's importer knows", " ".join(str(error).split())
         raise UnsupportedModel(mismatch("model", expected, got, _LEAVE_OUT)) from error
     names = tuple(output.name for output in model.graph.output)
@@ -65,11 +70,40 @@ def _with_tuple(module: tvm.IRModule) -> tvm.IRModule:
     main = module["main"]
     body = relax.SeqExpr(main.body.blocks, relax.Tuple([main.body.body]))
     returned = relax.TupleType([main.body.body.ty])
-    made = relax.Function(main.params, body, returned, attrs=main.attrs)
-    return relax.transform.Normalize()(tvm.IRModule({"main": made}))
+    # Beside it there may be functions that operators became at once.
+    module["main"] = relax.Function(main.params, body, returned, attrs=main.attrs)
+    return relax.transform.Normalize()(module)
 
 
 # --------------------------------------------------------------------------------------------
+
+
+class _Builder(relax.BlockBuilder):
+    """What TVM's importer has as loops stays an operator of Relax, whose rows can be analysed."""
+
+    def emit_te(self, func: Callable[..., Any], *args: Any, **options: Any) -> relax.Expr:
+        """As TVM's."""
+        operator = _OPERATORS.get(func)
+        if operator is None:
+            return super().emit_te(func, *args, **options)
+        return self.emit(operator(*args, **options))
+
+
+def _pad(
+    data: relax.Expr, before: Sequence[Any], after: Sequence[Any], value: float = 0.0
+) -> relax.Expr:
+    widths = [int(w) for pair in zip(before, after, strict=True) for w in pair]
+    return relax.op.nn.pad(data, widths, "constant", float(value))
+
+
+_OPERATORS: Mapping[Any, Callable[..., relax.Expr]] = {
+    topi.maximum: relax.op.maximum,
+    topi.minimum: relax.op.minimum,
+    topi.flip: relax.op.flip,
+    topi.tile: relax.op.tile,
+    topi.einsum: lambda subscripts, *operands: relax.op.einsum(operands, subscripts),
+    topi.nn.pad: _pad,
+}
 
 
 class _Importer(ONNXGraphImporter):
@@ -79,10 +113,11 @@ class _Importer(ONNXGraphImporter):
         super().__init__(*args, **options)
         #: Largest values of symbolic extents, by name.
         self.most: dict[str, int] = {}
+        self.bb = _Builder()
         # What is known of variables: their values as sizes; the parts that they join.
         self._sizes: dict[relax.Var, Sizes] = {}
         self._joined: dict[relax.Var, Sequence[relax.Expr]] = {}
-        self._natural: set[relax.Var] = set()  # those without negative values
+        self._largest: dict[relax.Var, int] = {}  # of those without negative values
         # Tensors of four dimensions by those that fold the first two, also with the others swapped.
         self._folded: dict[relax.Var, relax.Expr] = {}
         self._swapped: dict[relax.Var, relax.Expr] = {}
@@ -94,6 +129,8 @@ class _Importer(ONNXGraphImporter):
         try:
             found = self._converted(op_name, list(inputs), attrs)
             if found is None:
+                if op_name in _ALONG_LAST and opset < _ONE_AXIS:
+                    attrs, opset = attrs | {"axis": _last_axis(inputs[0], attrs)}, _ONE_AXIS
                 found = super()._convert_operator(op_name, inputs, attrs, opset)
             return found
         except PitError:
@@ -210,9 +247,10 @@ class _Importer(ONNXGraphImporter):
         if extents is None or any(sizes is None for sizes in known[1:]):
             return None
         given = [list(sizes.reshape(-1)) for sizes in known[1:] if sizes is not None]
-        rank = len(given[0])
-        axes = given[2] if len(given) > 2 else list(range(rank))
-        steps = given[3] if len(given) > 3 else [1] * rank
+        number, rank = len(given[0]), len(extents)
+        axes = given[2] if len(given) > 2 else list(range(number))
+        axes = [axis + rank if axis < 0 else axis for axis in axes]
+        steps = given[3] if len(given) > 3 else [1] * number
         begins, ends = [], []
         for axis, start, end, step in zip(axes, *given[:2], steps, strict=True):
             bounds = bounds_of_slice(extents[axis], start, end, step)
@@ -225,8 +263,9 @@ class _Importer(ONNXGraphImporter):
         sure = all(self._is_inside(extents[axis], begin, end) for axis, begin, end in parts)
         cut = relax.op.strided_slice(data, axes, begins, ends, assume_inbound=sure)
         part = self.bb.emit(cut)
-        if self._is_natural(data):
-            self._natural.add(part)
+        largest = self._most_of(data)
+        if largest is not None:
+            self._largest[part] = largest
         return part
 
     def _bound(self, data: relax.Expr, extent: Any, begin: Any, end: Any) -> None:
@@ -253,14 +292,17 @@ class _Importer(ONNXGraphImporter):
         checked = any(ids.same_as(given) for given in self._inputs.values())
         if attrs.get("axis", 0) or not isinstance(table, ir.GenericConst):
             return None
-        if not checked and not self._is_natural(ids):
+        largest = self._most_of(ids)
+        if not checked and (largest is None or largest >= table.value.shape[0]):
             return None
         return self.bb.emit(relax.op.take(table, ids, 0, "fast"))
 
-    def _is_natural(self, expr: relax.Expr) -> bool:
-        if isinstance(expr, ir.GenericConst):
-            return bool((expr.value.numpy() >= 0).all())
-        return expr in self._natural
+    def _most_of(self, expr: relax.Expr) -> int | None:
+        """The largest value, if that is known and none is negative."""
+        if not isinstance(expr, ir.GenericConst):
+            return self._largest.get(expr)
+        values = expr.value.numpy()
+        return int(values.max(initial=0)) if (values >= 0).all() else None
 
     def _on_concat(
         self, inputs: list[Any], _: list[Sizes | None], attrs: Mapping[str, Any]
@@ -288,6 +330,16 @@ class _Importer(ONNXGraphImporter):
         ids = [emit(relax.op.squeeze(part, [-1])) for part in parts]
         counted = [from_start(emit, one, extent) for one, extent in zip(ids, extents, strict=True)]
         return emit(relax.op.index_tensor(data, counted))
+
+
+def _last_axis(data: relax.Expr, attrs: Mapping[str, Any]) -> int:
+    """The last axis of ``data`` if a softmax of old is along it alone; else NotImplementedError."""
+    rank, axis = data.ty.ndim, int(attrs.get("axis", 1))
+    if axis not in (-1, rank - 1):
+        raise NotImplementedError(
+            f"axes {axis} to {rank - 1} at once, as before opset {_ONE_AXIS}; convert the model"
+        )
+    return rank - 1
 
 
 def _plain_last(expr: relax.Expr) -> int | None:

@@ -36,5 +36,6 @@ def read_onnx(model: Any) -> Any:
         return model
     try:
         return onnx.load(str(model))
-    except (OSError, DecodeError) as error:
+    # ValidationError, ValueError: a file with weights is missing or short.
+    except (OSError, DecodeError, onnx.checker.ValidationError, ValueError) as error:
         raise UnsupportedModel(mismatch("model", f"an ONNX model in {model}", error)) from error

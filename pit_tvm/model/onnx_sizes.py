@@ -47,13 +47,18 @@ def fold(op: str, inputs: Sequence[Sizes], attrs: Mapping[str, Any]) -> Sizes | 
 
 def resolve_shape(wanted: Sizes, data: Sequence[Any], zero_copies: bool) -> list[Any]:
     """The extents that a reshape of ``data`` is asked for: -1 is what is left, and 0 the data's own
-    if ``zero_copies``."""
+    if ``zero_copies``. ValueError if they never hold what ``data`` does."""
     extents = [data[i] if _is(e, 0) and zero_copies else e for i, e in enumerate(_ints(wanted))]
     holes = [i for i, e in enumerate(extents) if _is(e, -1)]
+    if len(holes) > 1:
+        raise ValueError(f"{len(holes)} extents of -1, where one is possible")
     for hole in holes:
         others = extents[:hole] + extents[hole + 1 :]
         left = tirx.floordiv(_product(data), _product(others))
         extents[hole] = sym.Analyzer().simplify(left)
+    more = _product(extents) - _product(data)
+    if not holes and any(is_natural(one - 1, 1) for one in (more, -more)):
+        raise ValueError(f"extents {extents} of another number of elements than {list(data)}")
     return extents
 
 
@@ -69,17 +74,22 @@ def resolve_expand(wanted: Sizes, data: Sequence[Any]) -> list[Any]:
 
 def bounds_of_slice(extent: Any, start: Any, end: Any, step: Any) -> tuple[Any, Any] | None:
     """First and end of a slice by 1 of a dimension, counted from its start; None for others."""
-    return (_from_start(start, extent), _from_start(end, extent)) if _is(step, 1) else None
+    if not _is(step, 1):
+        return None
+    first, last = _from_start(start, extent), _from_start(end, extent)
+    if isinstance(start, int) and isinstance(end, int):
+        last = _at_least(first, last)
+    return first, last
 
 
-def is_natural(size: Any) -> bool:
-    """Whether a size is 0 or more whatever its extents are."""
+def is_natural(size: Any, least: int = 0) -> bool:
+    """Whether a size is 0 or more whatever its extents are, from ``least`` on."""
     if isinstance(size, int):
         return size >= 0
     analyzer = sym.Analyzer()
 
     def counts(var: ir.Var) -> None:
-        analyzer.bind(var, ir.Range.from_min_extent(0, _FAR))
+        analyzer.bind(var, ir.Range.from_min_extent(least, _FAR))
 
     tvm_ffi.structural_walk(size, (ir.Var, counts))
     return bool(analyzer.can_prove(size >= 0))
@@ -114,7 +124,17 @@ def _from_start(at: Any, extent: Any) -> Any:
         return extent
     if at <= -_FAR:
         return 0
-    return extent + at if at < 0 else at
+    size = _plain(extent)
+    if isinstance(size, int):
+        return min(max(at + size if at < 0 else at, 0), size)
+    return _at_least(0, extent + at) if at < 0 else at
+
+
+def _at_least(least: Any, size: Any) -> Any:
+    """The larger one; extents are 1 or more."""
+    if isinstance(least, int) and isinstance(size, int):
+        return max(least, size)
+    return size if is_natural(size - least, 1) else tirx.max(least, size)
 
 
 def _axes(inputs: list[Sizes], attrs: Mapping[str, Any]) -> list[int] | None:

@@ -10,7 +10,7 @@ from tvm import ir, relax, sym, tirx
 
 from ..analysis.expr import replace_vars, uses
 from ..errors import ShapeError, mismatch
-from .rebuild import shape_of
+from .rebuild import is_zero, shape_of
 
 PLAIN, BATCH, TOKENS, BOTH = "", "batch", "tokens", "batch x tokens"
 Roles = tuple[str, ...]
@@ -28,11 +28,12 @@ class Plane:
     def roles(self, expr: relax.Expr) -> Roles | None:
         """What each dimension of a tensor runs over.
 
-        None for what is no tensor, has an unknown shape, an extent that mixes batch or tokens
-        with something else, or one of them twice, as scores of all pairs of tokens have.
+        None for what is no tensor, has an unknown shape, no elements, an extent that mixes batch
+        or tokens with something else, or one of them twice, as scores of all pairs of tokens have.
         """
         extents = shape_of(expr)
-        if extents is None:
+        # No elements: in a reshape of Relax an extent of 0 means the operand's own.
+        if extents is None or any(is_zero(e) for e in extents):
             return None
         found = tuple(self.role(e) for e in extents)
         names = [part for role in found if role for part in role.split(" x ")]

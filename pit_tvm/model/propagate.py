@@ -31,6 +31,7 @@ from .rebuild import (
     describe,
     finish,
     is_op,
+    is_zero,
     shape_of,
     substitute,
     values_of,
@@ -308,7 +309,9 @@ class _Propagation:
 
     def _has_rows(self, expr: relax.Var) -> bool:
         """Whether a tensor is ``[batch, tokens, ...]``, tokens again among the others, too."""
-        return [self.plane.role(e) for e in (shape_of(expr) or ())[:2]] == [BATCH, TOKENS]
+        extents = shape_of(expr) or ()
+        rows = [self.plane.role(e) for e in extents[:2]] == [BATCH, TOKENS]
+        return rows and not any(map(is_zero, extents))
 
     def _zeroed(self, expr: relax.Var) -> relax.Var:
         """A tensor ``[batch, tokens, ...]`` of pairs of tokens with zeros for dead ones' rows."""

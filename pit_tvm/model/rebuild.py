@@ -52,6 +52,11 @@ def is_one(extent: Extent) -> bool:
     return isinstance(extent, prim.IntImm) and int(extent) == 1
 
 
+def is_zero(extent: Extent) -> bool:
+    """Whether an extent is the constant 0."""
+    return isinstance(extent, prim.IntImm) and int(extent) == 0
+
+
 def describe(expr: relax.Expr) -> str:
     """Name of what an expression computes, for people."""
     if isinstance(expr, relax.Call):
