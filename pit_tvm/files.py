@@ -23,15 +23,18 @@ def as_path(value: Any) -> Path:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for writing under a temporary name beside ``path``; at the end of the context it
-    is renamed, or removed if an error ended it.
+    """Open a file for writing under a temporary name beside ``path``, or beside what that links to;
+    at the end of the context it is renamed, or removed if an error ended it.
 
     Raises
     ------
     OSError
-        The file cannot be written.
+        The file cannot be written, or ``path`` is a folder, a device or the like.
     """
-    name = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        raise OSError(f"{str(path)!r}, which is no regular file")
+    name = target.with_name(f".pit-tvm-{secrets.token_hex(8)}.tmp")
     # Not by tempfile, whose files are the owner's alone: here the system applies the umask.
     handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
@@ -39,7 +42,7 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(name, path)
+        os.replace(name, target)
     finally:
         name.unlink(missing_ok=True)
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from tvm import IRModule
 from tvm.s_tir import meta_schedule as ms
@@ -101,14 +102,23 @@ class History:
 
     @contextmanager
     def running(self, key: str) -> Iterator[bool]:
-        """Held while a candidate is built and run; yields False if it killed earlier processes."""
+        """Held while a candidate is built and run; yields False if it killed earlier processes.
+
+        Raises
+        ------
+        DatabaseError
+            The folder cannot be read or written.
+        """
         path = self.folder / RUNNING
         attempts = _read_attempts(path)
         if attempts.get(key, 0) >= _MAX_ATTEMPTS:
             yield False
             return
         attempts = {key: attempts.get(key, 0) + 1}
-        write_atomically(path, json.dumps(attempts))
+        try:
+            write_atomically(path, json.dumps(attempts))
+        except OSError as error:
+            raise DatabaseError(_unwritten(error)) from error
         try:
             yield True
         finally:  # stays behind only if the process itself ends here
@@ -157,13 +167,17 @@ def work_folder(folder: Path) -> Iterator[Path]:
         os.close(handle)
 
 
+def _unwritten(error: OSError) -> str:
+    return mismatch("work_dir", "files that can be written", error)
+
+
 def _read_attempts(path: Path) -> dict[str, int]:
     if not path.is_file():
         return {}
     try:
         attempts = json.loads(path.read_text(encoding="utf-8"))
         return {str(key): int(count) for key, count in attempts.items()}
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, OSError, RecursionError, TypeError, ValueError) as error:
         raise DatabaseError(f"{path}:1: not written by a tuning job: {error}") from error
 
 
@@ -185,8 +199,7 @@ def _adding_a_line(path: Path) -> Iterator[None]:
             if not whole:
                 file.truncate(size)
     except OSError as error:
-        text = mismatch("work_dir", "files that can be written", error)
-        raise DatabaseError(text) from error
+        raise DatabaseError(_unwritten(error)) from error
     if not whole:
         got, advice = f"a part of one in {path}", "make room on the disk"
         raise DatabaseError(mismatch("work_dir", "lines that can be written", got, advice))
@@ -200,9 +213,26 @@ def _drop_torn_line(path: Path) -> None:
     for number, line in enumerate(lines[:-1], start=1):
         try:
             parsed = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DatabaseError(f"{path}:{number}: no MetaSchedule record: {error}") from error
-        if not isinstance(parsed, list) or len(parsed) != 2:
-            raise DatabaseError(f"{path}:{number}: no MetaSchedule record: not a pair")
+        fault = _fault_of(parsed, path.name)
+        if fault:
+            raise DatabaseError(f"{path}:{number}: no MetaSchedule record: {fault}")
     if lines[-1]:
         write_atomically(path, b"\n".join([*lines[:-1], b""]).decode())
+
+
+def _fault_of(line: Any, name: str) -> str:
+    """What is wrong with a parsed line of the file ``name``, of what MetaSchedule itself takes: it
+    reads beyond its instructions, and any times."""
+    if not isinstance(line, list) or len(line) != 2:
+        return "not a pair"
+    try:
+        (instructions, decisions), secs = line[1][:2] if name == RECORDS else (([], []), [])
+        inside = all(0 <= place < len(instructions) for place, _ in decisions)
+        timed = all(second > 0 for second in secs or ())
+    except (TypeError, ValueError):
+        return "not of a trace and its times"
+    if not inside:
+        return "a decision of an instruction that there is not"
+    return "" if timed else f"times of {secs} seconds"

@@ -267,10 +267,14 @@ def _stop_signals() -> Iterator[_Stop]:
 
 @contextmanager
 def _artifacts(work_dir: Path) -> Iterator[Path]:
-    """An empty folder for built candidates, removed at the end; also those that were left over."""
+    """An empty folder for built candidates, removed at the end; also those that were left over.
+    TuningError if it cannot be made."""
     for left in work_dir.glob(f"{_ARTIFACTS}*"):
         shutil.rmtree(left, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=_ARTIFACTS, dir=work_dir))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=_ARTIFACTS, dir=work_dir))
+    except OSError as error:
+        raise TuningError(mismatch("work_dir", "a folder that can be written", error)) from error
     try:
         yield folder
     finally:

@@ -124,7 +124,7 @@ def _tracker(host: str, port: int) -> Iterator[Any]:
             if probe.recv(len(magic)) != magic:
                 raise OSError("the answer is not a tracker's")
         connection = tvm.rpc.connect_tracker(host, port)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, UnicodeError) as error:  # UnicodeError: no name of a host
         raise BackendUnavailable(
             mismatch("rpc tracker", f"an answer at {host}:{port}", error)
         ) from error

@@ -123,9 +123,36 @@ def test_corrupt_line_is_refused_with_path_and_number(filled: Path, name: str, l
         load(filled)
 
 
+@pytest.mark.parametrize("secs", [[-1.0], [0.0], [1.0, float("nan")], ["1.0"], 3])
+def test_times_that_nothing_took_are_refused(filled: Path, secs: object) -> None:
+    path = filled / RECORDS
+    first, *others = path.read_text().splitlines(keepends=True)
+    number, record = json.loads(first)
+    record[1] = secs
+    path.write_text("".join([*others, json.dumps([number, record]) + "\n"]))
+    with pytest.raises(DatabaseError, match=f"{path}:3: no MetaSchedule record: (times|not) of"):
+        load(filled)
+
+
+@pytest.mark.parametrize("instructions", [0, 1])
+def test_traces_that_lost_instructions_are_refused(filled: Path, instructions: int) -> None:
+    path = filled / RECORDS
+    number, record = json.loads(path.read_text().splitlines()[0])
+    del record[0][0][instructions:]
+    path.write_text(json.dumps([number, record]) + "\n")
+    with pytest.raises(DatabaseError, match=f"{path}:1: .*a decision of an instruction"):
+        load(filled)
+
+
+def test_lines_that_nest_too_deep_are_refused(filled: Path) -> None:
+    (filled / RECORDS).write_text("[" * 100_000 + "\n")
+    with pytest.raises(DatabaseError, match=f"{RECORDS}:1: no MetaSchedule record"):
+        load(filled)
+
+
 def test_foreign_pairs_are_refused(tmp_path: Path) -> None:
     (tmp_path / WORKLOADS).write_text('["a", "b"]\n')
-    (tmp_path / RECORDS).write_text("[1, 2]\n")
+    (tmp_path / RECORDS).write_text("[1, [[[], []], [1.0]]]\n")
     with pytest.raises(DatabaseError, match="no MetaSchedule database"):
         load(tmp_path)
 
@@ -139,6 +166,14 @@ def test_candidate_that_ended_the_process_twice_is_not_allowed_again(tmp_path: P
             if allowed:
                 left = json.loads((tmp_path / RUNNING).read_text())
                 assert left == {"key": attempts + 1}
+
+
+def test_mark_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    history = load(tmp_path)
+    with room_for(4), pytest.raises(DatabaseError, match="work_dir: expected files that can be"):
+        with history.running("key"):
+            pass
+    assert not list(tmp_path.glob(".*")) and not (tmp_path / RUNNING).exists()
 
 
 def test_measurement_that_ends_leaves_no_mark(tmp_path: Path) -> None:

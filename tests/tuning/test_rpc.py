@@ -92,6 +92,12 @@ def test_address_where_no_tracker_answers_is_refused() -> None:
             rpc_sessions(f"127.0.0.1:{port}", KEY)
 
 
+@pytest.mark.parametrize("host", ["a..b", "a" * 64, "\udcff"], ids="empty long surrogate".split())
+def test_names_that_no_host_has_are_refused(host: str) -> None:
+    with pytest.raises(BackendUnavailable, match="rpc tracker: expected an answer at"):
+        rpc_sessions(f"{host}:9190", KEY)
+
+
 def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     def find(name: str) -> object:
         return None if name == "tornado" else object()

@@ -1,0 +1,48 @@
+"""Files that are whole or not there: whatever their names, and what stands there already."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pit_tvm.files import whole_file, write_atomically
+
+
+@pytest.mark.parametrize(
+    "name", ["x" * 255, "é" * 127, "a 'b' \"c\"\n"], ids="long é quotes".split()
+)
+def test_names_that_the_system_takes(tmp_path: Path, name: str) -> None:
+    write_atomically(tmp_path / name, "text")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "text"
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["file", "dangling"])
+def test_links_are_followed(tmp_path: Path, there: bool) -> None:
+    (tmp_path / "folder").mkdir()
+    target, link = tmp_path / "folder" / "target", tmp_path / "link"
+    if there:
+        target.write_text("before")
+    link.symlink_to("folder/target")
+    write_atomically(link, "after")
+    assert link.is_symlink() and target.read_text() == "after"
+    assert len(list(tmp_path.rglob("*"))) == 3
+
+
+def test_what_is_no_regular_file_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    for path in ("pipe", "", ".", "/", str(tmp_path)):
+        with pytest.raises(OSError, match="which is no regular file"):
+            write_atomically(Path(path), "text")
+    assert os.listdir() == ["pipe"] and Path("pipe").is_fifo()
+
+
+def test_nothing_is_left_of_what_failed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("before")
+    with pytest.raises(KeyError), whole_file(tmp_path / "file") as file:
+        file.write(b"half")
+        raise KeyError
+    assert os.listdir(tmp_path) == ["file"] and (tmp_path / "file").read_text() == "before"
