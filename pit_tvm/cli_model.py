@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .cli_options import MOST, at_least, is_there
+from .cli_options import MOST, at_least, in_memory, is_there
 from .errors import ShapeError, TileNotFound, UnsupportedTarget, mismatch
 from .structs import TileTask
 from .target import TargetInfo, resolve_target
@@ -156,7 +156,8 @@ def _batch(args: argparse.Namespace, longest: int | None) -> tuple[list[int], in
             expected = f"at most {MOST} tokens in all"
             raise ShapeError(mismatch("--batch, --padded", expected, sequences * padded))
         rng = np.random.default_rng(args.seed)
-        lengths = [int(n) for n in random_lengths(sequences, padded, fill, rng)]
+        with in_memory("--batch"):
+            lengths = [int(n) for n in random_lengths(sequences, padded, fill, rng)]
     if padded < max(lengths) or longest is not None and padded > longest:
         most = f" to {longest}, the model's longest" if longest is not None else " or more"
         raise ShapeError(mismatch("--padded", f"{max(lengths)}{most}", padded))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
+
+_ROOM = 2**24  # bytes: far more than a library's object file takes
 
 
 def as_path(value: Any) -> Path:
@@ -19,6 +24,14 @@ def as_path(value: Any) -> Path:
     except (TypeError, ValueError) as error:
         raise OSError(f"{value!r}, which is no path") from error
     return path
+
+
+def check_room() -> None:
+    """OSError where a compiled library might not fit among temporary files: LLVM, which TVM lets
+    write there, ends the process on a full disk."""
+    folder = tempfile.gettempdir()
+    if shutil.disk_usage(folder).free < _ROOM:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
 
 
 @contextmanager

@@ -146,6 +146,17 @@ def test_batches_that_make_no_sense(
     assert re.search(message, capsys.readouterr().err)
 
 
+def test_batches_that_no_memory_holds(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise MemoryError("1 TiB")
+
+    monkeypatch.setattr("pit_tvm.cli_model.random_lengths", full)
+    assert main(["explain", "--model", model]) == 2
+    assert "--batch: expected arrays that fit into memory, got 1 TiB" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("more", [["--padded", "-5"], ["--padded", "0"], ["--seed", "-1"]])
 def test_numbers_that_are_too_small(
     model: str, more: list[str], capsys: pytest.CaptureFixture[str]

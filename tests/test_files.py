@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pit_tvm.files import whole_file, write_atomically
+from pit_tvm import files
+from pit_tvm.files import check_room, whole_file, write_atomically
 
 
 @pytest.mark.parametrize(
@@ -46,3 +47,10 @@ def test_nothing_is_left_of_what_failed(tmp_path: Path) -> None:
         file.write(b"half")
         raise KeyError
     assert os.listdir(tmp_path) == ["file"] and (tmp_path / "file").read_text() == "before"
+
+
+def test_room_for_temporary_files_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_room()
+    monkeypatch.setattr(files, "_ROOM", 2**80)
+    with pytest.raises(OSError, match="No space left on device"):
+        check_room()

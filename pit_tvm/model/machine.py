@@ -13,6 +13,8 @@ import tvm_ffi
 from tvm import relax
 
 from .. import pools
+from ..errors import BackendUnavailable, mismatch
+from ..files import check_room
 from ..forks import Threads
 from ..target import refuse_fork
 
@@ -25,6 +27,7 @@ class Machine:
 
     ``functions`` are what the graph calls by name: the machine takes them when it is made, so that
     no name of them is left behind, and models with other functions may follow.
+    BackendUnavailable if no temporary file can be written.
     """
 
     def __init__(
@@ -32,9 +35,15 @@ class Machine:
         export: Callable[[str], Any],
         functions: Mapping[str, Callable[..., Any]],
     ) -> None:
-        # Kept, because a model is saved with its library; removed with the last reference.
-        self._folder = tempfile.TemporaryDirectory(prefix="pit-tvm-")
-        export(str(self._path))
+        try:
+            check_room()
+            # Kept, because a model is saved with its library; removed with the last reference.
+            self._folder = tempfile.TemporaryDirectory(prefix="pit-tvm-")
+            export(str(self._path))
+        except OSError as error:
+            expected, advice = "a folder with room for a library", "set TMPDIR to another"
+            text = mismatch("temporary files", expected, error, advice)
+            raise BackendUnavailable(text) from error
         self._running = threading.Lock()
         loaded = tvm.runtime.load_module(str(self._path))
         with _LOADING:

@@ -31,7 +31,7 @@ from tvm.target import Target
 
 from .. import __version__
 from ..errors import BackendUnavailable, DTypeError, ShapeError, mismatch
-from ..files import as_path
+from ..files import as_path, check_room
 from ..locations import source_root
 
 # The folders whose code decides what a kernel looks like; runtime holds the detection kernels.
@@ -311,6 +311,7 @@ def _store(executable: Exportable, path: Path) -> Any:
     if cc.get_cc() is None:
         raise BackendUnavailable(mismatch("kernel cache", "a C compiler on PATH", "none"))
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_room()
     with tempfile.TemporaryDirectory(prefix="pit-tvm-") as scratch:
         library = Path(scratch) / "kernel.so"
         executable.export_library(str(library))

@@ -16,6 +16,7 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
 from ..errors import BackendUnavailable, mismatch
+from ..files import check_room
 
 # What TVM raises for a candidate that cannot be lowered, compiled or run.
 CANDIDATE_ERRORS = (
@@ -68,6 +69,7 @@ class TileBuilder(ms.builder.PyBuilder):
             return ms.builder.BuilderResult(None, error_text(error))
         try:
             path = self._new_path()
+            check_room()
             built.export_library(str(path))
         except CANDIDATE_ERRORS as error:  # no compiler, a full disk
             text = mismatch("work_dir", "candidates written and linked there", error_text(error))

@@ -18,6 +18,7 @@ import pytest
 import tvm
 from tvm import te
 
+from pit_tvm import files
 from pit_tvm.errors import BackendUnavailable, DTypeError, ShapeError
 from pit_tvm.op import matmul
 from pit_tvm.runtime import kernel_cache
@@ -259,6 +260,11 @@ def test_a_full_disk_leaves_the_memory_and_no_rubbish(folder, monkeypatch):
     monkeypatch.setattr(os, "replace", no_space)
     assert_works_in_memory_and_warns_once(KernelCache(folder), "No space left on device")
     assert list(folder.iterdir()) == []
+
+
+def test_full_temporary_files_leave_the_memory(folder, monkeypatch):
+    monkeypatch.setattr(files, "_ROOM", 2**80)
+    assert_works_in_memory_and_warns_once(KernelCache(folder), "No space left on device")
 
 
 @pytest.mark.parametrize("compiler", [None, "/bin/false"])

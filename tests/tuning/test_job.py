@@ -160,6 +160,14 @@ def test_library_that_cannot_be_linked_ends_the_job_and_is_no_failed_candidate(
     assert (again.measured, again.reused, again.failed) == (2, 0, 0)
 
 
+def test_full_temporary_files_end_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as full:
+        full.setattr("pit_tvm.files._ROOM", 2**80)
+        with pytest.raises(BackendUnavailable, match="work_dir: .* No space left"):
+            run(tmp_path, trials=2)
+    assert run(tmp_path, trials=2).measured == 2
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_stops_after_the_candidate_and_saves_what_was_found(
     tmp_path: Path, number: signal.Signals
