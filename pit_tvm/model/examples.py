@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import pickle
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -18,11 +19,14 @@ from tvm.relax.frontend.torch import from_exported_program
 
 from ..errors import BackendUnavailable, DTypeError, SavedModelError, ShapeError, mismatch
 from ..quick_stacks import quick_stacks
+from .faults import CODE_FAULTS
 from .onnx_model import is_onnx, read_onnx
 
 MASK = "attention_mask"
 _DTYPES = ("", "float32", "float16", "bfloat16")
 _LOGGERS = ("torch.export", "torch.export.pt2_archive._package")
+# What a file raises beside them that is no whole one of torch's.
+_DAMAGE = (EOFError, OSError, pickle.PickleError, zipfile.BadZipFile)
 _BATCH, _TOKENS = 2, 6  # of example inputs; both are dynamic
 
 
@@ -92,7 +96,7 @@ def _from_file(name: str, mask: str) -> Example:
     try:
         with _unlogged():
             program = torch.export.load(name)
-    except (OSError, RuntimeError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (*CODE_FAULTS, *_DAMAGE) as error:
         # Nor are there "warnings above" that torch refers to.
         got = str(error).partition(" Please check the warnings above")[0]
         raise SavedModelError(mismatch(f"model {name}", expected, got)) from error

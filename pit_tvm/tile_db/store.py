@@ -247,7 +247,8 @@ def read_records(path: Path) -> Iterator[TileRecord]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DatabaseError(f"{path}:1: cannot be read as UTF-8 text: {error}") from error
-    for number, line in enumerate(text.splitlines(), start=1):
+    # Not splitlines: a string in JSON may hold what else that takes for an end.
+    for number, line in enumerate(text.removesuffix("\n").split("\n") if text else (), start=1):
         try:
             yield record_from_json(json.loads(line))
         except (ValueError, RecursionError) as error:  # DatabaseError is a ValueError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -85,3 +86,28 @@ def test_a_file_says_whether_it_has_a_mask(tmp_path: Path) -> None:
     assert [(c.operator, c.number) for c in count_axes(as_graph(found))][-1][1] == 1
     with pytest.raises(SavedModelError, match="model: expected one of bert-base"):
         find_model(str(tmp_path / "other.pt2"))
+
+
+@pytest.mark.parametrize(
+    ("member", "content"),
+    [
+        ("data/sample_inputs/model.pt", b"garbage"),
+        ("data/weights/model_weights_config.json", b"{}"),
+        ("data/weights/model_weights_config.json", None),
+        ("models/model.json", b"[]"),
+    ],
+)
+def test_files_with_damaged_members(tmp_path: Path, member: str, content: bytes | None) -> None:
+    program = torch.export.export(torch.nn.Linear(3, 2), (torch.ones(4, 3),))
+    torch.export.save(program, tmp_path / "whole.pt2")
+    with (
+        zipfile.ZipFile(tmp_path / "whole.pt2") as whole,
+        zipfile.ZipFile(tmp_path / "broken.pt2", "w") as broken,
+    ):
+        for name in whole.namelist():
+            changed = content if name.endswith(f"/{member}") else whole.read(name)
+            if changed is not None:
+                # torch's archive has the folder of its own name at the top.
+                broken.writestr(name.replace("whole/", "broken/", 1), changed)
+    with pytest.raises(SavedModelError, match=r"model .*broken\.pt2: expected one of"):
+        find_model(str(tmp_path / "broken.pt2"))

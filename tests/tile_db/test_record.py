@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 
 from pit_tvm.errors import DatabaseError
 from pit_tvm.tile_db.record import TileRecord, make_provenance, record_from_json
+from pit_tvm.tile_db.store import read_records
 from tests.tile_db.records import any_records, example_record
 
 
@@ -113,3 +115,10 @@ def test_library_record_without_the_librarys_name_is_refused() -> None:
     record = example_record()
     with pytest.raises(DatabaseError, match="the library's name"):
         TileRecord("library", record.provenance, task=record.task, run_secs=(1.0,))
+
+
+def test_a_line_ends_at_a_newline_alone(tmp_path: Path) -> None:
+    record = replace(example_record(), note="a\u2028b\x85c")
+    text = json.dumps(record.to_json(), ensure_ascii=False)
+    (tmp_path / "tiles.json").write_text(f"{text}\r\n{text}", encoding="utf-8", newline="")
+    assert list(read_records(tmp_path / "tiles.json")) == [record, record]
