@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tvm import ir, tirx
+from tvm import ir, sym, tirx
 from tvm.ir import prim
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.tirx import stmt as st
@@ -100,6 +100,17 @@ class BlockInfo:
             if name == axis:
                 return var
         raise KeyError(axis)
+
+    def domain(self, axis: str) -> ir.Range:
+        """The values of an axis; KeyError if the block has no such axis."""
+        var = self.var(axis)
+        return next(iv.dom for iv in self.block.iter_vars if iv.var.same_as(var))
+
+    def spans(self, axis: str, extent: PrimExpr) -> bool:
+        """Whether an axis takes all values below ``extent``, and no others."""
+        dom, proofs = self.domain(axis), sym.Analyzer()
+        pairs = ((dom.min, 0), (dom.extent, extent))
+        return all(bool(proofs.can_prove_equal(a, b)) for a, b in pairs)
 
     def text(self, expr: PrimExpr) -> str:
         """An expression as the tensor expression spells it."""

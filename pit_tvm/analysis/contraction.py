@@ -13,6 +13,7 @@ from tvm import ir, tirx
 from tvm.ir import TensorLoad, prim
 
 from .access import Access, BlockInfo, block_infos
+from .iteration import conditions_around
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,9 @@ def contraction_of(func: tirx.PrimFunc, sparse: str) -> Contraction | None:
     """The contraction of ``func`` whose sparse operand is the input ``sparse``; None if none is.
 
     It must be a sum from zero of products of two inputs, with one row, one column and one
-    reduction axis, every index bare but the group's, and it must be the only block that reads the
-    two. All other blocks are elementwise: what follows keeps rows and columns apart.
+    reduction axis, every index bare but the group's, each axis as long as the dimensions that it
+    indexes, and it must be the only block that reads the two. All other blocks are elementwise:
+    what follows keeps rows and columns apart, and whole.
     """
     infos = block_infos(func)
     readers = [i for i in infos if _reads(i, sparse)]
@@ -67,6 +69,10 @@ def contraction_of(func: tirx.PrimFunc, sparse: str) -> Contraction | None:
     dense_axes = [_bare(info, i) for i in other.indices]
     group = _group(other, dense_axes)
     if "" in sparse_axes or dense_axes.count("") != (1 if group else 0):
+        return None
+    axes, extents = (*sparse_axes, *dense_axes), (*own.source.shape, *other.source.shape)
+    pairs = zip(axes, extents, strict=True)
+    if not all(info.spans(axis, extent) for axis, extent in pairs if axis):
         return None
     return _classify(info, own, other, (sparse_axes, dense_axes, out_axes), group)
 
@@ -110,6 +116,8 @@ def _factors(info: BlockInfo) -> list[TensorLoad] | None:
     """The two loads of ``acc = acc + a * b``, casts aside; None for any other update."""
     if len(info.updates) != 1 or info.opaque or info.updates[0].conditions:
         return None
+    if conditions_around(info):
+        return None
     zero = tirx.const(0, str(info.updates[0].target.buffer.dtype))
     if not all(tvm_ffi.structural_equal(store.value, zero) for store in info.init):
         return None
@@ -125,12 +133,14 @@ def _factors(info: BlockInfo) -> list[TensorLoad] | None:
 
 def output_axes(infos: list[BlockInfo], main: BlockInfo) -> list[str] | None:
     """Axis of ``main`` in each dimension of the output, "" for another; None if another block
-    reduces, or one after ``main`` does not keep each of its axes an axis."""
+    reduces, or one after ``main`` does not keep each of its axes an axis, whole."""
     axes: dict[ir.Var, list[str]] = {}
     for info in infos:
         if info.name == main.name:
             found = dict(info.iter_vars)
         elif info.opaque or any(kind != "spatial" for kind in info.kinds.values()):
+            return None
+        elif conditions_around(info):
             return None
         else:
             followed = _followed(info, axes)
@@ -149,8 +159,11 @@ def _followed(info: BlockInfo, axes: dict[ir.Var, list[str]]) -> dict[ir.Var, st
     """Axis of the sums that each iterator of a later block stands for; None if one is not clear."""
     found: dict[ir.Var, str] = {}
     for access in info.reads:
-        for index, axis in zip(access.indices, axes.get(access.buffer, []), strict=False):
+        known = axes.get(access.buffer, [])
+        for index, axis, extent in zip(access.indices, known, access.buffer.shape, strict=False):
             if axis and (not isinstance(index, ir.Var) or found.setdefault(index, axis) != axis):
+                return None
+            if axis and not info.spans(info.iter_vars[index], extent):
                 return None
     return found if len(set(found.values())) == len(found) else None
 

@@ -59,11 +59,13 @@ def _is_domain_guard(info: BlockInfo, condition: PrimExpr) -> bool:
     )
 
 
-def _conditions_around(info: BlockInfo) -> tuple[list[PrimExpr], list[PrimExpr]]:
-    """Guards of imperfect splits, and all other conditions under which the block runs."""
-    parts = [part for predicate in info.predicates for part in _conjuncts(predicate)]
-    guards = [part for part in parts if _is_domain_guard(info, part)]
-    return guards, [part for part in parts if not _is_domain_guard(info, part)]
+def _predicates(info: BlockInfo) -> list[PrimExpr]:
+    return [part for predicate in info.predicates for part in _conjuncts(predicate)]
+
+
+def conditions_around(info: BlockInfo) -> list[PrimExpr]:
+    """Conditions under which a block runs, but the guards of imperfect splits."""
+    return [part for part in _predicates(info) if not _is_domain_guard(info, part)]
 
 
 def predicate_reason(info: BlockInfo, axis: str) -> str | None:
@@ -73,7 +75,7 @@ def predicate_reason(info: BlockInfo, axis: str) -> str | None:
         return f"whether the block runs depends on its own output {info.access_text(own)}"
     mine = _loops_of(info, info.bindings[axis])
     bare = _bare_loop(info, axis)
-    for condition in _conditions_around(info)[1]:
+    for condition in conditions_around(info):
         if not any(uses(condition, loop.var) for loop in mine):
             continue
         text = info.text(_over_axes(info, condition))
@@ -151,7 +153,7 @@ def _is_bijection(info: BlockInfo) -> bool:
     values = list(info.bindings.values())
     loops = [loop for loop in info.loops if any(uses(v, loop.var) for v in values)]
     ranges = {x.var: ir.Range.from_min_extent(x.begin, x.extent) for x in loops}
-    guards = _conditions_around(info)[0]
+    guards = [part for part in _predicates(info) if _is_domain_guard(info, part)]
     predicate = tirx.all(*guards) if guards else tirx.const(True, "bool")
     found = sym.detect_iter_map(values, ranges, predicate, IterMapLevel.Bijective)
     if len(found.indices) != len(values):

@@ -26,9 +26,17 @@ from ..structs import (
     Values,
     integer,
 )
-from ..transform.insert_sread_swrite import first_read, is_read, main_block
+from ..transform.insert_sread_swrite import (
+    SparseForm,
+    first_read,
+    insert_sread_swrite,
+    is_read,
+    main_block,
+)
 from ..transform.unalign import is_buffer
 from .routes import Route, output_contraction, output_routes, read_routes
+
+_NO_AXIS = "indices not bare, or of a part, or other blocks need it whole"
 
 
 @dataclass(frozen=True)
@@ -207,11 +215,24 @@ def _reading(
     if isinstance(spec, Groups) and (con is None or not con.group):
         raise AxisError(mismatch(f"sparse[{operand!r}]", "a grouped product for Groups", "another"))
     routes = read_routes(func, info, con, operand, spec)
+    why: Any = pit_axes(func).rejected[info.name] or _NO_AXIS
+    if con is None and routes:
+        routes, why = _passing(func, routes)
     if not routes:
-        report = pit_axes(func)
-        why = report.rejected[info.name] or "indices not bare, or other blocks need it whole"
         raise AxisError(mismatch(f"sparse[{operand!r}]", "a PIT axis on it", f"none: {why}"))
     return con, routes
+
+
+def _passing(func: tirx.PrimFunc, routes: Sequence[Route]) -> tuple[list[Route], str]:
+    """Routes whose permutation passes through all blocks, and why the last other one does not."""
+    passing, why = [], ""
+    for route in routes:
+        try:
+            insert_sread_swrite(func, route.micro_tile, SparseForm(1))
+            passing.append(route)
+        except AxisError as fault:
+            why = str(fault)
+    return passing, why
 
 
 def _mask_name(operand: str, params: list[Param]) -> str:

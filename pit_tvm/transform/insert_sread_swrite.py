@@ -94,12 +94,14 @@ def main_block(func: tirx.PrimFunc, operand: str) -> BlockInfo:
 
 def operand_axes(func: tirx.PrimFunc, info: BlockInfo, operand: str) -> list[str | None]:
     """Axis of ``info`` in each dimension of ``operand``, in its first read or as the output; None
-    where the index is not bare."""
+    where the index is not bare, or the axis has not all positions of the dimension."""
     if all(a.buffer_name != operand for a in info.reads):
         followed = output_axes(block_infos(func), info) or []
         return [axis or None for axis in followed]
-    indices = first_read(info, operand).indices
-    return [info.iter_vars.get(i) if isinstance(i, ir.Var) else None for i in indices]
+    read = first_read(info, operand)
+    axes = [info.iter_vars.get(i) if isinstance(i, ir.Var) else None for i in read.indices]
+    pairs = zip(axes, read.buffer.shape, strict=True)
+    return [axis if axis and info.spans(axis, extent) else None for axis, extent in pairs]
 
 
 def first_read(info: BlockInfo, operand: str) -> Access:

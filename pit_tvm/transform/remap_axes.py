@@ -16,11 +16,15 @@ from tvm.ir import Range, TensorLoad
 from tvm.tirx import BufferStore, IterVar
 
 from ..analysis.access import Access, BlockInfo, block_infos, check_extents
+from ..analysis.iteration import conditions_around
+from ..analysis.reduction import Reducer, reducer_of
 from ..errors import AxisError, mismatch
 from ..primitive.checks import SPECULATIVE, SREAD, SWRITE, uses_any
 from .axis_map import Part, Remap
 from .remap_scope import Buffers, Scope, every, guard, whole_names
 from .unalign import is_buffer, unaligned
+
+_NO_WAY = "the permutation cannot pass through this block"
 
 
 def remap_axes(func: tirx.PrimFunc, spec: Remap) -> tirx.PrimFunc:
@@ -31,9 +35,9 @@ def remap_axes(func: tirx.PrimFunc, spec: Remap) -> tirx.PrimFunc:
     Raises
     ------
     AxisError
-        There is no block ``spec.main``, a block is not one store in a plain loop nest, a mapped
-        axis is used as more than one bare index of an intermediate buffer, or a staged operand is
-        read elsewhere too.
+        There is no block ``spec.main``, a block is not one store in a plain loop nest or runs
+        under a condition, a mapped axis is used as more than one bare index of an intermediate
+        buffer, or in part, or reduced in order later, or a staged operand is read elsewhere too.
     ShapeError
         An axis is indexed by another type than int32.
     """
@@ -92,8 +96,10 @@ class _Remapper:
         found: dict[ir.Var, str] = {}
         for access in (*info.reads, *info.writes):
             axes = self.buffers.axes.get(access.buffer, [])
-            for index, axis in zip(access.indices, axes, strict=False):
+            for index, axis, extent in zip(access.indices, axes, access.buffer.shape, strict=False):
                 bare = isinstance(index, ir.Var)
+                if bare and axis in self.spec.maps:
+                    _check_whole(info, access, index, extent)
                 if axis is None or (bare and found.get(index) == axis):
                     continue
                 if bare and index not in found and axis not in found.values():
@@ -101,8 +107,10 @@ class _Remapper:
                 elif axis in self.spec.maps or found.get(index) in self.spec.maps:
                     what = f"block {info.name}, {info.access_text(access)}"
                     expected = f"axis {axis} as one bare index"
-                    advice = "the permutation cannot pass through this block"
-                    raise AxisError(mismatch(what, expected, info.text(index), advice))
+                    raise AxisError(mismatch(what, expected, info.text(index), _NO_WAY))
+        for var, axis in found.items():
+            if axis in self.spec.maps and info.kinds[info.iter_vars[var]] == "reduce":
+                _check_reducer(info, info.iter_vars[var])
         return found
 
     def _parts(self, info: BlockInfo, classes: Mapping[ir.Var, str]) -> list[tuple[Part, bool]]:
@@ -271,8 +279,33 @@ def _up_to(infos: list[BlockInfo], main: str) -> list[BlockInfo]:
     return kept
 
 
+def _check_whole(info: BlockInfo, access: Access, index: ir.Var, extent: Any) -> None:
+    """The permutation names positions on all of the axis: AxisError if a block has fewer."""
+    name = info.iter_vars[index]
+    if not info.spans(name, extent):
+        what = f"block {info.name}, axis {name} of {info.access_text(access)}"
+        dom = info.domain(name)
+        got = f"{dom.min} to {dom.min + dom.extent}"
+        raise AxisError(mismatch(what, f"0 to {extent}", got, _NO_WAY))
+
+
+def _check_reducer(info: BlockInfo, axis: str) -> None:
+    """Positions come in any order: AxisError if a block reduces over them in the axis's own."""
+    found = reducer_of(info, _store(info).buffer)
+    if isinstance(found, Reducer) and found.commutative and found.associative:
+        return
+    what, got = (
+        f"block {info.name}, axis {axis}",
+        getattr(found, "reason", "a difference or quotient"),
+    )
+    raise AxisError(mismatch(what, "a commutative and associative reduction", got, _NO_WAY))
+
+
 def _store(info: BlockInfo) -> BufferStore:
     body = info.block.body
     if not isinstance(body, BufferStore):
         raise AxisError(mismatch(f"block {info.name}", "one store", type(body).__name__))
+    for condition in conditions_around(info):
+        advice = "put the condition into its value"
+        raise AxisError(mismatch(f"block {info.name}", "to run always", condition, advice))
     return body

@@ -163,7 +163,7 @@ class Scope:
             amap = self.map_of(var)
             if amap is None:
                 if self.names[var] in self.vars:
-                    table[var] = self.vars[self.names[var]]
+                    table[var] = self.vars[self.names[var]] + self.info.domain(own).min
             elif amap.has(self.vars):
                 coord = amap.coord(self.vars)
                 # A reduction runs under its guard, which is never dropped without a proof.

@@ -35,18 +35,20 @@ def split_epilogue(func: tirx.PrimFunc, main: str) -> tirx.PrimFunc | None:
 def dead_value(func: tirx.PrimFunc, main: str, operand: str) -> tirx.PrimFunc | None:
     """What the output is where ``operand`` is zero: parameters are inputs that matter, then output.
 
-    A reduction ``main`` must get nothing from a zero of ``operand``; its result is then the
-    reducer's identity. Another ``main`` gets zero from its first read, along whose axes elements
-    are dead; reads at other places, which may be live, stay. None if the answer is zero everywhere.
+    A reduction ``main`` must get nothing from a zero of ``operand``; its result is then what it
+    starts from. Any ``main`` gets zero from its first read, along whose axes elements are dead;
+    reads at other places, which may be live, stay. None if the answer is zero everywhere.
     """
     info = _block(func, main)
     result = info.updates[0].target.buffer
-    if info.init and result in func.params:
-        return None
-    if info.init:
-        identity = info.init[0].value
-        body = _replace_loads(_rest(func, main), lambda load: load.source.same_as(result), identity)
-        return _assemble(func, [], body, {result})
+    start = info.init[0].value if info.init else None
+    if isinstance(start, tirx.IntImm | tirx.FloatImm):
+        if result not in func.params:
+            rest = _rest(func, main)
+            body = _replace_loads(rest, lambda load: load.source.same_as(result), start)
+            return _assemble(func, [], body, {result})
+        if start.value == 0:
+            return None
     dead = first_read(info, operand)
     zero = tirx.const(0, str(dead.buffer.dtype))
     body = _replace_loads(func.body.block.body, lambda load: is_read(load, dead), zero)

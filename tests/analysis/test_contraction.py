@@ -206,6 +206,17 @@ def test_operand_that_another_block_reads_too(name):
     assert found([lhs, rhs, out], "rhs") is None
 
 
+@pytest.mark.parametrize("short", ["m", "n", "k"])
+def test_product_of_a_part_of_an_operand(short):
+    lhs, rhs = tensor("lhs", M, K), tensor("rhs", K, N)
+    sizes = {"m": M, "n": N, "k": K}
+    sizes[short] -= 1
+    k = te.reduce_axis((0, sizes["k"]), "k")
+    shape = (sizes["m"], sizes["n"])
+    out = te.compute(shape, lambda m, n: te.sum(lhs[m, k] * rhs[k, n], axis=k), name="out")
+    assert found([lhs, rhs, out]) is None
+
+
 def test_operand_that_is_computed():
     lhs, raw = tensor("lhs", M, K), tensor("raw", K, N)
     rhs = te.compute((K, N), lambda k, n: raw[k, n] * 2.0, name="rhs")
@@ -225,11 +236,12 @@ def row_maximum(acc: te.Tensor) -> te.Tensor:
         lambda acc: te.compute((M - 1, N), lambda m, n: acc[m, n] - acc[m + 1, n], name="out"),
         lambda acc: te.compute((M, M), lambda i, j: acc[i, 0] * acc[j, 0], name="out"),
         lambda acc: te.compute((N, N), lambda i, j: acc[i, j] + acc[j, i], name="out"),
+        lambda acc: te.compute((M - 1, N), lambda m, n: acc[m, n] * 2.0, name="out"),
         row_maximum,
     ],
-    ids=["shift", "pairs", "transpose of itself", "maximum"],
+    ids=["shift", "pairs", "transpose of itself", "part", "maximum"],
 )
-def test_epilogue_that_mixes_elements(out):
+def test_epilogue_that_mixes_elements_or_leaves_some_out(out):
     lhs, rhs, acc = product()
     assert found([lhs, rhs, out(acc)]) is None
 
