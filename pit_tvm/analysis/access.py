@@ -22,8 +22,10 @@ from .expr import (
     Substitution,
     bare_dims,
     distinct,
+    impure_calls,
     is_bare,
     loads_in,
+    one_line,
     replace_vars,
     same,
     same_access,
@@ -134,6 +136,7 @@ class _Around:
     loops: tuple[Loop, ...] = ()
     predicates: tuple[PrimExpr, ...] = ()
     opaque: tuple[str, ...] = ()
+    inside: bool = False  # of a block
 
     def where(self, condition: PrimExpr) -> _Around:
         found = replace_vars(condition, self.env)
@@ -153,6 +156,7 @@ class _Finder:
 
     infos: list[BlockInfo] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
+    strays: list[str] = field(default_factory=list)  # what is done outside of all blocks
 
     def visit(self, stmt: Any, around: _Around) -> _Around:
         """Adds the blocks under ``stmt``; returns ``around`` with the statement's bindings."""
@@ -178,12 +182,16 @@ class _Finder:
             self._block(stmt, around)
         elif isinstance(stmt, st.While | st.AttrStmt):
             self.visit(stmt.body, around.unreadable(f"{type(stmt).__name__} around the block"))
+        elif not (around.inside or _does_nothing(stmt)):
+            self.strays.append(f"{type(stmt).__name__} outside of blocks: {one_line(stmt)}")
         return around
 
     def _block(self, realize: SBlockRealize, around: _Around) -> None:
         if not _is_root(realize):
             self.infos.append(_block_info(realize, around, self._unique(realize.block.name_hint)))
-        inner = around.where(realize.predicate)
+        inner = replace(around.where(realize.predicate), inside=not _is_root(realize))
+        if realize.block.match_buffers:
+            inner = inner.unreadable("T.match_buffer around the block")
         for iv in realize.block.iter_vars:
             inner = inner.within(iv.var, iv.dom.min, iv.dom.extent)
         if realize.block.init is not None:
@@ -197,6 +205,13 @@ class _Finder:
             name = f"{hint}_{count}"
         self.names.add(name)
         return name
+
+
+def _does_nothing(stmt: Any) -> bool:
+    """Whether a statement outside of blocks neither computes anything nor names memory anew."""
+    if isinstance(stmt, st.Evaluate):
+        return not impure_calls(stmt.value)
+    return isinstance(stmt, st.AllocBuffer)
 
 
 def _is_root(realize: SBlockRealize) -> bool:
@@ -226,8 +241,8 @@ def _block_info(realize: SBlockRealize, around: _Around, name: str) -> BlockInfo
     if block.match_buffers:
         body.opaque.append("T.match_buffer")
     if block.init is not None:
-        init.visit(block.init, {}, ())
-    body.visit(block.body, {}, ())
+        init.visit(block.init, around.env, ())
+    body.visit(block.body, around.env, ())
     axes = _axis_names(realize)
     stores = (*init.stores, *body.stores)
     return BlockInfo(
@@ -268,4 +283,5 @@ def block_infos(func: tirx.PrimFunc) -> list[BlockInfo]:
     """
     finder = _Finder()
     finder.visit(func.body, _Around())
-    return finder.infos
+    strays = tuple(finder.strays)
+    return [replace(info, opaque=(*info.opaque, *strays)) for info in finder.infos]

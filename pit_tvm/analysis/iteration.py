@@ -117,7 +117,7 @@ def binding_reason(info: BlockInfo, axis: str) -> str | None:
 
     A block that initialises what it reduces must not do so twice, so all its axes count then.
     """
-    why = _own_binding_reason(info, axis)
+    why = _own_binding_reason(info, axis) or _used_beside(info, axis)
     if why is not None or not (info.init and info.kinds[axis] == "reduce"):
         return why
     for other in info.axes:
@@ -142,6 +142,17 @@ def _own_binding_reason(info: BlockInfo, axis: str) -> str | None:
     if _is_bijection(info):
         return None
     return f"{axis} is bound to {info.bindings[axis]}, which does not visit each element once"
+
+
+def _used_beside(info: BlockInfo, axis: str) -> str | None:
+    """Why a block that uses the loops of an axis beside the axis itself is no function of it."""
+    mine = _loops_of(info, info.bindings[axis])
+    for store in (*info.init, *info.updates):
+        for part in (*store.target.indices, *store.conditions, store.value):
+            for loop in mine:
+                if uses(part, loop.var):
+                    return f"loop {loop.var.name}, which drives {axis}, occurs in {info.text(part)}"
+    return None
 
 
 def _bound_elsewhere(info: BlockInfo, axis: str, loop: Loop) -> bool:

@@ -84,6 +84,58 @@ def test_a_block_with_loops_inside_but_no_axes_is_rejected_with_a_reason():
     assert "out_buf[" in report.rejected["cumsum_generic"]["*"]
 
 
+@T.prim_func(s_tir=True)
+def shifted_view(A: T.Buffer((8,), "float32"), B: T.Buffer((8,), "float32")):
+    ahead = T.decl_buffer((7,), "float32", data=B.data, elem_offset=1)
+    for i in range(7):
+        with T.sblock("B"):
+            vi = T.axis.spatial(7, i)
+            B[vi] = ahead[vi] + A[vi]
+
+
+@T.prim_func(s_tir=True)
+def matched_view(A: T.Buffer((8,), "float32"), B: T.Buffer((8,), "float32")):
+    with T.sblock("around"):
+        ahead = T.match_buffer(B[1:8], (7,), offset_factor=1)
+        for i in range(7):
+            with T.sblock("B"):
+                vi = T.axis.spatial(7, i)
+                B[vi] = ahead[vi] + A[vi]
+
+
+@T.prim_func(s_tir=True)
+def store_between(A: T.Buffer((8,), "float32"), B: T.Buffer((8,), "float32")):
+    for i in range(8):
+        B[0] = T.float32(1)
+        with T.sblock("B"):
+            vi = T.axis.spatial(8, i)
+            B[vi] = A[vi]
+
+
+@T.prim_func(s_tir=True)
+def turned_by_a_binding(A: T.Buffer((8,), "float32"), B: T.Buffer((8,), "float32")):
+    for i in range(8):
+        j: T.let = 7 - i
+        with T.sblock("B"):
+            vi = T.axis.spatial(8, i)
+            B[vi] = A[j]
+
+
+@pytest.mark.parametrize(
+    ("func", "fragment"),
+    [
+        (shifted_view, "DeclBuffer outside of blocks"),
+        (matched_view, "T.match_buffer around the block"),
+        (store_between, "BufferStore outside of blocks: B[0]"),
+        (turned_by_a_binding, "loop i, which drives i, occurs in A[7 - i]"),
+    ],
+)
+def test_what_stands_around_a_block_counts(func, fragment):
+    report = pit_axes(func)
+    assert not report.accepted["B"]
+    assert fragment in report.rejected["B"]["i"]
+
+
 # --------------------------------------------------------------------------------------------
 # Bad arguments
 
