@@ -224,6 +224,8 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
         message says why.
     ShapeError
         The specification does not fit the operand's rank; or an extent is not of 32 bits, on a CPU.
+    DTypeError
+        An array's elements are of a type that arrays on a CPU have not, on a CPU.
     UnsupportedTarget, DatabaseError
         The target has no tile family, or applies no masks; ``database`` is missing. A corrupt one
         is found by the first plan.

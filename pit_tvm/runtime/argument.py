@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ShapeError, mismatch
-from .arrays import as_numpy, as_tensor, check_unmasked
+from ..errors import DTypeError, ShapeError, mismatch
+from .arrays import NUMPY_DTYPES, as_numpy, as_tensor, check_unmasked
 
 MOST_ELEMENTS = 2**31  # of one array: kernels count them in 32 bits
 
@@ -48,6 +48,13 @@ def check_number(name: str, shape: Sequence[int]) -> None:
     if math.prod(shape) >= MOST_ELEMENTS:
         expected = f"fewer than {MOST_ELEMENTS} elements"
         raise ShapeError(mismatch(name, expected, f"shape {list(shape)}"))
+
+
+def check_type(name: str, dtype: str) -> None:
+    """Refuse elements of a type that no array on a CPU has; DTypeError names it."""
+    types = ("bfloat16", *NUMPY_DTYPES)
+    if dtype not in types:
+        raise DTypeError(mismatch(name, f"elements of {', '.join(types)}", dtype))
 
 
 def pattern_array(sparsity: Any) -> np.ndarray:

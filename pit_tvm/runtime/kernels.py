@@ -25,7 +25,7 @@ from ..transform.insert_sread_swrite import SparseForm, insert_sread_swrite
 from ..transform.pipeline import lower
 from ..transform.split_epilogue import dead_value, split_epilogue
 from ..transform.unalign import unalign
-from .argument import check_number
+from .argument import check_number, check_type
 from .bind import Layout
 from .detect_plan import kernel_name
 from .gate import look_at
@@ -51,12 +51,15 @@ class Kernels:
     """Kernels of one program on one target; threads may share it.
 
     If the program applies a mask, the mask follows the operand among the inputs of the kernels
-    that read the operand: see ``Program.reads_mask``. ShapeError if an extent is not of 32 bits.
+    that read the operand: see ``Program.reads_mask``. ShapeError if an extent is not of 32 bits,
+    DTypeError if an array's elements are of a type that arrays on CPUs have not.
     """
 
     def __init__(self, program: Program, target: TargetInfo, cache: KernelCache) -> None:
         for info in block_infos(program.func):
             check_extents(info)
+        for param in (*program.inputs, program.output):
+            check_type(param.name, param.dtype)
         self.program, self.target, self.cache = program, target, cache
         self.lacks = lacking(target)
         # Patterns are looked at here, also to explain what another machine would do.

@@ -157,7 +157,8 @@ def analyse(tensors: Any, sparse: dict[str, SparsitySpec], *, apply_mask: bool =
     AxisError
         There is no such operand or no PIT axis for its pattern; or zeros of the operand would
         change the result (a maximum, say), so that a mask promises nothing; or there is no mask
-        to apply; or two arrays, or two symbolic extents, have one name.
+        to apply; or two arrays, or two symbolic extents, have one name; or a parameter is no
+        array, or no input has an extent.
     ShapeError
         The specification does not fit the operand's rank.
     """
@@ -167,7 +168,8 @@ def analyse(tensors: Any, sparse: dict[str, SparsitySpec], *, apply_mask: bool =
         expected = f"Mask, BitMask or BlockMask for {operand}"
         advice = "no other pattern has elements outside that a kernel reads"
         raise AxisError(mismatch("apply_mask", expected, type(spec).__name__, advice))
-    params = [_param(p) for p in func.params if is_buffer(p)]
+    _check_arrays(func)
+    params = [_param(p) for p in func.params]
     names = [p.name for p in params]
     infos = block_infos(func)
     _check_names(params)
@@ -243,11 +245,25 @@ def _mask_name(operand: str, params: list[Param]) -> str:
     return name
 
 
+def _check_arrays(func: tirx.PrimFunc) -> None:
+    """Calls take arrays only: AxisError for a number among the parameters."""
+    for param in func.params:
+        if not is_buffer(param):
+            advice = "pass it as a tensor of shape (1,); extents come with the arrays"
+            raise AxisError(mismatch("tensors", "arrays only", f"the number {param.name}", advice))
+
+
 def _check_names(params: list[Param]) -> None:
-    """Calls know arrays and symbolic extents by name: AxisError if two of either share one."""
+    """Calls know arrays and symbolic extents by name, the latter from inputs: AxisError if two of
+    either share one, or if no input has an extent."""
     _check_distinct("inputs", [p.name for p in params], "pass name= to te.placeholder")
-    names = [str(var.name) for var in _symbolic(params)]
+    extents = _symbolic(params)
+    names = [str(var.name) for var in extents]
     _check_distinct("symbolic extents", names, "pass a name to te.var")
+    told = {extent for p in params[:-1] for extent in p.shape if isinstance(extent, ir.Var)}
+    if lost := [str(var.name) for var in extents if var not in told]:
+        expected = "every symbolic extent to be that of an input"
+        raise AxisError(mismatch("tensors", expected, f"{', '.join(lost)}, which is of none"))
 
 
 def _symbolic(params: Sequence[Param]) -> list[ir.Var]:

@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tvm import te
+from tvm.ir import Var
+from tvm.tirx import const
 
 import pit_tvm
 from pit_tvm import op
@@ -14,6 +17,7 @@ from pit_tvm.errors import (
     AxisError,
     BackendUnavailable,
     DatabaseError,
+    DTypeError,
     PitError,
     ShapeError,
     UnsupportedTarget,
@@ -63,6 +67,29 @@ def test_what_cannot_be_compiled_is_refused_by_name(
 ) -> None:
     with pytest.raises(error, match=match):
         pit_tvm.compile(tensors, sparse=sparse)
+
+
+def scaled(factor: Any, dtype: str = "float32", extent: Any = 4) -> list[Any]:
+    """``out[i, j] = data[i] * factor``, a number among the arguments unless it is a constant."""
+    data = te.placeholder((te.var("m"),), dtype, "data")
+    shape = (data.shape[0], extent)
+    numbers = [factor] if isinstance(factor, Var) else []
+    return [data, *numbers, te.compute(shape, lambda i, j: data[i] * factor, "out")]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "error", "match"),
+    [
+        (scaled(te.var("alpha", "float32")), AxisError, "^tensors.*arrays only.*number alpha"),
+        (scaled(const(2, "float32"), extent=te.var("n")), AxisError, "^tensors.*input, got n,"),
+        (scaled(const(2, "int4"), dtype="int4"), DTypeError, "^data.*elements of.*got int4"),
+    ],
+)
+def test_what_no_call_could_pass_is_refused_when_it_is_compiled(
+    tensors: Any, error: type[PitError], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        pit_tvm.compile(tensors, sparse={"data": Rows()})
 
 
 @pytest.mark.parametrize(
