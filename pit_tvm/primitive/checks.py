@@ -87,6 +87,21 @@ def guarded(loop: tirx.For) -> bool:
     return any(hits)
 
 
+def initialised_in(loop: tirx.For) -> str:
+    """Name of a block below ``loop`` that is initialised in its first iteration only; "" if none
+    is."""
+    found: list[str] = []
+
+    def visit(realize: s_tir.SBlockRealize) -> None:
+        pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
+        summed = [value for iv, value in pairs if iv.iter_type == tirx.IterVar.CommReduce]
+        if realize.block.init is not None and any(uses_any(v, {loop.loop_var}) for v in summed):
+            found.append(str(realize.block.name_hint))
+
+    tvm_ffi.structural_walk(loop.body, (s_tir.SBlockRealize, visit))
+    return found[0] if found else ""
+
+
 def bound_iterator(loop: tirx.For) -> str:
     """Name, without ``v_``, of the block iterator that ``loop`` alone binds; "" if none."""
     names: list[str] = []

@@ -7,7 +7,7 @@ from typing import Any
 from tvm import s_tir
 
 from ..errors import ScheduleError, mismatch
-from .checks import guarded, serial_loop
+from .checks import guarded, initialised_in, serial_loop
 
 DYNAMIC_EXTENT = "pit.dynamic_extent"
 
@@ -19,7 +19,8 @@ def dynamic_extent(sch: s_tir.Schedule, loop: Any) -> None:
     read from the count.
 
     Requirements: the loop is serial, and binds an iterator of a block below it that is guarded by
-    ``position < count``.
+    ``position < count``. No block below it is initialised in its first iteration: where nothing
+    lives there is none.
 
     Before::
 
@@ -43,4 +44,8 @@ def dynamic_extent(sch: s_tir.Schedule, loop: Any) -> None:
         what = f"dynamic_extent: loop {found.loop_var.name}"
         expected = "a block below it with a guard on this loop"
         raise ScheduleError(mismatch(what, expected, "no such block"))
+    if name := initialised_in(found):
+        what = f"dynamic_extent: loop {found.loop_var.name}"
+        got = f"the one of block {name}"
+        raise ScheduleError(mismatch(what, "no initialisation in it", got, "decompose_reduction"))
     sch.annotate(loop, DYNAMIC_EXTENT, 1)

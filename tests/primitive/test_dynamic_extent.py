@@ -88,3 +88,24 @@ def test_block_in_place_of_the_loop():
     sch, _ = schedule()
     with refused("dynamic_extent: loop: expected a loop, got SBlock"):
         dynamic_extent(sch, sch.get_sblock("A"))
+
+
+@T.prim_func(s_tir=True)
+def summed(A: T.Buffer((8,), "float32"), count: T.Buffer((1,), "int32"), C: T.Buffer((2,))):
+    for i, k in T.grid(2, 8):
+        with T.sblock("C"):
+            vi, vk = T.axis.remap("SR", [i, k])
+            with T.init():
+                C[vi] = T.float32(0)
+            if vk < count[0]:
+                C[vi] = C[vi] + A[vk]
+
+
+def test_sum_that_nothing_would_initialise_where_nothing_lives():
+    sch = fresh(summed)
+    block = sch.get_sblock("C")
+    loop = sch.get_loops(block)[-1]
+    with refused("loop k: expected no initialisation in it, got the one of block C; decompose"):
+        dynamic_extent(sch, loop)
+    sch.decompose_reduction(block, loop)
+    dynamic_extent(sch, loop)
