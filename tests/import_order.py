@@ -232,6 +232,7 @@ ORDER = {
         "faults",
         "rebuild",
         "plane",
+        "counts",
         "wide",
         "tidy",
         "legalize",

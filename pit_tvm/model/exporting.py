@@ -47,7 +47,7 @@ def export_program(
         if value.layout is not torch.strided:
             expected = f"a strided tensor as {name!r}"
             raise DTypeError(mismatch("example_inputs", expected, value.layout, "pass .to_dense()"))
-    inputs = _large_enough(example_inputs, tuple(example_inputs[mask].shape))
+    inputs = _told_apart(example_inputs, tuple(example_inputs[mask].shape))
     plane = tuple(inputs[mask].shape)
     sizes = dict(enumerate((Dim("batch"), Dim("tokens"))))
     shapes = {
@@ -64,13 +64,19 @@ def export_program(
             part.training = was
 
 
-def _large_enough(
+def _told_apart(
     inputs: Mapping[str, torch.Tensor], plane: tuple[int, ...]
 ) -> dict[str, torch.Tensor]:
-    """Inputs with a batch and a length of at least 2: torch takes an extent of 1 for a constant."""
-    times = [2 if extent == 1 else 1 for extent in plane]
+    """Inputs with a batch and a length of at least 2, neither of which divides the other: torch
+    takes an extent of 1 for a constant, and what divides or equals another for what always does."""
+    batch, tokens = (max(extent, 2) for extent in plane)
+    while batch % tokens == 0 or tokens % batch == 0:
+        batch += 1
+    times = [
+        -(-most // max(extent, 1)) for most, extent in zip((batch, tokens), plane, strict=True)
+    ]
     return {
-        name: value.repeat(*times, *[1] * (value.dim() - 2))
+        name: value.repeat(*times, *[1] * (value.dim() - 2))[:batch, :tokens]
         if tuple(value.shape[:2]) == plane
         else value
         for name, value in inputs.items()

@@ -23,6 +23,7 @@ from ..errors import DTypeError, PitError, ShapeError, UnsupportedModel, mismatc
 from ..quick_stacks import quick_stacks
 from ..runtime.cuda_arrays import dtype_name
 from .converters import converters
+from .counts import TOLD_APART, check_counts
 from .decomposing import decompose
 from .exporting import export_program
 from .faults import CODE_FAULTS, LEAVE_OUT, faults_as_unsupported
@@ -127,6 +128,7 @@ def import_model(
         role: _bound(least.get(var.name), most.get(var.name))
         for role, var in ((BATCH, batch), (TOKENS, tokens))
     }
+    check_counts(main, {batch: bounds[BATCH], tokens: bounds[TOKENS]})
     return Imported(module, inputs, mask, batch, tokens, bounds, structure)
 
 
@@ -207,6 +209,8 @@ def _plane(mask: relax.Var, params: Sequence[relax.Var]) -> tuple[tirx.Var, tirx
                 )
         elif not isinstance(extent, tirx.Var):
             found, advice = f"a {name} of {extent}", "the model's code admits no others"
+        elif extent.same_as(extents[0]) and name == "length":
+            found, advice = "a length that is its batch", TOLD_APART
         else:
             continue
         expected = f"a model exported with {mask.name} of a dynamic batch and a dynamic length"
