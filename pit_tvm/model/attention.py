@@ -136,8 +136,11 @@ class _Look:
         return 1.0, var
 
     def scores(self, expr: relax.Expr) -> tuple[float, relax.Call | None, relax.Expr | None]:
-        """A factor, the product of queries and keys, and what is added to it, if anything is."""
+        """A factor, the product of queries and keys, and what is added to it, if anything is. What
+        takes the place of some scores is as if added to them."""
         made = self.through(expr, "astype")
+        if is_op(made, "where"):
+            return self._replaced(made)
         sums = list(made.args) if is_op(made, "add") else [made]
         for position, term in enumerate(sums):
             factor, inner = self.scaled(term)
@@ -145,6 +148,24 @@ class _Look:
             if is_op(product, "matmul"):
                 others = sums[:position] + sums[position + 1 :]
                 return factor, product, others[0] if others else None
+        return 1.0, None, None
+
+    def _replaced(self, choice: relax.Call) -> tuple[float, relax.Call | None, relax.Expr | None]:
+        """`scores` of a choice between scores and a number other than 0: that stands for scores
+        that are left as they are. Of one choice, not of several in turn."""
+        condition, *branches = choice.args
+        for place, other in ((0, 1), (1, 0)):
+            number = self.made(branches[other])
+            factor, product, added = self.scores(branches[place])
+            known = _is_number(number) and not self._is_zero(number)
+            kept = relax.const(0, choice.ty.dtype) if added is None else added
+            leaf = not isinstance(kept, relax.Call) and kept.ty.dtype == choice.ty.dtype
+            if product is None or not known or not leaf:
+                continue
+            terms = [number, number]
+            terms[place] = kept
+            chosen = relax.op.where(condition, *terms)
+            return factor, product, relax.BlockBuilder().normalize(chosen)
         return 1.0, None, None
 
     def weights(self, expr: relax.Expr) -> relax.Call | None:
@@ -198,6 +219,10 @@ def _keeps(call: relax.Call) -> bool:
         return _folds(call)
     before, after = str(call.args[0].ty.dtype), str(call.ty.dtype)
     return before == "bool" or ("float" in before and "float" in after)
+
+
+def _is_number(expr: relax.Expr) -> bool:
+    return isinstance(expr, ir.GenericConst) and expr.value.numpy().size == 1
 
 
 def _folds(reshape: relax.Call) -> bool:

@@ -236,6 +236,7 @@ def _logical(expr: PrimExpr) -> PrimExpr:
         (prim.LT, _from_comparison),
         (prim.BitwiseAnd, _from_bits),
         (prim.BitwiseOr, _from_bits),
+        (prim.BitwiseNot, _from_inverse),
     ]
     return tvm_ffi.structural_map(expr, rules)
 
@@ -259,3 +260,7 @@ def _from_comparison(less: prim.LT) -> PrimExpr:
 def _from_bits(expr: Any) -> PrimExpr:
     join = tirx.all if isinstance(expr, prim.BitwiseAnd) else tirx.any
     return join(expr.a, expr.b) if _is_bool(expr) else expr
+
+
+def _from_inverse(inverse: prim.BitwiseNot) -> PrimExpr:
+    return tirx.Not(inverse.a) if _is_bool(inverse) else inverse
