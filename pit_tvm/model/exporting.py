@@ -70,7 +70,9 @@ def _told_apart(
     """Inputs with a batch and a length of at least 2, neither of which divides the other: torch
     takes an extent of 1 for a constant, and what divides or equals another for what always does."""
     batch, tokens = (max(extent, 2) for extent in plane)
-    while batch % tokens == 0 or tokens % batch == 0:
+    shapes = [tuple(value.shape) for value in inputs.values()]
+    tied = any(shape[:2] != plane and batch in shape for shape in shapes)  # refused by its name
+    while not tied and (batch % tokens == 0 or tokens % batch == 0):
         batch += 1
     times = [
         -(-most // max(extent, 1)) for most, extent in zip((batch, tokens), plane, strict=True)
