@@ -143,6 +143,32 @@ def test_live_bits_are_found_in_staged_rows_and_stored_16_bytes_at_once(
     assert f"set.neu.u32.{kind}x2" in source
 
 
+def test_late_rows_are_copied_in_bulk_between_products() -> None:
+    at_once, late = source_of(knobs=RowsTile(stages=3)), source_of(knobs=RowsTile(stages=3, late=4))
+    bulk = "cp.async.bulk.global.shared::cta.bulk_group"
+    assert bulk in late and bulk not in at_once
+    # Memory is free again once copies have read it; rows are there once copies are done.
+    assert late.count("pit_bulk_read();") == late.count("pit_bulk_done();") == 1
+    assert late.rindex("pit_bulk_done();") > late.rindex("pit_bulk_copy(")
+
+
+@pytest.mark.parametrize(
+    ("knobs", "options", "says"),
+    [
+        ({"late": 4, "stages": 3}, {"accumulate": 1}, "for late"),
+        ({"late": 4, "stages": 3}, {"live_bits": True}, "for late"),
+        ({"late": 17, "stages": 3}, {}, "late from 0 to 16"),
+        ({"late": 4, "flip": 1, "tile_n": 128}, {}, "late 0"),
+        ({"late": 4}, {}, "shared memory"),
+    ],
+)
+def test_rows_that_cannot_be_late_are_refused(
+    knobs: dict[str, int], options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ScheduleError, match=says):
+        rows_kernel("float16", RowsTile(**knobs), **options)
+
+
 def test_live_bits_are_asked_for() -> None:
     source = source_of(act="relu")
     assert "live_bits_ptr" not in source and "pit_live" not in source
