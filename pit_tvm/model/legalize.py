@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm
-from tvm import ir, relax, te
+from tvm import ir, relax, te, tirx, topi
+
+from ..op.epilogue import relu
 
 _TAKE = "relax.take"
 _RULE = "FLegalize"
@@ -15,7 +17,67 @@ _RULE = "FLegalize"
 def legalize(kept: Sequence[str] = ()) -> tvm.ir.transform.Pass:
     """The pass that calls a function for every operator, but for those that are ``kept``."""
     skipped = [f"relax.{name}" for name in kept]
-    return relax.transform.LegalizeOps({_TAKE: _take}, skip_ops=skipped)
+    return relax.transform.LegalizeOps({_TAKE: _take, **_KEEP_NAN}, skip_ops=skipped)
+
+
+def _loops(make: Callable[..., te.Tensor]) -> Callable[[relax.BlockBuilder, relax.Call], Any]:
+    """The rule that calls ``make`` with the operator's arguments."""
+    hint = make.__name__.strip("_")
+    return lambda builder, call: builder.call_te(make, *call.args, primfunc_name_hint=hint)
+
+
+def _relu(data: te.Tensor) -> te.Tensor:
+    return te.compute(data.shape, lambda *at: relu(data(*at)), name="T_relu", tag="elemwise")
+
+
+def _clip(data: te.Tensor, least: Any, most: Any) -> te.Tensor:
+    def element(*at: Any) -> Any:
+        x = data(*at)
+        low, high = (tirx.Cast(x.ty, bound) for bound in (least, most))
+        return tirx.Select(x < low, low, tirx.Select(x > high, high, x))
+
+    return te.compute(data.shape, element, name="T_clip", tag="elemwise")
+
+
+def _maximum(a: te.Tensor, b: te.Tensor) -> te.Tensor:
+    return _either(a, b, lambda x, y: x > y, "T_maximum")
+
+
+def _minimum(a: te.Tensor, b: te.Tensor) -> te.Tensor:
+    return _either(a, b, lambda x, y: x < y, "T_minimum")
+
+
+def _either(a: te.Tensor, b: te.Tensor, first: Callable[..., Any], name: str) -> te.Tensor:
+    """``a`` where ``first`` says so or it is NaN, else ``b``."""
+    floating = "float" in str(a.dtype)
+
+    def element(*at: Any) -> Any:
+        x, y = _spread(a, at), _spread(b, at)
+        wins = first(x, y)
+        return tirx.Select(tirx.Or(tirx.isnan(x), wins) if floating else wins, x, y)
+
+    return te.compute(topi.add(a, b).shape, element, name=name, tag="broadcast")
+
+
+def _spread(array: te.Tensor, at: Sequence[Any]) -> Any:
+    """The element of an array that belongs to a place of what it is broadcast to."""
+    own = zip(array.shape, at[len(at) - len(array.shape) :], strict=True)
+    return array(
+        *(
+            0 if isinstance(extent, tirx.IntImm) and extent.value == 1 else index
+            for extent, index in own
+        )
+    )
+
+
+# TVM's own rules are maxima and minima that take the number of a number and NaN; torch and ONNX
+# keep NaN.
+_KEEP_NAN = {
+    "relax.nn.relu": _loops(_relu),
+    "relax.clip": _loops(_clip),
+    "relax.maximum": _loops(_maximum),
+    "relax.minimum": _loops(_minimum),
+}
 
 
 def _take(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

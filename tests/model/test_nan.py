@@ -1,0 +1,42 @@
+"""What is not a number stays so in whole models, as in torch."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import pit_tvm.model  # noqa: E402
+
+LIMIT = 0.5
+
+
+class Limits(torch.nn.Module):  # type: ignore[misc]
+    """Functions that choose one of two numbers."""
+
+    def forward(self, input: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        other = torch.tensor([LIMIT, -LIMIT])[:, None, None]
+        found = [
+            torch.relu(input),
+            torch.nn.functional.relu6(input * 9),
+            input.clamp(min=LIMIT),
+            input.clamp(-LIMIT, LIMIT),
+            torch.maximum(input, input.flip(2)),
+            torch.minimum(input[..., :1], input),
+            torch.maximum(input[..., None, :, None], other).flatten(2),
+            torch.minimum((input * 9).nan_to_num().int(), torch.tensor(3)).float(),
+        ]
+        return torch.cat(found, 2)
+
+
+def test_a_choice_of_two_numbers_keeps_nan() -> None:
+    model = Limits().eval()
+    mask = torch.ones(3, 7, dtype=torch.int64)
+    compiled = pit_tvm.model.compile(model, {"input": torch.rand(3, 7, 4), "attention_mask": mask})
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 5, 4, generator=generator)
+    x[torch.rand(x.shape, generator=generator) < 0.3] = float("nan")
+    live = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+    got, want = compiled(input=x, attention_mask=live), model(x, live)
+    assert want[live > 0].isnan().any()
+    torch.testing.assert_close(got[live > 0], want[live > 0], equal_nan=True)
