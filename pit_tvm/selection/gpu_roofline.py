@@ -29,6 +29,9 @@ _FEW_US, _FEW_COLUMN_US, _STEP_US = 0.235, 0.00063, 0.16
 _GATHER_US = (0.0026, 0.0027)  # of a row in a step; where tiles fit their height
 # Of an element of the output, which no product hides: stored by threads, and late.
 _WRITE_US, _LATE_US = 4.4e-5, 1.0e-5
+# Of memory's rate: tiles that store late have fewer stages on the way, pairs of CTAs wait for each
+# other.
+_LATE_MEMORY, _PAIR_MEMORY = 0.85, 0.96
 _TILE_US = 0.78  # of a tile's start and end
 # The profile's rates are those of kernels that gather: copies in bulk get more from the cache, and
 # products less from memory.
@@ -69,6 +72,7 @@ class TileSizes:
     none is live; ``sharing``: bands of a group that fetch their weights once; ``split``: CTAs that
     share a tile's depth; ``places``: tiles that are worked on at once. ``pace``, ``least``:
     microseconds of a step for a row, and at least; ``write``: of an element that is stored.
+    ``memory``: the part of memory's rate that products get.
     """
 
     width: Numbers
@@ -80,6 +84,7 @@ class TileSizes:
     pace: Numbers
     least: Numbers
     write: Numbers
+    memory: Numbers
     fits: npt.NDArray[np.bool_]
     fit: npt.NDArray[np.intp]
     fitting: Fitting | None
@@ -97,7 +102,7 @@ class TileSizes:
         power = area * (columns * (2e-6 * work.k / _CHIP_TFLOPS))
         edges = (rows + fetched * self.width) * columns
         cached = edges * (1e-3 * _BYTES * work.k / (_CACHED * cached_gbps))
-        fourth: Any = (1e-3 * work.bytes_of_memory() / (_MEMORY * memory_gbps)) ** 4
+        fourth: Any = (1e-3 * work.bytes_of_memory() / (self.memory * memory_gbps)) ** 4
         for limit in (compute, power, cached):
             square = limit * limit
             fourth = square * square + fourth
@@ -154,6 +159,9 @@ def tile_sizes(tiles: Sequence[Tile]) -> TileSizes:
         pace=np.maximum(width * element, np.where(fits, _GATHER_US[1], _GATHER_US[0])),
         least=np.where(fits, _FEW_US + _FEW_COLUMN_US * width, _STEP_US),
         write=np.where(late, _LATE_US, _WRITE_US),
+        memory=_MEMORY
+        * np.where(late, _LATE_MEMORY, 1.0)
+        * np.where(cluster > split, _PAIR_MEMORY, 1.0),
         fits=fits,
         fit=fit,
         fitting=fitting(tall[fit], width[fit], sms / cluster[fit]) if fit.size else None,
