@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from .cli_options import add_database, folder, sizes, writable_cache
@@ -20,6 +23,7 @@ examples:
 Copy the folder to the machine with the GPU, and set PIT_TVM_CACHE to it there.
 """
 OPERATORS = ("linear", "matmul", "grouped_matmul")
+_EVERY = 0.5  # seconds
 
 
 def add_build(subparsers: Subparsers) -> None:
@@ -61,7 +65,8 @@ def run_build(args: argparse.Namespace) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("error", KernelCacheWarning)
         try:
-            operator.build(dict(zip("mnk", args.shape, strict=False)))
+            with _counting(operator):
+                operator.build(dict(zip("mnk", args.shape, strict=False)))
         except KernelCacheWarning as error:
             name = "kernel cache" if args.out is None else "--out"
             text = mismatch(name, "a folder that can be written", str(error))
@@ -70,6 +75,30 @@ def run_build(args: argparse.Namespace) -> int:
     print(f"{stats.builds} libraries compiled in {stats.build_seconds:.0f} s")
     print(f"{stats.disk_hits} were there; all are in {operator.cache_directory}")
     return 0
+
+
+@contextmanager
+def _counting(operator: Any, hidden: bool | None = None) -> Iterator[None]:
+    """Show on a terminal how many libraries are there; ``hidden`` says whether not to, at all."""
+    from tqdm import tqdm
+
+    done = threading.Event()
+    shown = "{n_fmt} libraries, {elapsed}"
+
+    def show() -> None:
+        with tqdm(bar_format=shown, disable=hidden, leave=False) as bar:
+            while not done.wait(_EVERY):
+                stats = operator.stats
+                bar.n = stats.builds + stats.disk_hits
+                bar.refresh()
+
+    watcher = threading.Thread(target=show, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
 
 
 def _sizes(text: str) -> tuple[int, ...]:

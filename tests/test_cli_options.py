@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from typing import Any
 import pytest
 
 from pit_tvm.cli import main, make_parser
+from pit_tvm.cli_build import _counting
 from pit_tvm.cli_options import GIVEN_BY, MOST, as_typed
+from pit_tvm.runtime.kernel_cache import CacheStats
 from pit_tvm.target import resolve_target
 
 HUGE, DIGITS = str(10**30), "9" * 5000
@@ -372,3 +375,19 @@ def test_output_that_cannot_be_written_is_an_error() -> None:
         )
     assert ended.returncode == 2
     assert ended.stderr == b"pit-tvm: error: [Errno 28] No space left on device\n"
+
+
+def test_a_build_shows_how_many_libraries_are_there(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = threading.Event()
+
+    class Operator:
+        @property
+        def stats(self) -> CacheStats:
+            asked.set()
+            return CacheStats(builds=3, disk_hits=2)
+
+    for hidden in (True, False):
+        asked.clear()
+        with _counting(Operator(), hidden):
+            assert asked.wait(60)
+        assert ("5 libraries" in capsys.readouterr().err) is not hidden
