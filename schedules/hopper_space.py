@@ -129,7 +129,7 @@ def kernel_module(knobs: RowsTile, dtype: str) -> tvm.IRModule:
 def decided(values: Sequence[int], groups: int) -> RowsTile:
     """The knobs that sampled values stand for: form, cluster, spare, raster, lag, store_cols, late;
     all the stages that fit but the spare."""
-    form, cluster, spare, raster, lag, store_cols, late = values
+    form, cluster, spare, raster, lag, store_cols, late = (*values, 0)[:7]  # older ones end before
     tile_m, consumers, tile_n = FORMS[form]
     knobs = RowsTile(
         tile_m=tile_m,
