@@ -9,6 +9,7 @@ import tvm
 from tvm import ir, relax, te, tirx, topi
 
 from ..op.epilogue import relu
+from .rebuild import is_one
 
 _TAKE = "relax.take"
 _RULE = "FLegalize"
@@ -20,10 +21,17 @@ def legalize(kept: Sequence[str] = ()) -> tvm.ir.transform.Pass:
     return relax.transform.LegalizeOps({_TAKE: _take, **_KEEP_NAN}, skip_ops=skipped)
 
 
-def _loops(make: Callable[..., te.Tensor]) -> Callable[[relax.BlockBuilder, relax.Call], Any]:
-    """The rule that calls ``make`` with the operator's arguments."""
-    hint = make.__name__.strip("_")
-    return lambda builder, call: builder.call_te(make, *call.args, primfunc_name_hint=hint)
+def _keeping(name: str, make: Callable[..., te.Tensor], tensors: int) -> Callable[..., relax.Expr]:
+    """The rule that calls ``make`` for an operator whose first ``tensors`` arguments are tensors of
+    floating-point numbers, and TVM's own for others."""
+
+    def rule(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        types = [argument.ty for argument in call.args[:tensors]]
+        if all(isinstance(ty, relax.TensorType) and "float" in str(ty.dtype) for ty in types):
+            return builder.call_te(make, *call.args, primfunc_name_hint=make.__name__.strip("_"))
+        return ir.Op.get(name).get_attr(_RULE)(builder, call)
+
+    return rule
 
 
 def _relu(data: te.Tensor) -> te.Tensor:
@@ -49,12 +57,10 @@ def _minimum(a: te.Tensor, b: te.Tensor) -> te.Tensor:
 
 def _either(a: te.Tensor, b: te.Tensor, first: Callable[..., Any], name: str) -> te.Tensor:
     """``a`` where ``first`` says so or it is NaN, else ``b``."""
-    floating = "float" in str(a.dtype)
 
     def element(*at: Any) -> Any:
         x, y = _spread(a, at), _spread(b, at)
-        wins = first(x, y)
-        return tirx.Select(tirx.Or(tirx.isnan(x), wins) if floating else wins, x, y)
+        return tirx.Select(tirx.Or(tirx.isnan(x), first(x, y)), x, y)
 
     return te.compute(topi.add(a, b).shape, element, name=name, tag="broadcast")
 
@@ -62,21 +68,19 @@ def _either(a: te.Tensor, b: te.Tensor, first: Callable[..., Any], name: str) ->
 def _spread(array: te.Tensor, at: Sequence[Any]) -> Any:
     """The element of an array that belongs to a place of what it is broadcast to."""
     own = zip(array.shape, at[len(at) - len(array.shape) :], strict=True)
-    return array(
-        *(
-            0 if isinstance(extent, tirx.IntImm) and extent.value == 1 else index
-            for extent, index in own
-        )
-    )
+    return array(*(0 if is_one(extent) else index for extent, index in own))
 
 
 # TVM's own rules are maxima and minima that take the number of a number and NaN; torch and ONNX
 # keep NaN.
 _KEEP_NAN = {
-    "relax.nn.relu": _loops(_relu),
-    "relax.clip": _loops(_clip),
-    "relax.maximum": _loops(_maximum),
-    "relax.minimum": _loops(_minimum),
+    name: _keeping(name, make, tensors)
+    for name, make, tensors in (
+        ("relax.nn.relu", _relu, 1),
+        ("relax.clip", _clip, 1),
+        ("relax.maximum", _maximum, 2),
+        ("relax.minimum", _minimum, 2),
+    )
 }
 
 
