@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,14 @@ from pit_tvm.runtime.kernel_cache import KernelCache
 def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where kernels lie that tests share."""
     return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture(scope="module")
+def shared_kernels(kernel_folder: Path) -> Iterator[None]:
+    """Models of a whole file compile into `kernel_folder`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PIT_TVM_CACHE", str(kernel_folder))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,12 +32,7 @@ class Small(nn.Module):
         return self.rest(self, self.up(self.table(input_ids)), input_ids, attention_mask)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def kernels(kernel_folder: Path) -> Iterator[None]:
-    """One folder for the kernels of all models here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PIT_TVM_CACHE", str(kernel_folder))
-        yield
+pytestmark = pytest.mark.usefixtures("shared_kernels")
 
 
 def inputs(mask: Any) -> dict[str, torch.Tensor]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,13 +25,7 @@ from tests.model.families import (  # noqa: E402  (needs transformers)
     randomised,
 )
 
-
-@pytest.fixture(scope="module", autouse=True)
-def kernels(kernel_folder: Path) -> Iterator[None]:
-    """One folder for the kernels of all models here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PIT_TVM_CACHE", str(kernel_folder))
-        yield
+pytestmark = pytest.mark.usefixtures("shared_kernels")
 
 
 # Every family once here; compiling takes most of the time.

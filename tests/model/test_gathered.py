@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -24,12 +22,7 @@ ALWAYS, NEVER = math.inf, 0.0  # margins at which every call gathers, or none
 TOLERANCES = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def kernels(kernel_folder: Path) -> Iterator[None]:
-    """One folder for the kernels of all layers here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PIT_TVM_CACHE", str(kernel_folder))
-        yield
+pytestmark = pytest.mark.usefixtures("shared_kernels")
 
 
 def force(patch: pytest.MonkeyPatch, margin: float) -> None:

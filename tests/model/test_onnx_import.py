@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +23,7 @@ from tests.model.onnx_graphs import LONGEST, VOCABULARY, add_arrays, encoder, tr
 MASK = "attention_mask"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def kernels(kernel_folder: Path) -> Iterator[None]:
-    """One folder for the kernels of all models here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PIT_TVM_CACHE", str(kernel_folder))
-        yield
+pytestmark = pytest.mark.usefixtures("shared_kernels")
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -38,12 +37,7 @@ class Feed(nn.Module):
         return self.act(self.up(x)) * self.gate(x)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def kernels(kernel_folder: Path) -> Iterator[None]:
-    """One folder for the kernels of all models here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PIT_TVM_CACHE", str(kernel_folder))
-        yield
+pytestmark = pytest.mark.usefixtures("shared_kernels")
 
 
 def batch(*lengths: int) -> dict[str, torch.Tensor]:
