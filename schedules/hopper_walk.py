@@ -42,6 +42,9 @@ class TileWalk:
     fewest bands that its rows need, split evenly; an only group the height that fills the last wave
     of tiles best. ``high`` is the height of the tile, ``each`` that of an only group. The CTAs of a
     cluster have one tile then.
+
+    Otherwise, where the last round has work for few clusters, they get the parts of its tiles that
+    one warpgroup computes each: ``live`` ends with the part, whose weights the others read again.
     """
 
     def __init__(
@@ -50,8 +53,12 @@ class TileWalk:
         # The place of this cluster's tile in the order of execution.
         self.turn = T.local_scalar("int32")
         self.total = T.local_scalar("int32")
+        self.listed = T.local_scalar("int32")  # tiles of a cluster, and those that are not parted
+        self.whole = T.local_scalar("int32")
+        self.part = T.local_scalar("int32")
         self.group = T.local_scalar("int32")
         self.place = T.local_scalar("int32")
+        self.rows = T.local_scalar("int32")  # live ones of the group
         self.live = T.local_scalar("int32")
         self.row0 = T.local_scalar("int32")
         self.col0 = T.local_scalar("int32")
@@ -63,6 +70,8 @@ class TileWalk:
         self.cluster = 1 if self.fit else knobs.cluster
         self.band = self.tile_m * self.cluster  # rows of one cluster
         self.clusters = knobs.sms // knobs.cluster
+        self.parts = 1 if self.fit else knobs.consumers
+        self.height = self.tile_m // self.parts  # of a part
         self.count, self.groups = count, groups
         self.cols = slot // tile_n if slot else T.truncdiv(n + (tile_n - 1), tile_n)
         self.before = pool.alloc((self.most_groups + 1,), "int32", align=16)
@@ -163,15 +172,22 @@ class TileWalk:
         self.turn = cluster_id
         self.group = 0
         if self.most_groups == 1:
-            self.live = self.count[0]
+            self.rows = self.count[0]
             if self.fit:
                 self.each = self.before[0]
-            self.total = self.turns_of(self.live)
+            self.listed = self.turns_of(self.rows)
         else:
-            self.total = self.before[self.groups]
+            self.listed = self.before[self.groups]
+        self.total = self.listed
+        if self.parts > 1:
+            last: T.let = T.truncmod(self.listed, self.clusters)
+            self.whole = self.listed
+            if last * self.parts <= self.clusters:
+                self.whole = self.listed - last
+                self.total = self.whole + last * self.parts
 
     def tiles(self) -> Any:
-        """Tiles from ``turn`` on."""
+        """Tiles from ``turn`` on, or parts of them."""
         ahead = self.total - self.turn + (self.clusters - 1)
         return T.truncdiv(T.max(ahead, 0), self.clusters)
 
@@ -183,8 +199,14 @@ class TileWalk:
     def locate(self, rank):
         """The tile of this turn for the CTA ``rank`` of the cluster."""
         local: T.int32 = self.turn
+        if self.parts > 1:
+            self.part = -1
+            if local >= self.whole:
+                beyond: T.let = local - self.whole
+                local = self.whole + T.truncdiv(beyond, self.parts)
+                self.part = T.truncmod(beyond, self.parts)
         if self.most_groups > 1:
-            if self.total < FEW_BANDS * self.groups * self.cols:
+            if self.listed < FEW_BANDS * self.groups * self.cols:
                 self.alternate(local)
                 local = self.place
             self.find(local)
@@ -192,33 +214,38 @@ class TileWalk:
         if self.fit:
             self.high = self.each
             if self.most_groups > 1:
-                even: T.let = self.bands(self.live)
-                most: T.let = T.truncdiv(self.live + (even - 1), even)
+                even: T.let = self.bands(self.rows)
+                most: T.let = T.truncdiv(self.rows + (even - 1), even)
                 self.high = T.truncdiv(most + (HEIGHT_STEP - 1), HEIGHT_STEP) * HEIGHT_STEP
         if self.cluster == 1:
             self.tile_together(local, rank)
         else:
-            beyond: T.let = local - self.bands(self.live) * self.cols
-            if beyond < 0:
+            behind: T.let = local - self.bands(self.rows) * self.cols
+            if behind < 0:
                 self.apart = 0
                 self.tile_together(local, rank)
             else:
                 self.apart = 1
-                self.tile_apart(beyond * 2 + rank)
+                self.tile_apart(behind * 2 + rank)
+        self.live = self.rows
+        if self.parts > 1:
+            if self.part >= 0:
+                self.row0 = self.row0 + self.part * self.height
+                self.live = T.min(self.rows, self.row0 + self.height)
 
     @T.inline
     def tile_apart(self, column):
         """The tile number ``column`` of the group's last band."""
         self.col0 = column * self.tile_n + self.group * self.slot
-        self.row0 = self.live
+        self.row0 = self.rows
         if column < self.cols:
-            self.row0 = self.bands(self.live) * self.band
+            self.row0 = self.bands(self.rows) * self.band
 
     @T.inline
     def tile_together(self, local, rank):
         """The tile number ``local`` of the group's bands that a cluster fills."""
         first: T.let = T.truncdiv(local, self.raster * self.cols) * self.raster
-        height: T.let = T.min(self.bands(self.live) - first, self.raster)
+        height: T.let = T.min(self.bands(self.rows) - first, self.raster)
         inner: T.let = local - first * self.cols
         column: T.let = T.truncdiv(inner, height)
         self.col0 = column * self.tile_n + self.group * self.slot
@@ -235,11 +262,11 @@ class TileWalk:
         self.place = tile
         if self.clusters % 2 == 0:
             swapped: T.let = T.bitwise_xor(tile, T.bitwise_and(T.truncdiv(tile, self.clusters), 1))
-            if swapped < self.total:
+            if swapped < self.listed:
                 self.place = swapped
         from_end: T.int32 = T.truncdiv(self.place, 2)
         if T.bitwise_and(self.place, 1) == 1:
-            from_end = self.total - 1 - from_end
+            from_end = self.listed - 1 - from_end
         self.place = from_end
 
     @T.inline
@@ -254,4 +281,4 @@ class TileWalk:
             else:
                 above = middle
         self.group = T.cast(self.order[self.place], "int32")
-        self.live = self.lives[self.group]
+        self.rows = self.lives[self.group]
