@@ -32,7 +32,7 @@ DTYPES = ("float16", "bfloat16")
 # (tile_m, consumers, tile_n). Registers hold 64 rows x 256 columns of a consumer, or 128 x 128.
 ROW_FORMS = (
     *((64, 1, n) for n in (64, 96, 128, 192, 256)),
-    *((128, 2, n) for n in (64, 96, 128, 160, 168, 192, 208, 224, 240, 256)),
+    *((128, 2, n) for n in (64, 96, 128, 160, 168, 176, 192, 208, 224, 240, 256)),
     *((256, 2, n) for n in (96, 128)),
 )
 # The same with ``flip``. Copies that gather rows are slow: wide tiles where arithmetic counts.
