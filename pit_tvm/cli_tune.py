@@ -68,9 +68,9 @@ def add_tune(subparsers: Subparsers) -> None:
         "--shape",
         type=_shape,
         action="append",
-        metavar="M,N,K[,GROUPS]",
-        help="extents of one product, and over how many groups its rows are spread; repeat for "
-        "several",
+        metavar="M,N,K[,GROUPS[,SHARE]]",
+        help="extents of one product, over how many groups its rows are spread, and how many of "
+        "them are of one stored row, as of a token with several experts; repeat for several",
     )
     add_model(what)
     add_mask_input(parser)
@@ -244,9 +244,9 @@ def _tasks(args: argparse.Namespace, target: TargetInfo) -> list[TileTask]:
 
     tasks: list[TileTask] = []
     for dtype in args.dtype or ["float16" if target.kind == "cuda" else "float32"]:
-        for m, n, k, groups in args.shape:
+        for m, n, k, groups, share in args.shape:
             op = args.op or ("matmul" if groups == 1 else "grouped_matmul")
-            made = make_tasks(op, (m, n, k), dtype, target.isa, groups, args.family)
+            made = make_tasks(op, (m, n, k), dtype, target.isa, groups, share, args.family)
             check_families(args.family, made, (m, n, k, groups), dtype)
             tasks += made
     return list(dict.fromkeys(tasks))
@@ -341,9 +341,10 @@ def _print_result(job: TuneJob, result: TuneResult) -> None:
 
 def _shape(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.replace("x", ",").split(",")]
-    found = sizes(",".join(parts), "m,n,k", "m,n,k,groups")
-    return (*found, 1) if len(found) == 3 else found
+    found = sizes(",".join(parts), "m,n,k", "m,n,k,groups", "m,n,k,groups,share")
+    return (*found, 1, 1)[:5]
 
 
 def _extents(task: TileTask) -> str:
-    return f"{task.m}x{task.n}x{task.k}" + (f"/{task.groups}" if task.groups > 1 else "")
+    more = [str(number) for number in (task.groups, task.share) if number > 1]
+    return "/".join([f"{task.m}x{task.n}x{task.k}", *more])

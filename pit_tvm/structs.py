@@ -319,7 +319,8 @@ class Plan:
 class TileTask:
     """One dense product to tune: ``out[m, n] += lhs[m, k] * rhs[k, n]`` in ``dtype`` storage.
 
-    With several ``groups`` the ``m`` rows are spread over them, each with a ``rhs`` of its own.
+    With several ``groups`` the ``m`` rows are spread over them, each with a ``rhs`` of its own, and
+    ``share`` of them are of one row of lhs, as tokens with several experts are.
     """
 
     family: str  # "contraction"
@@ -329,6 +330,7 @@ class TileTask:
     n: int
     k: int
     groups: int = 1
+    share: int = 1
 
     @cached_property
     def logs(self) -> tuple[float, float, float]:

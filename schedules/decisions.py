@@ -23,7 +23,7 @@ def note(sch: s_tir.Schedule, name: str, decisions: Sequence[Any], task: TileTas
     """Annotate the block ``name`` with the decisions and the task."""
     block = sch.get_sblock(name)
     sch.annotate(block, TILE, list(decisions))
-    sizes = (str(size) for size in (task.m, task.n, task.k, task.groups))
+    sizes = (str(size) for size in (task.m, task.n, task.k, task.groups, task.share))
     sch.annotate(block, TASK, [task.family, task.isa, task.dtype, *sizes])
 
 

@@ -72,16 +72,17 @@ DEAD_SHARE = 8  # of the workload's stored rows one in so many is dead
 
 @dataclass(frozen=True)
 class Stored:
-    """Sizes of a task's arrays: stored rows of ``lhs`` and ``out``, and ids for each group."""
+    """Sizes of a task's arrays: stored rows of ``out`` and of ``lhs``, and ids for each group."""
 
     rows: int
+    sources: int
     capacity: int
 
 
 def stored(task: TileTask) -> Stored:
     """Live rows and some dead ones among them; a group's list could name every row."""
     rows = task.m + max(1, task.m // DEAD_SHARE)
-    return Stored(rows, rows)
+    return Stored(rows, -(-rows // task.share), rows)
 
 
 def workload(task: TileTask) -> tirx.PrimFunc:
@@ -92,13 +93,13 @@ def workload(task: TileTask) -> tirx.PrimFunc:
     _check(task)
     size = stored(task)
     k = te.reduce_axis((0, task.k), "k")
-    lhs = te.placeholder((size.rows, task.k), task.dtype, "lhs")
+    lhs = te.placeholder((size.sources, task.k), task.dtype, "lhs")
     ids = te.placeholder((task.groups, size.capacity), "int32", "ids")
     count = te.placeholder((task.groups,), "int32", "count")
     rhs = te.placeholder((task.groups, task.n, task.k), task.dtype, "rhs")
     out = te.compute(
         (size.rows, task.n),
-        lambda i, j: te.sum(lhs[ids[0, i] + count[0], k] * rhs[0, j, k], axis=k),
+        lambda i, j: te.sum(lhs[ids[0, i // task.share] + count[0], k] * rhs[0, j, k], axis=k),
         name="out",
     )
     return te.create_prim_func([lhs, ids, count, rhs, out])
@@ -118,12 +119,12 @@ def tile_of(sch: s_tir.Schedule, task: TileTask) -> Tile:
 def lower(mod: tvm.IRModule) -> tvm.IRModule:
     """The kernel of a sampled module, a TIRx function ``main``."""
     values, task = noted(mod, "out")
-    return kernel_module(decided(values, task.groups), task.dtype)
+    return kernel_module(decided(values, task.groups), task.dtype, task.share)
 
 
-def kernel_module(knobs: RowsTile, dtype: str) -> tvm.IRModule:
+def kernel_module(knobs: RowsTile, dtype: str, share: int = 1) -> tvm.IRModule:
     """The family's plain kernel as a module with one function, ``main``."""
-    return tvm.IRModule({"main": rows_kernel(dtype, knobs)})
+    return tvm.IRModule({"main": rows_kernel(dtype, knobs, share=share)})
 
 
 def decided(values: Sequence[int], groups: int) -> RowsTile:

@@ -51,6 +51,7 @@ class Product:
             self.experts,
             counts,
             INDEX_BYTES * self.rows if indexed else None,
+            share=dict(self.options).get("share", 1),
         )
         return select_gpu(GROUPS, ROWS, work, None, rates, self.rows)
 

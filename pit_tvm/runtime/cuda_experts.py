@@ -167,7 +167,8 @@ class CudaExperts:
         if tile is None:
             groups, n, k = rhs.shape
             total = float(sum(counts) if counts else rows)
-            work = GpuWork(total, int(n), int(k), int(groups), counts or ())
+            share = options.get("share", 1)
+            work = GpuWork(total, int(n), int(k), int(groups), counts or (), share=share)
             rates = self._rates_of(dtype_name(lhs), options)
             plan = select_gpu(GROUPS, _MICRO_TILE, work, None, rates, rows)
             tile = plan.choice.tile

@@ -68,7 +68,7 @@ class GpuWork:
     them every row goes to a random group. ``index_bytes``: what detection reads, None for none;
     ``splits``: it lists dead rows as well. ``extra_bytes``: output traffic beside the kernel's own,
     such as dead rows to fill; ``hides``: the kernel itself writes them, while it computes. ``act``:
-    the activation that its tiles end with.
+    the activation that its tiles end with. ``share`` of the live rows are of one row of lhs.
     """
 
     live: float
@@ -81,11 +81,12 @@ class GpuWork:
     extra_bytes: float = 0.0
     hides: bool = False
     act: str = "none"
+    share: int = 1
 
     @property
     def product(self) -> Product:
         """Its sizes."""
-        return Product(self.live, self.n, self.k, self.groups, self.counts)
+        return Product(self.live, self.n, self.k, self.groups, self.counts, self.share)
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class GpuDense:
 
 @dataclass(frozen=True)
 class _Measured:
-    """What was measured: ``places [tasks, 5]``, of each task the squared length of the vector of
+    """What was measured: ``places [tasks, 6]``, of each task the squared length of the vector of
     its sizes' logarithms, then -2 times that vector; ``ratio [tiles + 1, tasks]``, the logarithms
     of measured over roofline, then ones."""
 
@@ -114,8 +115,8 @@ class _Measured:
     ratio: _Numbers
 
     def correction(self, sizes: tuple[float, ...]) -> _Numbers:
-        """Measured over roofline of each tile near these sizes (m, n, k, groups): the mean over
-        the tasks, weighted by the inverse square of their distance."""
+        """Measured over roofline of each tile near these sizes (m, n, k, groups, share): the mean
+        over the tasks, weighted by the inverse square of their distance."""
         here = [math.log(max(size, 1)) for size in sizes]
         away = self.places @ np.array([1.0, *here]) + (_SOFT + sum(x * x for x in here))
         sums = self.ratio @ (1.0 / away)
@@ -152,7 +153,7 @@ class GpuRates:
         roof, bound = tiles.roofline(work.product, self)
         if tiles.measured is None:
             return roof * _UNTUNED, bound
-        sizes = (max(work.live, 1.0), work.n, work.k, work.groups)
+        sizes = (max(work.live, 1.0), work.n, work.k, work.groups, work.share)
         return roof * tiles.measured.correction(sizes), bound
 
     def store_us(self, size: float) -> float:
@@ -179,7 +180,7 @@ class GpuRates:
         if known is None:
             us, bound = self.dense_roofline(*key)
             if self.dense is not None:
-                us *= float(self.dense.correction((m, n, k, 1))[0])
+                us *= float(self.dense.correction((m, n, k, 1, 1))[0])
             known = remember(self._known, key, (us, bound))
         return known
 
@@ -327,7 +328,7 @@ def _measured_family(tiles: dict[Tile, list[tuple[TileTask, float]]], rates: Gpu
     plain = _family(list(tiles))
     tasks = list(dict.fromkeys(task for found in tiles.values() for task, _ in found))
     roofs = {
-        task: plain.roofline(Product(task.m, task.n, task.k, task.groups, ()), rates)[0]
+        task: plain.roofline(Product(task.m, task.n, task.k, task.groups, (), task.share), rates)[0]
         for task in tasks
     }
     ratio = np.full((len(tiles), len(tasks)), math.nan)
@@ -347,13 +348,18 @@ def _measured_family(tiles: dict[Tile, list[tuple[TileTask, float]]], rates: Gpu
 
 def handful(times: _Numbers, most: int = _HANDFUL) -> list[int]:
     """The tiles to choose from, given their ``times [tiles, tasks]``, so that a few kernels serve
-    every shape: each next one is the one that brings the tasks nearest to their best tiles."""
+    every shape: each next one is the one that brings the tasks nearest to their best tiles. When
+    none does any more, the others are looked at as if they were alone: a shape between those of the
+    tasks may fill its last round by one of them."""
     share = times / times.min(axis=0)
     best = np.full(share.shape[1], math.inf)
     kept: list[int] = []
     while len(kept) < min(most, len(share)):
         gain = np.minimum(share, best).mean(axis=1)
         gain[kept] = math.inf
+        if gain.min() >= best.mean():
+            best.fill(math.inf)
+            continue
         kept.append(int(gain.argmin()))
         best = np.minimum(best, share[kept[-1]])
     return sorted(kept)
@@ -381,7 +387,7 @@ def _family(tiles: Sequence[Tile]) -> _Family:
 
 
 def _as_measured(tasks: Sequence[TileTask], ratio: _Numbers) -> _Measured:
-    logs = np.array([np.log((*_sizes(task), task.groups)) for task in tasks])
+    logs = np.array([np.log((*_sizes(task), task.groups, task.share)) for task in tasks])
     places = np.column_stack([(logs * logs).sum(axis=1), -2.0 * logs])
     return _Measured(places, np.vstack([ratio, np.ones(len(tasks))]))
 

@@ -41,7 +41,7 @@ def times_for(
 
 def _sizes(task: TileTask) -> Hashable:
     """A product in whatever data type."""
-    return task.m, task.n, task.k, task.groups
+    return task.m, task.n, task.k, task.groups, task.share
 
 
 def _subject(record: TileRecord) -> Hashable:

@@ -43,13 +43,14 @@ _CACHED, _MEMORY = 1.46, 0.9
 @dataclass(frozen=True)
 class Product:
     """Sizes of ``out[live, n] = lhs[live, k] @ rhs`` over ``groups`` weights; ``counts``: live rows
-    of each, empty if not known."""
+    of each, empty if not known; ``share``: how many of them are of one row that is stored."""
 
     live: float
     n: int
     k: int
     groups: int
     counts: tuple[int, ...]
+    share: int = 1
 
     @property
     def used(self) -> float:
@@ -62,7 +63,8 @@ class Product:
 
     def bytes_of_memory(self) -> float:
         """Bytes that are read from memory and written to it at least."""
-        return _BYTES * (self.live * (self.k + self.n) + self.used * self.n * self.k)
+        rows = self.live * (self.k / self.share + self.n)
+        return _BYTES * (rows + self.used * self.n * self.k)
 
 
 @dataclass(frozen=True)

@@ -79,8 +79,9 @@ class TileRecord:
             out["tile"] = {**asdict(self.tile), "knobs": dict(self.tile.knobs)}
         if self.task is not None:
             out["task"] = asdict(self.task)
-            if self.task.groups == 1:
-                del out["task"]["groups"]
+            for name in ("groups", "share"):
+                if out["task"][name] == 1:
+                    del out["task"][name]
             out["run_secs"] = list(self.run_secs)
         if self.note:
             out["note"] = self.note
@@ -272,4 +273,5 @@ def _tile(where: str, value: Any) -> Tile:
 def _task(where: str, value: Any) -> TileTask:
     sizes: dict[str, _Parser] = dict.fromkeys(("m", "n", "k"), _positive)
     names: dict[str, _Parser] = dict.fromkeys(("family", "isa", "dtype"), _text)
-    return TileTask(**_fields(where, value, {**names, **sizes}, {"groups": _positive}))
+    more = dict.fromkeys(("groups", "share"), _positive)
+    return TileTask(**_fields(where, value, {**names, **sizes}, more))

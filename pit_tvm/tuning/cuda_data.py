@@ -55,16 +55,17 @@ def cuda_data(task: TileTask, rng: np.random.Generator, kernels: Any, device: An
     for g in range(task.groups):
         slot[ids[g, : count[g]]] = g * rows + np.arange(count[g], dtype=np.int32)
     host = [
-        random_array((size.rows, task.k), task.dtype, rng),
+        random_array((size.sources, task.k), task.dtype, rng),
         ids,
         count,
         random_array((task.groups, task.n, task.k), task.dtype, rng),
     ]
     inputs = [to_device(array, device) for array in host]
+    lhs, _, lives, rhs = inputs
     poisoned = np.full((size.rows, task.n), np.nan, numpy_dtype(task.dtype))
     untouched = to_device(poisoned, device)
     exact = tvm.runtime.empty((task.groups, rows, task.n), "float32", device)
-    kernels["reference"](*inputs, exact)
+    kernels["reference"](lhs, to_device(ids // task.share, device), lives, rhs, exact)
     return CudaData(
         task=task,
         kernels=kernels,

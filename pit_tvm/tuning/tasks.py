@@ -139,6 +139,7 @@ def make_tasks(
     dtype: str,
     isa: str,
     groups: int = 1,
+    share: int = 1,
     wanted: Sequence[str] | None = None,
     operators: Mapping[str, Mapping[str, tuple[str, ...]]] = OPERATORS,
 ) -> tuple[TileTask, ...]:
@@ -152,15 +153,18 @@ def make_tasks(
     TileNotFound
         No family computes the operator on that instruction set.
     ShapeError
-        ``shape`` is not three positive integers, or ``groups`` is none.
+        ``shape`` is not three positive integers, or ``groups`` or ``share`` is none; a row that
+        several share needs groups.
     """
     if op not in operators:
         raise TileNotFound(mismatch("op", f"one of {sorted(operators)}", repr(op)))
-    if len(shape) != 3 or any(extent < 1 for extent in (*shape, groups)):
-        expected = "m,n,k and groups, integers of at least 1"
-        raise ShapeError(mismatch("shape", expected, (*shape, groups)))
+    if len(shape) != 3 or any(extent < 1 for extent in (*shape, groups, share)):
+        expected = "m,n,k, groups and share, integers of at least 1"
+        raise ShapeError(mismatch("shape", expected, (*shape, groups, share)))
     if groups > 1 and not op.startswith("grouped"):
         raise ShapeError(mismatch("groups", f"1 for {op}", groups, "op grouped_matmul has more"))
+    if share > 1 and groups == 1:
+        raise ShapeError(mismatch("share", "1 for one group", share))
     kind = _ANY_GPU if isa.startswith("sm_") else ""
     own, common = (
         tuple(name for name in operators[op].get(key, ()) if dtype in _DTYPES.get(name, (dtype,)))
@@ -173,7 +177,7 @@ def make_tasks(
     if wanted:
         families = tuple(name for name in (*own, *common) if name in wanted)
     m, n, k = shape
-    return tuple(TileTask(family, isa, dtype, m, n, k, groups) for family in families)
+    return tuple(TileTask(family, isa, dtype, m, n, k, groups, share) for family in families)
 
 
 def workload_module(space: Space, task: TileTask) -> IRModule:
@@ -183,7 +187,7 @@ def workload_module(space: Space, task: TileTask) -> IRModule:
     workloads apart by the module, which may not show how much of an operand lives: so the task is
     noted on it.
     """
-    sizes = "x".join(map(str, (task.m, task.n, task.k, task.groups)))
+    sizes = "x".join(map(str, (task.m, task.n, task.k, task.groups, task.share)))
     func = space.workload(task).with_attr("global_symbol", "main").with_attr("pit.sizes", sizes)
     if space.example is not None and any(not _is_static(param.ty) for param in func.params):
         inputs, _ = space.example(task, np.random.default_rng(0))

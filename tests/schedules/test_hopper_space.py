@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import tvm
 from tvm import s_tir
 
 from pit_tvm.errors import TileNotFound
 from pit_tvm.schedules import hopper_space as space
+from pit_tvm.schedules.decisions import noted
 from pit_tvm.schedules.hopper_rows import SHARED_LIMIT, RowsTile
 from pit_tvm.structs import Tile, TileTask
+from pit_tvm.tuning.tasks import load_space, workload_module
 from tests.primitive.replay import assert_schedules
 
 ROWS = TileTask(space.ROWS, "sm_90a", "float16", 1000, 520, 264)
@@ -69,6 +72,19 @@ def test_starts_are_decisions_of_the_space() -> None:
     for start in starts:
         picked = [v[at] for v, at in zip(values, start, strict=True)]
         space.decided(picked, 1).check()
+
+
+def test_rows_of_a_task_may_share_what_is_stored() -> None:
+    task = replace(GROUPS, share=6)
+    size = space.stored(task)
+    assert size.sources == -(-size.rows // 6) and size.capacity == size.rows
+    sch = s_tir.Schedule(workload_module(load_space(task.family), task))
+    space.sample(sch, task)
+    assert noted(sch.mod, "out")[1] == task
+    knobs = space.rows_tile(space.tile_of(sch, task))
+    shared = space.kernel_module(knobs, task.dtype, share=6)
+    assert tvm.ir.structural_equal(space.lower(sch.mod), shared)
+    assert not tvm.ir.structural_equal(space.kernel_module(knobs, task.dtype), shared)
 
 
 @pytest.mark.parametrize("task", [ROWS, GROUPS, replace(GROUPS, groups=1000, m=10)])

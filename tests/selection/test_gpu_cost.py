@@ -260,7 +260,7 @@ def test_shipped_records_are_reproduced() -> None:
         if r.tile is None or r.tile not in known.families[r.tile.family].tiles:
             continue
         t, family = r.task, known.families[r.tile.family]
-        us, bound = known.tile_us(r.tile.family, GpuWork(t.m, t.n, t.k, t.groups))
+        us, bound = known.tile_us(r.tile.family, GpuWork(t.m, t.n, t.k, t.groups, share=t.share))
         errors.append(abs(us[family.tiles.index(r.tile)] / (1e6 * r.secs) - 1))
         assert bound < 1e6 * r.secs
     assert np.median(errors) < 0.05
@@ -277,6 +277,27 @@ def test_a_handful_of_tiles_is_kept_that_are_near_the_best_everywhere():
     assert {0, 3, 7, 14, 21} <= set(kept)
     assert kept == sorted(kept)
     assert gpu_cost.handful(times[:2]) == [0, 1]
+
+
+def test_tiles_that_no_task_is_best_with_are_kept_the_nearest_first() -> None:
+    times = np.array([[1.0, 1.0], [3.0, 1.2], [1.1, 3.0], [1.3, 1.3], [2.0, 2.0]])
+    assert [gpu_cost.handful(times, most) for most in (1, 2, 3)] == [[0], [0, 3], [0, 2, 3]]
+
+
+def test_rows_that_share_what_is_stored_read_less_and_ask_records_of_their_kind() -> None:
+    alone, shared = (GpuWork(8192, 2048, 4096, 16, share=share) for share in (1, 8))
+    fewer = 2 * (8192 - 1024) * 4096
+    difference = alone.product.bytes_of_memory() - shared.product.bytes_of_memory()
+    assert difference == fewer
+    of = replace(task(8192), family=GROUPED, groups=16)
+    known = rates(
+        *(
+            measured(replace(tile(), family=GROUPED), replace(of, share=share), us)
+            for share, us in ((1, 900.0), (8, 700.0))
+        )
+    )
+    us = [predicted(known, work, GROUPED)[0] for work in (alone, shared)]
+    assert us[0] > 1.1 * us[1]
 
 
 def test_activations_cost_tiles_what_was_measured_of_them() -> None:

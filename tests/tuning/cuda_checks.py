@@ -21,6 +21,7 @@ from pit_tvm.tuning.tasks import WRONG
 TASKS = (
     TileTask(hopper_space.ROWS, "sm_90a", "float16", 300, 520, 264),
     TileTask(hopper_space.GROUPS, "sm_90a", "bfloat16", 1000, 264, 200, 5),
+    TileTask(hopper_space.GROUPS, "sm_90a", "bfloat16", 1000, 264, 200, 5, 3),
 )
 
 
@@ -33,7 +34,9 @@ def reference_is_exact(data: CudaData) -> None:
     lhs, ids, count, rhs = (array.numpy() for array in data.inputs)
     exact = data.exact.numpy()
     for g, live in enumerate(count):
-        wanted = lhs[ids[g, :live]].astype(np.float64) @ rhs[g].astype(np.float64).T
+        wanted = (
+            lhs[ids[g, :live] // data.task.share].astype(np.float64) @ rhs[g].astype(np.float64).T
+        )
         assert np.abs(exact[g, :live] - wanted).max() < 1e-4 * np.abs(wanted).max()
 
 
@@ -70,5 +73,6 @@ def whole_check(folder: Path) -> None:
             for tile in hopper_space.starting_tiles("sm_90a", task.dtype)
             if tile.family == task.family
         )
-        path = tools.built(hopper_space.kernel_module(hopper_space.rows_tile(tile), task.dtype))
+        knobs = hopper_space.rows_tile(tile)
+        path = tools.built(hopper_space.kernel_module(knobs, task.dtype, task.share))
         check_finds_every_fault(data, tvm.runtime.load_module(str(path))["main"], device)

@@ -167,6 +167,10 @@ def test_gpu_has_families_of_its_own() -> None:
     assert single == TileTask("rows-hopper", "sm_90a", "float16", 8, 16, 24)
     (grouped,) = make_tasks("grouped_matmul", (8, 16, 24), "float16", "sm_90a", groups=3)
     assert grouped == TileTask("groups-hopper", "sm_90a", "float16", 8, 16, 24, 3)
+    (shared,) = make_tasks("grouped_matmul", (8, 16, 24), "float16", "sm_90a", groups=3, share=2)
+    assert shared == replace(grouped, share=2)
+    with pytest.raises(ShapeError, match="share: expected 1 for one group, got 2"):
+        make_tasks("matmul", (8, 16, 24), "float16", "sm_90a", share=2)
     with pytest.raises(TileNotFound, match="target of grouped_matmul: expected one of .'sm_90a'."):
         make_tasks("grouped_matmul", (8, 16, 24), "float32", "avx2", groups=3)
     with pytest.raises(TileNotFound, match="target of grouped_matmul: .* in float32"):
