@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import DTypeError, ShapeError, mismatch
@@ -23,6 +24,7 @@ from .cuda_watch import CountWatch
 from .cuda_workspace import CudaWorkspace
 from .kernel_cache import KernelCache
 from .promise import asked_for
+from .torch_arrays import stored_weight
 
 _MICRO_TILE = MicroTile("x", "m", 0, (1, 0))
 
@@ -67,7 +69,8 @@ class CudaExperts:
             weights.
         up, down
             [experts, inter, hidden], or with ``gated`` [experts, 2 * inter, hidden] with all gates
-            first; [experts, hidden, inter]. ``inter`` and ``hidden`` are multiples of 8, not 0.
+            first; [experts, hidden, inter]; contiguous, or ``.mT`` of what is. ``inter`` and
+            ``hidden`` are multiples of 8, not 0.
         activation
             Of ``up``'s result, or with ``gated`` of the gates, which multiply the other half.
 
@@ -80,7 +83,7 @@ class CudaExperts:
         ShapeError, DTypeError
             An argument does not fit.
         """
-        key = (*signature((x, ids, weights, up, down)), gated)
+        key = (*_signature((x, ids, weights), (up, down)), gated)
         watch = self._watches.get(key)
         if watch is None:
             _check(x, ids, weights, up, down, gated)
@@ -112,8 +115,7 @@ class CudaExperts:
         ``x`` [tokens, k], ``ids`` [tokens, top_k], ``rhs`` [experts, n, k], ``bias`` [experts, n]
         or None; returns [tokens * top_k, n]. Errors as `run`.
         """
-        arrays = (x, ids, rhs) if bias is None else (x, ids, rhs, bias)
-        key = signature(arrays)
+        key = _signature((x, ids) if bias is None else (x, ids, bias), (rhs,))
         watch = self._watches.get(key)
         if watch is None:
             _check_product(x, ids, rhs, bias)
@@ -144,9 +146,12 @@ class CudaExperts:
         options: dict[str, Any],
         bias: Any = None,
     ) -> Any:
+        stored, layout = stored_weight(rhs)
+        if layout == "kn":
+            options = options | {"rhs_layout": layout}
         tile = self._tile(lhs, rhs, out.shape[0], counts, options)
-        rest = (out,) if bias is None else (bias, out)
-        self.kernels.product(tile, rhs.shape[0], **options)(lhs, index.ids, index.count, rhs, *rest)
+        rest = (stored, out) if bias is None else (stored, bias, out)
+        self.kernels.product(tile, rhs.shape[0], **options)(lhs, index.ids, index.count, *rest)
         return out
 
     def _tile(
@@ -184,13 +189,19 @@ class CudaExperts:
         return self._rates[key]
 
 
+def _signature(tensors: Sequence[Any], weights: Sequence[Any]) -> tuple[object, ...]:
+    """`signature`, also of how weights are stored."""
+    stored, layouts = zip(*map(stored_weight, weights), strict=True)
+    return (*signature((*tensors, *stored)), layouts)
+
+
 def _check(x: Any, ids: Any, weights: Any, up: Any, down: Any, gated: bool) -> None:
     _check_product(x, ids, up, None)
     experts, wide, hidden = up.shape
     if gated and wide % 2:
         raise ShapeError(mismatch("up", "an even number of columns, gates and others", wide))
     inter = wide // 2 if gated else wide
-    check_tensor("down", down, (dtype_name(x),), (experts, hidden, inter))
+    _check_weight("down", down, x, (experts, hidden, inter))
     check_tensor("weights", weights, ("float32", *DTYPES), tuple(ids.shape))
     _check_sizes(inter=inter)
     _check_devices(x, {"weights": weights, "down": down})
@@ -209,7 +220,7 @@ def _check_product(x: Any, ids: Any, rhs: Any, bias: Any) -> None:
     if rhs.shape[0] > GROUP_STEPS[-1]:
         raise ShapeError(mismatch("experts", f"at most {GROUP_STEPS[-1]}", rhs.shape[0]))
     check_tensor("x", x, (dtype_name(x),), (tokens, depth))
-    check_tensor("weight", rhs, (dtype_name(x),), (rhs.shape[0], rhs.shape[1], depth))
+    _check_weight("weight", rhs, x, (rhs.shape[0], rhs.shape[1], depth))
     check_tensor("ids", ids, ("int32", "int64"), (tokens, ids.shape[1]))
     others = {"ids": ids, "weight": rhs}
     if bias is not None:
@@ -217,6 +228,12 @@ def _check_product(x: Any, ids: Any, rhs: Any, bias: Any) -> None:
         others["bias"] = bias
     _check_sizes(n=rhs.shape[1], k=depth)
     _check_devices(x, others)
+
+
+def _check_weight(name: str, weight: Any, x: Any, shape: tuple[int, int, int]) -> None:
+    stored, layout = stored_weight(weight)
+    groups, n, k = shape
+    check_tensor(name, stored, (dtype_name(x),), shape if layout == "nk" else (groups, k, n))
 
 
 def _check_sizes(**sizes: int) -> None:

@@ -91,6 +91,21 @@ def check_contiguous(name: str, array: Any) -> None:
         raise ShapeError(mismatch(name, "a contiguous tensor", got, "pass .contiguous()"))
 
 
+def stored_weight(weight: Any) -> tuple[Any, str]:
+    """A weight of every group as memory has it: ``[groups, n, k]`` itself and "nk", or what it is a
+    view ``.mT`` of, ``[groups, k, n]``, and "kn"; anything else is as it is."""
+    turned = not weight.is_contiguous() and weight.mT.is_contiguous()
+    return (weight.mT, "kn") if turned else (weight, "nk")
+
+
+def check_weight(name: str, weight: Any) -> None:
+    """ShapeError for a weight of every group that `stored_weight` cannot tell the layout of."""
+    stored, _ = stored_weight(weight)
+    if not stored.is_contiguous():
+        expected, got = "a contiguous tensor, or .mT of one", f"strides {weight.stride()} elements"
+        raise ShapeError(mismatch(name, expected, got, "pass .contiguous()"))
+
+
 def check_signs(name: str, array: Any) -> None:
     """ShapeError if memory holds the negatives of a tensor's elements."""
     if array.is_neg():

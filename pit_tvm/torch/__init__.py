@@ -3,6 +3,7 @@
 Importing this package registers the operators ``torch.ops.pit_tvm.*``.
 """
 
+from .experts import experts_forward, register_experts
 from .functional import grouped_linear, linear_rows, moe_feed_forward
 from .modules import GroupedLinear, LinearRows, MoeFeedForward
 
@@ -10,7 +11,9 @@ __all__ = [
     "GroupedLinear",
     "LinearRows",
     "MoeFeedForward",
+    "experts_forward",
     "grouped_linear",
     "linear_rows",
     "moe_feed_forward",
+    "register_experts",
 ]

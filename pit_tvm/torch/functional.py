@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 
 from ..errors import DTypeError, ShapeError, mismatch
 from ..op.epilogue import ACTIVATIONS
-from ..runtime.torch_arrays import check_contiguous, check_plain, check_strided
+from ..runtime.torch_arrays import check_contiguous, check_plain, check_strided, check_weight
 from .operators import grouped_choices, linear_operator, moe_layer, result_type, spec_of
 
 
@@ -88,7 +88,8 @@ def grouped_linear(
     x
         ``[..., k]``, contiguous.
     weight, bias
-        ``[groups, n, k]`` and ``[groups, n]``. On CUDA n and k are multiples of 8.
+        ``[groups, n, k]``, contiguous or ``.mT`` of what is, and ``[groups, n]``. On CUDA n and k
+        are multiples of 8.
     group_ids
         int32 or int64, on the device of ``x``: ``[...]``, one for each row, or ``[..., top_k]``,
         several, as a router gives them.
@@ -138,8 +139,8 @@ def moe_feed_forward(
         ``[..., top_k]``: int32 or int64, -1 for none; floating point.
     up, down
         ``[experts, inter, hidden]`` (``[experts, 2 * inter, hidden]`` if gated, as transformers
-        stores ``gate_up_proj``) and ``[experts, hidden, inter]``. On CUDA ``hidden`` and ``inter``
-        are multiples of 8.
+        stores ``gate_up_proj``) and ``[experts, hidden, inter]``, contiguous or ``.mT`` of what
+        is. On CUDA ``hidden`` and ``inter`` are multiples of 8.
     activation
         As in `linear_rows`.
 
@@ -189,7 +190,8 @@ def _check(
     if x.dim() < 1 or x.shape[-1] != weight.shape[-1]:
         expected = f"[..., {weight.shape[-1]}], the depth of {name}"
         turned = x.dim() > 0 and x.shape[-1] == weight.shape[-2]
-        advice = f"{name} is [..., out, in]: pass {name}.mT.contiguous()" if turned else ""
+        turn = f"{name}.mT" if rank == 3 else f"{name}.mT.contiguous()"
+        advice = f"{name} is [..., out, in]: pass {turn}" if turned else ""
         raise ShapeError(mismatch("x", expected, tuple(x.shape), advice))
     if x.shape[-1] == 0:
         raise ShapeError(mismatch("x", "a depth of at least 1", tuple(x.shape)))
@@ -293,7 +295,8 @@ def _grouped_linear(
     activation: str | None,
 ) -> torch.Tensor:
     flat = x.reshape(-1, x.shape[-1])
-    _check_contiguous(x=flat, weight=weight, bias=bias)
+    _check_contiguous(x=flat, bias=bias)
+    check_weight("weight", weight)
     ids = group_ids.reshape(len(flat), -1) if len(flat) else group_ids.reshape(0, 1)
     out = grouped_choices(flat, ids.contiguous(), weight, bias, activation)
     return out.reshape(*group_ids.shape, weight.shape[1])
@@ -321,7 +324,9 @@ def _moe_feed_forward(
     gated: bool,
 ) -> torch.Tensor:
     flat = x.reshape(-1, x.shape[-1])
-    _check_contiguous(x=flat, up=up, down=down)
+    _check_contiguous(x=flat)
+    check_weight("up", up)
+    check_weight("down", down)
     sizes = (len(flat), expert_ids.shape[-1])
     ids, weights = (a.reshape(sizes).contiguous() for a in (expert_ids, expert_weights.float()))
     layer = moe_layer(x.device.type)

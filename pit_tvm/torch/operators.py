@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -16,6 +17,7 @@ from ..op.epilogue import check_activation
 from ..runtime.cuda_arrays import activated, dtype_name
 from ..runtime.cuda_experts import CudaExperts
 from ..runtime.kernel_cache import KernelCache
+from ..runtime.torch_arrays import stored_weight
 from ..structs import Groups, Lengths, Rows, SparsitySpec
 from ..target import resolve_target
 from ..tile_db.store import TileStore
@@ -69,9 +71,10 @@ def grouped_choices(
     if x.is_cuda:
         return _cuda_experts().grouped(x, ids, weight, bias, activation or "none")
     rows = x.repeat_interleave(ids.shape[1], 0)
-    operands = (weight,) if bias is None else (weight, bias)
+    stored, layout = stored_weight(weight)
+    operands = (stored,) if bias is None else (stored, bias)
     sizes = map(int, weight.shape)
-    operator = _host_grouped(dtype_name(x), *sizes, bias is not None, activation)
+    operator = _host_grouped(dtype_name(x), *sizes, layout, bias is not None, activation)
     ids = ids.reshape(-1)
     # The operand is int32: what is no group stays none. The pattern's own check sees the ids.
     narrow = ids.clamp(-1, len(weight)).to(torch.int32)
@@ -117,10 +120,9 @@ def _linear(
 
 @cache
 def _host_grouped(
-    dtype: str, groups: int, n: int, k: int, bias: bool, activation: str | None
+    dtype: str, groups: int, n: int, k: int, layout: str, bias: bool, activation: str | None
 ) -> Operator:
-    """A grouped product on the CPU, with one weight ``[n, k]`` for each group."""
-    tensors = te_op.grouped_matmul(
-        None, n, k, groups, dtype=dtype, transpose_rhs=True, bias=bias, activation=activation
-    )
+    """A grouped product on the CPU, with one weight for each group, in the order of ``layout``."""
+    form: dict[str, Any] = {"transpose_rhs": layout == "nk", "bias": bias, "activation": activation}
+    tensors = te_op.grouped_matmul(None, n, k, groups, dtype=dtype, **form)
     return compile_operator(tensors, sparse={"lhs": Groups(groups)}, dead="zero")

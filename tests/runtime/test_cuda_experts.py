@@ -10,6 +10,7 @@ import pytest
 from pit_tvm.errors import ShapeError
 from pit_tvm.runtime import cuda_experts
 from pit_tvm.runtime.cuda_experts import CudaExperts
+from pit_tvm.runtime.cuda_rows import fits
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.schedules.hopper_combine import THREADS
 from pit_tvm.target import resolve_target
@@ -76,6 +77,29 @@ def test_operands_are_not_copied_without_need(
     x, weight = torch.randn(TOKENS, HIDDEN).half(), torch.randn(EXPERTS, INTER, HIDDEN).half()
     experts.grouped(x, torch.zeros(TOKENS, 1, dtype=torch.int32), weight, None, "none")
     assert given[0][0] is x and given[0][3] is weight
+
+
+def test_turned_weights_are_read_as_they_are_stored(
+    experts: CudaExperts, given: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layouts: list[str] = []
+
+    def product(tile: Any, groups: int, **options: Any) -> Any:
+        assert fits(tile, "float16", options)
+        layouts.append(options.get("rhs_layout", "nk"))
+        return lambda *arrays: given.append(arrays)
+
+    monkeypatch.setattr(experts.kernels, "product", product)
+    x, ids = torch.randn(TOKENS, HIDDEN).half(), torch.zeros(TOKENS, TOP_K, dtype=torch.int64)
+    weights = torch.ones(TOKENS, TOP_K)
+    up, down = beside(EXPERTS, HIDDEN, 2 * INTER), torch.randn(EXPERTS, HIDDEN, INTER).half()
+    for weight in (up.mT, up.mT.contiguous()):
+        experts.run(x, ids, weights, weight, down)
+        experts.grouped(x, ids, weight, None, "none")
+    assert layouts == ["kn", "nk", "kn", "nk", "nk", "nk"]
+    first, second, alone = given[:3]
+    assert torch.equal(first[3], up) and torch.equal(alone[3], up) and second[3] is down
+    assert first[3].is_contiguous() and first[3].data_ptr() % 16 == 0
 
 
 @pytest.mark.parametrize(("tokens", "hidden"), [(2**20, 2**14), (2**31 - THREADS + 1, 8)])

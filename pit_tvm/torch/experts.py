@@ -1,0 +1,124 @@
+"""Experts of transformers' mixture-of-experts models, computed here.
+
+    from pit_tvm import torch as pit
+
+    pit.register_experts()
+    model.set_experts_implementation("pit_tvm")
+
+Models keep their weights, routers and checkpoints. Forward only, as all of this package.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..errors import BackendUnavailable, mismatch
+from .functional import grouped_linear, moe_feed_forward
+
+# What transformers' classes of activations compute, by their names, of what kernels know.
+_ACTIVATIONS = {
+    "GELUActivation": "gelu",
+    "GELUTanh": "gelu_tanh",
+    "NewGELUActivation": "gelu_tanh",
+    "ReLU": "relu",
+    "SiLU": "silu",
+    "SiLUActivation": "silu",
+}
+_INTERFACE = "transformers.integrations.moe"
+
+
+def register_experts(name: str = "pit_tvm") -> None:
+    """Make `experts_forward` known to transformers, for ``model.set_experts_implementation(name)``
+    and ``from_pretrained(..., experts_implementation=name)``.
+
+    Raises
+    ------
+    BackendUnavailable
+        transformers is missing, or has no interface of experts.
+    """
+    try:
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+    except ImportError as error:
+        advice = "pip install 'transformers>=5'"
+        expected = "a transformers with an interface of experts"
+        got = mismatch("register_experts", expected, str(error), advice)
+        raise BackendUnavailable(got) from error
+    ALL_EXPERTS_FUNCTIONS.register(name, experts_forward)
+
+
+def experts_forward(
+    experts: torch.nn.Module,
+    hidden_states: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+) -> torch.Tensor:
+    """Forward of a module that transformers' ``use_experts_implementation`` decorates.
+
+    One fused layer (`moe_feed_forward`) where the module is an activation, gated or not, between
+    two products; else two grouped products with what the module has between and behind them:
+    biases, a gate of its own, another activation, a norm.
+
+    Parameters
+    ----------
+    experts
+        The module, with weights ``[experts, out, in]``, or ``[experts, in, out]`` if it says so.
+    hidden_states
+        ``[..., hidden]``.
+    top_k_index, top_k_weights
+        ``[..., top_k]``: experts, and their weights. -1 adds nothing.
+
+    Returns
+    -------
+    ``[..., hidden]``
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        An argument does not fit.
+    """
+    module: Any = experts
+    up, down = module.gate_up_proj if module.has_gate else module.up_proj, module.down_proj
+    if module.is_transposed:
+        up, down = up.mT, down.mT
+    x, ids = hidden_states.to(up.dtype).contiguous(), top_k_index.contiguous()
+    if module._is_expert_parallel:  # those of other devices have ids beyond
+        ids = ids.masked_fill(ids >= up.shape[0], -1)
+    activation = _fused_activation(module)
+    if activation is None:
+        out = _by_products(module, up, down, x, ids, top_k_weights)
+    else:
+        how: dict[str, Any] = {"activation": activation, "gated": module.has_gate}
+        out = moe_feed_forward(x, ids, top_k_weights, up, down, **how)
+    return out.to(hidden_states.dtype)
+
+
+def _fused_activation(module: Any) -> str | None:
+    """The activation of a module that is nothing but a layer of `moe_feed_forward`."""
+    own_gate = module.has_gate and type(module)._apply_gate.__module__ != _INTERFACE
+    if own_gate or module.has_bias or module.has_post_expert_norm:
+        return None
+    return _ACTIVATIONS.get(type(module.act_fn).__name__)
+
+
+def _by_products(
+    module: Any,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+) -> torch.Tensor:
+    bias, beside = None, None
+    if module.has_bias:
+        bias = module.gate_up_proj_bias if module.has_gate else module.up_proj_bias
+        beside = module.down_proj_bias
+    rows = grouped_linear(x, up, ids, bias)
+    rows = module._apply_gate(rows) if module.has_gate else module.act_fn(rows)
+    rows = grouped_linear(rows.contiguous(), down, ids, beside)
+    if module.has_post_expert_norm:
+        rows = module.post_expert_norm(rows)
+    shares = weights.float().masked_fill(ids < 0, 0.0)
+    # As 32-bit floats: 16 bits would be rounded at every sum.
+    return (rows.float() * shares[..., None]).sum(-2).to(x.dtype)

@@ -1,0 +1,183 @@
+"""Experts of transformers' models through its interface."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, use_experts_implementation
+from transformers.models.aria.modeling_aria import AriaExperts
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
+
+from pit_tvm import torch as pit
+from pit_tvm.errors import BackendUnavailable, PitError, ShapeError
+from pit_tvm.torch import experts as under_test
+
+EXPERTS, HIDDEN, INTER, TOKENS, TOP_K = 5, 32, 40, 23, 3
+NAME = "pit_tvm_test"
+
+Config = transformers.MixtralConfig
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Any:
+    pit.register_experts(NAME)
+    yield
+    del ALL_EXPERTS_FUNCTIONS._global_mapping[NAME]
+
+
+def config_of(**options: Any) -> Any:
+    """Sizes by every name that the modules below look for."""
+    sizes = {"hidden_size": HIDDEN, "intermediate_size": INTER, "moe_intermediate_size": INTER}
+    counts = dict.fromkeys(("num_local_experts", "moe_num_experts", "n_routed_experts"), EXPERTS)
+    gate = {"swiglu_alpha": 1.7, "swiglu_limit": 1.0, "moe_latent_size": None}
+    return Config(**sizes, **counts, **gate, **options)
+
+
+@use_experts_implementation(has_post_expert_norm=True)
+class NormedExperts(MixtralExperts):
+    """Experts with a norm behind each of them."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.post_expert_norm = torch.nn.LayerNorm(HIDDEN)
+        torch.nn.init.normal_(self.post_expert_norm.bias)
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros_like(x)
+        for t, c in torch.cartesian_prod(torch.arange(len(ids)), torch.arange(ids.shape[1])):
+            if ids[t, c] < self.num_experts:
+                gate, up = (self.gate_up_proj[ids[t, c]] @ x[t]).chunk(2)
+                row = self.down_proj[ids[t, c]] @ (self.act_fn(gate) * up)
+                out[t] += weights[t, c] * self.post_expert_norm(row)
+        return out
+
+
+MODULES: dict[str, tuple[Callable[[Any], torch.nn.Module], dict[str, str], bool]] = {
+    "mixtral": (MixtralExperts, {"hidden_act": "silu"}, True),
+    "gelu": (MixtralExperts, {"hidden_act": "gelu"}, True),
+    "gelu of tanh": (MixtralExperts, {"hidden_act": "gelu_new"}, True),
+    "another activation": (MixtralExperts, {"hidden_act": "quick_gelu"}, False),
+    "no gate": (NemotronHExperts, {"mlp_hidden_act": "relu"}, True),
+    "no gate, another activation": (NemotronHExperts, {"mlp_hidden_act": "relu2"}, False),
+    "weights [experts, in, out]": (AriaExperts, {}, True),
+    "the same with biases and a gate": (GptOssExperts, {}, False),
+    "a norm": (NormedExperts, {}, False),
+}
+
+
+def make(name: str, device: str, dtype: torch.dtype) -> torch.nn.Module:
+    """A module with random weights that computes here."""
+    kind, options, _ = MODULES[name]
+    module = kind(config_of(**options)).requires_grad_(False)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    module.config._experts_implementation = NAME
+    return module.to(device, dtype)
+
+
+def routing(device: str, spare: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Different experts for each token, ``spare`` of which are none, and their weights."""
+    ids = torch.rand(TOKENS, EXPERTS + spare, device=device).argsort(-1)[:, :TOP_K]
+    return ids, torch.rand(TOKENS, TOP_K, device=device)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [
+        ("cpu", torch.float32),
+        ("cpu", torch.bfloat16),
+        pytest.param("cuda", torch.bfloat16, marks=pytest.mark.gpu),
+        pytest.param("cuda", torch.float16, marks=pytest.mark.gpu),
+    ],
+)
+@pytest.mark.parametrize("name", MODULES)
+def test_experts_are_as_in_float64(name: str, device: str, dtype: torch.dtype) -> None:
+    module = make(name, device, dtype)
+    x = torch.randn(TOKENS, HIDDEN, device=device).to(dtype)
+    # Ids beyond are other devices' experts, which the own forward of two of them does not know.
+    module._is_expert_parallel = not isinstance(module, GptOssExperts | NemotronHExperts)
+    ids, weights = routing(device, spare=int(module._is_expert_parallel))
+    exact = copy.deepcopy(module).cpu().double()
+    exact.config._experts_implementation = "eager"
+    want = exact(x.cpu().double(), ids.cpu(), weights.cpu().double())
+    got = module(x, ids, weights)
+    assert got.dtype == dtype and got.device == x.device
+    limit = 1e-5 if dtype == torch.float32 else 2e-2
+    error = (got.cpu().double() - want).norm() / want.norm()
+    assert error < limit
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_plain_experts_are_one_layer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, (ids, weights) = make(name, "cpu", torch.float32), routing("cpu", 0)
+    calls: list[str] = []
+    for each in ("moe_feed_forward", "grouped_linear"):
+        run = getattr(under_test, each)
+        noted = lambda *given, run=run, each=each, **named: (  # noqa: E731
+            calls.append(each) or run(*given, **named)
+        )
+        monkeypatch.setattr(under_test, each, noted)
+    module(torch.randn(TOKENS, HIDDEN), ids, weights)
+    assert calls == (["moe_feed_forward"] if MODULES[name][2] else ["grouped_linear"] * 2)
+
+
+def test_hidden_states_may_be_wider_than_weights() -> None:
+    module, (ids, weights) = make("mixtral", "cpu", torch.bfloat16), routing("cpu", 0)
+    x = torch.randn(TOKENS, HIDDEN)
+    got = module(x, ids, weights)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, module(x.bfloat16(), ids, weights).float())
+
+
+@pytest.mark.parametrize("name", ["mixtral", "the same with biases and a gate"])
+def test_experts_are_traced_without_a_break(name: str) -> None:
+    module, (ids, weights) = make(name, "cpu", torch.float32), routing("cpu", 0)
+    x = torch.randn(TOKENS, HIDDEN)
+    traced = torch.compile(module, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(traced(x, ids, weights), module(x, ids, weights))
+
+
+def test_a_model_changes_over_by_name() -> None:
+    sizes = {"hidden_size": HIDDEN, "intermediate_size": INTER, "vocab_size": 50}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    config = transformers.MixtralConfig(**sizes, **heads, num_local_experts=EXPERTS)
+    model = transformers.MixtralForCausalLM(config).eval()
+    ids = torch.randint(50, (2, 9))
+    with torch.no_grad():
+        want = model(ids).logits
+        model.set_experts_implementation(NAME)
+        got = model(ids).logits
+    torch.testing.assert_close(got, want)
+    assert model.get_experts_implementation()[""] == NAME
+
+
+def test_weights_may_be_views_that_exchange_their_dimensions() -> None:
+    ids, weights = routing("cpu", 0)
+    x = torch.randn(TOKENS, HIDDEN)
+    up, down = torch.randn(EXPERTS, 2 * INTER, HIDDEN), torch.randn(EXPERTS, HIDDEN, INTER)
+    turned = [weight.mT.contiguous().mT for weight in (up, down)]
+    want, bias = pit.moe_feed_forward(x, ids, weights, up, down), torch.randn(EXPERTS, 2 * INTER)
+    torch.testing.assert_close(pit.moe_feed_forward(x, ids, weights, *turned), want)
+    rows = pit.grouped_linear(x, up, ids, bias)
+    torch.testing.assert_close(pit.grouped_linear(x, turned[0], ids, bias), rows)
+    with pytest.raises(ShapeError, match="weight: expected a contiguous tensor, or .mT of one"):
+        pit.grouped_linear(x, up[:, ::2], ids)
+    with pytest.raises(ShapeError, match="down: expected a contiguous tensor, or .mT of one"):
+        pit.moe_feed_forward(x, ids, weights, up, down.repeat(1, 2, 1)[:, ::2])
+    with pytest.raises(ShapeError, match=r"depth of weight, got .*: pass weight.mT$"):
+        pit.grouped_linear(x, torch.randn(EXPERTS, HIDDEN, INTER), ids)
+
+
+def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers.integrations.moe", None)
+    with pytest.raises(BackendUnavailable, match="transformers with an interface of experts.*pip"):
+        pit.register_experts()
+    assert issubclass(BackendUnavailable, PitError)
