@@ -83,7 +83,8 @@ def experts_forward(
     if module.is_transposed:
         up, down = up.mT, down.mT
     x, ids = hidden_states.to(up.dtype).contiguous(), top_k_index.contiguous()
-    if module._is_expert_parallel:  # those of other devices have ids beyond
+    # Those of other devices have ids beyond; older releases do not say where that is so.
+    if getattr(module, "_is_expert_parallel", True):
         ids = ids.masked_fill(ids >= up.shape[0], -1)
     activation = _fused_activation(module)
     if activation is None:
@@ -97,9 +98,13 @@ def experts_forward(
 def _fused_activation(module: Any) -> str | None:
     """The activation of a module that is nothing but a layer of `moe_feed_forward`."""
     own_gate = module.has_gate and type(module)._apply_gate.__module__ != _INTERFACE
-    if own_gate or module.has_bias or module.has_post_expert_norm:
+    if own_gate or module.has_bias or _has_norm(module):
         return None
     return _ACTIVATIONS.get(type(module.act_fn).__name__)
+
+
+def _has_norm(module: Any) -> bool:
+    return getattr(module, "has_post_expert_norm", False)  # older releases know of none
 
 
 def _by_products(
@@ -117,7 +122,7 @@ def _by_products(
     rows = grouped_linear(x, up, ids, bias)
     rows = module._apply_gate(rows) if module.has_gate else module.act_fn(rows)
     rows = grouped_linear(rows.contiguous(), down, ids, beside)
-    if module.has_post_expert_norm:
+    if _has_norm(module):
         rows = module.post_expert_norm(rows)
     shares = weights.float().masked_fill(ids < 0, 0.0)
     # As 32-bit floats: 16 bits would be rounded at every sum.

@@ -11,7 +11,6 @@ import pytest
 import torch
 import transformers
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, use_experts_implementation
-from transformers.models.aria.modeling_aria import AriaExperts
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
@@ -41,35 +40,42 @@ def config_of(**options: Any) -> Any:
     return Config(**sizes, **counts, **gate, **options)
 
 
-@use_experts_implementation(has_post_expert_norm=True)
-class NormedExperts(MixtralExperts):
-    """Experts with a norm behind each of them."""
+@use_experts_implementation
+class OwnExperts(MixtralExperts):
+    """Experts with weights [experts, in, out], or with a norm behind each of them."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.post_expert_norm = torch.nn.LayerNorm(HIDDEN)
-        torch.nn.init.normal_(self.post_expert_norm.bias)
+        self.is_turned, self.norm = config.is_turned, torch.nn.Identity()
+        if not self.is_turned:
+            self.norm = self.post_expert_norm = torch.nn.LayerNorm(HIDDEN)
+        for name in ("gate_up_proj", "down_proj") if self.is_turned else ():
+            setattr(self, name, torch.nn.Parameter(getattr(self, name).mT.contiguous()))
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        ups, downs = self.gate_up_proj, self.down_proj
+        if self.is_turned:
+            ups, downs = ups.mT, downs.mT
         out = torch.zeros_like(x)
         for t, c in torch.cartesian_prod(torch.arange(len(ids)), torch.arange(ids.shape[1])):
             if ids[t, c] < self.num_experts:
-                gate, up = (self.gate_up_proj[ids[t, c]] @ x[t]).chunk(2)
-                row = self.down_proj[ids[t, c]] @ (self.act_fn(gate) * up)
-                out[t] += weights[t, c] * self.post_expert_norm(row)
+                gate, up = (ups[ids[t, c]] @ x[t]).chunk(2)
+                row = downs[ids[t, c]] @ (self.act_fn(gate) * up)
+                out[t] += weights[t, c] * self.norm(row)
         return out
 
 
-MODULES: dict[str, tuple[Callable[[Any], torch.nn.Module], dict[str, str], bool]] = {
+# Each with options of its configuration, and whether it is one fused layer.
+MODULES: dict[str, tuple[Callable[[Any], torch.nn.Module], dict[str, Any], bool]] = {
     "mixtral": (MixtralExperts, {"hidden_act": "silu"}, True),
     "gelu": (MixtralExperts, {"hidden_act": "gelu"}, True),
     "gelu of tanh": (MixtralExperts, {"hidden_act": "gelu_new"}, True),
     "another activation": (MixtralExperts, {"hidden_act": "quick_gelu"}, False),
     "no gate": (NemotronHExperts, {"mlp_hidden_act": "relu"}, True),
     "no gate, another activation": (NemotronHExperts, {"mlp_hidden_act": "relu2"}, False),
-    "weights [experts, in, out]": (AriaExperts, {}, True),
+    "weights [experts, in, out]": (OwnExperts, {"is_turned": True}, True),
     "the same with biases and a gate": (GptOssExperts, {}, False),
-    "a norm": (NormedExperts, {}, False),
+    "a norm": (OwnExperts, {"is_turned": False}, False),
 }
 
 
@@ -80,6 +86,8 @@ def make(name: str, device: str, dtype: torch.dtype) -> torch.nn.Module:
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     module.config._experts_implementation = NAME
+    if isinstance(module, OwnExperts):
+        module.is_transposed, module.has_post_expert_norm = module.is_turned, not module.is_turned
     return module.to(device, dtype)
 
 
@@ -102,9 +110,10 @@ def routing(device: str, spare: int) -> tuple[torch.Tensor, torch.Tensor]:
 def test_experts_are_as_in_float64(name: str, device: str, dtype: torch.dtype) -> None:
     module = make(name, device, dtype)
     x = torch.randn(TOKENS, HIDDEN, device=device).to(dtype)
-    # Ids beyond are other devices' experts, which the own forward of two of them does not know.
-    module._is_expert_parallel = not isinstance(module, GptOssExperts | NemotronHExperts)
-    ids, weights = routing(device, spare=int(module._is_expert_parallel))
+    # Ids beyond are other devices' experts, which not every forward of its own knows.
+    spread = isinstance(module, OwnExperts)
+    module._is_expert_parallel = spread
+    ids, weights = routing(device, spare=int(spread))
     exact = copy.deepcopy(module).cpu().double()
     exact.config._experts_implementation = "eager"
     want = exact(x.cpu().double(), ids.cpu(), weights.cpu().double())

@@ -1,0 +1,242 @@
+"""Whole mixture-of-experts models of transformers, their experts computed by torch and by pit-tvm.
+
+Weights and ids are random; models have fewer layers than the published ones, of the same sizes, in
+bfloat16. ``grouped_mm`` is what transformers uses by default, torch's grouped product on sorted
+rows; each runs as it is and by torch.compile. Contenders take turns in one process; times are
+medians of forward passes of all the model, everything counted. The experts of the first layer are
+compared with float64 on what the model gives them. The exit status is 1 if a result is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench_cpu import require
+from bench_models import measure, memory
+from out_paths import new_file
+from quickstart import positive
+
+from pit_tvm.errors import BackendUnavailable, PitError, mismatch
+
+THEIRS, OURS = "grouped_mm", "pit_tvm"
+ERROR_LIMIT = 2e-2  # of bfloat16, relative to the norm of the exact result
+CHECKED = 64  # tokens that are compared
+_VOCABULARY = {"vocab_size": 32000}
+_QUICK = {"hidden_size": 64, "num_hidden_layers": 1, "intermediate_size": 64, "vocab_size": 500}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model: its classes' name in transformers, and its sizes."""
+
+    family: str
+    sizes: Mapping[str, int]
+
+    def make(self, quick: bool) -> Any:
+        """The model in evaluation mode; ``quick`` makes a small one."""
+        import torch
+        import transformers
+
+        torch.manual_seed(0)
+        config = getattr(transformers, f"{self.family}Config")
+        sizes = {**_VOCABULARY, **self.sizes, **(_QUICK if quick else {})}
+        model = getattr(transformers, f"{self.family}ForCausalLM")
+        return model(config(**sizes, use_cache=False)).to(torch.bfloat16).eval()
+
+
+def _sizes(hidden: int, layers: int, inter: int, heads: int, shared: int) -> dict[str, int]:
+    names = ("hidden_size", "num_hidden_layers", "intermediate_size")
+    sizes = dict(zip(names, (hidden, layers, inter), strict=True))
+    return sizes | {"num_attention_heads": heads, "num_key_value_heads": shared}
+
+
+CASES = {
+    "olmoe-1b-7b": Case(
+        "Olmoe", {**_sizes(2048, 8, 1024, 16, 16), "num_experts": 64, "num_experts_per_tok": 8}
+    ),
+    "qwen3-30b-a3b": Case(
+        "Qwen3Moe",
+        {
+            **_sizes(2048, 8, 6144, 32, 4),
+            **{"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+        },
+    ),
+    "mixtral-8x7b": Case(
+        "Mixtral", {**_sizes(4096, 4, 14336, 32, 8), "num_local_experts": 8, "head_dim": 128}
+    ),
+    "gpt-oss-20b": Case(
+        "GptOss",
+        {
+            **_sizes(2880, 6, 2880, 64, 8),
+            **{"num_local_experts": 32, "num_experts_per_tok": 4, "head_dim": 64},
+        },
+    ),
+}
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("models", nargs="+", choices=(*CASES, "all"), metavar="model", help=", ".join(CASES))
+    add("--rounds", type=positive, default=20, help="turns of each contender (default 20)")
+    add("--seed", type=int, default=1, help="of the ids (default 1)")
+    add("--batch", type=positive, default=4, help="sequences (default 4)")
+    add("--tokens", type=positive, default=2048, help="of each sequence (default 2048)")
+    add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run")
+    add("--quick", action="store_true", help="small models")
+    add("--no-torch-compile", action="store_true", help="leave torch.compile out")
+    add("--json", type=new_file, metavar="FILE", help="write everything measured to FILE")
+    options = parser.parse_args(argv)
+    if options.seed < 0:
+        parser.error("--seed must not be negative")
+    options.models = [n for n in CASES if n in options.models or "all" in options.models]
+    return options
+
+
+def run_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Make one model, compare, and measure; the row as JSON values."""
+    import torch
+
+    cuda = options.device == "cuda"
+    with torch.device(options.device):
+        model = CASES[name].make(options.quick)
+    made = torch.Generator().manual_seed(options.seed)
+    ids = torch.randint(model.config.vocab_size, (options.batch, options.tokens), generator=made)
+    ids = ids.to(options.device)
+    with torch.inference_mode():
+        runs = {label: _forward(model, ids, kind) for label, kind in _contenders(options).items()}
+        for run in runs.values():  # what the first call of all keeps is for compilers and libraries
+            run()
+        bytes_of = {label: memory(run, cuda)[0] for label, run in runs.items()}
+        error = experts_error(model, runs["pit-tvm"])
+        times = measure(runs, options.rounds, cuda)
+    ms = {label: statistics.median(found) for label, found in times.items()}
+    best = min(value for label, value in ms.items() if "pit-tvm" not in label)
+    ours = min(value for label, value in ms.items() if "pit-tvm" in label)
+    return {
+        "model": name,
+        "tokens": [options.batch, options.tokens],
+        "layers": model.config.num_hidden_layers,
+        "ms": ms,
+        "ratio": best / ours,
+        "peak_bytes": bytes_of,
+        "error": error,
+        "samples": times,
+    }
+
+
+def _contenders(options: argparse.Namespace) -> dict[str, tuple[str, bool]]:
+    """How experts are computed, and whether torch compiles the model."""
+    kinds = {"torch": (THEIRS, False), "pit-tvm": (OURS, False)}
+    if not options.no_torch_compile:
+        kinds |= {f"{label}, torch.compile": (name, True) for label, (name, _) in kinds.items()}
+    return kinds
+
+
+def _forward(model: Any, ids: Any, kind: tuple[str, bool]) -> Callable[[], Any]:
+    import torch
+
+    name, compiled = kind
+    call = torch.compile(model.forward) if compiled else model
+
+    def run() -> Any:
+        model.set_experts_implementation(name)
+        return call(ids)
+
+    return run
+
+
+def experts_error(model: Any, run: Callable[[], Any]) -> float:
+    """Deviation of the first layer's experts from float64 on some of the tokens that they get in a
+    forward pass; infinite for NaN."""
+    import copy
+
+    experts = next(part for part in model.modules() if _is(part))
+    given: list[Any] = []
+    hook = experts.register_forward_hook(lambda _, args, out: given.append((args, out)))
+    run()
+    hook.remove()
+    args, out = given[0]
+    some = [
+        each[:CHECKED].double() if each.is_floating_point() else each[:CHECKED] for each in args
+    ]
+    exact = copy.deepcopy(experts).double()
+    exact.config._experts_implementation = "eager"
+    want = exact(*some)
+    error = float((out[:CHECKED].double() - want).norm() / want.norm())
+    return error if error == error else float("inf")
+
+
+def _is(part: Any) -> bool:
+    """Whether a module's experts are computed by transformers' interface."""
+    return hasattr(part, "is_transposed") and hasattr(part, "has_gate")
+
+
+def text(row: Mapping[str, Any]) -> str:
+    """One row for people."""
+    ms = ", ".join(f"{label} {value:.2f}" for label, value in row["ms"].items())
+    sizes = ", ".join(f"{label} {size >> 20}" for label, size in row["peak_bytes"].items())
+    lines = [
+        f"{row['model']}, {row['layers']} layers, {row['tokens'][0]} x {row['tokens'][1]} tokens",
+        f"  ms: {ms}",
+        f"  {row['ratio']:.2f}x over the best of torch; error of experts {row['error']:.1e}",
+        f"  MiB of tensors at most: {sizes}",
+    ]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit status."""
+    options = parse(argv)
+    try:
+        require("bench_experts", ("torch", "transformers", "tqdm"), "quickstart")
+        return run(options)
+    except PitError as error:
+        print(f"bench_experts: {error}", file=sys.stderr)
+        return 2
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, print and write; the exit status."""
+    import torch
+    import transformers
+    from bench_report import write
+
+    from pit_tvm.torch import register_experts
+
+    if options.device == "cuda" and not torch.cuda.is_available():
+        advice = "--device cpu tries the benchmark without one"
+        raise BackendUnavailable(mismatch("bench_experts", "a CUDA device", "none", advice))
+    register_experts(OURS)
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    where = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu: a dry run",
+        "versions": {"python": platform.python_version(), **versions},
+        "quick": options.quick or options.device == "cpu",
+        "seed": options.seed,
+    }
+    rows = []
+    for name in options.models:
+        rows.append(run_model(name, options))
+        print(text(rows[-1]), flush=True)
+        if options.json:
+            write(options.json, json.dumps({**where, "rows": rows}, indent=1))
+    wrong = [row["model"] for row in rows if not row["error"] < ERROR_LIMIT]
+    print(f"{len(wrong)} wrong results{': ' * bool(wrong)}{', '.join(wrong)}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

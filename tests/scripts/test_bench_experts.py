@@ -1,0 +1,67 @@
+"""The benchmark of whole mixture-of-experts models: a dry run, and what it compares."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import bench_experts
+import pytest
+import torch
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+DRY = ["--device", "cpu", "--quick", "--batch", "2", "--tokens", "8", "--rounds", "2"]
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Any:
+    """What the benchmark registers is gone afterwards."""
+    yield
+    ALL_EXPERTS_FUNCTIONS._global_mapping.pop(bench_experts.OURS, None)
+
+
+def test_a_dry_run_measures_compares_and_writes(tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "rows.json"
+    options = [*DRY, "--no-torch-compile", "--json", str(file)]
+    assert bench_experts.main(["olmoe-1b-7b", "gpt-oss-20b", *options]) == 0
+    written = json.loads(file.read_text())
+    assert written["quick"] and [row["model"] for row in written["rows"]] == [
+        "olmoe-1b-7b",
+        "gpt-oss-20b",
+    ]
+    for row in written["rows"]:
+        assert row["ratio"] == pytest.approx(row["ms"]["torch"] / row["ms"]["pit-tvm"])
+        assert 0 < row["error"] < bench_experts.ERROR_LIMIT
+        assert all(len(found) == 2 for found in row["samples"].values())
+    assert "0 wrong results" in capsys.readouterr().out
+
+
+def test_wrong_experts_are_seen(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    from pit_tvm.torch import experts
+
+    monkeypatch.setattr(experts, "moe_feed_forward", lambda x, *given, **named: x + torch.nan)
+    assert bench_experts.main(["mixtral-8x7b", *DRY, "--no-torch-compile"]) == 1
+    assert "1 wrong results: mixtral-8x7b" in capsys.readouterr().out
+
+
+def test_contenders() -> None:
+    options = bench_experts.parse(["all"])
+    assert options.models == list(bench_experts.CASES)
+    assert bench_experts._contenders(options) == {
+        "torch": ("grouped_mm", False),
+        "pit-tvm": ("pit_tvm", False),
+        "torch, torch.compile": ("grouped_mm", True),
+        "pit-tvm, torch.compile": ("pit_tvm", True),
+    }
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="shows what happens without a GPU")
+def test_without_a_gpu(capsys: Any) -> None:
+    assert bench_experts.main(["olmoe-1b-7b", "--quick"]) == 2
+    assert "expected a CUDA device" in capsys.readouterr().err
+
+
+def test_seeds_are_not_negative() -> None:
+    with pytest.raises(SystemExit):
+        bench_experts.parse(["all", "--seed", "-1"])
