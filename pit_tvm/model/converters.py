@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import fx
@@ -34,6 +34,7 @@ def converters() -> dict[str, Convert]:
         "select.int": _select,
         "index.Tensor": _index,
         "slice_scatter.default": _slice_scatter,
+        "repeat.default": _repeat,
         "full.default": _full,
         "full_like.default": _full,
     } | dict.fromkeys(("squeeze.default", "squeeze.dim", "squeeze.dims"), _squeeze)
@@ -116,9 +117,35 @@ def _index(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
         return emit(relax.op.take(x, one, axis, _FROM_EITHER_END))
     if list(ids) != list(range(len(given))):
         return importer._index_tensor(node)
-    extents = extents_of(x)
+    extents = _extents_of(x, node.args[0], importer)
     counted = [from_start(emit, one, extents[axis]) for axis, one in ids.items()]
     return emit(relax.op.index_tensor(x, counted))
+
+
+def _extents_of(x: relax.Expr, node: Any, importer: BaseFXGraphImporter) -> Sequence[Any]:
+    """Extents of ``x``, the result of ``node``: torch's where Relax knows none, as of a sum with a
+    table that is cut to the length, whose limit is not known yet."""
+    if x.ty.shape is not None:
+        return extents_of(x)
+    inputs = [importer.env[n] for n in node.graph.nodes if n.op == "placeholder"]
+    shapes = [each.ty.shape for each in inputs if isinstance(each, relax.Expr)]
+    symbols = {str(e): e for shape in shapes if shape is not None for e in shape.values}
+    sizes = [size if isinstance(size, int) else str(size) for size in node.meta["val"].shape]
+    if not all(isinstance(size, int) or size in symbols for size in sizes):
+        return extents_of(x)
+    return [prim.IntImm("int64", s) if isinstance(s, int) else symbols[s] for s in sizes]
+
+
+def _repeat(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    """``x`` so often along every axis, of which it may have fewer; TVM's takes numbers only."""
+    x, repeats = _arguments(node, importer, "repeats")
+    extents = _extents_of(x, node.args[0], importer)
+    extents = [*[1] * (len(repeats) - len(extents)), *extents]
+    emit = importer.block_builder.emit
+    split = emit(relax.op.reshape(x, [part for extent in extents for part in (1, extent)]))
+    pairs = [part for pair in zip(repeats, extents, strict=True) for part in pair]
+    whole = [number * extent for number, extent in zip(repeats, extents, strict=True)]
+    return emit(relax.op.reshape(emit(relax.op.broadcast_to(split, pairs)), whole))
 
 
 def _full(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:

@@ -72,6 +72,9 @@ def operators(self: Small, x: torch.Tensor, ids: torch.Tensor, mask: torch.Tenso
         "last column": x[:, :, -1],
         "last live token": x[sequences, mask.sum(1) - 1] * mask.sum(1, keepdim=True),
         "last token": x[sequences, -1] * mask[:, -1, None],
+        "repeated": (x * live).sum(1).repeat(2, 1, 3),
+        "so often as there are sequences": self.table.weight[:3].repeat(x.shape[0], 1),
+        "so often as there are tokens": (x * live).sum(1)[:, None].repeat(1, x.shape[1], 2),
     }
 
 

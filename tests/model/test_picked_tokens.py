@@ -26,6 +26,7 @@ class Parts(nn.Module):
         self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(PLACES, WIDTH)
         self.inner, self.outer = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.norm = nn.LayerNorm(WIDTH)
+        self.register_buffer("order", torch.arange(PLACES)[None])
 
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, floats: torch.Tensor
@@ -46,6 +47,12 @@ def real(mask: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 def last_live(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
     """The row of each sequence's last live token where padding is on the right."""
     return x[torch.arange(x.shape[0]), (count - 1).clamp(min=0)]
+
+
+def by_highest_word(x: torch.Tensor, i: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+    """The row of the live token with the highest id, 0 if none lives."""
+    sequences, highest = torch.arange(x.shape[0]), (i * m).argmax(1)
+    return x[sequences, highest] * m[sequences, highest][:, None].to(x.dtype)
 
 
 def attended(s: Parts, x: torch.Tensor, m: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
@@ -119,6 +126,9 @@ EXACT: dict[str, Form] = {
     "compared with tokens": lambda s, x, i, m, f: (
         (x @ x[:, 0][:, :, None])[..., 0].masked_fill(m == 0, -1e30).softmax(1)
         * m.to(x.dtype)
+    ),
+    "highest word, with positions that are cut": lambda s, x, i, m, f: by_highest_word(
+        x + s.places(s.order[:, : i.shape[1]]), i, m
     ),
     "two of them": lambda s, x, i, m, f: s.outer(x)[:, [0, 1]].mean(1),
 }  # fmt: skip
