@@ -234,6 +234,7 @@ ORDER = {
         "plane",
         "counts",
         "wide",
+        "spelled",
         "tidy",
         "legalize",
         "lowered",

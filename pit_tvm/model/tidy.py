@@ -21,6 +21,7 @@ from .rebuild import (
     shape_of,
     without_weights,
 )
+from .spelled import spelled_activation
 from .wide import WIDE, is_narrow
 
 
@@ -30,7 +31,7 @@ def tidy(module: tvm.IRModule, size_bounds: Mapping[tirx.Var, int]) -> tvm.IRMod
     Slices get their true extent where ``size_bounds`` (largest values of symbolic extents) shows
     that they end inside; copies to the same shape, casts to the same type or to a wider one and
     back, factors of 1, pairs of permutations that cancel, and weights repeated for every batch go;
-    a tensor that is split becomes slices.
+    a tensor that is split becomes slices, and an activation that is spelled out an operator.
     """
     analyzer = sym.Analyzer()
     for var, most in size_bounds.items():
@@ -40,7 +41,9 @@ def tidy(module: tvm.IRModule, size_bounds: Mapping[tirx.Var, int]) -> tvm.IRMod
         return lambda e: builder.lookup_binding(e) if isinstance(e, relax.Var) else e
 
     def rule(builder: relax.BlockBuilder, call: relax.Call, _: relax.Var) -> relax.Expr:
-        for found in (_inbound(call, analyzer), _slices(call), _simpler(call, made_by(builder))):
+        made = made_by(builder)
+        simpler = (_inbound(call, analyzer), _slices(call), _simpler(call, made))
+        for found in (*simpler, spelled_activation(call, made)):
             if found is not None:
                 return found
         return call
