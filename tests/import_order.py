@@ -227,7 +227,7 @@ ORDER = {
         "cuda_families",
         "cuda_experts",
     ),
-    "torch": ("operators", "functional", "modules", "experts"),
+    "torch": ("host", "operators", "functional", "modules", "experts"),
     "model": (
         "faults",
         "rebuild",

@@ -21,6 +21,7 @@ from ..runtime.torch_arrays import stored_weight
 from ..structs import Groups, Lengths, Rows, SparsitySpec
 from ..target import resolve_target
 from ..tile_db.store import TileStore
+from . import host
 
 KINDS = ("lengths", "cu_seqlens", "rows")
 
@@ -70,6 +71,9 @@ def grouped_choices(
     """[tokens * choices, n]: every choice ``ids[t, c]`` of a row; zeros where it is no group."""
     if x.is_cuda:
         return _cuda_experts().grouped(x, ids, weight, bias, activation or "none")
+    if host.computes(x.dtype):
+        check_activation(activation, resolve_dtypes(dtype_name(x)))
+        return host.grouped_rows(x, ids, weight, bias, activation)
     rows = x.repeat_interleave(ids.shape[1], 0)
     stored, layout = stored_weight(weight)
     operands = (stored,) if bias is None else (stored, bias)
@@ -91,17 +95,16 @@ def _host_moe(
     activation: str,
     gated: bool,
 ) -> torch.Tensor:
-    """The layer by two grouped products."""
+    """The layer expert by expert, or by two grouped products."""
     check_activation(activation, resolve_dtypes(dtype_name(x)))
+    if host.computes(x.dtype):
+        return host.feed_forward(x, ids, weights, up, down, activation=activation, gated=gated)
     rows = grouped_choices(x, ids, up, None, None if gated else activation)
     if gated:
         gate, other = rows.chunk(2, -1)
         rows = (activated(gate.float(), activation) * other.float()).to(x.dtype)
     rows = grouped_choices(rows, ids.reshape(-1, 1), down, None, None)
-    live = weights.float().masked_fill((ids < 0) | (ids >= len(up)), 0.0)
-    picked = rows.reshape(*ids.shape, down.shape[1]).float() * live[..., None]
-    # Nobody asked for what has no weight, which may be infinite.
-    return picked.masked_fill((live == 0)[..., None], 0.0).sum(1).to(x.dtype)
+    return host.combined(rows, ids, weights, x.dtype)
 
 
 @cache

@@ -1,0 +1,101 @@
+"""Products of groups of rows on the CPU by torch's own, group by group on gathered rows.
+
+Only weights of groups that live are read, as they are. Our kernels would pack those of all groups
+at every call, which is worth it only in types that torch's library converts element by element, as
+float16 on most CPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.nn import functional
+
+from ..errors import ShapeError, mismatch
+from ..runtime.cuda_arrays import activated
+
+
+def computes(dtype: torch.dtype) -> bool:
+    """Whether torch's library multiplies this type by itself on this CPU."""
+    if dtype == torch.float32:
+        return True
+    if dtype not in (torch.float16, torch.bfloat16) or not torch.backends.mkldnn.is_available():
+        return False
+    library = torch.ops.mkldnn
+    half = dtype == torch.float16
+    known = library._is_mkldnn_fp16_supported if half else library._is_mkldnn_bf16_supported
+    return bool(known())
+
+
+def live_groups(ids: torch.Tensor, groups: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """Each group that occurs among ``ids`` [rows], and the places where it does, in order.
+
+    Raises
+    ------
+    ShapeError
+        An id is below -1, which stands for none, or no group.
+    """
+    wrong = (ids < -1) | (ids >= groups)
+    if wrong.any():
+        place = int(wrong.nonzero()[0, 0])
+        got = f"{int(ids[place])} at position {place}"
+        raise ShapeError(mismatch("group ids", f"ids from -1 (none) to {groups - 1}", got))
+    order = torch.argsort(ids, stable=True)
+    none, *counts = torch.bincount(ids.long() + 1, minlength=groups + 1).tolist()
+    begin = none
+    for group, count in enumerate(counts):
+        if count:
+            yield group, order[begin : begin + count]
+        begin += count
+
+
+def grouped_rows(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+) -> torch.Tensor:
+    """[tokens * choices, n]: every choice ``ids[t, c]`` of a row; zeros where it is none."""
+    choices = ids.shape[1]
+    out = x.new_zeros((ids.numel(), weight.shape[1]))
+    for group, places in live_groups(ids.reshape(-1), len(weight)):
+        offset = None if bias is None else bias[group]
+        rows = functional.linear(x[places // choices], weight[group], offset)
+        out[places] = activated(rows, activation or "none")
+    return out
+
+
+def feed_forward(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    *,
+    activation: str,
+    gated: bool,
+) -> torch.Tensor:
+    """The layer of `moe_feed_forward`, [tokens, hidden], both products of an expert in a row."""
+    choices = ids.shape[1]
+    out = x.new_zeros((ids.numel(), x.shape[1]))
+    for group, places in live_groups(ids.reshape(-1), len(up)):
+        rows = functional.linear(x[places // choices], up[group])
+        if gated:
+            gate, other = rows.chunk(2, -1)
+            rows = activated(gate, activation) * other
+        else:
+            rows = activated(rows, activation)
+        out[places] = functional.linear(rows, down[group])
+    return combined(out, ids, weights, x.dtype)
+
+
+def combined(
+    rows: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """[tokens, n]: sums of the rows [tokens * choices, n] of a token, each by its weight."""
+    live = weights.float().masked_fill(ids < 0, 0.0)
+    picked = rows.reshape(*ids.shape, rows.shape[1]).float() * live[..., None]
+    # Nobody asked for what has no weight, which may be infinite.
+    return picked.masked_fill((live == 0)[..., None], 0.0).sum(1).to(dtype)

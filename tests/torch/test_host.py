@@ -1,0 +1,87 @@
+"""Groups of rows on the CPU: by torch's library and by our kernels."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pit_tvm import torch as pit
+from pit_tvm.errors import ShapeError
+from pit_tvm.torch import host
+
+GROUPS, TOKENS, TOP_K, HIDDEN, INTER = 6, 19, 2, 32, 40
+BOTH = pytest.mark.parametrize("by_library", [True, False])
+
+
+def choose(monkeypatch: pytest.MonkeyPatch, by_library: bool) -> None:
+    monkeypatch.setattr(host, "computes", lambda dtype: by_library)
+
+
+def routed() -> torch.Tensor:
+    """Choices [TOKENS, TOP_K], some of which are none; groups 2 and 5 never live."""
+    ids = torch.tensor([-1, 0, 1, 3, 4])[torch.randint(5, (TOKENS, TOP_K))]
+    ids[0] = torch.tensor([-1, 4])
+    return ids
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("activation", [None, "gelu"])
+def test_groups_are_as_in_float64(
+    by_library: bool, dtype: torch.dtype, activation: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose(monkeypatch, by_library)
+    x, ids = torch.randn(TOKENS, HIDDEN).to(dtype), routed()
+    weight, bias = (torch.randn(GROUPS, INTER, *k).to(dtype) for k in ((HIDDEN,), ()))
+    if by_library:  # our kernels pack what does not live, too
+        weight[[2, 5]] = torch.nan
+    got = pit.grouped_linear(x, weight, ids, bias, activation=activation)
+    exact = torch.zeros(TOKENS, TOP_K, INTER, dtype=torch.float64)
+    for t, c in (ids >= 0).nonzero().tolist():
+        group = int(ids[t, c])
+        row = weight[group].double() @ x[t].double() + bias[group].double()
+        exact[t, c] = row if activation is None else torch.nn.functional.gelu(row)
+    assert got.dtype == dtype
+    limit = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
+    assert (got.double() - exact).norm() / exact.norm() < limit
+    assert not got[ids < 0].any()
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_both_ways_give_the_same_layer(gated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = pit.MoeFeedForward(GROUPS, HIDDEN, INTER, activation="relu", gated=gated)
+    x, ids, weights = torch.randn(TOKENS, HIDDEN), routed(), torch.rand(TOKENS, TOP_K)
+    found = []
+    for by_library in (True, False):
+        choose(monkeypatch, by_library)
+        found.append(layer(x, ids, weights))
+    torch.testing.assert_close(*found)
+
+
+@BOTH
+@pytest.mark.parametrize("wrong", [-2, GROUPS])
+def test_ids_that_are_no_group(
+    by_library: bool, wrong: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose(monkeypatch, by_library)
+    layer, ids = pit.MoeFeedForward(GROUPS, HIDDEN, INTER), routed()
+    ids[3, 1] = wrong
+    x, message = torch.randn(TOKENS, HIDDEN), f"expected ids from -1 .* got {wrong} at position 7"
+    with pytest.raises(ShapeError, match=message):
+        layer(x, ids, torch.rand(TOKENS, TOP_K))
+    with pytest.raises(ShapeError, match=message):
+        pit.grouped_linear(x, layer.up.detach(), ids)
+
+
+def test_what_the_library_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    library: Any = SimpleNamespace(
+        _is_mkldnn_fp16_supported=lambda: False, _is_mkldnn_bf16_supported=lambda: True
+    )
+    monkeypatch.setattr(torch.ops, "mkldnn", library)
+    kinds = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
+    assert [host.computes(dtype) for dtype in kinds] == [True, True, False, False]
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert [host.computes(dtype) for dtype in kinds] == [True, False, False, False]
