@@ -2,7 +2,9 @@
 
 Each is registered as ``torch.ops.pit_tvm.<name>`` with a fake implementation, so ``torch.compile``
 traces through it without a graph break. Rows that do not exist come out as zeros. They run on the
-CPU in every type of `pit_tvm.op.linear` and on CUDA in float16 and bfloat16.
+CPU in every type of `pit_tvm.op.linear` and on CUDA in float16 and bfloat16. On CPUs products of
+experts, and all in bfloat16, are torch's own on gathered rows: it multiplies that type as it is, and
+packs no weights.
 
 Forward only: torch refuses to go backward through them, and they refuse tensors with tangents of
 forward mode (``torch.func.jvp``), which they would lose.
@@ -20,7 +22,7 @@ from torch.autograd import forward_ad
 from ..errors import DTypeError, ShapeError, mismatch
 from ..op.epilogue import ACTIVATIONS
 from ..runtime.torch_arrays import check_contiguous, check_plain, check_strided, check_weight
-from .operators import grouped_choices, linear_operator, moe_layer, result_type, spec_of
+from .operators import grouped_choices, linear_of_rows, moe_layer, result_type, spec_of
 
 
 def linear_rows(
@@ -267,9 +269,7 @@ def _linear_rows(
 ) -> torch.Tensor:
     flat = x.reshape(-1, x.shape[-1])
     _check_contiguous(x=flat, weight=weight, bias=bias)
-    operator = linear_operator(x, weight, kind, bias is not None, activation)
-    operands = (weight,) if bias is None else (weight, bias)
-    out = operator(flat, *operands, sparsity=pattern)
+    out = linear_of_rows(flat, weight, bias, pattern, kind, activation)
     return out.reshape(*x.shape[:-1], weight.shape[0])
 
 

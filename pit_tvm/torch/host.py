@@ -28,6 +28,19 @@ def computes(dtype: torch.dtype) -> bool:
     return bool(known())
 
 
+def live_rows(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    rows: torch.Tensor,
+    activation: str | None,
+) -> torch.Tensor:
+    """``activation(x @ weight.T + bias)`` in ``rows``, zeros elsewhere."""
+    out = x.new_zeros((len(x), weight.shape[0]))
+    out[rows] = activated(functional.linear(x[rows], weight, bias), activation or "none")
+    return out
+
+
 def live_groups(ids: torch.Tensor, groups: int) -> Iterator[tuple[int, torch.Tensor]]:
     """Each group that occurs among ``ids`` [rows], and the places where it does, in order.
 

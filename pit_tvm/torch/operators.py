@@ -14,11 +14,14 @@ from ..api import compile as compile_operator
 from ..errors import ShapeError, mismatch
 from ..op.arguments import resolve_dtypes
 from ..op.epilogue import check_activation
+from ..reference.index import index_lists
 from ..runtime.cuda_arrays import activated, dtype_name
 from ..runtime.cuda_experts import CudaExperts
+from ..runtime.detect import Detector
 from ..runtime.kernel_cache import KernelCache
+from ..runtime.promise import asked_for
 from ..runtime.torch_arrays import stored_weight
-from ..structs import Groups, Lengths, Rows, SparsitySpec
+from ..structs import Groups, Lengths, MicroTile, Rows, SparsitySpec
 from ..target import resolve_target
 from ..tile_db.store import TileStore
 from . import host
@@ -39,14 +42,33 @@ def result_type(x: torch.Tensor) -> torch.dtype:
     return found
 
 
-def linear_operator(
-    x: torch.Tensor, weight: torch.Tensor, kind: str, bias: bool, activation: str | None
-) -> Operator:
+def linear_of_rows(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    pattern: torch.Tensor,
+    kind: str,
+    activation: str | None,
+) -> torch.Tensor:
     """``activation(x @ weight.T + bias)`` over the rows that a pattern names, zeros elsewhere."""
+    if not x.is_cuda and x.dtype != torch.float32 and host.computes(x.dtype):
+        check_activation(activation, resolve_dtypes(dtype_name(x)))
+        return host.live_rows(x, weight, bias, _rows_of(x, pattern, kind), activation)
     # GPU kernels take every size at run time.
     sizes = (None, None) if x.is_cuda else tuple(map(int, weight.shape))
     target = "cuda" if x.is_cuda else "llvm"
-    return _linear(target, dtype_name(x), kind, *sizes, bias, activation)
+    operator = _linear(target, dtype_name(x), kind, *sizes, bias is not None, activation)
+    operands = (weight,) if bias is None else (weight, bias)
+    out: torch.Tensor = operator(x, *operands, sparsity=pattern)
+    return out
+
+
+def _rows_of(x: torch.Tensor, pattern: torch.Tensor, kind: str) -> torch.Tensor:
+    """Ids of the rows that a pattern names, on the CPU; errors as `Detector.detect`."""
+    spec, of = spec_of(kind), (tuple(x.shape), MicroTile("lhs", "m", 0, (1, 0)))
+    read = Detector("llvm", checked=asked_for()).read(spec, pattern, *of)
+    (ids,) = index_lists(spec, read, *of)
+    return torch.from_numpy(ids)
 
 
 @cache

@@ -85,3 +85,46 @@ def test_what_the_library_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [host.computes(dtype) for dtype in kinds] == [True, True, False, False]
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     assert [host.computes(dtype) for dtype in kinds] == [True, False, False, False]
+
+
+PATTERNS = {
+    "lengths": torch.tensor([3, 0, 5]),
+    "cu_seqlens": torch.tensor([0, 3, 3, 8]),
+    "rows": torch.tensor([0, 1, 2, 10, 11, 12, 13, 14]),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("kind", PATTERNS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_live_rows_are_as_in_float64(
+    by_library: bool, kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose(monkeypatch, by_library)
+    x, weight = torch.randn(3, 5, HIDDEN).to(dtype), torch.randn(INTER, HIDDEN).to(dtype)
+    bias, pattern = torch.randn(INTER).to(dtype), {kind: PATTERNS[kind]}
+    got = pit.linear_rows(x, weight, bias, activation="relu", **pattern)
+    exact = (x.double() @ weight.double().T + bias.double()).relu()
+    lives = torch.zeros(15, dtype=torch.bool)
+    lives[PATTERNS["rows"]] = True
+    exact = exact * lives.view(3, 5, 1)
+    assert (got.double() - exact).norm() / exact.norm() < 2e-2
+    assert got.dtype == dtype and not got.view(15, INTER)[~lives].any()
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("kind", "pattern", "message"),
+    [
+        ("lengths", [3, 0, 6], "expected 0 to 5 rows, got 6 at position 2"),
+        ("rows", [3, 15], "got 15"),
+        ("cu_seqlens", [0, 3, 2, 8], "sparsity of lhs .*2"),
+    ],
+)
+def test_patterns_that_are_none(
+    by_library: bool, kind: str, pattern: list[int], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose(monkeypatch, by_library)
+    x, weight = torch.randn(3, 5, HIDDEN).bfloat16(), torch.randn(INTER, HIDDEN).bfloat16()
+    with pytest.raises(ShapeError, match=message):
+        pit.linear_rows(x, weight, **{kind: torch.tensor(pattern)})
