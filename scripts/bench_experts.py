@@ -10,21 +10,15 @@ compared with float64 on what the model gives them. The exit status is 1 if a re
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import platform
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench_cpu import require
-from bench_models import measure, memory
+from bench_models import measure, memory, run
 from out_paths import new_file
 from quickstart import positive
-
-from pit_tvm.errors import BackendUnavailable, PitError, mismatch
 
 THEIRS, OURS = "grouped_mm", "pit_tvm"
 ERROR_LIMIT = 2e-2  # of bfloat16, relative to the norm of the exact result
@@ -108,6 +102,9 @@ def run_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Make one model, compare, and measure; the row as JSON values."""
     import torch
 
+    from pit_tvm.torch import register_experts
+
+    register_experts(OURS)
     cuda = options.device == "cuda"
     with torch.device(options.device):
         model = CASES[name].make(options.quick)
@@ -132,6 +129,7 @@ def run_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
         "ratio": best / ours,
         "peak_bytes": bytes_of,
         "error": error,
+        "error_limit": ERROR_LIMIT,
         "samples": times,
     }
 
@@ -198,44 +196,7 @@ def text(row: Mapping[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status."""
-    options = parse(argv)
-    try:
-        require("bench_experts", ("torch", "transformers", "tqdm"), "quickstart")
-        return run(options)
-    except PitError as error:
-        print(f"bench_experts: {error}", file=sys.stderr)
-        return 2
-
-
-def run(options: argparse.Namespace) -> int:
-    """Measure, print and write; the exit status."""
-    import torch
-    import transformers
-    from bench_report import write
-
-    from pit_tvm.torch import register_experts
-
-    if options.device == "cuda" and not torch.cuda.is_available():
-        advice = "--device cpu tries the benchmark without one"
-        raise BackendUnavailable(mismatch("bench_experts", "a CUDA device", "none", advice))
-    register_experts(OURS)
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    where = {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu: a dry run",
-        "versions": {"python": platform.python_version(), **versions},
-        "quick": options.quick or options.device == "cpu",
-        "seed": options.seed,
-    }
-    rows = []
-    for name in options.models:
-        rows.append(run_model(name, options))
-        print(text(rows[-1]), flush=True)
-        if options.json:
-            write(options.json, json.dumps({**where, "rows": rows}, indent=1))
-    wrong = [row["model"] for row in rows if not row["error"] < ERROR_LIMIT]
-    print(f"{len(wrong)} wrong results{': ' * bool(wrong)}{', '.join(wrong)}")
-    return 1 if wrong else 0
+    return run("bench_experts", parse(argv), run_model, text)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ WARM_UPS = 3
 TOGETHER = 20  # products in one measurement
 
 Times = dict[str, list[float]]
+Row = Mapping[str, Any]
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -277,40 +279,60 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status."""
     options = parse(argv)
+    after = partial(draw, path=options.plot) if options.plot else None
+    return run("bench_models", options, run_model, text, after)
+
+
+def run(
+    script: str,
+    options: argparse.Namespace,
+    measured: Callable[[str, argparse.Namespace], Row],
+    said: Callable[[Row], str],
+    after: Callable[[Sequence[Row]], None] | None = None,
+) -> int:
+    """Measure, print and write the rows of a benchmark of models; the exit status. ``after`` is
+    given all of them."""
     try:
-        require("bench_models", ("torch", "transformers", "tqdm"), "quickstart")
-        return run(options)
+        require(script, ("torch", "transformers", "tqdm"), "quickstart")
+        rows = _rows(script, options, measured, said)
     except PitError as error:
-        print(f"bench_models: {error}", file=sys.stderr)
+        print(f"{script}: {error}", file=sys.stderr)
         return 2
+    if after is not None:
+        after(rows)
+    wrong = [row["model"] for row in rows if not row["error"] < row["error_limit"]]
+    print(f"{len(wrong)} wrong results{': ' * bool(wrong)}{', '.join(wrong)}")
+    return 1 if wrong else 0
 
 
-def run(options: argparse.Namespace) -> int:
-    """Measure, print and write; the exit status."""
+def _rows(
+    script: str,
+    options: argparse.Namespace,
+    measured: Callable[[str, argparse.Namespace], Row],
+    said: Callable[[Row], str],
+) -> list[Row]:
     import torch
+    import transformers
     from bench_report import write
 
     if options.device == "cuda" and not torch.cuda.is_available():
         advice = "--device cpu tries the benchmark without one"
-        raise BackendUnavailable(mismatch("bench_models", "a CUDA device", "none", advice))
+        raise BackendUnavailable(mismatch(script, "a CUDA device", "none", advice))
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     where = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu: a dry run",
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "versions": {"python": platform.python_version(), **versions},
         "quick": options.quick or options.device == "cpu",
         "seed": options.seed,
     }
-    rows = []
+    rows: list[Row] = []
     for name in options.models:
-        rows.append(run_model(name, options))
-        print(text(rows[-1]), flush=True)
+        rows.append(measured(name, options))
+        print(said(rows[-1]), flush=True)
         if options.json:
             write(options.json, json.dumps({**where, "rows": rows}, indent=1))
-    if options.plot:
-        draw(rows, options.plot)
-    wrong = [row["model"] for row in rows if not row["error"] < row["error_limit"]]
-    print(f"{len(wrong)} wrong results{': ' * bool(wrong)}{', '.join(wrong)}")
-    return 1 if wrong else 0
+    return rows
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 Each is registered as ``torch.ops.pit_tvm.<name>`` with a fake implementation, so ``torch.compile``
 traces through it without a graph break. Rows that do not exist come out as zeros. They run on the
 CPU in every type of `pit_tvm.op.linear` and on CUDA in float16 and bfloat16. On CPUs products of
-experts, and all in bfloat16, are torch's own on gathered rows: it multiplies that type as it is, and
-packs no weights.
+experts, and all in bfloat16, are torch's own on gathered rows, which pack no weights and multiply
+that type as it is.
 
 Forward only: torch refuses to go backward through them, and they refuse tensors with tangents of
 forward mode (``torch.func.jvp``), which they would lose.
