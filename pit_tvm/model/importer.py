@@ -258,6 +258,14 @@ def _check_straight(main: relax.Function) -> None:
 # From torch's operators to Relax
 
 
+# What transformers' mixture-of-experts models come to, by their own way and by ours.
+_OF_EXPERTS = ("grouped_mm", "grouped_linear", "moe_feed_forward")
+_EXPERTS = (
+    "experts run here in torch: pit_tvm.torch.register_experts(), then "
+    'model.set_experts_implementation("pit_tvm")'
+)
+
+
 class _Importer(ExportedProgramImporter):
     """TVM's importer with our conversions; what one raises names the operator."""
 
@@ -285,7 +293,8 @@ def _translated(program: ExportedProgram) -> tvm.IRModule:
         missing = {_place(n) for n in calls if _operator(n) not in importer.convert_map}
         if missing:
             expected, got = "operators that TVM's importer knows", ", ".join(sorted(missing))
-            raise UnsupportedModel(mismatch("model", expected, got, LEAVE_OUT))
+            advice = _EXPERTS if any(name in got for name in _OF_EXPERTS) else LEAVE_OUT
+            raise UnsupportedModel(mismatch("model", expected, got, advice))
         with faults_as_unsupported("inputs and operators that TVM's importer knows"):
             return importer.from_exported_program(
                 program,
