@@ -62,11 +62,28 @@ def llama() -> torch.nn.Module:
     return transformers.LlamaForCausalLM(config)
 
 
+def mixtral() -> torch.nn.Module:
+    sizes = {"intermediate_size": 24, "num_key_value_heads": 1, "num_local_experts": 4}
+    return transformers.MixtralForCausalLM(transformers.MixtralConfig(**SIZES, **sizes))
+
+
 MODELS = {"bert": bert, "opt": opt, "llama": llama}
 
 
 def test_every_page_is_run() -> None:
-    assert {page.stem for page in PAGES.glob("*.md")} == set(MODELS)
+    assert {page.stem for page in PAGES.glob("*.md")} == {*MODELS, "mixtral"}
+
+
+def run_page(name: str, model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the code of a page defines; ``model`` is the one that it names."""
+    for factory in ("AutoModel", "AutoModelForCausalLM"):
+        kind = getattr(transformers, factory)
+        monkeypatch.setattr(kind, "from_pretrained", lambda _: model)
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda _: Tokenizer())
+    page: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", (PAGES / f"{name}.md").read_text(), re.DOTALL):
+        exec(compile(block, f"{name}.md", "exec"), page)
+    return page
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -79,13 +96,7 @@ def test_code_of_page(
     torch.manual_seed(0)
     monkeypatch.setenv("PIT_TVM_CACHE", str(kernel_folder))
     model = MODELS[name]()
-    for factory in ("AutoModel", "AutoModelForCausalLM"):
-        kind = getattr(transformers, factory)
-        monkeypatch.setattr(kind, "from_pretrained", lambda _: model)
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda _: Tokenizer())
-    page: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", (PAGES / f"{name}.md").read_text(), re.DOTALL):
-        exec(compile(block, f"{name}.md", "exec"), page)
+    page = run_page(name, model, monkeypatch)
     assert "of them attention" in capsys.readouterr().out
     batch, mask = page["batch"], page["batch"]["attention_mask"].bool()
     assert not mask.all()
@@ -94,3 +105,24 @@ def test_code_of_page(
     found = page["compiled"](**batch)[0]
     torch.testing.assert_close(found[mask], expected[mask], rtol=0, atol=1e-5)
     assert not found[~mask].any()
+
+
+def test_code_of_the_page_on_experts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    torch.manual_seed(0)
+    model = mixtral()
+    try:
+        page = run_page("mixtral", model, monkeypatch)
+        assert model.get_experts_implementation()[""] == "pit_tvm"
+    finally:
+        ALL_EXPERTS_FUNCTIONS._global_mapping.pop("pit_tvm", None)
+    assert "word" in capsys.readouterr().out
+    model.set_experts_implementation("eager")
+    wanted = model.generate(**page["batch"], max_new_tokens=8, do_sample=False)
+    assert (
+        torch.equal(page["tokens"], wanted)
+        and wanted.shape[1] > page["batch"]["input_ids"].shape[1]
+    )
