@@ -13,7 +13,7 @@ from tvm.ir import prim
 from ..analysis.expr import replace_vars, uses
 from ..runtime.arrays import as_numpy
 from .plane import BATCH, TOKENS, Plane
-from .rebuild import bindings_of, extents_of, is_one, is_op, shape_of
+from .rebuild import bindings_of, extents_of, is_one, is_op, same_extents, shape_of
 
 # Operators that hand constant places on, in another shape or width.
 _SAME_PLACES = ("reshape", "expand_dims", "squeeze", "broadcast_to", "astype")
@@ -35,9 +35,11 @@ def picks(value: relax.Expr) -> list[tuple[relax.Expr, int]]:
     return []
 
 
-def takes_a_token(value: relax.Expr, plane: Plane) -> bool:
-    """Whether ``value`` takes one token of each sequence, by a constant position, of a tensor whose
-    dimensions are known to ``plane``."""
+def takes_a_token(value: relax.Expr, plane: Plane, made: Mapping[relax.Var, relax.Expr]) -> bool:
+    """Whether ``value`` takes one token of each sequence, by a constant position or by an id for
+    each, of a tensor whose dimensions are known to ``plane``. ``made`` as in `range_of`."""
+    if is_op(value, "index_tensor"):
+        return _takes_by_ids(value, plane, made)
     if is_op(value, "take"):
         tokens = plane.known(value.args[0])
         ids, axis = value.args[1], _axis(value)
@@ -49,6 +51,19 @@ def takes_a_token(value: relax.Expr, plane: Plane) -> bool:
     tokens = plane.known(value.args[0])
     dims = [d for d, role in enumerate(tokens) if role != left[d]]
     return bool(dims) and all(tokens[d] == TOKENS and is_one(extents_of(value)[d]) for d in dims)
+
+
+def _takes_by_ids(value: relax.Call, plane: Plane, made: Mapping[relax.Var, relax.Expr]) -> bool:
+    """Whether the first ids are the sequences in order, and the second one token of each."""
+    roles, ids = plane.known(value.args[0]), value.args[1]
+    if not isinstance(ids, relax.Tuple) or len(ids.fields) != 2:
+        return False
+    sequences, each = range_of(ids.fields[0], made), [shape_of(field) for field in ids.fields]
+    if list(roles[:2]) != [BATCH, TOKENS] or sequences is None:
+        return False
+    analyzer = sym.Analyzer()
+    in_order = all(map(analyzer.can_prove_equal, sequences, (0, plane.batch)))
+    return in_order and all(e is not None and same_extents(e, [plane.batch]) for e in each)
 
 
 def least_sizes(module: tvm.IRModule, plane: Plane) -> dict[str, int]:
@@ -78,6 +93,8 @@ def range_of(ids: relax.Expr, made: Mapping[relax.Var, relax.Expr]) -> tuple[Any
         return range_of(value.args[0], made)
     if is_op(value, "add", "subtract"):
         return _shifted(value, made)
+    if is_op(value, "minimum", "maximum"):
+        return _within(value, made)
     return _from_start(value, made) if is_op(value, "where") else None
 
 
@@ -87,6 +104,21 @@ def _shifted(total: relax.Call, made: Mapping[relax.Var, relax.Expr]) -> tuple[A
     if found is None or beyond is None:
         return None
     return found[0] + beyond, found[1] + beyond
+
+
+def _within(bounded: relax.Call, made: Mapping[relax.Var, relax.Expr]) -> tuple[Any, Any] | None:
+    """The range of ids that a bound leaves as they are."""
+    found, bound = range_of(bounded.args[0], made), bounded.args[1]
+    if not isinstance(bound.ty, ir.PrimType):
+        numbers = _numbers(bound, {})
+        if numbers is None or numbers.size != 1:
+            return None
+        bound = int(numbers.item())
+    if found is None:
+        return None
+    first, end = found
+    inside = end - 1 <= bound if is_op(bounded, "minimum") else first >= bound
+    return found if sym.Analyzer().can_prove(inside) else None
 
 
 def shift_of(total: relax.Call) -> int | None:

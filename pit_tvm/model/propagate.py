@@ -280,7 +280,7 @@ class _Propagation:
             return ""
         if self.origins.is_zero(source):
             return READS_ZEROS
-        if not takes_a_token(value, self.plane):
+        if not takes_a_token(value, self.plane, self.values):
             return ""
         return PICKS if self.origins.is_own(source) else PICKS_ALL
 

@@ -71,7 +71,6 @@ EXACT: dict[str, Form] = {
     "mean by that count": lambda s, x, i, m, f: (
         (x * real(m, x)).sum(1) / m.cumsum(1)[:, -1][:, None].clamp(min=1)
     ),
-    "last live by that count": lambda s, x, i, m, f: last_live(s.outer(x), m.cumsum(1)[:, -1]),
     "position of the last": lambda s, x, i, m, f: s.places(m.cumsum(1))[:, -1],
     "positions to the end": lambda s, x, i, m, f: (
         (m.cumsum(1)[:, -1][:, None] - m.cumsum(1)).sum(1)
@@ -79,9 +78,6 @@ EXACT: dict[str, Form] = {
     "side of padding": lambda s, x, i, m, f: (1 - m)[:, 0],
     "side as a condition": lambda s, x, i, m, f: (m == 0)[:, -1],
     "side as a number": lambda s, x, i, m, f: (1.0 - m.to(x.dtype))[:, 0],
-    "chosen by the side": lambda s, x, i, m, f: torch.where(
-        (m == 0)[:, -1][:, None], last_live(s.outer(x), m.sum(1)), s.outer(x)[:, -1]
-    ),
     "id": lambda s, x, i, m, f: ((i + 1) % WORDS)[:, 0],
     "id as a condition": lambda s, x, i, m, f: (i != 1)[:, 0],
     "id as a number": lambda s, x, i, m, f: (i * 2).to(x.dtype)[:, 0],
@@ -133,8 +129,29 @@ EXACT: dict[str, Form] = {
     "two of them": lambda s, x, i, m, f: s.outer(x)[:, [0, 1]].mean(1),
 }  # fmt: skip
 
-# The hidden state of the token itself: 0 where it is dead. With the token that is picked.
-HIDDEN: dict[str, tuple[int, Form]] = {
+
+def last(m: torch.Tensor) -> torch.Tensor:
+    """Where the last live token of each sequence is if padding is on the right."""
+    return (m.sum(1) - 1).clamp(min=0)
+
+
+# The hidden state of the token itself: 0 where it is dead. With the token that is picked, or what
+# the mask makes it.
+HIDDEN: dict[str, tuple[int | Callable[[torch.Tensor], torch.Tensor], Form]] = {
+    "last live by a count": (
+        last,
+        lambda s, x, i, m, f: last_live(s.outer(x), m.cumsum(1)[:, -1]),
+    ),
+    "last live, from words": (
+        last,
+        lambda s, x, i, m, f: last_live(s.words(i), m.sum(1)),
+    ),
+    "chosen by the side": (
+        lambda m: torch.where(m[:, -1] == 0, last(m), m.shape[1] - 1),
+        lambda s, x, i, m, f: torch.where(
+            (m == 0)[:, -1][:, None], last_live(s.outer(x), m.sum(1)), s.outer(x)[:, -1]
+        ),
+    ),
     "first": (0, lambda s, x, i, m, f: s.outer(x)[:, 0]),
     "last": (-1, lambda s, x, i, m, f: s.outer(x)[:, -1]),
     "word": (0, lambda s, x, i, m, f: s.words(i)[:, 0]),
@@ -208,7 +225,9 @@ def compare(model: Parts, ours: CompiledModel, pattern: str) -> None:
         for name in model.names:
             expected = wanted[name].double()
             if name in HIDDEN:
-                expected = expected * live[:, HIDDEN[name][0]][:, None]
+                pick = HIDDEN[name][0]
+                place = pick if isinstance(pick, int) else pick(live.long())
+                expected = expected * live[torch.arange(batch), place][:, None]
             torch.testing.assert_close(
                 found[name].double(),
                 expected,
@@ -238,3 +257,11 @@ def test_a_pick_does_not_depend_on_other_outputs(names: list[str]) -> None:
     model, ours = compiled(names)
     for pattern in PATTERNS:
         compare(model, ours, pattern)
+
+
+@pytest.mark.parametrize("name", ["last live by a count", "chosen by the side"])
+def test_only_live_tokens_are_computed_for_a_token_by_its_id(name: str) -> None:
+    _, ours = compiled([name])
+    whole = [d for d in ours.decisions if d.whole]
+    assert all("float" not in d.result for d in whole), whole  # sums of the mask
+    assert any(d.reason == "picks a token of each sequence" for d in ours.decisions)
