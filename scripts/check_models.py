@@ -12,10 +12,11 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import bench_models
 import numpy as np
 from bench_cpu import require
 from check_models_families import FAMILIES, Family
@@ -95,20 +96,19 @@ def check(name: str, family: Family, seed: int) -> Checked:
     for number, shape in enumerate(others):
         given = inputs(family, shape, bool(number % 2) and not family.first, rng)
         with torch.no_grad():
-            wanted = list(tensors(model(**given)))
-        found = list(tensors(compiled(**given)))
+            wanted = tensors(model(**given))
+        found = tensors(compiled(**given))
         worst = max(worst, deviation(found, wanted, given["attention_mask"].bool()))
     live, whole = (sum(getattr(d, w) for d in compiled.decisions) for w in ("live", "whole"))
     return Checked(name, worst, live, whole, time.perf_counter() - start)
 
 
-def tensors(outputs: Any) -> Iterator[Any]:
+def tensors(outputs: Any) -> list[Any]:
     """All tensors of a model's outputs, in order."""
-    if hasattr(outputs, "dim"):
-        yield outputs
-    elif outputs is not None:
-        for part in outputs.values() if hasattr(outputs, "values") else outputs:
-            yield from tensors(part)
+    import torch
+    from torch.utils import _pytree as pytree
+
+    return [one for one in pytree.tree_leaves(outputs) if isinstance(one, torch.Tensor)]
 
 
 def deviation(found: Sequence[Any], wanted: Sequence[Any], live: Any) -> float:
@@ -118,10 +118,9 @@ def deviation(found: Sequence[Any], wanted: Sequence[Any], live: Any) -> float:
         return float("inf")
     worst = 0.0
     for one, exact in zip(found, wanted, strict=True):
-        rows = live if exact.shape[:2] == live.shape else slice(None)
-        far = (one[rows].double() - exact[rows].double()).abs().max()
-        error = float(far / exact[rows].abs().max())
-        worst = max(worst, error if error == error else float("inf"))
+        by_token = exact.shape[:2] == live.shape
+        rows = live if by_token else live.new_ones(exact.shape)
+        worst = max(worst, bench_models.deviation(one, exact, rows))
     return worst
 
 

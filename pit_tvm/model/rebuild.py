@@ -47,6 +47,11 @@ def is_op(expr: object, *names: str) -> bool:
     return isinstance(op, ir.Op) and op.name.removeprefix("relax.") in names
 
 
+def is_number(expr: object) -> bool:
+    """Whether an expression is a constant without dimensions."""
+    return isinstance(expr, ir.GenericConst) and bool(expr.ty.ndim == 0)
+
+
 def is_one(extent: Extent) -> bool:
     """Whether an extent is the constant 1."""
     return isinstance(extent, prim.IntImm) and int(extent) == 1

@@ -11,9 +11,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tvm import ir, relax
+from tvm import relax
 
-from .rebuild import is_op, same_shape
+from .rebuild import describe, is_number, is_op, same_shape
 
 Made = Callable[[Any], Any]
 Polynomial = dict[int, float]  # coefficients by degree
@@ -69,14 +69,13 @@ def _one_and(value: Any, made_by: Made) -> tuple[str, Any]:
         for one, other in (value.args, reversed(value.args)):
             call = made_by(other)
             if _number(one) == 1.0 and is_op(call, *_FORMS):
-                return next(name for name in _FORMS if is_op(call, name)), call.args[0]
+                return describe(call), call.args[0]
     return "", None
 
 
 def _number(expr: Any) -> float | None:
     """The value of a constant number."""
-    is_number = isinstance(expr, ir.GenericConst) and expr.ty.ndim == 0
-    return float(expr.value.numpy()) if is_number else None
+    return float(expr.value.numpy()) if is_number(expr) else None
 
 
 def _alike(found: Polynomial | None, wanted: Polynomial, limit: float) -> bool:

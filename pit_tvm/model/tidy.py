@@ -13,6 +13,7 @@ from tvm.ir import prim
 
 from .rebuild import (
     extents_of,
+    is_number,
     is_op,
     permutation_of,
     rebuild,
@@ -140,11 +141,7 @@ def _splits(call: relax.Call) -> bool:
 
 def is_scaled(expr: Any) -> bool:
     """Whether ``expr`` multiplies a tensor by a number."""
-    return is_op(expr, "multiply") and _is_number(expr.args[1])
-
-
-def _is_number(expr: relax.Expr) -> bool:
-    return isinstance(expr, ir.GenericConst) and expr.ty.ndim == 0
+    return is_op(expr, "multiply") and is_number(expr.args[1])
 
 
 def _scale_last(call: relax.Call, product: relax.Call) -> relax.Call:

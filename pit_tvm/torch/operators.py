@@ -66,9 +66,14 @@ def linear_of_rows(
 def _rows_of(x: torch.Tensor, pattern: torch.Tensor, kind: str) -> torch.Tensor:
     """Ids of the rows that a pattern names, on the CPU; errors as `Detector.detect`."""
     spec, of = spec_of(kind), (tuple(x.shape), MicroTile("lhs", "m", 0, (1, 0)))
-    read = Detector("llvm", checked=asked_for()).read(spec, pattern, *of)
+    read = _detector(asked_for()).read(spec, pattern, *of)
     (ids,) = index_lists(spec, read, *of)
     return torch.from_numpy(ids)
+
+
+@cache
+def _detector(checked: bool) -> Detector:
+    return Detector("llvm", checked=checked)
 
 
 @cache

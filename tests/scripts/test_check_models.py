@@ -59,7 +59,7 @@ def test_deviations() -> None:
 def test_families_are_made(name: str) -> None:
     family = FAMILIES[name]
     if not hasattr(transformers, family.model):
-        pytest.skip(f"this transformers has no {family.model}")
+        pytest.skip(reason=f"this transformers has no {family.model}")
     assert isinstance(family.make(), torch.nn.Module)
 
 
