@@ -106,7 +106,8 @@ def measure_linear(case: Linear, settings: GpuSettings) -> Row:
             contenders["zero"] = Contender(zero, data.judge("zero"))
             contenders["index"] = Contender(index)
         found = measure(contenders, settings)
-        stats = {**found.stats, **host_stats(pit.run(out), found.stats["pit"], settings.device)}
+        host = (pit.run(out), found.stats["pit"], settings.device, contenders.get("dense"))
+        stats = {**found.stats, **host_stats(*host)}
         facts = {
             "live": len(data.live),
             "fill": len(data.live) / case.stored,

@@ -156,21 +156,27 @@ def measure(contenders: Mapping[str, Contender], settings: GpuSettings) -> Measu
     return Measured(stats, errors, plain)
 
 
-def host_stats(run: Run, stat: Stat, device: str) -> dict[str, Stat]:
+def host_stats(
+    run: Run, stat: Stat, device: str, dense: Contender | None = None
+) -> dict[str, Stat]:
     """Microseconds of the host in one call, as "host": `HOST_CALLS` in a row, with nothing waited
-    for. Empty for calls that take the device, by ``stat``, so long that rounds would take long."""
+    for; and in one of ``dense`` in turn, as "host_dense", for the host's own speed varies. Empty
+    for calls that take the device, by ``stat``, so long that rounds would take long."""
     if stat.median > SHORT_US:
         return {}
-    run()
-    seconds = []
+    runs = {"host": run, **({} if dense is None else {"host_dense": dense.run})}
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(WARM_UPS):
+        run()
     for _ in range(HOST_ROUNDS):
-        synchronize(device)
-        start = time.perf_counter()
-        for _ in range(HOST_CALLS):
-            run()
-        seconds.append((time.perf_counter() - start) / HOST_CALLS)
+        for name, each in runs.items():
+            synchronize(device)
+            start = time.perf_counter()
+            for _ in range(HOST_CALLS):
+                each()
+            seconds[name].append((time.perf_counter() - start) / HOST_CALLS)
     synchronize(device)
-    return {"host": Stat.of(seconds)}
+    return {name: Stat.of(found) for name, found in seconds.items()}
 
 
 def host_targets(suite: str, rows: Sequence[Row]) -> list[Target]:

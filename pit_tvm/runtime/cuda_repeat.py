@@ -2,14 +2,15 @@
 those calls', and launches what they launched.
 
 What is compared is all that the checks of a call depend on, so that nothing is checked twice; a
-call that is like none goes the long way, which checks it, and may be kept. Seen with an H200: 10.8
-us of the host for 15.5 the long way, of which the two launches take 7.
+call that is like none goes the long way, which checks it, and may be kept. Where its tensors are at
+addresses that came before, as those of a loop are, a CUDA graph launches everything at once.
 """
 
 from __future__ import annotations
 
 import ctypes
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +25,15 @@ from .cuda_build import compile_source
 from .cuda_call import CudaCall
 from .cuda_detect_ids import Lists, OneLaunch
 from .cuda_modules import Kernel
-from .cuda_repeat_code import MEMORY, MOST_TENSORS, MOST_WORDS, NUMBER, SOURCE, TENSOR
+from .cuda_repeat_code import (
+    GRAPHS,
+    MEMORY,
+    MOST_TENSORS,
+    MOST_WORDS,
+    NUMBER,
+    SOURCE,
+    TENSOR,
+)
 from .cuda_view import CudaView
 from .cuda_workspace import listed
 from .kernel_cache import KernelCache, content_key
@@ -65,6 +74,16 @@ class Repeat:
     like: Any
 
 
+class _Graph(ctypes.Structure):
+    """`Graph` of the compiled code."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p * MOST_TENSORS),
+        ("seen", ctypes.c_int64),
+        ("made", ctypes.c_void_p),
+    )
+
+
 class _Call(ctypes.Structure):
     """`Call` of the compiled code."""
 
@@ -74,6 +93,7 @@ class _Call(ctypes.Structure):
         ("program", ctypes.c_void_p),
         ("words", ctypes.c_int64 * MOST_WORDS),
         ("data", ctypes.c_void_p * MOST_TENSORS),
+        ("graphs", _Graph * GRAPHS),
     )
 
 
@@ -90,8 +110,8 @@ class _Table(threading.local):
         self.memory = (ctypes.c_int64 * (1 + MOST))()
         self.address = ctypes.addressof(self.memory)
 
-    def add(self, words: bytes, repeat: Repeat) -> None:
-        """Know a call by its words; a full table is emptied first."""
+    def add(self, words: bytes, repeat: Repeat, look: Kernel) -> None:
+        """Know a call by its words; a full table is emptied first. ``look`` drops its graphs."""
         if len(self.repeats) == MOST and words not in self.numbers:
             self.memory[0] = 0
             self.numbers, self.repeats, self.calls = {}, [], []
@@ -100,6 +120,7 @@ class _Table(threading.local):
         program = (ctypes.c_int64 * len(launches))(*launches)
         call = _Call(len(words), len(repeat.launches), ctypes.addressof(program))
         ctypes.memmove(call.words, words, len(words))
+        weakref.finalize(call, look, ctypes.addressof(call), -2)
         self.repeats[number : number + 1] = [repeat]
         self.calls[number : number + 1] = [(call, program)]
         self.memory[1 + number] = ctypes.addressof(call)
@@ -127,9 +148,10 @@ class CudaRepeats:
         assert self.look is not None
 
     def run(self, given: Sequence[Any], sparsity: Any, out: Any) -> tuple[Any, Repeat | None]:
-        """Repeat the call that was like this one: its output, and what it was; None if none was."""
+        """Repeat the call that was like this one: its output, and what it was; None if none was,
+        or a CUDA graph is captured."""
         table = self._table
-        if not table.repeats or is_capturing():
+        if not table.repeats:
             return out, None
         look = self.look
         try:
@@ -158,7 +180,7 @@ class CudaRepeats:
         words = (ctypes.c_int64 * MOST_WORDS)()
         size = self.look(0, ctypes.addressof(words), sparsity, *given, out)
         if size > 0:
-            self._table.add(bytes(words)[: 8 * size], repeat)
+            self._table.add(bytes(words)[: 8 * size], repeat, self.look)
 
     def forget(self, repeat: Repeat) -> None:
         """Calls like this one go the long way, until they are kept again."""

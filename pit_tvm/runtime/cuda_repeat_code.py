@@ -1,6 +1,7 @@
 """Compiled code that compares a call's tensors with those of calls before, and launches.
 
-It runs on the host and asks nothing of CUDA itself: what it launches are compiled functions.
+It runs on the host. What it launches are compiled functions; of calls that come again at the same
+addresses they are recorded into a CUDA graph, which the driver launches in a quarter of the time.
 """
 
 from __future__ import annotations
@@ -8,17 +9,31 @@ from __future__ import annotations
 MOST_TENSORS, MOST_RANK = 8, 6  # of one call, and of one tensor
 MOST_WORDS = 1 + MOST_TENSORS * (2 + MOST_RANK)  # that tell a call from others
 NUMBER, MEMORY, TENSOR = 0, 1, 2  # kinds of arguments: see SOURCE
+GRAPHS = 16  # of one call, each for addresses of its own
+MOST_GRAPHS = 256  # of a process: each takes 115 KiB of the device and 28 of the host
+OFTEN = 6  # times that addresses come before they get a graph, which takes 0.1 to 0.3 ms to make
 
 _LIMITS = f"""
 enum {{ MOST_TENSORS = {MOST_TENSORS}, MOST_RANK = {MOST_RANK}, MOST_WORDS = {MOST_WORDS} }};
-enum {{ MOST_ARGUMENTS = 16 }};
+enum {{ MOST_ARGUMENTS = 16, GRAPHS = {GRAPHS} }};
+enum {{ MOST_GRAPHS = {MOST_GRAPHS}, OFTEN = {OFTEN} }};
 """
 SOURCE = (
     _LIMITS
     + """
+#include <atomic>
+#include <cuda_runtime.h>
 #include <string.h>
 #include <tvm/ffi/c_api.h>
 #include <tvm/ffi/extra/c_env_api.h>
+
+// What a call launches at these addresses: ``made`` after they came OFTEN times. Other addresses in
+// its place in the table make it count backwards.
+struct Graph {
+  char* data[MOST_TENSORS];
+  int64_t seen;
+  cudaGraphExec_t made;
+};
 
 // A call in words: its tensors; its launches, each the function's handle, the number of arguments,
 // and two words for each argument, kind and value: 0 a number, 1 memory (DLTensor), 2 + i memory as
@@ -28,8 +43,11 @@ struct Call {
   int64_t* program;
   int64_t words[MOST_WORDS];
   char* data[MOST_TENSORS];  // addresses of the tensors of the last call
+  Graph graphs[GRAPHS];
 };
 struct Table { int64_t size; Call* calls[]; };
+
+static std::atomic<int> pit_graphs{0};  // of all threads
 
 static DLTensor* pit_tensor(const TVMFFIAny* given) {
   if (given->type_index == kTVMFFIDLTensorPtr) return (DLTensor*)given->v_ptr;
@@ -106,10 +124,91 @@ static int pit_launch(const Call* call) {
   return 0;
 }
 
+// What a call launches at its last addresses, as a graph; NULL where it cannot be recorded. The
+// caller's stream may be the default one, which no graph records, and other threads may record too.
+static cudaGraphExec_t pit_record(const Call* call, int device) {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  cudaGraphExec_t made = NULL;
+  cudaGraph_t graph = NULL;
+  cudaStream_t own = NULL;
+  TVMFFIStreamHandle stream = NULL;
+  int before = device;
+  if (++pit_graphs > MOST_GRAPHS) {
+    --pit_graphs;
+    return NULL;
+  }
+  cudaGetDevice(&before);
+  cudaSetDevice(device);
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  if (!cudaStreamCreateWithFlags(&own, cudaStreamNonBlocking)) {
+    if (!cudaStreamBeginCapture(own, cudaStreamCaptureModeRelaxed)) {
+      int failed = TVMFFIEnvSetStream(kDLCUDA, device, own, &stream);
+      if (!failed) {
+        failed = pit_launch(call);
+        TVMFFIEnvSetStream(kDLCUDA, device, stream, NULL);
+      }
+      if (!cudaStreamEndCapture(own, &graph) && !failed && cudaGraphInstantiate(&made, graph, 0))
+        made = NULL;
+      if (graph) cudaGraphDestroy(graph);
+    }
+    cudaStreamDestroy(own);
+  }
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  cudaSetDevice(before);
+  cudaGetLastError();  // that nothing was recorded is no error of the call
+  if (!made) --pit_graphs;
+  return made;
+}
+
+static void pit_drop(Graph* graph) {
+  if (graph->made) {
+    cudaGraphExecDestroy(graph->made);
+    --pit_graphs;
+  }
+  memset(graph, 0, sizeof(Graph));
+}
+
+// The number of the CUDA device of a call; -1 for another kind of device.
+static int pit_device(const Call* call) {
+  const int64_t* first = call->words + 1;
+  while (*first == -1) ++first;  // no tensor
+  return *first >> 32 == kDLCUDA ? (int)(int32_t)*first : -1;
+}
+
+// Whether the stream of a call is being recorded: its memory is the recorder's then.
+static int pit_recorded(const Call* call) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (pit_device(call) < 0) return 0;
+  return cudaStreamIsCapturing((cudaStream_t)call->words[0], &status) || status;
+}
+
+// Launch a call at its addresses: by a graph where they have one.
+static int pit_run(Call* call) {
+  uint64_t hash = 0;
+  int device = pit_device(call);
+  if (device < 0) return pit_launch(call);
+  for (int i = 0; i < MOST_TENSORS; ++i)
+    hash = (hash ^ (uint64_t)call->data[i]) * 0x9E3779B97F4A7C15u;
+  Graph* graph = call->graphs + (hash >> 40) % GRAPHS;
+  if (memcmp(graph->data, call->data, sizeof(graph->data))) {
+    if (--graph->seen > 0) return pit_launch(call);
+    pit_drop(graph);
+    memcpy(graph->data, call->data, sizeof(graph->data));
+  }
+  if (graph->seen < OFTEN && ++graph->seen == OFTEN && !graph->made)
+    graph->made = pit_record(call, device);
+  if (graph->made) {
+    if (!cudaGraphLaunch(graph->made, (cudaStream_t)call->words[0])) return 0;
+    pit_drop(graph);
+  }
+  return pit_launch(call);  // which says what is wrong, if anything is
+}
+
 // (table, -1, tensors ..) finds the number of the call in the table that is like this one, -1 if
-// none is, and launches what it launches if there is an output; (table, number, at, output) does
-// the latter where the call was just found and its tensor number ``at`` was None. (0, address,
-// tensors ..) writes their words to the address, and counts them.
+// none is or its stream is recorded, and launches what it launches if there is an output;
+// (table, number, at, output) does the latter where the call was just found and its tensor number
+// ``at`` was None. (0, address, tensors ..) writes their words to the address, and counts them.
+// (call, -2) drops its graphs.
 extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_repeat(void* self, const TVMFFIAny* args, int32_t size,
                                                    TVMFFIAny* result) {
   int64_t words[MOST_WORDS], found = args[1].v_int64;
@@ -121,17 +220,22 @@ extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_repeat(void* self, const TVMFFIAny* 
     return 0;
   }
   result->v_int64 = found;
+  if (found == -2) {
+    for (int i = 0; i < GRAPHS; ++i) pit_drop(((Call*)args[0].v_int64)->graphs + i);
+    return 0;
+  }
   if (found >= 0) {
     table->calls[found]->data[args[2].v_int64] = pit_data(pit_tensor(args + 3));
-    return pit_launch(table->calls[found]);
+    return pit_run(table->calls[found]);
   }
   int64_t bytes = 8 * pit_words(args + 2, size - 2, words, data);
   for (int64_t i = 0; bytes > 0 && i < table->size; ++i) {
     Call* call = table->calls[i];
     if (call->bytes != bytes || memcmp(call->words, words, bytes)) continue;
+    if (pit_recorded(call)) return 0;
     result->v_int64 = i;
     memcpy(call->data, data, (size - 2) * sizeof(char*));
-    return data[size - 3] ? pit_launch(call) : 0;
+    return data[size - 3] ? pit_run(call) : 0;
   }
   return 0;
 }
