@@ -29,9 +29,9 @@ from .cuda_few_rows_parts import (
     FewRowsTile,
     LiveColumns,
     WarpProduct,
+    send,
 )
 from .dependent import after_predecessor
-from .hopper_flip_split import send
 from .hopper_knobs import ACTS
 from .hopper_swrite import activate
 

@@ -72,6 +72,21 @@ class FewRowsTile:
                 raise ScheduleError(mismatch("few_rows", rule, self))
 
 
+_SEND = """
+__forceinline__ __device__ void pit_send4(void* at, int rank, float a, float b, float c, float d) {
+  unsigned here = (unsigned)__cvta_generic_to_shared(at);
+  asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;"
+               " st.shared::cluster.v4.f32 [there], {%2, %3, %4, %5}; }"
+               :: "r"(here), "r"(rank), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+}
+"""
+
+
+def send(place: Any, rank: Any, *values: Any) -> Any:
+    """Write four float32 at the same place in the shared memory of the cluster's CTA ``rank``."""
+    return T.cuda.func_call("pit_send4", place, rank, *values, source_code=_SEND)
+
+
 @T.meta_class
 class LiveColumns:
     """Live columns of a piece of k, ascending: ``found`` of them in ``ids``, -1 behind the last;

@@ -189,10 +189,11 @@ def flipped_rows(
                 if dead_h is not None:
                     if warp == STORING:
                         zeros.store_beside(lane)
-            if SPLIT > 1:  # when sums are done, sent, and read
-                # Sums of another CTA take the place of copies: none may be under way.
+            if SPLIT > 1:  # when sums are done, laid out, and read
+                # Sums take the place of copies: none may be under way.
                 T.ptx.cp.async_.wait_all()
-                for _ in T.unroll(3):
+                split.begin()
+                for _ in T.unroll(2):
                     split.meet()
         posts.taken.wait(post.stage, post.phase)
         if thread == 0:
@@ -221,7 +222,8 @@ def flipped_rows(
                         release(empty, take.stage, thread, 1)
                         take.advance()
                     if SPLIT > 1:
-                        for _ in T.unroll(3):
+                        split.begin()
+                        for _ in T.unroll(2):
                             split.meet()
                 else:
                     if bias_h is not None:

@@ -158,10 +158,10 @@ class RowsTile:
         require("rows_kernel", self, rules)
 
     def _sums_fit(self, blocks: int) -> bool:
-        """Whether sums that other CTAs send fit the ring: fp32 for bands of this CTA."""
+        """Whether the sums that CTAs exchange fit the ring: fp32 for bands of one CTA."""
         bands = -(-self.tile_m // (BAND * self.cluster))
-        sent = (self.cluster - 1) * bands * blocks * 64 * self.consumers * BAND * 4
-        return sent <= self.stages * (self.tile_m + self.tile_n) * TILE_K * 2
+        laid = (self.cluster - 1) * bands * blocks * 64 * self.consumers * BAND * 4
+        return laid <= self.stages * (self.tile_m + self.tile_n) * TILE_K * 2
 
     def _check_flipped(self) -> None:
         blocks = self.tile_n // (64 * max(self.consumers, 1))

@@ -91,9 +91,11 @@ def live_pieces(
     weights = OperandTiles(pool, rhs, turned, COLS, STAGES, options.dtype, COLS)
     sums = PieceSums(pool, biases, n, knobs, options)
     pool.commit()
-    full.init(2)
-    empty.init(4)
-    order.init(4)
+    # Every thread arrives for itself: what it read or wrote is behind it then.
+    full.init(1 + 32)
+    empty.init(128)
+    order.init(128)
+    slots.begin()
     ranges: T.let = T.truncdiv(m + high - 1, high)
     tiles: T.let = ranges * T.truncdiv(n + (COLS - 1), COLS)
     T.ptx.fence.mbarrier_init.release.cluster()
@@ -159,9 +161,7 @@ def live_pieces(
                             # for it.
                             T.ptx.cp.async_.wait_all()
                             T.ptx.fence.proxy.async_.shared__cta()
-                            T.cuda.warp_sync()
-                            if lane == 0:
-                                T.ptx.mbarrier.arrive.shared.b64(full.ptr_to([stage]), T.uint32(1))
+                            T.ptx.mbarrier.arrive.shared.b64(full.ptr_to([stage]), T.uint32(1))
                             first = first + ROOM
                             more = T.if_then_else(first < lists.total, 1, 0)
                     done = done + steps
@@ -227,9 +227,7 @@ def live_pieces(
                                 dispatch="pit_wgmma",
                             )
                             T.ptx.wgmma.wait_group.sync.aligned(0)
-                        T.cuda.warp_sync()
-                        if lane == 0:
-                            empty.arrive(at)
+                        empty.arrive(at)
                         if FINISHES:
                             if T.cuda.any_sync(T.uint32(0xFFFFFFFF), whole[0] + whole[1] > -2):
                                 sums.store(acc, out, whole, lane)
@@ -239,9 +237,7 @@ def live_pieces(
                             turn = 1 - turn
                             waits = 0
                         sums.add(acc, rows)
-                    T.cuda.warp_sync()
-                    if lane == 0:
-                        order.arrive(T.truncmod(wg + 1, WGS))
+                    order.arrive(T.truncmod(wg + 1, WGS))
                     kt = kt + WGS
                     if FINISHES:
                         # Few at a time: memory takes them while the next steps come.

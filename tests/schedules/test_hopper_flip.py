@@ -108,6 +108,6 @@ def test_gated_pairs_meet_in_one_thread() -> None:
 
 def test_two_ctas_share_a_tiles_depth() -> None:
     source = source_of(knobs=SHARED_DEPTH)
-    assert "mapa.shared::cluster" in source and "pit_send4" in source
+    assert "mapa.shared::cluster" in source and "ld.shared::cluster" in source
     assert "multicast" not in source
     assert "mapa.shared::cluster" not in source_of()
