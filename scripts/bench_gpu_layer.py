@@ -181,9 +181,6 @@ def layer_targets(rows: Sequence[Row]) -> list[Target]:
 def layer_suite() -> Suite:
     """Whole layers of experts."""
 
-    def time_if(name: str) -> Column:
-        return Column(name, lambda row: f"{row.us(name):.1f}" if name in row.stats else "-")
-
     def fact_if(heading: str, name: str) -> Column:
         def text(row: Row) -> str:
             value = row.facts.get(name)
@@ -197,10 +194,7 @@ def layer_suite() -> Suite:
         cases=list_layers,
         measure=measure_layer,
         columns=(
-            *(time_if(name) for name in PEERS),
-            time_column("pit", "pit", 1),
-            time_column("eager", "eager", 1),
-            *(time_if(name) for name in ("host", "index")),
+            *(time_column(name, name, 1) for name in (*PEERS, "pit", "eager", "host", "index")),
             fact_column("predict", "predicted_us", ".1f"),
             fact_column("floor", "floor_us", ".1f"),
             fact_column("x floor", "over_floor", ".2f"),

@@ -5,7 +5,8 @@
 * packed: cuBLAS on rows that are packed already, which bounds the others;
 * pit: the operator, lengths or row ids in, index inside, dead rows left alone (``dead="skip"``);
 * new: the same into a new output, whose dead rows may hold anything, so dense is a candidate;
-* zero: the same with ``dead="zero"``; index: its index alone.
+* zero: the same with ``dead="zero"``; index: its index alone;
+* host, dense's: the host's part of a call of pit and of dense, without CUDA graphs around them.
 """
 
 from __future__ import annotations
@@ -196,13 +197,10 @@ def linear_suite() -> Suite:
         measure=measure_linear,
         columns=(
             fact_column("fill", "fill", ".2f"),
-            time_column("dense", "dense", 1),
-            time_column("gather", "gather", 1),
-            time_column("packed", "packed", 1),
-            time_column("pit", "pit", 1),
-            time_column("new", "new", 1),
-            time_column("zero", "zero", 1),
+            *(time_column(n, n, 1) for n in ("dense", "gather", "packed", "pit", "new", "zero")),
             time_column("index", "index", 1),
+            time_column("host", "host", 1),
+            time_column("dense's", "host_dense", 1),
             fact_column("predict", "predicted_us", ".1f"),
             fact_column("/dense", "over_dense", ".2f"),
             fact_column("/gather", "over_gather", ".2f"),

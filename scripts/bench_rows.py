@@ -130,8 +130,14 @@ class Suite:
 
 
 def time_column(heading: str, contender: str, unit: float = 1e3) -> Column:
-    """The median of a contender, in milliseconds (``unit`` 1e3) or microseconds (1)."""
-    return Column(heading, lambda row: f"{row.us(contender) / unit:.{3 if unit > 1 else 1}f}")
+    """The median of a contender, in milliseconds (``unit`` 1e3) or microseconds (1); "-" where it
+    was not timed."""
+
+    def text(row: Row) -> str:
+        known = contender in row.stats
+        return f"{row.us(contender) / unit:.{3 if unit > 1 else 1}f}" if known else "-"
+
+    return Column(heading, text)
 
 
 def fact_column(heading: str, fact: str, form: str = "") -> Column:
