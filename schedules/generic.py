@@ -11,6 +11,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import TensorLoad
 
+from pit_tvm.analysis.expr import uses
 from pit_tvm.primitive.checks import guarded
 from pit_tvm.primitive.dynamic_extent import dynamic_extent
 from pit_tvm.primitive.parallel_tiles import parallel_tiles
@@ -31,11 +32,30 @@ def _schedule(sch: s_tir.Schedule, block: Any) -> None:
     bounded = [loop for loop in loops if guarded(sch.get(loop))]
     accumulates = _accumulates(sch.get(block))
     if tirx.IterVar.CommReduce in kinds and sch.get(block).init is not None:
-        sch.decompose_reduction(block, loops[kinds.index(tirx.IterVar.CommReduce)])
+        first = kinds.index(tirx.IterVar.CommReduce)
+        by_rows = not bounded and _sums_rows(sch.get(block), first)
+        sch.decompose_reduction(block, loops[first - 1 if by_rows else first])
+        if by_rows:
+            sch.reorder(*loops[first:], loops[first - 1])
     for loop in bounded:
         dynamic_extent(sch, loop)
     if spatial and not accumulates:
         parallel_tiles(sch, loops[:1])
+
+
+def _sums_rows(block: s_tir.SBlock, first: int) -> bool:
+    """Whether the last of a result's iterators, which end before the reduction's, number ``first``
+    and on, goes along rows of all that is read and written, or stays where it is: then a row of
+    sums is a vector, while sums one after the other are not."""
+    kinds = {iv.iter_type for iv in block.iter_vars[first:]}
+    if first < 2 or kinds != {tirx.IterVar.CommReduce}:  # the first one is shared by threads
+        return False
+    var = block.iter_vars[first - 1].var
+    for region in (*block.reads, *block.writes):
+        *outer, last = [r.min for r in region.region] or [var]
+        if any(uses(e, var) for e in outer) or (uses(last, var) and not last.same_as(var)):
+            return False
+    return True
 
 
 def _accumulates(block: s_tir.SBlock) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tvm import ir, relax
@@ -19,7 +19,8 @@ _KEYS_LAST = (BATCH, PLAIN, PLAIN, TOKENS)
 @dataclass(frozen=True)
 class Attention:
     """``query`` and ``value`` ``[batch, heads, tokens, head_dim]``, ``keys`` with the last two
-    swapped. ``problem`` says why it may not skip dead tokens; it is empty if it may."""
+    swapped. ``added``: what is added to the scores, of this ``kind``. ``problem`` says why it may
+    not skip dead tokens; it is empty if it may."""
 
     query: relax.Var
     keys: relax.Var
@@ -29,6 +30,7 @@ class Attention:
     scale: float
     kind: str
     problem: str
+    added: relax.Expr | None
 
 
 def match_attention(
@@ -75,6 +77,7 @@ def match_attention(
         factor * by_query * by_keys,
         kind,
         problem,
+        added,
     )
 
 
@@ -141,14 +144,19 @@ class _Look:
         made = self.through(expr, "astype")
         if is_op(made, "where"):
             return self._replaced(made)
-        sums = list(made.args) if is_op(made, "add") else [made]
-        for position, term in enumerate(sums):
-            factor, inner = self.scaled(term)
-            product = self.through(inner, "reshape")
-            if is_op(product, "matmul"):
-                others = sums[:position] + sums[position + 1 :]
-                return factor, product, others[0] if others else None
-        return 1.0, None, None
+        factor, product, others = self._product(made)
+        return factor, product, _sum(others)
+
+    def _product(self, made: relax.Expr) -> tuple[float, relax.Call | None, list[relax.Expr]]:
+        """A factor and the product among what is added up, and the other terms."""
+        terms = list(made.args) if is_op(made, "add") else []
+        for term, other in zip(terms, reversed(terms), strict=True):
+            factor, product, others = self._product(self.made(term))
+            if product is not None:
+                return factor, product, [*others, other]
+        factor, inner = (1.0, None) if terms else self.scaled(made)
+        product = self.through(inner, "reshape") if inner is not None else None
+        return factor, product if is_op(product, "matmul") else None, []
 
     def _replaced(self, choice: relax.Call) -> tuple[float, relax.Call | None, relax.Expr | None]:
         """`scores` of a choice between scores and a number other than 0: that stands for scores
@@ -211,6 +219,16 @@ class _Look:
         if not isinstance(limit, ir.GenericConst):
             return False
         return bool((limit.value.numpy() < excluding(limit.ty.dtype)).all())
+
+
+def _sum(terms: Sequence[relax.Expr]) -> relax.Expr | None:
+    """Terms added up; None if there are none."""
+    if not terms:
+        return None
+    total, *others = terms
+    for term in others:
+        total = relax.BlockBuilder().normalize(relax.op.add(total, term))
+    return total
 
 
 def _keeps(call: relax.Call) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,9 @@ from ..analysis.access import BlockInfo, block_infos
 from ..analysis.expr import PrimExpr, replace_vars, strip_widening
 from .lowered import lower
 from .plane import BATCH, BOTH, TOKENS, Plane
-from .rebuild import describe, is_one
+from .rebuild import describe, is_one, is_op
 
-FULL, CAUSAL = "full", "causal"
+FULL, CAUSAL, PARTIAL = "full", "causal", "partial"
 
 # Added to a score, numbers below these leave a weight of exactly 0 beside scores that are not as
 # large themselves: models add the least number of their type.
@@ -39,8 +39,54 @@ def mask_kind(
     tuple
         ``("full", "")``: every key that is live in ``live`` (``[batch, tokens]``, 0 or 1) is
         seen by every live query and no dead key is; ``("causal", "")``: the same, but only keys
-        up to the query's position; ``("", reason)`` where neither can be proven.
+        up to the query's position; ``("partial", "")``: no dead key is seen by a live query, which
+        sees itself, but what else it sees, and what is added to those scores, is not known;
+        ``("", reason)`` where nothing can be proven.
     """
+    kind, reason = _kind(mask, made_by, live)
+    if kind:
+        return kind, reason
+    terms = terms_of(mask, made_by)
+    for one in terms:
+        others = (other for other in terms if other is not one)
+        if _kind(one, made_by, live)[0] and not any(_may_exclude(o, made_by) for o in others):
+            return PARTIAL, ""
+    return kind, reason
+
+
+def terms_of(expr: relax.Expr, made_by: Callable[[relax.Var], Any]) -> list[relax.Expr]:
+    """What is added up to ``expr``."""
+    made = expr
+    while isinstance(made, relax.Var) and made_by(made) is not None:
+        made = made_by(made)
+    if not is_op(made, "add"):
+        return [expr]
+    return [term for arg in made.args for term in terms_of(arg, made_by)]
+
+
+def _may_exclude(expr: relax.Expr, made_by: Callable[[relax.Var], Any]) -> bool:
+    """Whether what computes ``expr`` has a number in it that excludes a key."""
+    seen: set[relax.Var] = set()
+    left: list[Any] = [expr]
+    while left:
+        made = left.pop()
+        if isinstance(made, ir.GenericConst):
+            values = made.value.numpy()
+            if "float" in str(made.ty.dtype) and (values < excluding(made.ty.dtype)).any():
+                return True
+        elif isinstance(made, relax.Call | relax.Tuple):
+            left.extend(made.args if isinstance(made, relax.Call) else made.fields)
+        elif isinstance(made, relax.TupleGetItem):
+            left.append(made.tuple_value)
+        elif isinstance(made, relax.Var) and made not in seen:
+            seen.add(made)
+            left.append(made_by(made))
+    return False
+
+
+def _kind(
+    mask: relax.Expr, made_by: Callable[[relax.Var], Any], live: relax.Var
+) -> tuple[str, str]:
     batch, head, query, key = (tirx.Var(n, "int64") for n in ("batch", "head", "query", "key"))
     reader = _Reader(made_by, live, (batch, head, query, key))
     value = reader.element(mask, _broadcast(mask, (batch, head, query, key)))
@@ -55,6 +101,8 @@ def mask_kind(
         return FULL, ""
     if element.admits(query >= key) and element.excludes(True, query < key):
         return CAUSAL, ""
+    if element.admits_itself():
+        return PARTIAL, ""
     return "", f"the mask is neither full nor causal: {value}"
 
 
@@ -197,21 +245,28 @@ class _Element:
         """Whether the score of a live key is left as it is."""
         return self._at(True, where) == 0.0
 
+    def admits_itself(self) -> bool:
+        """Whether the score of a live token by its own key is left as it is."""
+        own = {self.key: self.query}
+        return self._at(True, None, own) == 0.0
+
     def value_if(self, key_live: bool) -> float | None:
         """The element, if that is all it depends on."""
         return self._at(key_live, None)
 
-    def _at(self, key_live: bool, where: Any) -> float | None:
+    def _at(
+        self, key_live: bool, where: Any, places: Mapping[Any, Any] | None = None
+    ) -> float | None:
         try:
-            return self._simplified(key_live, where)
+            return self._simplified(key_live, where, places or {})
         except tvm.error.InternalError:  # of numbers that have no result, as unsigned ones below 0
             return None
 
-    def _simplified(self, key_live: bool, where: Any) -> float | None:
+    def _simplified(self, key_live: bool, where: Any, places: Mapping[Any, Any]) -> float | None:
         analyzer = _counting((self.query, self.key))
         values = {v: tirx.const(int(key_live), v.ty.dtype) for v in self.keys}
         values |= {v: tirx.const(1, v.ty.dtype) for v in self.queries}
-        value = _logical(replace_vars(self.value, values))
+        value = _logical(replace_vars(self.value, {**values, **places}))
         if where is None:
             found = analyzer.simplify(value)
         else:

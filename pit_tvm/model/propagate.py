@@ -9,7 +9,7 @@ of operators that share the permuted axis pays for it once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -20,7 +20,7 @@ from tvm import relax
 from ..errors import UnsupportedModel, mismatch
 from .attention import Attention, match_attention
 from .kernels import Kernels
-from .masks import mask_kind
+from .masks import PARTIAL, mask_kind
 from .origins import Origins
 from .packing import LiveTokens, Packer, emit_index
 from .picks import takes_a_token
@@ -46,6 +46,7 @@ PICKS_ALL = "picks a token of each sequence, of all tokens: what it picks of dea
 READS_ZEROS = "reads tokens that are 0 where dead"
 
 BY_TOKEN = "token by token"
+ALL = "attention on all tokens, of which dead ones are 0 and seen by none"
 SEVERAL = "gives several tensors"
 TURNED = "regroups tokens in another order than that of sequences"
 
@@ -159,7 +160,7 @@ class _Propagation:
         packed, reason = self._packed_form(var, value)
         if packed is not None:
             self.packed[var] = packed
-            self._note(packed, value, True, reason)
+            self._note(packed, value, reason != ALL, reason)
             reason = BY_TOKEN  # if its padded form is left, then for what reads that
         if var in self.pooled:
             self._note(self.pooled[var], value, False, reason)
@@ -181,8 +182,12 @@ class _Propagation:
         # First: of a single head, the last reshape of attention would pass for token-wise.
         found = self._kernel_for(match_attention(var, self.values, self.plane, self.kind_of))
         if found is not None and not found.problem:
-            self.origins.attended(var, found.query)
-            return self._attention(found), f"attention, {found.kind}, over live tokens"
+            partial = found.kind == PARTIAL
+            packed = self._partial(var, found) if partial else self._attention(found)
+            if packed is not None:
+                self.origins.attended(var, found.query)
+                return packed, ALL if partial else f"attention, {found.kind}, over live tokens"
+            found = replace(found, problem="its mask reads queries, keys or values")
         reason = self.judge.why_not(value)
         if reason is None:
             return self._by_token(var, value)
@@ -263,6 +268,38 @@ class _Propagation:
         rows = builder.emit(relax.op.reshape(builder.emit(out), [1, *flat]))
         headed = builder.emit(relax.op.permute_dims(rows, [0, 2, 1, 3]))
         return builder.emit(relax.op.astype(headed, found.value.ty.dtype))
+
+    def _partial(self, var: relax.Var, found: Attention) -> relax.Var | None:
+        """Attention as the model computes it, of tokens that are 0 where dead: what is added to the
+        scores keeps live queries from seeing those. None if that depends on the operands."""
+        operands = (found.query, found.keys, found.value)
+        if not all(operand in self.packed for operand in operands):
+            return None
+        env = {operand: self._unpacked(operand) for operand in operands}
+        inner = self._between(operands, var)
+        if any(v in env or v in inner for v in relax.analysis.free_vars(found.added)):
+            return None
+        for step, value in inner.items():
+            env[step] = self._emit(substitute(value, self.padded | env), step)
+            self._note(env[step], value, False, ALL)
+        return self.packer.pack(env[var], self.plane.known(var))
+
+    def _between(
+        self, sources: Sequence[relax.Var], last: relax.Var
+    ) -> dict[relax.Var, relax.Expr]:
+        """What computes ``last`` from ``sources``, in the order of the graph."""
+        found: dict[relax.Var, relax.Expr] = {}
+        reads = {v: set(relax.analysis.free_vars(e)) for v, e in self.values.items()}
+        after = set(sources)
+        for var in self.values:
+            if var not in after and reads[var] & after:
+                after.add(var)
+        needed = {last}
+        for var in reversed(self.values):
+            if var in needed and var in after and var not in sources:
+                needed |= reads[var]
+                found[var] = self.values[var]
+        return dict(reversed(found.items()))
 
     def _from_packed(self, value: relax.Call) -> str:
         """Why a call on a value that has been computed of live tokens reads it as it does; empty if
