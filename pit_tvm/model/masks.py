@@ -90,11 +90,13 @@ def _kind(
     batch, head, query, key = (tirx.Var(n, "int64") for n in ("batch", "head", "query", "key"))
     reader = _Reader(made_by, live, (batch, head, query, key))
     value = reader.element(mask, _broadcast(mask, (batch, head, query, key)))
-    if reader.problem:
-        return "", reader.problem
     element = _Element(value, reader, batch, query, key)
     if element.unknown:
         return "", f"the mask depends on {element.unknown}"
+    if reader.problem:
+        known = not any(part is None or _may_exclude(part, made_by) for part in reader.unread)
+        partial = known and element.excludes(key_live=False) and element.admits_itself()
+        return (PARTIAL, "") if partial else ("", reader.problem)
     if not element.excludes(key_live=False):
         return "", f"the mask lets live queries see dead keys: {value}"
     if element.admits():
@@ -148,8 +150,9 @@ class _Reader:
         self.analyzer = _counting(places)
         # What stands for each element read of an input: the variable, the input, the indices.
         self.loads: list[tuple[tirx.Var, relax.Var, tuple[PrimExpr, ...]]] = []
-        # Why an element has no closed expression; exceptions would not cross TVM's visitors.
-        self.problem = ""
+        # Why an element has no closed expression; exceptions would not cross TVM's visitors. What
+        # computes the parts that were not read, None for one that nothing is known of.
+        self.problem, self.unread = "", list[relax.Expr | None]()
 
     def element(self, expr: relax.Expr, indices: Sequence[PrimExpr]) -> PrimExpr:
         """``expr[indices]``; anything, and a `problem`, where that cannot be written down."""
@@ -160,7 +163,7 @@ class _Reader:
             return self._constant(expr)
         lowered = lower(expr) if isinstance(expr, relax.Call) else None
         if lowered is None:
-            return self._give_up(f"{describe(expr)} is not lowered to one loop nest")
+            return self._give_up(f"{describe(expr)} is not lowered to one loop nest", expr)
         params = list(lowered.func.params)
         operands = dict(zip(params, lowered.operands, strict=False))
         blocks = {info.writes[0].buffer: info for info in block_infos(lowered.func) if info.writes}
@@ -172,14 +175,16 @@ class _Reader:
 
         return read(params[len(lowered.operands)], indices)
 
-    def _give_up(self, why: str) -> PrimExpr:
+    def _give_up(self, why: str, part: relax.Expr | None = None) -> PrimExpr:
         self.problem = self.problem or why
-        return tirx.Var("unknown", "int64")  # a number might be divided by, or folded
+        self.unread.append(part)
+        # A number might be divided by, or folded.
+        return tirx.Var("unknown", "int64" if part is None else part.ty.dtype)
 
     def _constant(self, expr: ir.GenericConst) -> PrimExpr:
         values = expr.value.numpy()
         if values.size == 0 or not np.all(values == values.flat[0]):
-            return self._give_up("it reads a table of constants")
+            return self._give_up("it reads a table of constants", expr)
         return tirx.const(values.flat[0].item(), expr.ty.dtype)
 
     def _input(self, var: relax.Var, indices: Sequence[PrimExpr]) -> PrimExpr:
@@ -246,33 +251,36 @@ class _Element:
         return self._at(True, where) == 0.0
 
     def admits_itself(self) -> bool:
-        """Whether the score of a live token by its own key is left as it is."""
-        own = {self.key: self.query}
-        return self._at(True, None, own) == 0.0
+        """Whether nothing excludes a live token's own key: what is added to its score is 0, or what
+        was not read."""
+        found = self._found(True, None, {self.key: self.query})
+        return isinstance(found, tirx.Var) or _number(found) == 0.0
 
     def value_if(self, key_live: bool) -> float | None:
         """The element, if that is all it depends on."""
         return self._at(key_live, None)
 
-    def _at(
-        self, key_live: bool, where: Any, places: Mapping[Any, Any] | None = None
-    ) -> float | None:
-        try:
-            return self._simplified(key_live, where, places or {})
-        except tvm.error.InternalError:  # of numbers that have no result, as unsigned ones below 0
-            return None
+    def _at(self, key_live: bool, where: Any) -> float | None:
+        return _number(self._found(key_live, where, {}))
 
-    def _simplified(self, key_live: bool, where: Any, places: Mapping[Any, Any]) -> float | None:
+    def _found(self, key_live: bool, where: Any, places: Mapping[Any, Any]) -> PrimExpr | None:
+        """The element, simplified; None for numbers that have no result, as unsigned ones below
+        0."""
         analyzer = _counting((self.query, self.key))
         values = {v: tirx.const(int(key_live), v.ty.dtype) for v in self.keys}
         values |= {v: tirx.const(1, v.ty.dtype) for v in self.queries}
-        value = _logical(replace_vars(self.value, {**values, **places}))
-        if where is None:
-            found = analyzer.simplify(value)
-        else:
+        try:
+            value = _logical(replace_vars(self.value, {**values, **places}))
+            if where is None:
+                return analyzer.simplify(value)
             with analyzer.constraint_scope(where):
-                found = analyzer.simplify(value)
-        return float(found.value) if isinstance(found, prim.FloatImm | prim.IntImm) else None
+                return analyzer.simplify(value)
+        except tvm.error.InternalError:
+            return None
+
+
+def _number(expr: PrimExpr | None) -> float | None:
+    return float(expr.value) if isinstance(expr, prim.FloatImm | prim.IntImm) else None
 
 
 def _counting(places: Sequence[tirx.Var]) -> sym.Analyzer:

@@ -92,6 +92,8 @@ def _sum_before(
     if how is None:
         return None
     source = call.args[0]
+    if source not in readers:  # a weight
+        return None
     shared = len(readers[source]) > 1
     while is_op(values.get(source), "reshape"):
         source = values[source].args[0]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from pit_tvm.model.masks import CAUSAL, FULL, mask_kind, value_if_dead
+from pit_tvm.model.masks import CAUSAL, FULL, PARTIAL, mask_kind, value_if_dead
 from tests.model.graphs import PLANE, B, T, graph, values
 
 op = relax.op
@@ -69,6 +69,11 @@ def kind(make: Callable[..., Any], **more: Any) -> tuple[str, str]:
     return mask_kind(main.body.body, values(module).get, main.params[0])
 
 
+def table(first: float) -> Any:
+    """Constants of heads, of which those of the first one are ``first``."""
+    return relax.const(np.array([first, *range(1, 8)], "float32").reshape(1, 8, 1, 1))
+
+
 SEEN: dict[str, tuple[Callable[..., Any], str]] = {
     "keys that are live": (lambda m: additive(keys(m)), FULL),
     "the least of 16 bits": (lambda m: additive(keys(m), LOWEST_HALF, "float16"), FULL),
@@ -112,16 +117,6 @@ SEEN: dict[str, tuple[Callable[..., Any], str]] = {
         lambda m: op.where(not_after(), additive(keys(m)), number(LOWEST)),
         CAUSAL,
     ),
-}
-
-
-@pytest.mark.parametrize("name", SEEN)
-def test_masks_that_exclude_dead_keys_and_nothing_else(name: str) -> None:
-    make, expected = SEEN[name]
-    assert kind(make) == (expected, "")
-
-
-UNSEEN: dict[str, tuple[Callable[..., Any], str]] = {
     "a window": (
         lambda m: additive(
             op.logical_and(
@@ -129,8 +124,36 @@ UNSEEN: dict[str, tuple[Callable[..., Any], str]] = {
                 op.less(op.subtract(position(4, 2), position(4, 3)), number(4, "int64")),
             )
         ),
-        "neither full nor causal",
+        PARTIAL,
     ),
+    "distances": (
+        lambda m: op.add(
+            additive(keys(m)),
+            op.astype(op.subtract(position(4, 3), position(4, 2)), "float32"),
+        ),
+        PARTIAL,
+    ),
+    "a table": (
+        lambda m: op.add(
+            additive(keys(m)),
+            table(0.0),
+        ),
+        PARTIAL,
+    ),
+    "a table where keys are live": (
+        lambda m: op.where(keys(m), table(0.0), number(LOWEST)),
+        PARTIAL,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_masks_that_exclude_dead_keys(name: str) -> None:
+    make, expected = SEEN[name]
+    assert kind(make) == (expected, "")
+
+
+UNSEEN: dict[str, tuple[Callable[..., Any], str]] = {
     "only later keys": (
         lambda m: additive(op.logical_and(keys(m), op.less(position(4, 2), position(4, 3)))),
         "neither full nor causal",
@@ -171,13 +194,6 @@ UNSEEN: dict[str, tuple[Callable[..., Any], str]] = {
         r"depends on mask\[",
     ),
     "the mask of another token": (lambda m: additive(keys(op.flip(m, 1))), r"depends on mask\["),
-    "distances": (
-        lambda m: op.add(
-            additive(keys(m)),
-            op.astype(op.subtract(position(4, 3), position(4, 2)), "float32"),
-        ),
-        "lets live queries see dead keys",
-    ),
     "sums along tokens": (
         lambda m: additive(keys(op.cumsum(m, 1))),
         "cumsum is not lowered to one loop nest",
@@ -186,11 +202,16 @@ UNSEEN: dict[str, tuple[Callable[..., Any], str]] = {
         lambda m: additive(op.less(position(4, 3), op.expand_dims(op.sum(m, [1]), [1, 2, 3]))),
         "no plain element-wise store",
     ),
-    "a table": (
-        lambda m: op.add(
-            additive(keys(m)),
-            relax.const(np.arange(8, dtype="float32").reshape(1, 8, 1, 1)),
-        ),
+    "a table that excludes keys": (
+        lambda m: op.add(additive(keys(m)), table(LOWEST)),
+        "reads a table of constants",
+    ),
+    "a table that excludes live keys": (
+        lambda m: op.where(keys(m), table(LOWEST), number(LOWEST)),
+        "reads a table of constants",
+    ),
+    "a table of dead keys": (
+        lambda m: op.where(keys(m), number(0), table(0.0)),
         "reads a table of constants",
     ),
 }

@@ -150,3 +150,55 @@ def test_few_or_no_elements(shape):
     got = sparse.poisoned(shape, "float32")
     kernel([x, out])(np.ones(shape, np.float32), got)
     assert np.array_equal(got, np.full(shape, 2.0))
+
+
+def test_rows_of_sums_are_vectors():
+    @T.prim_func(s_tir=True)
+    def before(
+        A: T.Buffer((2, 6, 7), "float32"),
+        B: T.Buffer((2, 7, 5), "float32"),
+        out: T.Buffer((2, 6, 5), "float32"),
+    ):
+        for b, m, n, k in T.grid(2, 6, 5, 7):
+            with T.sblock("out"):
+                v, i, j, c = T.axis.remap("SSSR", [b, m, n, k])
+                with T.init():
+                    out[v, i, j] = T.float32(0)
+                out[v, i, j] = out[v, i, j] + A[v, i, c] * B[v, c, j]
+
+    @T.prim_func(s_tir=True)
+    def after(
+        A: T.Buffer((2, 6, 7), "float32"),
+        B: T.Buffer((2, 7, 5), "float32"),
+        out: T.Buffer((2, 6, 5), "float32"),
+    ):
+        for b in T.serial(2, annotations={"pit.parallel_tiles": 1}):
+            for m in range(6):
+                for n in range(5):
+                    with T.sblock("out_init"):
+                        v, i, j = T.axis.remap("SSS", [b, m, n])
+                        T.reads()
+                        T.writes(out[v, i, j])
+                        out[v, i, j] = T.float32(0)
+                for k, n in T.grid(7, 5):
+                    with T.sblock("out_update"):
+                        v, i, j, c = T.axis.remap("SSSR", [b, m, n, k])
+                        T.reads(out[v, i, j], A[v, i, c], B[v, c, j])
+                        T.writes(out[v, i, j])
+                        out[v, i, j] = out[v, i, j] + A[v, i, c] * B[v, c, j]
+
+    sch = fresh(before)
+    generic.apply(sch)
+    assert_schedules(sch, before, after)
+
+
+@pytest.mark.parametrize("transpose_rhs", [False, True])
+def test_products_of_batches_are_right_in_either_order(transpose_rhs: bool):
+    tensors = op.batch_matmul(3, 9, 17, 6, transpose_rhs=transpose_rhs)
+    rng = np.random.default_rng()
+    shapes = ((3, 9, 6), (3, 17, 6) if transpose_rhs else (3, 6, 17))
+    lhs, rhs = (sparse.random(rng, shape, "float32") for shape in shapes)
+    truth = np.einsum("bmk,bnk->bmn" if transpose_rhs else "bmk,bkn->bmn", lhs, rhs)
+    out = sparse.fenced(sparse.poisoned(truth.shape, "float32"))
+    kernel(tensors)(*(sparse.fenced(a) for a in (lhs, rhs)), out)
+    sparse.assert_promise(out, truth)

@@ -1,0 +1,124 @@
+"""Attention whose mask lets no dead key be seen, and of which nothing else is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from pit_tvm.model import CompiledModel, compile
+from pit_tvm.model.propagate import ALL
+
+WIDTH, HEADS, PLACES = 8, 2, 16
+LOWEST = torch.finfo(torch.float32).min
+# What becomes of ``scores [batch, heads, tokens, tokens]`` of ``queries [batch, heads, tokens, 4]``
+# where keys are ``live [batch, 1, 1, tokens]``, given a table of numbers for each distance.
+Scored = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, nn.Embedding], torch.Tensor]
+
+
+def apart(scores: torch.Tensor) -> torch.Tensor:
+    """Key's place less the query's."""
+    places = torch.arange(scores.shape[-1])
+    return places[None, :] - places[:, None]
+
+
+def by_distance(scores: torch.Tensor, table: nn.Embedding) -> torch.Tensor:
+    return table(apart(scores).clamp(-PLACES, PLACES - 1) + PLACES).permute(2, 0, 1)[None]
+
+
+def excluded(live: torch.Tensor) -> torch.Tensor:
+    return (1.0 - live.float()) * LOWEST
+
+
+class Attention(nn.Module):
+    """Two layers of self-attention."""
+
+    def __init__(self, scored: Scored) -> None:
+        super().__init__()
+        self.inner = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(2)])
+        self.outer = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(2)])
+        self.table, self.scored = nn.Embedding(2 * PLACES, HEADS), scored
+
+    def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """``[batch, tokens, WIDTH]``."""
+        live = attention_mask.bool()[:, None, None, :]
+        for inner, outer in zip(self.inner, self.outer, strict=True):
+            heads = inner(x).view(*x.shape[:2], HEADS, -1).transpose(1, 2)
+            scores = self.scored(heads @ heads.transpose(-1, -2) / 2, heads, live, self.table)
+            summed = (scores.softmax(-1) @ heads).transpose(1, 2).reshape(x.shape)
+            x = x + torch.relu(outer(summed))
+        return x
+
+
+def checked(scored: Scored) -> CompiledModel:
+    """Compiled, and compared on live tokens, at another batch and length than it was compiled."""
+    torch.manual_seed(0)
+    model = Attention(scored).eval()
+    mask = torch.tensor([[1, 1, 1, 1, 1], [0, 1, 0, 1, 1], [1, 1, 0, 0, 0]])
+    compiled = compile(model, {"x": torch.randn(3, 5, WIDTH), "attention_mask": mask})
+    for batch, tokens in ((3, 5), (2, 9), (1, 1)):
+        mask = torch.rand(batch, tokens) < 0.6
+        mask[:, tokens // 2] = True
+        x = torch.where(mask[..., None], torch.randn(batch, tokens, WIDTH), 1e4)
+        given = {"x": x, "attention_mask": mask.long()}
+        with torch.no_grad():
+            found, expected = compiled(**given), model(**given)
+        torch.testing.assert_close(found[mask], expected[mask], rtol=1e-4, atol=1e-5)
+        assert not found[~mask].any()
+    return compiled
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIT_TVM_CACHE", str(tmp_path))
+
+
+PARTIAL: dict[str, Scored] = {
+    "a window": lambda s, q, live, table: s.masked_fill(~(live & (apart(s).abs() < 2)), LOWEST),
+    "a causal window": lambda s, q, live, table: (
+        s + torch.zeros(()).masked_fill(~(live & (apart(s) <= 0) & (apart(s) > -3)), LOWEST)
+    ),
+    "biases by distance": lambda s, q, live, table: s + by_distance(s, table) + excluded(live),
+    "biases with the mask in": lambda s, q, live, table: (
+        s + (by_distance(s, table) + excluded(live))
+    ),
+    "biases where keys are live": lambda s, q, live, table: (
+        s + by_distance(s, table).masked_fill(~live, LOWEST)
+    ),
+    "slopes": lambda s, q, live, table: (
+        s + apart(s).abs() * torch.tensor([-0.5, -0.25])[None, :, None, None] + excluded(live)
+    ),
+    "slopes of counted tokens": lambda s, q, live, table: (
+        s + 0.5 * (live.long().cumsum(-1) * live) + excluded(live)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PARTIAL)
+def test_layers_around_it_run_on_live_tokens(name: str) -> None:
+    decisions = checked(PARTIAL[name]).decisions
+    assert sum(d.reason == ALL for d in decisions) > 4
+    products = [d for d in decisions if d.operator in ("matmul", "linear")]
+    assert products and all(d.live or d.reason == ALL or not d.whole for d in products)
+
+
+OTHERS: dict[str, Scored] = {
+    "biases by query and distance": lambda s, q, live, table: (
+        s + q[..., :1] * by_distance(s, table) + excluded(live)
+    ),
+    "a window without oneself": lambda s, q, live, table: s.masked_fill(
+        ~(live & ((apart(s) == 1) | (apart(s) == -1))), -1e9
+    ),
+    "biases that exclude": lambda s, q, live, table: (
+        s + torch.where(apart(s) % 3 == 0, 0.0, LOWEST) + excluded(live)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_not_proven_is_as_the_model_computes_it(name: str) -> None:
+    compiled = checked(OTHERS[name])
+    assert not any(d.reason == ALL for d in compiled.decisions)
