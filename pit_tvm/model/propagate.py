@@ -160,7 +160,7 @@ class _Propagation:
         packed, reason = self._packed_form(var, value)
         if packed is not None:
             self.packed[var] = packed
-            self._note(packed, value, reason != ALL, reason)
+            self._note(packed, value, not reason.startswith(ALL), reason)
             reason = BY_TOKEN  # if its padded form is left, then for what reads that
         if var in self.pooled:
             self._note(self.pooled[var], value, False, reason)
@@ -180,14 +180,16 @@ class _Propagation:
         if var in self.turned:
             return None, TURNED
         # First: of a single head, the last reshape of attention would pass for token-wise.
-        found = self._kernel_for(match_attention(var, self.values, self.plane, self.kind_of))
+        found = match_attention(var, self.values, self.plane, self.kind_of)
         if found is not None and not found.problem:
-            partial = found.kind == PARTIAL
-            packed = self._partial(var, found) if partial else self._attention(found)
+            problem, how = self._no_kernel(found), f"attention, {found.kind}, over live tokens"
+            if problem:
+                how = f"{ALL}: {problem}"
+            packed = self._partial(var, found, how) if problem else self._attention(found)
             if packed is not None:
                 self.origins.attended(var, found.query)
-                return packed, ALL if partial else f"attention, {found.kind}, over live tokens"
-            found = replace(found, problem="its mask reads queries, keys or values")
+                return packed, how
+            found = replace(found, problem=problem)
         reason = self.judge.why_not(value)
         if reason is None:
             return self._by_token(var, value)
@@ -228,14 +230,13 @@ class _Propagation:
             return self.packer.pack_sequences(whole, roles, result)
         return whole
 
-    def _kernel_for(self, found: Attention | None) -> Attention | None:
-        """``found``, with a problem where there is no kernel for it."""
-        if found is None or found.problem:
-            return found
+    def _no_kernel(self, found: Attention) -> str:
+        """Why attention over live tokens has no kernel; empty if it has."""
+        if found.kind == PARTIAL:
+            return "its mask is neither full nor causal"
         _, dtype = self._operands_of(found)
-        if self.kernels.attends(found.head_dim, dtype):
-            return found
-        return replace(found, problem=f"no kernel has heads of {found.head_dim} in {dtype}")
+        known = self.kernels.attends(found.head_dim, dtype)
+        return "" if known else f"no kernel has heads of {found.head_dim} in {dtype}"
 
     def _operands_of(self, found: Attention) -> tuple[list[relax.Var], str]:
         """Queries, keys and values, and the type that they are computed in: kernels widen 16-bit
@@ -269,7 +270,7 @@ class _Propagation:
         headed = builder.emit(relax.op.permute_dims(rows, [0, 2, 1, 3]))
         return builder.emit(relax.op.astype(headed, found.value.ty.dtype))
 
-    def _partial(self, var: relax.Var, found: Attention) -> relax.Var | None:
+    def _partial(self, var: relax.Var, found: Attention, reason: str) -> relax.Var | None:
         """Attention as the model computes it, of tokens that are 0 where dead: what is added to the
         scores keeps live queries from seeing those. None if that depends on the operands."""
         operands = (found.query, found.keys, found.value)
@@ -281,7 +282,7 @@ class _Propagation:
             return None
         for step, value in inner.items():
             env[step] = self._emit(substitute(value, self.padded | env), step)
-            self._note(env[step], value, False, ALL)
+            self._note(env[step], value, False, reason)
         return self.packer.pack(env[var], self.plane.known(var))
 
     def _between(

@@ -100,9 +100,9 @@ PARTIAL: dict[str, Scored] = {
 @pytest.mark.parametrize("name", PARTIAL)
 def test_layers_around_it_run_on_live_tokens(name: str) -> None:
     decisions = checked(PARTIAL[name]).decisions
-    assert sum(d.reason == ALL for d in decisions) > 4
+    assert sum(d.reason.startswith(ALL) for d in decisions) > 4
     products = [d for d in decisions if d.operator in ("matmul", "linear")]
-    assert products and all(d.live or d.reason == ALL or not d.whole for d in products)
+    assert products and all(d.live or d.reason.startswith(ALL) or not d.whole for d in products)
 
 
 OTHERS: dict[str, Scored] = {
@@ -121,4 +121,4 @@ OTHERS: dict[str, Scored] = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_is_not_proven_is_as_the_model_computes_it(name: str) -> None:
     compiled = checked(OTHERS[name])
-    assert not any(d.reason == ALL for d in compiled.decisions)
+    assert not any(d.reason.startswith(ALL) for d in compiled.decisions)
