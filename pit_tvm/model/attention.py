@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import ir, relax
 from tvm.ir import prim
 
-from .masks import excluding
+from .masks import PARTIAL, excluding
 from .plane import BATCH, PLAIN, TOKENS, Plane, Roles
 from .rebuild import extents_of, is_op, same_extents
 
@@ -33,6 +33,18 @@ class Attention:
     added: relax.Expr | None
 
 
+@dataclass(frozen=True)
+class _Scores:
+    """The ``product`` of queries and keys by a ``factor``, or, if ``bent``, tanh of such and a
+    factor; ``terms``: what else was found on the way; ``added``: all that is added to it."""
+
+    product: relax.Call
+    factor: float
+    bent: bool = False
+    terms: tuple[relax.Expr, ...] = ()
+    added: relax.Expr | None = None
+
+
 def match_attention(
     expr: relax.Expr,
     values: Mapping[relax.Var, relax.Expr],
@@ -51,9 +63,10 @@ def match_attention(
     value = look.headed(product.args[1], _HEADED)
     if weights is None or value is None:
         return None
-    factor, inner, added = look.scores(weights.args[0])
-    if inner is None:
+    scores = look.scores(weights.args[0])
+    if scores is None:
         return None
+    inner, added = scores.product, scores.added
     by_query, query = look.scaled_operand(inner.args[0], _HEADED)
     by_keys, keys = look.scaled_operand(inner.args[1], _KEYS_LAST)
     if query is None or keys is None:
@@ -68,13 +81,15 @@ def match_attention(
     kind, problem = "", "it has no mask: dead keys would be seen"
     if added is not None:
         kind, problem = kind_of(added)
+    if scores.bent and not problem:
+        kind = PARTIAL
     return Attention(
         query,
         keys,
         value,
         int(heads),
         int(size),
-        factor * by_query * by_keys,
+        scores.factor * by_query * by_keys,
         kind,
         problem,
         added,
@@ -138,43 +153,52 @@ class _Look:
             return factor, inner
         return 1.0, var
 
-    def scores(self, expr: relax.Expr) -> tuple[float, relax.Call | None, relax.Expr | None]:
-        """A factor, the product of queries and keys, and what is added to it, if anything is. What
-        takes the place of some scores is as if added to them."""
+    def scores(self, expr: relax.Expr) -> _Scores | None:
+        """The product of queries and keys and what is added to it. What takes the place of some
+        scores is as if added to them."""
         made = self.through(expr, "astype")
         if is_op(made, "where"):
             return self._replaced(made)
-        factor, product, others = self._product(made)
-        return factor, product, _sum(others)
+        found = self._product(made)
+        return found and replace(found, added=_sum(found.terms))
 
-    def _product(self, made: relax.Expr) -> tuple[float, relax.Call | None, list[relax.Expr]]:
-        """A factor and the product among what is added up, and the other terms."""
-        terms = list(made.args) if is_op(made, "add") else []
-        for term, other in zip(terms, reversed(terms), strict=True):
-            factor, product, others = self._product(self.made(term))
-            if product is not None:
-                return factor, product, [*others, other]
-        factor, inner = (1.0, None) if terms else self.scaled(made)
-        product = self.through(inner, "reshape") if inner is not None else None
-        return factor, product if is_op(product, "matmul") else None, []
+    def _product(self, made: relax.Expr) -> _Scores | None:
+        """The product among what is added up, and the other terms."""
+        if is_op(made, "add"):
+            for term, other in zip(made.args, reversed(made.args), strict=True):
+                found = self._product(self.made(term))
+                if found is not None:
+                    return replace(found, terms=(*found.terms, other))
+            return None
+        factor, inner = self.scaled(made)
+        product = self.through(inner, "reshape")
+        if is_op(product, "matmul"):
+            return _Scores(product, factor)
+        if is_op(product, "multiply", "divide") and product is not made:
+            found = self._product(product)
+            alone = found is not None and not found.terms
+            return replace(found, factor=found.factor * factor) if alone else None
+        below = self.made(product.args[0]) if is_op(product, "tanh") else None
+        found = None if below is None else self._product(below)
+        return replace(found, bent=True) if found is not None and not found.terms else None
 
-    def _replaced(self, choice: relax.Call) -> tuple[float, relax.Call | None, relax.Expr | None]:
+    def _replaced(self, choice: relax.Call) -> _Scores | None:
         """`scores` of a choice between scores and a number other than 0: that stands for scores
         that are left as they are. Of one choice, not of several in turn."""
         condition, *branches = choice.args
         for place, other in ((0, 1), (1, 0)):
             number = self.made(branches[other])
-            factor, product, added = self.scores(branches[place])
-            known = _is_number(number) and not self._is_zero(number)
-            kept = relax.const(0, choice.ty.dtype) if added is None else added
-            leaf = not isinstance(kept, relax.Call) and kept.ty.dtype == choice.ty.dtype
-            if product is None or not known or not leaf:
+            found = self.scores(branches[place])
+            if found is None or not _is_number(number) or self._is_zero(number):
+                continue
+            kept = relax.const(0, choice.ty.dtype) if found.added is None else found.added
+            if isinstance(kept, relax.Call) or kept.ty.dtype != choice.ty.dtype:
                 continue
             terms = [number, number]
             terms[place] = kept
             chosen = relax.op.where(condition, *terms)
-            return factor, product, relax.BlockBuilder().normalize(chosen)
-        return 1.0, None, None
+            return replace(found, added=relax.BlockBuilder().normalize(chosen))
+        return None
 
     def weights(self, expr: relax.Expr) -> relax.Call | None:
         """The softmax over the last axis behind attention weights. Rows without any key may be

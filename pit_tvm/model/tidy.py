@@ -15,6 +15,7 @@ from .rebuild import (
     extents_of,
     is_number,
     is_op,
+    is_zero,
     permutation_of,
     rebuild,
     same_extents,
@@ -31,8 +32,9 @@ def tidy(module: tvm.IRModule, size_bounds: Mapping[tirx.Var, int]) -> tvm.IRMod
 
     Slices get their true extent where ``size_bounds`` (largest values of symbolic extents) shows
     that they end inside; copies to the same shape, casts to the same type or to a wider one and
-    back, factors of 1, pairs of permutations that cancel, and weights repeated for every batch go;
-    a tensor that is split becomes slices, and an activation that is spelled out an operator.
+    back, factors of 1, pairs of permutations that cancel, weights repeated for every batch, and
+    parts without elements of what is joined go; a tensor that is split becomes slices, and an
+    activation that is spelled out an operator.
     """
     analyzer = sym.Analyzer()
     for var, most in size_bounds.items():
@@ -111,7 +113,25 @@ def _simpler(call: relax.Call, made_by: Callable[[Any], Any]) -> relax.Expr | No
         return _single_permutation(call, made_by(call.args[0]))
     if is_op(call, "matmul"):
         return _shared_weight(call, made_by(call.args[1]))
+    if is_op(call, "concat"):
+        return _without_empty(call, made_by(call.args[0]))
     return None
+
+
+def _without_empty(call: relax.Call, parts: Any) -> relax.Expr | None:
+    """What is joined without parts that have no elements."""
+    if not isinstance(parts, relax.Tuple):
+        return None
+    axis = int(call.attrs.axis) % call.ty.ndim
+    extents = [shape_of(part) for part in parts.fields]
+    full = [
+        part
+        for part, own in zip(parts.fields, extents, strict=True)
+        if own is None or not is_zero(own[axis])
+    ]
+    if len(full) in (0, len(extents)):
+        return None
+    return full[0] if len(full) == 1 else relax.op.concat(full, axis)
 
 
 def widens(expr: Any) -> bool:

@@ -60,6 +60,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 ON_LIVE_TOKENS: dict[str, tuple[Masked, str]] = {
     "dead keys filled": (lambda s, live: s.masked_fill(~live, INFINITE), "full"),
     "live keys chosen": (lambda s, live: torch.where(live, s, LOWEST), "full"),
+    "by several factors": (lambda s, live: (s * 3 * 0.5).masked_fill(~live, INFINITE), "full"),
     "causal": (lambda s, live: torch.where(live & causal(s), s, INFINITE), "causal"),
     "an inverse that is added": (
         lambda s, live: s + torch.zeros(()).masked_fill(~live, INFINITE),

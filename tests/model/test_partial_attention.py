@@ -88,6 +88,9 @@ PARTIAL: dict[str, Scored] = {
     "biases where keys are live": lambda s, q, live, table: (
         s + by_distance(s, table).masked_fill(~live, LOWEST)
     ),
+    "capped scores": lambda s, q, live, table: (
+        3.0 * torch.tanh(s * 2.0 / 3.0) + excluded(live & (apart(s) <= 0))
+    ),
     "slopes": lambda s, q, live, table: (
         s + apart(s).abs() * torch.tensor([-0.5, -0.25])[None, :, None, None] + excluded(live)
     ),

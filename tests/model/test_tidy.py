@@ -162,6 +162,22 @@ def test_parts_of_a_tensor_are_slices(places: Any, axis: int, sizes: list[int]) 
         np.testing.assert_allclose(part.numpy(), expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("widths", [(8, 0), (0, 8), (3, 0, 5), (0, 0), (3, 5)])
+def test_parts_without_elements_are_not_joined(widths: tuple[int, ...]) -> None:
+    def make(x: Any) -> Any:
+        parts = [op.strided_slice(x, [2], [0], [w], assume_inbound=True) for w in widths]
+        return op.exp(op.concat(parts, -1))
+
+    after = tidy(graph(make, x=ROWS), {})
+    full = [w for w in widths if w]
+    joined = [len(c.args[0].fields) for c in calls(after) if c.op.name == "relax.concat"]
+    assert joined == {0: [2], 1: []}.get(len(full), [len(full)])
+    if full:
+        x = np.random.default_rng().normal(size=(2, 3, 8)).astype("float32")
+        expected = np.exp(np.concatenate([x[..., :w] for w in widths], -1))
+        np.testing.assert_allclose(run(after, x), expected, rtol=1e-5)
+
+
 def test_parts_of_an_axis_of_any_length_are_left_alone() -> None:
     def make(x: Any) -> Any:
         whole = relax.BlockBuilder.current().emit(op.split(x, 2, 1))
