@@ -174,13 +174,13 @@ class _Look:
         product = self.through(inner, "reshape")
         if is_op(product, "matmul"):
             return _Scores(product, factor)
-        if is_op(product, "multiply", "divide") and product is not made:
-            found = self._product(product)
-            alone = found is not None and not found.terms
-            return replace(found, factor=found.factor * factor) if alone else None
-        below = self.made(product.args[0]) if is_op(product, "tanh") else None
-        found = None if below is None else self._product(below)
-        return replace(found, bent=True) if found is not None and not found.terms else None
+        bent = is_op(product, "tanh")
+        if not bent and (product is made or not is_op(product, "multiply", "divide")):
+            return None
+        found = self._product(self.made(product.args[0]) if bent else product)
+        if found is None or found.terms:  # which would be bent, or multiplied, too
+            return None
+        return replace(found, factor=found.factor * factor, bent=found.bent or bent)
 
     def _replaced(self, choice: relax.Call) -> _Scores | None:
         """`scores` of a choice between scores and a number other than 0: that stands for scores

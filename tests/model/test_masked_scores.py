@@ -78,6 +78,8 @@ def test_replaced_scores_are_left_out(name: str) -> None:
 
 ON_ALL_TOKENS: dict[str, Masked] = {
     "zeros": lambda s, live: torch.where(live, s, 0.0),
+    "a mask that is multiplied": lambda s, live: (s + (~live).float() * LOWEST) * 1e-30,
+    "a mask that is capped": lambda s, live: 2 * torch.tanh(s + (~live).float() * LOWEST),
     "numbers that are not low": lambda s, live: s.masked_fill(~live, -9.0),
     "scores in a wider type": lambda s, live: torch.where(
         live, (s.half() + (1.0 - live.half()) * -6e4).float(), LOWEST
