@@ -5,6 +5,8 @@ Vectorisation is left to LLVM, which knows which accesses are contiguous.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import tvm_ffi
@@ -33,7 +35,8 @@ def _schedule(sch: s_tir.Schedule, block: Any) -> None:
     accumulates = _accumulates(sch.get(block))
     if tirx.IterVar.CommReduce in kinds and sch.get(block).init is not None:
         first = kinds.index(tirx.IterVar.CommReduce)
-        by_rows = not bounded and _sums_rows(sch.get(block), first)
+        nest = [sch.get(loop) for loop in loops[first - 1 :]]
+        by_rows = not bounded and _sums_rows(sch.get(block), first) and _is_nest(nest)
         sch.decompose_reduction(block, loops[first - 1 if by_rows else first])
         if by_rows:
             sch.reorder(*loops[first:], loops[first - 1])
@@ -56,6 +59,14 @@ def _sums_rows(block: s_tir.SBlock, first: int) -> bool:
         if any(uses(e, var) for e in outer) or (uses(last, var) and not last.same_as(var)):
             return False
     return True
+
+
+def _is_nest(loops: Sequence[tirx.For]) -> bool:
+    """Whether loops have nothing beside each other, and extents that do not depend on each
+    other."""
+    within = all(a.body.same_as(b) for a, b in pairwise(loops))
+    extents = [e for loop in loops for e in (loop.min, loop.extent)]
+    return within and not any(uses(e, loop.loop_var) for e in extents for loop in loops)
 
 
 def _accumulates(block: s_tir.SBlock) -> bool:

@@ -46,26 +46,27 @@ def mask_kind(
     kind, reason = _kind(mask, made_by, live)
     if kind:
         return kind, reason
-    terms = terms_of(mask, made_by)
+    terms = _terms_of(mask, made_by)
     for one in terms:
         others = (other for other in terms if other is not one)
-        if _kind(one, made_by, live)[0] and not any(_may_exclude(o, made_by) for o in others):
+        if _kind(one, made_by, live)[0] and not any(_may_exclude(o, made_by, live) for o in others):
             return PARTIAL, ""
     return kind, reason
 
 
-def terms_of(expr: relax.Expr, made_by: Callable[[relax.Var], Any]) -> list[relax.Expr]:
+def _terms_of(expr: relax.Expr, made_by: Callable[[relax.Var], Any]) -> list[relax.Expr]:
     """What is added up to ``expr``."""
     made = expr
     while isinstance(made, relax.Var) and made_by(made) is not None:
         made = made_by(made)
     if not is_op(made, "add"):
         return [expr]
-    return [term for arg in made.args for term in terms_of(arg, made_by)]
+    return [term for arg in made.args for term in _terms_of(arg, made_by)]
 
 
-def _may_exclude(expr: relax.Expr, made_by: Callable[[relax.Var], Any]) -> bool:
-    """Whether what computes ``expr`` has a number in it that excludes a key."""
+def _may_exclude(expr: relax.Expr, made_by: Callable[[relax.Var], Any], live: relax.Var) -> bool:
+    """Whether what computes ``expr`` has a number in it that excludes a key, or an input that may
+    hold one."""
     seen: set[relax.Var] = set()
     left: list[Any] = [expr]
     while left:
@@ -81,12 +82,16 @@ def _may_exclude(expr: relax.Expr, made_by: Callable[[relax.Var], Any]) -> bool:
         elif isinstance(made, relax.Var) and made not in seen:
             seen.add(made)
             left.append(made_by(made))
+            given = left[-1] is None and not made.same_as(live)
+            if given and "float" in str(made.ty.dtype):
+                return True
     return False
 
 
 def _kind(
     mask: relax.Expr, made_by: Callable[[relax.Var], Any], live: relax.Var
 ) -> tuple[str, str]:
+    """`mask_kind`, of a mask as a whole."""
     batch, head, query, key = (tirx.Var(n, "int64") for n in ("batch", "head", "query", "key"))
     reader = _Reader(made_by, live, (batch, head, query, key))
     value = reader.element(mask, _broadcast(mask, (batch, head, query, key)))
@@ -94,7 +99,7 @@ def _kind(
     if element.unknown:
         return "", f"the mask depends on {element.unknown}"
     if reader.problem:
-        known = not any(part is None or _may_exclude(part, made_by) for part in reader.unread)
+        known = not any(part is None or _may_exclude(part, made_by, live) for part in reader.unread)
         partial = known and element.excludes(key_live=False) and element.admits_itself()
         return (PARTIAL, "") if partial else ("", reader.problem)
     if not element.excludes(key_live=False):

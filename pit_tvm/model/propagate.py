@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import tvm
@@ -285,20 +285,23 @@ class _Propagation:
             self._note(env[step], value, False, reason)
         return self.packer.pack(env[var], self.plane.known(var))
 
+    @cached_property
+    def reads(self) -> dict[relax.Var, set[relax.Var]]:
+        """What every binding reads."""
+        return {v: set(relax.analysis.free_vars(e)) for v, e in self.values.items()}
+
     def _between(
         self, sources: Sequence[relax.Var], last: relax.Var
     ) -> dict[relax.Var, relax.Expr]:
         """What computes ``last`` from ``sources``, in the order of the graph."""
         found: dict[relax.Var, relax.Expr] = {}
-        reads = {v: set(relax.analysis.free_vars(e)) for v, e in self.values.items()}
-        after = set(sources)
-        for var in self.values:
-            if var not in after and reads[var] & after:
+        after, needed = set(sources), {last}
+        for var, read in self.reads.items():
+            if read & after:
                 after.add(var)
-        needed = {last}
-        for var in reversed(self.values):
+        for var in reversed(self.reads):
             if var in needed and var in after and var not in sources:
-                needed |= reads[var]
+                needed |= self.reads[var]
                 found[var] = self.values[var]
         return dict(reversed(found.items()))
 

@@ -124,21 +124,19 @@ static int pit_launch(const Call* call) {
   return 0;
 }
 
-// What a call launches at its last addresses, as a graph; NULL where it cannot be recorded. The
-// caller's stream may be the default one, which no graph records, and other threads may record too.
+// What a call launches at its last addresses, on the current device, as a graph; NULL where it
+// cannot be recorded. The caller's stream may be the default one, which no graph records, and other
+// threads may record too.
 static cudaGraphExec_t pit_record(const Call* call, int device) {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   cudaGraphExec_t made = NULL;
   cudaGraph_t graph = NULL;
   cudaStream_t own = NULL;
   TVMFFIStreamHandle stream = NULL;
-  int before = device;
   if (++pit_graphs > MOST_GRAPHS) {
     --pit_graphs;
     return NULL;
   }
-  cudaGetDevice(&before);
-  cudaSetDevice(device);
   cudaThreadExchangeStreamCaptureMode(&mode);
   if (!cudaStreamCreateWithFlags(&own, cudaStreamNonBlocking)) {
     if (!cudaStreamBeginCapture(own, cudaStreamCaptureModeRelaxed)) {
@@ -154,7 +152,6 @@ static cudaGraphExec_t pit_record(const Call* call, int device) {
     cudaStreamDestroy(own);
   }
   cudaThreadExchangeStreamCaptureMode(&mode);
-  cudaSetDevice(before);
   cudaGetLastError();  // that nothing was recorded is no error of the call
   if (!made) --pit_graphs;
   return made;
@@ -179,14 +176,17 @@ static int pit_device(const Call* call) {
 static int pit_recorded(const Call* call) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   if (pit_device(call) < 0) return 0;
-  return cudaStreamIsCapturing((cudaStream_t)call->words[0], &status) || status;
+  if (!cudaStreamIsCapturing((cudaStream_t)call->words[0], &status)) return status != 0;
+  cudaGetLastError();  // the default stream cannot say it while another one is recorded
+  return 1;
 }
 
-// Launch a call at its addresses: by a graph where they have one.
+// Launch a call at its addresses: by a graph where they have one. The default stream is that of the
+// current device, so on another one nothing is recorded.
 static int pit_run(Call* call) {
   uint64_t hash = 0;
-  int device = pit_device(call);
-  if (device < 0) return pit_launch(call);
+  int device = pit_device(call), current = -1;
+  if (device < 0 || cudaGetDevice(&current) || current != device) return pit_launch(call);
   for (int i = 0; i < MOST_TENSORS; ++i)
     hash = (hash ^ (uint64_t)call->data[i]) * 0x9E3779B97F4A7C15u;
   Graph* graph = call->graphs + (hash >> 40) % GRAPHS;

@@ -239,6 +239,13 @@ def test_another_input_is_not_the_mask(make: Callable[..., Any]) -> None:
     assert "the mask depends on other[" in why
 
 
+def test_what_another_input_may_exclude_is_not_known() -> None:
+    biases = (1, 8, T, T)
+    found, why = kind(lambda m, other: op.add(additive(keys(m)), other), other=biases)
+    assert found == ""
+    assert "the mask depends on other[" in why
+
+
 def dead(make: Callable[..., Any], **more: Any) -> float | None:
     """`value_if_dead` of what ``make`` computes from ``x``, ``mask`` and others."""
     module = graph(make, x=(B, T, 8), mask=MASK, **more)

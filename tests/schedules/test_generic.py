@@ -202,3 +202,27 @@ def test_products_of_batches_are_right_in_either_order(transpose_rhs: bool):
     out = sparse.fenced(sparse.poisoned(truth.shape, "float32"))
     kernel(tensors)(*(sparse.fenced(a) for a in (lhs, rhs)), out)
     sparse.assert_promise(out, truth)
+
+
+def test_loops_with_something_beside_each_other_stay_as_they_are():
+    @T.prim_func(s_tir=True)
+    def main(A: T.Buffer((3, 6, 7), "float32"), out: T.Buffer((3, 7), "float32"), C: T.handle):
+        copy = T.match_buffer(C, (3, 7), "float32")
+        for b, n in T.grid(3, 7):
+            for k in range(6):
+                with T.sblock("out"):
+                    v, j, c = T.axis.remap("SSR", [b, n, k])
+                    with T.init():
+                        out[v, j] = T.float32(0)
+                    out[v, j] = out[v, j] + A[v, c, j]
+            with T.sblock("copy"):
+                v, j = T.axis.remap("SS", [b, n])
+                copy[v, j] = out[v, j]
+
+    sch = s_tir.Schedule(unalign(main))
+    generic.apply(sch)
+    values = sparse.random(np.random.default_rng(), (3, 6, 7), "float32")
+    out, copy = (sparse.poisoned((3, 7), "float32") for _ in range(2))
+    sparse.build(lower(sch.mod))(values, out, copy)
+    np.testing.assert_allclose(copy, values.sum(axis=1), rtol=1e-5)
+    np.testing.assert_array_equal(out, copy)
