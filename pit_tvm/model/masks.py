@@ -258,7 +258,9 @@ class _Element:
     def admits_itself(self) -> bool:
         """Whether nothing excludes a live token's own key: what is added to its score is 0, or what
         was not read."""
-        found = self._found(True, None, {self.key: self.query})
+        found: Any = self._found(True, None, {self.key: self.query})
+        while isinstance(found, prim.Cast):
+            found = found.value
         return isinstance(found, tirx.Var) or _number(found) == 0.0
 
     def value_if(self, key_live: bool) -> float | None:

@@ -140,6 +140,13 @@ SEEN: dict[str, tuple[Callable[..., Any], str]] = {
         ),
         PARTIAL,
     ),
+    "a table of 16 bits where keys are live": (
+        lambda m: op.astype(
+            op.where(keys(m), op.astype(table(0.0), "bfloat16"), number(LOWEST, "bfloat16")),
+            "float32",
+        ),
+        PARTIAL,
+    ),
     "a table where keys are live": (
         lambda m: op.where(keys(m), table(0.0), number(LOWEST)),
         PARTIAL,
