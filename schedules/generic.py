@@ -35,8 +35,8 @@ def _schedule(sch: s_tir.Schedule, block: Any) -> None:
     accumulates = _accumulates(sch.get(block))
     if tirx.IterVar.CommReduce in kinds and sch.get(block).init is not None:
         first = kinds.index(tirx.IterVar.CommReduce)
-        nest = [sch.get(loop) for loop in loops[first - 1 :]]
-        by_rows = not bounded and _sums_rows(sch.get(block), first) and _is_nest(nest)
+        by_rows = not bounded and _sums_rows(sch.get(block), first)
+        by_rows = by_rows and _is_nest([sch.get(loop) for loop in loops[first - 1 :]])
         sch.decompose_reduction(block, loops[first - 1 if by_rows else first])
         if by_rows:
             sch.reorder(*loops[first:], loops[first - 1])

@@ -192,9 +192,7 @@ def flipped_rows(
             if SPLIT > 1:  # when sums are done, laid out, and read
                 # Sums take the place of copies: none may be under way.
                 T.ptx.cp.async_.wait_all()
-                split.begin()
-                for _ in T.unroll(2):
-                    split.meet()
+                split.attend()
         posts.taken.wait(post.stage, post.phase)
         if thread == 0:
             posts.head(post.stage, -1, 0, 0)
@@ -222,9 +220,7 @@ def flipped_rows(
                         release(empty, take.stage, thread, 1)
                         take.advance()
                     if SPLIT > 1:
-                        split.begin()
-                        for _ in T.unroll(2):
-                            split.meet()
+                        split.attend()
                 else:
                     if bias_h is not None:
                         epilogue.ask_bias(bias, options.matrix(tile_group, 0), first, n, warp, lane)

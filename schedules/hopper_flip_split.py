@@ -58,6 +58,13 @@ class DepthSplit:
         T.ptx.barrier.cluster.arrive()
         T.ptx.barrier.cluster.wait()
 
+    @T.inline
+    def attend(self):
+        """By threads without sums: whenever the others meet for a tile."""
+        self.begin()
+        for _ in T.unroll(2):
+            self.meet()
+
     def place(self, band: int, part: int, thread: Any) -> Any:
         """Where four sums lie that the other CTA made, or wants."""
         return self.parts.ptr_to([band // 2, part, thread, 0])

@@ -68,23 +68,21 @@ def _may_exclude(expr: relax.Expr, made_by: Callable[[relax.Var], Any], live: re
     """Whether what computes ``expr`` has a number in it that excludes a key, or an input that may
     hold one."""
     seen: set[relax.Var] = set()
-    left: list[Any] = [expr]
+    left = [expr]
     while left:
-        made = left.pop()
-        if isinstance(made, ir.GenericConst):
-            values = made.value.numpy()
-            if "float" in str(made.ty.dtype) and (values < excluding(made.ty.dtype)).any():
-                return True
-        elif isinstance(made, relax.Call | relax.Tuple):
-            left.extend(made.args if isinstance(made, relax.Call) else made.fields)
-        elif isinstance(made, relax.TupleGetItem):
-            left.append(made.tuple_value)
-        elif isinstance(made, relax.Var) and made not in seen:
-            seen.add(made)
-            left.append(made_by(made))
-            given = left[-1] is None and not made.same_as(live)
-            if given and "float" in str(made.ty.dtype):
-                return True
+        nodes: list[Any] = []
+        relax.analysis.post_order_visit(left.pop(), nodes.append)
+        for node in nodes:
+            if isinstance(node, ir.GenericConst) and "float" in str(node.ty.dtype):
+                if (node.value.numpy() < excluding(node.ty.dtype)).any():
+                    return True
+            elif isinstance(node, relax.Var) and node not in seen:
+                seen.add(node)
+                made = made_by(node)
+                if made is not None:
+                    left.append(made)
+                elif "float" in str(node.ty.dtype) and not node.same_as(live):
+                    return True
     return False
 
 

@@ -182,9 +182,8 @@ class _Propagation:
         # First: of a single head, the last reshape of attention would pass for token-wise.
         found = match_attention(var, self.values, self.plane, self.kind_of)
         if found is not None and not found.problem:
-            problem, how = self._no_kernel(found), f"attention, {found.kind}, over live tokens"
-            if problem:
-                how = f"{ALL}: {problem}"
+            problem = self._no_kernel(found)
+            how = f"{ALL}: {problem}" if problem else f"attention, {found.kind}, over live tokens"
             packed = self._partial(var, found, how) if problem else self._attention(found)
             if packed is not None:
                 self.origins.attended(var, found.query)
@@ -233,7 +232,7 @@ class _Propagation:
     def _no_kernel(self, found: Attention) -> str:
         """Why attention over live tokens has no kernel; empty if it has."""
         if found.kind == PARTIAL:
-            return "its mask is neither full nor causal"
+            return "no kernel has its mask, or what else is done to its scores"
         _, dtype = self._operands_of(found)
         known = self.kernels.attends(found.head_dim, dtype)
         return "" if known else f"no kernel has heads of {found.head_dim} in {dtype}"
@@ -272,7 +271,8 @@ class _Propagation:
 
     def _partial(self, var: relax.Var, found: Attention, reason: str) -> relax.Var | None:
         """Attention as the model computes it, of tokens that are 0 where dead: what is added to the
-        scores keeps live queries from seeing those. None if that depends on the operands."""
+        scores keeps live queries from seeing those. None if that depends on the operands, or these
+        are not packed. ``reason``: why it is done so."""
         operands = (found.query, found.keys, found.value)
         if not all(operand in self.packed for operand in operands):
             return None
