@@ -23,6 +23,7 @@ EPILOGUES = (
     (True, "silu"),
 )
 PATTERNS = ("lengths", "cu_seqlens", "rows", "mask", "bitmask", "blockmask", "values")
+NAMED = ("lengths", "cu_seqlens", "rows", "groups")  # what does not live is not promised to be 0
 BLOCKS = ((1, 16), (4, 8), (32, 64))
 BANDS = ((32, 1), (64, 16), (128, 64))  # blocks of zeros of an lhs that is stored [k, m]
 GROUPS = (1, 2, 3, 8, 64, 130, 256)
@@ -111,7 +112,7 @@ def draw_shape(rng: np.random.Generator, variant: Variant) -> Shape:
     most = 1500 if rng.random() < 0.05 else 300
     batch = int(rng.integers(1, 9)) if pattern in ("lengths", "cu_seqlens") else 1
     m = int(rng.integers(0, 40 if rng.random() < 0.3 else most) // batch) * batch
-    named = pattern in ("lengths", "cu_seqlens", "rows", "groups")
+    named = pattern in NAMED
     groups = int(rng.choice(GROUPS)) if pattern == "groups" else 0
     most = 96 if groups > 8 else most
     return Shape(

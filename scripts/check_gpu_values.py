@@ -35,10 +35,12 @@ MOST_FAULTS = 20
 
 @dataclass(frozen=True)
 class Checker:
-    """How cases are run: the device, and how many tiles of operators with an epilogue."""
+    """How cases are run: the device, how many tiles of operators with an epilogue, and whether
+    calls on a GPU may be the library's products."""
 
     device: str
     tiles: int = 2
+    library: bool = True
 
     @property
     def target(self) -> str:
@@ -281,10 +283,10 @@ def _choices(problem: Problem, number: int, checker: Checker) -> list[tuple[str,
         turns, whole = number // ALL_TILES_EVERY, shape.variant.plain
         everyone = number % ALL_TILES_EVERY == 0
     turn = tiles[turns % len(tiles)]
-    chosen = None if whole else _chosen(tiles, turn)
+    chosen = None if whole and checker.library else _chosen(tiles, turn, checker.library)
     rest = [_with(tile, m) for tile in (tiles if everyone else (turn,)) for m in micro_tiles]
     choices = [("call", chosen), *(("tile", choose) for choose in rest)]
-    return [*choices, ("dense", _dense(turn))] if everyone else choices
+    return [*choices, ("dense", _dense(turn))] if everyone and checker.library else choices
 
 
 def tiles_of(shape: Shape, checker: Checker) -> Sequence[Tile]:
@@ -306,11 +308,13 @@ def _takes(tile: Tile, groups: int) -> bool:
     return dict(tile.knobs).get("most_groups", 1) >= groups
 
 
-def _chosen(tiles: Sequence[Tile], turn: Tile) -> Callable[[Plan], Candidate]:
-    """The plan's own choice where its kernel is among those compiled, else another."""
+def _chosen(tiles: Sequence[Tile], turn: Tile, library: bool = True) -> Callable[[Plan], Candidate]:
+    """The plan's own choice where its kernel is among those compiled, or the library's if that may
+    be, else another."""
 
     def choose(plan: Plan) -> Candidate:
-        known = plan.choice.tile is None or plan.choice.tile in tiles
+        tile = plan.choice.tile
+        known = library if tile is None else tile in tiles
         return plan.choice if known else _with(turn)(plan)
 
     return choose
@@ -325,6 +329,11 @@ def _with(tile: Tile | None, micro_tile: MicroTile | None = None) -> Callable[[P
         return some._replace(tile=tile)
 
     return choose
+
+
+def gathered(plan: Plan) -> Candidate:
+    """The best candidate that gathers."""
+    return next(c for c in plan.candidates if c.kind == "pit")
 
 
 def _dense(turn: Tile) -> Callable[[Plan], Candidate]:

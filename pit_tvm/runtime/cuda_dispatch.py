@@ -27,7 +27,7 @@ from .cuda_fill_kernels import fill_module
 from .cuda_form import RowsForm, rows_form
 from .cuda_modules import cached_modules, detection_modules
 from .cuda_planner import CudaPlanner
-from .cuda_repeat import CudaRepeats, repeat_of
+from .cuda_repeat import CudaRepeats, Repeat, repeat_of, repeat_of_dense
 from .cuda_rows import ROW_STEP, RowsKernels
 from .cuda_view import CudaView
 from .cuda_workspace import CudaIndex, CudaWorkspace, listed
@@ -47,7 +47,7 @@ class CudaDispatcher:
     kernels: Any
     flip = False  # whether kernels compute the product turned: rhs is what they gather
     turns = False  # whether an operand is turned first, so that every extent is one of rows
-    repeats = False  # whether a call is detection and one product: `CudaRepeats` takes such calls
+    repeats = False  # whether calls may be two launches, detection and a product, that are repeated
 
     def __init__(
         self,
@@ -71,10 +71,10 @@ class CudaDispatcher:
         self.checks_zeros = zeros_asked_for(program)
         self.detector = CudaDetector(self.modules, checked=asked_for(), clusters=target.clusters)
         self.fill, self.memory = CudaFill(self.modules), CudaWorkspace()
-        one = isinstance(program.spec, Lengths) or not self.planner.fills  # kernel that detects
-        repeats = self.repeats and one
-        self._repeats = CudaRepeats(cache, self.detector.report) if repeats else None
+        self._repeats = None if asked_for() else CudaRepeats(cache, self.detector.report)
         self._fills = self.planner.fills
+        # Whether one kernel detects, and another computes.
+        self._one = self.repeats and (isinstance(program.spec, Lengths) or not self._fills)
         self._no_groups = program.spec == Groups(0)
         names = [p.name for p in program.inputs]
         form = self.form
@@ -107,6 +107,8 @@ class CudaDispatcher:
         if self._repeats is not None and clock is None and choose is None:
             made, repeat = self._repeats.run(arrays, sparsity, out)
             if repeat is not None:
+                if not repeat.launches:
+                    self._dense(arrays, made)
                 if self._plan(repeat.call) is not repeat.plan:
                     self._repeats.forget(repeat)
                 return made, repeat.plan
@@ -139,12 +141,18 @@ class CudaDispatcher:
                 self._fill_dead(dead, inputs, value, out)
                 dead = None
             self._product(choice, index, bound, dead)
-            if self._repeats is not None and choice is plan.choice and inputs is arrays:
-                repeat = repeat_of(bound, plan, (index, dead), sparsity, self._places)
-                self._repeats.keep(arrays, sparsity, given, repeat)
+        if self._repeats is not None and choice is plan.choice and inputs is arrays:
+            repeat = self._repeat(bound, plan, (index, dead), sparsity)
+            self._repeats.keep(arrays, sparsity, given, repeat)
         if clock is not None:
             clock.kernel_us = _lap(clock)
         return out, plan
+
+    def _repeat(self, bound: CudaBound, plan: Plan, found: Any, sparsity: Any) -> Repeat | None:
+        """How to repeat a call that found these lists, None if it cannot be."""
+        if plan.choice.kind == "dense":
+            return None if self.planner.dense_fills else repeat_of_dense(bound, plan)
+        return repeat_of(bound, plan, found, sparsity, self._places) if self._one else None
 
     def explain(
         self, arrays: Sequence[Any], sparsity: Any, sizes: dict[str, int], library: str

@@ -64,14 +64,19 @@ class Launch:
 @dataclass(frozen=True)
 class Repeat:
     """A call that can be repeated, as long as its ``plan`` holds: what it launches, and the lists
-    that its launches fill. ``like``: a tensor as its outputs are, without elements.
+    that its launches fill; nothing and None for a dense product, which the dispatcher computes.
+    ``like``: a tensor as its outputs are, without elements.
     """
 
     call: CudaCall
     plan: Plan
-    launches: tuple[Launch, Launch]
-    lists: Lists
+    launches: tuple[Launch, ...]
+    lists: Lists | None
     like: Any
+
+    def output(self) -> Any:
+        """A new one."""
+        return empty(self.like, self.call.layout.output)
 
 
 class _Graph(ctypes.Structure):
@@ -100,10 +105,12 @@ class _Call(ctypes.Structure):
 class _Table(threading.local):
     """Calls that this thread may repeat, and the memory in which compiled code looks for them.
 
-    Threads have calls and indices of their own, so none waits for another.
+    Threads have calls and indices of their own, so none waits for another. ``guess``: the number of
+    the last call that made its output, -1 if there is none.
     """
 
     def __init__(self) -> None:
+        self.guess = -1
         self.numbers: dict[bytes, int] = {}
         self.repeats: list[Repeat] = []
         self.calls: list[tuple[_Call, Any]] = []
@@ -113,7 +120,7 @@ class _Table(threading.local):
     def add(self, words: bytes, repeat: Repeat, look: Kernel) -> None:
         """Know a call by its words; a full table is emptied first. ``look`` drops its graphs."""
         if len(self.repeats) == MOST and words not in self.numbers:
-            self.memory[0] = 0
+            self.memory[0], self.guess = 0, -1
             self.numbers, self.repeats, self.calls = {}, [], []
         number = self.numbers.setdefault(words, len(self.repeats))
         launches = [word for launch in repeat.launches for word in launch.words()]
@@ -139,38 +146,45 @@ class CudaRepeats:
     @cached_property
     def look(self) -> Kernel:
         """The compiled code, built if it is nowhere."""
-        key = content_key("cuda-repeat")
-        look: Kernel = self._cache.get(key, lambda: compile_source(SOURCE), "repeat")
+        look: Kernel = self.build()["main"]
         return look
 
-    def build(self) -> None:
-        """Compile ahead what repeated calls need; errors as `compile_source`."""
-        assert self.look is not None
+    def build(self) -> Any:
+        """The module that repeated calls need, compiled ahead; errors as `compile_source`."""
+        return self._cache.module(content_key("cuda-repeat"), lambda: compile_source(SOURCE))
 
     def run(self, given: Sequence[Any], sparsity: Any, out: Any) -> tuple[Any, Repeat | None]:
         """Repeat the call that was like this one: its output, and what it was; None if none was,
-        or a CUDA graph is captured."""
+        or a CUDA graph is captured, or a dense product should report its counts.
+
+        Most calls are like the last one, so their output is made before they are known.
+        """
         table = self._table
         if not table.repeats:
             return out, None
-        look = self.look
+        look, guess = self.look, table.guess
+        made = None if out is not None or guess < 0 else table.repeats[guess].output()
         try:
             for array in (sparsity, *given, out):
                 if array is not None and array.is_neg():  # DLPack does not say it
                     return out, None
-            number = look(table.address, -1, sparsity, *given, out)
+            number = look(table.address, guess, made, sparsity, *given, out)
         except (AttributeError, BufferError, RuntimeError, TypeError, ValueError):
             return out, None  # no tensor, or none of DLPack's: the long way says so
+        if out is None:
+            table.guess = number
         if number < 0:
             return out, None
         repeat = table.repeats[number]
-        call = repeat.call
-        if out is None:
-            out = empty(repeat.like, call.layout.output)
-            look(table.address, number, 1 + len(given), out)
-        if call.watch.due():
-            call.watch.report(repeat.lists[0].count, self._report)
-        return out, repeat
+        lists, due = repeat.lists, repeat.call.watch.due()
+        if lists is None and due:
+            return out, None
+        if out is None and number != guess:
+            made = repeat.output()
+            look(table.address, number, 1 + len(given), made)
+        if lists is not None and due:
+            repeat.call.watch.report(lists[0].count, self._report)
+        return made if out is None else out, repeat
 
     def keep(self, given: Sequence[Any], sparsity: Any, out: Any, repeat: Repeat | None) -> None:
         """Repeat calls with such tensors from now on, on this thread and the current stream; not
@@ -219,3 +233,9 @@ def repeat_of(
         Launch(kernel, ((gathered, rows), *lists, *rest)),
     )
     return Repeat(call, plan, launches, found, empty(out, (0,)))
+
+
+def repeat_of_dense(bound: CudaBound, plan: Plan) -> Repeat:
+    """How to repeat a call that a dense product computed, which reads no pattern."""
+    call, _, _, out, _ = bound
+    return Repeat(call, plan, (), None, empty(out, (0,)))

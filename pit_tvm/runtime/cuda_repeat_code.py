@@ -182,10 +182,11 @@ static int pit_recorded(const Call* call) {
 }
 
 // Launch a call at its addresses: by a graph where they have one. The default stream is that of the
-// current device, so on another one nothing is recorded.
+// current device, so on another one nothing is recorded. A call without launches is the caller's.
 static int pit_run(Call* call) {
   uint64_t hash = 0;
   int device = pit_device(call), current = -1;
+  if (!call->launches) return 0;
   if (device < 0 || cudaGetDevice(&current) || current != device) return pit_launch(call);
   for (int i = 0; i < MOST_TENSORS; ++i)
     hash = (hash ^ (uint64_t)call->data[i]) * 0x9E3779B97F4A7C15u;
@@ -204,13 +205,14 @@ static int pit_run(Call* call) {
   return pit_launch(call);  // which says what is wrong, if anything is
 }
 
-// (table, -1, tensors ..) finds the number of the call in the table that is like this one, -1 if
-// none is or its stream is recorded, and launches what it launches if there is an output;
-// (table, number, at, output) does the latter where the call was just found and its tensor number
-// ``at`` was None. (0, address, tensors ..) writes their words to the address, and counts them.
+// (table, guess, made, tensors ..) finds the number of the call in the table that is like this one,
+// -1 if none is or its stream is recorded, and launches what it launches if there is an output:
+// among the tensors, or ``made``, not None, for the call whose number is ``guess``.
+// (table, number, at, output) launches a call that was just found without an output, which is its
+// tensor number ``at``. (0, address, tensors ..) writes their words to the address, and counts them.
 // (call, -2) drops its graphs.
-extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_repeat(void* self, const TVMFFIAny* args, int32_t size,
-                                                   TVMFFIAny* result) {
+extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_main(void* self, const TVMFFIAny* args, int size,
+                                                 TVMFFIAny* result) {
   int64_t words[MOST_WORDS], found = args[1].v_int64;
   char* data[MOST_TENSORS];
   const Table* table = (const Table*)args[0].v_int64;
@@ -224,18 +226,21 @@ extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_repeat(void* self, const TVMFFIAny* 
     for (int i = 0; i < GRAPHS; ++i) pit_drop(((Call*)args[0].v_int64)->graphs + i);
     return 0;
   }
-  if (found >= 0) {
+  if (args[2].type_index == kTVMFFIInt) {
     table->calls[found]->data[args[2].v_int64] = pit_data(pit_tensor(args + 3));
     return pit_run(table->calls[found]);
   }
-  int64_t bytes = 8 * pit_words(args + 2, size - 2, words, data);
+  const DLTensor* made = pit_tensor(args + 2);
+  result->v_int64 = -1;
+  int64_t bytes = 8 * pit_words(args + 3, size - 3, words, data);
   for (int64_t i = 0; bytes > 0 && i < table->size; ++i) {
     Call* call = table->calls[i];
     if (call->bytes != bytes || memcmp(call->words, words, bytes)) continue;
-    if (pit_recorded(call)) return 0;
+    if (pit_recorded(call)) break;
     result->v_int64 = i;
-    memcpy(call->data, data, (size - 2) * sizeof(char*));
-    return data[size - 3] ? pit_run(call) : 0;
+    if (made && i == found) data[size - 4] = pit_data(made);
+    memcpy(call->data, data, (size - 3) * sizeof(char*));
+    return data[size - 4] ? pit_run(call) : 0;
   }
   return 0;
 }

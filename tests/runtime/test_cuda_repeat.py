@@ -180,6 +180,39 @@ def test_outputs_that_a_call_makes_are_new(repeats: CudaRepeats) -> None:
     assert repeats.run((x,), value, out)[1] is None  # another kind of call
 
 
+def test_an_output_that_is_made_ahead_is_for_the_call_of_before_only(repeats: CudaRepeats) -> None:
+    seen: list[Any] = []
+    value, x, y = aligned(4, 2), aligned(4, 2), aligned(9, 2)
+    known = {
+        3: (x, recorded(seen, x, 3, aligned(3, 5))),
+        7: (y, recorded(seen, y, 7, aligned(6, 5))),
+    }
+    for given, repeat in known.values():
+        repeats.keep((given,), value, None, repeat)
+    for number in (3, 3, 7, 3, 7, 7):
+        seen.clear()
+        given, repeat = known[number]
+        made, found = repeats.run((given,), value, None)
+        assert found is repeat and made.shape == repeat.call.layout.output
+        assert [launch[-1][0] for launch in seen if launch[0] == "second"] == [made.data_ptr()]
+    assert repeats.run((aligned(2, 2),), value, None) == (None, None)
+    assert repeats.run((x,), value, None)[1] is known[3][1]
+
+
+def test_a_dense_product_is_left_to_the_caller_unless_it_reports(repeats: CudaRepeats) -> None:
+    value, x, out = aligned(4, 2), aligned(4, 2), aligned(3, 5)
+    dense = replace(recorded([], x, 7, out), launches=(), lists=None)
+    call: Any = dense.call
+    due = [False, False, True, False]
+    call.due = lambda: due.pop(0)
+    repeats.keep((x,), value, None, dense)
+    found = [repeats.run((x,), value, None) for _ in range(4)]
+    assert [repeat for _, repeat in found] == [dense, dense, None, dense]
+    outs = [made for made, repeat in found if repeat]
+    assert {made.shape for made in outs} == {(3, 5)}
+    assert len({made.data_ptr() for made in outs}) == 3 and call.reported == 0
+
+
 def test_threads_and_captured_graphs_repeat_nothing_of_others(
     repeats: CudaRepeats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,3 +327,34 @@ def test_operators_repeat_calls_from_the_third_on(
     monkeypatch.setattr(CountWatch, "counts", lambda self: (3,) * (4 if kind == "groups" else 1))
     made(*given, sparsity=told, out=outs[-1])  # by the plan of before, for the last time
     assert made._dispatcher._repeats.run(given, told, outs[-1])[1] is None
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_operators_repeat_dense_products_without_another_look(
+    look: Any, monkeypatch: pytest.MonkeyPatch, fresh: bool
+) -> None:
+    monkeypatch.setattr(CountWatch, "due", lambda self: False)
+    monkeypatch.setattr(CudaRepeats, "look", look)
+    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda: False)
+    monkeypatch.setattr(cuda_bind, "check_tensor", lambda *given, **options: None)
+    tensors, sparse = op.matmul(None, None, None, **LINEAR), {"lhs": pit_tvm.Mask(1, 64)}
+    made = pit_tvm.compile(tensors, sparse=sparse, target=H200)
+    planner: Any = made._dispatcher.planner
+    binder: Any = made._dispatcher.binder
+    plan, bind, bound = planner.plan, binder.bind_cuda, []
+
+    def dense(*given: Any) -> Any:
+        found = plan(*given)
+        return replace(found, choice=next(c for c in found.candidates if c.kind == "dense"))
+
+    planner.plan = dense
+    binder.bind_cuda = lambda *given: bound.append(given) or bind(*given)
+    mask = torch.ones(128, 64, dtype=torch.bool)
+    for _ in range(4):
+        lhs, rhs, bias = operands("lengths")
+        out = None if fresh else torch.full((128, 24), torch.nan).half()
+        found = made(lhs, rhs, bias, sparsity=mask, out=out)
+        want = lhs.double() @ rhs.double().T + bias.double()
+        assert (found.double() - want).abs().max() < 2e-3 * want.abs().max()
+        assert fresh or found is out
+    assert len(bound) == 2  # the first one does not know its tensors yet

@@ -313,6 +313,10 @@ def test_choices_on_a_gpu_take_tiles_in_turn_and_all_of_them_now_and_then() -> N
             assert names == ["call", *["tile"] * len(tiles), "dense"]
             assert choices[-1][1](plan).kind == "dense"
     assert seen == set(tiles)
+    alone = replace(checker, library=False)
+    for number in (0, 1):
+        choices = values._choices(problem, number, alone)
+        assert {choose(plan).kind for _, choose in choices} == {"pit"}
 
 
 @pytest.mark.parametrize("family", ["linear", "grid", "ranges"])
@@ -365,15 +369,15 @@ def test_the_reduced_set_has_every_variant_and_every_tile_of_float16() -> None:
 def test_the_reduced_set_is_what_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ran: list[tuple[str, tuple[int, ...], int]] = []
+    ran: list[tuple[str, tuple[int, ...], int, bool]] = []
 
     def note(family: str, numbers: Any, seed: int, checker: values.Checker) -> values.Report:
-        ran.append((family, tuple(numbers), checker.tiles))
+        ran.append((family, tuple(numbers), checker.tiles, checker.library))
         return values.Report()
 
     monkeypatch.setattr(values, "check_family", note)
     assert check_gpu.main(["--device", "cpu", "--reduced"]) == 0
-    assert ran == [(family, check_gpu.REDUCED, 1) for family in check_gpu.FAMILIES]
+    assert ran == [(family, check_gpu.REDUCED, 1, False) for family in check_gpu.FAMILIES]
     assert "threads" not in capsys.readouterr().out
 
 
