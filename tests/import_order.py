@@ -179,6 +179,7 @@ ORDER = {
         "kernels",
         "launch",
         "dispatch",
+        "cuda_recording",
         "cuda_arrays",
         "cuda_build",
         "cuda_detect_device",

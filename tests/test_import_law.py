@@ -18,7 +18,7 @@ FORBIDDEN = {
     **dict.fromkeys(("errors", "structs", "locations", "reference", "selection"), {"tvm"}),
 }
 TORCH_UNITS = {"torch", "model"}
-TORCH_IN_FUNCTIONS = {"pit_tvm.runtime.arrays", "pit_tvm.runtime.cuda_arrays"}
+TORCH_IN_FUNCTIONS = {f"pit_tvm.runtime.{n}" for n in ("arrays", "cuda_arrays", "cuda_recording")}
 
 
 def module_files() -> dict[str, Path]:

@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 from ..errors import BackendUnavailable, DTypeError, ShapeError, mismatch
+from .cuda_recording import recorded
 from .torch_arrays import address_of, check_contiguous, check_own, check_signs, check_strided
 
 _EXPECTED = "a dense CUDA tensor"
@@ -65,7 +66,11 @@ def empty_of(dtype: str, like: Any, shape: tuple[int, ...]) -> Any:
     """Uninitialised tensor of a type on the device of ``like``."""
     import torch
 
-    return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
+    def make() -> Any:
+        return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
+
+    now = recorded()
+    return make() if now is None else now.allocate(make)
 
 
 def zero(array: Any) -> None:
@@ -131,7 +136,10 @@ def signature(tensors: Sequence[Any]) -> tuple[object, ...]:
 
 def empty(like: Any, shape: Sequence[int]) -> Any:
     """Uninitialised tensor of the type and on the device of ``like``."""
-    return like.new_empty(tuple(shape))
+    now = recorded()
+    if now is None:
+        return like.new_empty(tuple(shape))
+    return now.allocate(lambda: like.new_empty(tuple(shape)))
 
 
 def is_capturing() -> bool:
@@ -189,9 +197,12 @@ def dense_product(
     lhs: Any, rhs: Any, bias: Any, act: str, out: Any, *, transpose_rhs: bool
 ) -> None:
     """``out = act(lhs @ rhs + bias)`` by cuBLAS and torch's activations, all rows, without
-    gradients; without a bias also of matrices beside each other."""
+    gradients; without a bias also of matrices beside each other. RuntimeError where a call is
+    recorded: cuBLAS keeps memory for every stream that it ever ran on."""
     import torch
 
+    if recorded() is not None:
+        raise RuntimeError("a dense product is no part of a graph")
     # torch refuses to write into what is given where an operand requires a gradient.
     lhs, rhs, bias = (
         a.detach() if a is not None and a.requires_grad else a for a in (lhs, rhs, bias)

@@ -6,6 +6,7 @@ PIT, SOSP'23, section 3.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import tvm
 
 from ..errors import ShapeError, mismatch
 from ..reference.index import index_lists
-from ..structs import Candidate, Groups, Index, Lengths, MicroTile, Plan, Tile
+from ..structs import Candidate, Groups, Index, MicroTile, Plan, Tile
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
 from .bind import Layout, told_pattern
@@ -27,7 +28,7 @@ from .cuda_fill_kernels import fill_module
 from .cuda_form import RowsForm, rows_form
 from .cuda_modules import cached_modules, detection_modules
 from .cuda_planner import CudaPlanner
-from .cuda_repeat import CudaRepeats, Repeat, repeat_of, repeat_of_dense
+from .cuda_repeat import CudaRepeats
 from .cuda_rows import ROW_STEP, RowsKernels
 from .cuda_view import CudaView
 from .cuda_workspace import CudaIndex, CudaWorkspace, listed
@@ -47,7 +48,6 @@ class CudaDispatcher:
     kernels: Any
     flip = False  # whether kernels compute the product turned: rhs is what they gather
     turns = False  # whether an operand is turned first, so that every extent is one of rows
-    repeats = False  # whether calls may be two launches, detection and a product, that are repeated
 
     def __init__(
         self,
@@ -71,10 +71,8 @@ class CudaDispatcher:
         self.checks_zeros = zeros_asked_for(program)
         self.detector = CudaDetector(self.modules, checked=asked_for(), clusters=target.clusters)
         self.fill, self.memory = CudaFill(self.modules), CudaWorkspace()
-        self._repeats = None if asked_for() else CudaRepeats(cache, self.detector.report)
+        self._repeats = None if asked_for() else CudaRepeats(cache)
         self._fills = self.planner.fills
-        # Whether one kernel detects, and another computes.
-        self._one = self.repeats and (isinstance(program.spec, Lengths) or not self._fills)
         self._no_groups = program.spec == Groups(0)
         names = [p.name for p in program.inputs]
         form = self.form
@@ -107,7 +105,7 @@ class CudaDispatcher:
         if self._repeats is not None and clock is None and choose is None:
             made, repeat = self._repeats.run(arrays, sparsity, out)
             if repeat is not None:
-                if not repeat.launches:
+                if repeat.dense:
                     self._dense(arrays, made)
                 if self._plan(repeat.call) is not repeat.plan:
                     self._repeats.forget(repeat)
@@ -129,6 +127,17 @@ class CudaDispatcher:
         if clock is not None:
             clock.select_us = _lap(clock)
         choice = plan.choice if choose is None else choose(plan)
+        self._compute(choice, bound, clock)
+        # Zeros that follow a dense product are neither torch's work nor a graph's.
+        alone = choice.kind != "dense" or not self.planner.dense_fills
+        if self._repeats is not None and choice is plan.choice and inputs is arrays and alone:
+            again = partial(self._compute, choice, bound)
+            self._repeats.keep(arrays, sparsity, (given, out), (call, plan), again)
+        return out, plan
+
+    def _compute(self, choice: Candidate, bound: CudaBound, clock: Clock | None = None) -> None:
+        """Detect, and launch the product of a choice."""
+        call, inputs, value, out, _ = bound
         index, dead = self._indices(call, value, choice.micro_tile)
         if clock is not None:
             clock.index_us = _lap(clock)
@@ -141,18 +150,8 @@ class CudaDispatcher:
                 self._fill_dead(dead, inputs, value, out)
                 dead = None
             self._product(choice, index, bound, dead)
-        if self._repeats is not None and choice is plan.choice and inputs is arrays:
-            repeat = self._repeat(bound, plan, (index, dead), sparsity)
-            self._repeats.keep(arrays, sparsity, given, repeat)
         if clock is not None:
             clock.kernel_us = _lap(clock)
-        return out, plan
-
-    def _repeat(self, bound: CudaBound, plan: Plan, found: Any, sparsity: Any) -> Repeat | None:
-        """How to repeat a call that found these lists, None if it cannot be."""
-        if plan.choice.kind == "dense":
-            return None if self.planner.dense_fills else repeat_of_dense(bound, plan)
-        return repeat_of(bound, plan, found, sparsity, self._places) if self._one else None
 
     def explain(
         self, arrays: Sequence[Any], sparsity: Any, sizes: dict[str, int], library: str
@@ -357,12 +356,6 @@ class CudaDispatcher:
             self.fill.pad_copy(bias, rest[0])
         kernel(wide["lhs"], *listed(index, dead), wide["rhs"], *rest)
         self.fill.pad_copy(wide["out"], out)
-
-
-class RowsDispatcher(CudaDispatcher):
-    """Runs one program of Hopper's m-axis family; threads may share it."""
-
-    repeats = True
 
 
 def all_modules(clusters: bool = True) -> dict[str, Callable[[], tvm.IRModule]]:

@@ -11,7 +11,7 @@ from .cuda_block_form import blocks_form
 from .cuda_blocks import BlocksDispatcher
 from .cuda_columns import ColumnsDispatcher
 from .cuda_decode import decode_dispatcher, decodes
-from .cuda_dispatch import CudaDispatcher, RowsDispatcher
+from .cuda_dispatch import CudaDispatcher
 from .cuda_form import ColumnsForm, form_of
 from .cuda_general import GeneralDispatcher
 from .cuda_general_form import general_form
@@ -56,5 +56,5 @@ def _hopper(program: Program, *parts: Any, **options: Any) -> CudaDispatcher | N
         return None
     if decodes(program, form):
         return decode_dispatcher(program, *parts, form=form, **options)
-    made = ColumnsDispatcher if isinstance(form, ColumnsForm) else RowsDispatcher
+    made = ColumnsDispatcher if isinstance(form, ColumnsForm) else CudaDispatcher
     return made(program, *parts, form=form, **options)

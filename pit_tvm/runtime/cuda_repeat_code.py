@@ -1,25 +1,28 @@
-"""Compiled code that compares a call's tensors with those of calls before, and launches.
+"""Compiled code that compares a call's tensors with those of calls before, and launches the CUDA
+graph that was recorded of such a call at these addresses.
 
-It runs on the host. What it launches are compiled functions; of calls that come again at the same
-addresses they are recorded into a CUDA graph, which the driver launches in a quarter of the time.
+It runs on the host. The driver launches a graph in a fraction of what its kernels take one by one.
 """
 
 from __future__ import annotations
 
 MOST_TENSORS, MOST_RANK = 8, 6  # of one call, and of one tensor
 MOST_WORDS = 1 + MOST_TENSORS * (2 + MOST_RANK)  # that tell a call from others
-NUMBER, MEMORY, TENSOR = 0, 1, 2  # kinds of arguments: see SOURCE
 GRAPHS = 16  # of one call, each for addresses of its own
 MOST_GRAPHS = 256  # of a process: each takes 115 KiB of the device and 28 of the host
 OFTEN = 6  # times that addresses come before they get a graph, which takes 0.1 to 0.3 ms to make
+MOST_FAILURES = 3  # graphs of a call that could not be made
+NONE, OTHERS = -1, -2  # results; OTHERS - i: call i, for whose computing others care
+WORDS, COUNT, BEGIN, END, DROP = -3, -4, -5, -6, -7  # what is asked for: see SOURCE
 
-_LIMITS = f"""
+_CONSTANTS = f"""
 enum {{ MOST_TENSORS = {MOST_TENSORS}, MOST_RANK = {MOST_RANK}, MOST_WORDS = {MOST_WORDS} }};
-enum {{ MOST_ARGUMENTS = 16, GRAPHS = {GRAPHS} }};
-enum {{ MOST_GRAPHS = {MOST_GRAPHS}, OFTEN = {OFTEN} }};
+enum {{ GRAPHS = {GRAPHS}, MOST_GRAPHS = {MOST_GRAPHS}, OFTEN = {OFTEN} }};
+enum {{ MOST_FAILURES = {MOST_FAILURES}, NONE = {NONE}, OTHERS = {OTHERS} }};
+enum {{ WORDS = {WORDS}, COUNT = {COUNT}, BEGIN = {BEGIN}, END = {END}, DROP = {DROP} }};
 """
 SOURCE = (
-    _LIMITS
+    _CONSTANTS
     + """
 #include <atomic>
 #include <cuda_runtime.h>
@@ -35,15 +38,16 @@ struct Graph {
   cudaGraphExec_t made;
 };
 
-// A call in words: its tensors; its launches, each the function's handle, the number of arguments,
-// and two words for each argument, kind and value: 0 a number, 1 memory (DLTensor), 2 + i memory as
-// the value says (DLTensor) at the address of tensor i.
+// A call in words, which tell its tensors. Every ``period``-th is not repeated. ``dense``: others
+// compute it. What follows is of the graph that is recorded: its place, on a stream of its own.
 struct Call {
-  int64_t bytes, launches;
-  int64_t* program;
+  int64_t bytes, period, left, dense, failures;
   int64_t words[MOST_WORDS];
   char* data[MOST_TENSORS];  // addresses of the tensors of the last call
   Graph graphs[GRAPHS];
+  Graph* place;
+  cudaStream_t own;
+  int64_t mode;
 };
 struct Table { int64_t size; Call* calls[]; };
 
@@ -102,61 +106,6 @@ static int pit_words(const TVMFFIAny* given, int number, int64_t* words, char** 
   return at;
 }
 
-static int pit_launch(const Call* call) {
-  const int64_t* next = call->program;
-  for (int i = 0; i < call->launches; ++i) {
-    TVMFFIAny args[MOST_ARGUMENTS] = {}, result = {};
-    DLTensor views[MOST_ARGUMENTS];
-    void* function = (void*)*next++;
-    int number = (int)*next++;
-    for (int a = 0; a < number; ++a, next += 2) {
-      args[a].type_index = next[0] == 0 ? kTVMFFIInt : kTVMFFIDLTensorPtr;
-      args[a].v_int64 = next[1];
-      if (next[0] >= 2) {
-        views[a] = *(const DLTensor*)next[1];
-        views[a].data = call->data[next[0] - 2];
-        args[a].v_ptr = views + a;
-      }
-    }
-    int code = TVMFFIFunctionCall(function, args, number, &result);
-    if (code) return code;
-  }
-  return 0;
-}
-
-// What a call launches at its last addresses, on the current device, as a graph; NULL where it
-// cannot be recorded. The caller's stream may be the default one, which no graph records, and other
-// threads may record too.
-static cudaGraphExec_t pit_record(const Call* call, int device) {
-  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-  cudaGraphExec_t made = NULL;
-  cudaGraph_t graph = NULL;
-  cudaStream_t own = NULL;
-  TVMFFIStreamHandle stream = NULL;
-  if (++pit_graphs > MOST_GRAPHS) {
-    --pit_graphs;
-    return NULL;
-  }
-  cudaThreadExchangeStreamCaptureMode(&mode);
-  if (!cudaStreamCreateWithFlags(&own, cudaStreamNonBlocking)) {
-    if (!cudaStreamBeginCapture(own, cudaStreamCaptureModeRelaxed)) {
-      int failed = TVMFFIEnvSetStream(kDLCUDA, device, own, &stream);
-      if (!failed) {
-        failed = pit_launch(call);
-        TVMFFIEnvSetStream(kDLCUDA, device, stream, NULL);
-      }
-      if (!cudaStreamEndCapture(own, &graph) && !failed && cudaGraphInstantiate(&made, graph, 0))
-        made = NULL;
-      if (graph) cudaGraphDestroy(graph);
-    }
-    cudaStreamDestroy(own);
-  }
-  cudaThreadExchangeStreamCaptureMode(&mode);
-  cudaGetLastError();  // that nothing was recorded is no error of the call
-  if (!made) --pit_graphs;
-  return made;
-}
-
 static void pit_drop(Graph* graph) {
   if (graph->made) {
     cudaGraphExecDestroy(graph->made);
@@ -165,83 +114,159 @@ static void pit_drop(Graph* graph) {
   memset(graph, 0, sizeof(Graph));
 }
 
-// The number of the CUDA device of a call; -1 for another kind of device.
+// The number of the CUDA device of a call; -1 for another kind of device, and one that is not the
+// current one: the default stream is that of the current device.
 static int pit_device(const Call* call) {
   const int64_t* first = call->words + 1;
+  int current = -1;
   while (*first == -1) ++first;  // no tensor
-  return *first >> 32 == kDLCUDA ? (int)(int32_t)*first : -1;
+  int device = *first >> 32 == kDLCUDA ? (int)(int32_t)*first : -1;
+  return device < 0 || cudaGetDevice(&current) || current != device ? -1 : device;
 }
 
 // Whether the stream of a call is being recorded: its memory is the recorder's then.
 static int pit_recorded(const Call* call) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  if (pit_device(call) < 0) return 0;
   if (!cudaStreamIsCapturing((cudaStream_t)call->words[0], &status)) return status != 0;
   cudaGetLastError();  // the default stream cannot say it while another one is recorded
   return 1;
 }
 
-// Launch a call at its addresses: by a graph where they have one. The default stream is that of the
-// current device, so on another one nothing is recorded. A call without launches is the caller's.
-static int pit_run(Call* call) {
+static Graph* pit_place(Call* call) {
   uint64_t hash = 0;
-  int device = pit_device(call), current = -1;
-  if (!call->launches) return 0;
-  if (device < 0 || cudaGetDevice(&current) || current != device) return pit_launch(call);
   for (int i = 0; i < MOST_TENSORS; ++i)
     hash = (hash ^ (uint64_t)call->data[i]) * 0x9E3779B97F4A7C15u;
-  Graph* graph = call->graphs + (hash >> 40) % GRAPHS;
-  if (memcmp(graph->data, call->data, sizeof(graph->data))) {
-    if (--graph->seen > 0) return pit_launch(call);
+  return call->graphs + (hash >> 40) % GRAPHS;
+}
+
+static int pit_is_here(const Call* call, const Graph* graph) {
+  return !memcmp(graph->data, call->data, sizeof(graph->data));
+}
+
+// Launch the graph of a call at its addresses: whether there is one.
+static int pit_launch(Call* call) {
+  Graph* graph = pit_place(call);
+  if (!graph->made || !pit_is_here(call, graph)) return 0;
+  if (!cudaGraphLaunch(graph->made, (cudaStream_t)call->words[0])) return 1;
+  cudaGetLastError();  // it is launched one by one, which says what is wrong, if anything is
+  pit_drop(graph);
+  return 0;
+}
+
+// Note that a call was launched one by one: whether its addresses came often enough for a graph.
+static int pit_count(Call* call) {
+  Graph* graph = pit_place(call);
+  if (call->dense || call->failures == MOST_FAILURES || pit_device(call) < 0) return 0;
+  if (!pit_is_here(call, graph)) {
+    if (--graph->seen > 0) return 0;
     pit_drop(graph);
     memcpy(graph->data, call->data, sizeof(graph->data));
   }
-  if (graph->seen < OFTEN && ++graph->seen == OFTEN && !graph->made)
-    graph->made = pit_record(call, device);
-  if (graph->made) {
-    if (!cudaGraphLaunch(graph->made, (cudaStream_t)call->words[0])) return 0;
-    pit_drop(graph);
-  }
-  return pit_launch(call);  // which says what is wrong, if anything is
+  if (graph->seen < OFTEN) ++graph->seen;
+  return graph->seen == OFTEN && !graph->made && pit_graphs < MOST_GRAPHS;
 }
 
-// (table, guess, made, tensors ..) finds the number of the call in the table that is like this one,
-// -1 if none is or its stream is recorded, and launches what it launches if there is an output:
-// among the tensors, or ``made``, not None, for the call whose number is ``guess``.
-// (table, number, at, output) launches a call that was just found without an output, which is its
-// tensor number ``at``. (0, address, tensors ..) writes their words to the address, and counts them.
-// (call, -2) drops its graphs.
-extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_main(void* self, const TVMFFIAny* args, int size,
-                                                 TVMFFIAny* result) {
-  int64_t words[MOST_WORDS], found = args[1].v_int64;
-  char* data[MOST_TENSORS];
-  const Table* table = (const Table*)args[0].v_int64;
-  result->type_index = kTVMFFIInt;
-  if (!table) {
-    result->v_int64 = pit_words(args + 2, size - 2, (int64_t*)found, data);
-    return 0;
+// The stream on which to launch a call again, to record it; NULL where that cannot be. The caller's
+// stream may be the default one, which no graph records, and other threads may record too.
+static cudaStream_t pit_begin(Call* call) {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  call->place = pit_place(call);
+  call->own = NULL;
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  call->mode = mode;
+  if (!cudaStreamCreateWithFlags(&call->own, cudaStreamNonBlocking)) {
+    if (!cudaStreamBeginCapture(call->own, cudaStreamCaptureModeRelaxed)) return call->own;
+    cudaStreamDestroy(call->own);
   }
-  result->v_int64 = found;
-  if (found == -2) {
-    for (int i = 0; i < GRAPHS; ++i) pit_drop(((Call*)args[0].v_int64)->graphs + i);
-    return 0;
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  cudaGetLastError();
+  ++call->failures;
+  return NULL;
+}
+
+// End the recording: the number of the graph's place if it is kept, else NONE.
+static int64_t pit_end(Call* call, int64_t keep) {
+  cudaStreamCaptureMode mode = (cudaStreamCaptureMode)call->mode;
+  cudaGraph_t graph = NULL;
+  cudaGraphExec_t made = NULL;
+  if (!cudaStreamEndCapture(call->own, &graph) && keep && cudaGraphInstantiate(&made, graph, 0))
+    made = NULL;
+  if (graph) cudaGraphDestroy(graph);
+  cudaStreamDestroy(call->own);
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  cudaGetLastError();  // that nothing was recorded is no error of the call
+  call->place->made = made;
+  if (!made) {
+    call->place->seen = 0;
+    ++call->failures;
+    return NONE;
   }
-  if (args[2].type_index == kTVMFFIInt) {
-    table->calls[found]->data[args[2].v_int64] = pit_data(pit_tensor(args + 3));
-    return pit_run(table->calls[found]);
-  }
-  const DLTensor* made = pit_tensor(args + 2);
-  result->v_int64 = -1;
-  int64_t bytes = 8 * pit_words(args + 3, size - 3, words, data);
+  ++pit_graphs;
+  return call->place - call->graphs;
+}
+
+// The number of the call in a table whose tensors are like these, which gets their addresses, and
+// that of ``made``, if it is number ``only`` (NONE: whichever it is), for its output; NONE if there
+// is none, or its stream is recorded.
+static int64_t pit_find(Table* table, const TVMFFIAny* given, int number, const DLTensor* made,
+                        int64_t only) {
+  int64_t words[MOST_WORDS];
+  char* data[MOST_TENSORS] = {};
+  int64_t bytes = 8 * pit_words(given, number, words, data);
   for (int64_t i = 0; bytes > 0 && i < table->size; ++i) {
     Call* call = table->calls[i];
     if (call->bytes != bytes || memcmp(call->words, words, bytes)) continue;
-    if (pit_recorded(call)) break;
-    result->v_int64 = i;
-    if (made && i == found) data[size - 4] = pit_data(made);
-    memcpy(call->data, data, (size - 3) * sizeof(char*));
-    return data[size - 4] ? pit_run(call) : 0;
+    if (pit_device(call) >= 0 && pit_recorded(call)) return NONE;
+    if (made && (only < 0 || only == i)) data[number - 1] = pit_data(made);
+    memcpy(call->data, data, sizeof(data));
+    return i;
   }
+  return NONE;
+}
+
+// (table, guess, made, tensors ..) finds the call in the table that is like this one: i if a graph
+// did its work; OTHERS - i if it is dense, or lacks an output: that among the tensors, or ``made``,
+// not None, for the call ``guess``; NONE if there is none, or it has to be launched one by one.
+// (table, i, at, output): the same for call i, just found, whose tensor ``at`` is the output.
+// (table, COUNT, output, tensors ..): a call was launched one by one, with this output. i if it is
+// to be recorded; OTHERS if not; NONE if it is not known.
+// (call, BEGIN): the stream on which to launch it for that, 0 if it cannot be recorded.
+// (call, END, keep): the place of its graph, NONE if there is none.
+// (call, DROP) drops its graphs. (address, WORDS, tensors ..) writes their words, and counts them.
+extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_main(void* self, const TVMFFIAny* args, int size,
+                                                 TVMFFIAny* result) {
+  Table* table = (Table*)args[0].v_int64;
+  Call* call = (Call*)table;
+  int64_t asked = args[1].v_int64, found = asked, last = size - 4;
+  char* data[MOST_TENSORS];
+  result->type_index = kTVMFFIInt;
+  result->v_int64 = NONE;
+  if (asked == WORDS) result->v_int64 = pit_words(args + 2, size - 2, (int64_t*)call, data);
+  if (asked == BEGIN) result->v_int64 = (int64_t)pit_begin(call);
+  if (asked == END) result->v_int64 = pit_end(call, args[2].v_int64);
+  for (int i = 0; asked == DROP && i < GRAPHS; ++i) pit_drop(call->graphs + i);
+  if (asked == COUNT) {
+    found = pit_find(table, args + 3, size - 3, pit_tensor(args + 2), NONE);
+    if (found >= 0) result->v_int64 = pit_count(table->calls[found]) ? found : OTHERS;
+  }
+  if (asked < NONE) return 0;
+  if (args[2].type_index == kTVMFFIInt) {
+    last = args[2].v_int64;
+    call = table->calls[found];
+    call->data[last] = pit_data(pit_tensor(args + 3));
+  } else {
+    found = pit_find(table, args + 3, size - 3, pit_tensor(args + 2), asked);
+    if (found < 0) return 0;
+    call = table->calls[found];
+    if (--call->left < 0) {
+      call->left = call->period - 1;
+      return 0;
+    }
+  }
+  if (call->dense || !call->data[last])
+    result->v_int64 = OTHERS - found;
+  else if (pit_device(call) >= 0 && pit_launch(call))
+    result->v_int64 = found;
   return 0;
 }
 """

@@ -12,6 +12,7 @@ from ..remember import remember
 from ..structs import Index
 from .cuda_arrays import empty_of, is_capturing, is_rehearsed, stream_of
 from .cuda_detect_plan import capacity_of
+from .cuda_recording import recorded
 from .cuda_view import CudaView
 
 
@@ -71,7 +72,8 @@ class CudaWorkspace:
     """Index memory that each thread uses again in each stream.
 
     A stream does its work in order, so a call may overwrite what the call before it has read.
-    While a CUDA graph is captured, or rehearsed, memory is new: it belongs to the graph.
+    While a CUDA graph is captured, or rehearsed, memory is new: it belongs to the graph. One that
+    launches a call again uses the memory of that call.
     """
 
     def __init__(self) -> None:
@@ -83,9 +85,9 @@ class CudaWorkspace:
 
     def keep(self, make: Callable[..., Made], like: Any, *size: object) -> Made:
         """``make(like, *size)``, memory on the device of ``like``, or what that gave before."""
-        device = like.get_device()
-        stream = stream_of(device)
-        if stream and is_capturing():  # the default stream, 0, cannot be captured
+        device, now = like.get_device(), recorded()
+        stream = stream_of(device) if now is None else now.stream.cuda_stream
+        if now is None and stream and is_capturing():  # the default stream, 0, cannot be captured
             return make(like, *size)
         try:
             known = self._memory.known
@@ -97,4 +99,6 @@ class CudaWorkspace:
             made = make(like, *size)
             if not is_rehearsed():
                 remember(known, key, made, _MOST)
+        if now is not None:
+            now.memory.append(made)
         return made

@@ -13,7 +13,7 @@ from pit_tvm import op
 from pit_tvm.errors import UnsupportedTarget
 from pit_tvm.runtime.cuda_build import cuda_source
 from pit_tvm.runtime.cuda_detect_plan import plan_mask
-from pit_tvm.runtime.cuda_dispatch import RowsDispatcher, all_modules
+from pit_tvm.runtime.cuda_dispatch import CudaDispatcher, all_modules
 from pit_tvm.runtime.cuda_general import GeneralDispatcher
 from pit_tvm.runtime.cuda_rows import RowsKernels
 from pit_tvm.runtime.kernel_cache import KernelCache
@@ -34,7 +34,7 @@ def compiled(arch: str, tensors: Any, spec: SparsitySpec, operand: str = "lhs") 
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_tensor_ir_schedules_run_what_hoppers_families_run_on_hopper(arch: str) -> None:
-    assert type(compiled("sm_90a", LINEAR, Rows())) is RowsDispatcher
+    assert type(compiled("sm_90a", LINEAR, Rows())) is CudaDispatcher
     made = compiled(arch, LINEAR, Rows())
     assert isinstance(made, GeneralDispatcher)
     assert made.target.clusters == (arch not in ("sm_80", "sm_86", "sm_89"))

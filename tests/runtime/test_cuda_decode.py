@@ -10,7 +10,7 @@ import pytest
 import pit_tvm
 from pit_tvm import op
 from pit_tvm.errors import DTypeError, ShapeError
-from pit_tvm.runtime import cuda_bind, cuda_decode
+from pit_tvm.runtime import cuda_bind, cuda_decode, cuda_repeat
 from pit_tvm.runtime.bind import PackedOperand
 from pit_tvm.runtime.cuda_columns import ColumnsDispatcher
 from pit_tvm.runtime.cuda_decode import FAMILY, DecodeDispatcher, PackingDispatcher
@@ -139,6 +139,7 @@ def multiplied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
     monkeypatch.setattr(CudaFewRows, "__call__", product)
     monkeypatch.setattr(CountWatch, "due", lambda self: False)
+    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda: False)
     for module in (cuda_bind, cuda_decode):
         monkeypatch.setattr(module, "check_tensor", lambda *given, **options: None)
     return seen

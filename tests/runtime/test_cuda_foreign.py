@@ -17,7 +17,7 @@ from pit_tvm.runtime.cuda_repeat import CudaRepeats
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.runtime.program import analyse
 from tests.api.test_foreign_tensors import nested, under_grad, under_vmap
-from tests.runtime.test_cuda_repeat import recorded
+from tests.runtime.test_cuda_repeat import keep
 
 torch = pytest.importorskip("torch")
 FakeTensorMode: Any = pytest.importorskip("torch._subclasses").FakeTensorMode
@@ -148,12 +148,12 @@ def test_calls_with_tensors_without_dense_memory_repeat_nothing(
     name: str, place: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(cuda_repeat, "is_capturing", lambda: False)
-    repeats, seen = CudaRepeats(KernelCache(tmp_path), print), []  # type: ignore[var-annotated]
+    repeats = CudaRepeats(KernelCache(tmp_path))
     given = [torch.zeros(4, 2, dtype=torch.float16) for _ in range(3)]
     value, x, out = given
-    repeat = recorded(seen, x, 7, out)
-    repeats.keep((x,), value, out, repeat)
+    plan = keep(repeats, x, value, out)
     bad = list(given)
     bad[place] = TENSORS[name][0](given[place])
-    assert repeats.run((bad[1],), bad[0], bad[2])[1] is None and not seen
-    assert repeats.run((x,), value, out)[1] is repeat
+    assert repeats.run((bad[1],), bad[0], bad[2])[1] is None
+    found = repeats.run((x,), value, out)[1]
+    assert found and found.plan is plan

@@ -13,6 +13,7 @@ import pytest
 from pit_tvm.runtime import cuda_arrays, cuda_detect_ids, cuda_repeat, cuda_workspace
 from pit_tvm.runtime.cuda_detect_ids import SlicePlan
 from pit_tvm.runtime.cuda_experts import CudaExperts
+from pit_tvm.runtime.cuda_repeat_code import COUNT, NONE, WORDS
 from pit_tvm.runtime.cuda_workspace import CudaWorkspace
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.structs import Groups, Lengths, MicroTile, Rows, SparsitySpec
@@ -55,18 +56,18 @@ def test_memory_of_graphs_that_are_rehearsed_is_not_kept(current: dict[str, int]
 
 
 def test_calls_that_are_rehearsed_are_not_repeated(current: dict[str, int]) -> None:
-    repeats: Any = cuda_repeat.CudaRepeats(None, print)  # type: ignore[arg-type]
-    looked: list[int] = []
+    repeats: Any = cuda_repeat.CudaRepeats(None)  # type: ignore[arg-type]
+    looked: list[tuple[int, int]] = []
 
-    def look(*given: Any) -> int:
-        looked.append(current["stream"])
-        return 0
+    def look(place: int, asked: int, *given: Any) -> int:
+        looked.append((current["stream"], asked))
+        return NONE
 
     repeats.look = look
     for stream in (GRAPHS, OTHER):
         current["stream"] = stream
-        repeats.keep((), None, None, object())
-    assert looked == [OTHER]
+        repeats.keep((), None, (None, None), (None, None), print)
+    assert looked == [(GRAPHS, COUNT), (OTHER, COUNT), (OTHER, WORDS)]
 
 
 def test_nothing_is_rehearsed_before_torch_compiles(monkeypatch: pytest.MonkeyPatch) -> None:

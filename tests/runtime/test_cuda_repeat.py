@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,17 +17,17 @@ import pit_tvm
 from pit_tvm import op
 from pit_tvm.runtime import cuda_bind, cuda_detect, cuda_detect_ids, cuda_repeat, cuda_workspace
 from pit_tvm.runtime.cuda_modules import CudaKernels
-from pit_tvm.runtime.cuda_repeat import MOST, CudaRepeats, Launch, Repeat
-from pit_tvm.runtime.cuda_repeat_code import MOST_WORDS
+from pit_tvm.runtime.cuda_repeat import MOST, MOST_BYTES, CudaRepeats
+from pit_tvm.runtime.cuda_repeat_code import BEGIN, COUNT, END, MOST_WORDS, NONE, OTHERS, WORDS
 from pit_tvm.runtime.cuda_rows import RowsKernels
-from pit_tvm.runtime.cuda_view import CudaView
-from pit_tvm.runtime.cuda_watch import CountWatch
+from pit_tvm.runtime.cuda_view import _Header
+from pit_tvm.runtime.cuda_watch import PERIOD, CountWatch
 from pit_tvm.runtime.kernel_cache import KernelCache
+from pit_tvm.structs import Candidate, Plan
 
 torch = pytest.importorskip("torch")
 FakeTensorMode: Any = pytest.importorskip("torch._subclasses").FakeTensorMode
 
-CPU = 1
 KINDS = ["lengths", "zeros", "rows", "groups"]  # zeros: lengths, with rows of zeros beside them
 H200 = "cuda -arch=sm_90a -model=h200"
 LINEAR: dict[str, Any] = {"dtype": "float16", "bias": True, "transpose_rhs": True}
@@ -34,12 +36,12 @@ LINEAR: dict[str, Any] = {"dtype": "float16", "bias": True, "transpose_rhs": Tru
 @pytest.fixture(scope="module")
 def look(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The compiled code: it takes tensors of any device."""
-    return CudaRepeats(KernelCache(tmp_path_factory.mktemp("kernels")), print).look
+    return CudaRepeats(KernelCache(tmp_path_factory.mktemp("kernels"))).look
 
 
 def words(look: Any, *tensors: Any) -> bytes | None:
     memory = (ctypes.c_int64 * MOST_WORDS)()
-    size = look(0, ctypes.addressof(memory), *tensors)
+    size = look(ctypes.addressof(memory), WORDS, *tensors)
     return bytes(memory)[: 8 * size] if size > 0 else None
 
 
@@ -97,160 +99,167 @@ class Call:
     """A call as `CudaRepeats` needs it."""
 
     def __init__(self, output: tuple[int, ...]) -> None:
-        self.layout, self.watch, self.reported = self, self, 0
-        self.output = output
+        self.layout = self.watch = self
+        self.output, self.passed = output, 0
 
-    def due(self) -> bool:
-        return True
-
-    def report(self, count: Any, write: Any) -> None:
-        self.reported += 1
+    def pass_by(self) -> None:
+        self.passed += 1
 
 
 @pytest.fixture
 def repeats(look: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> CudaRepeats:
     monkeypatch.setattr(cuda_repeat, "is_capturing", lambda: False)
-    made = CudaRepeats(KernelCache(tmp_path), print)
+    made = CudaRepeats(KernelCache(tmp_path))
     made.look = look
     return made
 
 
-def noting(seen: list[Any]) -> Callable[[str], Any]:
-    """``note(name)``: a compiled function that notes name, numbers, and addresses with shapes."""
-
-    def noted(arg: Any) -> Any:
-        return (arg.data_ptr(), tuple(arg.shape)) if hasattr(arg, "data_ptr") else arg
-
-    def note(name: str) -> Any:
-        return tvm_ffi.convert(lambda *args: seen.append((name, *map(noted, args))))
-
-    return note
-
-
-def recorded(seen: list[Any], like: Any, number: int, out: Any) -> Repeat:
-    """A call whose launches note what they are given in ``seen``."""
-    note = noting(seen)
-    views = [view(tensor) for tensor in (like, out)]
-    index: Any = Call(())
-    index.count = None
-    first = Launch(note("first"), ((0, view(like, (like.numel(),))), number, views[1]))
-    second = Launch(note("second"), ((1, views[0]), views[0], (2, views[1])))
+def keep(
+    repeats: CudaRepeats, given: Any, value: Any, out: Any, kind: str = "dense", new: bool = False
+) -> Any:
+    """Keep a call, twice, of a plan that is returned."""
     call: Any = Call(tuple(out.shape))
-    plan: Any = None
-    return Repeat(call, plan, (first, second), (index, None), out.new_empty(0))
+    plan: Any = Plan(Candidate(kind, None, 0.0, None, 1.0))
+    for _ in range(2):
+        repeats.keep((given,), value, (None if new else out, out), (call, plan), lambda: None)
+    return plan
 
 
-def view(tensor: Any, shape: tuple[int, ...] | None = None) -> CudaView:
-    made = CudaView(tensor.data_ptr(), shape or tensor.shape, "float16", 0)
-    made._header.device_type = CPU
-    return made
-
-
-def test_a_repeated_call_launches_the_same_at_other_addresses(repeats: CudaRepeats) -> None:
-    seen: list[Any] = []
+def test_a_dense_product_is_left_to_the_caller(repeats: CudaRepeats) -> None:
     value, x, out = aligned(4, 2), aligned(4, 2), aligned(3, 5)
-    repeat = recorded(seen, x, 7, out)
     assert repeats.run((x,), value, out) == (out, None)
-    repeats.keep((x,), value, out, repeat)
-    value2, x2, out2 = aligned(4, 2), aligned(4, 2), aligned(3, 5)
-    done, found = repeats.run((x2,), value2, out2)
-    assert done is out2 and found is repeat
-    here, there = (x.data_ptr(), (4, 2)), (out.data_ptr(), (3, 5))
-    assert seen == [
-        ("first", (value2.data_ptr(), (8,)), 7, there),
-        ("second", (x2.data_ptr(), (4, 2)), here, (out2.data_ptr(), (3, 5))),
-    ]
+    plan = keep(repeats, x, value, out)
+    x2, out2 = aligned(4, 2), aligned(3, 5)
+    done, found = repeats.run((x2,), aligned(4, 2), out2)
+    assert done is out2 and found and found.plan is plan and found.dense
+    counted: Any = found.call
+    assert counted.passed == 1
     assert repeats.run((aligned(5, 2),), value, out)[1] is None
     assert repeats.run((x.numpy(),), object(), out)[1] is None
-    repeats.forget(repeat)
+    assert repeats.run((x,), value, None)[1] is None  # another kind of call
+    repeats.forget(found)
     assert repeats.run((x,), value, out)[1] is None
+    other = keep(repeats, x, value, out)
+    found = repeats.run((x,), value, out)[1]
+    assert found and found.plan is other
 
 
-def test_outputs_that_a_call_makes_are_new(repeats: CudaRepeats) -> None:
-    seen: list[Any] = []
+def test_now_and_then_a_call_goes_the_long_way(repeats: CudaRepeats) -> None:
     value, x, out = aligned(4, 2), aligned(4, 2), aligned(3, 5)
-    repeat = recorded(seen, x, 7, out)
-    repeats.keep((x,), value, None, repeat)
-    made, found = repeats.run((x,), value, None)
-    assert made.shape == (3, 5) and made.dtype == x.dtype and found is repeat
-    assert [name for name, *_ in seen] == ["first", "second"]
-    assert seen[1][-1] == (made.data_ptr(), (3, 5))
-    reported: Any = repeat.call
-    assert reported.reported == 1
-    assert repeats.run((x,), value, out)[1] is None  # another kind of call
+    keep(repeats, x, value, out)
+    found = [repeats.run((x,), value, out)[1] is None for _ in range(3 * PERIOD)]
+    assert [i for i, long in enumerate(found) if long] == [
+        PERIOD - 1,
+        2 * PERIOD - 1,
+        3 * PERIOD - 1,
+    ]
 
 
-def test_an_output_that_is_made_ahead_is_for_the_call_of_before_only(repeats: CudaRepeats) -> None:
-    seen: list[Any] = []
+def test_an_output_is_made_for_the_call_that_it_is_of(repeats: CudaRepeats) -> None:
     value, x, y = aligned(4, 2), aligned(4, 2), aligned(9, 2)
-    known = {
-        3: (x, recorded(seen, x, 3, aligned(3, 5))),
-        7: (y, recorded(seen, y, 7, aligned(6, 5))),
-    }
-    for given, repeat in known.values():
-        repeats.keep((given,), value, None, repeat)
-    for number in (3, 3, 7, 3, 7, 7):
-        seen.clear()
-        given, repeat = known[number]
-        made, found = repeats.run((given,), value, None)
-        assert found is repeat and made.shape == repeat.call.layout.output
-        assert [launch[-1][0] for launch in seen if launch[0] == "second"] == [made.data_ptr()]
+    plans = [keep(repeats, x, value, aligned(3, 5), new=True)]
+    plans.append(keep(repeats, y, value, aligned(6, 5), new=True))
+    outs = []
+    for number in (0, 0, 1, 0, 1, 1):
+        made, found = repeats.run(((x, y)[number],), value, None)
+        assert found and found.plan is plans[number]
+        assert made.shape == ((3, 5), (6, 5))[number] and made.dtype == x.dtype
+        outs.append(made)
+    assert len({made.data_ptr() for made in outs}) == len(outs)
     assert repeats.run((aligned(2, 2),), value, None) == (None, None)
-    assert repeats.run((x,), value, None)[1] is known[3][1]
+    assert repeats.run((x,), value, aligned(3, 5))[1] is None  # another kind of call
 
 
-def test_a_dense_product_is_left_to_the_caller_unless_it_reports(repeats: CudaRepeats) -> None:
+def test_other_calls_need_a_graph(repeats: CudaRepeats) -> None:
     value, x, out = aligned(4, 2), aligned(4, 2), aligned(3, 5)
-    dense = replace(recorded([], x, 7, out), launches=(), lists=None)
-    call: Any = dense.call
-    due = [False, False, True, False]
-    call.due = lambda: due.pop(0)
-    repeats.keep((x,), value, None, dense)
-    found = [repeats.run((x,), value, None) for _ in range(4)]
-    assert [repeat for _, repeat in found] == [dense, dense, None, dense]
-    outs = [made for made, repeat in found if repeat]
-    assert {made.shape for made in outs} == {(3, 5)}
-    assert len({made.data_ptr() for made in outs}) == 3 and call.reported == 0
+    for new in (False, True):
+        keep(repeats, x, value, out, "pit", new=new)
+        for _ in range(2):
+            assert repeats.run((x,), value, None if new else out)[1] is None
 
 
 def test_threads_and_captured_graphs_repeat_nothing_of_others(
     repeats: CudaRepeats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     value, x, out = aligned(4, 2), aligned(4, 2), aligned(3, 5)
-    repeat = recorded([], x, 7, out)
-    repeats.keep((x,), value, out, repeat)
+    plan = keep(repeats, x, value, out)
     found: list[Any] = []
     other = threading.Thread(target=lambda: found.append(repeats.run((x,), value, out)[1]))
     other.start()
     other.join()
     monkeypatch.setattr(cuda_repeat, "is_capturing", lambda: True)
-    repeats.keep((aligned(9, 2),), value, out, recorded([], x, 7, out))
+    keep(repeats, aligned(9, 2), value, out)
     monkeypatch.setattr(cuda_repeat, "is_capturing", lambda: False)
     found += [repeats.run(((x,), (aligned(9, 2),))[i], value, out)[1] for i in (0, 1)]
-    assert found == [None, repeat, None]
+    assert found[0] is found[2] is None and found[1].plan is plan
 
 
 def test_a_full_table_starts_again(repeats: CudaRepeats) -> None:
     value, out = aligned(4, 2), aligned(3, 5)
     inputs = [aligned(1 + i, 2) for i in range(MOST + 1)]
-    known = [recorded([], x, 7, out) for x in inputs]
-    for x, repeat in zip(inputs, known, strict=True):
-        repeats.keep((x,), value, out, repeat)
+    known = [keep(repeats, x, value, out) for x in inputs]
     found = [repeats.run((x,), value, out)[1] for x in inputs]
-    assert found == [None] * MOST + [known[-1]]
+    assert found[:-1] == [None] * MOST and found[-1] and found[-1].plan is known[-1]
 
 
-def test_errors_of_a_launch_are_raised(repeats: CudaRepeats) -> None:
+class Recorder:
+    """Compiled code that asks for a recording of every call that it knows; notes what follows."""
+
+    def __init__(self, look: Any) -> None:
+        self.look, self.ended = look, []
+
+    def __call__(self, first: int, asked: Any, *given: Any) -> int:
+        if asked == BEGIN:
+            return 77
+        if asked == END:
+            self.ended.append(given[0])
+            return 3 if given[0] else NONE
+        found: int = self.look(first, asked, *given)
+        return 0 if asked == COUNT and found == OTHERS else found
+
+
+@pytest.mark.parametrize(
+    ("size", "fault", "rehearsed", "ended"),
+    [
+        (100, None, False, [True]),
+        (MOST_BYTES + 1, None, False, [False]),
+        (100, RuntimeError("not while a stream is captured"), False, [False]),
+        (100, None, True, []),
+    ],
+)
+def test_a_recorded_call_keeps_its_memory(
+    repeats: CudaRepeats,
+    monkeypatch: pytest.MonkeyPatch,
+    size: int,
+    fault: Any,
+    rehearsed: bool,
+    ended: list[bool],
+) -> None:
     value, x, out = aligned(4, 2), aligned(4, 2), aligned(3, 5)
-    repeat = recorded([], x, 7, out)
+    call, plan = Call((3, 5)), Plan(Candidate("pit", None, 0.0, None, 1.0))
+    given: Any = ((x,), value, (out, out), (call, plan))
+    repeats.keep(*given, lambda: None)
+    found = SimpleNamespace(memory=[], is_complete=lambda most: size <= most)
+    streams: list[int] = []
 
-    def broken(*args: Any) -> None:
-        raise MemoryError("no room")
+    @contextlib.contextmanager
+    def recording(stream: int) -> Any:
+        streams.append(stream)
+        yield found
 
-    launches = (repeat.launches[0], Launch(tvm_ffi.convert(broken), ()))
-    repeats.keep((x,), value, out, replace(repeat, launches=launches))
-    with pytest.raises(MemoryError, match="no room"):
-        repeats.run((x,), value, out)
+    def again() -> None:
+        found.memory.append(out)
+        if fault is not None:
+            raise fault
+
+    recorder = Recorder(repeats.look)
+    repeats.look = recorder
+    monkeypatch.setattr(cuda_repeat, "recording", recording)
+    monkeypatch.setattr(cuda_repeat, "is_rehearsed", lambda: rehearsed)
+    repeats.keep(*given, again)
+    assert recorder.ended == ended and streams == [77] * len(ended)
+    (known,) = repeats._table.calls
+    assert known.memory == ({3: [out]} if ended == [True] else {})
 
 
 # --------------------------------------------------------------------------------------------
@@ -297,8 +306,23 @@ def arguments(made: pit_tvm.Operator, arrays: list[Any], told: Any) -> tuple[lis
     return [told if n == "group_ids" else arrays.pop(0) for n in made.inputs], None
 
 
+def noting(seen: list[Any]) -> Callable[[str], Any]:
+    """``note(name)``: a compiled function that notes name, numbers, and addresses with shapes."""
+
+    def noted(arg: Any) -> Any:
+        if isinstance(arg, ctypes.c_void_p):  # a view
+            view = _Header.from_address(arg.value or 0)
+            return view.data, tuple(view.shape[: view.ndim])
+        return (arg.data_ptr(), tuple(arg.shape)) if hasattr(arg, "data_ptr") else arg
+
+    def note(name: str) -> Any:
+        return tvm_ffi.convert(lambda *args: seen.append((name, *map(noted, args))))
+
+    return note
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_operators_repeat_calls_from_the_third_on(
+def test_what_is_launched_again_is_the_same(
     look: Any, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     seen: list[Any] = []
@@ -315,18 +339,19 @@ def test_operators_repeat_calls_from_the_third_on(
     for call in range(4):
         given, told = arguments(made, operands(kind), pattern(kind, call))
         outs.append(made(*given, sparsity=told, out=aligned(128, 24)))
+    again: list[Callable[[], None]] = []
+    monkeypatch.setattr(CudaRepeats, "keep", lambda self, *given: again.append(given[-1]))
+    made(*given, sparsity=told, out=outs[-1])
     names = [name for name, *_ in seen]
-    assert len(seen) == 8 and set(names[1::2]) == {"product"} and len(set(names[::2])) == 1
+    assert len(seen) == 10 and set(names[1::2]) == {"product"} and len(set(names[::2])) == 1
+    again[0]()
+    assert seen[8:10] == seen[10:] == seen[6:8]
     where = [arg for _, *args in seen[-2:] for arg in args if isinstance(arg, tuple)]
     tensors = {t.data_ptr() for t in (*given, told, outs[-1]) if t is not None}
     assert {address for address, _ in where} >= tensors
     index = [arg for arg in where if arg[0] not in tensors]
     number = 4 if kind == "zeros" else 2  # memory of lists
     assert index[:number] == index[number:] and len(index) == 2 * number
-    assert made._dispatcher._repeats.run(given, told, outs[-1])[1] is not None
-    monkeypatch.setattr(CountWatch, "counts", lambda self: (3,) * (4 if kind == "groups" else 1))
-    made(*given, sparsity=told, out=outs[-1])  # by the plan of before, for the last time
-    assert made._dispatcher._repeats.run(given, told, outs[-1])[1] is None
 
 
 @pytest.mark.parametrize("fresh", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import threading
 import weakref
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 
 import pit_tvm
+from pit_tvm import op
 from pit_tvm.runtime import cuda_repeat
 from pit_tvm.runtime.cuda_repeat_code import GRAPHS, OFTEN
+from pit_tvm.runtime.cuda_watch import PERIOD, CountWatch
 from pit_tvm.runtime.kernel_cache import KernelCache
 from tests.runtime.test_cuda_repeat import KINDS, arguments, operands, operator, pattern
 
@@ -90,7 +93,7 @@ def test_a_graph_captured_after_repeated_calls_takes_another_pattern(cache: Kern
 def recorded_graphs(made: pit_tvm.Operator) -> list[int]:
     """How many graphs each of the calls has that this thread may repeat."""
     calls = made._dispatcher._repeats._table.calls
-    return [sum(graph.made is not None for graph in call.graphs) for call, _ in calls]
+    return [sum(graph.made is not None for graph in call.graphs) for call in calls]
 
 
 @pytest.mark.gpu
@@ -123,7 +126,7 @@ def test_addresses_that_come_no_more_give_their_graph_up(cache: KernelCache) -> 
     (number,) = recorded_graphs(made)
     assert GRAPHS // 2 < number <= GRAPHS
     repeats = made._dispatcher._repeats
-    dropped = weakref.ref(repeats._table.calls[0][0])
+    dropped = weakref.ref(repeats._table.calls[0])
     repeats._table = cuda_repeat._Table()
     gc.collect()
     assert dropped() is None  # and its graphs were dropped, maybe while they ran
@@ -153,3 +156,101 @@ def test_a_call_is_recorded_while_another_thread_captures_a_graph(cache: KernelC
         x += 1
     graph.replay()
     assert x.tolist() == [2.0] * 8 and found == [1]
+
+
+# lhs [m, k] or, turned, [k, m]; rhs [k, n] or, linear, [n, k]; the operand that is sparse, and what
+# tells its zeros, of so many rows and columns each.
+MASKED: dict[str, tuple[dict[str, Any], str, Any, tuple[int, int]]] = {
+    "rows": ({"transpose_rhs": True}, "lhs", pit_tvm.Mask(1, 256), (1, 256)),
+    "pieces": ({"transpose_rhs": True, "bias": True}, "lhs", pit_tvm.Mask(1, 64), (1, 64)),
+    "pieces of rhs": ({"transpose_rhs": True}, "rhs", pit_tvm.Mask(1, 64), (1, 64)),
+    "columns": ({"transpose_lhs": True}, "lhs", pit_tvm.Mask(1, 32), (1, 32)),
+    "turned columns": ({"activation": "relu"}, "lhs", pit_tvm.Mask(32, 1), (32, 1)),
+    "blocks": ({"transpose_rhs": True}, "lhs", pit_tvm.BlockMask(64, 64), (64, 64)),
+    "values": ({"transpose_rhs": True}, "rhs", pit_tvm.Values(64, 64), (64, 64)),
+    "grid": ({"transpose_rhs": True}, "lhs", pit_tvm.Grid(), (1, 256)),
+    "bits": ({}, "lhs", pit_tvm.BitMask(1, 64), (1, 64)),
+}
+
+
+def told_by(spec: Any, mask: Any, grain: tuple[int, int]) -> Any:
+    """The pattern as the specification takes it; None for values."""
+    if isinstance(spec, pit_tvm.Values):
+        return None
+    if isinstance(spec, pit_tvm.BlockMask):
+        return mask[:: grain[0], :: grain[1]].contiguous()
+    if isinstance(spec, pit_tvm.BitMask):
+        bits = mask.view(len(mask), -1, 8).int() << torch.arange(8, device="cuda")
+        return bits.sum(-1).to(torch.uint8)
+    return mask
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("library", [False, True])
+@pytest.mark.parametrize("kind", list(MASKED))
+def test_calls_with_masks_become_graphs_and_dense_ones_do_not(
+    cache: KernelCache, monkeypatch: pytest.MonkeyPatch, kind: str, library: bool
+) -> None:
+    options, operand, spec, grain = MASKED[kind]
+    tensors = op.matmul(None, None, None, dtype="float16", **options)
+    made = pit_tvm.compile(tensors, sparse={operand: spec}, target="cuda", cache=cache)
+    planner: Any = made._dispatcher.planner
+    plan, plans = planner.plan, dict[int, Any]()
+
+    def planned(*given: Any) -> Any:
+        found = plan(*given)
+        kind = "dense" if library else "pit"
+        choice = next(c for c in found.candidates if c.kind == kind)
+        return plans.setdefault(id(found), dataclasses.replace(found, choice=choice))
+
+    planner.plan = planned
+    monkeypatch.setattr(CountWatch, "counts", lambda self: None)
+    m, n, k = 192, 128, 256
+    made_of = torch.Generator("cuda").manual_seed(len(kind))
+    lhs = torch.empty((k, m) if "transpose_lhs" in options else (m, k), device="cuda").half()
+    rhs = torch.empty((n, k) if "transpose_rhs" in options else (k, n), device="cuda").half()
+    bias = torch.empty(n, device="cuda").half()
+    out = torch.empty((m, n), device="cuda").half()
+    sparse, told = (lhs if operand == "lhs" else rhs), None
+    for _ in range(OFTEN + 2 * PERIOD):
+        for array in (lhs, rhs, bias):
+            array.normal_(generator=made_of)
+        high, wide = sparse.shape[0] // grain[0], sparse.shape[1] // grain[1]
+        live = torch.rand((high, wide), device="cuda", generator=made_of) < 0.3
+        mask = live.repeat_interleave(grain[0], 0).repeat_interleave(grain[1], 1)
+        sparse *= mask
+        now = told_by(spec, mask, grain)
+        told = now if told is None else told.copy_(now)
+        out.fill_(torch.nan)
+        made(*((lhs, rhs, bias) if "bias" in options else (lhs, rhs)), sparsity=told, out=out)
+        left = lhs.double().mT if "transpose_lhs" in options else lhs.double()
+        right = rhs.double().mT if "transpose_rhs" in options else rhs.double()
+        want = left @ right + (bias.double() if "bias" in options else 0.0)
+        want = want.relu() if "activation" in options else want
+        assert (out.double() - want).abs().max() < 2e-3 * want.abs().max()
+    assert recorded_graphs(made) == [0 if library else 1]
+
+
+@pytest.mark.gpu
+def test_a_graph_keeps_what_it_writes_to_itself(cache: KernelCache) -> None:
+    tensors = op.matmul(None, None, None, dtype="float16", transpose_rhs=True)
+    made = pit_tvm.compile(tensors, sparse={"lhs": pit_tvm.Mask(1, 64)}, target="cuda", cache=cache)
+    lhs, rhs = (
+        torch.randn(256, 512, device="cuda").half(),
+        torch.randn(64, 512, device="cuda").half(),
+    )
+    mask = torch.zeros(256, 512, dtype=torch.bool, device="cuda")
+    mask[::7, 64:128] = True
+    lhs *= mask
+    out = torch.empty((256, 64), device="cuda").half()
+    for _ in range(OFTEN + PERIOD):
+        made(lhs, rhs, sparsity=mask, out=out)
+    assert recorded_graphs(made) == [1]
+    (kept,) = made._dispatcher._repeats._table.calls[0].memory.values()
+    own = {t.data_ptr() for t in kept if isinstance(t, torch.Tensor)}
+    others = [torch.full((4096,), 255, dtype=torch.uint8, device="cuda") for _ in range(512)]
+    assert own and not own & {t.data_ptr() for t in others}
+    made(lhs, rhs, sparsity=mask, out=out.fill_(torch.nan))
+    want = lhs.double() @ rhs.double().T
+    assert (out.double() - want).abs().max() < 2e-3 * want.abs().max()
+    assert all((t == 255).all() for t in others)

@@ -1,0 +1,69 @@
+"""Memory of what this thread records into a CUDA graph that launches a call again.
+
+What a call allocates it gives back, for others to use; what a graph writes must stay its own. So
+while a call is recorded whatever allocates asks here, and the graph keeps what it was given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+_here = threading.local()
+
+
+class Recording:
+    """One recording. ``stream``: of the call, whose work is recorded on another one; ``memory``:
+    what the graph needs; ``size``: bytes of it that are nobody else's."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.stream = torch.cuda.current_stream()
+        self.memory: list[Any] = []
+        self.size = self._number = 0
+        self._before = _allocations()
+
+    def allocate(self, make: Callable[[], Any]) -> Any:
+        """What ``make`` allocates, a tensor, for the stream of the call: when the graph gives it
+        back the work of that stream before has been asked for."""
+        import torch
+
+        with torch.cuda.stream(self.stream):
+            made = make()
+        self.memory.append(made)
+        self.size += made.nbytes
+        self._number += made.nbytes > 0
+        return made
+
+    def is_complete(self, most: int) -> bool:
+        """Whether nothing else was allocated meanwhile, and at most so many bytes."""
+        made = _allocations() - self._before  # by other threads, too
+        return made == self._number and self.size <= most
+
+
+@contextlib.contextmanager
+def recording(stream: int) -> Iterator[Recording]:
+    """What this thread launches goes to ``stream``, which is being captured."""
+    import torch
+
+    _here.now = now = Recording()
+    try:
+        with torch.cuda.stream(torch.cuda.ExternalStream(stream)):
+            yield now
+    finally:
+        _here.now = None
+
+
+def recorded() -> Recording | None:
+    """This thread's recording, if there is one."""
+    return getattr(_here, "now", None)
+
+
+def _allocations() -> int:
+    """How often torch has allocated memory of the current device, as far as it says."""
+    import torch
+
+    return int(torch.cuda.memory_stats().get("allocation.all.allocated", 0))
