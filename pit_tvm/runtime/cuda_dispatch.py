@@ -71,7 +71,7 @@ class CudaDispatcher:
         self.checks_zeros = zeros_asked_for(program)
         self.detector = CudaDetector(self.modules, checked=asked_for(), clusters=target.clusters)
         self.fill, self.memory = CudaFill(self.modules), CudaWorkspace()
-        self._repeats = None if asked_for() else CudaRepeats(cache)
+        self._repeats = None if asked_for() else CudaRepeats(cache, self.detector.report)
         self._fills = self.planner.fills
         self._no_groups = program.spec == Groups(0)
         names = [p.name for p in program.inputs]
@@ -127,16 +127,17 @@ class CudaDispatcher:
         if clock is not None:
             clock.select_us = _lap(clock)
         choice = plan.choice if choose is None else choose(plan)
-        self._compute(choice, bound, clock)
+        counts = self._compute(choice, bound, clock)
         # Zeros that follow a dense product are neither torch's work nor a graph's.
         alone = choice.kind != "dense" or not self.planner.dense_fills
         if self._repeats is not None and choice is plan.choice and inputs is arrays and alone:
             again = partial(self._compute, choice, bound)
-            self._repeats.keep(arrays, sparsity, (given, out), (call, plan), again)
+            self._repeats.keep(arrays, sparsity, (given, out), (call, plan, counts), again)
         return out, plan
 
-    def _compute(self, choice: Candidate, bound: CudaBound, clock: Clock | None = None) -> None:
-        """Detect, and launch the product of a choice."""
+    def _compute(self, choice: Candidate, bound: CudaBound, clock: Clock | None = None) -> Any:
+        """Detect, and launch the product of a choice; returns how much lives, a CUDA tensor, where
+        that was counted for the product."""
         call, inputs, value, out, _ = bound
         index, dead = self._indices(call, value, choice.micro_tile)
         if clock is not None:
@@ -152,6 +153,7 @@ class CudaDispatcher:
             self._product(choice, index, bound, dead)
         if clock is not None:
             clock.kernel_us = _lap(clock)
+        return index.count if type(index) is CudaIndex and choice.kind == "pit" else None
 
     def explain(
         self, arrays: Sequence[Any], sparsity: Any, sizes: dict[str, int], library: str

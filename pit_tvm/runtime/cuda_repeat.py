@@ -2,9 +2,9 @@
 call, and launches a CUDA graph of what it launched.
 
 What is compared is all that the checks of a call depend on, so that nothing is checked twice. A
-graph holds for addresses, which come again in a loop; where they have none yet, and now and then to
-count what lives, a call goes the long way. Dense products of torch are no part of a graph: they
-only skip the checks.
+graph holds for addresses, which come again in a loop; where they have none yet, and now and then
+where to count what lives takes more than a graph does, a call goes the long way. Dense products of
+torch are no part of a graph: they only skip the checks.
 """
 
 from __future__ import annotations
@@ -45,13 +45,19 @@ MOST_BYTES = 1 << 20  # of memory that one graph keeps for itself
 
 @dataclass(frozen=True)
 class Repeat:
-    """A call that can be repeated, as long as its ``plan`` holds; a ``dense`` one is computed by
-    the dispatcher. ``like``: a tensor as its outputs are, without elements."""
+    """A call that can be repeated, as long as its ``plan`` holds. ``counts``: how much lives, a
+    CUDA tensor that its graph writes, None where it does not. ``like``: a tensor as its outputs
+    are, without elements."""
 
     call: CudaCall
     plan: Plan
-    dense: bool
+    counts: Any
     like: Any
+
+    @property
+    def dense(self) -> bool:
+        """Whether it is computed by the dispatcher."""
+        return self.plan.choice.kind == "dense"
 
     def output(self) -> Any:
         """A new one."""
@@ -85,8 +91,9 @@ class _Call(ctypes.Structure):
         ("mode", ctypes.c_int64),
     )
 
-    def __init__(self, words: bytes, dense: bool) -> None:
-        super().__init__(len(words), PERIOD, PERIOD - 1, dense)
+    def __init__(self, words: bytes, repeat: Repeat) -> None:
+        period = PERIOD if repeat.counts is None else 0
+        super().__init__(len(words), period, period - 1, repeat.dense)
         ctypes.memmove(self.words, words, len(words))
         self.memory: dict[int, list[Any]] = {}  # of graphs, by their places
 
@@ -117,7 +124,7 @@ class _Table(threading.local):
             self.memory[0], self.guess = 0, NONE
             self.numbers, self.repeats, self.calls = {}, [], []
         number = self.numbers.setdefault(words, len(self.repeats))
-        call = _Call(words, repeat.dense)
+        call = _Call(words, repeat)
         weakref.finalize(call, look, call.address, DROP)
         self.repeats[number : number + 1] = [repeat]
         self.calls[number : number + 1] = [call]
@@ -126,10 +133,13 @@ class _Table(threading.local):
 
 
 class CudaRepeats:
-    """Calls of one operator that can be repeated. Threads may share it."""
+    """Calls of one operator that can be repeated. Threads may share it.
 
-    def __init__(self, cache: KernelCache) -> None:
-        self._cache, self._table = cache, _Table()
+    ``report``: what writes counts to the host's memory, as `CountWatch.report` takes it.
+    """
+
+    def __init__(self, cache: KernelCache, report: Callable[[Any, int], None]) -> None:
+        self._cache, self._report, self._table = cache, report, _Table()
 
     @cached_property
     def look(self) -> Kernel:
@@ -166,7 +176,11 @@ class CudaRepeats:
         if number == NONE:
             return out, None
         repeat = table.repeats[number if number >= 0 else OTHERS - number]
-        repeat.call.watch.pass_by()
+        watch = repeat.call.watch
+        if repeat.counts is None:
+            watch.pass_by()
+        elif watch.due():
+            watch.report(repeat.counts, self._report)
         return made if out is None else out, repeat
 
     def keep(
@@ -174,17 +188,17 @@ class CudaRepeats:
         given: Sequence[Any],
         sparsity: Any,
         outs: tuple[Any, Any],
-        planned: tuple[CudaCall, Plan],
+        planned: tuple[CudaCall, Plan, Any],
         again: Callable[[], None],
     ) -> None:
         """Repeat calls with such tensors from now on, on this thread and the current stream, as
         long as this plan holds; not while a CUDA graph is captured or rehearsed, whose memory is
         its own.
 
-        ``outs``: the output that the caller passed, and that of the call; ``again`` launches what
-        it launched.
+        ``outs``: the output that the caller passed, and that of the call; ``planned``: call, plan,
+        and counts, as of `Repeat`; ``again`` launches what the call launched.
         """
-        table, (call, plan) = self._table, planned
+        table, (call, plan, counts) = self._table, planned
         number = self.look(table.address, COUNT, outs[1], sparsity, *given, outs[0])
         if number == OTHERS or is_capturing() or is_rehearsed():
             return
@@ -194,7 +208,7 @@ class CudaRepeats:
         words = (ctypes.c_int64 * MOST_WORDS)()
         size = self.look(ctypes.addressof(words), WORDS, sparsity, *given, outs[0])
         if size > 0:
-            repeat = Repeat(call, plan, plan.choice.kind == "dense", empty(outs[1], (0,)))
+            repeat = Repeat(call, plan, counts, empty(outs[1], (0,)))
             table.add(bytes(words)[: 8 * size], repeat, self.look)
 
     def _record(self, call: _Call, again: Callable[[], None]) -> None:

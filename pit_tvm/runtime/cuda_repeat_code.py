@@ -38,8 +38,9 @@ struct Graph {
   cudaGraphExec_t made;
 };
 
-// A call in words, which tell its tensors. Every ``period``-th is not repeated. ``dense``: others
-// compute it. What follows is of the graph that is recorded: its place, on a stream of its own.
+// A call in words, which tell its tensors. Every ``period``-th, unless that is 0, is not repeated.
+// ``dense``: others compute it. Last is what recording needs: the graph's place, a stream of its
+// own, and the mode of the thread before.
 struct Call {
   int64_t bytes, period, left, dense, failures;
   int64_t words[MOST_WORDS];
@@ -132,11 +133,18 @@ static int pit_recorded(const Call* call) {
   return 1;
 }
 
+// The graph of a call at its addresses, or else what they may have: an empty one, or a place that
+// depends on them.
 static Graph* pit_place(Call* call) {
   uint64_t hash = 0;
+  Graph* empty = NULL;
+  for (Graph* graph = call->graphs; graph < call->graphs + GRAPHS; ++graph) {
+    if (!memcmp(graph->data, call->data, sizeof(graph->data))) return graph;
+    if (!graph->seen && !empty) empty = graph;
+  }
   for (int i = 0; i < MOST_TENSORS; ++i)
     hash = (hash ^ (uint64_t)call->data[i]) * 0x9E3779B97F4A7C15u;
-  return call->graphs + (hash >> 40) % GRAPHS;
+  return empty ? empty : call->graphs + (hash >> 40) % GRAPHS;
 }
 
 static int pit_is_here(const Call* call, const Graph* graph) {
@@ -258,7 +266,7 @@ extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_main(void* self, const TVMFFIAny* ar
     found = pit_find(table, args + 3, size - 3, pit_tensor(args + 2), asked);
     if (found < 0) return 0;
     call = table->calls[found];
-    if (--call->left < 0) {
+    if (call->period && --call->left < 0) {
       call->left = call->period - 1;
       return 0;
     }

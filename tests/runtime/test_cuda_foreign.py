@@ -148,7 +148,7 @@ def test_calls_with_tensors_without_dense_memory_repeat_nothing(
     name: str, place: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(cuda_repeat, "is_capturing", lambda: False)
-    repeats = CudaRepeats(KernelCache(tmp_path))
+    repeats = CudaRepeats(KernelCache(tmp_path), print)
     given = [torch.zeros(4, 2, dtype=torch.float16) for _ in range(3)]
     value, x, out = given
     plan = keep(repeats, x, value, out)

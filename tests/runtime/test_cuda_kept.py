@@ -56,7 +56,7 @@ def test_memory_of_graphs_that_are_rehearsed_is_not_kept(current: dict[str, int]
 
 
 def test_calls_that_are_rehearsed_are_not_repeated(current: dict[str, int]) -> None:
-    repeats: Any = cuda_repeat.CudaRepeats(None)  # type: ignore[arg-type]
+    repeats: Any = cuda_repeat.CudaRepeats(None, print)  # type: ignore[arg-type]
     looked: list[tuple[int, int]] = []
 
     def look(place: int, asked: int, *given: Any) -> int:
@@ -66,7 +66,7 @@ def test_calls_that_are_rehearsed_are_not_repeated(current: dict[str, int]) -> N
     repeats.look = look
     for stream in (GRAPHS, OTHER):
         current["stream"] = stream
-        repeats.keep((), None, (None, None), (None, None), print)
+        repeats.keep((), None, (None, None), (None,) * 3, print)
     assert looked == [(GRAPHS, COUNT), (OTHER, COUNT), (OTHER, WORDS)]
 
 

@@ -36,7 +36,7 @@ LINEAR: dict[str, Any] = {"dtype": "float16", "bias": True, "transpose_rhs": Tru
 @pytest.fixture(scope="module")
 def look(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The compiled code: it takes tensors of any device."""
-    return CudaRepeats(KernelCache(tmp_path_factory.mktemp("kernels"))).look
+    return CudaRepeats(KernelCache(tmp_path_factory.mktemp("kernels")), print).look
 
 
 def words(look: Any, *tensors: Any) -> bytes | None:
@@ -100,16 +100,22 @@ class Call:
 
     def __init__(self, output: tuple[int, ...]) -> None:
         self.layout = self.watch = self
-        self.output, self.passed = output, 0
+        self.output, self.passed, self.reported = output, 0, list[Any]()
 
     def pass_by(self) -> None:
         self.passed += 1
+
+    def due(self) -> bool:
+        return True
+
+    def report(self, counts: Any, write: Any) -> None:
+        self.reported.append(counts)
 
 
 @pytest.fixture
 def repeats(look: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> CudaRepeats:
     monkeypatch.setattr(cuda_repeat, "is_capturing", lambda: False)
-    made = CudaRepeats(KernelCache(tmp_path))
+    made = CudaRepeats(KernelCache(tmp_path), print)
     made.look = look
     return made
 
@@ -119,9 +125,9 @@ def keep(
 ) -> Any:
     """Keep a call, twice, of a plan that is returned."""
     call: Any = Call(tuple(out.shape))
-    plan: Any = Plan(Candidate(kind, None, 0.0, None, 1.0))
+    plan: Any = Plan(Candidate(kind, None, None, 1.0))
     for _ in range(2):
-        repeats.keep((given,), value, (None if new else out, out), (call, plan), lambda: None)
+        repeats.keep((given,), value, (None if new else out, out), (call, plan, None), lambda: None)
     return plan
 
 
@@ -148,11 +154,16 @@ def test_now_and_then_a_call_goes_the_long_way(repeats: CudaRepeats) -> None:
     value, x, out = aligned(4, 2), aligned(4, 2), aligned(3, 5)
     keep(repeats, x, value, out)
     found = [repeats.run((x,), value, out)[1] is None for _ in range(3 * PERIOD)]
-    assert [i for i, long in enumerate(found) if long] == [
-        PERIOD - 1,
-        2 * PERIOD - 1,
-        3 * PERIOD - 1,
-    ]
+    assert found == [i % PERIOD == PERIOD - 1 for i in range(3 * PERIOD)]
+
+
+def test_counts_that_a_graph_writes_are_reported_without_a_detour(repeats: CudaRepeats) -> None:
+    value, x, out, counts = aligned(4, 2), aligned(4, 2), aligned(3, 5), aligned(1)
+    call: Any = Call((3, 5))
+    planned = (call, Plan(Candidate("dense", None, None, 1.0)), counts)
+    repeats.keep((x,), value, (out, out), planned, lambda: None)
+    assert all(repeats.run((x,), value, out)[1] for _ in range(2 * PERIOD))
+    assert call.reported == [counts] * 2 * PERIOD and not call.passed
 
 
 def test_an_output_is_made_for_the_call_that_it_is_of(repeats: CudaRepeats) -> None:
@@ -174,8 +185,7 @@ def test_other_calls_need_a_graph(repeats: CudaRepeats) -> None:
     value, x, out = aligned(4, 2), aligned(4, 2), aligned(3, 5)
     for new in (False, True):
         keep(repeats, x, value, out, "pit", new=new)
-        for _ in range(2):
-            assert repeats.run((x,), value, None if new else out)[1] is None
+        assert repeats.run((x,), value, None if new else out)[1] is None
 
 
 def test_threads_and_captured_graphs_repeat_nothing_of_others(
@@ -236,8 +246,8 @@ def test_a_recorded_call_keeps_its_memory(
     ended: list[bool],
 ) -> None:
     value, x, out = aligned(4, 2), aligned(4, 2), aligned(3, 5)
-    call, plan = Call((3, 5)), Plan(Candidate("pit", None, 0.0, None, 1.0))
-    given: Any = ((x,), value, (out, out), (call, plan))
+    call, plan = Call((3, 5)), Plan(Candidate("pit", None, None, 1.0))
+    given: Any = ((x,), value, (out, out), (call, plan, None))
     repeats.keep(*given, lambda: None)
     found = SimpleNamespace(memory=[], is_complete=lambda most: size <= most)
     streams: list[int] = []
@@ -339,12 +349,13 @@ def test_what_is_launched_again_is_the_same(
     for call in range(4):
         given, told = arguments(made, operands(kind), pattern(kind, call))
         outs.append(made(*given, sparsity=told, out=aligned(128, 24)))
-    again: list[Callable[[], None]] = []
-    monkeypatch.setattr(CudaRepeats, "keep", lambda self, *given: again.append(given[-1]))
+    kept: list[Any] = []
+    monkeypatch.setattr(CudaRepeats, "keep", lambda self, *given: kept.extend(given))
     made(*given, sparsity=told, out=outs[-1])
     names = [name for name, *_ in seen]
     assert len(seen) == 10 and set(names[1::2]) == {"product"} and len(set(names[::2])) == 1
-    again[0]()
+    *_, (_, _, counts), again = kept
+    again()
     assert seen[8:10] == seen[10:] == seen[6:8]
     where = [arg for _, *args in seen[-2:] for arg in args if isinstance(arg, tuple)]
     tensors = {t.data_ptr() for t in (*given, told, outs[-1]) if t is not None}
@@ -352,6 +363,7 @@ def test_what_is_launched_again_is_the_same(
     index = [arg for arg in where if arg[0] not in tensors]
     number = 4 if kind == "zeros" else 2  # memory of lists
     assert index[:number] == index[number:] and len(index) == 2 * number
+    assert index[1] == (counts.data_ptr(), tuple(counts.shape))
 
 
 @pytest.mark.parametrize("fresh", [False, True])
