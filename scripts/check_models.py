@@ -10,6 +10,7 @@ and said to be.
 from __future__ import annotations
 
 import argparse
+import copy
 import sys
 import time
 from collections.abc import Sequence
@@ -21,9 +22,9 @@ import numpy as np
 from bench_cpu import require
 from check_models_families import FAMILIES, Family
 
-from pit_tvm.errors import PitError
+from pit_tvm.errors import BackendUnavailable, PitError, mismatch
 
-LIMIT = 1e-4  # of float32
+LIMITS = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 3e-2}
 BATCHES = ((2, 12), (3, 10), (1, 7), (4, 16))  # the first is the example
 
 
@@ -50,6 +51,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--match", default="", metavar="TEXT", help="only families whose name contains TEXT")
     add("--seed", type=int, default=0, help="of weights and batches (default 0)")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="where models run (default cpu)")
+    add("--dtype", choices=tuple(LIMITS), default="float32", help="of weights (default float32)")
     add("--list", action="store_true", help="print the names and do nothing else")
     options = parser.parse_args(argv)
     if options.seed < 0:
@@ -76,8 +79,8 @@ def inputs(
     return {**ids, "attention_mask": mask}
 
 
-def check(name: str, family: Family, seed: int) -> Checked:
-    """Compile and compare one family.
+def check(name: str, family: Family, options: argparse.Namespace) -> Checked:
+    """Compile and compare one family with torch, which computes in float32.
 
     Raises
     ------
@@ -88,15 +91,20 @@ def check(name: str, family: Family, seed: int) -> Checked:
 
     import pit_tvm.model
 
-    torch.manual_seed(seed)
-    rng, start, model = np.random.default_rng(seed), time.perf_counter(), family.make()
+    torch.manual_seed(options.seed)
+    rng, start = np.random.default_rng(options.seed), time.perf_counter()
+    model = family.make().to(getattr(torch, options.dtype))
+    exact = copy.deepcopy(model).float().to(options.device)
     example, *others = BATCHES
-    compiled: Any = pit_tvm.model.compile(model, inputs(family, example, False, rng))
+    target = "cuda" if options.device == "cuda" else "llvm"
+    first = inputs(family, example, False, rng)
+    compiled: Any = pit_tvm.model.compile(model, first, target=target)
     worst = 0.0
     for number, shape in enumerate(others):
-        given = inputs(family, shape, bool(number % 2) and not family.first, rng)
+        made = inputs(family, shape, bool(number % 2) and not family.first, rng)
+        given = {name: value.to(options.device) for name, value in made.items()}
         with torch.no_grad():
-            wanted = tensors(model(**given))
+            wanted = tensors(exact(**given))
         found = tensors(compiled(**given))
         worst = max(worst, deviation(found, wanted, given["attention_mask"].bool()))
     live, whole = (sum(getattr(d, w) for d in compiled.decisions) for w in ("live", "whole"))
@@ -132,10 +140,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         require("check_models", ("torch", "transformers"), "quickstart")
+        check_device(options.device)
     except PitError as error:
         print(f"check_models: {error}", file=sys.stderr)
         return 2
     return run(options)
+
+
+def check_device(device: str) -> None:
+    """BackendUnavailable for a GPU that is not there."""
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise BackendUnavailable(mismatch("--device", "a CUDA device", "none", "leave it out"))
 
 
 def run(options: argparse.Namespace) -> int:
@@ -148,12 +165,12 @@ def run(options: argparse.Namespace) -> int:
             print(f"{name}: transformers {transformers.__version__} has no {family.model}")
             continue
         try:
-            checked = check(name, family, options.seed)
+            checked = check(name, family, options)
         except PitError as error:
             wrong.append(name)
             print(f"{name}: refused: {error}", flush=True)
             continue
-        if not checked.error < LIMIT:
+        if not checked.error < LIMITS[options.dtype]:
             wrong.append(name)
         print(checked, flush=True)
     print(f"{len(wrong)} wrong or refused{': ' * bool(wrong)}{', '.join(wrong)}")

@@ -25,10 +25,12 @@ def converters() -> dict[str, Convert]:
     """By the name of torch's operator, in the form that `from_exported_program` takes."""
     return {
         "clamp.default": _clamp,
+        "clamp.Tensor": _clamp,
         "clamp_min.default": _clamp,
         "clamp_max.default": _clamp_max,
         "amax.default": _extremum(relax.op.max),
         "amin.default": _extremum(relax.op.min),
+        "any.default": _any,
         "elu.default": _elu,
         "selu.default": _elu,
         "select.int": _select,
@@ -59,9 +61,11 @@ def _bounded(
     if str(x.ty.dtype) != dtype:
         x = emit(relax.op.astype(x, dtype))
     for bound, closer in ((low, relax.op.maximum), (high, relax.op.minimum)):
-        if bound is not None:
-            is_tensor = isinstance(bound, relax.Expr)
-            x = emit(closer(x, bound if is_tensor else relax.const(bound, dtype)))
+        if isinstance(bound, relax.Expr):
+            same = str(bound.ty.dtype) == dtype
+            x = emit(closer(x, bound if same else emit(relax.op.astype(bound, dtype))))
+        elif bound is not None:
+            x = emit(closer(x, relax.const(bound, dtype)))
     return x
 
 
@@ -94,6 +98,17 @@ def _extremum(reduce: Callable[..., relax.Expr]) -> Convert:
         return importer.block_builder.emit(reduce(x, axes, bool(keep)))
 
     return convert
+
+
+def _any(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    """Whether anything along an axis, or at all, is not 0."""
+    x, axis, keep = _arguments(node, importer, "dim", "keepdim")
+    emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
+    if dtype != "bool":
+        x = emit(relax.op.not_equal(x, relax.const(0, dtype)))
+    axes = list(range(x.ty.ndim)) if axis is None else [axis]
+    found = emit(relax.op.max(emit(relax.op.astype(x, "int8")), axes, bool(keep)))
+    return emit(relax.op.astype(found, "bool"))
 
 
 def _select(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:

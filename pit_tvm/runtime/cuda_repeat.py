@@ -13,7 +13,7 @@ import ctypes
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -203,6 +203,7 @@ class CudaRepeats:
         if number == OTHERS or is_capturing() or is_rehearsed():
             return
         if number >= 0 and table.repeats[number].plan is plan:
+            table.repeats[number] = replace(table.repeats[number], counts=counts)
             self._record(table.calls[number], again)
             return
         words = (ctypes.c_int64 * MOST_WORDS)()

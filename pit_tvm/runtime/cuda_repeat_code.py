@@ -11,8 +11,8 @@ MOST_WORDS = 1 + MOST_TENSORS * (2 + MOST_RANK)  # that tell a call from others
 GRAPHS = 16  # of one call, each for addresses of its own
 MOST_GRAPHS = 256  # of a process: each takes 115 KiB of the device and 28 of the host
 OFTEN = 6  # times that addresses come before they get a graph, which takes 0.1 to 0.3 ms to make
-MOST_FAILURES = 3  # graphs of a call that could not be made
-NONE, OTHERS = -1, -2  # results; OTHERS - i: call i, for whose computing others care
+MOST_FAILURES = 8  # graphs of a call that could not be made, be it for what other threads did
+NONE, OTHERS = -1, -2  # results; OTHERS - i: call i, which others compute
 WORDS, COUNT, BEGIN, END, DROP = -3, -4, -5, -6, -7  # what is asked for: see SOURCE
 
 _CONSTANTS = f"""
@@ -133,13 +133,17 @@ static int pit_recorded(const Call* call) {
   return 1;
 }
 
+static int pit_is_at(const Call* call, const Graph* graph) {
+  return !memcmp(graph->data, call->data, sizeof(graph->data));
+}
+
 // The graph of a call at its addresses, or else what they may have: an empty one, or a place that
 // depends on them.
 static Graph* pit_place(Call* call) {
   uint64_t hash = 0;
   Graph* empty = NULL;
   for (Graph* graph = call->graphs; graph < call->graphs + GRAPHS; ++graph) {
-    if (!memcmp(graph->data, call->data, sizeof(graph->data))) return graph;
+    if (pit_is_at(call, graph)) return graph;
     if (!graph->seen && !empty) empty = graph;
   }
   for (int i = 0; i < MOST_TENSORS; ++i)
@@ -147,14 +151,10 @@ static Graph* pit_place(Call* call) {
   return empty ? empty : call->graphs + (hash >> 40) % GRAPHS;
 }
 
-static int pit_is_here(const Call* call, const Graph* graph) {
-  return !memcmp(graph->data, call->data, sizeof(graph->data));
-}
-
 // Launch the graph of a call at its addresses: whether there is one.
 static int pit_launch(Call* call) {
   Graph* graph = pit_place(call);
-  if (!graph->made || !pit_is_here(call, graph)) return 0;
+  if (!graph->made || !pit_is_at(call, graph)) return 0;
   if (!cudaGraphLaunch(graph->made, (cudaStream_t)call->words[0])) return 1;
   cudaGetLastError();  // it is launched one by one, which says what is wrong, if anything is
   pit_drop(graph);
@@ -165,7 +165,7 @@ static int pit_launch(Call* call) {
 static int pit_count(Call* call) {
   Graph* graph = pit_place(call);
   if (call->dense || call->failures == MOST_FAILURES || pit_device(call) < 0) return 0;
-  if (!pit_is_here(call, graph)) {
+  if (!pit_is_at(call, graph)) {
     if (--graph->seen > 0) return 0;
     pit_drop(graph);
     memcpy(graph->data, call->data, sizeof(graph->data));

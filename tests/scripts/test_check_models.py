@@ -16,11 +16,12 @@ from pit_tvm.errors import UnsupportedModel
 ONE = "distilbert, classifier"
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_family_is_compared(
-    capsys: Any, monkeypatch: pytest.MonkeyPatch, kernel_folder: Path
+    capsys: Any, monkeypatch: pytest.MonkeyPatch, kernel_folder: Path, dtype: str
 ) -> None:
     monkeypatch.setenv("PIT_TVM_CACHE", str(kernel_folder))
-    assert check_models.main(["--match", ONE]) == 0
+    assert check_models.main(["--match", ONE, "--dtype", dtype]) == 0
     found = capsys.readouterr().out
     assert f"{ONE}: error " in found and "0 wrong or refused" in found
     assert "0 operators" not in found.split("error")[1] and ", 0 on all" in found
@@ -31,7 +32,7 @@ def test_what_is_wrong_refused_or_missing_is_said(
 ) -> None:
     outcomes = {"a": 1.0, "b": float("nan"), "c": UnsupportedModel("model: no"), "d": 1e-6}
 
-    def check(name: str, family: Family, seed: int) -> check_models.Checked:
+    def check(name: str, family: Family, options: Any) -> check_models.Checked:
         if isinstance(outcomes[name], UnsupportedModel):
             raise outcomes[name]
         return check_models.Checked(name, outcomes[name], 1, 0, 0.0)
@@ -69,3 +70,9 @@ def test_names_are_listed_and_chosen(capsys: Any) -> None:
     for wrong in (["--match", "no such family"], ["--seed", "-1"]):
         with pytest.raises(SystemExit):
             check_models.parse(wrong)
+
+
+def test_without_a_gpu_the_command_says_so(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert check_models.main(["--device", "cuda", "--match", ONE]) == 2
+    assert "a CUDA device" in capsys.readouterr().err
