@@ -10,7 +10,7 @@ from tvm.ir import prim
 
 from .masks import PARTIAL, excluding
 from .plane import BATCH, PLAIN, TOKENS, Plane, Roles
-from .rebuild import extents_of, is_op, same_extents
+from .rebuild import extents_of, is_one, is_op, same_extents, typed
 
 _HEADED = (BATCH, PLAIN, TOKENS, PLAIN)
 _KEYS_LAST = (BATCH, PLAIN, PLAIN, TOKENS)
@@ -174,6 +174,8 @@ class _Look:
         product = self.through(inner, "reshape")
         if is_op(product, "matmul"):
             return _Scores(product, factor)
+        if is_op(product, "add") and is_op(made, "reshape"):
+            return _unfolded(self._product(product), made)
         bent = is_op(product, "tanh")
         if not bent and (product is made or not is_op(product, "multiply", "divide")):
             return None
@@ -197,7 +199,7 @@ class _Look:
             terms = [number, number]
             terms[place] = kept
             chosen = relax.op.where(condition, *terms)
-            return replace(found, added=relax.BlockBuilder().normalize(chosen))
+            return replace(found, added=typed(chosen))
         return None
 
     def weights(self, expr: relax.Expr) -> relax.Call | None:
@@ -251,8 +253,25 @@ def _sum(terms: Sequence[relax.Expr]) -> relax.Expr | None:
         return None
     total, *others = terms
     for term in others:
-        total = relax.BlockBuilder().normalize(relax.op.add(total, term))
+        total = typed(relax.op.add(total, term))
     return total
+
+
+def _unfolded(found: _Scores | None, reshape: relax.Call) -> _Scores | None:
+    """Scores whose batch and heads a reshape tells apart, with terms of its dimensions."""
+    if found is None or reshape.ty.ndim != 4:
+        return None
+    (folded, *_), (batch, heads, *_) = extents_of(reshape.args[0]), extents_of(reshape)
+    terms = []
+    for term in found.terms:
+        *before, high, wide = extents_of(term)
+        if same_extents(before, [folded]):
+            terms.append(typed(relax.op.reshape(term, (batch, heads, high, wide))))
+        elif all(map(is_one, before)):
+            terms.append(term)
+        else:
+            return None
+    return replace(found, terms=tuple(terms))
 
 
 def _keeps(call: relax.Call) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import tvm
 from tvm import ir, relax, sym
 from tvm.ir import prim
+from tvm.relax.expr import _update_type  # what every builder of TVM sets types by
 
 from ..errors import ShapeError, mismatch
 
@@ -209,3 +210,11 @@ def finish(builder: relax.BlockBuilder, module: tvm.IRModule) -> tvm.IRModule:
         if var.name_hint not in defined:
             made[var] = func
     return relax.transform.DeadCodeElimination()(made)
+
+
+def typed(call: relax.Call) -> relax.Call:
+    """A call that no function holds yet, with its type; arguments may be such calls."""
+    known = [relax.Var("known", a.ty) if isinstance(a, relax.Call) else a for a in call.args]
+    alike = relax.Call(call.op, known, call.attrs, call.ty_args)
+    _update_type(call, relax.BlockBuilder().normalize(alike).ty)
+    return call

@@ -110,7 +110,10 @@ def _simpler(call: relax.Call, made_by: Callable[[Any], Any]) -> relax.Expr | No
     if moves and is_scaled(made_by(call.args[0])):
         return _scale_last(call, made_by(call.args[0]))
     if is_op(call, "permute_dims"):
-        return _single_permutation(call, made_by(call.args[0]))
+        inner = made_by(call.args[0])
+        return (
+            _fold_last(call, inner) if is_op(inner, "reshape") else _single_permutation(call, inner)
+        )
     if is_op(call, "matmul"):
         return _shared_weight(call, made_by(call.args[1]))
     if is_op(call, "concat"):
@@ -182,6 +185,21 @@ def _single_permutation(call: relax.Call, inner: relax.Expr) -> relax.Expr | Non
     both = [first[a] for a in second]
     data = inner.args[0]
     return data if both == sorted(both) else relax.op.permute_dims(data, both)
+
+
+def _fold_last(call: relax.Call, inner: relax.Call) -> relax.Call | None:
+    """Rows and columns swapped first, and what lies before them made one dimension then: with heads
+    told from the batch, attention knows its keys."""
+    if permutation_of(call) != [0, 2, 1]:
+        return None
+    data, extents = inner.args[0], extents_of(call)
+    before = shape_of(data)
+    swapped = before is not None and len(before) > 3 and same_extents(before[-2:], extents[:0:-1])
+    if not swapped:
+        return None
+    axes = list(range(data.ty.ndim))
+    moved = relax.op.permute_dims(data, [*axes[:-2], axes[-1], axes[-2]])
+    return relax.op.reshape(moved, extents)
 
 
 def _shared_weight(call: relax.Call, rhs: relax.Expr) -> relax.Expr | None:

@@ -53,10 +53,38 @@ class Attention(nn.Module):
         return x
 
 
-def checked(scored: Scored) -> CompiledModel:
+class Folded(Attention):
+    """The same with batch and heads as one dimension, and slopes that products are added to, a row
+    of them for every head, or, ``alike``, one for all."""
+
+    def __init__(self, alike: bool) -> None:
+        super().__init__(lambda scores, *others: scores)
+        self.alike = alike
+
+    def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """``[batch, tokens, WIDTH]``."""
+        batch, tokens, _ = x.shape
+        counted = ((attention_mask.cumsum(-1) - 1) * attention_mask)[:, None, :]
+        slopes = (torch.tensor([[0.5], [0.25]]) * counted).reshape(batch * HEADS, 1, tokens)
+        if self.alike:
+            slopes = 0.25 * torch.arange(tokens)[None, None, :]
+        for inner, outer in zip(self.inner, self.outer, strict=True):
+            heads = inner(x).view(batch, tokens, HEADS, -1).transpose(1, 2)
+            folded = heads.reshape(batch * HEADS, tokens, -1)
+            turned = folded.transpose(-1, -2)
+            scores = torch.baddbmm(slopes, folded, turned, beta=1.0, alpha=0.5)
+            scores = scores.view(batch, HEADS, tokens, tokens)
+            weights = (scores + excluded(attention_mask[:, None, None, :])).softmax(-1)
+            summed = torch.bmm(weights.view(batch * HEADS, tokens, tokens), folded)
+            summed = summed.view(batch, HEADS, tokens, -1).transpose(1, 2).reshape(x.shape)
+            x = x + torch.relu(outer(summed))
+        return x
+
+
+def checked(model: nn.Module) -> CompiledModel:
     """Compiled, and compared on live tokens, at another batch and length than it was compiled."""
     torch.manual_seed(0)
-    model = Attention(scored).eval()
+    model = model.eval()
     mask = torch.tensor([[1, 1, 1, 1, 1], [0, 1, 0, 1, 1], [1, 1, 0, 0, 0]])
     compiled = compile(model, {"x": torch.randn(3, 5, WIDTH), "attention_mask": mask})
     for batch, tokens in ((3, 5), (2, 9), (1, 1)):
@@ -102,10 +130,17 @@ PARTIAL: dict[str, Scored] = {
 
 @pytest.mark.parametrize("name", PARTIAL)
 def test_layers_around_it_run_on_live_tokens(name: str) -> None:
-    decisions = checked(PARTIAL[name]).decisions
+    decisions = checked(Attention(PARTIAL[name])).decisions
     assert sum(d.reason.startswith(ALL) for d in decisions) > 4
     products = [d for d in decisions if d.operator in ("matmul", "linear")]
     assert products and all(d.live or d.reason.startswith(ALL) or not d.whole for d in products)
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_heads_and_batch_may_be_one_dimension(alike: bool) -> None:
+    decisions = checked(Folded(alike)).decisions
+    assert sum(d.reason.startswith(ALL) for d in decisions) > 4
+    assert all(d.live for d in decisions if d.operator == "linear")
 
 
 OTHERS: dict[str, Scored] = {
@@ -123,5 +158,5 @@ OTHERS: dict[str, Scored] = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_is_not_proven_is_as_the_model_computes_it(name: str) -> None:
-    compiled = checked(OTHERS[name])
+    compiled = checked(Attention(OTHERS[name]))
     assert not any(d.reason.startswith(ALL) for d in compiled.decisions)
