@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from pit_tvm.runtime import cuda_arrays, cuda_bind, cuda_detect, cuda_workspace
+from pit_tvm.runtime.cuda_repeat import CudaRepeats
 from pit_tvm.runtime.cuda_watch import CountWatch
 from pit_tvm.runtime.kernel_cache import content_key
 
@@ -59,6 +60,7 @@ def test_grids_run_both_axes_with_each_tile_by_what_is_compiled_and_by_all_of_it
     made = {kind: kinds.compiled(kind, build.TARGET, tiles, idle) for kind in known}
     monkeypatch.setattr(values.Checker, "operator", lambda self, call: made[call.kind])
     monkeypatch.setattr(CountWatch, "due", lambda self: False)
+    monkeypatch.setattr(CudaRepeats, "keep", lambda self, *given: None)
     monkeypatch.setattr(cuda_workspace, "stream_of", lambda device: 0)
     for module in (cuda_arrays, cuda_bind, cuda_detect):
         monkeypatch.setattr(module, "check_tensor", lambda *given, **options: None)
