@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from pit_tvm.runtime import cuda_arrays, cuda_bind, cuda_detect, cuda_workspace
-from pit_tvm.runtime.cuda_repeat import CudaRepeats
+from pit_tvm.runtime.cuda_repeat_code import OTHERS
 from pit_tvm.runtime.cuda_watch import CountWatch
 from pit_tvm.runtime.kernel_cache import content_key
 
@@ -44,11 +44,12 @@ def test_grids_reach_every_amount_of_rows_with_every_amount_of_columns() -> None
 
 
 class Idle(kinds.Listed):
-    """Notes the keys of the kernels that are asked for, of which none does anything."""
+    """Notes the keys of the kernels that are asked for, of which none does anything; no call is
+    recorded."""
 
     def module(self, key: str, build: Callable[[], Any]) -> Any:
         self.asked.add(key)
-        return defaultdict(lambda: lambda *given: None)
+        return defaultdict(lambda: lambda *given: OTHERS)
 
 
 @pytest.mark.parametrize("tiles", [1, 2])
@@ -60,7 +61,6 @@ def test_grids_run_both_axes_with_each_tile_by_what_is_compiled_and_by_all_of_it
     made = {kind: kinds.compiled(kind, build.TARGET, tiles, idle) for kind in known}
     monkeypatch.setattr(values.Checker, "operator", lambda self, call: made[call.kind])
     monkeypatch.setattr(CountWatch, "due", lambda self: False)
-    monkeypatch.setattr(CudaRepeats, "keep", lambda self, *given: None)
     monkeypatch.setattr(cuda_workspace, "stream_of", lambda device: 0)
     for module in (cuda_arrays, cuda_bind, cuda_detect):
         monkeypatch.setattr(module, "check_tensor", lambda *given, **options: None)
