@@ -11,6 +11,7 @@ from tvm.ir import prim
 from .masks import PARTIAL, excluding
 from .plane import BATCH, PLAIN, TOKENS, Plane, Roles
 from .rebuild import extents_of, is_one, is_op, same_extents, typed
+from .tidy import widens
 
 _HEADED = (BATCH, PLAIN, TOKENS, PLAIN)
 _KEYS_LAST = (BATCH, PLAIN, PLAIN, TOKENS)
@@ -125,12 +126,13 @@ class _Look:
         return found
 
     def headed(self, expr: relax.Expr, roles: Roles) -> relax.Var | None:
-        """The first variable behind reshapes whose dimensions have these roles."""
+        """The first variable behind reshapes, and casts to more bits, whose dimensions have these
+        roles."""
         while isinstance(expr, relax.Var):
             if self.plane.roles(expr) == roles:
                 return expr
             made = self.made(expr)
-            if not is_op(made, "reshape") or not _folds(made):
+            if not widens(made) and not (is_op(made, "reshape") and _folds(made)):
                 return None
             expr = made.args[0]
         return None
@@ -174,8 +176,9 @@ class _Look:
         product = self.through(inner, "reshape")
         if is_op(product, "matmul"):
             return _Scores(product, factor)
-        if is_op(product, "add") and is_op(made, "reshape"):
-            return _unfolded(self._product(product), made)
+        summed = self.through(made, "reshape", "astype")
+        if is_op(summed, "add") and summed is not made:
+            return _unfolded(self._product(summed), summed, made)
         bent = is_op(product, "tanh")
         if not bent and (product is made or not is_op(product, "multiply", "divide")):
             return None
@@ -257,20 +260,21 @@ def _sum(terms: Sequence[relax.Expr]) -> relax.Expr | None:
     return total
 
 
-def _unfolded(found: _Scores | None, reshape: relax.Call) -> _Scores | None:
-    """Scores whose batch and heads a reshape tells apart, with terms of its dimensions."""
-    if found is None or reshape.ty.ndim != 4:
+def _unfolded(found: _Scores | None, folded: relax.Call, scores: relax.Call) -> _Scores | None:
+    """What was found of ``folded``, of which ``scores`` has the elements, in another type or with
+    batch and heads told apart: its terms as they are added to those."""
+    if found is None or scores.ty.ndim != 4:
         return None
-    (folded, *_), (batch, heads, *_) = extents_of(reshape.args[0]), extents_of(reshape)
+    batch, heads, *_ = extents_of(scores)
     terms = []
     for term in found.terms:
         *before, high, wide = extents_of(term)
-        if same_extents(before, [folded]):
-            terms.append(typed(relax.op.reshape(term, (batch, heads, high, wide))))
-        elif all(map(is_one, before)):
-            terms.append(term)
-        else:
+        if folded.ty.ndim == 3 and same_extents(before, extents_of(folded)[:1]):
+            term = typed(relax.op.reshape(term, (batch, heads, high, wide)))
+        elif folded.ty.ndim != 4 and not all(map(is_one, before)):
             return None
+        cast = term.ty.dtype != scores.ty.dtype
+        terms.append(typed(relax.op.astype(term, scores.ty.dtype)) if cast else term)
     return replace(found, terms=tuple(terms))
 
 

@@ -68,33 +68,37 @@ class Folded(Attention):
         slopes = (torch.tensor([[0.5], [0.25]]) * counted).reshape(batch * HEADS, 1, tokens)
         if self.alike:
             slopes = 0.25 * torch.arange(tokens)[None, None, :]
+        slopes = slopes.to(x.dtype)
         for inner, outer in zip(self.inner, self.outer, strict=True):
             heads = inner(x).view(batch, tokens, HEADS, -1).transpose(1, 2)
             folded = heads.reshape(batch * HEADS, tokens, -1)
             turned = folded.transpose(-1, -2)
             scores = torch.baddbmm(slopes, folded, turned, beta=1.0, alpha=0.5)
             scores = scores.view(batch, HEADS, tokens, tokens)
-            weights = (scores + excluded(attention_mask[:, None, None, :])).softmax(-1)
+            dead = ~attention_mask.bool()[:, None, None, :]
+            least = x.new_zeros(()).masked_fill(dead, torch.finfo(x.dtype).min)
+            weights = (scores + least).softmax(-1)
             summed = torch.bmm(weights.view(batch * HEADS, tokens, tokens), folded)
             summed = summed.view(batch, HEADS, tokens, -1).transpose(1, 2).reshape(x.shape)
             x = x + torch.relu(outer(summed))
         return x
 
 
-def checked(model: nn.Module) -> CompiledModel:
+def checked(model: nn.Module, dtype: torch.dtype = torch.float32) -> CompiledModel:
     """Compiled, and compared on live tokens, at another batch and length than it was compiled."""
     torch.manual_seed(0)
-    model = model.eval()
+    model = model.eval().to(dtype)
+    rounding, dead = (1e-4, 1e4) if dtype == torch.float32 else (1e-2, 10.0)
     mask = torch.tensor([[1, 1, 1, 1, 1], [0, 1, 0, 1, 1], [1, 1, 0, 0, 0]])
-    compiled = compile(model, {"x": torch.randn(3, 5, WIDTH), "attention_mask": mask})
+    compiled = compile(model, {"x": torch.randn(3, 5, WIDTH).to(dtype), "attention_mask": mask})
     for batch, tokens in ((3, 5), (2, 9), (1, 1)):
         mask = torch.rand(batch, tokens) < 0.6
         mask[:, tokens // 2] = True
-        x = torch.where(mask[..., None], torch.randn(batch, tokens, WIDTH), 1e4)
-        given = {"x": x, "attention_mask": mask.long()}
+        x = torch.where(mask[..., None], torch.randn(batch, tokens, WIDTH), dead)
+        given = {"x": x.to(dtype), "attention_mask": mask.long()}
         with torch.no_grad():
             found, expected = compiled(**given), model(**given)
-        torch.testing.assert_close(found[mask], expected[mask], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found[mask], expected[mask], rtol=rounding, atol=rounding / 10)
         assert not found[~mask].any()
     return compiled
 
@@ -136,9 +140,10 @@ def test_layers_around_it_run_on_live_tokens(name: str) -> None:
     assert products and all(d.live or d.reason.startswith(ALL) or not d.whole for d in products)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("alike", [False, True])
-def test_heads_and_batch_may_be_one_dimension(alike: bool) -> None:
-    decisions = checked(Folded(alike)).decisions
+def test_heads_and_batch_may_be_one_dimension(alike: bool, dtype: torch.dtype) -> None:
+    decisions = checked(Folded(alike), dtype).decisions
     assert sum(d.reason.startswith(ALL) for d in decisions) > 4
     assert all(d.live for d in decisions if d.operator == "linear")
 
