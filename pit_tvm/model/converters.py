@@ -101,13 +101,12 @@ def _extremum(reduce: Callable[..., relax.Expr]) -> Convert:
 
 
 def _any(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
-    """Whether anything along an axis, or at all, is not 0."""
-    x, axis, keep = _arguments(node, importer, "dim", "keepdim")
-    emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
+    """Whether anything is not 0."""
+    emit, (x,) = importer.block_builder.emit, _arguments(node, importer)
+    dtype = str(x.ty.dtype)
     if dtype != "bool":
         x = emit(relax.op.not_equal(x, relax.const(0, dtype)))
-    axes = list(range(x.ty.ndim)) if axis is None else [axis]
-    found = emit(relax.op.max(emit(relax.op.astype(x, "int8")), axes, bool(keep)))
+    found = emit(relax.op.max(emit(relax.op.astype(x, "int8"))))
     return emit(relax.op.astype(found, "bool"))
 
 

@@ -111,9 +111,9 @@ def _simpler(call: relax.Call, made_by: Callable[[Any], Any]) -> relax.Expr | No
         return _scale_last(call, made_by(call.args[0]))
     if is_op(call, "permute_dims"):
         inner = made_by(call.args[0])
-        return (
-            _fold_last(call, inner) if is_op(inner, "reshape") else _single_permutation(call, inner)
-        )
+        if is_op(inner, "reshape"):
+            return _fold_last(call, inner)
+        return _single_permutation(call, inner)
     if is_op(call, "matmul"):
         return _shared_weight(call, made_by(call.args[1]))
     if is_op(call, "concat"):
@@ -193,9 +193,8 @@ def _fold_last(call: relax.Call, inner: relax.Call) -> relax.Call | None:
     if permutation_of(call) != [0, 2, 1]:
         return None
     data, extents = inner.args[0], extents_of(call)
-    before = shape_of(data)
-    swapped = before is not None and len(before) > 3 and same_extents(before[-2:], extents[:0:-1])
-    if not swapped:
+    before = shape_of(data) or ()
+    if len(before) < 4 or not same_extents(before[-2:], extents[:0:-1]):
         return None
     axes = list(range(data.ty.ndim))
     moved = relax.op.permute_dims(data, [*axes[:-2], axes[-1], axes[-2]])

@@ -40,7 +40,7 @@ from .cuda_watch import PERIOD
 from .kernel_cache import KernelCache, content_key
 
 MOST = 64  # calls that one thread knows of one operator
-MOST_BYTES = 1 << 20  # of memory that one graph keeps for itself
+MOST_BYTES = 1 << 18  # of memory that one graph keeps for itself
 
 
 @dataclass(frozen=True)
