@@ -242,6 +242,7 @@ ORDER = {
         "token_wise",
         "masks",
         "attention",
+        "by_rows",
         "turned",
         "origins",
         "packing",

@@ -50,11 +50,12 @@ def match_attention(
     expr: relax.Expr,
     values: Mapping[relax.Var, relax.Expr],
     plane: Plane,
-    kind_of: Callable[[relax.Expr], tuple[str, str]],
+    kind_of: Callable[..., tuple[str, str]],
 ) -> Attention | None:
     """The attention whose result ``expr`` is, ``[batch, heads, tokens, head_dim]``; else None.
 
-    ``kind_of`` says what is added to the scores, as `masks.mask_kind` does.
+    ``kind_of`` says what is added to the scores, as `masks.mask_kind` does, given queries and keys
+    where it depends on them.
     """
     look = _Look(values, plane)
     product = look.through(expr, "reshape")
@@ -82,6 +83,8 @@ def match_attention(
     kind, problem = "", "it has no mask: dead keys would be seen"
     if added is not None:
         kind, problem = kind_of(added)
+        if problem:
+            kind, problem = kind_of(added, query, keys, *relax.analysis.free_vars(look.made(keys)))
     if scores.bent and not problem:
         kind = PARTIAL
     return Attention(
@@ -128,14 +131,7 @@ class _Look:
     def headed(self, expr: relax.Expr, roles: Roles) -> relax.Var | None:
         """The first variable behind reshapes, and casts to more bits, whose dimensions have these
         roles."""
-        while isinstance(expr, relax.Var):
-            if self.plane.roles(expr) == roles:
-                return expr
-            made = self.made(expr)
-            if not widens(made) and not (is_op(made, "reshape") and _folds(made)):
-                return None
-            expr = made.args[0]
-        return None
+        return self._headed(expr, roles, scaled=False)[1]
 
     def scaled(self, expr: relax.Expr) -> tuple[float, relax.Expr]:
         """A constant factor, and what it multiplies."""
@@ -149,11 +145,25 @@ class _Look:
 
     def scaled_operand(self, expr: relax.Expr, roles: Roles) -> tuple[float, relax.Var | None]:
         """A factor, and the variable with heads behind an operand of the first product."""
-        var = self.headed(expr, roles)
-        factor, inner = (1.0, None) if var is None else self.scaled(var)
-        if isinstance(inner, relax.Var) and self.plane.roles(inner) == roles:
-            return factor, inner
-        return 1.0, var
+        return self._headed(expr, roles, scaled=True)
+
+    def _headed(
+        self, expr: relax.Expr, roles: Roles, scaled: bool
+    ) -> tuple[float, relax.Var | None]:
+        """`headed`, behind constant factors, too, if it may be ``scaled``."""
+        factor = 1.0
+        while isinstance(expr, relax.Var):
+            by, inner = self.scaled(expr) if scaled else (1.0, expr)
+            if inner is not expr and isinstance(inner, relax.Var):
+                factor, expr = factor * by, inner
+                continue
+            if self.plane.roles(expr) == roles:
+                return factor, expr
+            made = self.made(expr)
+            if not widens(made) and not (is_op(made, "reshape") and _folds(made)):
+                break
+            expr = made.args[0]
+        return 1.0, None
 
     def scores(self, expr: relax.Expr) -> _Scores | None:
         """The product of queries and keys and what is added to it. What takes the place of some
@@ -197,7 +207,7 @@ class _Look:
             if found is None or not _is_number(number) or self._is_zero(number):
                 continue
             kept = relax.const(0, choice.ty.dtype) if found.added is None else found.added
-            if isinstance(kept, relax.Call) or kept.ty.dtype != choice.ty.dtype:
+            if kept.ty.dtype != choice.ty.dtype:
                 continue
             terms = [number, number]
             terms[place] = kept

@@ -22,6 +22,7 @@ FULL, CAUSAL, PARTIAL = "full", "causal", "partial"
 # Added to a score, numbers below these leave a weight of exactly 0 beside scores that are not as
 # large themselves: models add the least number of their type.
 _EXCLUDED, _EXCLUDED_HALF = -1e30, -6e4
+_MILD = 1e3  # no number that models exclude keys by, nor a factor that makes one of others
 
 
 def excluding(dtype: Any) -> float:
@@ -30,9 +31,13 @@ def excluding(dtype: Any) -> float:
 
 
 def mask_kind(
-    mask: relax.Expr, made_by: Callable[[relax.Var], Any], live: relax.Var
+    mask: relax.Expr,
+    made_by: Callable[[relax.Var], Any],
+    live: relax.Var,
+    operands: Sequence[relax.Var] = (),
 ) -> tuple[str, str]:
-    """What ``mask``, added to the scores ``[batch, heads, query, key]``, does.
+    """What ``mask``, added to the scores ``[batch, heads, query, key]``, does. Numbers that are
+    made of ``operands``, as scores are, exclude no more than scores do.
 
     Returns
     -------
@@ -43,13 +48,17 @@ def mask_kind(
         sees itself, but what else it sees, and what is added to those scores, is not known;
         ``("", reason)`` where nothing can be proven.
     """
-    kind, reason = _kind(mask, made_by, live)
+
+    def excludes(part: relax.Expr) -> bool:
+        return _may_exclude(part, made_by, live, operands)
+
+    kind, reason = _kind(mask, made_by, live, excludes)
     if kind:
         return kind, reason
     terms = _terms_of(mask, made_by)
     for one in terms:
         others = (other for other in terms if other is not one)
-        if _kind(one, made_by, live)[0] and not any(_may_exclude(o, made_by, live) for o in others):
+        if _kind(one, made_by, live, excludes)[0] and not any(map(excludes, others)):
             return PARTIAL, ""
     return kind, reason
 
@@ -64,10 +73,15 @@ def _terms_of(expr: relax.Expr, made_by: Callable[[relax.Var], Any]) -> list[rel
     return [term for arg in made.args for term in _terms_of(arg, made_by)]
 
 
-def _may_exclude(expr: relax.Expr, made_by: Callable[[relax.Var], Any], live: relax.Var) -> bool:
+def _may_exclude(
+    expr: relax.Expr,
+    made_by: Callable[[relax.Var], Any],
+    live: relax.Var,
+    operands: Sequence[relax.Var],
+) -> bool:
     """Whether what computes ``expr`` has a number in it that excludes a key, or an input that may
-    hold one."""
-    seen: set[relax.Var] = set()
+    hold one, ``operands`` apart."""
+    seen: set[relax.Var] = set(operands)
     left = [expr]
     while left:
         nodes: list[Any] = []
@@ -87,9 +101,12 @@ def _may_exclude(expr: relax.Expr, made_by: Callable[[relax.Var], Any], live: re
 
 
 def _kind(
-    mask: relax.Expr, made_by: Callable[[relax.Var], Any], live: relax.Var
+    mask: relax.Expr,
+    made_by: Callable[[relax.Var], Any],
+    live: relax.Var,
+    excludes: Callable[[relax.Expr], bool],
 ) -> tuple[str, str]:
-    """`mask_kind`, of a mask as a whole."""
+    """`mask_kind`, of a mask as a whole; ``excludes``: whether a part may, that is not read."""
     batch, head, query, key = (tirx.Var(n, "int64") for n in ("batch", "head", "query", "key"))
     reader = _Reader(made_by, live, (batch, head, query, key))
     value = reader.element(mask, _broadcast(mask, (batch, head, query, key)))
@@ -97,7 +114,7 @@ def _kind(
     if element.unknown:
         return "", f"the mask depends on {element.unknown}"
     if reader.problem:
-        known = not any(part is None or _may_exclude(part, made_by, live) for part in reader.unread)
+        known = not any(part is None or excludes(part) for part in reader.unread)
         partial = known and element.excludes(key_live=False) and element.admits_itself()
         return (PARTIAL, "") if partial else ("", reader.problem)
     if not element.excludes(key_live=False):
@@ -170,6 +187,8 @@ class _Reader:
         params = list(lowered.func.params)
         operands = dict(zip(params, lowered.operands, strict=False))
         blocks = {info.writes[0].buffer: info for info in block_infos(lowered.func) if info.writes}
+        if not all(map(_is_plain, blocks.values())):
+            return self._give_up(f"{describe(expr)} is no plain element-wise store", expr)
 
         def read(buffer: ir.Var, at: Sequence[PrimExpr]) -> PrimExpr:
             if buffer in operands:
@@ -199,8 +218,8 @@ class _Reader:
 
     def _stored(self, info: BlockInfo | None, at: Sequence[PrimExpr], read: Any) -> PrimExpr:
         """The value that a block stores at ``at``, its loads expanded by ``read``."""
-        if info is None or info.opaque or len(info.updates) != 1 or info.init:
-            return self._give_up("a block is no plain element-wise store")
+        if info is None:
+            return self._give_up("a block stores nothing that is known")
         (store,) = info.updates
         zero = tirx.IntImm("int64", 0)
         values = {v.var: zero for v in info.block.iter_vars if is_one(v.dom.extent)}
@@ -218,6 +237,11 @@ class _Reader:
             return tvm_ffi.structural_map(expr, [(ir.TensorLoad, expand)])
 
         return replace(replace_vars(store.value, values))
+
+
+def _is_plain(info: BlockInfo) -> bool:
+    """Whether a block computes each element once, and adds nothing up."""
+    return not info.opaque and len(info.updates) == 1 and not info.init
 
 
 # --------------------------------------------------------------------------------------------
@@ -254,12 +278,11 @@ class _Element:
         return self._at(True, where) == 0.0
 
     def admits_itself(self) -> bool:
-        """Whether nothing excludes a live token's own key: what is added to its score is 0, or what
-        was not read."""
-        found: Any = self._found(True, None, {self.key: self.query})
-        while isinstance(found, prim.Cast):
-            found = found.value
-        return isinstance(found, tirx.Var) or _number(found) == 0.0
+        """Whether nothing excludes a live token's own key: what is added to its score is 0, or made
+        of what was not read, and numbers that are not large."""
+        found = self._found(True, None, {self.key: self.query})
+        number = _number(found)
+        return number == 0.0 if number is not None else found is not None and _is_mild(found)
 
     def value_if(self, key_live: bool) -> float | None:
         """The element, if that is all it depends on."""
@@ -282,6 +305,15 @@ class _Element:
                 return analyzer.simplify(value)
         except tvm.error.InternalError:
             return None
+
+
+def _is_mild(expr: PrimExpr) -> bool:
+    if isinstance(expr, prim.Cast):
+        return _is_mild(expr.value)
+    if isinstance(expr, prim.Add | prim.Sub | prim.Mul | prim.Div):
+        return _is_mild(expr.a) and _is_mild(expr.b)
+    number = _number(expr)
+    return isinstance(expr, tirx.Var) or (number is not None and abs(number) <= _MILD)
 
 
 def _number(expr: PrimExpr | None) -> float | None:

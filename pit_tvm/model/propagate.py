@@ -19,6 +19,7 @@ from tvm import relax
 
 from ..errors import UnsupportedModel, mismatch
 from .attention import Attention, match_attention
+from .by_rows import COLUMNS, ROWS, ByRows
 from .kernels import Kernels
 from .masks import PARTIAL, mask_kind
 from .origins import Origins
@@ -119,7 +120,7 @@ class _Propagation:
         self.turned = turned(main, plane)
         self.origins = Origins(main, plane, mask)
         # Layers share their mask, and are alike: what was proven once is kept.
-        self.kind_of = cache(lambda added: mask_kind(added, values.get, mask))
+        self.kind_of = cache(lambda added, *given: mask_kind(added, values.get, mask, given))
         self.judge = Judge(plane)
         self.index: LiveTokens = emit_index(builder, plane, mask)
         self.packer = Packer(builder, plane, self.index)
@@ -271,15 +272,20 @@ class _Propagation:
 
     def _partial(self, var: relax.Var, found: Attention, reason: str) -> relax.Var | None:
         """Attention as the model computes it, of tokens that are 0 where dead: what is added to the
-        scores keeps live queries from seeing those. None if that depends on the operands, or these
-        are not packed. ``reason``: why it is done so."""
-        operands = (found.query, found.keys, found.value)
-        if not all(operand in self.packed for operand in operands):
+        scores keeps live queries from seeing those. None if it depends on the operands otherwise
+        than row by row, or these are not packed. ``reason``: why it is done so."""
+        axes = {found.query: ROWS, found.keys: COLUMNS, found.value: ROWS}
+        added, roles = relax.analysis.free_vars(found.added), self.plane.roles(found.query)
+        for source in self.reads.get(found.keys, ()):
+            rows = source in self.packed and self.plane.roles(source) == roles
+            if rows and any(self._between([source], v) for v in added):
+                axes = {found.query: ROWS, source: ROWS, found.value: ROWS}
+        if not all(operand in self.packed for operand in axes):
             return None
-        env = {operand: self._unpacked(operand) for operand in operands}
-        inner = self._between(operands, var)
-        if any(v in env or v in inner for v in relax.analysis.free_vars(found.added)):
+        if not ByRows(self.values, axes).holds(found.added):
             return None
+        env = {operand: self._unpacked(operand) for operand in axes}
+        inner = self._between(list(axes), var)
         for step, value in inner.items():
             env[step] = self._emit(substitute(value, self.padded | env), step)
             self._note(env[step], value, False, reason)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -100,6 +100,10 @@ def _simpler(call: relax.Call, made_by: Callable[[Any], Any]) -> relax.Expr | No
     """What ``call`` comes to without its detour; ``made_by`` gives the value of a variable."""
     if is_op(call, "broadcast_to", "reshape") and same_shape(call.args[0], call):
         return call.args[0]
+    if is_op(call, *_ON_NUMBERS):
+        number = _number(call, [made_by(arg) for arg in call.args])
+        if number is not None:
+            return number
     if is_op(call, "astype"):
         return _needless_cast(call, made_by(call.args[0]))
     if is_op(call, "multiply") and _is_factor_one(call.args[1]) and same_shape(call.args[0], call):
@@ -119,6 +123,17 @@ def _simpler(call: relax.Call, made_by: Callable[[Any], Any]) -> relax.Expr | No
     if is_op(call, "concat"):
         return _without_empty(call, made_by(call.args[0]))
     return None
+
+
+_ON_NUMBERS: dict[str, Callable[..., Any]] = {"multiply": np.multiply, "sqrt": np.sqrt}
+
+
+def _number(call: relax.Call, args: Sequence[Any]) -> relax.Expr | None:
+    """What a call on numbers comes to: factors of scores are spelled out by some models."""
+    if call.ty.ndim or not all(isinstance(arg, ir.GenericConst) for arg in args):
+        return None
+    name = call.op.name.removeprefix("relax.")
+    return relax.const(_ON_NUMBERS[name](*(arg.value.numpy() for arg in args)), call.ty.dtype)
 
 
 def _without_empty(call: relax.Call, parts: Any) -> relax.Expr | None:

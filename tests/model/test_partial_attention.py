@@ -29,6 +29,13 @@ def by_distance(scores: torch.Tensor, table: nn.Embedding) -> torch.Tensor:
     return table(apart(scores).clamp(-PLACES, PLACES - 1) + PLACES).permute(2, 0, 1)[None]
 
 
+def disentangled(rows: torch.Tensor, table: nn.Embedding) -> torch.Tensor:
+    """A bias of every row for each distance, picked by that of each other token."""
+    factors = rows @ table.weight.T[:, None, :].expand(-1, rows.shape[-1], -1)
+    ids = apart(rows @ rows.transpose(-1, -2)).clamp(-PLACES, PLACES - 1) + PLACES
+    return factors.gather(-1, ids.expand(*factors.shape[:3], -1))
+
+
 def excluded(live: torch.Tensor) -> torch.Tensor:
     return (1.0 - live.float()) * LOWEST
 
@@ -126,6 +133,12 @@ PARTIAL: dict[str, Scored] = {
     "slopes": lambda s, q, live, table: (
         s + apart(s).abs() * torch.tensor([-0.5, -0.25])[None, :, None, None] + excluded(live)
     ),
+    "biases by query and distance": lambda s, q, live, table: (
+        s + disentangled(q, table) / 3.0 + excluded(live)
+    ),
+    "biases by key and query": lambda s, q, live, table: (
+        s + (disentangled(q, table) + disentangled(q, table).transpose(-1, -2))
+    ).masked_fill(~(live & live.transpose(-1, -2)), LOWEST),
     "slopes of counted tokens": lambda s, q, live, table: (
         s + 0.5 * (live.long().cumsum(-1) * live) + excluded(live)
     ),
@@ -149,9 +162,11 @@ def test_heads_and_batch_may_be_one_dimension(alike: bool, dtype: torch.dtype) -
 
 
 OTHERS: dict[str, Scored] = {
-    "biases by query and distance": lambda s, q, live, table: (
+    "biases by a part of the query": lambda s, q, live, table: (
         s + q[..., :1] * by_distance(s, table) + excluded(live)
     ),
+    "sums of scores": lambda s, q, live, table: s + (s * live).cumsum(-1) / 9 + excluded(live),
+    "scores of scores": lambda s, q, live, table: s + s.softmax(-1) @ s + excluded(live),
     "a window without oneself": lambda s, q, live, table: s.masked_fill(
         ~(live & ((apart(s) == 1) | (apart(s) == -1))), -1e9
     ),
