@@ -15,16 +15,20 @@ _ELEMENTWISE = ("add", "subtract", "multiply", "divide", "negative", "astype", "
 
 
 class ByRows:
-    """Follows values back to ``operands``, and says which of their last two axes are tokens:
-    operand's rows, each on its own. ``values``: what is bound to variables."""
+    """Says which of the last two axes of values are tokens: rows of ``operands``, each on its own.
+
+    ``steps``: what computes values from operands, in the order of the graph; whatever else is read
+    depends on none of them.
+    """
 
     def __init__(
-        self, values: Mapping[relax.Var, relax.Expr], operands: Mapping[relax.Var, int]
+        self, steps: Mapping[relax.Var, relax.Expr], operands: Mapping[relax.Var, int]
     ) -> None:
-        self.values = values
         self.known: dict[relax.Var, frozenset[int] | None] = {
             var: frozenset([axis]) for var, axis in operands.items()
         }
+        for var, value in steps.items():
+            self.known[var] = self._axes(value)
 
     def holds(self, expr: relax.Expr) -> bool:
         """Whether every element ``[.., i, j]`` depends on rows i and j of operands alone."""
@@ -34,17 +38,14 @@ class ByRows:
         """Axes that are tokens, none where nothing depends on operands; None if anything else is
         the case, or not known."""
         if isinstance(expr, relax.Var):
-            if expr not in self.known:
-                self.known[expr] = self._axes(self.values[expr]) if expr in self.values else _NONE
-            return self.known[expr]
+            return self.known.get(expr, _NONE)
+        if all(self.known.get(var, _NONE) == _NONE for var in relax.analysis.free_vars(expr)):
+            return _NONE
         if not isinstance(expr, relax.Call):
-            return _NONE
-        given = [self._axes(a) for a in expr.args if isinstance(a.ty, relax.TensorType)]
-        if all(axes == _NONE for axes in given):
-            return _NONE
-        if None in given:
             return None
-        return self._of_call(expr, [axes or _NONE for axes in given])
+        given = [self._axes(arg) for arg in expr.args if isinstance(arg.ty, relax.TensorType)]
+        known = [axes for axes in given if axes is not None]
+        return self._of_call(expr, known) if len(known) == len(given) else None
 
     def _of_call(self, call: relax.Call, given: list[frozenset[int]]) -> frozenset[int] | None:
         if is_op(call, *_ELEMENTWISE):

@@ -282,7 +282,8 @@ class _Propagation:
                 axes = {found.query: ROWS, source: ROWS, found.value: ROWS}
         if not all(operand in self.packed for operand in axes):
             return None
-        if not ByRows(self.values, axes).holds(found.added):
+        steps = {step: e for v in added for step, e in self._between(list(axes), v).items()}
+        if not ByRows(steps, axes).holds(found.added):
             return None
         env = {operand: self._unpacked(operand) for operand in axes}
         inner = self._between(list(axes), var)

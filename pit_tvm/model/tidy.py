@@ -130,7 +130,7 @@ _ON_NUMBERS: dict[str, Callable[..., Any]] = {"multiply": np.multiply, "sqrt": n
 
 def _number(call: relax.Call, args: Sequence[Any]) -> relax.Expr | None:
     """What a call on numbers comes to: factors of scores are spelled out by some models."""
-    if call.ty.ndim or not all(isinstance(arg, ir.GenericConst) for arg in args):
+    if not all(map(is_number, args)):
         return None
     name = call.op.name.removeprefix("relax.")
     return relax.const(_ON_NUMBERS[name](*(arg.value.numpy() for arg in args)), call.ty.dtype)

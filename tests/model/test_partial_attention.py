@@ -166,6 +166,9 @@ OTHERS: dict[str, Scored] = {
         s + q[..., :1] * by_distance(s, table) + excluded(live)
     ),
     "sums of scores": lambda s, q, live, table: s + (s * live).cumsum(-1) / 9 + excluded(live),
+    "scores of the next head": lambda s, q, live, table: (
+        s + torch.cat([s[:, 1:], s[:, :1]], 1) + excluded(live)
+    ),
     "scores of scores": lambda s, q, live, table: s + s.softmax(-1) @ s + excluded(live),
     "a window without oneself": lambda s, q, live, table: s.masked_fill(
         ~(live & ((apart(s) == 1) | (apart(s) == -1))), -1e9
