@@ -193,12 +193,11 @@ def synchronize() -> None:
     torch.cuda.synchronize()
 
 
-def dense_product(
-    lhs: Any, rhs: Any, bias: Any, act: str, out: Any, *, transpose_rhs: bool
-) -> None:
+def dense_product(lhs: Any, rhs: Any, bias: Any, act: str, out: Any, *, transpose_rhs: bool) -> Any:
     """``out = act(lhs @ rhs + bias)`` by cuBLAS and torch's activations, all rows, without
-    gradients; without a bias also of matrices beside each other. RuntimeError where a call is
-    recorded: cuBLAS keeps memory for every stream that it ever ran on."""
+    gradients; without a bias also of matrices beside each other. ``out`` may be None: torch makes
+    one, which takes less of the host. RuntimeError where a call is recorded: cuBLAS keeps memory
+    for every stream that it ever ran on."""
     import torch
 
     if recorded() is not None:
@@ -207,13 +206,30 @@ def dense_product(
     lhs, rhs, bias = (
         a.detach() if a is not None and a.requires_grad else a for a in (lhs, rhs, bias)
     )
-    right = rhs.mT if transpose_rhs else rhs
-    if bias is None:
+    if out is None:
+        out = _new_product(lhs, rhs, bias, transpose_rhs)
+    elif bias is None:
+        right = rhs.mT if transpose_rhs else rhs
         (torch.mm if lhs.ndim == 2 else torch.matmul)(lhs, right, out=out)
     else:
-        torch.addmm(bias, lhs, right, out=out)
+        torch.addmm(bias, lhs, rhs.mT if transpose_rhs else rhs, out=out)
     if act != "none":
         _activate(out, act)
+    return out
+
+
+def _new_product(lhs: Any, rhs: Any, bias: Any, transpose_rhs: bool) -> Any:
+    """``lhs @ rhs + bias`` in a new tensor of their type."""
+    import torch
+
+    kind = lhs.device.type
+    if torch.is_autocast_enabled(kind):  # it would choose another type
+        with torch.autocast(kind, enabled=False):
+            return _new_product(lhs, rhs, bias, transpose_rhs)
+    if transpose_rhs and rhs.ndim == 2:
+        return torch.nn.functional.linear(lhs, rhs, bias)
+    right = rhs.mT if transpose_rhs else rhs
+    return torch.matmul(lhs, right) if bias is None else torch.addmm(bias, lhs, right)
 
 
 def activated(row: Any, act: str) -> Any:

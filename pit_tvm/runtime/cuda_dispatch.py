@@ -28,7 +28,7 @@ from .cuda_fill_kernels import fill_module
 from .cuda_form import RowsForm, rows_form
 from .cuda_modules import cached_modules, detection_modules
 from .cuda_planner import CudaPlanner
-from .cuda_repeat import CudaRepeats
+from .cuda_repeat import CudaRepeats, Repeat
 from .cuda_rows import ROW_STEP, RowsKernels
 from .cuda_view import CudaView
 from .cuda_workspace import CudaIndex, CudaWorkspace, listed
@@ -71,7 +71,11 @@ class CudaDispatcher:
         self.checks_zeros = zeros_asked_for(program)
         self.detector = CudaDetector(self.modules, checked=asked_for(), clusters=target.clusters)
         self.fill, self.memory = CudaFill(self.modules), CudaWorkspace()
-        self._repeats = None if asked_for() else CudaRepeats(cache, self.detector.report)
+        # By whether tensor cores may compute float32, which decides what was recorded.
+        self._repeats = {
+            tf32: CudaRepeats(cache, self.detector.report, self.planner)
+            for tf32 in (() if asked_for() else (False, True))
+        }
         self._fills = self.planner.fills
         self._no_groups = program.spec == Groups(0)
         names = [p.name for p in program.inputs]
@@ -102,13 +106,11 @@ class CudaDispatcher:
         """
         if getattr(out, "requires_grad", False):  # however like an earlier call this one is
             check_written(self.program.output.name, out)
-        if self._repeats is not None and clock is None and choose is None:
-            made, repeat = self._repeats.run(arrays, sparsity, out)
+        if clock is None and choose is None and self._repeats:
+            made, repeat = self._repeats[self.planner.tf32()].run(arrays, sparsity, out)
             if repeat is not None:
                 if repeat.dense:
-                    self._dense(arrays, made)
-                if self._plan(repeat.call) is not repeat.plan:
-                    self._repeats.forget(repeat)
+                    made = self._dense_again(repeat, arrays, made)
                 return made, repeat.plan
         given = out
         bound = self.binder.bind_cuda(arrays, sparsity, out)
@@ -123,16 +125,17 @@ class CudaDispatcher:
             if self.dead == "zero":
                 zero(out)
             return out, None
-        plan = self._plan(call)
+        plan = self.planner.plan_of(call)
         if clock is not None:
             clock.select_us = _lap(clock)
         choice = plan.choice if choose is None else choose(plan)
         counts = self._compute(choice, bound, clock)
         # Zeros that follow a dense product are neither torch's work nor a graph's.
         alone = choice.kind != "dense" or not self.planner.dense_fills
-        if self._repeats is not None and choice is plan.choice and inputs is arrays and alone:
+        if self._repeats and choice is plan.choice and inputs is arrays and alone:
             again = partial(self._compute, choice, bound)
-            self._repeats.keep(arrays, sparsity, (given, out), (call, plan, counts), again)
+            outs, planned = (given, out), (call, plan, counts)
+            self._repeats[call.tf32].keep(arrays, sparsity, outs, planned, again)
         return out, plan
 
     def _compute(self, choice: Candidate, bound: CudaBound, clock: Clock | None = None) -> Any:
@@ -197,8 +200,8 @@ class CudaDispatcher:
         for tile in self.planner.likely_tiles(layout):
             self._build_tile(tile)
         self.build_moving()
-        if self._repeats is not None:
-            self._repeats.build()
+        if self._repeats:
+            self._repeats[False].build()
 
     def build_moving(self) -> None:
         """Compile what moves operands before a product, or a product afterwards."""
@@ -235,14 +238,6 @@ class CudaDispatcher:
         """What detection looks for."""
         return self.form.route.micro_tile
 
-    def _plan(self, call: CudaCall) -> Plan:
-        counts, tf32 = call.watch.counts(), self.planner.tf32()
-        plan = call.plan
-        if plan is None or counts is not call.counts or tf32 is not call.tf32:
-            plan = self.planner.plan(call.layout, counts, call.fresh)
-            call.counts, call.tf32, call.plan = counts, tf32, plan
-        return plan
-
     def _indices(
         self, call: CudaCall, value: Any, gathered: MicroTile | None
     ) -> tuple[CudaIndex | None, CudaIndex | None]:
@@ -274,11 +269,16 @@ class CudaDispatcher:
         bias = self._operands(inputs)[2]  # a kernel of rows zeroes them itself
         self.fill.fill_rows(out, dead, activated(bias, self.form.act))
 
-    def _dense(self, inputs: Sequence[Any], out: Any) -> None:
+    def _dense(self, inputs: Sequence[Any], out: Any) -> Any:
+        """The product of everything, into ``out`` or what torch makes, if that is None."""
         lhs, rhs, bias = self._operands(inputs)
         form = self.form
         left = lhs.t() if form.transposed else lhs
-        dense_product(left, rhs, bias, form.act, out, transpose_rhs=form.rhs_layout == "nk")
+        return dense_product(left, rhs, bias, form.act, out, transpose_rhs=form.rhs_layout == "nk")
+
+    def _dense_again(self, repeat: Repeat, inputs: Sequence[Any], out: Any) -> Any:
+        """That of a repeated call, whose output torch may make."""
+        return self._dense(inputs, out)
 
     def _product(
         self, choice: Candidate, index: CudaIndex, bound: CudaBound, dead: CudaIndex | None = None

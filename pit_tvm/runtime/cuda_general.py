@@ -6,7 +6,7 @@ a PIT axis takes one thread to a result. What Hopper's own families compute goes
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -31,6 +31,7 @@ from .cuda_detect_plan import grain_of
 from .cuda_dispatch import CudaDispatcher
 from .cuda_general_form import GeneralForm, banded, turned
 from .cuda_general_planner import GeneralPlanner
+from .cuda_repeat import Repeat
 from .cuda_rows import FamilyKernels, in_vectors
 from .cuda_workspace import CudaIndex
 from .kernel_cache import KernelCache
@@ -141,7 +142,10 @@ class GeneralDispatcher(CudaDispatcher):
         if form.flips or len(form.turns) > (band > 0):
             self.kernels.turn(form.dtype)
 
-    def _dense(self, inputs: Any, out: Any) -> None:
+    def _dense_again(self, repeat: Repeat, inputs: Sequence[Any], out: Any) -> Any:
+        return self._dense(inputs, repeat.output() if out is None else out)
+
+    def _dense(self, inputs: Sequence[Any], out: Any) -> Any:
         product = self.program.product
         if product is None or not self.form.library:
             tiles = self.planner.tiles
@@ -149,10 +153,10 @@ class GeneralDispatcher(CudaDispatcher):
             self.kernels.dense(tiles[0] if tiles else None)(*map(aligned, inputs), target)
             if target is not out:
                 out.copy_(target)
-            return
+            return out
         named = dict(zip((p.name for p in self.program.inputs), inputs, strict=True))
         left, right = named[product.left], named[product.right]
-        dense_product(
+        return dense_product(
             left.mT if product.transpose_left else left,
             right,
             named.get(self.form.bias),

@@ -13,6 +13,7 @@ from ..structs import Plan, Tile
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
 from .bind import Layout
+from .cuda_call import CudaCall
 from .cuda_form import RowsForm
 from .cuda_rows import rates_of
 from .planner import pattern_bytes
@@ -40,6 +41,15 @@ class CudaPlanner:
         self.dense_fills = dead == "zero" and not program.spec.promises_zero
         self._rates: GpuRates | None = None
         self._plans: dict[object, Plan] = {}
+
+    def plan_of(self, call: CudaCall) -> Plan:
+        """The plan for what is known now of such calls."""
+        counts, tf32 = call.watch.counts(), self.tf32()
+        plan = call.plan
+        if plan is None or counts is not call.counts or tf32 is not call.tf32:
+            plan = self.plan(call.layout, counts, call.fresh)
+            call.counts, call.tf32, call.plan = counts, tf32, plan
+        return plan
 
     def plan(self, layout: Layout, counts: tuple[int, ...] | None, fresh: bool = True) -> Plan:
         """The plan for counts of an earlier call (None: unknown), or for counts much like them.

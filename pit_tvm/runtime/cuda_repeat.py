@@ -22,11 +22,13 @@ from .cuda_arrays import empty, is_capturing, is_rehearsed
 from .cuda_build import compile_source
 from .cuda_call import CudaCall
 from .cuda_modules import Kernel
+from .cuda_planner import CudaPlanner
 from .cuda_recording import recording
 from .cuda_repeat_code import (
     BEGIN,
     COUNT,
     DROP,
+    DUE,
     END,
     GRAPHS,
     MOST_TENSORS,
@@ -47,17 +49,13 @@ MOST_BYTES = 1 << 18  # of memory that one graph keeps for itself
 class Repeat:
     """A call that can be repeated, as long as its ``plan`` holds. ``counts``: how much lives, a
     CUDA tensor that its graph writes, None where it does not. ``like``: a tensor as its outputs
-    are, without elements."""
+    are, without elements. ``dense``: it is computed by the dispatcher."""
 
     call: CudaCall
     plan: Plan
     counts: Any
     like: Any
-
-    @property
-    def dense(self) -> bool:
-        """Whether it is computed by the dispatcher."""
-        return self.plan.choice.kind == "dense"
+    dense: bool
 
     def output(self) -> Any:
         """A new one."""
@@ -81,6 +79,7 @@ class _Call(ctypes.Structure):
         ("size", ctypes.c_int64),
         ("period", ctypes.c_int64),
         ("left", ctypes.c_int64),
+        ("calm", ctypes.c_int64),
         ("dense", ctypes.c_int64),
         ("failures", ctypes.c_int64),
         ("words", ctypes.c_int64 * MOST_WORDS),
@@ -93,7 +92,7 @@ class _Call(ctypes.Structure):
 
     def __init__(self, words: bytes, repeat: Repeat) -> None:
         period = PERIOD if repeat.counts is None else 0
-        super().__init__(len(words), period, period - 1, repeat.dense)
+        super().__init__(len(words), period, period - 1, 0, repeat.dense)
         ctypes.memmove(self.words, words, len(words))
         self.memory: dict[int, list[Any]] = {}  # of graphs, by their places
 
@@ -103,12 +102,13 @@ class _Call(ctypes.Structure):
         return ctypes.addressof(self)
 
 
-class _Table(threading.local):
-    """Calls that this thread may repeat, and the memory in which compiled code looks for them.
+class _Table:
+    """Calls that a thread may repeat, and the memory in which compiled code looks for them.
 
-    Threads have calls and indices of their own, so none waits for another. ``guess``: the number of
-    the last call that made its output, if there is one.
+    ``guess``: the number of the last call that made its output, if there is one.
     """
+
+    __slots__ = ("address", "calls", "guess", "memory", "numbers", "repeats")
 
     def __init__(self) -> None:
         self.guess = NONE
@@ -132,14 +132,26 @@ class _Table(threading.local):
         self.memory[0] = len(self.repeats)
 
 
+class _Threads(threading.local):
+    """The table of each thread: they have calls and indices of their own, so none waits for
+    another."""
+
+    def __init__(self) -> None:
+        self.table = _Table()
+
+
 class CudaRepeats:
     """Calls of one operator that can be repeated. Threads may share it.
 
-    ``report``: what writes counts to the host's memory, as `CountWatch.report` takes it.
+    ``report``: what writes counts to the host's memory, as `CountWatch.report` takes it;
+    ``planner`` tells what a call would run now.
     """
 
-    def __init__(self, cache: KernelCache, report: Callable[[Any, int], None]) -> None:
-        self._cache, self._report, self._table = cache, report, _Table()
+    def __init__(
+        self, cache: KernelCache, report: Callable[[Any, int], None], planner: CudaPlanner
+    ) -> None:
+        self._cache, self._report, self._planner = cache, report, planner
+        self._threads = _Threads()
 
     @cached_property
     def look(self) -> Kernel:
@@ -153,35 +165,49 @@ class CudaRepeats:
 
     def run(self, given: Sequence[Any], sparsity: Any, out: Any) -> tuple[Any, Repeat | None]:
         """Repeat the call that was like this one: its output, and what it was; None if it has to
-        go the long way. A dense one is left to the caller.
+        go the long way. A dense one is left to the caller, who makes its output too.
 
         Most calls are like the last one, so their output is made before they are known.
         """
-        table = self._table
+        table = self._threads.table
         if not table.repeats:
             return out, None
         look, guess = self.look, table.guess
         made = None if out is not None or guess < 0 else table.repeats[guess].output()
         try:
-            for array in (sparsity, *given, out):
-                if array is not None and array.is_neg():  # DLPack does not say it
+            for array in given:
+                if array.is_neg():  # DLPack does not say it
                     return out, None
+            if sparsity is not None and sparsity.is_neg() or out is not None and out.is_neg():
+                return out, None
             number = look(table.address, guess, made, sparsity, *given, out)
-            if number <= OTHERS and out is None and OTHERS - number != guess:
+            if -DUE < number <= OTHERS and not table.repeats[OTHERS - number].dense:
                 guess = table.guess = OTHERS - number
                 made = table.repeats[guess].output()
                 number = look(table.address, guess, 1 + len(given), made)
         except (AttributeError, BufferError, RuntimeError, TypeError, ValueError):
             return out, None  # no tensor, or none of DLPack's: the long way says so
-        if number == NONE:
+        place = number if number >= 0 else OTHERS - number
+        if place < 0:  # NONE
             return out, None
-        repeat = table.repeats[number if number >= 0 else OTHERS - number]
-        watch = repeat.call.watch
+        if place >= DUE:
+            place -= DUE
+            self._attend(table.repeats[place], table.calls[place])
+        repeat = table.repeats[place]
         if repeat.counts is None:
-            watch.pass_by()
-        elif watch.due():
-            watch.report(repeat.counts, self._report)
+            repeat.call.watch.pass_by()
         return made if out is None else out, repeat
+
+    def _attend(self, repeat: Repeat, known: _Call) -> None:
+        """Report what lives, now and then; look at the plan then, and as long as a report is away:
+        one that holds no longer is forgotten."""
+        watch = repeat.call.watch
+        waited = watch.waits
+        if self._planner.plan_of(repeat.call) is not repeat.plan:
+            known.size = -1
+        elif repeat.counts is not None and not waited:
+            watch.report(repeat.counts, self._report)
+        known.calm = 0 if watch.waits else PERIOD - 1
 
     def keep(
         self,
@@ -198,7 +224,7 @@ class CudaRepeats:
         ``outs``: the output that the caller passed, and that of the call; ``planned``: call, plan,
         and counts, as of `Repeat`; ``again`` launches what the call launched.
         """
-        table, (call, plan, counts) = self._table, planned
+        table, (call, plan, counts) = self._threads.table, planned
         number = self.look(table.address, COUNT, outs[1], sparsity, *given, outs[0])
         if number == OTHERS or is_capturing() or is_rehearsed():
             return
@@ -209,7 +235,7 @@ class CudaRepeats:
         words = (ctypes.c_int64 * MOST_WORDS)()
         size = self.look(ctypes.addressof(words), WORDS, sparsity, *given, outs[0])
         if size > 0:
-            repeat = Repeat(call, plan, counts, empty(outs[1], (0,)))
+            repeat = Repeat(call, plan, counts, empty(outs[1], (0,)), plan.choice.kind == "dense")
             table.add(bytes(words)[: 8 * size], repeat, self.look)
 
     def _record(self, call: _Call, again: Callable[[], None]) -> None:
@@ -229,10 +255,3 @@ class CudaRepeats:
             place = look(call.address, END, kept is not None)
         if kept is not None and place != NONE:
             call.memory[place] = kept
-
-    def forget(self, repeat: Repeat) -> None:
-        """Calls like this one go the long way, until they are kept again."""
-        table = self._table
-        for call, known in zip(table.calls, table.repeats, strict=True):
-            if known is repeat:
-                call.size = -1

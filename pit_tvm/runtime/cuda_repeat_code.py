@@ -14,11 +14,12 @@ OFTEN = 6  # times that addresses come before they get a graph, which takes as l
 MOST_FAILURES = 8  # graphs of a call that could not be made, be it for what other threads did
 NONE, OTHERS = -1, -2  # results; OTHERS - i: call i, which others compute
 WORDS, COUNT, BEGIN, END, DROP = -3, -4, -5, -6, -7  # what is asked for: see SOURCE
+DUE = 1 << 20  # added to the size of a result: the caller is to look at the call's plan
 
 _CONSTANTS = f"""
 enum {{ MOST_TENSORS = {MOST_TENSORS}, MOST_RANK = {MOST_RANK}, MOST_WORDS = {MOST_WORDS} }};
 enum {{ GRAPHS = {GRAPHS}, MOST_GRAPHS = {MOST_GRAPHS}, OFTEN = {OFTEN} }};
-enum {{ MOST_FAILURES = {MOST_FAILURES}, NONE = {NONE}, OTHERS = {OTHERS} }};
+enum {{ MOST_FAILURES = {MOST_FAILURES}, NONE = {NONE}, OTHERS = {OTHERS}, DUE = {DUE} }};
 enum {{ WORDS = {WORDS}, COUNT = {COUNT}, BEGIN = {BEGIN}, END = {END}, DROP = {DROP} }};
 """
 SOURCE = (
@@ -39,10 +40,11 @@ struct Graph {
 };
 
 // A call in words, which tell its tensors. Every ``period``-th, unless that is 0, is not repeated.
-// ``dense``: others compute it. Last is what recording needs: the graph's place, a stream of its
-// own, and the mode of the thread before.
+// After ``calm`` more calls each one is DUE, until the caller says otherwise. ``dense``: others
+// compute it. Last is what recording needs: the graph's place, a stream of its own, and the mode of
+// the thread before.
 struct Call {
-  int64_t bytes, period, left, dense, failures;
+  int64_t bytes, period, left, calm, dense, failures;
   int64_t words[MOST_WORDS];
   char* data[MOST_TENSORS];  // addresses of the tensors of the last call
   Graph graphs[GRAPHS];
@@ -164,6 +166,7 @@ static int pit_launch(Call* call) {
 // Note that a call was launched one by one: whether its addresses came often enough for a graph.
 static int pit_count(Call* call) {
   Graph* graph = pit_place(call);
+  call->calm = 0;  // it may have asked for what changes its plan
   if (call->dense || call->failures == MOST_FAILURES || pit_device(call) < 0) return 0;
   if (!pit_is_at(call, graph)) {
     if (--graph->seen > 0) return 0;
@@ -232,9 +235,17 @@ static int64_t pit_find(Table* table, const TVMFFIAny* given, int number, const 
   return NONE;
 }
 
+// A result for a call whose work is done, or left to others.
+static int64_t pit_done(Call* call, int64_t result) {
+  if (--call->calm >= 0) return result;
+  call->calm = 0;
+  return result < 0 ? result - DUE : result + DUE;
+}
+
 // (table, guess, made, tensors ..) finds the call in the table that is like this one: i if a graph
 // did its work; OTHERS - i if it is dense, or lacks an output: that among the tensors, or ``made``,
 // not None, for the call ``guess``; NONE if there is none, or it has to be launched one by one.
+// Results of a call that is DUE are further from 0 by that.
 // (table, i, at, output): the same for call i, just found, whose tensor ``at`` is the output.
 // (table, COUNT, output, tensors ..): a call was launched one by one, with this output. i if it is
 // to be recorded; OTHERS if not; NONE if it is not known.
@@ -271,10 +282,12 @@ extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_main(void* self, const TVMFFIAny* ar
       return 0;
     }
   }
-  if (call->dense || !call->data[last])
+  if (call->dense)
+    result->v_int64 = pit_done(call, OTHERS - found);
+  else if (!call->data[last])
     result->v_int64 = OTHERS - found;
   else if (pit_device(call) >= 0 && pit_launch(call))
-    result->v_int64 = found;
+    result->v_int64 = pit_done(call, found);
   return 0;
 }
 """

@@ -35,6 +35,11 @@ class CountWatch:
             self._read()
         return self._known
 
+    @property
+    def waits(self) -> bool:
+        """Whether a report is on its way."""
+        return bool(self._away)
+
     def due(self) -> bool:
         """Whether this call, one more, should report its count."""
         number = self._calls

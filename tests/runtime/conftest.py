@@ -1,9 +1,12 @@
-"""What tests of operators whose kernels run on a CPU share."""
+"""What tests of operators whose kernels run on a CPU, and of repeated calls, share."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from pit_tvm.runtime.cuda_repeat import CudaRepeats
 from pit_tvm.runtime.kernel_cache import KernelCache
 from tests.runtime.cuda_emulation import Emulator, missing
 from tests.runtime.emulated import Machine
@@ -16,3 +19,10 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
         pytest.skip(reason=reason)
     folder = tmp_path_factory.mktemp("emulated")
     return Machine(Emulator(folder), KernelCache(folder / "kernels"), {})
+
+
+@pytest.fixture(scope="module")
+def look(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The compiled code of repeated calls: it takes tensors of any device."""
+    unplanned: Any = None
+    return CudaRepeats(KernelCache(tmp_path_factory.mktemp("kernels")), print, unplanned).look

@@ -17,7 +17,7 @@ from pit_tvm.runtime.cuda_repeat import CudaRepeats
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.runtime.program import analyse
 from tests.api.test_foreign_tensors import nested, under_grad, under_vmap
-from tests.runtime.test_cuda_repeat import keep
+from tests.runtime.test_cuda_repeat import keep, planner
 
 torch = pytest.importorskip("torch")
 FakeTensorMode: Any = pytest.importorskip("torch._subclasses").FakeTensorMode
@@ -148,7 +148,7 @@ def test_calls_with_tensors_without_dense_memory_repeat_nothing(
     name: str, place: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(cuda_repeat, "is_capturing", lambda: False)
-    repeats = CudaRepeats(KernelCache(tmp_path), print)
+    repeats = CudaRepeats(KernelCache(tmp_path), print, planner())
     given = [torch.zeros(4, 2, dtype=torch.float16) for _ in range(3)]
     value, x, out = given
     plan = keep(repeats, x, value, out)

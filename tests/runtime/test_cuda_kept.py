@@ -56,7 +56,8 @@ def test_memory_of_graphs_that_are_rehearsed_is_not_kept(current: dict[str, int]
 
 
 def test_calls_that_are_rehearsed_are_not_repeated(current: dict[str, int]) -> None:
-    repeats: Any = cuda_repeat.CudaRepeats(None, print)  # type: ignore[arg-type]
+    unused: Any = None
+    repeats: Any = cuda_repeat.CudaRepeats(unused, print, unused)
     looked: list[tuple[int, int]] = []
 
     def look(place: int, asked: int, *given: Any) -> int:

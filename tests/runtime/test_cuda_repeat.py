@@ -5,38 +5,20 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
-from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import tvm_ffi
 
-import pit_tvm
-from pit_tvm import op
-from pit_tvm.runtime import cuda_bind, cuda_detect, cuda_detect_ids, cuda_repeat, cuda_workspace
-from pit_tvm.runtime.cuda_modules import CudaKernels
+from pit_tvm.runtime import cuda_repeat
 from pit_tvm.runtime.cuda_repeat import MOST, MOST_BYTES, CudaRepeats
-from pit_tvm.runtime.cuda_repeat_code import BEGIN, COUNT, END, MOST_WORDS, NONE, OTHERS, WORDS
-from pit_tvm.runtime.cuda_rows import RowsKernels
-from pit_tvm.runtime.cuda_view import _Header
-from pit_tvm.runtime.cuda_watch import PERIOD, CountWatch
+from pit_tvm.runtime.cuda_repeat_code import BEGIN, COUNT, DUE, END, MOST_WORDS, NONE, OTHERS, WORDS
+from pit_tvm.runtime.cuda_watch import PERIOD
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.structs import Candidate, Plan
 
 torch = pytest.importorskip("torch")
 FakeTensorMode: Any = pytest.importorskip("torch._subclasses").FakeTensorMode
-
-KINDS = ["lengths", "zeros", "rows", "groups"]  # zeros: lengths, with rows of zeros beside them
-H200 = "cuda -arch=sm_90a -model=h200"
-LINEAR: dict[str, Any] = {"dtype": "float16", "bias": True, "transpose_rhs": True}
-
-
-@pytest.fixture(scope="module")
-def look(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The compiled code: it takes tensors of any device."""
-    return CudaRepeats(KernelCache(tmp_path_factory.mktemp("kernels")), print).look
 
 
 def words(look: Any, *tensors: Any) -> bytes | None:
@@ -96,36 +78,48 @@ def test_what_has_no_memory_is_like_nothing(look: Any) -> None:
 
 
 class Call:
-    """A call as `CudaRepeats` needs it."""
+    """A call as `CudaRepeats` needs it: with its watch, and what plans it."""
 
-    def __init__(self, output: tuple[int, ...]) -> None:
+    def __init__(self, output: tuple[int, ...], plan: Any) -> None:
         self.layout = self.watch = self
-        self.output, self.passed, self.reported = output, 0, list[Any]()
+        self.output, self.plan, self.waits = output, plan, False
+        self.passed, self.looked, self.reported = 0, 0, list[Any]()
 
     def pass_by(self) -> None:
         self.passed += 1
 
-    def due(self) -> bool:
-        return True
-
     def report(self, counts: Any, write: Any) -> None:
         self.reported.append(counts)
+        self.waits = True
+
+
+class Planner:
+    """What a call runs is what it says."""
+
+    def plan_of(self, call: Any) -> Any:
+        call.looked += 1
+        return call.plan
 
 
 @pytest.fixture
 def repeats(look: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> CudaRepeats:
     monkeypatch.setattr(cuda_repeat, "is_capturing", lambda: False)
-    made = CudaRepeats(KernelCache(tmp_path), print)
+    made = CudaRepeats(KernelCache(tmp_path), print, planner())
     made.look = look
     return made
+
+
+def planner() -> Any:
+    """A planner for `CudaRepeats`."""
+    return Planner()
 
 
 def keep(
     repeats: CudaRepeats, given: Any, value: Any, out: Any, kind: str = "dense", new: bool = False
 ) -> Any:
     """Keep a call, twice, of a plan that is returned."""
-    call: Any = Call(tuple(out.shape))
     plan: Any = Plan(Candidate(kind, None, None, 1.0))
+    call: Any = Call(tuple(out.shape), plan)
     for _ in range(2):
         repeats.keep((given,), value, (None if new else out, out), (call, plan, None), lambda: None)
     return plan
@@ -143,7 +137,9 @@ def test_a_dense_product_is_left_to_the_caller(repeats: CudaRepeats) -> None:
     assert repeats.run((aligned(5, 2),), value, out)[1] is None
     assert repeats.run((x.numpy(),), object(), out)[1] is None
     assert repeats.run((x,), value, None)[1] is None  # another kind of call
-    repeats.forget(found)
+    counted.plan = None
+    for _ in range(2 * PERIOD):  # it is looked at now and then
+        repeats.run((x,), value, out)
     assert repeats.run((x,), value, out)[1] is None
     other = keep(repeats, x, value, out)
     found = repeats.run((x,), value, out)[1]
@@ -157,27 +153,90 @@ def test_now_and_then_a_call_goes_the_long_way(repeats: CudaRepeats) -> None:
     assert found == [i % PERIOD == PERIOD - 1 for i in range(3 * PERIOD)]
 
 
+def test_a_call_that_went_the_long_way_is_looked_at(repeats: CudaRepeats) -> None:
+    value, x, out = aligned(4, 2), aligned(4, 2), aligned(3, 5)
+    keep(repeats, x, value, out)
+    found = repeats.run((x,), value, out)[1]
+    call: Any = found and found.call
+    assert call.looked == 1 and repeats.run((x,), value, out)[1] and call.looked == 1
+    repeats.keep((x,), value, (out, out), (call, call.plan, None), lambda: None)
+    assert repeats.run((x,), value, out)[1] and call.looked == 2
+
+
 def test_counts_that_a_graph_writes_are_reported_without_a_detour(repeats: CudaRepeats) -> None:
     value, x, out, counts = aligned(4, 2), aligned(4, 2), aligned(3, 5), aligned(1)
-    call: Any = Call((3, 5))
-    planned = (call, Plan(Candidate("dense", None, None, 1.0)), counts)
-    repeats.keep((x,), value, (out, out), planned, lambda: None)
-    assert all(repeats.run((x,), value, out)[1] for _ in range(2 * PERIOD))
-    assert call.reported == [counts] * 2 * PERIOD and not call.passed
+    plan = Plan(Candidate("dense", None, None, 1.0))
+    call: Any = Call((3, 5), plan)
+    repeats.keep((x,), value, (out, out), (call, plan, counts), lambda: None)
+
+    def calls(number: int) -> tuple[int, int]:
+        """How many of so many were looked at, and how many reported."""
+        before = call.looked, len(call.reported)
+        assert all(repeats.run((x,), value, out)[1] for _ in range(number))
+        return call.looked - before[0], len(call.reported) - before[1]
+
+    assert calls(1) == (1, 1)
+    assert calls(5) == (5, 0)  # as long as it is away
+    call.waits = False
+    assert calls(1) == (1, 1)
+    call.waits = False
+    call.report = lambda counts, write: call.reported.append(counts)  # arrives at once
+    assert calls(1) == (1, 1)
+    assert calls(PERIOD - 1) == (0, 0)
+    assert calls(3 * PERIOD) == (3, 3)
+    assert call.reported == [counts] * 6 and not call.passed
+
+
+def test_a_plan_that_holds_no_longer_is_forgotten(repeats: CudaRepeats) -> None:
+    value, x, out, counts = aligned(4, 2), aligned(4, 2), aligned(3, 5), aligned(1)
+    plan = Plan(Candidate("dense", None, None, 1.0))
+    call: Any = Call((3, 5), plan)
+    repeats.keep((x,), value, (out, out), (call, plan, counts), lambda: None)
+    assert repeats.run((x,), value, out)[1]
+    call.waits, call.plan = False, Plan(Candidate("pit", None, None, 1.0))
+    assert repeats.run((x,), value, out)[1]  # what it ran was right
+    assert repeats.run((x,), value, out)[1] is None and len(call.reported) == 1
+
+
+class Scripted:
+    """Compiled code that finds what it is told to find; notes what it was given."""
+
+    def __init__(self, *found: int) -> None:
+        self.found, self.given = list(found), list[Any]()
+
+    def __call__(self, table: int, guess: int, *given: Any) -> int:
+        self.given.append((guess, *given))
+        return self.found.pop(0)
 
 
 def test_an_output_is_made_for_the_call_that_it_is_of(repeats: CudaRepeats) -> None:
-    value, x, y = aligned(4, 2), aligned(4, 2), aligned(9, 2)
-    plans = [keep(repeats, x, value, aligned(3, 5), new=True)]
-    plans.append(keep(repeats, y, value, aligned(6, 5), new=True))
+    value, x = aligned(4, 2), aligned(4, 2)
+    plans = [keep(repeats, x, value, aligned(3, 5), "pit", new=True)]
+    plans.append(keep(repeats, aligned(9, 2), value, aligned(6, 5), "pit", new=True))
+    found = (OTHERS, 0, 0, OTHERS - 1, 1, DUE + 1, OTHERS, DUE, NONE)
+    script: Any = Scripted(*found)
+    repeats.look = script
     outs = []
-    for number in (0, 0, 1, 0, 1, 1):
-        made, found = repeats.run(((x, y)[number],), value, None)
-        assert found and found.plan is plans[number]
+    for number in (0, 0, 1, 1, 0):
+        made, repeat = repeats.run((x,), value, None)
+        assert repeat and repeat.plan is plans[number]
         assert made.shape == ((3, 5), (6, 5))[number] and made.dtype == x.dtype
         outs.append(made)
     assert len({made.data_ptr() for made in outs}) == len(outs)
-    assert repeats.run((aligned(2, 2),), value, None) == (None, None)
+    assert repeats.run((x,), value, None) == (None, None) and not script.found
+    guesses = [(guess, given[0]) for guess, *given in script.given]
+    assert [guess for guess, _ in guesses] == [NONE, 0, 0, 0, 1, 1, 1, 0, 0]
+    again = {1: 0, 4: 2, 7: 4}  # the tensor behind the input is the output
+    assert all(script.given[at][1:] == (2, outs[made]) for at, made in again.items())
+    assert guesses[2][1] is outs[1] and guesses[5][1] is outs[3]
+
+
+def test_outputs_of_dense_products_are_left_to_the_caller(repeats: CudaRepeats) -> None:
+    value, x = aligned(4, 2), aligned(4, 2)
+    plan = keep(repeats, x, value, aligned(3, 5), new=True)
+    for _ in range(2):
+        made, found = repeats.run((x,), value, None)
+        assert made is None and found and found.plan is plan and found.dense
     assert repeats.run((x,), value, aligned(3, 5))[1] is None  # another kind of call
 
 
@@ -246,7 +305,8 @@ def test_a_recorded_call_keeps_its_memory(
     ended: list[bool],
 ) -> None:
     value, x, out = aligned(4, 2), aligned(4, 2), aligned(3, 5)
-    call, plan = Call((3, 5)), Plan(Candidate("pit", None, None, 1.0))
+    plan = Plan(Candidate("pit", None, None, 1.0))
+    call = Call((3, 5), plan)
     given: Any = ((x,), value, (out, out), (call, plan, None))
     repeats.keep(*given, lambda: None)
     found = SimpleNamespace(memory=[], is_complete=lambda most: size <= most)
@@ -268,130 +328,5 @@ def test_a_recorded_call_keeps_its_memory(
     monkeypatch.setattr(cuda_repeat, "is_rehearsed", lambda: rehearsed)
     repeats.keep(*given, again)
     assert recorder.ended == ended and streams == [77] * len(ended)
-    (known,) = repeats._table.calls
+    (known,) = repeats._threads.table.calls
     assert known.memory == ({3: [out]} if ended == [True] else {})
-
-
-# --------------------------------------------------------------------------------------------
-# Operators
-
-
-def pattern(kind: str, seed: int, device: str = "cpu") -> Any:
-    """Lengths of 8 sequences of 16 rows, 48 of 128 row ids, or the group of each of 128 rows."""
-    made = torch.Generator().manual_seed(seed)
-    if kind in ("lengths", "zeros"):
-        told = torch.randint(0, 17, (8,), generator=made)
-    elif kind == "rows":
-        told = torch.randperm(128, generator=made)[:48]
-    else:
-        told = torch.randint(0, 4, (128,), generator=made)
-    return told.int().to(device)
-
-
-def operator(kind: str, cache: Any = None) -> pit_tvm.Operator:
-    target = H200 if cache is None else "cuda"
-    if kind == "groups":
-        tensors, spec = op.grouped_matmul(None, None, None, 4, **LINEAR), pit_tvm.Groups(4)
-    else:
-        tensors = op.matmul(None, None, None, **LINEAR)
-        spec = pit_tvm.Rows() if kind == "rows" else pit_tvm.Lengths()
-    dead = "zero" if kind == "zeros" else "skip"
-    made = pit_tvm.compile(tensors, sparse={"lhs": spec}, target=target, cache=cache, dead=dead)
-    planner: Any = made._dispatcher.planner
-    planner._dense = lambda *sizes: None  # a product of all rows is no repeat
-    return made
-
-
-def operands(kind: str, device: str = "cpu") -> list[Any]:
-    """lhs [128, 64], rhs [24, 64] and bias [24], both of each group with groups."""
-    groups = (4,) if kind == "groups" else ()
-    shapes = ((128, 64), (*groups, 24, 64), (*groups, 24))
-    return [torch.randn(shape, device=device).half() for shape in shapes]
-
-
-def arguments(made: pit_tvm.Operator, arrays: list[Any], told: Any) -> tuple[list[Any], Any]:
-    """Positional arguments, and the pattern: group ids are an operand."""
-    if "group_ids" not in made.inputs:
-        return arrays, told
-    return [told if n == "group_ids" else arrays.pop(0) for n in made.inputs], None
-
-
-def noting(seen: list[Any]) -> Callable[[str], Any]:
-    """``note(name)``: a compiled function that notes name, numbers, and addresses with shapes."""
-
-    def noted(arg: Any) -> Any:
-        if isinstance(arg, ctypes.c_void_p):  # a view
-            view = _Header.from_address(arg.value or 0)
-            return view.data, tuple(view.shape[: view.ndim])
-        return (arg.data_ptr(), tuple(arg.shape)) if hasattr(arg, "data_ptr") else arg
-
-    def note(name: str) -> Any:
-        return tvm_ffi.convert(lambda *args: seen.append((name, *map(noted, args))))
-
-    return note
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_launched_again_is_the_same(
-    look: Any, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    seen: list[Any] = []
-    note = noting(seen)
-    monkeypatch.setattr(CudaKernels, "slices", lambda self, name: note(name))
-    monkeypatch.setattr(RowsKernels, "product", lambda *given, **options: note("product"))
-    monkeypatch.setattr(CountWatch, "due", lambda self: False)
-    monkeypatch.setattr(CudaRepeats, "look", look)
-    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda: False)
-    monkeypatch.setattr(cuda_workspace, "stream_of", lambda device: 0)
-    for module in (cuda_bind, cuda_detect, cuda_detect_ids):
-        monkeypatch.setattr(module, "check_tensor", lambda *given, **options: None)
-    made, outs = operator(kind), []
-    for call in range(4):
-        given, told = arguments(made, operands(kind), pattern(kind, call))
-        outs.append(made(*given, sparsity=told, out=aligned(128, 24)))
-    kept: list[Any] = []
-    monkeypatch.setattr(CudaRepeats, "keep", lambda self, *given: kept.extend(given))
-    made(*given, sparsity=told, out=outs[-1])
-    names = [name for name, *_ in seen]
-    assert len(seen) == 10 and set(names[1::2]) == {"product"} and len(set(names[::2])) == 1
-    *_, (_, _, counts), again = kept
-    again()
-    assert seen[8:10] == seen[10:] == seen[6:8]
-    where = [arg for _, *args in seen[-2:] for arg in args if isinstance(arg, tuple)]
-    tensors = {t.data_ptr() for t in (*given, told, outs[-1]) if t is not None}
-    assert {address for address, _ in where} >= tensors
-    index = [arg for arg in where if arg[0] not in tensors]
-    number = 4 if kind == "zeros" else 2  # memory of lists
-    assert index[:number] == index[number:] and len(index) == 2 * number
-    assert index[1] == (counts.data_ptr(), tuple(counts.shape))
-
-
-@pytest.mark.parametrize("fresh", [False, True])
-def test_operators_repeat_dense_products_without_another_look(
-    look: Any, monkeypatch: pytest.MonkeyPatch, fresh: bool
-) -> None:
-    monkeypatch.setattr(CountWatch, "due", lambda self: False)
-    monkeypatch.setattr(CudaRepeats, "look", look)
-    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda: False)
-    monkeypatch.setattr(cuda_bind, "check_tensor", lambda *given, **options: None)
-    tensors, sparse = op.matmul(None, None, None, **LINEAR), {"lhs": pit_tvm.Mask(1, 64)}
-    made = pit_tvm.compile(tensors, sparse=sparse, target=H200)
-    planner: Any = made._dispatcher.planner
-    binder: Any = made._dispatcher.binder
-    plan, bind, bound = planner.plan, binder.bind_cuda, []
-
-    def dense(*given: Any) -> Any:
-        found = plan(*given)
-        return replace(found, choice=next(c for c in found.candidates if c.kind == "dense"))
-
-    planner.plan = dense
-    binder.bind_cuda = lambda *given: bound.append(given) or bind(*given)
-    mask = torch.ones(128, 64, dtype=torch.bool)
-    for _ in range(4):
-        lhs, rhs, bias = operands("lengths")
-        out = None if fresh else torch.full((128, 24), torch.nan).half()
-        found = made(lhs, rhs, bias, sparsity=mask, out=out)
-        want = lhs.double() @ rhs.double().T + bias.double()
-        assert (found.double() - want).abs().max() < 2e-3 * want.abs().max()
-        assert fresh or found is out
-    assert len(bound) == 2  # the first one does not know its tensors yet

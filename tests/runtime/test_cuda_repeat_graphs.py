@@ -16,7 +16,7 @@ from pit_tvm.runtime import cuda_repeat
 from pit_tvm.runtime.cuda_repeat_code import GRAPHS, OFTEN
 from pit_tvm.runtime.cuda_watch import PERIOD, CountWatch
 from pit_tvm.runtime.kernel_cache import KernelCache
-from tests.runtime.test_cuda_repeat import KINDS, arguments, operands, operator, pattern
+from tests.runtime.test_cuda_repeat_operators import KINDS, arguments, operands, operator, pattern
 
 torch = pytest.importorskip("torch")
 
@@ -57,7 +57,7 @@ def test_repeated_calls_are_right_in_every_stream_and_thread(cache: KernelCache,
         found.extend(wrong(made, kind, first + i, i % 3 == 0) for i in range(24))
 
     several(0)
-    assert made._dispatcher._repeats._table.repeats
+    assert made._dispatcher._repeats[False]._threads.table.repeats
     with torch.cuda.stream(torch.cuda.Stream()):
         several(100)
         torch.cuda.current_stream().synchronize()
@@ -92,7 +92,7 @@ def test_a_graph_captured_after_repeated_calls_takes_another_pattern(cache: Kern
 
 def recorded_graphs(made: pit_tvm.Operator) -> list[int]:
     """How many graphs each of the calls has that this thread may repeat."""
-    calls = made._dispatcher._repeats._table.calls
+    calls = made._dispatcher._repeats[False]._threads.table.calls
     return [sum(graph.made is not None for graph in call.graphs) for call in calls]
 
 
@@ -124,9 +124,9 @@ def test_addresses_that_come_no_more_give_their_graph_up(cache: KernelCache) -> 
             made(*arrays, sparsity=told, out=out)
         assert not differs("rows", arrays, told, out, new=False)
     assert recorded_graphs(made) == [GRAPHS]
-    repeats = made._dispatcher._repeats
-    dropped = weakref.ref(repeats._table.calls[0])
-    repeats._table = cuda_repeat._Table()
+    repeats = made._dispatcher._repeats[False]
+    dropped = weakref.ref(repeats._threads.table.calls[0])
+    repeats._threads.table = cuda_repeat._Table()
     gc.collect()
     assert dropped() is None  # and its graphs were dropped, maybe while they ran
     made(*arrays, sparsity=told, out=out.fill_(torch.nan))
@@ -247,7 +247,7 @@ def test_a_graph_keeps_what_it_writes_to_itself(cache: KernelCache) -> None:
     for _ in range(OFTEN + PERIOD):
         made(lhs, rhs, sparsity=mask, out=out)
     assert recorded_graphs(made) == [1]
-    (kept,) = made._dispatcher._repeats._table.calls[0].memory.values()
+    (kept,) = made._dispatcher._repeats[False]._threads.table.calls[0].memory.values()
     own = {t.data_ptr() for t in kept if isinstance(t, torch.Tensor)}
     others = [torch.full((4096,), 255, dtype=torch.uint8, device="cuda") for _ in range(512)]
     assert own and not own & {t.data_ptr() for t in others}

@@ -49,16 +49,16 @@ def test_float32_takes_tensor_cores_where_torch_may(
     layout = made.binder.layout_of({}, "torch")
     call = CudaCall(layout, 0, (), True, True)
     precision("highest")
-    exact = made._plan(call)
-    assert made._plan(call) is exact and not by_warps(exact.candidates[0].tile)
+    exact = made.planner.plan_of(call)
+    assert made.planner.plan_of(call) is exact and not by_warps(exact.candidates[0].tile)
     precision("high")
-    fast = made._plan(call)
-    assert made._plan(call) is fast and by_warps(fast.candidates[0].tile)
+    fast = made.planner.plan_of(call)
+    assert made.planner.plan_of(call) is fast and by_warps(fast.candidates[0].tile)
     dense = [c.cost_us for plan in (exact, fast) for c in plan.candidates if c.kind == "dense"]
     assert dense[1] < 0.25 * dense[0]
     assert fast.choice.cost_us < 0.5 * exact.choice.cost_us
     precision("highest")
-    assert made._plan(call) is exact
+    assert made.planner.plan_of(call) is exact
 
 
 @pytest.mark.parametrize(("of_rhs", "slower"), [(False, 1.6), (True, 1.0)])
