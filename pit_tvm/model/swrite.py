@@ -10,7 +10,7 @@ from tvm import relax
 
 from .linear import LinearLayer, called_layer
 from .packing import ROW, STARTS, index_parts, is_unpack
-from .rebuild import is_op, readers_of, rebuild, values_of
+from .rebuild import extents_of, is_op, readers_of, rebuild, values_of
 
 
 def store_in_place(
@@ -50,6 +50,11 @@ def store_in_place(
             return expr
         lists = [new[index[part]] for part in (ROW, STARTS)]
         given: list[Any] = [relax.prim_value(number), new[x], *lists]
-        return relax.op.call_dps_packed(placed, given, expr.ty)
+        tokens, *parts = extents_of(expr)
+        ty = relax.TensorType([tokens, len(layers[number].weight)], expr.ty.dtype)
+        stored = relax.op.call_dps_packed(placed, given, ty)
+        if len(parts) == 1:
+            return stored
+        return relax.op.reshape(builder.emit(stored), [tokens, *parts])
 
     return rebuild(module, rule, env=new)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,28 +37,26 @@ from tests.model.families import (  # noqa: E402
 from tests.model.test_families import check  # noqa: E402
 from tests.model.test_torch_program import program  # noqa: E402
 
+check_models: Any = pytest.importorskip("check_models")
+check_models_families: Any = pytest.importorskip("check_models_families")
+
 
 def some_norm() -> Any:
     """A kernel that is never compiled."""
     return norm_rows(8, "float16", 1e-5, 1)
 
 
-@pytest.mark.parametrize(
-    ("name", "attended"), [(n, ("sdpa", "eager")[i % 2]) for i, n in enumerate(sorted(FAMILIES))]
-)
-def test_equals_transformers_at_live_tokens(
-    name: str, attended: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # In float32, too: 16 bits would hide what is wrong.
+@pytest.fixture
+def _in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    # 16 bits would hide what is wrong.
     monkeypatch.setattr(CudaKernels, "attends", lambda *_: True)
     monkeypatch.setattr(cuda_kernels, "NARROW", ("float32",))
     monkeypatch.setattr(cuda_kernels, "norm_rows", lambda *_, **__: some_norm())
-    family, rng = FAMILIES[name], np.random.default_rng()
-    sizes = random_sizes(rng, attended)
-    seed = int(rng.integers(2**31))
-    print(f"{sizes}, seed {seed}")  # shown if the test fails
-    model = randomised(family.make(sizes), seed)
-    imported = import_model(model, example_inputs(), "attention_mask")
+
+
+def graph_of(model: Any, example: dict[str, torch.Tensor]) -> Callable[..., Any]:
+    """What a GPU would run of a model, with stand-ins for its kernels."""
+    imported = import_model(model, example, "attention_mask")
     kernels = CudaKernels(Plane(imported.batch, imported.tokens))
     module, layers = cuda._graph(imported, rewrite(imported, kernels))
     run = layers_of(layers)
@@ -69,9 +68,34 @@ def test_equals_transformers_at_live_tokens(
         ATTENTION: attention,
     }
     made = program(module, **packed, **norms)
+    return lambda **inputs: made(*inputs.values())
 
-    def ours(**inputs: torch.Tensor) -> Any:
-        return made(*inputs.values())
 
+@pytest.mark.usefixtures("_in_float32")
+@pytest.mark.parametrize(
+    ("name", "attended"), [(n, ("sdpa", "eager")[i % 2]) for i, n in enumerate(sorted(FAMILIES))]
+)
+def test_equals_transformers_at_live_tokens(name: str, attended: str) -> None:
+    family, rng = FAMILIES[name], np.random.default_rng()
+    sizes = random_sizes(rng, attended)
+    seed = int(rng.integers(2**31))
+    print(f"{sizes}, seed {seed}")  # shown if the test fails
+    model = randomised(family.make(sizes), seed)
+    ours = graph_of(model, example_inputs())
     for mask in random_masks(rng):
         check(model, ours, family, random_inputs(rng, mask, sizes.vocabulary))
+
+
+@pytest.mark.usefixtures("_in_float32")
+@pytest.mark.parametrize("name", ["mpnet", "modernbert", "bloom", "deberta-v2", "gemma2"])
+def test_attention_that_is_computed_padded(name: str) -> None:
+    family, rng = check_models_families.FAMILIES[name], np.random.default_rng(0)
+    torch.manual_seed(0)
+    model = family.make()
+    example, *others = (check_models.inputs(family, s, False, rng) for s in check_models.BATCHES)
+    ours = graph_of(model, example)
+    for given in others:
+        with torch.no_grad():
+            wanted = check_models.tensors(model(**given))
+        found = check_models.tensors(ours(**given))
+        assert check_models.deviation(found, wanted, given["attention_mask"].bool()) < 1e-4
