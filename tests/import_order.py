@@ -249,6 +249,7 @@ ORDER = {
         "products",
         "promotion",
         "converters",
+        "deferred",
         "exporting",
         "onnx_sizes",
         "onnx_model",

@@ -11,6 +11,7 @@ from torch.export import Dim, ExportedProgram
 from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
 
 from ..errors import DTypeError, ShapeError, UnsupportedModel, mismatch
+from .deferred import unproven
 from .faults import CODE_FAULTS, LONGEST_MESSAGE
 
 # What an error of torch.export says, and what helps.
@@ -109,18 +110,35 @@ def _export_within_bounds(
     kwargs: dict[str, Any],
     shapes: Any,
     tries: int = 3,
+    refused: Exception | None = None,
 ) -> ExportedProgram:
-    """Export; where tables bound the number of tokens, torch says so, and the bound is taken."""
+    """Export; where tables bound the number of tokens, torch says so, and the bound is taken.
+
+    What torch ``refused``, because of conditions on extents that it cannot prove, is exported with
+    them, and they are proven here: torch 2.11 has such as ``min(8 * tokens, 16 * tokens) == 8 *
+    tokens`` of attention whose heads share keys.
+    """
+    how: dict[str, Any] = {"dynamic_shapes": shapes, "strict": False}
+    if refused is not None:
+        how["prefer_deferred_runtime_asserts_over_guards"] = True
     try:
-        return torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
+        program = torch.export.export(model, args, kwargs, **how)
     except torch._dynamo.exc.UserError as error:
         fixes = str(error).split("\n\n")[0]
-        if tries == 1 or "Suggested fixes" not in fixes:
+        if tries > 1 and "Suggested fixes" in fixes:
+            shapes = refine_dynamic_shapes_from_suggested_fixes(fixes, shapes)
+            tries -= 1
+        elif refused is not None or "Constraints violated" not in fixes:
             raise _unsupported(error) from error
-        refined = refine_dynamic_shapes_from_suggested_fixes(fixes, shapes)
+        else:
+            refused = error
     except CODE_FAULTS as error:
         raise _unsupported(error) from error
-    return _export_within_bounds(model, args, kwargs, refined, tries - 1)
+    else:
+        if refused is not None and unproven(program):
+            raise _unsupported(refused) from refused
+        return program
+    return _export_within_bounds(model, args, kwargs, shapes, tries, refused)
 
 
 def _unsupported(error: Exception) -> UnsupportedModel:

@@ -25,6 +25,7 @@ from ..runtime.cuda_arrays import dtype_name
 from .converters import converters
 from .counts import TOLD_APART, check_counts
 from .decomposing import decompose
+from .deferred import without_conditions
 from .exporting import export_program
 from .faults import CODE_FAULTS, LEAVE_OUT, faults_as_unsupported
 from .onnx_model import is_onnx, read_onnx
@@ -286,7 +287,7 @@ def _translated(program: ExportedProgram) -> tvm.IRModule:
         An operator is not known to TVM, or not in this form.
     """
     with torch.no_grad(), quick_stacks():
-        program = decompose(program)
+        program = without_conditions(decompose(program))
         _check_state(program)
         importer = _Importer()
         calls = [n for n in program.graph.nodes if n.op == "call_function"]
