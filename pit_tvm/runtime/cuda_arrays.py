@@ -203,33 +203,25 @@ def dense_product(lhs: Any, rhs: Any, bias: Any, act: str, out: Any, *, transpos
     if recorded() is not None:
         raise RuntimeError("a dense product is no part of a graph")
     # torch refuses to write into what is given where an operand requires a gradient.
-    lhs, rhs, bias = (
-        a.detach() if a is not None and a.requires_grad else a for a in (lhs, rhs, bias)
-    )
-    if out is None:
-        out = _new_product(lhs, rhs, bias, transpose_rhs)
+    if lhs.requires_grad:
+        lhs = lhs.detach()
+    if rhs.requires_grad:
+        rhs = rhs.detach()
+    if bias is not None and bias.requires_grad:
+        bias = bias.detach()
+    if out is None and torch.is_autocast_enabled("cuda" if lhs.is_cuda else "cpu"):
+        columns = rhs.shape[-2 if transpose_rhs else -1]
+        out = lhs.new_empty((*lhs.shape[:-1], columns))  # torch's own would be of another type
+    if out is None and transpose_rhs and rhs.ndim == 2:
+        out = torch.nn.functional.linear(lhs, rhs, bias)
     elif bias is None:
         right = rhs.mT if transpose_rhs else rhs
-        (torch.mm if lhs.ndim == 2 else torch.matmul)(lhs, right, out=out)
+        out = (torch.mm if lhs.ndim == 2 else torch.matmul)(lhs, right, out=out)
     else:
-        torch.addmm(bias, lhs, rhs.mT if transpose_rhs else rhs, out=out)
+        out = torch.addmm(bias, lhs, rhs.mT if transpose_rhs else rhs, out=out)
     if act != "none":
         _activate(out, act)
     return out
-
-
-def _new_product(lhs: Any, rhs: Any, bias: Any, transpose_rhs: bool) -> Any:
-    """``lhs @ rhs + bias`` in a new tensor of their type."""
-    import torch
-
-    kind = lhs.device.type
-    if torch.is_autocast_enabled(kind):  # it would choose another type
-        with torch.autocast(kind, enabled=False):
-            return _new_product(lhs, rhs, bias, transpose_rhs)
-    if transpose_rhs and rhs.ndim == 2:
-        return torch.nn.functional.linear(lhs, rhs, bias)
-    right = rhs.mT if transpose_rhs else rhs
-    return torch.matmul(lhs, right) if bias is None else torch.addmm(bias, lhs, right)
 
 
 def activated(row: Any, act: str) -> Any:

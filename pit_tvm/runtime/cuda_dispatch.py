@@ -214,8 +214,12 @@ class CudaDispatcher:
 
     def _operands(self, inputs: Sequence[Any]) -> tuple[Any, Any, Any]:
         """lhs, rhs and bias, None if there is none."""
-        lhs, rhs, bias = (None if place is None else inputs[place] for place in self._places)
-        return lhs, rhs, bias
+        lhs, rhs, bias = self._places
+        return (
+            None if lhs is None else inputs[lhs],
+            None if rhs is None else inputs[rhs],
+            None if bias is None else inputs[bias],
+        )
 
     def _beside(self, inputs: Sequence[Any]) -> tuple[Any, Any]:
         """The operand that is not gathered, and the bias, None if there is none."""

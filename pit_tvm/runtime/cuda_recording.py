@@ -11,8 +11,6 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_here = threading.local()
-
 
 class Recording:
     """One recording. ``stream``: of the call, whose work is recorded on another one; ``memory``:
@@ -44,6 +42,15 @@ class Recording:
         return made == self._number and self.size <= most
 
 
+class _Here(threading.local):
+    """This thread's recording, if there is one."""
+
+    now: Recording | None = None
+
+
+_here = _Here()
+
+
 @contextlib.contextmanager
 def recording(stream: int) -> Iterator[Recording]:
     """What this thread launches goes to ``stream``, which is being captured."""
@@ -59,7 +66,7 @@ def recording(stream: int) -> Iterator[Recording]:
 
 def recorded() -> Recording | None:
     """This thread's recording, if there is one."""
-    return getattr(_here, "now", None)
+    return _here.now
 
 
 def _allocations() -> int:
