@@ -35,16 +35,17 @@ def _keeping(name: str, make: Callable[..., te.Tensor], tensors: int) -> Callabl
 
 
 def _relu(data: te.Tensor) -> te.Tensor:
-    return te.compute(data.shape, lambda *at: relu(data(*at)), name="T_relu", tag="elemwise")
+    return te.compute(data.shape, lambda *at: _once(relu, data(*at)), name="T_relu", tag="elemwise")
 
 
 def _clip(data: te.Tensor, least: Any, most: Any) -> te.Tensor:
-    def element(*at: Any) -> Any:
-        x = data(*at)
+    def inside(x: Any) -> Any:
         low, high = (tirx.Cast(x.ty, bound) for bound in (least, most))
         return tirx.Select(x < low, low, tirx.Select(x > high, high, x))
 
-    return te.compute(data.shape, element, name="T_clip", tag="elemwise")
+    return te.compute(
+        data.shape, lambda *at: _once(inside, data(*at)), name="T_clip", tag="elemwise"
+    )
 
 
 def _maximum(a: te.Tensor, b: te.Tensor) -> te.Tensor:
@@ -58,11 +59,23 @@ def _minimum(a: te.Tensor, b: te.Tensor) -> te.Tensor:
 def _either(a: te.Tensor, b: te.Tensor, first: Callable[..., Any], name: str) -> te.Tensor:
     """``a`` where ``first`` says so or it is NaN, else ``b``."""
 
-    def element(*at: Any) -> Any:
-        x, y = _spread(a, at), _spread(b, at)
+    def chosen(x: Any, y: Any) -> Any:
         return tirx.Select(tirx.Or(tirx.isnan(x), first(x, y)), x, y)
 
+    def element(*at: Any) -> Any:
+        return _once(chosen, _spread(a, at), _spread(b, at))
+
     return te.compute(topi.add(a, b).shape, element, name=name, tag="broadcast")
+
+
+def _once(make: Callable[..., Any], *values: Any) -> Any:
+    """What ``make`` makes of values that it uses more than once: each has a name, lest fused
+    operators, one inside the other, become as many times as long."""
+    names = [tirx.Var(f"x{at}", value.ty) for at, value in enumerate(values)]
+    made = make(*names)
+    for name, value in zip(reversed(names), reversed(values), strict=True):
+        made = tirx.Let(name, value, made)
+    return made
 
 
 def _spread(array: te.Tensor, at: Sequence[Any]) -> Any:
