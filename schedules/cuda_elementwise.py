@@ -15,6 +15,7 @@ from pit_tvm.primitive.checks import is_choice
 
 THREADS = 256
 BYTES = 16  # that a thread moves at once
+_OF_CONDITIONS = 32  # bits that one takes: TVM's code for CUDA has vectors of up to four
 
 
 class Vectorised(ScheduleRule):  # type: ignore[misc]  # TVM has no types
@@ -60,7 +61,9 @@ def _lanes(block: s_tir.SBlock) -> int:
                 tvm_ffi.structural_walk(choice, (ir.Expr, look), order="pre")
             return tvm_ffi.WalkResult.SKIP
         if isinstance(value.ty, ir.PrimType):
-            widest = max(widest, tvm.DataType(str(value.ty.dtype)).bits)
+            name = str(value.ty.dtype)
+            bits = _OF_CONDITIONS if name == "bool" else tvm.DataType(name).bits
+            widest = max(widest, bits)
         return tvm_ffi.WalkResult.SKIP if isinstance(value, ir.TensorLoad) else None
 
     stores: list[tirx.BufferStore] = []

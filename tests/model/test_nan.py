@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -29,14 +31,22 @@ class Limits(torch.nn.Module):  # type: ignore[misc]
         return torch.cat(found, 2)
 
 
-def test_a_choice_of_two_numbers_keeps_nan() -> None:
+ON_GPU = pytest.param("cuda", torch.float16, marks=pytest.mark.gpu)
+
+
+@pytest.mark.parametrize(("target", "dtype"), [("llvm", torch.float32), ON_GPU])
+@pytest.mark.parametrize("width", [4, 64])
+def test_a_choice_of_two_numbers_keeps_nan(target: str, dtype: Any, width: int) -> None:
     model = Limits().eval()
     mask = torch.ones(3, 7, dtype=torch.int64)
-    compiled = pit_tvm.model.compile(model, {"input": torch.rand(3, 7, 4), "attention_mask": mask})
+    example = {"input": torch.rand(3, 7, width).to(dtype), "attention_mask": mask}
+    compiled = pit_tvm.model.compile(model, example, target=target)
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2, 5, 4, generator=generator)
+    x = torch.randn(2, 5, width, generator=generator).to(dtype)
     x[torch.rand(x.shape, generator=generator) < 0.3] = float("nan")
     live = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
-    got, want = compiled(input=x, attention_mask=live), model(x, live)
+    device = "cuda" if target == "cuda" else "cpu"
+    got = compiled(input=x.to(device), attention_mask=live.to(device)).cpu()
+    want = model(x, live)
     assert want[live > 0].isnan().any()
     torch.testing.assert_close(got[live > 0], want[live > 0], equal_nan=True)

@@ -8,6 +8,7 @@ import pytest
 import tvm
 from tvm import te
 
+from pit_tvm.runtime.cuda_build import cuda_source
 from pit_tvm.schedules.cuda_elementwise import Vectorised
 
 TARGET = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
@@ -104,3 +105,20 @@ def test_chains_of_no_whole_vectors_move_element_by_element() -> None:
     text = scheduled(*rows(61, "float32"))
     assert text is not None and "T.vectorized" not in text
     assert 'thread="threadIdx.x"' in text and "picked" not in text.replace('"picked"', "")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "int8", "int64"])
+def test_choices_by_conditions_on_elements_are_compiled(dtype: str) -> None:
+    n = te.var("n", "int64")
+    x, y = (te.placeholder((n, 64), dtype, name=name) for name in ("x", "y"))
+    most = tvm.tirx.const(3, dtype)
+
+    def element(i: Any, j: Any) -> Any:
+        chosen = tvm.tirx.Select(x[i, j] < y[i, j], x[i, j], y[i, j])
+        return tvm.tirx.Select(chosen > most, most, chosen)
+
+    func = te.create_prim_func([x, y, te.compute((n, 64), element, name="out")])
+    found = Vectorised().apply(func, TARGET, False)
+    lanes = 2 if dtype == "int64" else 4
+    assert f"T.vectorized({lanes})" in found.mod["main"].script()
+    assert "__global__" in cuda_source(tvm.IRModule({"main": found.mod["main"]}))
