@@ -64,6 +64,10 @@ def promoting_converters() -> dict[str, Convert]:
         "div.Tensor_mode": _rounded_division,
         "div.Scalar_mode": _rounded_division,
         "floor_divide.default": _arithmetic(relax.op.floor_divide),
+        "maximum.default": _arithmetic(relax.op.maximum),
+        "minimum.default": _arithmetic(relax.op.minimum),
+        "cat.default": _joined,
+        "where.self": _chosen,
         "reciprocal.default": _reciprocal,
         "cumsum.default": _running(relax.op.cumsum),
         "cumprod.default": _running(relax.op.cumprod),
@@ -95,6 +99,18 @@ def _reciprocal(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
     dtype = _result(node)
     x = _cast(importer.env[node.args[0]], importer, dtype)
     return importer.block_builder.emit(relax.op.divide(relax.const(1, dtype), x))
+
+
+def _joined(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    parts, *axis = importer.retrieve_args(node)
+    parts = [_cast(part, importer, _result(node)) for part in parts]
+    return importer.block_builder.emit(relax.op.concat(parts, *axis or [node.kwargs.get("dim", 0)]))
+
+
+def _chosen(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    condition, *parts = importer.retrieve_args(node)
+    left, right = (_cast(part, importer, _result(node)) for part in parts)
+    return importer.block_builder.emit(relax.op.where(condition, left, right))
 
 
 def _running(operator: Callable[[relax.Expr, int], relax.Expr]) -> Convert:

@@ -112,6 +112,18 @@ def counted(x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> dict[str,
     }
 
 
+def joined(x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {
+        "values": torch.cat([x.half(), x * 2], 2),
+        "numbers": torch.cat([x, ids[..., None]], dim=-1),
+        "alike": torch.cat([x, x * 3], 1),
+        "stacked": torch.stack([ids > 10, ids]),
+        "larger": torch.maximum(x.half(), torch.tensor([0.1])),
+        "smaller": torch.minimum(ids.int(), torch.tensor(7)),
+        "chosen": torch.where(ids > 10, x.half().sum(-1), x.sum(-1)),
+    }
+
+
 def multiplied(x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
     return {
         "sum": torch.add(x, x * x, alpha=2),
@@ -137,7 +149,9 @@ def test_factors_are_taken(rest: Forward) -> None:
     check(rest)
 
 
-@pytest.mark.parametrize("rest", [weighted, whole, compared, counted], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "rest", [weighted, whole, compared, counted, joined], ids=lambda f: f.__name__
+)
 def test_operands_take_torchs_type(rest: Forward) -> None:
     check(rest)
 
