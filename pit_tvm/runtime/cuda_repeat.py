@@ -196,7 +196,7 @@ class CudaRepeats:
         repeat = table.repeats[place]
         if repeat.counts is None:
             repeat.call.watch.pass_by()
-        return made if out is None else out, repeat
+        return made if out is None and not repeat.dense else out, repeat
 
     def _attend(self, repeat: Repeat, known: _Call) -> None:
         """Report what lives, now and then; look at the plan then, and as long as a report is away:

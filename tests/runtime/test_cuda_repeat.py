@@ -234,10 +234,17 @@ def test_an_output_is_made_for_the_call_that_it_is_of(repeats: CudaRepeats) -> N
 def test_outputs_of_dense_products_are_left_to_the_caller(repeats: CudaRepeats) -> None:
     value, x = aligned(4, 2), aligned(4, 2)
     plan = keep(repeats, x, value, aligned(3, 5), new=True)
-    for _ in range(2):
+    keep(repeats, aligned(9, 2), value, aligned(6, 5), "pit", new=True)
+    table = repeats._threads.table
+    for guess in (NONE, 1, 1):  # the last call that made its output was another one
+        table.guess = guess
         made, found = repeats.run((x,), value, None)
         assert made is None and found and found.plan is plan and found.dense
-    assert repeats.run((x,), value, aligned(3, 5))[1] is None  # another kind of call
+        out = aligned(3, 5)
+        assert repeats.run((x,), value, out)[1] is None  # another kind of call
+    keep(repeats, x, value, out)
+    made, found = repeats.run((x,), value, out)
+    assert made is out and found and found.dense
 
 
 def test_other_calls_need_a_graph(repeats: CudaRepeats) -> None:
