@@ -125,7 +125,11 @@ def _simpler(call: relax.Call, made_by: Callable[[Any], Any]) -> relax.Expr | No
     return None
 
 
-_ON_NUMBERS: dict[str, Callable[..., Any]] = {"multiply": np.multiply, "sqrt": np.sqrt}
+_ON_NUMBERS: dict[str, Callable[..., Any]] = {
+    "multiply": np.multiply,
+    "sqrt": np.sqrt,
+    "astype": np.asarray,  # the type is the result's
+}
 
 
 def _number(call: relax.Call, args: Sequence[Any]) -> relax.Expr | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -95,7 +96,7 @@ def checked(model: nn.Module, dtype: torch.dtype = torch.float32) -> CompiledMod
     """Compiled, and compared on live tokens, at another batch and length than it was compiled."""
     torch.manual_seed(0)
     model = model.eval().to(dtype)
-    rounding, dead = (1e-4, 1e4) if dtype == torch.float32 else (1e-2, 10.0)
+    rounding, dead = (1e-4, 1e4) if dtype == torch.float32 else (8 * torch.finfo(dtype).eps, 10.0)
     mask = torch.tensor([[1, 1, 1, 1, 1], [0, 1, 0, 1, 1], [1, 1, 0, 0, 0]])
     compiled = compile(model, {"x": torch.randn(3, 5, WIDTH).to(dtype), "attention_mask": mask})
     for batch, tokens in ((3, 5), (2, 9), (1, 1)):
@@ -157,6 +158,18 @@ def test_layers_around_it_run_on_live_tokens(name: str) -> None:
 @pytest.mark.parametrize("alike", [False, True])
 def test_heads_and_batch_may_be_one_dimension(alike: bool, dtype: torch.dtype) -> None:
     decisions = checked(Folded(alike), dtype).decisions
+    assert sum(d.reason.startswith(ALL) for d in decisions) > 4
+    assert all(d.live for d in decisions if d.operator == "linear")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_scores_by_a_number_of_another_type(dtype: torch.dtype) -> None:
+    def scored(s: torch.Tensor, q: torch.Tensor, live: torch.Tensor, table: nn.Embedding) -> Any:
+        by = torch.sqrt(torch.tensor(4, dtype=torch.float32) * 3.0).to(s.dtype)
+        biases = (disentangled(q, table) / by).to(s.dtype)
+        return (s / by + biases).masked_fill(~live, torch.finfo(s.dtype).min)
+
+    decisions = checked(Attention(scored), dtype).decisions
     assert sum(d.reason.startswith(ALL) for d in decisions) > 4
     assert all(d.live for d in decisions if d.operator == "linear")
 
