@@ -10,6 +10,7 @@ from tvm import ir, relax, te, tirx, topi
 
 from ..op.epilogue import relu
 from .rebuild import is_one
+from .wide import NARROW, WIDE
 
 _TAKE = "relax.take"
 _RULE = "FLegalize"
@@ -18,7 +19,7 @@ _RULE = "FLegalize"
 def legalize(kept: Sequence[str] = ()) -> tvm.ir.transform.Pass:
     """The pass that calls a function for every operator, but for those that are ``kept``."""
     skipped = [f"relax.{name}" for name in kept]
-    return relax.transform.LegalizeOps({_TAKE: _take, **_KEEP_NAN}, skip_ops=skipped)
+    return relax.transform.LegalizeOps({_TAKE: _take, **_OWN}, skip_ops=skipped)
 
 
 def _keeping(name: str, make: Callable[..., te.Tensor], tensors: int) -> Callable[..., relax.Expr]:
@@ -60,7 +61,7 @@ def _either(a: te.Tensor, b: te.Tensor, first: Callable[..., Any], name: str) ->
     """``a`` where ``first`` says so or it is NaN, else ``b``."""
 
     def chosen(x: Any, y: Any) -> Any:
-        return tirx.Select(tirx.Or(tirx.isnan(x), first(x, y)), x, y)
+        return tirx.Select(tirx.Or(tirx.isnan(_wide(x)), first(x, y)), x, y)
 
     def element(*at: Any) -> Any:
         return _once(chosen, _spread(a, at), _spread(b, at))
@@ -68,9 +69,30 @@ def _either(a: te.Tensor, b: te.Tensor, first: Callable[..., Any], name: str) ->
     return te.compute(topi.add(a, b).shape, element, name=name, tag="broadcast")
 
 
+def _asked(question: Callable[[Any], Any]) -> Callable[..., te.Tensor]:
+    """Whether elements are what ``question`` asks, of which TVM asks none of bfloat16."""
+
+    def make(data: te.Tensor) -> te.Tensor:
+        name = f"T_{question.__name__}"
+        return te.compute(
+            data.shape, lambda *at: question(_wide(data(*at))), name=name, tag="elemwise"
+        )
+
+    make.__name__ = question.__name__
+    return make
+
+
+def _wide(x: Any) -> Any:
+    """A number of 16 bits in 32; others as they are."""
+    return tirx.Cast(WIDE, x) if str(x.ty.dtype) in NARROW else x
+
+
 def _once(make: Callable[..., Any], *values: Any) -> Any:
     """What ``make`` makes of values that it uses more than once: each has a name, lest fused
-    operators, one inside the other, become as many times as long."""
+    operators, one inside the other, become as many times as long. Those of bfloat16 have none:
+    TVM's passes that make other types of it do not look behind names."""
+    if str(values[0].ty.dtype) == "bfloat16":
+        return make(*values)
     names = [tirx.Var(f"x{at}", value.ty) for at, value in enumerate(values)]
     made = make(*names)
     for name, value in zip(reversed(names), reversed(values), strict=True):
@@ -86,13 +108,16 @@ def _spread(array: te.Tensor, at: Sequence[Any]) -> Any:
 
 # TVM's own rules are maxima and minima that take the number of a number and NaN; torch and ONNX
 # keep NaN.
-_KEEP_NAN = {
+_OWN = {
     name: _keeping(name, make, tensors)
     for name, make, tensors in (
         ("relax.nn.relu", _relu, 1),
         ("relax.clip", _clip, 1),
         ("relax.maximum", _maximum, 2),
         ("relax.minimum", _minimum, 2),
+        ("relax.isnan", _asked(tirx.isnan), 1),
+        ("relax.isinf", _asked(tirx.isinf), 1),
+        ("relax.isfinite", _asked(tirx.isfinite), 1),
     )
 }
 
