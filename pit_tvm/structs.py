@@ -285,6 +285,11 @@ class Candidate(NamedTuple):
     covered: float = 1.0  # share of the operand that the live micro-tiles cover
     note: str = ""
 
+    def is_like(self, other: Candidate) -> bool:
+        """Whether running it launches what ``other`` launches, whatever either is predicted to
+        take."""
+        return self[:3] == other[:3]
+
     def __str__(self) -> str:
         if self.kind == "dense":
             return f"dense ({self.note})" if self.note else "dense"

@@ -10,7 +10,18 @@ import numpy as np
 import pytest
 
 from pit_tvm.errors import DatabaseError, ShapeError
-from pit_tvm.structs import BlockMask, Grid, Groups, Index, Lengths, Mask, MicroTile, Rows, Tile
+from pit_tvm.structs import (
+    BlockMask,
+    Candidate,
+    Grid,
+    Groups,
+    Index,
+    Lengths,
+    Mask,
+    MicroTile,
+    Rows,
+    Tile,
+)
 
 
 def test_a_hash_is_kept_and_stays_in_its_process() -> None:
@@ -66,3 +77,15 @@ def test_what_is_no_integer_is_no_extent(extent: Any) -> None:
 def test_lengths_are_cumulative_or_not(value: Any) -> None:
     with pytest.raises(ShapeError, match="^Lengths.cumulative: expected True or False, got"):
         Lengths(cumulative=value)
+
+
+def test_candidates_that_run_the_same_are_alike_whatever_they_cost() -> None:
+    tile, micro_tile = Tile("f", "sm_90a", "float16", 64, 64, 64), MicroTile("lhs", "m", 0, (1, 64))
+    choice = Candidate("pit", micro_tile, tile, 2.0, (("product", 2.0),), 0.5)
+    assert choice.is_like(choice._replace(cost_us=3.0, parts=(), covered=0.1))
+    for other in (
+        Candidate("dense", None, None, 2.0),
+        choice._replace(tile=replace(tile, tile_m=128)),
+        choice._replace(micro_tile=replace(micro_tile, axis="k")),
+    ):
+        assert not choice.is_like(other)

@@ -47,9 +47,9 @@ MOST_BYTES = 1 << 18  # of memory that one graph keeps for itself
 
 @dataclass(frozen=True)
 class Repeat:
-    """A call that can be repeated, as long as its ``plan`` holds. ``counts``: how much lives, a
-    CUDA tensor that its graph writes, None where it does not. ``like``: a tensor as its outputs
-    are, without elements. ``dense``: it is computed by the dispatcher."""
+    """A call that can be repeated, as long as plans take what its last ``plan`` takes. ``counts``:
+    how much lives, a CUDA tensor that its graph writes, None where it does not. ``like``: a tensor
+    as its outputs are, without elements. ``dense``: it is computed by the dispatcher."""
 
     call: CudaCall
     plan: Plan
@@ -192,19 +192,22 @@ class CudaRepeats:
             return out, None
         if place >= DUE:
             place -= DUE
-            self._attend(table.repeats[place], table.calls[place])
+            self._attend(table, place)
         repeat = table.repeats[place]
         if repeat.counts is None:
             repeat.call.watch.pass_by()
         return made if out is None and not repeat.dense else out, repeat
 
-    def _attend(self, repeat: Repeat, known: _Call) -> None:
+    def _attend(self, table: _Table, place: int) -> None:
         """Report what lives, now and then; look at the plan then, and as long as a report is away:
-        one that holds no longer is forgotten."""
+        a call that would run otherwise now is forgotten."""
+        repeat, known = table.repeats[place], table.calls[place]
         watch = repeat.call.watch
-        waited = watch.waits
-        if self._planner.plan_of(repeat.call) is not repeat.plan:
+        waited, plan = watch.waits, self._planner.plan_of(repeat.call)
+        if not plan.choice.is_like(repeat.plan.choice):
             known.size = -1
+        elif plan is not repeat.plan:
+            table.repeats[place] = replace(repeat, plan=plan)
         elif repeat.counts is not None and not waited:
             watch.report(repeat.counts, self._report)
         known.calm = 0 if watch.waits else PERIOD - 1
@@ -218,8 +221,8 @@ class CudaRepeats:
         again: Callable[[], None],
     ) -> None:
         """Repeat calls with such tensors from now on, on this thread and the current stream, as
-        long as this plan holds; not while a CUDA graph is captured or rehearsed, whose memory is
-        its own.
+        long as plans take what this one takes; not while a CUDA graph is captured or rehearsed,
+        whose memory is its own.
 
         ``outs``: the output that the caller passed, and that of the call; ``planned``: call, plan,
         and counts, as of `Repeat`; ``again`` launches what the call launched.
@@ -228,8 +231,8 @@ class CudaRepeats:
         number = self.look(table.address, COUNT, outs[1], sparsity, *given, outs[0])
         if number == OTHERS or is_capturing() or is_rehearsed():
             return
-        if number >= 0 and table.repeats[number].plan is plan:
-            table.repeats[number] = replace(table.repeats[number], counts=counts)
+        if number >= 0 and plan.choice.is_like(table.repeats[number].plan.choice):
+            table.repeats[number] = replace(table.repeats[number], plan=plan, counts=counts)
             self._record(table.calls[number], again)
             return
         words = (ctypes.c_int64 * MOST_WORDS)()

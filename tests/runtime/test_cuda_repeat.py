@@ -137,7 +137,7 @@ def test_a_dense_product_is_left_to_the_caller(repeats: CudaRepeats) -> None:
     assert repeats.run((aligned(5, 2),), value, out)[1] is None
     assert repeats.run((x.numpy(),), object(), out)[1] is None
     assert repeats.run((x,), value, None)[1] is None  # another kind of call
-    counted.plan = None
+    counted.plan = Plan(Candidate("pit", None, None, 1.0))
     for _ in range(2 * PERIOD):  # it is looked at now and then
         repeats.run((x,), value, out)
     assert repeats.run((x,), value, out)[1] is None
@@ -196,6 +196,20 @@ def test_a_plan_that_holds_no_longer_is_forgotten(repeats: CudaRepeats) -> None:
     call.waits, call.plan = False, Plan(Candidate("pit", None, None, 1.0))
     assert repeats.run((x,), value, out)[1]  # what it ran was right
     assert repeats.run((x,), value, out)[1] is None and len(call.reported) == 1
+
+
+def test_a_plan_that_runs_the_same_replaces_the_one_before(repeats: CudaRepeats) -> None:
+    value, x, out, counts = aligned(4, 2), aligned(4, 2), aligned(3, 5), aligned(1)
+    plans = [Plan(Candidate("dense", None, None, cost)) for cost in (1.0, 2.0, 3.0)]
+    call: Any = Call((3, 5), plans[0])
+    repeats.keep((x,), value, (out, out), (call, plans[0], counts), lambda: None)
+    for plan in plans[1:]:
+        assert repeats.run((x,), value, out)[1]
+        call.waits, call.plan = False, plan
+        for _ in range(2 * PERIOD):  # in the call that sees it, and behind it
+            found = repeats.run((x,), value, out)[1]
+            assert found and found.plan is plan and found.counts is counts
+    assert len(call.reported) > 2
 
 
 class Scripted:
@@ -333,7 +347,8 @@ def test_a_recorded_call_keeps_its_memory(
     repeats.look = recorder
     monkeypatch.setattr(cuda_repeat, "recording", recording)
     monkeypatch.setattr(cuda_repeat, "is_rehearsed", lambda: rehearsed)
-    repeats.keep(*given, again)
+    later = Plan(Candidate("pit", None, None, 2.0))  # of other counts
+    repeats.keep(*given[:3], (call, later, None), again)
     assert recorder.ended == ended and streams == [77] * len(ended)
     (known,) = repeats._threads.table.calls
     assert known.memory == ({3: [out]} if ended == [True] else {})

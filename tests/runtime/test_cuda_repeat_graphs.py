@@ -103,7 +103,7 @@ def test_calls_at_the_same_addresses_become_graphs(cache: KernelCache, kind: str
     told, out = pattern(kind, 0, "cuda"), torch.empty((128, 24), device="cuda").half()
     given, value = arguments(made, list(arrays), told)
     with torch.cuda.stream(torch.cuda.Stream()):
-        for call in range(OFTEN + 8):
+        for call in range(3 * OFTEN):  # counts that arrive in between may change the plan
             for array, new in zip(arrays, operands(kind, "cuda"), strict=True):
                 array.copy_(new)
             told.copy_(pattern(kind, call))
