@@ -57,7 +57,7 @@ class PiecesTile:
     def aside(self) -> int:
         """Bytes of barriers and lists, before the tiles."""
         lists = self.stages * (self.room * 4 + 20) + 64 + self.cols * 4
-        slots = 3 * WORDS * 4 + 64 + self.rows * 2 + self.stages * self.room * 2
+        slots = 4 * WORDS * 4 + 96 + self.rows * 2 + self.stages * self.room * 2
         slots = slots if self.slots else 0
         return -(-(lists + slots) // 1024) * 1024
 
@@ -213,6 +213,8 @@ STARTING = (
     PiecesTile(512, 64, 64, 6, 3),
     PiecesTile(352, 64, 64, 8, 4),
 )
+# The same where the product is computed turned: halves of slots are wanted too.
+FLIPPED = (PiecesTile(784, 32, 48, 12, 4, slots=1), *STARTING[1:])
 
 
 def pieces_tile(tile: Tile) -> PiecesTile:
@@ -226,6 +228,7 @@ def pieces_tile(tile: Tile) -> PiecesTile:
     return knobs_of(tile, PiecesTile, (PIECES,), rows=tile.tile_m, cols=tile.tile_n)
 
 
-def starting_pieces(dtype: str) -> tuple[Tile, ...]:
-    """Tiles of the family."""
-    return tuple(as_tile(knobs, PIECES, dtype, ("rows", "cols")) for knobs in STARTING)
+def starting_pieces(dtype: str, flip: bool = False) -> tuple[Tile, ...]:
+    """Tiles of the family, for products that are computed as they are or turned (``flip``)."""
+    tiles = FLIPPED if flip else STARTING
+    return tuple(as_tile(knobs, PIECES, dtype, ("rows", "cols")) for knobs in tiles)

@@ -2,8 +2,10 @@
 
 A row without a live piece needs no sum, nor does one with a single piece: that finishes it. Where
 tiles have ``slots``, they keep them for the other rows, and walk as many rows together as these
-have slots: the fewer pieces live, the more rows share one walk down the depth. Otherwise every row
-of a tile has its own sum, and nothing is to be found.
+have slots: the fewer pieces live, the more rows share one walk down the depth. Where the product is
+computed turned, a row with a single piece waits in half a slot, in 16 bits, until its neighbours
+are done: memory takes columns of out in no other way. Otherwise every row of a tile has its own
+sum, and nothing is to be found.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from tvm.script import tirx as T
 from pit_tvm.selection.gpu_pieces import fair_rows
 
 from .hopper_block_parts import lowest, ones
-from .hopper_piece_parts import WORD, WORDS, PiecesTile, below
+from .hopper_piece_parts import WORD, WORDS, PiecesTile, below, has
 
 _AT_ONCE = 8  # words that a thread asks for together
 _EACH = WORDS // 32  # words of a lane
@@ -35,7 +37,7 @@ class PieceSlots:
     Parameters
     ----------
     lines : Buffer (steps, words), uint32, of ``size`` words: see `pieces_kernel`
-    flip : every row that lives has a slot
+    flip : rows with a single live piece have half a slot each, counted from the end
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class PieceSlots:
     ) -> None:
         self.lines, self.size, self.steps, self.flip = lines, size, steps, flip
         self.found, self.room, self.consumers = bool(knobs.slots), knobs.rows, knobs.consumers
-        self.fair = fair_rows(knobs.room)
+        self.fair, self.columns = fair_rows(knobs.room), knobs.cols
         self.threads = knobs.consumers * 128
         self.everyone = self.threads + knobs.stages * 32
         if self.found:
@@ -52,6 +54,8 @@ class PieceSlots:
             self.alive = pool.alloc((WORDS,), "uint32", align=16)  # rows that live
             self.kept = pool.alloc((WORDS,), "uint32", align=16)  # rows that have slots
             self.before = pool.alloc((WORDS + 1,), "int32", align=16)  # of those, in words before
+            if flip:
+                self.single = pool.alloc((WORDS + 1,), "int32", align=16)  # of rows with one piece
             self.rows = pool.alloc((knobs.rows,), "int16", align=16)  # of slots
             self.number = pool.alloc((2,), "int32", align=8)  # of live pieces, of words of a walk
 
@@ -104,8 +108,7 @@ class PieceSlots:
                     live = live + ones(asked[u])
                 step = step + _AT_ONCE * self.consumers
             others: T.uint32 = self.put(self.alive, thread, once)
-            twice = T.bitwise_or(twice, T.bitwise_and(others, once))
-            self.put(self.kept, thread, once if self.flip else twice)
+            self.put(self.kept, thread, T.bitwise_or(twice, T.bitwise_and(others, once)))
         for d in T.unroll(5):
             live = live + T.cuda.__shfl_xor_sync(T.uint32(_ALL), live, 16 >> d, 32)
         if lane == 0:
@@ -121,25 +124,45 @@ class PieceSlots:
     def share(self, words, lane):
         """By one warp: slots of the rows that are kept, and how many words a walk takes, so that
         walks are even, no more than sums and stages have room for."""
-        each = T.alloc_local([_EACH], "int32")
+        each = T.alloc_local([_EACH], "int32")  # rows with a slot, and 65536 for each with half
         total: T.int32 = 0
         for w in T.unroll(_EACH):
-            each[w] = ones(self.kept[lane * _EACH + w])
+            at: T.let = lane * _EACH + w
+            each[w] = ones(self.kept[at])
+            if self.flip:
+                each[w] = each[w] + T.shift_left(ones(self.alone(at)), 16)
             total = total + each[w]
         for d in T.unroll(5):
             left: T.int32 = T.cuda.__shfl_up_sync(T.uint32(_ALL), total, 1 << d, 32)
             if lane >= 1 << d:
                 total = total + left
         if lane == 31:
+            self.note(WORDS, total)
+            halves: T.let = 2 * T.bitwise_and(total, 65535) + T.shift_right(total, 16)
             walks: T.let = T.max(
-                T.truncdiv(total + self.room - 1, self.room),
+                T.truncdiv(halves + 2 * self.room - 1, 2 * self.room),
                 T.truncdiv(self.number[0], self.steps * self.fair) + 1,
             )
             self.number[1] = T.truncdiv(words + walks - 1, walks)
-            self.before[WORDS] = total
         for w in T.unroll(_EACH):
             total = total - each[_EACH - 1 - w]
-            self.before[lane * _EACH + (_EACH - 1 - w)] = total
+            self.note(lane * _EACH + (_EACH - 1 - w), total)
+
+    def alone(self, word: Any) -> Any:
+        """Rows of a word that have a single live piece."""
+        return T.bitwise_and(self.alive[word], T.bitwise_not(self.kept[word]))
+
+    @T.inline
+    def note(self, word, total):
+        """That there are ``total`` rows of either kind before a word."""
+        self.before[word] = T.bitwise_and(total, 65535)
+        if self.flip:
+            self.single[word] = T.shift_right(total, 16)
+
+    def halves(self, end: Any, begin: Any) -> Any:
+        """Halves of slots that rows of the words ``begin`` .. ``end`` - 1 take."""
+        halves = 2 * (self.before[end] - self.before[begin])
+        return halves + self.single[end] - self.single[begin] if self.flip else halves
 
     @T.inline
     def reach(self, end, begin, words, lane):
@@ -147,14 +170,20 @@ class PieceSlots:
         end[0] = words
         if self.found:
             most: T.let = T.min(words, begin + self.number[1])
-            limit: T.let = self.before[begin] + self.room
             end[0] = 0
             for w in T.unroll(_EACH):
                 fits: T.int32 = 0
                 if w * 32 + lane < most:
-                    if self.before[w * 32 + lane + 1] <= limit:
+                    if self.halves(w * 32 + lane + 1, begin) <= 2 * self.room:
                         fits = 1
                 end[0] = end[0] + ones(T.cuda.ballot_sync(T.uint32(_ALL), fits))
+
+    def half(self, row: Any, begin: Any) -> Any:
+        """The half slot of a row with a single live piece, in a walk from word ``begin`` on."""
+        word, bit = T.truncdiv(row, WORD), T.truncmod(row, WORD)
+        place = self.single[word] - self.single[begin]
+        place = place + ones(T.bitwise_and(self.alone(word), below(bit)))
+        return 2 * self.room - 1 - place
 
     @T.inline
     def name_rows(self, begin, end, thread):
@@ -177,18 +206,16 @@ class PieceSlots:
         return T.cast(self.rows[slot], "int32") if self.found else slot
 
     @T.inline
-    def locate(self, places, begin, row):
-        """The slots of 8 rows from ``row``, a multiple of 8, on; -1 for those that have none."""
-        for i in T.unroll(8):
-            places[i] = row + i
+    def locate(self, own, begin, word, lane):
+        """By a warp: ``own[0]`` is the first element of the sums of this lane's row of a word, -1
+        where nothing lives, -2 - that of its half a slot where the row has no more."""
+        own[0] = (word * WORD + lane) * self.columns
         if self.found:
-            word: T.let = T.truncdiv(row, WORD)
-            bit: T.let = T.truncmod(row, WORD)
-            bits: T.uint32 = T.shift_right(self.kept[word], T.cast(bit, "uint32"))
-            place: T.int32 = self.before[word] - self.before[begin]
-            place = place + ones(T.bitwise_and(self.kept[word], below(bit)))
-            for i in T.unroll(8):
-                places[i] = -1
-                if T.bitwise_and(T.shift_right(bits, T.uint32(i)), T.uint32(1)) != T.uint32(0):
-                    places[i] = place
-                    place = place + 1
+            own[0] = -1
+            kept: T.uint32 = self.kept[word]
+            if has(kept, lane) != 0:
+                before: T.let = self.before[word] - self.before[begin]
+                own[0] = (before + ones(T.bitwise_and(kept, below(lane)))) * self.columns
+            if self.flip:
+                if has(self.alone(word), lane) != 0:
+                    own[0] = -2 - self.half(word * WORD + lane, begin) * (self.columns // 2)

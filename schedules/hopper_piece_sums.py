@@ -10,7 +10,7 @@ from .hopper_knobs import RowsOptions
 from .hopper_piece_parts import WORD, PiecesTile, has
 from .hopper_swrite import CHUNK, PTX_TYPE, activate
 
-_QUAD = 16  # columns of four chunks of 16 bytes, one for each lane that shares a row
+QUAD = 16  # columns of four chunks of 16 bytes, one for each lane that shares a row
 
 # Addresses of a lane's even and odd chunks in two rows, known before its turn to add: the compiler
 # would compute them when they are needed.
@@ -32,7 +32,7 @@ _STORE = """  if (live) asm volatile("st.shared.v4.f32 [%4+{off}], {{%0, %1, %2,
     :: "f"(v[{v}]), "f"(v[{v} + 1]), "f"(v[{v} + 2]), "f"(v[{v} + 3]), "r"(at[{p}]) : "memory");
 """
 # The four words of each of four lanes, as a matrix, are turned.
-_TURN_QUAD = """__forceinline__ __device__ void pit_turn_quad(unsigned* v, int lane) {
+_TURNQUAD = """__forceinline__ __device__ void pit_turn_quad(unsigned* v, int lane) {
   bool upper = lane & 2, odd = lane & 1;
   unsigned a = __shfl_xor_sync(~0u, upper ? v[0] : v[2], 2);
   unsigned b = __shfl_xor_sync(~0u, upper ? v[1] : v[3], 2);
@@ -47,7 +47,7 @@ _TURN_QUAD = """__forceinline__ __device__ void pit_turn_quad(unsigned* v, int l
 def _chunks(verb: str, line: str, quads: int) -> tuple[str, str]:
     """Name and CUDA text of a function that moves a lane's chunks of a row, if it is ``live``."""
     name = f"pit_{verb}_{quads}"
-    moves = (line.format(off=p * _QUAD * 4, v=p * 4, p=p % 2) for p in range(quads))
+    moves = (line.format(off=p * QUAD * 4, v=p * 4, p=p % 2) for p in range(quads))
     return name, _ADD_HEAD.format(name=name) + "".join(moves) + "}\n"
 
 
@@ -64,16 +64,15 @@ class PieceSums:
         self, pool: Any, bias: Any, n: Any, knobs: PiecesTile, options: RowsOptions
     ) -> None:
         self.sums = pool.alloc((knobs.rows, knobs.cols), "float32", align=128)
-        self.bias, self.columns, self.n = bias, knobs.cols, n
+        self.bias, self.rows, self.columns, self.n = bias, knobs.rows, knobs.cols, n
         self.row0 = T.local_scalar("int32")  # of the tile, and its end
         self.last = T.local_scalar("int32")
         self.col0 = T.local_scalar("int32")
-        self.quads, self.options = knobs.cols // _QUAD, options
+        self.quads, self.options = knobs.cols // QUAD, options
         self.lanes = knobs.cols // CHUNK  # that store one row
         self.at_once = 32 // self.lanes
         self.convert = f"cvt.rn.{PTX_TYPE[options.dtype]}x2.f32"
         self.held = T.alloc_local([2, self.quads * 4], "float32")
-        self.biases = T.alloc_local([8], "float32")  # of rows
         self.places = T.alloc_local([4], "uint32")
         self.odd = T.local_scalar("int32")
         self.part = T.local_scalar("int32")
@@ -92,7 +91,7 @@ class PieceSums:
 
     def chunk(self, row: Any, p: Any) -> Any:
         """Address of this lane's chunk number ``p`` of a row."""
-        return self.sums.ptr_to([row, T.bitwise_xor(p, self.odd) * _QUAD + self.part])
+        return self.sums.ptr_to([row, T.bitwise_xor(p, self.odd) * QUAD + self.part])
 
     @T.inline
     def load(self, row, side):
@@ -107,6 +106,14 @@ class PieceSums:
             T.ptx["st.shared.v4.f32"](self.chunk(row, p), *[T.float32(0) for _ in range(4)])
 
     @T.inline
+    def clear_all(self, first, step, lane):
+        """By all warps that multiply: rows from ``first`` on, 8 of every ``step``."""
+        line: T.int32 = first + T.truncdiv(lane, 4)
+        while line < self.rows:
+            self.clear(line)
+            line = line + step
+
+    @T.inline
     def ready(self, rows):
         """Find the places of this lane's two rows; -1 is none."""
         T.cuda.func_call(
@@ -114,7 +121,7 @@ class PieceSums:
             T.address_of(self.places[0]),
             self.sums.ptr_to([T.max(rows[0], 0), self.part]),
             self.sums.ptr_to([T.max(rows[1], 0), self.part]),
-            self.odd * _QUAD,
+            self.odd * QUAD,
             source_code=_PLACES,
         )
 
@@ -173,7 +180,7 @@ class PieceSums:
                     "pit_turn_quad",
                     T.address_of(words[0]),
                     T.truncmod(lane, 4),
-                    source_code=_TURN_QUAD,
+                    source_code=_TURNQUAD,
                 )
                 col: T.let = self.col0 + g * 32 + T.truncmod(lane, 4) * CHUNK
                 if (rows[side] >= 0) & (col < self.n):
@@ -184,79 +191,16 @@ class PieceSums:
 
     def finish(self, x: Any, column: Any) -> Any:
         """The fp32 value of a sum in a column of the tile."""
-        return activate(self.options.act, x + self.bias[column] if self.options.bias else x)
+        return self.activated(x, self.bias[column])
+
+    def activated(self, x: Any, bias: Any) -> Any:
+        """The finished value of a sum with a bias, if there is one."""
+        return activate(self.options.act, x + bias if self.options.bias else x)
 
     def value(self, side: Any, p: Any, i: int) -> Any:
         """The finished value of element ``i`` of chunk ``p`` of those that are held."""
-        column = (
-            T.bitwise_xor(p, self.odd) * _QUAD + T.truncdiv(self.part, 2) + (i // 2 * 8 + i % 2)
-        )
+        column = T.bitwise_xor(p, self.odd) * QUAD + T.truncdiv(self.part, 2) + (i // 2 * 8 + i % 2)
         return self.finish(self.held[side, p * 4 + i], column)
-
-    def turned(self, side: Any, i: int) -> Any:
-        """The finished value of row ``i`` of those of which columns are held."""
-        x = self.held[side, i]
-        return activate(self.options.act, x + self.biases[i] if self.options.bias else x)
-
-    @T.inline
-    def write_turned(self, out, bias, slots, begin, end, first, step, lane):
-        """Finish and store the rows of words ``begin`` .. ``end`` - 1, 16 at a time from number
-        ``first`` on, and clear their sums: columns of those are rows of ``out``, and each row has a
-        bias.
-
-        Two lanes share 32 bytes of a row. They read different quads, so that no bank is asked
-        twice, and then change places.
-        """
-        half = T.alloc_local([2, 4], "uint32")
-        places = T.alloc_local([8], "int32")  # of a lane's rows; -1 where nothing lives
-        line: T.let = T.truncdiv(lane, 4)
-        side: T.let = T.truncdiv(lane, _QUAD)
-        place: T.let = T.truncmod(lane, _QUAD)
-        base: T.int32 = begin * WORD + first
-        while base < end * WORD:
-            own: T.let = base + side * 8
-            slots.locate(places, begin, own)
-            for i in T.unroll(8):
-                self.biases[i] = T.float32(0)
-                if self.options.bias:
-                    if self.row0 + own < self.last:
-                        self.biases[i] = T.cast(
-                            bias[0, T.cast(self.row0 + own + i, "int64")], "float32"
-                        )
-            for j in T.unroll(self.quads // 2):
-                for h in T.unroll(2):
-                    quad: T.let = j * 2 + T.bitwise_xor(T.int32(h), side)
-                    for i in T.unroll(8):
-                        self.held[h, i] = T.float32(0)
-                        if places[i] >= 0:
-                            self.held[h, i] = self.sums[places[i], quad * _QUAD + place]
-                    for i in T.unroll(4):
-                        low: T.float32 = self.turned(h, i * 2)
-                        upper: T.float32 = self.turned(h, i * 2 + 1)
-                        T.ptx[self.convert](half[h, i], upper, low)
-                for h in T.unroll(2):
-                    col: T.let = (
-                        self.col0
-                        + (j * 2 + h) * _QUAD
-                        + T.truncdiv(place, 4) * 2
-                        + T.truncdiv(T.truncmod(place, 4), 2) * 8
-                        + T.truncmod(place, 2)
-                    )
-                    if (self.row0 + own < self.last) & (col < self.n):
-                        T.ptx["st.global.v4.b32"](
-                            out.ptr_to([T.cast(col, "int64"), T.cast(self.row0 + own, "int64")]),
-                            *[
-                                T.if_then_else(side == 1, half[1 - h, i], half[h, i])
-                                for i in range(4)
-                            ],
-                        )
-            T.cuda.warp_sync()
-            for s in T.unroll(2):
-                slots.locate(places, begin, base + s * 8)
-                for i in T.unroll(8):
-                    if (line == i) & (places[i] >= 0):
-                        self.clear(places[i])
-            base = base + step
 
     @T.inline
     def store_dead(self, out, slots, word, lane):

@@ -16,7 +16,7 @@ the product leaves it, and a row without any while others are computed, so that 
 4096 rows, and reads weights so much less often.
 
 For pieces of columns of rhs the product is computed turned: they are what is gathered, and sums are
-written by columns.
+written by columns, beside rows with one piece, which wait for that in shared memory in 16 bits.
 
 Every stage has a warp of its own that lists its rows, fetches them and asks TMA for weights;
 several warpgroups multiply, each its share of the steps, and take turns to add.
@@ -35,6 +35,7 @@ from .hopper_knobs import TILE_K, RowsOptions, RowsTile
 from .hopper_piece_parts import WORD, PieceLists, PiecesTile
 from .hopper_piece_slots import PieceSlots
 from .hopper_piece_sums import PieceSums
+from .hopper_piece_turned import TurnedSums
 from .hopper_primitives import register
 
 
@@ -67,7 +68,8 @@ def live_pieces(
     COLS = T.meta_var(knobs.cols)
     MOST = T.meta_var(-(-knobs.most_rows // WORD))  # words of a tile
     WGS = T.meta_var(knobs.consumers)
-    FINISHES = T.meta_var(bool(knobs.slots) and not flip)  # rows without a sum
+    ONES = T.meta_var(bool(knobs.slots))  # rows with one live piece have no sum
+    FINISHES = T.meta_var(bool(knobs.slots) and not flip)  # nor do those that are not live
 
     T.device_entry()
     T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
@@ -89,7 +91,7 @@ def live_pieces(
     # makes of them is not added anywhere.
     rows_tile = pool.alloc_tcgen05_mma_AB((1, STAGES * ROOM, TILE_K), options.dtype)
     weights = OperandTiles(pool, rhs, turned, COLS, STAGES, options.dtype, COLS)
-    sums = PieceSums(pool, biases, n, knobs, options)
+    sums = (TurnedSums if flip else PieceSums)(pool, biases, n, knobs, options)
     pool.commit()
     # Every thread arrives for itself: what it read or wrote is behind it then.
     full.init(1 + 32)
@@ -176,10 +178,7 @@ def live_pieces(
         phases: T.int32 = 0  # of all stages: one bit each
         turn: T.int32 = T.if_then_else(wg == 0, 1, 0)  # phase of its next permission to add
         sums.begin(lane)
-        line: T.int32 = part * 8 + T.truncdiv(lane, 4)
-        while line < knobs.rows:
-            sums.clear(line)
-            line = line + WGS * 32
+        sums.clear_all(part * 8, WGS * 32, lane)
         T.ptx["bar.sync"](T.uint32(1), T.uint32(WGS * 128))
         while tile < tiles:
             first_row: T.let = T.truncmod(tile, ranges) * high
@@ -217,6 +216,9 @@ def live_pieces(
                                 rows[side] = T.cast(lists.goals[at, parity, place], "int32")
                                 if rows[side] < 0:
                                     whole[side] = first_row - 1 - rows[side]
+                        if ONES & flip:
+                            if bias_h is not None:
+                                sums.ask_bias(bias, whole)
                         if live > 0:
                             Tx.wg.gemm_async(
                                 acc,
@@ -228,9 +230,12 @@ def live_pieces(
                             )
                             T.ptx.wgmma.wait_group.sync.aligned(0)
                         empty.arrive(at)
-                        if FINISHES:
+                        if ONES:
                             if T.cuda.any_sync(T.uint32(0xFFFFFFFF), whole[0] + whole[1] > -2):
-                                sums.store(acc, out, whole, lane)
+                                if flip:
+                                    sums.keep(acc, slots, begin, whole, lane)
+                                else:
+                                    sums.store(acc, out, whole, lane)
                         sums.ready(rows)
                         if waits == 1:
                             order.wait(wg, turn)
@@ -252,7 +257,9 @@ def live_pieces(
                 T.ptx["bar.sync"](T.uint32(1), T.uint32(WGS * 128))
                 if flip:
                     given = T.meta_var(bias if bias_h is not None else None)
-                    sums.write_turned(out, given, slots, begin, end[0], part * 16, WGS * 64, lane)
+                    sums.write(out, given, slots, begin, end[0], begin + part, WGS * 4, lane)
+                    T.ptx["bar.sync"](T.uint32(1), T.uint32(WGS * 128))
+                    sums.clear_all(part * 8, WGS * 32, lane)
                 else:
                     sums.write(out, slots, begin, end[0], part * 16, WGS * 64, lane)
                 T.ptx["bar.sync"](T.uint32(1), T.uint32(WGS * 128))

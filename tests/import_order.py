@@ -136,6 +136,7 @@ ORDER = {
         "hopper_piece_parts",
         "hopper_piece_slots",
         "hopper_piece_sums",
+        "hopper_piece_turned",
         "hopper_pieces",
         "hopper_combine",
         "cuda_elementwise",

@@ -84,7 +84,7 @@ class PiecesPlanner(BandPlanner):
 
     def __init__(self, program: Program, form: PiecesForm, *others: Any) -> None:
         super().__init__(program, form, *others)
-        self.tiles = starting_pieces(form.dtype)
+        self.tiles = starting_pieces(form.dtype, form.flip)
 
     def decide(self, layout: Layout, counts: tuple[int, ...], fresh: bool = True) -> Plan:
         """Algorithm 1 for live pieces of each step of k, without the cache."""

@@ -11,6 +11,7 @@ import pytest
 from pit_tvm.errors import ScheduleError, TileNotFound
 from pit_tvm.schedules.hopper_knobs import SHARED_LIMIT
 from pit_tvm.schedules.hopper_piece_parts import (
+    FLIPPED,
     PIECES,
     STARTING,
     PiecesTile,
@@ -51,10 +52,11 @@ def test_live_rows_are_gathered_and_their_sums_stay_in_shared_memory(
     assert re.search(rf"encode_matrix_descriptor\(\(&\(desc_b_.*, {swizzle}\);", body)
 
 
-def test_starting_tiles_fit_and_keep_their_knobs_as_tiles() -> None:
-    tiles = starting_pieces("bfloat16")
-    assert [pieces_tile(tile) for tile in tiles] == list(STARTING)
-    for tile, knobs in zip(tiles, STARTING, strict=True):
+@pytest.mark.parametrize("flip", [False, True])
+def test_starting_tiles_fit_and_keep_their_knobs_as_tiles(flip: bool) -> None:
+    tiles = starting_pieces("bfloat16", flip)
+    assert [pieces_tile(tile) for tile in tiles] == list(FLIPPED if flip else STARTING)
+    for tile, knobs in zip(tiles, FLIPPED if flip else STARTING, strict=True):
         knobs.check()
         assert knobs.shared_bytes <= SHARED_LIMIT and tile.dtype == "bfloat16"
         least, most = knobs.registers
@@ -66,7 +68,7 @@ def test_only_tiles_with_slots_finish_rows_without_sums() -> None:
     def body(knobs: PiecesTile, **options: Any) -> str:
         return cuda_text(pieces_kernel("float16", knobs, **options)).split("__global__")[-1]
 
-    found, plain, flipped = body(SLOTS), body(NARROW), body(SLOTS, flip=True)
+    found, plain, flipped = body(SLOTS), body(NARROW), body(FLIPPED[0], flip=True)
     # Pairs of columns change places before rows are stored; dead rows are never summed.
     assert "pit_turn_quad(" in found and "pit_turn_quad(" not in plain + flipped
     # All warps that work meet, before slots are found and behind that: every thread for itself.
@@ -76,8 +78,21 @@ def test_only_tiles_with_slots_finish_rows_without_sums() -> None:
     assert "pit_put(" in found and "pit_put(" in flipped and "pit_put(" not in plain
 
 
+def test_rows_with_one_piece_wait_in_16_bits_where_columns_are_stored() -> None:
+    def body(dtype: str, knobs: PiecesTile, **options: Any) -> str:
+        return cuda_text(pieces_kernel(dtype, knobs, **options)).split("__global__")[-1]
+
+    for dtype, name in (("float16", "half"), ("bfloat16", "nv_bfloat16")):
+        slots, plain = (body(dtype, knobs, flip=True) for knobs in (FLIPPED[0], NARROW))
+        halves = rf"\*\({name} \*\)\(&\("  # 16 bits of a word as they are
+        assert re.search(halves, slots) and not re.search(halves, plain)
+        assert "st_vec_shared_v4_b32(" in slots and "st_vec_shared_v4_b32(" not in plain
+        # One look for each row of a word, by a lane of its own.
+        assert slots.count("__shfl_sync") > 16 <= plain.count("__shfl_sync")
+
+
 @pytest.mark.parametrize("m", [1, 31, 32, 33, 500, 512, 513, 4096, 5000, 100_000])
-@pytest.mark.parametrize("knobs", [*STARTING, PiecesTile(64), PiecesTile(1376)])
+@pytest.mark.parametrize("knobs", [*STARTING, FLIPPED[0], PiecesTile(64), PiecesTile(1376)])
 def test_ranges_are_even_begin_at_words_and_fit(m: int, knobs: PiecesTile) -> None:
     tile = Tile("", "", "float16", knobs.rows, knobs.cols, 64, (("slots", knobs.slots),))
     tile = replace(tile, knobs=(*tile.knobs, ("stages", knobs.stages)))
