@@ -285,10 +285,10 @@ class Candidate(NamedTuple):
     covered: float = 1.0  # share of the operand that the live micro-tiles cover
     note: str = ""
 
-    def is_like(self, other: Candidate) -> bool:
-        """Whether running it launches what ``other`` launches, whatever either is predicted to
-        take."""
-        return self[:3] == other[:3]
+    @property
+    def way(self) -> tuple[object, ...]:
+        """What it launches: the same for candidates that differ in what they cost alone."""
+        return self[:3]
 
     def __str__(self) -> str:
         if self.kind == "dense":

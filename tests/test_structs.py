@@ -79,13 +79,13 @@ def test_lengths_are_cumulative_or_not(value: Any) -> None:
         Lengths(cumulative=value)
 
 
-def test_candidates_that_run_the_same_are_alike_whatever_they_cost() -> None:
+def test_candidates_that_run_the_same_go_one_way_whatever_they_cost() -> None:
     tile, micro_tile = Tile("f", "sm_90a", "float16", 64, 64, 64), MicroTile("lhs", "m", 0, (1, 64))
     choice = Candidate("pit", micro_tile, tile, 2.0, (("product", 2.0),), 0.5)
-    assert choice.is_like(choice._replace(cost_us=3.0, parts=(), covered=0.1))
+    assert choice.way == choice._replace(cost_us=3.0, parts=(), covered=0.1).way
     for other in (
         Candidate("dense", None, None, 2.0),
         choice._replace(tile=replace(tile, tile_m=128)),
         choice._replace(micro_tile=replace(micro_tile, axis="k")),
     ):
-        assert not choice.is_like(other)
+        assert choice.way != other.way

@@ -94,6 +94,7 @@ class _Call(ctypes.Structure):
         period = PERIOD if repeat.counts is None else 0
         super().__init__(len(words), period, period - 1, 0, repeat.dense)
         ctypes.memmove(self.words, words, len(words))
+        self.length = len(words)
         self.memory: dict[int, list[Any]] = {}  # of graphs, by their places
 
     @property
@@ -105,27 +106,52 @@ class _Call(ctypes.Structure):
 class _Table:
     """Calls that a thread may repeat, and the memory in which compiled code looks for them.
 
-    ``guess``: the number of the last call that made its output, if there is one.
+    ``guess``: the number of the last call that made its output, if there is one. ``ways``: of each
+    call what it was when it ran in other ways, with its graphs: counts that vary often want one of
+    a few tiles.
     """
 
-    __slots__ = ("address", "calls", "guess", "memory", "numbers", "repeats")
+    __slots__ = ("address", "calls", "guess", "memory", "numbers", "repeats", "ways")
 
     def __init__(self) -> None:
-        self.guess = NONE
+        self.memory = (ctypes.c_int64 * (1 + MOST))()
+        self.address = ctypes.addressof(self.memory)
+        self._clear()
+
+    def _clear(self) -> None:
+        self.memory[0], self.guess = 0, NONE
         self.numbers: dict[bytes, int] = {}
         self.repeats: list[Repeat] = []
         self.calls: list[_Call] = []
-        self.memory = (ctypes.c_int64 * (1 + MOST))()
-        self.address = ctypes.addressof(self.memory)
+        self.ways: list[dict[object, tuple[Repeat, _Call]]] = []
 
     def add(self, words: bytes, repeat: Repeat, look: Kernel) -> None:
         """Know a call by its words; a full table is emptied first. ``look`` drops its graphs."""
-        if len(self.repeats) == MOST and words not in self.numbers:
-            self.memory[0], self.guess = 0, NONE
-            self.numbers, self.repeats, self.calls = {}, [], []
-        number = self.numbers.setdefault(words, len(self.repeats))
+        number = self.numbers.get(words)
+        if number is None:
+            if len(self.repeats) == MOST:
+                self._clear()
+            number = self.numbers[words] = len(self.repeats)
+            self.ways.append({})
+        elif self.turn(number, repeat.call, repeat.plan):
+            return
         call = _Call(words, repeat)
         weakref.finalize(call, look, call.address, DROP)
+        self._put(number, repeat, call)
+
+    def turn(self, number: int, call: CudaCall, plan: Plan) -> bool:
+        """Know a call as what it was when it last ran as this plan does: whether it ever did."""
+        repeat, known = self.repeats[number], self.calls[number]
+        ways = self.ways[number]
+        ways[repeat.plan.choice.way] = repeat, known
+        known.size = -1  # until then none is like it
+        found = ways.pop(plan.choice.way, None)
+        if found is not None:
+            found[1].size, found[1].calm = found[1].length, 0
+            self._put(number, replace(found[0], call=call, plan=plan), found[1])
+        return found is not None
+
+    def _put(self, number: int, repeat: Repeat, call: _Call) -> None:
         self.repeats[number : number + 1] = [repeat]
         self.calls[number : number + 1] = [call]
         self.memory[1 + number] = call.address
@@ -192,25 +218,27 @@ class CudaRepeats:
             return out, None
         if place >= DUE:
             place -= DUE
+            repeat = table.repeats[place]
             self._attend(table, place)
-        repeat = table.repeats[place]
+        else:
+            repeat = table.repeats[place]
         if repeat.counts is None:
             repeat.call.watch.pass_by()
         return made if out is None and not repeat.dense else out, repeat
 
     def _attend(self, table: _Table, place: int) -> None:
         """Report what lives, now and then; look at the plan then, and as long as a report is away:
-        a call that would run otherwise now is forgotten."""
-        repeat, known = table.repeats[place], table.calls[place]
+        the next call runs as it says."""
+        repeat = table.repeats[place]
         watch = repeat.call.watch
         waited, plan = watch.waits, self._planner.plan_of(repeat.call)
-        if not plan.choice.is_like(repeat.plan.choice):
-            known.size = -1
+        if plan.choice.way != repeat.plan.choice.way:
+            table.turn(place, repeat.call, plan)
         elif plan is not repeat.plan:
             table.repeats[place] = replace(repeat, plan=plan)
         elif repeat.counts is not None and not waited:
             watch.report(repeat.counts, self._report)
-        known.calm = 0 if watch.waits else PERIOD - 1
+        table.calls[place].calm = 0 if watch.waits else PERIOD - 1
 
     def keep(
         self,
@@ -231,7 +259,7 @@ class CudaRepeats:
         number = self.look(table.address, COUNT, outs[1], sparsity, *given, outs[0])
         if number == OTHERS or is_capturing() or is_rehearsed():
             return
-        if number >= 0 and plan.choice.is_like(table.repeats[number].plan.choice):
+        if number >= 0 and table.repeats[number].plan.choice.way == plan.choice.way:
             table.repeats[number] = replace(table.repeats[number], plan=plan, counts=counts)
             self._record(table.calls[number], again)
             return

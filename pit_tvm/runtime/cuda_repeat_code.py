@@ -9,7 +9,7 @@ from __future__ import annotations
 MOST_TENSORS, MOST_RANK = 8, 6  # of one call, and of one tensor
 MOST_WORDS = 1 + MOST_TENSORS * (2 + MOST_RANK)  # that tell a call from others
 GRAPHS = 16  # of one call, each for addresses of its own
-MOST_GRAPHS = 256  # of a process: each takes 115 KiB of the device and 28 of the host
+MOST_GRAPHS = 512  # of a process: each takes 115 KiB of the device and 28 of the host
 OFTEN = 6  # times that addresses come before they get a graph, which takes as long as tens of calls
 MOST_FAILURES = 8  # graphs of a call that could not be made, be it for what other threads did
 NONE, OTHERS = -1, -2  # results; OTHERS - i: call i, which others compute

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from pit_tvm.runtime.cuda_repeat import MOST, MOST_BYTES, CudaRepeats
 from pit_tvm.runtime.cuda_repeat_code import BEGIN, COUNT, DUE, END, MOST_WORDS, NONE, OTHERS, WORDS
 from pit_tvm.runtime.cuda_watch import PERIOD
 from pit_tvm.runtime.kernel_cache import KernelCache
-from pit_tvm.structs import Candidate, Plan
+from pit_tvm.structs import Candidate, MicroTile, Plan
 
 torch = pytest.importorskip("torch")
 FakeTensorMode: Any = pytest.importorskip("torch._subclasses").FakeTensorMode
@@ -194,8 +195,42 @@ def test_a_plan_that_holds_no_longer_is_forgotten(repeats: CudaRepeats) -> None:
     repeats.keep((x,), value, (out, out), (call, plan, counts), lambda: None)
     assert repeats.run((x,), value, out)[1]
     call.waits, call.plan = False, Plan(Candidate("pit", None, None, 1.0))
-    assert repeats.run((x,), value, out)[1]  # what it ran was right
+    ran = repeats.run((x,), value, out)[1]
+    assert ran and ran.plan is plan  # what it ran was right
     assert repeats.run((x,), value, out)[1] is None and len(call.reported) == 1
+
+
+def test_a_call_that_runs_in_turn_in_several_ways_is_known_in_each(repeats: CudaRepeats) -> None:
+    value, x, out = aligned(4, 2), aligned(4, 2), aligned(3, 5)
+    micro_tiles = [MicroTile("lhs", axis, 0, (1, 64)) for axis in "mk"]
+    ways = [Plan(Candidate("dense", tile, None, 1.0)) for tile in (None, *micro_tiles)]
+    call: Any = Call((3, 5), ways[0])
+    table, known = repeats._threads.table, {}
+
+    def keep_it(plan: Plan) -> None:
+        """The long way, after the call was forgotten."""
+        call.plan = plan
+        repeats.keep((x,), value, (out, out), (call, plan, aligned(1)), lambda: None)
+        found = repeats.run((x,), value, out)[1]
+        assert found and found.plan is plan
+        pair = table.calls[0], found.counts
+        assert known.setdefault(plan.choice.way, pair) == pair
+
+    for plan in (*ways, *ways):
+        keep_it(plan)
+        call.waits, call.plan = False, Plan(Candidate("none", None, None, 1.0))
+        assert repeats.run((x,), value, out)[1]  # what it ran was right
+        assert repeats.run((x,), value, out)[1] is None
+    keep_it(ways[1])
+    for at in (0, 2, 1, 1, 0, 2):
+        call.waits, call.plan = False, replace(ways[at], reason=f"other counts: {at}")
+        for _ in range(2 * PERIOD):
+            assert repeats.run((x,), value, out)[1]
+            call.waits = False
+        found = repeats.run((x,), value, out)[1]
+        assert found and found.plan is call.plan and len(table.repeats) == len(table.ways) == 1
+        assert (table.calls[0], found.counts) == known[found.plan.choice.way]
+        assert len(table.ways[0]) == len(ways) - 1 and table.memory[1] == table.calls[0].address
 
 
 def test_a_plan_that_runs_the_same_replaces_the_one_before(repeats: CudaRepeats) -> None:
@@ -206,7 +241,8 @@ def test_a_plan_that_runs_the_same_replaces_the_one_before(repeats: CudaRepeats)
     for plan in plans[1:]:
         assert repeats.run((x,), value, out)[1]
         call.waits, call.plan = False, plan
-        for _ in range(2 * PERIOD):  # in the call that sees it, and behind it
+        assert repeats.run((x,), value, out)[1]  # it is looked at behind what ran
+        for _ in range(2 * PERIOD):
             found = repeats.run((x,), value, out)[1]
             assert found and found.plan is plan and found.counts is counts
     assert len(call.reported) > 2
