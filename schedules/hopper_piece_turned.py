@@ -131,3 +131,8 @@ class TurnedSums(PieceSums):
                 self.held[h, i] = T.cast(
                     T.reinterpret(self.options.dtype, T.cast(bits, "uint16")), "float32"
                 )
+
+
+def sums_of(flip: bool) -> Any:
+    """The class of the sums, for products that are computed as they are or turned."""
+    return TurnedSums if flip else PieceSums

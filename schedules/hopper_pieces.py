@@ -34,8 +34,7 @@ from .hopper_block_parts import OperandTiles
 from .hopper_knobs import TILE_K, RowsOptions, RowsTile
 from .hopper_piece_parts import WORD, PieceLists, PiecesTile
 from .hopper_piece_slots import PieceSlots
-from .hopper_piece_sums import PieceSums
-from .hopper_piece_turned import TurnedSums
+from .hopper_piece_turned import sums_of
 from .hopper_primitives import register
 
 
@@ -91,7 +90,7 @@ def live_pieces(
     # makes of them is not added anywhere.
     rows_tile = pool.alloc_tcgen05_mma_AB((1, STAGES * ROOM, TILE_K), options.dtype)
     weights = OperandTiles(pool, rhs, turned, COLS, STAGES, options.dtype, COLS)
-    sums = (TurnedSums if flip else PieceSums)(pool, biases, n, knobs, options)
+    sums = sums_of(flip)(pool, biases, n, knobs, options)
     pool.commit()
     # Every thread arrives for itself: what it read or wrote is behind it then.
     full.init(1 + 32)
