@@ -8,8 +8,8 @@ from __future__ import annotations
 
 MOST_TENSORS, MOST_RANK = 8, 6  # of one call, and of one tensor
 MOST_WORDS = 1 + MOST_TENSORS * (2 + MOST_RANK)  # that tell a call from others
-GRAPHS = 16  # of one call, each for addresses of its own
-MOST_GRAPHS = 512  # of a process: each takes 115 KiB of the device and 28 of the host
+GRAPHS, NEAR = 256, 8  # of one call, each for addresses of its own, of which so many share places
+MOST_GRAPHS = 1024  # of a process: each takes 115 KiB of the device and 28 of the host
 OFTEN = 6  # times that addresses come before they get a graph, which takes as long as tens of calls
 MOST_FAILURES = 8  # graphs of a call that could not be made, be it for what other threads did
 NONE, OTHERS = -1, -2  # results; OTHERS - i: call i, which others compute
@@ -18,7 +18,7 @@ DUE = 1 << 20  # added to the size of a result: the caller is to look at the cal
 
 _CONSTANTS = f"""
 enum {{ MOST_TENSORS = {MOST_TENSORS}, MOST_RANK = {MOST_RANK}, MOST_WORDS = {MOST_WORDS} }};
-enum {{ GRAPHS = {GRAPHS}, MOST_GRAPHS = {MOST_GRAPHS}, OFTEN = {OFTEN} }};
+enum {{ GRAPHS = {GRAPHS}, NEAR = {NEAR}, MOST_GRAPHS = {MOST_GRAPHS}, OFTEN = {OFTEN} }};
 enum {{ MOST_FAILURES = {MOST_FAILURES}, NONE = {NONE}, OTHERS = {OTHERS}, DUE = {DUE} }};
 enum {{ WORDS = {WORDS}, COUNT = {COUNT}, BEGIN = {BEGIN}, END = {END}, DROP = {DROP} }};
 """
@@ -31,8 +31,9 @@ SOURCE = (
 #include <tvm/ffi/c_api.h>
 #include <tvm/ffi/extra/c_env_api.h>
 
-// What a call launches at these addresses: ``made`` after they came OFTEN times. Other addresses in
-// its place in the table make it count backwards.
+// What a call launches at these addresses: ``made`` after they came OFTEN times. Other addresses
+// that want its place make it count backwards, until it is launched again: layers in turn that are
+// more than the places keep the graphs that they have.
 struct Graph {
   char* data[MOST_TENSORS];
   int64_t seen;
@@ -139,24 +140,26 @@ static int pit_is_at(const Call* call, const Graph* graph) {
   return !memcmp(graph->data, call->data, sizeof(graph->data));
 }
 
-// The graph of a call at its addresses, or else what they may have: an empty one, or a place that
-// depends on them.
+// The graph of a call at its addresses, or else what they may have, of the places that depend on
+// them: the one that has been of least use.
 static Graph* pit_place(Call* call) {
   uint64_t hash = 0;
-  Graph* empty = NULL;
-  for (Graph* graph = call->graphs; graph < call->graphs + GRAPHS; ++graph) {
-    if (pit_is_at(call, graph)) return graph;
-    if (!graph->seen && !empty) empty = graph;
-  }
   for (int i = 0; i < MOST_TENSORS; ++i)
     hash = (hash ^ (uint64_t)call->data[i]) * 0x9E3779B97F4A7C15u;
-  return empty ? empty : call->graphs + (hash >> 40) % GRAPHS;
+  Graph* first = call->graphs + (hash >> 40) % (GRAPHS / NEAR) * NEAR;
+  Graph* least = first;
+  for (Graph* graph = first; graph < first + NEAR; ++graph) {
+    if (pit_is_at(call, graph)) return graph;
+    if (graph->seen < least->seen) least = graph;
+  }
+  return least;
 }
 
 // Launch the graph of a call at its addresses: whether there is one.
 static int pit_launch(Call* call) {
   Graph* graph = pit_place(call);
   if (!graph->made || !pit_is_at(call, graph)) return 0;
+  graph->seen = OFTEN;
   if (!cudaGraphLaunch(graph->made, (cudaStream_t)call->words[0])) return 1;
   cudaGetLastError();  // it is launched one by one, which says what is wrong, if anything is
   pit_drop(graph);
