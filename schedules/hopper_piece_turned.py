@@ -62,7 +62,7 @@ class TurnedSums(PieceSums):
         twice, and then change places.
         """
         half = T.alloc_local([2, 4], "uint32")
-        own = T.alloc_local([2], "int32")  # where this lane's row of a word lies: see `locate`
+        own = T.alloc_local([1], "int32")  # where this lane's row of a word lies: see `locate`
         places = T.alloc_local([8], "int32")
         side: T.let = T.truncdiv(lane, QUAD)
         place: T.let = T.truncmod(lane, QUAD)

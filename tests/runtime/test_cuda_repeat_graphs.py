@@ -114,6 +114,31 @@ def test_calls_at_the_same_addresses_become_graphs(cache: KernelCache, kind: str
 
 
 @pytest.mark.gpu
+def test_plans_that_take_turns_keep_their_graphs(cache: KernelCache) -> None:
+    made, arrays = operator("lengths", cache), operands("lengths", "cuda")
+    planner: Any = made._dispatcher.planner
+    plan, plans = planner.plan, dict[object, Any]()
+
+    def planned(layout: Any, counts: Any, fresh: bool) -> Any:
+        """Every second eight of live rows runs by another tile."""
+        found, other = plan(layout, counts, fresh), sum(counts or ()) // 8 % 2
+        tiles = [choice for choice in found.candidates if choice.kind == "pit"]
+        key = id(found), other
+        return plans.setdefault(key, dataclasses.replace(found, choice=tiles[other]))
+
+    planner.plan = planned
+    told, out = pattern("lengths", 0, "cuda"), torch.empty((128, 24), device="cuda").half()
+    for call in range(20 * PERIOD):
+        told.copy_(pattern("lengths", call))
+        made(*arrays, sparsity=told, out=out.fill_(torch.nan))
+        assert not differs("lengths", arrays, told, out, new=False)
+    table = made._dispatcher._repeats[False]._threads.table
+    calls = table.calls + [call for _, call in table.ways[0].values()]
+    numbers = [sum(graph.made is not None for graph in call.graphs) for call in calls]
+    assert len(numbers) > 1 and set(numbers) == {1}
+
+
+@pytest.mark.gpu
 def test_addresses_that_come_no_more_give_their_graph_up(cache: KernelCache) -> None:
     made, told = operator("rows", cache), pattern("rows", 0, "cuda")
     sets = [operands("rows", "cuda") for _ in range(3 * GRAPHS)]

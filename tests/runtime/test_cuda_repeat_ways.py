@@ -59,14 +59,11 @@ class Runs:
             assert repeat.dense or self.kept[self.log(LAST)] == (repeat.plan.choice.way, place)
             return True
         assert launched == 0
-        plan, call = self.plan, self
-        again = lambda: None  # noqa: E731
-        number = self.log(MADE)
-        outs = (out, out)
-        given: Any = ((x,), self.value, outs, (call, plan, self.counts), again)
+        number, planned = self.log(MADE), (self, self.plan, self.counts)
+        given: Any = ((x,), self.value, (out, out), planned, lambda: None)
         self.repeats.keep(*given)
         if self.log(MADE) > number:
-            self.kept[self.log(MADE)] = plan.choice.way, place
+            self.kept[self.log(MADE)] = self.plan.choice.way, place
         return False
 
 
