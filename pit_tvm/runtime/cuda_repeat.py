@@ -257,11 +257,13 @@ class CudaRepeats:
         """
         table, (call, plan, counts) = self._threads.table, planned
         number = self.look(table.address, COUNT, outs[1], sparsity, *given, outs[0])
-        if number == OTHERS or is_capturing() or is_rehearsed():
+        place = number if number >= 0 else OTHERS - number
+        same = place >= 0 and table.repeats[place].plan.choice.way == plan.choice.way
+        if same and number < 0 or is_capturing() or is_rehearsed():
             return
-        if number >= 0 and table.repeats[number].plan.choice.way == plan.choice.way:
-            table.repeats[number] = replace(table.repeats[number], plan=plan, counts=counts)
-            self._record(table.calls[number], again)
+        if same:
+            table.repeats[place] = replace(table.repeats[place], plan=plan, counts=counts)
+            self._record(table.calls[place], again)
             return
         words = (ctypes.c_int64 * MOST_WORDS)()
         size = self.look(ctypes.addressof(words), WORDS, sparsity, *given, outs[0])

@@ -251,7 +251,7 @@ static int64_t pit_done(Call* call, int64_t result) {
 // Results of a call that is DUE are further from 0 by that.
 // (table, i, at, output): the same for call i, just found, whose tensor ``at`` is the output.
 // (table, COUNT, output, tensors ..): a call was launched one by one, with this output. i if it is
-// to be recorded; OTHERS if not; NONE if it is not known.
+// to be recorded; OTHERS - i if not; NONE if it is not known.
 // (call, BEGIN): the stream on which to launch it for that, 0 if it cannot be recorded.
 // (call, END, keep): the place of its graph, NONE if there is none.
 // (call, DROP) drops its graphs. (address, WORDS, tensors ..) writes their words, and counts them.
@@ -269,7 +269,7 @@ extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_main(void* self, const TVMFFIAny* ar
   for (int i = 0; asked == DROP && i < GRAPHS; ++i) pit_drop(call->graphs + i);
   if (asked == COUNT) {
     found = pit_find(table, args + 3, size - 3, pit_tensor(args + 2), NONE);
-    if (found >= 0) result->v_int64 = pit_count(table->calls[found]) ? found : OTHERS;
+    if (found >= 0) result->v_int64 = pit_count(table->calls[found]) ? found : OTHERS - found;
   }
   if (asked < NONE) return 0;
   if (args[2].type_index == kTVMFFIInt) {
