@@ -6,11 +6,13 @@
 * pit: the operator, lengths or row ids in, index inside, dead rows left alone (``dead="skip"``);
 * new: the same into a new output, whose dead rows may hold anything, so dense is a candidate;
 * zero: the same with ``dead="zero"``; index: its index alone;
-* host, dense's: the host's part of a call of pit and of dense, without CUDA graphs around them.
+* host, dense's: the host's part of a call of pit and of dense, without CUDA graphs around them;
+* varied: the host's part where the pattern changes every 20 calls, and so may the tile.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +21,7 @@ import torch
 from bench_gpu_cases import Linear, list_linear
 from bench_gpu_measure import (
     ERROR_LIMIT,
+    HOST_ROUNDS,
     Contender,
     GpuSettings,
     fresh_memory,
@@ -108,7 +111,7 @@ def measure_linear(case: Linear, settings: GpuSettings) -> Row:
             contenders["index"] = Contender(index)
         found = measure(contenders, settings)
         host = (pit.run(out), found.stats["pit"], settings.device, contenders.get("dense"))
-        stats = {**found.stats, **host_stats(*host)}
+        stats = {**found.stats, **host_stats(*host, vary=_varied(case, data, settings))}
         facts = {
             "live": len(data.live),
             "fill": len(data.live) / case.stored,
@@ -125,6 +128,14 @@ def measure_linear(case: Linear, settings: GpuSettings) -> Row:
 def _pit(case: Linear, data: Data, settings: GpuSettings, dead: str) -> Pit:
     arrays = (data.x, data.weight) if data.bias is None else (data.x, data.weight, data.bias)
     return Pit(operator_of(case, settings.target, dead), arrays, data.value)
+
+
+def _varied(case: Linear, data: Data, settings: GpuSettings) -> Callable[[], object]:
+    """What writes another pattern of the case over the one that calls are given."""
+    rng = settings.rng(f"{case.label} varied")
+    values = [on(settings.device, case.pattern(rng)[0]) for _ in range(HOST_ROUNDS)]
+    coming = itertools.cycle(values)
+    return lambda: data.value.copy_(next(coming))
 
 
 def _peers(data: Data) -> dict[str, Contender]:
@@ -200,6 +211,7 @@ def linear_suite() -> Suite:
             *(time_column(n, n, 1) for n in ("dense", "gather", "packed", "pit", "new", "zero")),
             time_column("index", "index", 1),
             time_column("host", "host", 1),
+            time_column("varied", "host_varied", 1),
             time_column("dense's", "host_dense", 1),
             fact_column("predict", "predicted_us", ".1f"),
             fact_column("/dense", "over_dense", ".2f"),

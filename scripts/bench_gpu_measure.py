@@ -157,11 +157,16 @@ def measure(contenders: Mapping[str, Contender], settings: GpuSettings) -> Measu
 
 
 def host_stats(
-    run: Run, stat: Stat, device: str, dense: Contender | None = None
+    run: Run,
+    stat: Stat,
+    device: str,
+    dense: Contender | None = None,
+    vary: Callable[[], object] | None = None,
 ) -> dict[str, Stat]:
     """Microseconds of the host in one call, as "host": `HOST_CALLS` in a row, with nothing waited
-    for; and in one of ``dense`` in turn, as "host_dense", for the host's own speed varies. Empty
-    for calls that take the device, by ``stat``, so long that rounds would take long."""
+    for; in one of ``dense`` in turn, as "host_dense", for the host's own speed varies; and, as
+    "host_varied", where ``vary`` changes how much lives before each row of calls. Empty for calls
+    that take the device, by ``stat``, so long that rounds would take long."""
     if stat.median > SHORT_US:
         return {}
     runs = {"host": run, **({} if dense is None else {"host_dense": dense.run})}
@@ -170,13 +175,23 @@ def host_stats(
         run()
     for _ in range(HOST_ROUNDS):
         for name, each in runs.items():
-            synchronize(device)
-            start = time.perf_counter()
-            for _ in range(HOST_CALLS):
-                each()
-            seconds[name].append((time.perf_counter() - start) / HOST_CALLS)
+            seconds[name].append(_host_seconds(each, device))
+    if vary is not None:
+        varied = []
+        for _ in range(2 * HOST_ROUNDS):  # the first half has kernels to load, calls to record
+            vary()
+            varied.append(_host_seconds(run, device))
+        seconds["host_varied"] = varied[HOST_ROUNDS:]
     synchronize(device)
     return {name: Stat.of(found) for name, found in seconds.items()}
+
+
+def _host_seconds(run: Run, device: str) -> float:
+    synchronize(device)
+    start = time.perf_counter()
+    for _ in range(HOST_CALLS):
+        run()
+    return (time.perf_counter() - start) / HOST_CALLS
 
 
 def host_targets(suite: str, rows: Sequence[Row]) -> list[Target]:

@@ -29,6 +29,7 @@ import bench_gpu_weights as weights
 import numpy as np
 import pytest
 import torch
+from bench_rows import Stat
 
 from pit_tvm.structs import Index
 
@@ -127,7 +128,27 @@ def test_linear_contenders_are_right(case: cases.Linear) -> None:
 def test_without_peers_only_the_plan_is_measured() -> None:
     settings = measure.GpuSettings(1, 0, True, "cpu", peers=False, tiles=2)
     row = linear.measure_linear(ROWS, settings)
-    assert set(row.stats) <= {"pit", "second", "host"} and row.facts["predicted_us"] > 0
+    assert set(row.stats) <= {"pit", "second", "host", "host_varied"}
+    assert row.facts["predicted_us"] > 0
+
+
+def test_host_time_is_only_measured_for_short_products() -> None:
+    assert measure.host_stats(lambda: None, Stat.of([1.0]), "cpu") == {}
+    found = measure.host_stats(lambda: None, Stat.of([1e-6]), "cpu")["host"]
+    assert found.count == measure.HOST_ROUNDS and found.median < 100
+
+
+def test_host_time_is_measured_for_other_patterns_too() -> None:
+    seen: list[str] = []
+    dense = measure.Contender(lambda: seen.append("dense"))
+    run, vary = (lambda: seen.append("run")), (lambda: seen.append("vary"))
+    found = measure.host_stats(run, Stat.of([1e-6]), "cpu", dense, vary)
+    assert set(found) == {"host", "host_dense", "host_varied"}
+    assert {each.count for each in found.values()} == {measure.HOST_ROUNDS}
+    first = seen.index("vary")
+    assert "vary" not in seen[:first] and "dense" not in seen[first:]
+    rounds = ["vary", *["run"] * measure.HOST_CALLS]
+    assert seen[first:] == rounds * (2 * measure.HOST_ROUNDS)
 
 
 def test_expert_contenders_are_right() -> None:
