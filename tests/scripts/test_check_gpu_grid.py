@@ -14,8 +14,8 @@ import check_gpu_values as values
 import numpy as np
 import pytest
 
-from pit_tvm.runtime import cuda_arrays, cuda_bind, cuda_detect, cuda_workspace
-from pit_tvm.runtime.cuda_repeat_code import OTHERS
+from pit_tvm.runtime import cuda_arrays, cuda_bind, cuda_detect, cuda_repeat, cuda_workspace
+from pit_tvm.runtime.cuda_repeat_code import NONE
 from pit_tvm.runtime.cuda_watch import CountWatch
 from pit_tvm.runtime.kernel_cache import content_key
 
@@ -45,11 +45,11 @@ def test_grids_reach_every_amount_of_rows_with_every_amount_of_columns() -> None
 
 class Idle(kinds.Listed):
     """Notes the keys of the kernels that are asked for, of which none does anything; no call is
-    recorded."""
+    known."""
 
     def module(self, key: str, build: Callable[[], Any]) -> Any:
         self.asked.add(key)
-        return defaultdict(lambda: lambda *given: OTHERS)
+        return defaultdict(lambda: lambda *given: NONE)
 
 
 @pytest.mark.parametrize("tiles", [1, 2])
@@ -61,6 +61,7 @@ def test_grids_run_both_axes_with_each_tile_by_what_is_compiled_and_by_all_of_it
     made = {kind: kinds.compiled(kind, build.TARGET, tiles, idle) for kind in known}
     monkeypatch.setattr(values.Checker, "operator", lambda self, call: made[call.kind])
     monkeypatch.setattr(CountWatch, "due", lambda self: False)
+    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda: False)
     monkeypatch.setattr(cuda_workspace, "stream_of", lambda device: 0)
     for module in (cuda_arrays, cuda_bind, cuda_detect):
         monkeypatch.setattr(module, "check_tensor", lambda *given, **options: None)
