@@ -70,8 +70,17 @@ def _lanes(block: s_tir.SBlock) -> int:
     tvm_ffi.structural_walk(block.body, (tirx.BufferStore, stores.append))
     for store in stores:
         tvm_ffi.structural_walk(store.value, (ir.Expr, look), order="pre")
-    apart = any(_gathers_elements(store, last) for store in stores)
+    apart = any(_moves_conditions(s, last) or _gathers_elements(s, last) for s in stores)
     return 1 if apart else 8 * BYTES // widest
+
+
+def _moves_conditions(store: tirx.BufferStore, last: ir.Var) -> bool:
+    """Whether conditions are read from memory or written to it for every element along ``last``:
+    in TVM's vectors of them each takes two bytes, in memory one."""
+    loads: list[ir.TensorLoad] = []
+    tvm_ffi.structural_walk(store.value, (ir.TensorLoad, loads.append))
+    moved = [load.ty for load in loads if any(uses(index, last) for index in load.indices)]
+    return "bool" in {str(store.buffer.dtype), *(str(ty.dtype) for ty in moved)}
 
 
 def _gathers_elements(store: tirx.BufferStore, last: ir.Var) -> bool:

@@ -59,6 +59,23 @@ def test_elements_by_ids_of_their_own_are_read_one_by_one() -> None:
     assert text is not None and "T.vectorized(8)" in text
 
 
+@pytest.mark.parametrize(
+    ("stored", "by_row", "lanes"), [(True, True, 1), (False, False, 1), (False, True, 8)]
+)
+def test_conditions_in_memory_are_moved_one_by_one(stored: bool, by_row: bool, lanes: int) -> None:
+    """TVM's vectors have two bytes for each, memory one."""
+    x, chosen = te.placeholder((16, 64), "float16", name="x"), te.placeholder((16, 64), "bool", "c")
+
+    def element(i: Any, j: Any) -> Any:
+        if stored:
+            return x[i, j] < x[i, 0]
+        return tvm.tirx.if_then_else(chosen[i, 0 if by_row else j], x[i, j], x[i, 0])
+
+    text = scheduled(x, chosen, te.compute((16, 64), element, name="out"))
+    assert text is not None and ("T.vectorized" in text) == (lanes > 1)
+    assert lanes == 1 or f"T.vectorized({lanes})" in text
+
+
 @pytest.mark.parametrize(("by_row", "lanes"), [(True, 8), (False, 4)])
 def test_a_choice_is_no_type_to_compute_with_where_it_is_alike_for_a_vector(
     by_row: bool, lanes: int
@@ -90,7 +107,7 @@ def test_what_two_stages_sum_is_left_to_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("narrow", "wide", "lanes"), [("float16", "float32", 4), ("bool", "int64", 2)]
+    ("narrow", "wide", "lanes"), [("float16", "float32", 4), ("int8", "int64", 2)]
 )
 def test_vectors_are_of_the_widest_type_on_the_way(narrow: str, wide: str, lanes: int) -> None:
     x = te.placeholder((16, 64), narrow, name="x")
