@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm.backend.cuda.lang.pipeline import MBarrier
 from tvm.script import tirx as T
 
 from pit_tvm.selection.gpu_pieces import fair_rows
@@ -49,8 +48,6 @@ class PieceSlots:
         self.threads = knobs.consumers * 128
         self.everyone = self.threads + knobs.stages * 32
         if self.found:
-            self.met = MBarrier(pool, 1)
-            self.parity = T.local_scalar("int32")
             self.alive = pool.alloc((WORDS,), "uint32", align=16)  # rows that live
             self.kept = pool.alloc((WORDS,), "uint32", align=16)  # rows that have slots
             self.before = pool.alloc((WORDS + 1,), "int32", align=16)  # of those, in words before
@@ -60,18 +57,11 @@ class PieceSlots:
             self.number = pool.alloc((2,), "int32", align=8)  # of live pieces, of words of a walk
 
     @T.inline
-    def begin(self):
-        if self.found:
-            self.met.init(self.everyone)
-            self.parity = 0
-
-    @T.inline
     def meet(self):
-        """By all warps that work: before `find`, and behind it."""
+        """By all warps that work: before `find`, and behind it. At a barrier of the hardware: warps
+        that ask an mbarrier again and again slow down those that they wait for."""
         if self.found:
-            self.met.arrive(0)
-            self.met.wait(0, self.parity)
-            self.parity = 1 - self.parity
+            T.ptx["bar.sync"](T.uint32(2), T.uint32(self.everyone))
 
     @T.inline
     def find(self, word0, words, wg, thread, lane):

@@ -96,7 +96,6 @@ def live_pieces(
     full.init(1 + 32)
     empty.init(128)
     order.init(128)
-    slots.begin()
     ranges: T.let = T.truncdiv(m + high - 1, high)
     tiles: T.let = ranges * T.truncdiv(n + (COLS - 1), COLS)
     T.ptx.fence.mbarrier_init.release.cluster()
@@ -119,6 +118,10 @@ def live_pieces(
                 col0: T.let = T.truncdiv(tile, ranges) * COLS
                 words: T.let = T.truncdiv(T.min(high, m - row0) + (WORD - 1), WORD)
                 after0: T.let = T.truncmod(tile + knobs.sms, ranges) * high  # of the next tile
+                if ONES:
+                    # racecheck takes what is read of this stage while its warp waits at a barrier
+                    # of all for a race with what was written before.
+                    empty.wait(stage, phase)
                 slots.meet()
                 slots.meet()
                 begin = 0

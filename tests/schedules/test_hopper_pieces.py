@@ -71,10 +71,13 @@ def test_only_tiles_with_slots_finish_rows_without_sums() -> None:
     found, plain, flipped = body(SLOTS), body(NARROW), body(FLIPPED[0], flip=True)
     # Pairs of columns change places before rows are stored; dead rows are never summed.
     assert "pit_turn_quad(" in found and "pit_turn_quad(" not in plain + flipped
-    # All warps that work meet, before slots are found and behind that: every thread for itself.
+    # All warps that work meet twice for a tile: before its slots are found, and behind that.
     everyone = 128 * SLOTS.consumers + 32 * SLOTS.stages
-    inits = [len(re.findall(rf"mbarrier_init.*\(uint\){everyone}\)", b)) for b in (found, plain)]
-    assert inits == [1, 0]
+    meetings = [len(re.findall(rf"\(uint\)2, \(uint\){everyone}\)", b)) for b in (found, plain)]
+    assert meetings == [4, 0]
+    # A stage is read before its warp goes to meet the others, and before it is filled.
+    waits = [b.split("setmaxnreg_inc")[0].count("mbarrier_wait(") for b in (found, plain)]
+    assert waits == [2, 1]
     assert "pit_put(" in found and "pit_put(" in flipped and "pit_put(" not in plain
 
 
