@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import ir, s_tir, tirx
+from tvm import ir, s_tir, sym, tirx
 from tvm.ir import prim
 from tvm.s_tir.dlight import ScheduleRule
 
@@ -16,6 +17,7 @@ from pit_tvm.primitive.checks import is_choice
 THREADS = 256
 BYTES = 16  # that a thread moves at once
 _OF_CONDITIONS = 32  # bits that one takes: TVM's code for CUDA has vectors of up to four
+_GATHERED = 4  # elements that are no neighbours: it has vectors of up to four indices
 
 
 class Vectorised(ScheduleRule):  # type: ignore[misc]  # TVM has no types
@@ -33,6 +35,8 @@ class Vectorised(ScheduleRule):  # type: ignore[misc]  # TVM has no types
                 sch.compute_inline(block)
         except s_tir.ScheduleError:
             return None
+        sch = s_tir.Schedule(_with_choices(sch.mod["main"], sch.get(last).iter_vars))
+        last = sch.get_child_blocks(sch.get_sblock("root"))[-1]
         block, loops = sch.get(last), sch.get_loops(last)
         if not loops or any(iv.iter_type != tirx.IterVar.DataPar for iv in block.iter_vars):
             return None
@@ -46,6 +50,21 @@ class Vectorised(ScheduleRule):  # type: ignore[misc]  # TVM has no types
         if lanes > 1:
             sch.vectorize(vector)
         return sch
+
+
+def _with_choices(func: tirx.PrimFunc, iters: Sequence[tirx.IterVar]) -> tirx.PrimFunc:
+    """A function that takes one side where a condition is alike for a whole vector: TVM makes such
+    a condition a vector, which has the type of what is selected, and does not compile."""
+
+    def choose(select: prim.Select) -> Any:
+        given = [
+            tvm_ffi.structural_map(part, [(prim.Select, choose)])
+            for part in (select.condition, select.true_value, select.false_value)
+        ]
+        alike = not (iters and uses(select.condition, iters[-1].var))
+        return (tirx.if_then_else if alike else tirx.Select)(*given)
+
+    return tvm_ffi.structural_map(func, [(prim.Select, choose)])
 
 
 def _lanes(block: s_tir.SBlock) -> int:
@@ -68,27 +87,41 @@ def _lanes(block: s_tir.SBlock) -> int:
 
     stores: list[tirx.BufferStore] = []
     tvm_ffi.structural_walk(block.body, (tirx.BufferStore, stores.append))
+    loads: list[ir.TensorLoad] = []
     for store in stores:
         tvm_ffi.structural_walk(store.value, (ir.Expr, look), order="pre")
-    apart = any(_moves_conditions(s, last) or _gathers_elements(s, last) for s in stores)
-    return 1 if apart else 8 * BYTES // widest
+        tvm_ffi.structural_walk(store.value, (ir.TensorLoad, loads.append))
+    moved = [load for load in loads if _varies(load, last)]
+    types = {
+        str(place.dtype) for place in (*(s.buffer for s in stores), *(m.source for m in moved))
+    }
+    # In TVM's vectors of conditions each takes two bytes, in memory one.
+    if "bool" in types or _gathers_elements(loads, last):
+        return 1
+    lanes = 8 * BYTES // widest
+    return lanes if all(_is_vector(load, last, lanes) for load in moved) else min(lanes, _GATHERED)
 
 
-def _moves_conditions(store: tirx.BufferStore, last: ir.Var) -> bool:
-    """Whether conditions are read from memory or written to it for every element along ``last``:
-    in TVM's vectors of them each takes two bytes, in memory one."""
-    loads: list[ir.TensorLoad] = []
-    tvm_ffi.structural_walk(store.value, (ir.TensorLoad, loads.append))
-    moved = [load.ty for load in loads if any(uses(index, last) for index in load.indices)]
-    return "bool" in {str(store.buffer.dtype), *(str(ty.dtype) for ty in moved)}
+def _varies(load: ir.TensorLoad, last: ir.Var) -> bool:
+    """Whether something else is read for every element along ``last``."""
+    return any(uses(index, last) for index in load.indices)
 
 
-def _gathers_elements(store: tirx.BufferStore, last: ir.Var) -> bool:
+def _is_vector(load: ir.TensorLoad, last: ir.Var, lanes: int) -> bool:
+    """Whether ``lanes`` elements along ``last`` are neighbours that begin at a multiple of them."""
+    prove = sym.Analyzer().can_prove
+    *before, place = load.indices
+    first = sym.Analyzer().simplify(place - last)
+    strides = [first, *(load.source.shape[-1:] if before else ())]
+    return not any(uses(index, last) for index in (*before, first)) and all(
+        prove(tirx.floormod(stride, lanes) == 0) for stride in strides
+    )
+
+
+def _gathers_elements(loads: Sequence[ir.TensorLoad], last: ir.Var) -> bool:
     """Whether something is read by an index that is itself read for every element along ``last``:
     TVM has no vectors of such indices."""
-    loads: list[ir.TensorLoad] = []
-    tvm_ffi.structural_walk(store.value, (ir.TensorLoad, loads.append))
     inner: list[ir.TensorLoad] = []
     for place in (index for load in loads for index in load.indices):
         tvm_ffi.structural_walk(place, (ir.TensorLoad, inner.append))
-    return any(uses(index, last) for load in inner for index in load.indices)
+    return any(_varies(load, last) for load in inner)

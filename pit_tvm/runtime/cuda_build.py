@@ -92,6 +92,9 @@ static cudaError_t pit_attribute(int device, int value) {
 _GUARDED = re.compile(
     r"@p (cp\.async\.\w+\.shared\.global) \[%0\], \[%1\], %2;(\\n\"\s*\") @!p st\.shared[^;]*;"
 )
+# What TVM writes for these numbers of bfloat16 is no C++; bits that are.
+_NO_NUMBER = re.compile(r"__float2bfloat16_rn\((-?)(inf|nan)f(?:/\*[^*]*\*/)?\)")
+_BITS = {"inf": "0x7f800000", "nan": "0x7fc00000"}
 _ATTRIBUTE = re.compile(r"\bcudaFuncSetAttribute\(([\w:]+), (\w+), (\w+)\)")
 
 
@@ -155,9 +158,15 @@ def cuda_source(
     source, number = _ATTRIBUTE.subn(attributes, export_cuda_host(built.mod))
     source = _ONCE + source if number else source
     source = _GUARDED.sub(r".reg .u32 n;\2 selp.u32 n, %2, 0, p;\2 \1 [%0], [%1], %2, n;", source)
+    source = _NO_NUMBER.sub(_as_bits, source)
     used = [name for name in _DRIVER if re.search(rf"\b{name}\b", source)]
     entries = [_entry(name) for name in used]
     return "".join([source, _LOOK_UP, *entries] if used else [source])
+
+
+def _as_bits(number: re.Match[str]) -> str:
+    """An infinite bfloat16, or one that is not a number."""
+    return f"__float2bfloat16_rn({number[1]}__int_as_float({_BITS[number[2]]}))"
 
 
 def kernel_source(mod: tvm.IRModule, arch: str = "sm_90a") -> str:

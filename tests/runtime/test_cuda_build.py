@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import tvm
+from tvm import s_tir, te, tirx
 from tvm.script import tirx as T
 
 from pit_tvm.errors import BackendUnavailable, UnsupportedTarget
@@ -141,6 +142,22 @@ def test_kernel_runs_on_the_current_stream(library):
         library.mod["main"](data, out)
     stream.synchronize()
     assert torch.equal(out, 2 * data)
+
+
+@pytest.mark.parametrize("number", ["inf", "-inf", "nan"])
+def test_bfloat16_that_is_no_number_is_written_in_bits(number):
+    x = te.placeholder((8,), "bfloat16", name="x")
+    what = tirx.const(float(number), "bfloat16")
+    func = te.create_prim_func(
+        [x, te.compute((8,), lambda i: tirx.Select(x[i] < x[0], what, x[i]))]
+    )
+    sch = s_tir.Schedule(func)
+    (loop,) = sch.get_loops(sch.get_child_blocks(sch.get_sblock("root"))[0])
+    sch.bind(loop, "threadIdx.x")
+    source = cuda_source(sch.mod)
+    bits = "0x7fc00000" if number == "nan" else "0x7f800000"
+    sign = "-" if number == "-inf" else ""
+    assert f"__float2bfloat16_rn({sign}__int_as_float({bits}))" in source
 
 
 def test_attributes_are_set_once_for_a_device():

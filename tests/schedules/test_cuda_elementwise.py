@@ -41,10 +41,10 @@ def test_a_thread_moves_16_bytes(dtype: str, lanes: int) -> None:
 
 def test_one_block_of_no_whole_vectors_moves_element_by_element() -> None:
     x = te.placeholder((16, 60), "float16", name="x")
-    y = te.placeholder((1, 9, 1, 4), "float16", name="y")
+    y = te.placeholder((1, 9, 1, 3), "float16", name="y")
     for tensors in (
         (x, te.compute((60, 16 + 1), lambda i, j: x[j % 16, i])),
-        (y, te.compute((1, 1, 9, 4), lambda a, b, c, d: y[a, c, b, d])),
+        (y, te.compute((1, 1, 9, 3), lambda a, b, c, d: y[a, c, b, d])),
     ):
         text = scheduled(*tensors)
         assert text is not None and "T.vectorized" not in text and 'thread="threadIdx.x"' in text
@@ -74,6 +74,29 @@ def test_conditions_in_memory_are_moved_one_by_one(stored: bool, by_row: bool, l
     text = scheduled(x, chosen, te.compute((16, 64), element, name="out"))
     assert text is not None and ("T.vectorized" in text) == (lanes > 1)
     assert lanes == 1 or f"T.vectorized({lanes})" in text
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "int16", "float32"])
+@pytest.mark.parametrize(
+    "pick",
+    [lambda j: 2 * j, lambda j: j + 1, lambda j: 63 - j, lambda j: j // 2],
+    ids=["every second", "from one on", "backwards", "twice"],
+)
+def test_elements_that_are_no_neighbours_are_compiled(dtype: str, pick: Any) -> None:
+    x = te.placeholder((16, 65), dtype, name="x")
+    func = te.create_prim_func([x, te.compute((16, 32), lambda i, j: x[i, pick(j)], name="out")])
+    found = Vectorised().apply(func, TARGET, False)
+    assert "T.vectorized(4)" in found.mod["main"].script()
+    assert "__global__" in cuda_source(tvm.IRModule({"main": found.mod["main"]}))
+
+
+@pytest.mark.parametrize(("start", "width", "lanes"), [(8, 64, 8), (4, 64, 4), (8, 60, 4)])
+def test_rows_are_read_in_vectors_from_where_these_begin(
+    start: int, width: int, lanes: int
+) -> None:
+    x = te.placeholder((16, width), "float16", name="x")
+    text = scheduled(x, te.compute((16, 32), lambda i, j: x[i, j + start], name="out"))
+    assert text is not None and f"T.vectorized({lanes})" in text
 
 
 @pytest.mark.parametrize(("by_row", "lanes"), [(True, 8), (False, 4)])
@@ -139,3 +162,19 @@ def test_choices_by_conditions_on_elements_are_compiled(dtype: str) -> None:
     lanes = 2 if dtype == "int64" else 4
     assert f"T.vectorized({lanes})" in found.mod["main"].script()
     assert "__global__" in cuda_source(tvm.IRModule({"main": found.mod["main"]}))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_conditions_alike_for_a_vector_choose_whole_vectors(dtype: str) -> None:
+    n = te.var("n", "int64")
+    x, y = (te.placeholder((n, 64), dtype, name=name) for name in ("x", "y"))
+    row = te.placeholder((n,), "bool", name="row")
+
+    def element(i: Any, j: Any) -> Any:
+        less = tvm.tirx.Select(x[i, j] < y[i, j], x[i, j], y[i, j])
+        return tvm.tirx.Select(row[i], less, x[i, j])
+
+    func = te.create_prim_func([x, y, row, te.compute((n, 64), element, name="out")])
+    script = Vectorised().apply(func, TARGET, False).mod["main"].script()
+    assert "T.if_then_else(row[v_i], T.Select(x[v_i, v_j] < y[v_i, v_j]" in script
+    assert "T.vectorized(4)" in script

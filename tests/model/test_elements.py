@@ -1,0 +1,41 @@
+"""Elements that are no neighbours, and choices by rows, in whole models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import pit_tvm.model  # noqa: E402
+
+WIDTH = 64
+NARROW = (torch.float16, torch.bfloat16)
+ON_CPU = [("llvm", dtype) for dtype in (torch.float32, *NARROW)]
+ON_GPU = [pytest.param("cuda", dtype, marks=pytest.mark.gpu) for dtype in NARROW]
+
+
+class Shuffled(torch.nn.Module):  # type: ignore[misc]
+    """Pairs that turn, as GPT-J's positions; elements backwards, shifted, and chosen by rows."""
+
+    def forward(self, input: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        pairs = torch.stack([-input[..., 1::2], input[..., ::2]], -1).flatten(-2)
+        shifted = torch.cat([input[..., 1:], input[..., :1]], -1)
+        padded = torch.nn.functional.pad(input[..., 3 : WIDTH - 4], (5, 2))
+        chosen = torch.where(input[..., :1] > 0.5, shifted, padded)
+        finite = torch.where(input > 0.9, float("inf"), input).isfinite()
+        return torch.cat([pairs, input.flip(-1), torch.roll(input, 1, -1), chosen, finite], -1)
+
+
+@pytest.mark.parametrize(("target", "dtype"), [*ON_CPU, *ON_GPU])
+def test_elements_move_as_in_torch(target: str, dtype: Any) -> None:
+    model = Shuffled().eval()
+    mask = torch.ones(3, 7, dtype=torch.int64)
+    example = {"input": torch.rand(3, 7, WIDTH).to(dtype), "attention_mask": mask}
+    compiled = pit_tvm.model.compile(model, example, target=target)
+    x = torch.rand(2, 5, WIDTH).to(dtype)
+    live = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+    device = "cuda" if target == "cuda" else "cpu"
+    got = compiled(input=x.to(device), attention_mask=live.to(device)).cpu()
+    assert torch.equal(got[live > 0], model(x, live)[live > 0])
