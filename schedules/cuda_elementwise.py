@@ -36,7 +36,7 @@ class Vectorised(ScheduleRule):  # type: ignore[misc]  # TVM has no types
         except s_tir.ScheduleError:
             return None
         sch = s_tir.Schedule(_with_choices(sch.mod["main"], sch.get(last).iter_vars))
-        last = sch.get_child_blocks(sch.get_sblock("root"))[-1]
+        (last,) = sch.get_child_blocks(sch.get_sblock("root"))
         block, loops = sch.get(last), sch.get_loops(last)
         if not loops or any(iv.iter_type != tirx.IterVar.DataPar for iv in block.iter_vars):
             return None
@@ -53,29 +53,42 @@ class Vectorised(ScheduleRule):  # type: ignore[misc]  # TVM has no types
 
 
 def _with_choices(func: tirx.PrimFunc, iters: Sequence[tirx.IterVar]) -> tirx.PrimFunc:
-    """A function that takes one side where a condition is alike for a whole vector: TVM makes such
-    a condition a vector, which has the type of what is selected, and does not compile."""
+    """A function that takes one side where a condition is alike for a whole vector: TVM makes a
+    vector of such a condition, of what is selected's type, which does not compile."""
+    own = _own(func.body, iters)
 
     def choose(select: prim.Select) -> Any:
         given = [
             tvm_ffi.structural_map(part, [(prim.Select, choose)])
             for part in (select.condition, select.true_value, select.false_value)
         ]
-        alike = not (iters and uses(select.condition, iters[-1].var))
-        return (tirx.if_then_else if alike else tirx.Select)(*given)
+        return (tirx.Select if _varies(own, select.condition) else tirx.if_then_else)(*given)
 
     return tvm_ffi.structural_map(func, [(prim.Select, choose)])
+
+
+def _own(body: tirx.Stmt, iters: Sequence[tirx.IterVar]) -> list[ir.Var]:
+    """Variables that may differ for every element of a vector: the last iterator of a block, and
+    names of values."""
+    named: list[prim.Let] = []
+    tvm_ffi.structural_walk(body, (prim.Let, named.append))
+    return [*(iv.var for iv in iters[-1:]), *(let.var for let in named)]
+
+
+def _varies(own: Sequence[ir.Var], *exprs: Any) -> bool:
+    """Whether any of these may differ for every element of a vector."""
+    return any(uses(expr, var) for expr in exprs for var in own)
 
 
 def _lanes(block: s_tir.SBlock) -> int:
     """Elements in one vector of the widest type that a block computes with: TVM's code for wider
     vectors of a converted type does not compile. Indices are not counted, nor conditions that are
     alike for a whole vector."""
-    widest, last = 8, block.iter_vars[-1].var
+    widest, own = 8, _own(block.body, block.iter_vars)
 
     def look(value: ir.Expr) -> Any:
         nonlocal widest
-        if is_choice(value) and not uses(value.args[0], last):
+        if is_choice(value) and not _varies(own, value.args[0]):
             for choice in value.args[1:]:
                 tvm_ffi.structural_walk(choice, (ir.Expr, look), order="pre")
             return tvm_ffi.WalkResult.SKIP
@@ -91,37 +104,32 @@ def _lanes(block: s_tir.SBlock) -> int:
     for store in stores:
         tvm_ffi.structural_walk(store.value, (ir.Expr, look), order="pre")
         tvm_ffi.structural_walk(store.value, (ir.TensorLoad, loads.append))
-    moved = [load for load in loads if _varies(load, last)]
+    moved = [load for load in loads if _varies(own, *load.indices)]
     types = {
         str(place.dtype) for place in (*(s.buffer for s in stores), *(m.source for m in moved))
     }
     # In TVM's vectors of conditions each takes two bytes, in memory one.
-    if "bool" in types or _gathers_elements(loads, last):
+    if "bool" in types or _gathers_elements(loads, own):
         return 1
     lanes = 8 * BYTES // widest
-    return lanes if all(_is_vector(load, last, lanes) for load in moved) else min(lanes, _GATHERED)
+    return lanes if all(_is_vector(load, own, lanes) for load in moved) else min(lanes, _GATHERED)
 
 
-def _varies(load: ir.TensorLoad, last: ir.Var) -> bool:
-    """Whether something else is read for every element along ``last``."""
-    return any(uses(index, last) for index in load.indices)
-
-
-def _is_vector(load: ir.TensorLoad, last: ir.Var, lanes: int) -> bool:
-    """Whether ``lanes`` elements along ``last`` are neighbours that begin at a multiple of them."""
-    prove = sym.Analyzer().can_prove
+def _is_vector(load: ir.TensorLoad, own: Sequence[ir.Var], lanes: int) -> bool:
+    """Whether ``lanes`` elements along the first of ``own`` are neighbours that begin at a multiple
+    of them."""
     *before, place = load.indices
-    first = sym.Analyzer().simplify(place - last)
+    first = sym.Analyzer().simplify(place - own[0])
     strides = [first, *(load.source.shape[-1:] if before else ())]
-    return not any(uses(index, last) for index in (*before, first)) and all(
-        prove(tirx.floormod(stride, lanes) == 0) for stride in strides
+    return not _varies(own, *before, first) and all(
+        sym.Analyzer().can_prove(tirx.floormod(stride, lanes) == 0) for stride in strides
     )
 
 
-def _gathers_elements(loads: Sequence[ir.TensorLoad], last: ir.Var) -> bool:
-    """Whether something is read by an index that is itself read for every element along ``last``:
-    TVM has no vectors of such indices."""
+def _gathers_elements(loads: Sequence[ir.TensorLoad], own: Sequence[ir.Var]) -> bool:
+    """Whether something is read by an index that is itself read for every element of a vector: TVM
+    has no vectors of such indices."""
     inner: list[ir.TensorLoad] = []
     for place in (index for load in loads for index in load.indices):
         tvm_ffi.structural_walk(place, (ir.TensorLoad, inner.append))
-    return any(_varies(load, last) for load in inner)
+    return any(_varies(own, *load.indices) for load in inner)

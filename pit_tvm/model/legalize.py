@@ -69,6 +69,16 @@ def _either(a: te.Tensor, b: te.Tensor, first: Callable[..., Any], name: str) ->
     return te.compute(topi.add(a, b).shape, element, name=name, tag="broadcast")
 
 
+def _round(data: te.Tensor) -> te.Tensor:
+    """As TVM's own, which names a function for 16 bits that CUDA does not have."""
+
+    def element(*at: Any) -> Any:
+        x = data(*at)
+        return tirx.Cast(x.ty, tirx.nearbyint(_wide(x)))
+
+    return te.compute(data.shape, element, name="T_round", tag="elemwise")
+
+
 def _asked(question: Callable[[Any], Any]) -> Callable[..., te.Tensor]:
     """Whether elements are what ``question`` asks, of which TVM asks none of bfloat16."""
 
@@ -113,6 +123,7 @@ _OWN = {
     for name, make, tensors in (
         ("relax.nn.relu", _relu, 1),
         ("relax.clip", _clip, 1),
+        ("relax.round", _round, 1),
         ("relax.maximum", _maximum, 2),
         ("relax.minimum", _minimum, 2),
         ("relax.isnan", _asked(tirx.isnan), 1),

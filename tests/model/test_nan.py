@@ -29,6 +29,7 @@ class Limits(torch.nn.Module):  # type: ignore[misc]
             torch.minimum((input.float() * 9).nan_to_num().int(), torch.tensor(3)).float(),
             torch.stack([input.isnan(), input.isinf(), input.isfinite()]).any(0).float(),
             input.nan_to_num(),
+            torch.round(input),
         ]
         return torch.cat(found, 2)
 

@@ -178,3 +178,17 @@ def test_conditions_alike_for_a_vector_choose_whole_vectors(dtype: str) -> None:
     script = Vectorised().apply(func, TARGET, False).mod["main"].script()
     assert "T.if_then_else(row[v_i], T.Select(x[v_i, v_j] < y[v_i, v_j]" in script
     assert "T.vectorized(4)" in script
+
+
+def test_conditions_on_values_with_names_are_vectors() -> None:
+    x, zero = te.placeholder((16, 64), "float16", name="x"), tvm.tirx.const(0, "float16")
+    one, two = (tvm.tirx.Var("named", tvm.ir.PrimType("float16")) for _ in range(2))
+
+    def relu(name: Any, value: Any) -> Any:
+        return tvm.tirx.Let(name, value, tvm.tirx.Select(name < zero, zero, name))
+
+    out = te.compute((16, 64), lambda i, j: relu(one, x[i, j]) - relu(two, -x[i, j]), name="out")
+    found = Vectorised().apply(te.create_prim_func([x, out]), TARGET, False)
+    script = found.mod["main"].script()
+    assert "T.Select(named < " in script and "T.vectorized(4)" in script
+    assert "__global__" in cuda_source(tvm.IRModule({"main": found.mod["main"]}))
