@@ -98,9 +98,11 @@ class CudaPlanner:
     def _library(self, layout: Layout, counts: tuple[int, ...], fresh: bool) -> GpuDense | None:
         """The product of every row, None where it may not stand for that of live rows."""
         dense = self._dense(self._rows(layout), *self._sizes(layout), fresh)
-        if dense is None or not self.program.spec.promises_zero:
-            return dense
-        return replace(dense, zeros=1.0 - self._share(layout, counts))
+        if dense is None:
+            return None
+        if self.program.spec.promises_zero:
+            return replace(dense, zeros=1.0 - self._share(layout, counts))
+        return replace(dense, steady=True)
 
     def _share(self, layout: Layout, counts: tuple[int, ...]) -> float:
         """Of the sparse operand that may live."""

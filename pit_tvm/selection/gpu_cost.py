@@ -95,6 +95,7 @@ class GpuDense:
 
     ``fills``: dead rows are looked for and overwritten after it. ``extra_bytes``: traffic of passes
     over the output, as of an activation. ``zeros``: the share of one operand that is zero.
+    ``steady``: under a load of such products.
     """
 
     m: int
@@ -103,6 +104,7 @@ class GpuDense:
     fills: bool = False
     extra_bytes: float = 0.0
     zeros: float = 0.0
+    steady: bool = False
 
 
 @dataclass(frozen=True)
@@ -173,9 +175,9 @@ class GpuRates:
         """Microseconds of a detection that reads ``size`` bytes."""
         return self.constant("detect_us") + size / self.constant("detect_gbps") * 1e-3
 
-    def dense_us(self, m: int, n: int, k: int, zeros: float = 0.0) -> tuple[float, float]:
+    def dense_us(self, m: int, n: int, k: int, *load: Any) -> tuple[float, float]:
         """Predicted time and lower bound of the library's dense product; see `dense_roofline`."""
-        key = (m, n, k, zeros)
+        key = (m, n, k, *load)
         known = self._known.get(key)
         if known is None:
             us, bound = self.dense_roofline(*key)
@@ -184,10 +186,10 @@ class GpuRates:
             known = remember(self._known, key, (us, bound))
         return known
 
-    def dense_roofline(self, m: int, n: int, k: int, zeros: float = 0.0) -> tuple[float, float]:
-        """Uncorrected time of a dense product, one of whose operands has this share of ``zeros``,
-        and the time that it takes at least."""
-        return self.products.product_us(m, n, k, self.constant("gather_gbps"), zeros)
+    def dense_roofline(self, m: int, n: int, k: int, *load: Any) -> tuple[float, float]:
+        """Uncorrected time of a dense product, and the time that it takes at least. ``load``: the
+        share of an operand that is zero, and whether it is steady; see `Library.product_us`."""
+        return self.products.product_us(m, n, k, self.constant("gather_gbps"), *load)
 
 
 @dataclass(frozen=True)
@@ -292,7 +294,7 @@ def tile_candidates(
 def dense_candidate(dense: GpuDense, index: float, other: float, rates: GpuRates) -> Candidate:
     """The library's product; ``index`` and ``other`` are what looking for dead rows and writing
     them take, where that is done."""
-    us, least = rates.dense_us(dense.m, dense.n, dense.k)
+    us, least = rates.dense_us(dense.m, dense.n, dense.k, 0.0, dense.steady)
     busy = 2e-6 * dense.m * dense.n * dense.k / (rates.products.most_tflops * us)
     pace = 1.0 - _LESS_PER_ZERO * dense.zeros * busy**_BUSY
     us, least = pace * us, pace * least

@@ -7,7 +7,8 @@ constants fit times of one H200 (tuning_logs/h200-sm_90a/dense.json): over 195 s
 types with a median error of 3 to 4 %, nine of ten within 10 %; over 41 shapes in float32, which is
 never short of power, with one of 4 %, nine of ten within 19 %; over 28 in float32 on tensor cores
 (TF32) with one of 3 %, nine of ten within 12 %, and within 1 % where 90 to 99 % of an operand of
-4096^3 is zero.
+4096^3 is zero. Under a steady load of such products those in 16 bits take up to 1.13 times as long
+as alone; costs of that are within 8 % of fourteen (all rows live, bench_padding.json).
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Library:
     ``tiles``: rows and columns. ``start_us``: of a product. A tile's step takes ``step_us`` for
     each element, and ``least_us`` at least; its end ``write_us`` for each, or ``add_us`` where it
     is one of several parts. ``power_tflops``, ``most_tflops``: 1e12 operations per second that the
-    chip reaches in a long product, and at most. ``depth_first``: how many times as long a product
+    chip reaches in a long product, and at most; ``steady``: the share of the former that is left
+    where it computes nothing else for long. ``depth_first``: how many times as long a product
     takes where the depth is the first axis of both operands.
     """
 
@@ -43,13 +45,21 @@ class Library:
     add_us: float
     power_tflops: float
     most_tflops: float
+    steady: float = 1.0
     depth_first: float = 1.0
 
     def product_us(
-        self, m: int, n: int, k: int, memory_gbps: float, zeros: float = 0.0
+        self,
+        m: int,
+        n: int,
+        k: int,
+        memory_gbps: float,
+        zeros: float = 0.0,
+        steady: bool = False,
     ) -> tuple[float, float]:
         """Predicted time of a product, and what operations and bytes take at least. ``zeros``: the
-        share of an operand that is zero, which draws no power."""
+        share of an operand that is zero, which draws no power. ``steady``: under a load of such
+        products."""
         tall, wide, parts = self._ways
         waves = np.ceil(np.ceil(m / tall) * np.ceil(n / wide) * parts / _SMS)
         steps = np.ceil(k / parts / _STEP)
@@ -58,7 +68,8 @@ class Library:
         compute = float((waves * (steps * step + end)).min())
         flops = 2e-6 * m * n * k
         memory = 1e-3 * self.itemsize * (m * k + n * k + m * n) / memory_gbps
-        cubes = compute**3 + memory**3 + ((1.0 - zeros) * flops / self.power_tflops) ** 3
+        tflops = self.power_tflops * (self.steady if steady else 1.0)
+        cubes = compute**3 + memory**3 + ((1.0 - zeros) * flops / tflops) ** 3
         return self.start_us + cubes ** (1 / 3), max(flops / self.most_tflops, memory)
 
     @cached_property
@@ -79,6 +90,7 @@ _HALF = Library(
     add_us=8.32e-4,
     power_tflops=842.0,
     most_tflops=790.0,
+    steady=0.86,
 )
 # float32 on tensor cores, which read such operands along the depth: the median of nine shapes.
 _TF32 = Library(

@@ -10,7 +10,8 @@ import pytest
 
 from pit_tvm.selection.gpu_library import library_of
 
-MEASURED = Path(__file__).parents[2] / "tuning_logs" / "h200-sm_90a" / "dense.json"
+LOGS = Path(__file__).parents[2] / "tuning_logs" / "h200-sm_90a"
+MEASURED, STEADY = LOGS / "dense.json", LOGS / "bench_padding.json"
 GBPS = 4165.0
 
 
@@ -60,6 +61,24 @@ def test_zeros_draw_no_power() -> None:
     assert costs == sorted(costs, reverse=True) and costs[0] > 1.15 * costs[2]
     single = library_of("float32")  # never short of power
     assert single.product_us(64, 64, 64, GBPS, 0.9) == single.product_us(64, 64, 64, GBPS)
+
+
+def test_a_steady_load_leaves_less_power() -> None:
+    library, saved = library_of("float16"), json.loads(STEADY.read_text())
+    errors, alone = [], []
+    for row in saved["suites"]["padding"]["rows"]:
+        if row["facts"]["fill"] < 1.0 or "gelu" in row["label"]:
+            continue
+        measured = row["stats_us"]["dense"]["median"]
+        alone.append(measured / library.product_us(*row["facts"]["sizes"], GBPS)[0])
+        us, bound = library.product_us(*row["facts"]["sizes"], GBPS, steady=True)
+        errors.append(abs(us / measured - 1))
+        assert bound == library.product_us(*row["facts"]["sizes"], GBPS)[1]
+    assert len(errors) == 14 and max(alone) > 1.12
+    assert max(errors) < 0.08 and np.median(errors) < 0.04
+    for dtype in ("float32", "tf32"):
+        other = library_of(dtype)
+        assert other.product_us(64, 64, 64, GBPS, 0.0, True) == other.product_us(64, 64, 64, GBPS)
 
 
 def test_narrow_products_cost_more_for_each_operation() -> None:
