@@ -31,6 +31,7 @@ from .cuda_repeat_code import (
     DUE,
     END,
     GRAPHS,
+    HASH,
     MOST_TENSORS,
     MOST_WORDS,
     NONE,
@@ -41,7 +42,7 @@ from .cuda_repeat_code import (
 from .cuda_watch import PERIOD
 from .kernel_cache import KernelCache, content_key
 
-MOST = 64  # calls that one thread knows of one operator
+MOST = 256  # calls that one thread knows of one operator
 MOST_BYTES = 1 << 18  # of memory that one graph keeps for itself
 
 
@@ -114,7 +115,7 @@ class _Table:
     __slots__ = ("address", "calls", "guess", "memory", "numbers", "repeats", "ways")
 
     def __init__(self) -> None:
-        self.memory = (ctypes.c_int64 * (1 + MOST))()
+        self.memory = (ctypes.c_int64 * (1 + 2 * MOST))()
         self.address = ctypes.addressof(self.memory)
         self._clear()
 
@@ -154,7 +155,7 @@ class _Table:
     def _put(self, number: int, repeat: Repeat, call: _Call) -> None:
         self.repeats[number : number + 1] = [repeat]
         self.calls[number : number + 1] = [call]
-        self.memory[1 + number] = call.address
+        self.memory[1 + 2 * number : 3 + 2 * number] = [call.words[HASH], call.address]
         self.memory[0] = len(self.repeats)
 
 

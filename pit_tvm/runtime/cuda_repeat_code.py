@@ -7,7 +7,8 @@ It runs on the host. The driver launches a graph in a fraction of what its kerne
 from __future__ import annotations
 
 MOST_TENSORS, MOST_RANK = 8, 6  # of one call, and of one tensor
-MOST_WORDS = 1 + MOST_TENSORS * (2 + MOST_RANK)  # that tell a call from others
+HASH, STREAM, FIRST = range(3)  # words of a call: of all others, its stream, and of its tensors
+MOST_WORDS = FIRST + MOST_TENSORS * (2 + MOST_RANK)  # that tell a call from others
 GRAPHS, NEAR = 256, 8  # of one call, each for addresses of its own, of which so many share places
 MOST_GRAPHS = 1024  # of a process: each takes 115 KiB of the device and 28 of the host
 OFTEN = 6  # times that addresses come before they get a graph, which takes as long as tens of calls
@@ -18,6 +19,7 @@ DUE = 1 << 20  # added to the size of a result: the caller is to look at the cal
 
 _CONSTANTS = f"""
 enum {{ MOST_TENSORS = {MOST_TENSORS}, MOST_RANK = {MOST_RANK}, MOST_WORDS = {MOST_WORDS} }};
+enum {{ HASH = {HASH}, STREAM = {STREAM}, FIRST = {FIRST} }};
 enum {{ GRAPHS = {GRAPHS}, NEAR = {NEAR}, MOST_GRAPHS = {MOST_GRAPHS}, OFTEN = {OFTEN} }};
 enum {{ MOST_FAILURES = {MOST_FAILURES}, NONE = {NONE}, OTHERS = {OTHERS}, DUE = {DUE} }};
 enum {{ WORDS = {WORDS}, COUNT = {COUNT}, BEGIN = {BEGIN}, END = {END}, DROP = {DROP} }};
@@ -53,9 +55,19 @@ struct Call {
   cudaStream_t own;
   int64_t mode;
 };
-struct Table { int64_t size; Call* calls[]; };
+// Calls, each beside the hash of its words.
+struct Table {
+  int64_t size;
+  struct { int64_t hash; Call* call; } known[];
+};
 
 static std::atomic<int> pit_graphs{0};  // of all threads
+
+static int64_t pit_hash(const int64_t* words, int size) {
+  uint64_t hash = 0;
+  for (int i = 0; i < size; ++i) hash = (hash ^ (uint64_t)words[i]) * 0x9E3779B97F4A7C15u;
+  return hash;
+}
 
 static DLTensor* pit_tensor(const TVMFFIAny* given) {
   if (given->type_index == kTVMFFIDLTensorPtr) return (DLTensor*)given->v_ptr;
@@ -86,7 +98,7 @@ static int pit_describe(const DLTensor* x, int64_t* words, int64_t* bytes) {
 // Words of so many tensors, of which the last is the output; -1 for a call that cannot be told by
 // them, and where the output shares memory with another.
 static int pit_words(const TVMFFIAny* given, int number, int64_t* words, char** data) {
-  int at = 1, known = 0;
+  int at = FIRST, known = 0;
   int64_t bytes[MOST_TENSORS];
   if (number > MOST_TENSORS) return -1;
   for (int i = 0; i < number; ++i) {
@@ -100,13 +112,14 @@ static int pit_words(const TVMFFIAny* given, int number, int64_t* words, char** 
     int size = pit_describe(x, words + at, bytes + i);
     if (size < 0) return -1;
     if (!known++)
-      words[0] = (int64_t)TVMFFIEnvGetStream(x->device.device_type, x->device.device_id);
+      words[STREAM] = (int64_t)TVMFFIEnvGetStream(x->device.device_type, x->device.device_id);
     at += size;
   }
   for (int i = 0; data[number - 1] && i < number - 1; ++i)
     if (data[i] && data[number - 1] < data[i] + bytes[i] &&
         data[i] < data[number - 1] + bytes[number - 1])
       return -1;
+  words[HASH] = pit_hash(words + STREAM, at - STREAM);
   return at;
 }
 
@@ -121,7 +134,7 @@ static void pit_drop(Graph* graph) {
 // The number of the CUDA device of a call; -1 for another kind of device, and one that is not the
 // current one: the default stream is that of the current device.
 static int pit_device(const Call* call) {
-  const int64_t* first = call->words + 1;
+  const int64_t* first = call->words + FIRST;
   int current = -1;
   while (*first == -1) ++first;  // no tensor
   int device = *first >> 32 == kDLCUDA ? (int)(int32_t)*first : -1;
@@ -131,7 +144,7 @@ static int pit_device(const Call* call) {
 // Whether the stream of a call is being recorded: its memory is the recorder's then.
 static int pit_recorded(const Call* call) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  if (!cudaStreamIsCapturing((cudaStream_t)call->words[0], &status)) return status != 0;
+  if (!cudaStreamIsCapturing((cudaStream_t)call->words[STREAM], &status)) return status != 0;
   cudaGetLastError();  // the default stream cannot say it while another one is recorded
   return 1;
 }
@@ -143,9 +156,7 @@ static int pit_is_at(const Call* call, const Graph* graph) {
 // The graph of a call at its addresses, or else what they may have, of the places that depend on
 // them: the one that has been of least use.
 static Graph* pit_place(Call* call) {
-  uint64_t hash = 0;
-  for (int i = 0; i < MOST_TENSORS; ++i)
-    hash = (hash ^ (uint64_t)call->data[i]) * 0x9E3779B97F4A7C15u;
+  uint64_t hash = pit_hash((int64_t*)call->data, MOST_TENSORS);
   Graph* first = call->graphs + (hash >> 40) % (GRAPHS / NEAR) * NEAR;
   Graph* least = first;
   for (Graph* graph = first; graph < first + NEAR; ++graph) {
@@ -160,7 +171,7 @@ static int pit_launch(Call* call) {
   Graph* graph = pit_place(call);
   if (!graph->made || !pit_is_at(call, graph)) return 0;
   graph->seen = OFTEN;
-  if (!cudaGraphLaunch(graph->made, (cudaStream_t)call->words[0])) return 1;
+  if (!cudaGraphLaunch(graph->made, (cudaStream_t)call->words[STREAM])) return 1;
   cudaGetLastError();  // it is launched one by one, which says what is wrong, if anything is
   pit_drop(graph);
   return 0;
@@ -228,7 +239,8 @@ static int64_t pit_find(Table* table, const TVMFFIAny* given, int number, const 
   char* data[MOST_TENSORS] = {};
   int64_t bytes = 8 * pit_words(given, number, words, data);
   for (int64_t i = 0; bytes > 0 && i < table->size; ++i) {
-    Call* call = table->calls[i];
+    if (table->known[i].hash != words[HASH]) continue;
+    Call* call = table->known[i].call;
     if (call->bytes != bytes || memcmp(call->words, words, bytes)) continue;
     if (pit_device(call) >= 0 && pit_recorded(call)) return NONE;
     if (made && (only < 0 || only == i)) data[number - 1] = pit_data(made);
@@ -269,17 +281,17 @@ extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_main(void* self, const TVMFFIAny* ar
   for (int i = 0; asked == DROP && i < GRAPHS; ++i) pit_drop(call->graphs + i);
   if (asked == COUNT) {
     found = pit_find(table, args + 3, size - 3, pit_tensor(args + 2), NONE);
-    if (found >= 0) result->v_int64 = pit_count(table->calls[found]) ? found : OTHERS - found;
+    if (found >= 0) result->v_int64 = pit_count(table->known[found].call) ? found : OTHERS - found;
   }
   if (asked < NONE) return 0;
   if (args[2].type_index == kTVMFFIInt) {
     last = args[2].v_int64;
-    call = table->calls[found];
+    call = table->known[found].call;
     call->data[last] = pit_data(pit_tensor(args + 3));
   } else {
     found = pit_find(table, args + 3, size - 3, pit_tensor(args + 2), asked);
     if (found < 0) return 0;
-    call = table->calls[found];
+    call = table->known[found].call;
     if (call->period && --call->left < 0) {
       call->left = call->period - 1;
       return 0;

@@ -230,7 +230,7 @@ def test_a_call_that_runs_in_turn_in_several_ways_is_known_in_each(repeats: Cuda
         found = repeats.run((x,), value, out)[1]
         assert found and found.plan is call.plan and len(table.repeats) == len(table.ways) == 1
         assert (table.calls[0], found.counts) == known[found.plan.choice.way]
-        assert len(table.ways[0]) == len(ways) - 1 and table.memory[1] == table.calls[0].address
+        assert len(table.ways[0]) == len(ways) - 1 and table.memory[2] == table.calls[0].address
 
 
 def test_a_plan_that_runs_the_same_replaces_the_one_before(repeats: CudaRepeats) -> None:
