@@ -35,6 +35,7 @@ def converters() -> dict[str, Convert]:
         "selu.default": _elu,
         "select.int": _select,
         "index.Tensor": _index,
+        "slice.Tensor": _slice,
         "slice_scatter.default": _slice_scatter,
         "repeat.default": _repeat,
         "full.default": _full,
@@ -186,6 +187,14 @@ def _squeeze(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
 
 def _is_one(extent: Any) -> bool:
     return isinstance(extent, int) and extent == 1
+
+
+def _slice(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    """A slice, of which TVM lowers none whose axis is counted from the end."""
+    x, axis = _arguments(node, importer, "dim")
+    if axis is not None and axis < 0:
+        node.update_arg(1, axis % len(extents_of(x)))
+    return importer._slice(node)
 
 
 def _slice_scatter(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:

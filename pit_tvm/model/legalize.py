@@ -6,20 +6,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm
-from tvm import ir, relax, te, tirx, topi
+from tvm import ir, relax, sym, te, tirx, topi
 
 from ..op.epilogue import relu
-from .rebuild import is_one
+from .rebuild import extents_of, is_one
 from .wide import NARROW, WIDE
 
-_TAKE = "relax.take"
+_TAKE, _EXPAND = "relax.take", "relax.broadcast_to"
 _RULE = "FLegalize"
+_MOST = 2**31  # of a size
 
 
 def legalize(kept: Sequence[str] = ()) -> tvm.ir.transform.Pass:
     """The pass that calls a function for every operator, but for those that are ``kept``."""
     skipped = [f"relax.{name}" for name in kept]
-    return relax.transform.LegalizeOps({_TAKE: _take, **_OWN}, skip_ops=skipped)
+    return relax.transform.LegalizeOps({_TAKE: _take, _EXPAND: _expand, **_OWN}, skip_ops=skipped)
 
 
 def _keeping(name: str, make: Callable[..., te.Tensor], tensors: int) -> Callable[..., relax.Expr]:
@@ -113,7 +114,7 @@ def _once(make: Callable[..., Any], *values: Any) -> Any:
 def _spread(array: te.Tensor, at: Sequence[Any]) -> Any:
     """The element of an array that belongs to a place of what it is broadcast to."""
     own = zip(array.shape, at[len(at) - len(array.shape) :], strict=True)
-    return array(*(0 if is_one(extent) else index for extent, index in own))
+    return array(*(0 if _is_at_most_one(extent) else index for extent, index in own))
 
 
 # TVM's own rules are maxima and minima that take the number of a number and NaN; torch and ONNX
@@ -141,6 +142,27 @@ def _take(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if str(call.attrs.mode) != "fast" or axis is None or not isinstance(ids.ty, relax.TensorType):
         return ir.Op.get(_TAKE).get_attr(_RULE)(builder, call)
     return builder.call_te(_picked, data, ids, int(axis) % data.ty.ndim, primfunc_name_hint="take")
+
+
+def _expand(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """A tensor repeated where its extent is 1, also where that is no constant but at most 1, as of
+    the first tokens of sequences that may be empty: TVM's own rule reads others behind them."""
+    extents = extents_of(call.args[0])
+    if all(is_one(extent) or not _is_at_most_one(extent) for extent in extents):
+        return ir.Op.get(_EXPAND).get_attr(_RULE)(builder, call)
+    return builder.call_te(_expanded, *call.args, primfunc_name_hint="broadcast_to")
+
+
+def _expanded(data: te.Tensor, shape: Any) -> te.Tensor:
+    return te.compute(shape, lambda *at: _spread(data, at), name="T_broadcast_to", tag="broadcast")
+
+
+def _is_at_most_one(extent: Any) -> bool:
+    """Whether an extent is 1, or no more for any sizes."""
+    analyzer = sym.Analyzer()
+    for var in tirx.analysis.undefined_vars(extent):
+        analyzer.bind(var, ir.Range.from_min_extent(0, _MOST))
+    return is_one(extent) or analyzer.can_prove(extent <= 1)
 
 
 def _picked(data: te.Tensor, ids: te.Tensor, axis: int) -> te.Tensor:

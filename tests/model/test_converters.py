@@ -75,6 +75,9 @@ def operators(self: Small, x: torch.Tensor, ids: torch.Tensor, mask: torch.Tenso
         "rows from the end": self.table.weight[ids % 5 - 5] * live,
         "last column": x[:, :, -1],
         "last live token": x[sequences, last] * mask[sequences, last, None],
+        "columns from the end": x.narrow(-1, 2, 5),
+        "first token for all": (x * live)[:, :1].expand_as(x) + x,
+        "first of the tokens, from the end": (x * live).narrow(-2, 0, 1).expand_as(x),
         "last token": x[sequences, -1] * mask[:, -1, None],
         "repeated": (x * live).sum(1).repeat(2, 1, 3),
         "so often as there are sequences": self.table.weight[:3].repeat(x.shape[0], 1),
@@ -95,6 +98,20 @@ def test_operators_are_torchs() -> None:
             assert found[name].dtype == one.dtype, name
             rows = live if one.shape[:2] == live.shape else ...
             torch.testing.assert_close(found[name][rows], one[rows], rtol=1e-5, atol=1e-6)
+
+
+def first_for_all(self: Small, x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> Any:
+    return (x * mask.unsqueeze(-1))[:, :1].expand_as(x)
+
+
+def test_the_first_of_no_tokens_is_nothing() -> None:
+    model, ours = both(first_for_all)
+    for shape in ((2, 0), (0, 4)):
+        assert ours(**inputs(np.ones(shape))).shape == (*shape, WIDTH)
+    given = inputs([[0, 1, 1], [1, 1, 0]])
+    live = given["attention_mask"].bool()
+    with torch.no_grad():
+        torch.testing.assert_close(ours(**given)[live], model(**given)[live])
 
 
 def squeezed(self: Small, x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> Any:
