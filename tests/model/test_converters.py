@@ -76,6 +76,7 @@ def operators(self: Small, x: torch.Tensor, ids: torch.Tensor, mask: torch.Tenso
         "last column": x[:, :, -1],
         "last live token": x[sequences, last] * mask[sequences, last, None],
         "columns from the end": x.narrow(-1, 2, 5),
+        "differences of columns": x.diff(dim=-1),
         "first token for all": (x * live)[:, :1].expand_as(x) + x,
         "first of the tokens, from the end": (x * live).narrow(-2, 0, 1).expand_as(x),
         "last token": x[sequences, -1] * mask[:, -1, None],

@@ -156,10 +156,6 @@ LATE: dict[str, tuple[Forward, str]] = {
         lambda self, x, ids, mask: x + torch.bucketize(x, self.linear.bias),
         "loops that can be scheduled for searchsorted, got ScheduleError: ",
     ),
-    "differences": (
-        lambda self, x, ids, mask: x.diff(dim=-1),
-        "strided_slice in a form that TVM can lower, got InternalError: ",
-    ),
     "norm of doubles": (
         lambda self, x, ids, mask: functional.layer_norm(x.double(), (WIDTH,)),
         "nn.layer_norm in a form that TVM can lower, got InternalError: .*float16",
