@@ -35,7 +35,8 @@ class Vectorised(ScheduleRule):  # type: ignore[misc]  # TVM has no types
                 sch.compute_inline(block)
         except s_tir.ScheduleError:
             return None
-        sch = s_tir.Schedule(_with_choices(sch.mod["main"], sch.get(last).iter_vars))
+        inlined = _named_apart(sch.mod["main"])
+        sch = s_tir.Schedule(_with_choices(inlined, sch.get(last).iter_vars))
         (last,) = sch.get_child_blocks(sch.get_sblock("root"))
         block, loops = sch.get(last), sch.get_loops(last)
         if not loops or any(iv.iter_type != tirx.IterVar.DataPar for iv in block.iter_vars):
@@ -50,6 +51,20 @@ class Vectorised(ScheduleRule):  # type: ignore[misc]  # TVM has no types
         if lanes > 1:
             sch.vectorize(vector)
         return sch
+
+
+def _named_apart(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A function without a name for two values, as what is computed where it is read, twice, leaves
+    behind: TVM has no schedules of such functions."""
+
+    def rename(let: prim.Let) -> prim.Let:
+        var = tirx.Var(let.var.name, let.var.ty)
+        value, body = (tvm_ffi.structural_map(part, rules) for part in (let.value, let.body))
+        own = [(ir.Var, lambda found: var if found.same_as(let.var) else found)]
+        return tirx.Let(var, value, tvm_ffi.structural_map(body, own))
+
+    rules = [(prim.Let, rename)]
+    return tvm_ffi.structural_map(func, rules)
 
 
 def _with_choices(func: tirx.PrimFunc, iters: Sequence[tirx.IterVar]) -> tirx.PrimFunc:

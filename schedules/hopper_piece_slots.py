@@ -57,11 +57,24 @@ class PieceSlots:
             self.number = pool.alloc((2,), "int32", align=8)  # of live pieces, of words of a walk
 
     @T.inline
-    def meet(self):
-        """By all warps that work: before `find`, and behind it. At a barrier of the hardware: warps
-        that ask an mbarrier again and again slow down those that they wait for."""
+    def leave(self):
+        """By warps that have read what is known of a tile: it may be overwritten. At a barrier of
+        the hardware, as below: warps that ask an mbarrier again and again slow down those that they
+        wait for."""
+        if self.found:
+            T.ptx["bar.arrive"](T.uint32(2), T.uint32(self.everyone))
+
+    @T.inline
+    def enter(self):
+        """By the warpgroups that multiply, before `find`: wait until all others left."""
         if self.found:
             T.ptx["bar.sync"](T.uint32(2), T.uint32(self.everyone))
+
+    @T.inline
+    def meet(self):
+        """By all warps that work: wait for what `find` found."""
+        if self.found:
+            T.ptx["bar.sync"](T.uint32(3), T.uint32(self.everyone))
 
     @T.inline
     def find(self, word0, words, wg, thread, lane):

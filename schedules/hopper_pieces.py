@@ -118,11 +118,7 @@ def live_pieces(
                 col0: T.let = T.truncdiv(tile, ranges) * COLS
                 words: T.let = T.truncdiv(T.min(high, m - row0) + (WORD - 1), WORD)
                 after0: T.let = T.truncmod(tile + knobs.sms, ranges) * high  # of the next tile
-                if ONES:
-                    # racecheck takes what is read of this stage while its warp waits at a barrier
-                    # of all for a race with what was written before.
-                    empty.wait(stage, phase)
-                slots.meet()
+                slots.leave()
                 slots.meet()
                 begin = 0
                 while begin < words:
@@ -187,7 +183,7 @@ def live_pieces(
             last: T.let = T.min(first_row + high, m)
             height: T.let = T.truncdiv(last - first_row + (WORD - 1), WORD)
             sums.take(first_row, last, T.truncdiv(tile, ranges) * COLS)
-            slots.meet()
+            slots.enter()
             if bias_h is not None:
                 if not flip:
                     sums.take_bias(bias, part * 32 + lane)

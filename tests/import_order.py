@@ -238,6 +238,7 @@ ORDER = {
         "wide",
         "spelled",
         "tidy",
+        "nan",
         "legalize",
         "lowered",
         "token_wise",

@@ -15,7 +15,7 @@ from ..analysis.access import BlockInfo, block_infos
 from ..analysis.expr import PrimExpr, replace_vars, strip_widening
 from .lowered import lower
 from .plane import BATCH, BOTH, TOKENS, Plane
-from .rebuild import describe, is_one, is_op
+from .rebuild import counting, describe, is_one, is_op
 
 FULL, CAUSAL, PARTIAL = "full", "causal", "partial"
 
@@ -167,7 +167,7 @@ class _Reader:
         places: Sequence[tirx.Var],
     ) -> None:
         self.made_by, self.live = made_by, live
-        self.analyzer = _counting(places)
+        self.analyzer = counting(places)
         # What stands for each element read of an input: the variable, the input, the indices.
         self.loads: list[tuple[tirx.Var, relax.Var, tuple[PrimExpr, ...]]] = []
         # Why an element has no closed expression; exceptions would not cross TVM's visitors. What
@@ -294,7 +294,7 @@ class _Element:
     def _found(self, key_live: bool, where: Any, places: Mapping[Any, Any]) -> PrimExpr | None:
         """The element, simplified; None for numbers that have no result, as unsigned ones below
         0."""
-        analyzer = _counting((self.query, self.key))
+        analyzer = counting((self.query, self.key))
         values = {v: tirx.const(int(key_live), v.ty.dtype) for v in self.keys}
         values |= {v: tirx.const(1, v.ty.dtype) for v in self.queries}
         try:
@@ -320,14 +320,6 @@ def _number(expr: PrimExpr | None) -> float | None:
     return float(expr.value) if isinstance(expr, prim.FloatImm | prim.IntImm) else None
 
 
-def _counting(places: Sequence[tirx.Var]) -> sym.Analyzer:
-    """An analyzer that knows these to be 0 or more."""
-    analyzer = sym.Analyzer()
-    for var in places:
-        analyzer.bind(var, ir.Range.from_min_extent(0, 2**31))
-    return analyzer
-
-
 def _logical(expr: PrimExpr) -> PrimExpr:
     """``expr`` with conditions written as conditions: the importer computes with them as numbers,
     which TVM's simplifier does not look through."""
@@ -337,6 +329,7 @@ def _logical(expr: PrimExpr) -> PrimExpr:
         (prim.BitwiseAnd, _from_bits),
         (prim.BitwiseOr, _from_bits),
         (prim.BitwiseNot, _from_inverse),
+        (ir.Call, _from_question),
     ]
     return tvm_ffi.structural_map(expr, rules)
 
@@ -364,3 +357,19 @@ def _from_bits(expr: Any) -> PrimExpr:
 
 def _from_inverse(inverse: prim.BitwiseNot) -> PrimExpr:
     return tirx.Not(inverse.a) if _is_bool(inverse) else inverse
+
+
+def _from_question(call: ir.Call) -> PrimExpr:
+    asks = call.op.same_as(ir.Op.get("tirx.isnan")) and _is_number(call.args[0])
+    return tirx.const(False, "bool") if asks else call
+
+
+def _is_number(expr: PrimExpr) -> bool:
+    """Whether an expression is made of integers and constants, and so is no NaN."""
+    if isinstance(expr, prim.Add | prim.Sub | prim.Mul):
+        return _is_number(expr.a) and _is_number(expr.b)
+    if isinstance(expr, prim.Cast):
+        return "float" not in str(expr.value.ty.dtype) or _is_number(expr.value)
+    if isinstance(expr, prim.Div):
+        return _is_number(expr.a) and _number(expr.b) not in (None, 0.0)
+    return isinstance(expr, prim.FloatImm)

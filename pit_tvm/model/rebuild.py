@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import mul
 from typing import Any
@@ -11,6 +11,7 @@ import tvm
 from tvm import ir, relax, sym
 from tvm.ir import prim
 from tvm.relax.expr import _update_type  # what every builder of TVM sets types by
+from tvm.tirx.analysis import undefined_vars
 
 from ..errors import ShapeError, mismatch
 
@@ -56,6 +57,19 @@ def is_number(expr: object) -> bool:
 def is_one(extent: Extent) -> bool:
     """Whether an extent is the constant 1."""
     return isinstance(extent, prim.IntImm) and int(extent) == 1
+
+
+def is_at_most_one(extent: Extent) -> bool:
+    """Whether an extent is 1, or no more for any sizes."""
+    return is_one(extent) or counting(undefined_vars(extent)).can_prove(extent <= 1)
+
+
+def counting(places: Iterable[ir.Var]) -> sym.Analyzer:
+    """An analyzer that knows these to be 0 or more."""
+    analyzer = sym.Analyzer()
+    for var in places:
+        analyzer.bind(var, ir.Range.from_min_extent(0, 2**31))
+    return analyzer
 
 
 def is_zero(extent: Extent) -> bool:

@@ -14,10 +14,14 @@ import shutil
 import subprocess
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import runtime as tvm_runtime
 from tvm.backend.cuda.host import export_cuda_host
 from tvm.target import Target
@@ -149,7 +153,8 @@ def cuda_source(
     """The CUDA source of `build_cuda`: kernels, launchers, and what they need of the driver."""
     _check_arch(arch)
     target = Target({"kind": "cuda", "arch": arch}, host="cuda_host")
-    with target, tvm.transform.PassContext(config=_PIPELINED if pipelined else {}):
+    config = _PIPELINED if pipelined else {}
+    with target, tvm.transform.PassContext(config=config), without_binaries():
         pipeline = {"tir_pipeline": "tirx"} if tirx else {}
         if tirx:
             mod = as_dependent(mod) if has_clusters(arch) else as_plain(mod)
@@ -162,6 +167,32 @@ def cuda_source(
     used = [name for name in _DRIVER if re.search(rf"\b{name}\b", source)]
     entries = [_entry(name) for name in used]
     return "".join([source, _LOOK_UP, *entries] if used else [source])
+
+
+@contextmanager
+def without_binaries() -> Iterator[None]:
+    """What this thread has TVM build for CUDA is left as source. With a GPU's driver at hand TVM
+    compiles it as it is, before what it gets wrong is mended, and everything would be compiled
+    twice."""
+    thread = _thread_of_sources()
+    thread.compiles = False
+    try:
+        yield
+    finally:
+        thread.compiles = True
+
+
+@cache
+def _thread_of_sources() -> threading.local:
+    """Whether a thread ``compiles``, which TVM's compiler of CUDA sources heeds from now on."""
+    thread, name = threading.local(), "tvm_callback_cuda_compile"
+    compile_cuda = tvm_ffi.get_global_func(name)
+
+    def compile_unless(code: str) -> bytes:
+        return compile_cuda(code) if getattr(thread, "compiles", True) else b""
+
+    tvm_ffi.register_global_func(name, compile_unless, override=True)
+    return thread
 
 
 def _as_bits(number: re.Match[str]) -> str:

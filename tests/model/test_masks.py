@@ -91,6 +91,12 @@ SEEN: dict[str, tuple[Callable[..., Any], str]] = {
         lambda m: additive(op.not_equal(op.expand_dims(m, [1, 2]), number(0, "int64"))),
         FULL,
     ),
+    "numbers that are live": (
+        lambda m: additive(
+            op.greater_equal(op.astype(op.expand_dims(m, [1, 2]), "float32"), number(1))
+        ),
+        FULL,
+    ),
     "causal": (lambda m: additive(op.logical_and(keys(m), not_after())), CAUSAL),
     "causal, the other way round": (
         lambda m: additive(
@@ -277,6 +283,9 @@ def real(mask: Any) -> Any:
         (lambda x, m: op.add(number(1), real(m)), 1.0),
         (lambda x, m: op.equal(m, number(0, "int64")), 1.0),
         (lambda x, m: op.not_equal(m, number(0, "int64")), 0.0),
+        (lambda x, m: op.not_equal(op.subtract(number(1), real(m)), number(0)), 1.0),
+        (lambda x, m: op.equal(op.multiply(real(m), number(2)), number(2)), 0.0),
+        (lambda x, m: op.not_equal(op.divide(real(m), number(2)), number(0)), 0.0),
         (lambda x, m: op.flip(real(m), 1), None),
         (lambda x, m: op.cumsum(real(m), 1), None),
         (lambda x, m: op.reshape(m, [B * T]), None),

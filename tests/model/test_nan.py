@@ -34,9 +34,38 @@ class Limits(torch.nn.Module):  # type: ignore[misc]
         return torch.cat(found, 2)
 
 
+class Orders(torch.nn.Module):  # type: ignore[misc]
+    """Functions that compare numbers."""
+
+    def forward(self, input: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        twice = input * 2
+        found = [
+            input.amax(-1, keepdim=True),
+            input.amin(-1, keepdim=True),
+            input.argmax(-1, keepdim=True),
+            input.argmin(-1, keepdim=True),
+            input != LIMIT,
+            input != input,
+            input * 2 == twice,
+            input * 2 <= twice,
+            input * 2 >= twice,
+            twice.isfinite(),
+        ]
+        return torch.cat([each.to(input.dtype) for each in found], -1)
+
+
 NARROW = (torch.float16, torch.bfloat16)
 ON_CPU = [("llvm", dtype) for dtype in (torch.float32, *NARROW)]
 ON_GPU = [pytest.param("cuda", dtype, marks=pytest.mark.gpu) for dtype in NARROW]
+
+
+def with_nan(width: int, dtype: Any, share: float) -> Any:
+    """Random numbers with a share of NaN and of either infinity."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 5, width, generator=generator).to(dtype)
+    for number in (float("inf"), -float("inf"), float("nan")):
+        x[torch.rand(x.shape, generator=generator) < share] = number
+    return x
 
 
 @pytest.mark.parametrize(("target", "dtype"), [*ON_CPU, *ON_GPU])
@@ -46,10 +75,7 @@ def test_a_choice_of_two_numbers_keeps_nan(target: str, dtype: Any, width: int) 
     mask = torch.ones(3, 7, dtype=torch.int64)
     example = {"input": torch.rand(3, 7, width).to(dtype), "attention_mask": mask}
     compiled = pit_tvm.model.compile(model, example, target=target)
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2, 5, width, generator=generator).to(dtype)
-    x[torch.rand(x.shape, generator=generator) < 0.3] = float("nan")
-    live = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+    x, live = with_nan(width, dtype, 0.3), torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
     device = "cuda" if target == "cuda" else "cpu"
     got = compiled(input=x.to(device), attention_mask=live.to(device)).cpu()
     want = model(x, live)
@@ -57,3 +83,18 @@ def test_a_choice_of_two_numbers_keeps_nan(target: str, dtype: Any, width: int) 
     # Fused operators round to 16 bits once.
     off = {"rtol": torch.finfo(dtype).eps, "atol": 1e-5} if dtype in NARROW else {}
     torch.testing.assert_close(got[live > 0], want[live > 0], equal_nan=True, **off)
+
+
+@pytest.mark.parametrize(("target", "dtype"), [*ON_CPU, ("llvm", torch.float64), *ON_GPU])
+@pytest.mark.parametrize("width", [4, 64])
+def test_comparisons_know_nan(target: str, dtype: Any, width: int) -> None:
+    model = Orders().eval()
+    mask = torch.ones(3, 7, dtype=torch.int64)
+    example = {"input": torch.rand(3, 7, width).to(dtype), "attention_mask": mask}
+    compiled = pit_tvm.model.compile(model, example, target=target)
+    x, live = with_nan(width, dtype, 0.2 / width), torch.ones(2, 5, dtype=torch.int64)
+    x[:, 2] = float("nan")
+    x[:, 3] = -x[:, 1].abs()
+    device = "cuda" if target == "cuda" else "cpu"
+    got = compiled(input=x.to(device), attention_mask=live.to(device)).cpu()
+    torch.testing.assert_close(got, model(x, live), equal_nan=True, rtol=0, atol=0)

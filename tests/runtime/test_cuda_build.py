@@ -6,10 +6,12 @@ import gc
 import re
 import subprocess
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import tvm
+import tvm_ffi
 from tvm import s_tir, te, tirx
 from tvm.script import tirx as T
 
@@ -21,6 +23,7 @@ from pit_tvm.runtime.cuda_build import (
     compile_source,
     cuda_source,
     find_nvcc,
+    without_binaries,
 )
 from pit_tvm.runtime.kernel_cache import KernelCache, content_key
 from pit_tvm.schedules.hopper_rows import RowsTile, rows_kernel
@@ -101,6 +104,22 @@ def test_library_leaves_no_driver_function_undefined(library, tmp_path):
     assert "cuTensorMapEncodeTiled" in built.source
     assert " cu" not in undefined(built, tmp_path)
     assert callable(built.mod["main"])
+
+
+def test_tvm_compiles_nothing_for_a_thread_that_wants_sources():
+    with without_binaries():
+        compile_cuda = tvm_ffi.get_global_func("tvm_callback_cuda_compile")
+        assert compile_cuda("nonsense;") == b""
+        with ThreadPoolExecutor() as others, pytest.raises(RuntimeError, match="CUDA"):
+            others.submit(compile_cuda, "nonsense;").result()
+    with pytest.raises(RuntimeError, match="CUDA"):
+        compile_cuda("nonsense;")
+
+
+def test_source_needs_no_compiler(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("TVM_CUDA_COMPILE_MODE", "nvcc")
+    assert "main" in cuda_source(doubling(), tirx=True)
 
 
 @pytest.mark.parametrize("arch", ["90a", "sm_", "sm_90b", "sm_90a; rm"])

@@ -192,3 +192,21 @@ def test_conditions_on_values_with_names_are_vectors() -> None:
     script = found.mod["main"].script()
     assert "T.Select(named < " in script and "T.vectorized(4)" in script
     assert "__global__" in cuda_source(tvm.IRModule({"main": found.mod["main"]}))
+
+
+def test_values_with_names_may_be_read_twice() -> None:
+    x, zero = te.placeholder((16, 64), "float16", name="x"), tvm.tirx.const(0, "float16")
+    inner, outer = (tvm.tirx.Var("named", tvm.ir.PrimType("float16")) for _ in range(2))
+
+    def positive(name: Any, value: Any) -> Any:
+        return tvm.tirx.Let(name, value, tvm.tirx.Select(name < zero, zero, name))
+
+    def element(i: Any, j: Any) -> Any:
+        return positive(outer, positive(inner, x[i, j]) - x[i, 0])
+
+    once = te.compute((16, 64), element, name="once")
+    out = te.compute((16, 64), lambda i, j: once[i, j] * (once[i, j] + x[i, j]), name="out")
+    found = Vectorised().apply(te.create_prim_func([x, out]), TARGET, False)
+    script = found.mod["main"].script()
+    assert script.count("T.Let(") == 4 and "T.vectorized(4)" in script
+    assert "__global__" in cuda_source(tvm.IRModule({"main": found.mod["main"]}))
