@@ -32,12 +32,13 @@ class Fitting:
     tall: Numbers
     step: Numbers
 
-    def heights(self, live: float, n: int) -> Numbers:
-        """For ``live`` rows of one group and ``n`` columns, the height of each kind of tile whose
-        waves take the least time."""
+    def heights(self, live: Any, n: int) -> Numbers:
+        """For ``live`` rows of one group, one number or many, and ``n`` columns, the height
+        of each kind of tile whose waves take the least time: [..., kinds]."""
         columns = np.ceil(max(n, 1) / self.width) / self.places
-        cost = np.ceil(np.ceil(max(live, 1.0) / self.tall) * columns) * self.step
-        best: Numbers = self.tall[cost.argmin(axis=0), 0]
+        rows = np.maximum(live, 1.0)[..., None, None]
+        cost = np.ceil(np.ceil(rows / self.tall) * columns) * self.step
+        best: Numbers = self.tall[cost.argmin(axis=-2), 0]
         return best
 
 
@@ -55,21 +56,22 @@ def even_heights(live: Any, bands: Any) -> Numbers:
     return np.maximum(even, float(HEIGHT_STEP))
 
 
-def group_sizes(live: float, groups: int, counts: tuple[int, ...]) -> tuple[Numbers, Numbers]:
-    """Different numbers of rows that groups have, and how many groups have each.
+def group_sizes(
+    live: float, groups: int, counts: tuple[int, ...]
+) -> tuple[npt.NDArray[np.int64], Numbers]:
+    """Different numbers of rows that groups have, in steps of `HEIGHT_STEP` that are begun, and how
+    many groups have each.
 
-    ``counts`` of the groups are rounded up to `HEIGHT_STEP`; without them, and with several groups,
-    every row goes to a random one.
+    Without ``counts``, and with several groups, every row goes to a random one.
     """
     if counts:
         often = np.bincount(-(-np.array(counts) // HEIGHT_STEP))
         often[0] = 0
         steps = often.nonzero()[0]
-        sizes: Numbers = (steps * HEIGHT_STEP).astype(np.float64)
-        return sizes, often[steps].astype(np.float64)
+        return steps, often[steps].astype(np.float64)
     if groups == 1:
-        return np.array([float(live)]), np.ones(1)
+        return np.array([math.ceil(live / HEIGHT_STEP)]), np.ones(1)
     mean = live / groups
     spread = math.sqrt(mean * (1.0 - 1.0 / groups))
-    drawn = np.maximum(mean + _POINTS * spread, 0.0)
-    return drawn, np.full(len(drawn), groups / len(drawn))
+    drawn = np.ceil(np.maximum(mean + _POINTS * spread, 0.0) / HEIGHT_STEP)
+    return drawn.astype(np.int64), np.full(len(drawn), groups / len(drawn))

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..remember import remember
 from ..structs import Tile
-from .gpu_fit import Fitting, Numbers, even_heights, fitting, group_sizes
+from .gpu_fit import HEIGHT_STEP, Fitting, Numbers, even_heights, fitting, group_sizes
 
 # 16-bit operations per second (1e12): of one multiprocessor by one and by two warpgroups, and what
 # the chip's power allows all of them.
@@ -38,6 +39,9 @@ _PART = 0.65  # of a tile's time that half of its rows take, whose weights are a
 # The profile's rates are those of kernels that gather: copies in bulk get more from the cache, and
 # products less from memory.
 _CACHED, _MEMORY = 1.46, 0.9
+# Of one number of rows, in steps of their height, what tiles do is worked out once, in tables that
+# grow: at least and at most so many steps, and so many tables.
+_LEAST_TABLED, _TABLED, _TABLES = 256, 4096, 16
 
 
 @dataclass(frozen=True)
@@ -92,26 +96,45 @@ class TileSizes:
     fits: npt.NDArray[np.bool_]
     fit: npt.NDArray[np.intp]
     fitting: Fitting | None
+    _weights: dict[tuple[float, ...], Numbers] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    _tables: dict[int | None, Numbers] = field(default_factory=dict, repr=False, compare=False)
 
     def roofline(self, work: Product, cached_gbps: float, memory_gbps: float) -> Numbers:
         """Microseconds of each tile, without a launch. The rates are those of a device's profile,
         of gathered rows in the second-level cache and of memory."""
+        key = work.n, work.k, cached_gbps, memory_gbps
+        known = self._weights.get(key)
+        if known is None:
+            known = remember(self._weights, key, self._of_weights(*key))
+        columns, deep, write, power, cached, memory = known
         bands, fetched, rows, step = self._bands(work)
-        columns = np.ceil(work.n / self.width)
-        steps = np.ceil(math.ceil(work.k / _STEP) / self.split)
-        area = rows * self.width
-        waves = self._waves(bands * columns)
-        each = step * steps + area * self.write + bands * _TILE_US
-        compute = waves * each / np.maximum(bands, 1.0)
-        power = area * (columns * (2e-6 * work.k / _CHIP_TFLOPS))
-        edges = (rows + fetched * self.width) * columns
-        cached = edges * (1e-3 * _BYTES * work.k / (_CACHED * cached_gbps))
-        fourth: Any = (1e-3 * work.bytes_of_memory() / (self.memory * memory_gbps)) ** 4
-        for limit in (compute, power, cached):
+        each = step * deep + rows * write + bands * _TILE_US
+        compute = self._waves(bands * columns) * each / np.maximum(bands, 1.0)
+        edges = (rows + fetched * self.width) * cached
+        fourth: Any = 0.0
+        for limit in (compute, rows * power, edges, work.bytes_of_memory() * memory):
             square = limit * limit
             fourth = square * square + fourth
         together: Numbers = np.sqrt(np.sqrt(fourth))
         return together
+
+    def _of_weights(self, n: int, k: int, cached_gbps: float, memory_gbps: float) -> Numbers:
+        """What weights of ``n`` columns and depth ``k`` cost each tile, [6, tiles]: blocks of
+        columns, steps of depth; and microseconds to store a row of a block, of power for a row,
+        to fetch a row or a column of the depth from the cache, and a byte from memory."""
+        columns = np.ceil(n / self.width)
+        return np.stack(
+            [
+                columns,
+                np.ceil(math.ceil(k / _STEP) / self.split),
+                self.width * self.write,
+                self.width * columns * (2e-6 * k / _CHIP_TFLOPS),
+                columns * (1e-3 * _BYTES * k / (_CACHED * cached_gbps)),
+                1e-3 / (self.memory * memory_gbps),
+            ]
+        )
 
     def _waves(self, tiles: Numbers) -> Numbers:
         whole = np.floor(tiles / self.places)
@@ -119,23 +142,34 @@ class TileSizes:
         parted = (self.blocks > 1.0) & (left * self.blocks <= self.places)
         return whole + np.where(parted, _PART, 1.0) * (left > 0.0)
 
-    def _bands(self, work: Product) -> tuple[Numbers, ...]:
+    def _bands(self, work: Product) -> Numbers:
         """Bands of rows, how many fetch weights, their rows and microseconds of one step in each,
-        summed over the groups, for one block of columns: [tiles] each."""
-        if work.groups == 1 and not work.counts:
-            high = self.height
-            if self.fitting is not None:
-                high = high.copy()
-                high[self.fit] = self.fitting.heights(work.live, work.n)
-            return self._worked(work.live, high)
-        sizes, times = group_sizes(work.live, work.groups, work.counts)
-        sizes = sizes[:, None]
-        even = even_heights(sizes, np.ceil(sizes / self.height))
-        found = self._worked(sizes, np.where(self.fits, even, self.height))
-        return tuple(times @ each for each in found)
+        summed over the groups, for one block of columns: [4, tiles]."""
+        steps, times = group_sizes(work.live, work.groups, work.counts)
+        n = work.n if work.groups == 1 and not work.counts else None
+        most = int(steps[-1]) if steps.size else 0  # they are in order
+        if most >= _TABLED:
+            found = self._worked(steps, n)
+        else:
+            table = self._tables.get(n)
+            if table is None or most >= len(table):
+                size = max(_LEAST_TABLED, 1 << most.bit_length())
+                table = remember(self._tables, n, self._worked(np.arange(size), n), _TABLES)
+            found = table[steps]
+        bands: Numbers = (times @ found).reshape(4, -1)
+        return bands
 
-    def _worked(self, sizes: Any, high: Numbers) -> tuple[Numbers, ...]:
-        """`_bands` of each of ``sizes`` groups, with tiles of ``high`` rows."""
+    def _worked(self, steps: npt.NDArray[np.int64], n: int | None) -> Numbers:
+        """`_bands` of each number of rows, given in ``steps``, [steps, 4 * tiles]: of one among
+        several groups, or, with ``n`` columns, of an only one."""
+        sizes = (HEIGHT_STEP * steps).astype(np.float64)[:, None]
+        if n is None:
+            even = even_heights(sizes, np.ceil(sizes / self.height))
+            high = np.where(self.fits, even, self.height)
+        else:
+            high = np.repeat(self.height[None], len(sizes), 0)
+            if self.fitting is not None:
+                high[:, self.fit] = self.fitting.heights(sizes[:, 0], n)
         whole = np.floor(sizes / high)
         rest = sizes - whole * high
         block = high / self.blocks
@@ -144,7 +178,8 @@ class TileSizes:
         step = np.maximum(rows * self.pace, self.least) * some
         full = np.maximum(high * self.pace, self.least)
         bands = whole + some
-        return bands, np.ceil(bands / self.sharing), whole * high + rows, whole * full + step
+        fetched = np.ceil(bands / self.sharing)
+        return np.hstack([bands, fetched, whole * high + rows, whole * full + step])
 
 
 def tile_sizes(tiles: Sequence[Tile]) -> TileSizes:

@@ -60,16 +60,18 @@ def test_bands_of_random_rows_are_those_of_drawn_ones(live: int, groups: int, hi
         np.ceil(np.bincount(rng.integers(groups, size=live), minlength=groups) / high).sum()
         for _ in range(50)
     ]
-    sizes, times = group_sizes(live, groups, ())
+    steps, times = group_sizes(live, groups, ())
     assert times.sum() == pytest.approx(groups)
-    assert (np.ceil(sizes / high) * times).sum() == pytest.approx(np.mean(drawn), rel=0.06)
+    assert (np.ceil(HEIGHT_STEP * steps / high) * times).sum() == pytest.approx(
+        np.mean(drawn), rel=0.06
+    )
 
 
 def test_equal_groups_are_told_once() -> None:
-    sizes, times = group_sizes(100.0, 6, (64, 0, 9, 16, 64, 10))
-    assert dict(zip(sizes.tolist(), times.tolist(), strict=True)) == {16.0: 3.0, 64.0: 2.0}
+    steps, times = group_sizes(100.0, 6, (64, 0, 9, 16, 64, 10))
+    assert dict(zip(steps.tolist(), times.tolist(), strict=True)) == {2: 3.0, 8: 2.0}
     assert group_sizes(0.0, 3, (0, 0, 0))[0].size == 0
 
 
 def test_an_only_group_has_all_rows() -> None:
-    assert [a.tolist() for a in group_sizes(77.0, 1, ())] == [[77.0], [1.0]]
+    assert [a.tolist() for a in group_sizes(77.0, 1, ())] == [[10], [1.0]]
