@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tvm.backend.cuda.lang.pipeline import MBarrier
 from tvm.script import tirx as T
 
 from pit_tvm.selection.gpu_pieces import fair_rows
@@ -55,6 +56,17 @@ class PieceSlots:
                 self.single = pool.alloc((WORDS + 1,), "int32", align=16)  # of rows with one piece
             self.rows = pool.alloc((knobs.rows,), "int16", align=16)  # of slots
             self.number = pool.alloc((2,), "int32", align=8)  # of live pieces, of words of a walk
+            self.known = MBarrier(pool, 1)
+
+    def begin(self) -> None:
+        """Registers of a warp that learns what others find."""
+        if self.found:
+            self.phase = T.local_scalar("int32")
+
+    @T.inline
+    def init(self):
+        if self.found:
+            self.known.init(self.threads)
 
     @T.inline
     def leave(self):
@@ -71,10 +83,20 @@ class PieceSlots:
             T.ptx["bar.sync"](T.uint32(2), T.uint32(self.everyone))
 
     @T.inline
-    def meet(self):
-        """By all warps that work: wait for what `find` found."""
+    def tell(self):
+        """By the warpgroups that multiply, behind `find`."""
+        if self.found:
+            self.known.arrive(0)
+            T.ptx["bar.sync"](T.uint32(3), T.uint32(self.everyone))
+
+    @T.inline
+    def learn(self):
+        """By all others: wait for what `find` found. The mbarrier has been passed by then: it tells
+        racecheck, which takes no barrier of the hardware for one between these and those."""
         if self.found:
             T.ptx["bar.sync"](T.uint32(3), T.uint32(self.everyone))
+            self.known.wait(0, self.phase)
+            self.phase = 1 - self.phase
 
     @T.inline
     def find(self, word0, words, wg, thread, lane):

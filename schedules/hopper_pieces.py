@@ -96,6 +96,7 @@ def live_pieces(
     full.init(1 + 32)
     empty.init(128)
     order.init(128)
+    slots.init()
     ranges: T.let = T.truncdiv(m + high - 1, high)
     tiles: T.let = ranges * T.truncdiv(n + (COLS - 1), COLS)
     T.ptx.fence.mbarrier_init.release.cluster()
@@ -111,6 +112,7 @@ def live_pieces(
         stage: T.let = (wg - WGS) * 4 + warp
         if stage < STAGES:
             lists.begin()
+            slots.begin()
             phase: T.int32 = 1
             asked: T.int32 = 0  # whether the bits of this stage's first step are on their way
             while tile < tiles:
@@ -119,7 +121,7 @@ def live_pieces(
                 words: T.let = T.truncdiv(T.min(high, m - row0) + (WORD - 1), WORD)
                 after0: T.let = T.truncmod(tile + knobs.sms, ranges) * high  # of the next tile
                 slots.leave()
-                slots.meet()
+                slots.learn()
                 begin = 0
                 while begin < words:
                     slots.reach(end, begin, words, lane)
@@ -188,7 +190,7 @@ def live_pieces(
                 if not flip:
                     sums.take_bias(bias, part * 32 + lane)
             slots.find(T.truncdiv(first_row, WORD), height, wg, warp * 32 + lane, lane)
-            slots.meet()
+            slots.tell()
             begin = 0
             while begin < height:
                 slots.reach(end, begin, height, lane)

@@ -71,11 +71,12 @@ def test_only_tiles_with_slots_finish_rows_without_sums() -> None:
     found, plain, flipped = body(SLOTS), body(NARROW), body(FLIPPED[0], flip=True)
     # Pairs of columns change places before rows are stored; dead rows are never summed.
     assert "pit_turn_quad(" in found and "pit_turn_quad(" not in plain + flipped
-    # All warps that work meet twice for a tile: before its slots are found, and behind that.
+    # Those that fetch leave, and those that multiply enter; all meet behind what these find.
     everyone = 128 * SLOTS.consumers + 32 * SLOTS.stages
-    meetings = [len(re.findall(rf"\(uint\)2, \(uint\){everyone}\)", b)) for b in (found, plain)]
-    assert meetings == [4, 0]
-    # A stage is read before its warp goes to meet the others, and before it is filled.
+    for verb, barrier, times in (("arrive", 2, 1), ("sync", 2, 1), ("sync", 3, 2)):
+        calls = rf"bar_{verb}\w*\(\(uint\){barrier}, \(uint\){everyone}\)"
+        assert [len(re.findall(calls, b)) for b in (found, plain)] == [times, 0]
+    # Who fetches waits until a stage is free, and for what is known of a tile.
     waits = [b.split("setmaxnreg_inc")[0].count("mbarrier_wait(") for b in (found, plain)]
     assert waits == [2, 1]
     assert "pit_put(" in found and "pit_put(" in flipped and "pit_put(" not in plain
