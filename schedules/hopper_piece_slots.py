@@ -57,11 +57,13 @@ class PieceSlots:
             self.rows = pool.alloc((knobs.rows,), "int16", align=16)  # of slots
             self.number = pool.alloc((2,), "int32", align=8)  # of live pieces, of words of a walk
             self.known = MBarrier(pool, 1)
+            self.phase = T.local_scalar("int32")  # of ``known``
 
-    def begin(self) -> None:
-        """Registers of a warp that learns what others find."""
+    @T.inline
+    def begin(self):
+        """By warps that learn what others find, before the first tile."""
         if self.found:
-            self.phase = T.local_scalar("int32")
+            self.phase = 0
 
     @T.inline
     def init(self):

@@ -59,12 +59,12 @@ ON_CPU = [("llvm", dtype) for dtype in (torch.float32, *NARROW)]
 ON_GPU = [pytest.param("cuda", dtype, marks=pytest.mark.gpu) for dtype in NARROW]
 
 
-def with_nan(width: int, dtype: Any, share: float) -> Any:
-    """Random numbers with a share of NaN and of either infinity."""
+def random(width: int, dtype: Any, share: float, *others: str) -> Any:
+    """Random numbers with a share of NaN, and of each of the ``others``."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, 5, width, generator=generator).to(dtype)
-    for number in (float("inf"), -float("inf"), float("nan")):
-        x[torch.rand(x.shape, generator=generator) < share] = number
+    for number in (*others, "nan"):
+        x[torch.rand(x.shape, generator=generator) < share] = float(number)
     return x
 
 
@@ -75,7 +75,7 @@ def test_a_choice_of_two_numbers_keeps_nan(target: str, dtype: Any, width: int) 
     mask = torch.ones(3, 7, dtype=torch.int64)
     example = {"input": torch.rand(3, 7, width).to(dtype), "attention_mask": mask}
     compiled = pit_tvm.model.compile(model, example, target=target)
-    x, live = with_nan(width, dtype, 0.3), torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+    x, live = random(width, dtype, 0.3), torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
     device = "cuda" if target == "cuda" else "cpu"
     got = compiled(input=x.to(device), attention_mask=live.to(device)).cpu()
     want = model(x, live)
@@ -92,7 +92,7 @@ def test_comparisons_know_nan(target: str, dtype: Any, width: int) -> None:
     mask = torch.ones(3, 7, dtype=torch.int64)
     example = {"input": torch.rand(3, 7, width).to(dtype), "attention_mask": mask}
     compiled = pit_tvm.model.compile(model, example, target=target)
-    x, live = with_nan(width, dtype, 0.2 / width), torch.ones(2, 5, dtype=torch.int64)
+    x, live = random(width, dtype, 0.2 / width, "inf", "-inf"), torch.ones(2, 5, dtype=torch.int64)
     x[:, 2] = float("nan")
     x[:, 3] = -x[:, 1].abs()
     device = "cuda" if target == "cuda" else "cpu"
