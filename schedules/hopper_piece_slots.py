@@ -67,6 +67,7 @@ class PieceSlots:
 
     @T.inline
     def init(self):
+        """Where barriers are initialised."""
         if self.found:
             self.known.init(self.threads)
 

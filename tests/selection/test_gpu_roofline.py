@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from pit_tvm.selection import gpu_roofline
 from pit_tvm.selection.gpu_roofline import Product, tile_sizes
 from pit_tvm.structs import Tile
 
@@ -50,6 +51,24 @@ def test_tiles_that_fit_their_height_save_rows() -> None:
     fitted, fixed = us(high, 0, counts=(104,) * 64)
     assert fitted < 0.95 * fixed
     assert us(high[:1], 1000) == pytest.approx(us([high[0], tile(64, 64)], 1000)[:1])
+
+
+@pytest.mark.parametrize("counts", [(), (700, 0, 9, 64, 8000)])
+def test_what_a_table_says_is_what_its_tiles_do(
+    counts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiles = [tile(), tile(192, 128, flip=1), tile(128, 64, 2), tile(64, 64)]
+    lives = (0, 1, 8, 2047, 2048, 32759, 32760, 40000)
+    found = [us(tiles, live, counts=counts) for live in lives]
+    assert found == [us(tiles, live, counts=counts) for live in reversed(lives)][::-1]
+    monkeypatch.setattr(gpu_roofline, "_TABLED", 0)
+    assert found == [us(tiles, live, counts=counts) for live in lives]
+
+
+def test_tables_grow_with_what_is_asked() -> None:
+    sizes = tile_sizes([tile()])
+    times = [sizes.roofline(Product(m, 4096, 4096, 1, ()), CACHED, MEMORY) for m in (9, 9000, 9)]
+    assert times[0] == times[2] < times[1]
 
 
 def test_a_split_depth_halves_the_steps() -> None:
