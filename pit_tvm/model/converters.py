@@ -31,6 +31,7 @@ def converters() -> dict[str, Convert]:
         "amax.default": _extremum(relax.op.max),
         "amin.default": _extremum(relax.op.min),
         "any.default": _any,
+        "arange.start_step": _arange,
         "elu.default": _elu,
         "selu.default": _elu,
         "select.int": _select,
@@ -172,6 +173,15 @@ def _full(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
     dtype = dtype_name(node.meta["val"])
     shape = given.ty.shape if isinstance(given, relax.Expr) else relax.ShapeExpr(list(given))
     return importer.block_builder.emit(relax.op.broadcast_to(relax.const(value, dtype), shape))
+
+
+def _arange(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    """Numbers in equal steps; TVM counts none that go down."""
+    start, end, *steps = importer.retrieve_args(node)
+    if not steps or not isinstance(steps[0], int | float) or steps[0] >= 0:
+        return importer._arange(node)
+    dtype, emit = dtype_name(node.meta["val"]), importer.block_builder.emit
+    return emit(relax.op.negative(emit(relax.op.arange(-start, -end, -steps[0], dtype))))
 
 
 def _squeeze(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
