@@ -68,17 +68,21 @@ def random(width: int, dtype: Any, share: float, *others: str) -> Any:
     return x
 
 
+def both(model: torch.nn.Module, target: str, x: Any, live: Any) -> tuple[Any, Any]:
+    """What the model compiled for a target makes of ``x``, and what torch does."""
+    mask = torch.ones(3, 7, dtype=torch.int64)
+    example = {"input": torch.rand(3, 7, x.shape[-1]).to(x.dtype), "attention_mask": mask}
+    compiled = pit_tvm.model.compile(model.eval(), example, target=target)
+    device = "cuda" if target == "cuda" else "cpu"
+    got = compiled(input=x.to(device), attention_mask=live.to(device)).cpu()
+    return got, model(x, live)
+
+
 @pytest.mark.parametrize(("target", "dtype"), [*ON_CPU, *ON_GPU])
 @pytest.mark.parametrize("width", [4, 64])
 def test_a_choice_of_two_numbers_keeps_nan(target: str, dtype: Any, width: int) -> None:
-    model = Limits().eval()
-    mask = torch.ones(3, 7, dtype=torch.int64)
-    example = {"input": torch.rand(3, 7, width).to(dtype), "attention_mask": mask}
-    compiled = pit_tvm.model.compile(model, example, target=target)
-    x, live = random(width, dtype, 0.3), torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
-    device = "cuda" if target == "cuda" else "cpu"
-    got = compiled(input=x.to(device), attention_mask=live.to(device)).cpu()
-    want = model(x, live)
+    live = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+    got, want = both(Limits(), target, random(width, dtype, 0.3), live)
     assert want[live > 0].isnan().any()
     # Fused operators round to 16 bits once.
     off = {"rtol": torch.finfo(dtype).eps, "atol": 1e-5} if dtype in NARROW else {}
@@ -88,13 +92,8 @@ def test_a_choice_of_two_numbers_keeps_nan(target: str, dtype: Any, width: int) 
 @pytest.mark.parametrize(("target", "dtype"), [*ON_CPU, ("llvm", torch.float64), *ON_GPU])
 @pytest.mark.parametrize("width", [4, 64])
 def test_comparisons_know_nan(target: str, dtype: Any, width: int) -> None:
-    model = Orders().eval()
-    mask = torch.ones(3, 7, dtype=torch.int64)
-    example = {"input": torch.rand(3, 7, width).to(dtype), "attention_mask": mask}
-    compiled = pit_tvm.model.compile(model, example, target=target)
-    x, live = random(width, dtype, 0.2 / width, "inf", "-inf"), torch.ones(2, 5, dtype=torch.int64)
+    x = random(width, dtype, 0.2 / width, "inf", "-inf")
     x[:, 2] = float("nan")
     x[:, 3] = -x[:, 1].abs()
-    device = "cuda" if target == "cuda" else "cpu"
-    got = compiled(input=x.to(device), attention_mask=live.to(device)).cpu()
-    torch.testing.assert_close(got, model(x, live), equal_nan=True, rtol=0, atol=0)
+    got, want = both(Orders(), target, x, torch.ones(2, 5, dtype=torch.int64))
+    torch.testing.assert_close(got, want, equal_nan=True, rtol=0, atol=0)
