@@ -9,7 +9,7 @@ import tvm
 from tvm import ir, relax, te, tirx
 
 from . import nan
-from .nan import RULE, keeping, spread, wide
+from .nan import RULE, each, keeping, spread, wide
 from .rebuild import extents_of, is_at_most_one, is_one
 
 _TAKE, _EXPAND = "relax.take", "relax.broadcast_to"
@@ -25,12 +25,7 @@ def legalize(kept: Sequence[str] = ()) -> tvm.ir.transform.Pass:
 
 def _round(data: te.Tensor) -> te.Tensor:
     """As TVM's own, which names a function for 16 bits that CUDA does not have."""
-
-    def element(*at: Any) -> Any:
-        x = data(*at)
-        return tirx.Cast(x.ty, tirx.nearbyint(wide(x)))
-
-    return te.compute(data.shape, element, name="T_round", tag="elemwise")
+    return each("T_round", lambda x: tirx.Cast(x.ty, tirx.nearbyint(wide(x))), data)
 
 
 def _take(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

@@ -69,7 +69,7 @@ def _keys(data: te.Tensor, high: bool) -> te.Tensor:
         limit = tirx.const(nan if high else ~nan, kind)
         return tirx.Select(tirx.isnan(x), limit, _turned(tirx.reinterpret(kind, x)))
 
-    return _each("T_keys", key, data)
+    return each("T_keys", key, data)
 
 
 def _numbers(keys: te.Tensor, dtype: str) -> te.Tensor:
@@ -80,7 +80,7 @@ def _numbers(keys: te.Tensor, dtype: str) -> te.Tensor:
         found = tirx.reinterpret(within, _turned(key))
         return found if within == dtype else tirx.Cast(dtype, found)
 
-    return _each("T_numbers", number, keys)
+    return each("T_numbers", number, keys)
 
 
 def _turned(bits: Any) -> Any:
@@ -92,7 +92,7 @@ def _turned(bits: Any) -> Any:
 
 
 def _relu(data: te.Tensor) -> te.Tensor:
-    return _each("T_relu", lambda x: once(relu, x), data)
+    return each("T_relu", lambda x: once(relu, x), data)
 
 
 def _clip(data: te.Tensor, least: Any, most: Any) -> te.Tensor:
@@ -100,7 +100,7 @@ def _clip(data: te.Tensor, least: Any, most: Any) -> te.Tensor:
         low, high = (tirx.Cast(x.ty, bound) for bound in (least, most))
         return tirx.Select(x < low, low, tirx.Select(x > high, high, x))
 
-    return _each("T_clip", lambda x: once(inside, x), data)
+    return each("T_clip", lambda x: once(inside, x), data)
 
 
 def _maximum(a: te.Tensor, b: te.Tensor) -> te.Tensor:
@@ -140,13 +140,14 @@ def _asked(question: Callable[[Any], Any]) -> _Make:
     """Whether elements are what ``question`` asks, of which TVM asks none of bfloat16."""
 
     def make(data: te.Tensor) -> te.Tensor:
-        return _each(f"T_{question.__name__}", lambda x: question(wide(x)), data)
+        return each(f"T_{question.__name__}", lambda x: question(wide(x)), data)
 
     make.__name__ = question.__name__
     return make
 
 
-def _each(name: str, make: Callable[[Any], Any], data: te.Tensor) -> te.Tensor:
+def each(name: str, make: Callable[[Any], Any], data: te.Tensor) -> te.Tensor:
+    """What ``make`` makes of each element of a tensor."""
     return te.compute(data.shape, lambda *at: make(data(*at)), name=name, tag="elemwise")
 
 

@@ -8,12 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import pit_tvm.model  # noqa: E402
+from tests.model.targets import ON_CPU, ON_GPU, both  # noqa: E402
 
 WIDTH = 64
-NARROW = (torch.float16, torch.bfloat16)
-ON_CPU = [("llvm", dtype) for dtype in (torch.float32, *NARROW)]
-ON_GPU = [pytest.param("cuda", dtype, marks=pytest.mark.gpu) for dtype in NARROW]
 
 
 class Shuffled(torch.nn.Module):  # type: ignore[misc]
@@ -41,14 +38,9 @@ class Repeated(torch.nn.Module):  # type: ignore[misc]
 @pytest.mark.parametrize(("target", "dtype"), [*ON_CPU, *ON_GPU])
 @pytest.mark.parametrize("model", [Shuffled, Repeated])
 def test_elements_are_as_in_torch(model: Any, target: str, dtype: Any) -> None:
-    module = model().eval()
-    mask = torch.ones(3, 7, dtype=torch.int64)
-    example = {"input": torch.rand(3, 7, WIDTH).to(dtype), "attention_mask": mask}
-    compiled = pit_tvm.model.compile(module, example, target=target)
     x = torch.rand(2, 5, WIDTH).to(dtype)
     live = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
-    device = "cuda" if target == "cuda" else "cpu"
-    got = compiled(input=x.to(device), attention_mask=live.to(device)).cpu()
+    got, want = both(model(), target, x, live)
     # Fused operators round to 16 bits once.
     off = torch.finfo(dtype).eps if model is Repeated else 0.0
-    torch.testing.assert_close(got[live > 0], module(x, live)[live > 0], rtol=off, atol=off)
+    torch.testing.assert_close(got[live > 0], want[live > 0], rtol=off, atol=off)

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import pit_tvm.model  # noqa: E402
+from tests.model.targets import NARROW, ON_CPU, ON_GPU, both  # noqa: E402
 
 LIMIT = 0.5
 
@@ -54,11 +54,6 @@ class Orders(torch.nn.Module):  # type: ignore[misc]
         return torch.cat([each.to(input.dtype) for each in found], -1)
 
 
-NARROW = (torch.float16, torch.bfloat16)
-ON_CPU = [("llvm", dtype) for dtype in (torch.float32, *NARROW)]
-ON_GPU = [pytest.param("cuda", dtype, marks=pytest.mark.gpu) for dtype in NARROW]
-
-
 def random(width: int, dtype: Any, share: float, *others: str) -> Any:
     """Random numbers with a share of NaN, and of each of the ``others``."""
     generator = torch.Generator().manual_seed(0)
@@ -66,16 +61,6 @@ def random(width: int, dtype: Any, share: float, *others: str) -> Any:
     for number in (*others, "nan"):
         x[torch.rand(x.shape, generator=generator) < share] = float(number)
     return x
-
-
-def both(model: torch.nn.Module, target: str, x: Any, live: Any) -> tuple[Any, Any]:
-    """What the model compiled for a target makes of ``x``, and what torch does."""
-    mask = torch.ones(3, 7, dtype=torch.int64)
-    example = {"input": torch.rand(3, 7, x.shape[-1]).to(x.dtype), "attention_mask": mask}
-    compiled = pit_tvm.model.compile(model.eval(), example, target=target)
-    device = "cuda" if target == "cuda" else "cpu"
-    got = compiled(input=x.to(device), attention_mask=live.to(device)).cpu()
-    return got, model(x, live)
 
 
 @pytest.mark.parametrize(("target", "dtype"), [*ON_CPU, *ON_GPU])
