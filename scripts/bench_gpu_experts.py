@@ -50,8 +50,8 @@ class Product:
             self.k,
             self.experts,
             counts,
-            INDEX_BYTES * self.rows if indexed else None,
-            share=dict(self.options).get("share", 1),
+            dict(self.options).get("share", 1),
+            index_bytes=INDEX_BYTES * self.rows if indexed else None,
         )
         return select_gpu(GROUPS, ROWS, work, None, rates, self.rows)
 

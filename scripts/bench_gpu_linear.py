@@ -6,7 +6,8 @@
 * pit: the operator, lengths or row ids in, index inside, dead rows left alone (``dead="skip"``);
 * new: the same into a new output, whose dead rows may hold anything, so dense is a candidate;
 * zero: the same with ``dead="zero"``; index: its index alone;
-* host, dense's: the host's part of a call of pit and of dense, without CUDA graphs around them;
+* host, dense's, pace: the host's part of a call of pit and of dense, without CUDA graphs around
+  them, and what a loop of Python took beside them: the host is busy with others' work at times;
 * varied: the host's part where the pattern changes every 20 calls, and so may the tile.
 """
 
@@ -213,6 +214,7 @@ def linear_suite() -> Suite:
             time_column("host", "host", 1),
             time_column("varied", "host_varied", 1),
             time_column("dense's", "host_dense", 1),
+            time_column("pace", "host_pace", 1),
             fact_column("predict", "predicted_us", ".1f"),
             fact_column("/dense", "over_dense", ".2f"),
             fact_column("/gather", "over_gather", ".2f"),

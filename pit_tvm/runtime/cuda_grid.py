@@ -99,9 +99,9 @@ class GridPlanner(CudaPlanner):
         rows, depth = self._rows(layout), self._sizes(layout)[1]
         return counts[0] / max(rows, 1) * counts[1] / max(depth, 1)
 
-    def _dense(self, rows: int, n: int, k: int, fresh: bool) -> GpuDense | None:
+    def _dense(self, rows: int, n: int, k: int, fresh: bool, **load: Any) -> GpuDense | None:
         m, n = (n, rows) if self.form.flip else (rows, n)
-        return super()._dense(m, n, k, fresh)
+        return super()._dense(m, n, k, fresh, **load)
 
     def _rows(self, layout: Layout) -> int:
         return layout.operand[self.form.route.micro_tile.dim]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from typing import Any
 
 from ..remember import remember
 from ..schedules.hopper_space import GROUPS, ROWS
@@ -97,12 +97,10 @@ class CudaPlanner:
 
     def _library(self, layout: Layout, counts: tuple[int, ...], fresh: bool) -> GpuDense | None:
         """The product of every row, None where it may not stand for that of live rows."""
-        dense = self._dense(self._rows(layout), *self._sizes(layout), fresh)
-        if dense is None:
-            return None
+        sizes = self._rows(layout), *self._sizes(layout)
         if self.program.spec.promises_zero:
-            return replace(dense, zeros=1.0 - self._share(layout, counts))
-        return replace(dense, steady=True)
+            return self._dense(*sizes, fresh, zeros=1.0 - self._share(layout, counts))
+        return self._dense(*sizes, fresh, steady=True)
 
     def _share(self, layout: Layout, counts: tuple[int, ...]) -> float:
         """Of the sparse operand that may live."""
@@ -125,14 +123,14 @@ class CudaPlanner:
             act=form.act,
         )
 
-    def _dense(self, rows: int, n: int, k: int, fresh: bool) -> GpuDense | None:
+    def _dense(self, rows: int, n: int, k: int, fresh: bool, **load: Any) -> GpuDense | None:
         """The product of every row, unless there are groups or dead rows must stay as they are: it
         is as promised where a mask has nothing live, may be anything in a new output, and is
-        overwritten where zeros are asked for."""
+        overwritten where zeros are asked for. ``load``: as `GpuDense` names it."""
         if self.form.groups or not (self.fills or fresh):
             return None
         passes = 0.0 if self.form.act == "none" else 4.0 * rows * n  # 16 bits read, and written
-        return GpuDense(max(rows, 1), n, k, self.dense_fills, passes)
+        return GpuDense(max(rows, 1), n, k, self.dense_fills, passes, **load)
 
     def rates(self) -> GpuRates:
         """Rates of the operator's data type on this GPU."""

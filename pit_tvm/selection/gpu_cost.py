@@ -61,32 +61,21 @@ _HANDFUL = 12  # tiles of a family to choose from: each that is chosen is a kern
 
 
 @dataclass(frozen=True)
-class GpuWork:
-    """A product of live rows: ``out[live, n] = lhs[live, k] @ rhs``, over ``groups`` weights.
+class GpuWork(Product):
+    """A product of live rows, and what is done beside it. Without ``counts``, which are those of an
+    earlier call, every row goes to a random group.
 
-    ``counts``: live rows of each group where they are known, as from an earlier call; without
-    them every row goes to a random group. ``index_bytes``: what detection reads, None for none;
-    ``splits``: it lists dead rows as well. ``extra_bytes``: output traffic beside the kernel's own,
-    such as dead rows to fill; ``hides``: the kernel itself writes them, while it computes. ``act``:
-    the activation that its tiles end with. ``share`` of the live rows are of one row of lhs.
+    ``index_bytes``: what detection reads, None for none; ``splits``: it lists dead rows as well.
+    ``extra_bytes``: output traffic beside the kernel's own, such as dead rows to fill; ``hides``:
+    the kernel itself writes them, while it computes. ``act``: the activation that its tiles end
+    with.
     """
 
-    live: float
-    n: int
-    k: int
-    groups: int = 1
-    counts: tuple[int, ...] = ()
     index_bytes: float | None = None
     splits: bool = False
     extra_bytes: float = 0.0
     hides: bool = False
     act: str = "none"
-    share: int = 1
-
-    @property
-    def product(self) -> Product:
-        """Its sizes."""
-        return Product(self.live, self.n, self.k, self.groups, self.counts, self.share)
 
 
 @dataclass(frozen=True)
@@ -115,13 +104,20 @@ class _Measured:
 
     places: _Numbers
     ratio: _Numbers
+    _away: dict[tuple[float, ...], _Numbers] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
-    def correction(self, sizes: tuple[float, ...]) -> _Numbers:
-        """Measured over roofline of each tile near these sizes (m, n, k, groups, share): the mean
-        over the tasks, weighted by the inverse square of their distance."""
-        here = [math.log(max(size, 1)) for size in sizes]
-        away = self.places @ np.array([1.0, *here]) + (_SOFT + sum(x * x for x in here))
-        sums = self.ratio @ (1.0 / away)
+    def correction(self, m: float, *sizes: float) -> _Numbers:
+        """Measured over roofline of each tile near these sizes (m, and n, k, groups, share): the
+        mean over the tasks, weighted by the inverse square of their distance."""
+        away = self._away.get(sizes)
+        if away is None:
+            here = [0.0, *(math.log(max(size, 1)) for size in sizes)]
+            away = self.places @ np.array([1.0, *here]) + (_SOFT + sum(x * x for x in here))
+            remember(self._away, sizes, away)
+        high = math.log(max(m, 1.0))
+        sums = self.ratio @ (1.0 / (away + (self.places[:, 1] * high + high * high)))
         corrected: _Numbers = np.exp(sums[:-1] / sums[-1])
         return corrected
 
@@ -152,11 +148,11 @@ class GpuRates:
         """Predicted time of each tile of a family, in the order of its tiles, and the time that
         none of them can beat."""
         tiles = self.families[family]
-        roof, bound = tiles.roofline(work.product, self)
+        roof, bound = tiles.roofline(work, self)
         if tiles.measured is None:
             return roof * _UNTUNED, bound
-        sizes = (max(work.live, 1.0), work.n, work.k, work.groups, work.share)
-        return roof * tiles.measured.correction(sizes), bound
+        sizes = work.live, work.n, work.k, work.groups, work.share
+        return roof * tiles.measured.correction(*sizes), bound
 
     def store_us(self, size: float) -> float:
         """Microseconds of ``size`` bytes written beside a product."""
@@ -168,7 +164,7 @@ class GpuRates:
         alone = self.store_us(work.extra_bytes)
         if not work.hides:
             return alone
-        busy = 1e-3 * work.product.bytes_of_memory() / self.constant("gather_gbps")
+        busy = 1e-3 * work.bytes_of_memory / self.constant("gather_gbps")
         return max(_LEFT * alone, alone - _IDLE * max(product - busy, 0.0))
 
     def index_us(self, size: float) -> float:
@@ -182,7 +178,7 @@ class GpuRates:
         if known is None:
             us, bound = self.dense_roofline(*key)
             if self.dense is not None:
-                us *= float(self.dense.correction((m, n, k, 1, 1))[0])
+                us *= float(self.dense.correction(m, n, k, 1, 1)[0])
             known = remember(self._known, key, (us, bound))
         return known
 
@@ -202,10 +198,10 @@ class _Family:
 
     def roofline(self, work: Product, rates: GpuRates) -> tuple[_Numbers, float]:
         """Uncorrected time of each tile, and what bytes and operations take at least."""
-        cached, memory = rates.constant("gather_cached_gbps"), rates.constant("gather_gbps")
-        roof = self.sizes.roofline(work, cached, memory) + rates.constant("launch_us")
+        memory = 1e-3 * work.bytes_of_memory / rates.constant("gather_gbps")
+        roof = self.sizes.roofline(work, rates.constant("gather_cached_gbps"), memory)
         least = 2e-6 * work.live * work.n * work.k / _MOST_TFLOPS
-        return roof, max(1e-3 * work.bytes_of_memory() / memory, least)
+        return roof + rates.constant("launch_us"), max(memory, least)
 
 
 def gpu_rates(

@@ -65,10 +65,11 @@ def group_sizes(
     Without ``counts``, and with several groups, every row goes to a random one.
     """
     if counts:
-        often = np.bincount(-(-np.array(counts) // HEIGHT_STEP))
+        rows = np.fromiter(counts, np.int64, len(counts))
+        often = np.bincount((rows + (HEIGHT_STEP - 1)) // HEIGHT_STEP)
         often[0] = 0
         steps = often.nonzero()[0]
-        return steps, often[steps].astype(np.float64)
+        return steps, often.take(steps).astype(np.float64)
     if groups == 1:
         return np.array([math.ceil(live / HEIGHT_STEP)]), np.ones(1)
     mean = live / groups

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -52,8 +51,8 @@ class Product:
     live: float
     n: int
     k: int
-    groups: int
-    counts: tuple[int, ...]
+    groups: int = 1
+    counts: tuple[int, ...] = ()
     share: int = 1
 
     @property
@@ -65,6 +64,7 @@ class Product:
             return float(self.live > 0)
         return -self.groups * math.expm1(self.live * math.log1p(-1.0 / self.groups))
 
+    @property
     def bytes_of_memory(self) -> float:
         """Bytes that are read from memory and written to it at least."""
         rows = self.live * (self.k / self.share + self.n)
@@ -80,7 +80,8 @@ class TileSizes:
     none is live; ``sharing``: bands of a group that fetch their weights once; ``split``: CTAs that
     share a tile's depth; ``places``: tiles that are worked on at once. ``pace``, ``least``:
     microseconds of a step for a row, and at least; ``write``: of an element that is stored.
-    ``memory``: the part of memory's rate that products get.
+    ``slower``: the fourth power of how much slower memory is beside products. ``room``: tiles of a
+    last wave whose parts, of so many as rest, have room beside each other.
     """
 
     width: Numbers
@@ -92,76 +93,72 @@ class TileSizes:
     pace: Numbers
     least: Numbers
     write: Numbers
-    memory: Numbers
+    slower: Numbers
     fits: npt.NDArray[np.bool_]
     fit: npt.NDArray[np.intp]
     fitting: Fitting | None
-    _weights: dict[tuple[float, ...], Numbers] = field(
+    room: Numbers
+    _tables: dict[tuple[object, ...], Numbers] = field(
         default_factory=dict, repr=False, compare=False
     )
-    _tables: dict[int | None, Numbers] = field(default_factory=dict, repr=False, compare=False)
 
-    def roofline(self, work: Product, cached_gbps: float, memory_gbps: float) -> Numbers:
-        """Microseconds of each tile, without a launch. The rates are those of a device's profile,
-        of gathered rows in the second-level cache and of memory."""
-        key = work.n, work.k, cached_gbps, memory_gbps
-        known = self._weights.get(key)
-        if known is None:
-            known = remember(self._weights, key, self._of_weights(*key))
-        columns, deep, write, power, cached, memory = known
-        bands, fetched, rows, step = self._bands(work)
-        each = step * deep + rows * write + bands * _TILE_US
-        compute = self._waves(bands * columns) * each / np.maximum(bands, 1.0)
-        edges = (rows + fetched * self.width) * cached
-        fourth: Any = 0.0
-        for limit in (compute, rows * power, edges, work.bytes_of_memory() * memory):
-            square = limit * limit
-            fourth = square * square + fourth
-        together: Numbers = np.sqrt(np.sqrt(fourth))
+    def roofline(self, work: Product, cached_gbps: float, memory_us: float) -> Numbers:
+        """Microseconds of each tile, without a launch: by the rate of gathered rows in the
+        second-level cache, of a device's profile, and by what its memory takes for the bytes."""
+        limits = self._others(work, cached_gbps) + memory_us**4 * self.slower
+        together: Numbers = np.sqrt(np.sqrt(limits))
         return together
 
-    def _of_weights(self, n: int, k: int, cached_gbps: float, memory_gbps: float) -> Numbers:
-        """What weights of ``n`` columns and depth ``k`` cost each tile, [6, tiles]: blocks of
-        columns, steps of depth; and microseconds to store a row of a block, of power for a row,
-        to fetch a row or a column of the depth from the cache, and a byte from memory."""
-        columns = np.ceil(n / self.width)
-        return np.stack(
-            [
-                columns,
-                np.ceil(math.ceil(k / _STEP) / self.split),
-                self.width * self.write,
-                self.width * columns * (2e-6 * k / _CHIP_TFLOPS),
-                columns * (1e-3 * _BYTES * k / (_CACHED * cached_gbps)),
-                1e-3 / (self.memory * memory_gbps),
-            ]
-        )
-
-    def _waves(self, tiles: Numbers) -> Numbers:
-        whole = np.floor(tiles / self.places)
-        left = tiles - whole * self.places
-        parted = (self.blocks > 1.0) & (left * self.blocks <= self.places)
-        return whole + np.where(parted, _PART, 1.0) * (left > 0.0)
-
-    def _bands(self, work: Product) -> Numbers:
-        """Bands of rows, how many fetch weights, their rows and microseconds of one step in each,
-        summed over the groups, for one block of columns: [4, tiles]."""
+    def _others(self, work: Product, cached_gbps: float) -> Numbers:
+        """The fourth powers of what limits each tile beside memory, summed; from a table where such
+        weights come again."""
+        alone = work.groups == 1 and not work.counts
         steps, times = group_sizes(work.live, work.groups, work.counts)
-        n = work.n if work.groups == 1 and not work.counts else None
         most = int(steps[-1]) if steps.size else 0  # they are in order
-        if most >= _TABLED:
-            found = self._worked(steps, n)
+        key = work.n, work.k, alone, cached_gbps
+        table = self._tables.get(key)
+        if table is None or most >= _TABLED:
+            found = self._priced(steps, *key)
+            if table is None:
+                remember(self._tables, key, found[:0], _TABLES)
         else:
-            table = self._tables.get(n)
-            if table is None or most >= len(table):
+            if most >= len(table):
                 size = max(_LEAST_TABLED, 1 << most.bit_length())
-                table = remember(self._tables, n, self._worked(np.arange(size), n), _TABLES)
-            found = table[steps]
-        bands: Numbers = (times @ found).reshape(4, -1)
-        return bands
+                table = remember(self._tables, key, self._priced(np.arange(size), *key), _TABLES)
+            found = table.take(steps, axis=0)
+        return found[0] if alone else self._joined((times @ found).reshape(5, -1))
 
-    def _worked(self, steps: npt.NDArray[np.int64], n: int | None) -> Numbers:
-        """`_bands` of each number of rows, given in ``steps``, [steps, 4 * tiles]: of one among
-        several groups, or, with ``n`` columns, of an only one."""
+    def _priced(
+        self, steps: npt.NDArray[np.int64], n: int, k: int, alone: bool, cached_gbps: float
+    ) -> Numbers:
+        """For each number of rows, given in ``steps``: of an only group the answer, [steps, tiles];
+        of one among several what `_joined` takes, which may be summed, [steps, 5 * tiles]."""
+        bands, fetched, rows, step = self._worked(steps, n if alone else None)
+        columns = np.ceil(n / self.width)
+        deep = np.ceil(math.ceil(k / _STEP) / self.split)
+        compute = step * deep + rows * self.width * self.write + bands * _TILE_US
+        power = rows * self.width * columns * (2e-6 * k / _CHIP_TFLOPS)
+        fetch = columns * (1e-3 * _BYTES * k / (_CACHED * cached_gbps))
+        parts = bands, bands * columns, compute, power, (rows + fetched * self.width) * fetch
+        return self._joined(np.stack(parts)) if alone else np.hstack(parts)
+
+    def _joined(self, parts: Numbers) -> Numbers:
+        """`_others`, of bands of rows and of tiles; microseconds of all bands, one after another,
+        for one block of columns; microseconds by the chip's power and by the cache: [5, ...], which
+        are overwritten."""
+        whole, left = np.divmod(parts[1], self.places)
+        waves = whole + np.where(left <= self.room, _PART, 1.0) * (left > 0.0)
+        parts[2] *= waves / np.maximum(parts[0], 1.0)
+        limits = parts[2:]
+        limits *= limits
+        limits *= limits
+        summed: Numbers = np.add.reduce(limits)
+        return summed
+
+    def _worked(self, steps: npt.NDArray[np.int64], n: int | None) -> tuple[Numbers, ...]:
+        """Of each number of rows, given in ``steps``, [steps, tiles]: bands of rows, how many fetch
+        weights, their rows, and microseconds of one step in each. The rows are of one among several
+        groups, or, with ``n`` columns, of an only one."""
         sizes = (HEIGHT_STEP * steps).astype(np.float64)[:, None]
         if n is None:
             even = even_heights(sizes, np.ceil(sizes / self.height))
@@ -179,7 +176,7 @@ class TileSizes:
         full = np.maximum(high * self.pace, self.least)
         bands = whole + some
         fetched = np.ceil(bands / self.sharing)
-        return np.hstack([bands, fetched, whole * high + rows, whole * full + step])
+        return bands, fetched, whole * high + rows, whole * full + step
 
 
 def tile_sizes(tiles: Sequence[Tile]) -> TileSizes:
@@ -194,20 +191,22 @@ def tile_sizes(tiles: Sequence[Tile]) -> TileSizes:
     split = np.where(fits, cluster, 1.0)
     element = 2e-6 * _STEP / np.where(consumers == 1, *_SM_TFLOPS)
     fit = np.flatnonzero(fits)
+    blocks, places = np.where(fits, 1.0, consumers), sms / split
+    memory = _MEMORY * np.where(late, _LATE_MEMORY, 1.0)
+    memory *= np.where(cluster > split, _PAIR_MEMORY, 1.0)
     return TileSizes(
         width=width,
         height=tall,
-        blocks=np.where(fits, 1.0, consumers),
+        blocks=blocks,
         sharing=cluster / split,
         split=split,
-        places=sms / split,
+        places=places,
         pace=np.maximum(width * element, np.where(fits, _GATHER_US[1], _GATHER_US[0])),
         least=np.where(fits, _FEW_US + _FEW_COLUMN_US * width, _STEP_US),
         write=np.where(late, _LATE_US, _WRITE_US),
-        memory=_MEMORY
-        * np.where(late, _LATE_MEMORY, 1.0)
-        * np.where(cluster > split, _PAIR_MEMORY, 1.0),
+        slower=memory**-4,
         fits=fits,
         fit=fit,
         fitting=fitting(tall[fit], width[fit], sms / cluster[fit]) if fit.size else None,
+        room=np.where(blocks > 1.0, places / blocks, -1.0),
     )

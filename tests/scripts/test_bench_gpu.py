@@ -29,7 +29,7 @@ import bench_gpu_weights as weights
 import numpy as np
 import pytest
 import torch
-from bench_rows import Stat
+from bench_rows import Row, Stat
 
 from pit_tvm.structs import Index
 
@@ -128,7 +128,7 @@ def test_linear_contenders_are_right(case: cases.Linear) -> None:
 def test_without_peers_only_the_plan_is_measured() -> None:
     settings = measure.GpuSettings(1, 0, True, "cpu", peers=False, tiles=2)
     row = linear.measure_linear(ROWS, settings)
-    assert set(row.stats) <= {"pit", "second", "host", "host_varied"}
+    assert set(row.stats) <= {"pit", "second", "host", "host_pace", "host_varied"}
     assert row.facts["predicted_us"] > 0
 
 
@@ -143,12 +143,24 @@ def test_host_time_is_measured_for_other_patterns_too() -> None:
     dense = measure.Contender(lambda: seen.append("dense"))
     run, vary = (lambda: seen.append("run")), (lambda: seen.append("vary"))
     found = measure.host_stats(run, Stat.of([1e-6]), "cpu", dense, vary)
-    assert set(found) == {"host", "host_dense", "host_varied"}
+    assert set(found) == {"host", "host_dense", "host_pace", "host_varied"}
     assert {each.count for each in found.values()} == {measure.HOST_ROUNDS}
     first = seen.index("vary")
     assert "vary" not in seen[:first] and "dense" not in seen[first:]
     rounds = ["vary", *["run"] * measure.HOST_CALLS]
     assert seen[first:] == rounds * (2 * measure.HOST_ROUNDS)
+
+
+def test_host_time_is_held_to_its_limit_where_nothing_else_slows_the_host() -> None:
+    def row(name: str, host: float, pace: float) -> Row:
+        stats = {"host": Stat(host, host, host, 1), "host_pace": Stat(pace, pace, pace, 1)}
+        return Row(name, False, stats)
+
+    slow, quick = row("slow", 23.0, 40.0), row("quick", 9.0, 22.0)
+    targets = measure.host_targets("padding", [slow, quick, row("best", 8.0, 20.0)])
+    assert [t.got for t in targets] == [9.0] and "2 of 3 rows" in targets[0].name
+    assert [t.got for t in measure.host_targets("padding", [slow])] == [23.0]
+    assert measure.host_targets("padding", [Row("long", False, {})]) == []
 
 
 def test_expert_contenders_are_right() -> None:

@@ -287,7 +287,7 @@ def test_tiles_that_no_task_is_best_with_are_kept_the_nearest_first() -> None:
 def test_rows_that_share_what_is_stored_read_less_and_ask_records_of_their_kind() -> None:
     alone, shared = (GpuWork(8192, 2048, 4096, 16, share=share) for share in (1, 8))
     fewer = 2 * (8192 - 1024) * 4096
-    difference = alone.product.bytes_of_memory() - shared.product.bytes_of_memory()
+    difference = alone.bytes_of_memory - shared.bytes_of_memory
     assert difference == fewer
     of = replace(task(8192), family=GROUPED, groups=16)
     known = rates(

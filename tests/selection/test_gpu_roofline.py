@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pit_tvm.selection import gpu_roofline
-from pit_tvm.selection.gpu_roofline import Product, tile_sizes
+from pit_tvm.selection.gpu_roofline import Product, TileSizes, tile_sizes
 from pit_tvm.structs import Tile
 
 CACHED, MEMORY = 8800.0, 4160.0
@@ -27,8 +29,11 @@ def us(
     counts: tuple[int, ...] = (),
     groups: int = 1,
 ) -> list[float]:
-    work = Product(live, n, k, max(groups, len(counts), 1), counts)
-    return tile_sizes(tiles).roofline(work, CACHED, MEMORY).tolist()
+    return of_sizes(tile_sizes(tiles), Product(live, n, k, max(groups, len(counts), 1), counts))
+
+
+def of_sizes(sizes: TileSizes, work: Product) -> list[float]:
+    return sizes.roofline(work, CACHED, 1e-3 * work.bytes_of_memory / MEMORY).tolist()
 
 
 def test_few_tiles_take_as_long_as_one() -> None:
@@ -57,18 +62,27 @@ def test_tiles_that_fit_their_height_save_rows() -> None:
 def test_what_a_table_says_is_what_its_tiles_do(
     counts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiles = [tile(), tile(192, 128, flip=1), tile(128, 64, 2), tile(64, 64)]
+    sizes = tile_sizes([tile(), tile(192, 128, flip=1), tile(128, 64, 2), tile(64, 64)])
     lives = (0, 1, 8, 2047, 2048, 32759, 32760, 40000)
-    found = [us(tiles, live, counts=counts) for live in lives]
-    assert found == [us(tiles, live, counts=counts) for live in reversed(lives)][::-1]
+    works = [Product(live, 4096, 4096, max(len(counts), 1), counts) for live in lives]
+    apart = [of_sizes(replace(sizes, _tables={}), work) for work in works]
+    for work, alone in zip((*works, *reversed(works)), (*apart, *reversed(apart)), strict=True):
+        assert of_sizes(sizes, work) == pytest.approx(alone, rel=1e-12)
     monkeypatch.setattr(gpu_roofline, "_TABLED", 0)
-    assert found == [us(tiles, live, counts=counts) for live in lives]
+    assert [of_sizes(sizes, work) for work in works] == apart
 
 
-def test_tables_grow_with_what_is_asked() -> None:
-    sizes = tile_sizes([tile()])
-    times = [sizes.roofline(Product(m, 4096, 4096, 1, ()), CACHED, MEMORY) for m in (9, 9000, 9)]
-    assert times[0] == times[2] < times[1]
+def test_tables_are_of_weights_that_come_again_and_grow_with_what_is_asked() -> None:
+    tables: dict[object, Any] = {}
+    sizes = replace(tile_sizes([tile()]), _tables=tables)
+    lengths = []
+    for live in (9, 9, 9000, 9):
+        of_sizes(sizes, Product(live, 4096, 4096))
+        lengths.append(len(next(iter(tables.values()))))
+    assert lengths[0] == 0 < lengths[1] < lengths[2] == lengths[3] and len(tables) == 1
+    of_sizes(sizes, Product(9, 4096, 2048))
+    of_sizes(sizes, Product(9, 4096, 4096, 2, (4, 5)))
+    assert len(tables) == 3
 
 
 def test_a_split_depth_halves_the_steps() -> None:
