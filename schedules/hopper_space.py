@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import tvm
@@ -265,6 +266,7 @@ def starting_tiles(isa: str, dtype: str) -> tuple[Tile, ...]:
     return (*plain, *grouped)
 
 
+@cache  # asked for at every decision
 def output_tiles(dtype: str, slot: int, slots: int) -> tuple[Tile, ...]:
     """Tiles of products in ``slots`` slots of ``slot`` columns, 64 or 128, from the tallest on: the
     lower ones have more stages.

@@ -50,7 +50,7 @@ class OutputsWork:
     act: str = "none"
     turns: bool = False
 
-    @property
+    @cached_property
     def live(self) -> float:
         """Live rows of all slots."""
         return float(self.live_rows.sum())

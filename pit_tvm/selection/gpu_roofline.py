@@ -39,8 +39,10 @@ _PART = 0.65  # of a tile's time that half of its rows take, whose weights are a
 # products less from memory.
 _CACHED, _MEMORY = 1.46, 0.9
 # Of one number of rows, in steps of their height, what tiles do is worked out once, in tables that
-# grow: at least and at most so many steps, and so many tables.
+# grow: at least and at most so many steps, and so many tables. Those of weights that were asked for
+# so often are worth one of their own: it takes as long as it saves by then.
 _LEAST_TABLED, _TABLED, _TABLES = 256, 4096, 16
+_OFTEN, _WEIGHTS = 32, 64
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,18 @@ class Product:
         return _BYTES * (rows + self.used * self.n * self.k)
 
 
+@dataclass
+class _Weights:
+    """What is known of weights of ``n`` columns and depth ``k``. ``prices`` [5, tiles]: blocks of
+    columns; steps of depth; and microseconds to store a row of a block, of power for a row, and to
+    fetch a row or a column from the cache. ``table``: `TileSizes._priced` of every number of rows
+    below its length, once they were ``asked`` for often."""
+
+    prices: Numbers
+    table: Numbers
+    asked: int = 0
+
+
 @dataclass(frozen=True)
 class TileSizes:
     """Sizes of tiles of one family, each an array [tiles].
@@ -98,7 +112,8 @@ class TileSizes:
     fit: npt.NDArray[np.intp]
     fitting: Fitting | None
     room: Numbers
-    _tables: dict[tuple[object, ...], Numbers] = field(
+    _tables: dict[int | None, Numbers] = field(default_factory=dict, repr=False, compare=False)
+    _weights: dict[tuple[object, ...], _Weights] = field(
         default_factory=dict, repr=False, compare=False
     )
 
@@ -110,37 +125,61 @@ class TileSizes:
         return together
 
     def _others(self, work: Product, cached_gbps: float) -> Numbers:
-        """The fourth powers of what limits each tile beside memory, summed; from a table where such
-        weights come again."""
+        """The fourth powers of what limits each tile beside memory, summed."""
         alone = work.groups == 1 and not work.counts
         steps, times = group_sizes(work.live, work.groups, work.counts)
-        most = int(steps[-1]) if steps.size else 0  # they are in order
         key = work.n, work.k, alone, cached_gbps
-        table = self._tables.get(key)
-        if table is None or most >= _TABLED:
-            found = self._priced(steps, *key)
-            if table is None:
-                remember(self._tables, key, found[:0], _TABLES)
-        else:
-            if most >= len(table):
-                size = max(_LEAST_TABLED, 1 << most.bit_length())
-                table = remember(self._tables, key, self._priced(np.arange(size), *key), _TABLES)
+        weights = self._weights.get(key)
+        if weights is None:
+            made = _Weights(self._prices(work.n, work.k, cached_gbps), np.empty((0, 0)))
+            weights = remember(self._weights, key, made, _WEIGHTS)
+        weights.asked += 1
+        table = weights.table  # another thread may put a shorter one in its place
+        most = int(steps[-1]) if steps.size else 0  # they are in order
+        if most >= len(table) and most < _TABLED and weights.asked > _OFTEN:
+            every = np.arange(_length(most))
+            weights.table = table = self._priced(weights.prices, every, work.n, alone)
+        if most < len(table):
             found = table.take(steps, axis=0)
+        else:
+            found = self._priced(weights.prices, steps, work.n, alone)
         return found[0] if alone else self._joined((times @ found).reshape(5, -1))
 
+    def _prices(self, n: int, k: int, cached_gbps: float) -> Numbers:
+        columns = np.ceil(n / self.width)
+        return np.stack(
+            [
+                columns,
+                np.ceil(math.ceil(k / _STEP) / self.split),
+                self.width * self.write,
+                self.width * columns * (2e-6 * k / _CHIP_TFLOPS),
+                columns * (1e-3 * _BYTES * k / (_CACHED * cached_gbps)),
+            ]
+        )
+
     def _priced(
-        self, steps: npt.NDArray[np.int64], n: int, k: int, alone: bool, cached_gbps: float
+        self, prices: Numbers, steps: npt.NDArray[np.int64], n: int, alone: bool
     ) -> Numbers:
         """For each number of rows, given in ``steps``: of an only group the answer, [steps, tiles];
         of one among several what `_joined` takes, which may be summed, [steps, 5 * tiles]."""
-        bands, fetched, rows, step = self._worked(steps, n if alone else None)
-        columns = np.ceil(n / self.width)
-        deep = np.ceil(math.ceil(k / _STEP) / self.split)
-        compute = step * deep + rows * self.width * self.write + bands * _TILE_US
-        power = rows * self.width * columns * (2e-6 * k / _CHIP_TFLOPS)
-        fetch = columns * (1e-3 * _BYTES * k / (_CACHED * cached_gbps))
-        parts = bands, bands * columns, compute, power, (rows + fetched * self.width) * fetch
+        columns, deep, write, power, fetch = prices
+        found = self._bands(steps, n if alone else None)
+        bands, fetched, rows, step = found.reshape(-1, 4, len(self.width)).swapaxes(0, 1)
+        compute = step * deep + rows * write + bands * _TILE_US
+        cache = (rows + fetched * self.width) * fetch
+        parts = bands, bands * columns, compute, rows * power, cache
         return self._joined(np.stack(parts)) if alone else np.hstack(parts)
+
+    def _bands(self, steps: npt.NDArray[np.int64], n: int | None) -> Numbers:
+        """`_worked`, from a table."""
+        most = int(steps[-1]) if steps.size else 0
+        if most >= _TABLED:
+            return self._worked(steps, n)
+        table = self._tables.get(n)
+        if table is None or most >= len(table):
+            every = self._worked(np.arange(_length(most)), n)
+            table = remember(self._tables, n, every, _TABLES)
+        return table.take(steps, axis=0)
 
     def _joined(self, parts: Numbers) -> Numbers:
         """`_others`, of bands of rows and of tiles; microseconds of all bands, one after another,
@@ -155,10 +194,10 @@ class TileSizes:
         summed: Numbers = np.add.reduce(limits)
         return summed
 
-    def _worked(self, steps: npt.NDArray[np.int64], n: int | None) -> tuple[Numbers, ...]:
-        """Of each number of rows, given in ``steps``, [steps, tiles]: bands of rows, how many fetch
-        weights, their rows, and microseconds of one step in each. The rows are of one among several
-        groups, or, with ``n`` columns, of an only one."""
+    def _worked(self, steps: npt.NDArray[np.int64], n: int | None) -> Numbers:
+        """Of each number of rows, given in ``steps``, [steps, 4 * tiles]: bands of rows, how many
+        fetch weights, their rows, and microseconds of one step in each. The rows are of one among
+        several groups, or, with ``n`` columns, of an only one."""
         sizes = (HEIGHT_STEP * steps).astype(np.float64)[:, None]
         if n is None:
             even = even_heights(sizes, np.ceil(sizes / self.height))
@@ -176,7 +215,12 @@ class TileSizes:
         full = np.maximum(high * self.pace, self.least)
         bands = whole + some
         fetched = np.ceil(bands / self.sharing)
-        return bands, fetched, whole * high + rows, whole * full + step
+        return np.hstack([bands, fetched, whole * high + rows, whole * full + step])
+
+
+def _length(most: int) -> int:
+    """Of a table that has ``most``."""
+    return max(_LEAST_TABLED, 1 << most.bit_length())
 
 
 def tile_sizes(tiles: Sequence[Tile]) -> TileSizes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -59,30 +58,37 @@ def test_tiles_that_fit_their_height_save_rows() -> None:
 
 
 @pytest.mark.parametrize("counts", [(), (700, 0, 9, 64, 8000)])
+@pytest.mark.parametrize("often", [0, 10**6])
 def test_what_a_table_says_is_what_its_tiles_do(
-    counts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    counts: tuple[int, ...], often: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = tile_sizes([tile(), tile(192, 128, flip=1), tile(128, 64, 2), tile(64, 64)])
     lives = (0, 1, 8, 2047, 2048, 32759, 32760, 40000)
     works = [Product(live, 4096, 4096, max(len(counts), 1), counts) for live in lives]
-    apart = [of_sizes(replace(sizes, _tables={}), work) for work in works]
+    apart = [of_sizes(replace(sizes, _tables={}, _weights={}), work) for work in works]
+    monkeypatch.setattr(gpu_roofline, "_OFTEN", often)
     for work, alone in zip((*works, *reversed(works)), (*apart, *reversed(apart)), strict=True):
         assert of_sizes(sizes, work) == pytest.approx(alone, rel=1e-12)
     monkeypatch.setattr(gpu_roofline, "_TABLED", 0)
-    assert [of_sizes(sizes, work) for work in works] == apart
+    others = replace(sizes, _tables={}, _weights={})
+    assert [of_sizes(others, work) for work in works] == apart
 
 
-def test_tables_are_of_weights_that_come_again_and_grow_with_what_is_asked() -> None:
-    tables: dict[object, Any] = {}
-    sizes = replace(tile_sizes([tile()]), _tables=tables)
+def test_tables_are_of_weights_that_come_often_and_grow_with_what_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gpu_roofline, "_OFTEN", 2)
+    sizes = tile_sizes([tile()])
     lengths = []
-    for live in (9, 9, 9000, 9):
+    for live in (9, 9, 9, 9000, 9):
         of_sizes(sizes, Product(live, 4096, 4096))
-        lengths.append(len(next(iter(tables.values()))))
-    assert lengths[0] == 0 < lengths[1] < lengths[2] == lengths[3] and len(tables) == 1
+        (weights,) = sizes._weights.values()
+        lengths.append(len(weights.table))
+    assert lengths[:2] == [0, 0] and 0 < lengths[2] < lengths[3] == lengths[4]
     of_sizes(sizes, Product(9, 4096, 2048))
+    assert len(sizes._weights) == 2 and set(sizes._tables) == {4096}
     of_sizes(sizes, Product(9, 4096, 4096, 2, (4, 5)))
-    assert len(tables) == 3
+    assert len(sizes._weights) == 3 and set(sizes._tables) == {4096, None}
 
 
 def test_a_split_depth_halves_the_steps() -> None:
