@@ -49,7 +49,7 @@ def operator(kind: str, cache: Any = None) -> pit_tvm.Operator:
     dead = "zero" if kind == "zeros" else "skip"
     made = pit_tvm.compile(tensors, sparse={"lhs": spec}, target=target, cache=cache, dead=dead)
     planner: Any = made._dispatcher.planner
-    planner._dense = lambda *sizes: None  # a product of all rows is no repeat
+    planner._dense = lambda *sizes, **load: None  # a product of all rows is no repeat
     return made
 
 
