@@ -173,6 +173,7 @@ def test_goals_of_padding_are_of_the_rows_that_they_name() -> None:
     assert (targets[share, True].got, targets[share, True].met) == (0.9, False)
     assert targets["padding: fc1 256x128 half full, over dense", False].met
     assert ("padding: fc1 256x128 half full, over dense", True) not in targets
+    assert targets["padding: host us of one call, plan cached", False].got == 9
     quiet = "padding: host us of one call, plan cached, host quiet in 3 of 3 rows"
     assert targets[quiet, False].got == targets[quiet, True].got == 9
 
