@@ -269,7 +269,7 @@ def starting_tiles(isa: str, dtype: str) -> tuple[Tile, ...]:
 @cache  # asked for at every decision
 def output_tiles(dtype: str, slot: int, slots: int) -> tuple[Tile, ...]:
     """Tiles of products in ``slots`` slots of ``slot`` columns, 64 or 128, from the tallest on: the
-    lower ones have more stages.
+    lower ones have more stages. Each is there twice: for one CTA, and for two that share its depth.
 
     Raises
     ------
@@ -277,9 +277,11 @@ def output_tiles(dtype: str, slot: int, slots: int) -> tuple[Tile, ...]:
         No kernel takes so many slots.
     """
     tallest = 256 if slot == TILE_K else 192
+    plain = RowsTile(tile_n=slot, stages=_ALL_STAGES, consumers=slot // TILE_K, flip=1)
     made = (
-        RowsTile(tile_m, slot, stages=_ALL_STAGES, consumers=slot // TILE_K, flip=1)
+        replace(plain, tile_m=tile_m, cluster=cluster)
         for tile_m in (tallest, 128, 64)
+        for cluster in CLUSTER
     )
     return tuple(as_tile(for_groups(knobs, max(slots, 2)), GROUPS, dtype) for knobs in made)
 

@@ -3,9 +3,10 @@
 Live rows and a slot's weights come from the second-level cache, to which each was brought once from
 memory. Tiles are dealt out in rounds of one for every multiprocessor, slots of high tiles first. A
 round takes what its bytes take, and at each step of the depth a wait: the last one is short of
-bytes, but waits like all others. The constants fit 102 times of 4096^3 and 8192x8192x128 with 1 to
-50 % of the blocks live (64x64 and 128x128, one H200), with a median error of 4 %. Costs are in
-microseconds.
+bytes, but waits like all others. Two multiprocessors may share a tile's depth, and each waits for
+half of it; between two of their tiles nothing is under way, so they do so in an only round. The
+constants fit 102 times of 4096^3 and 8192x8192x128 with 1 to 50 % of the blocks live (64x64 and
+128x128, one H200), with a median error of 4 %. Costs are in microseconds.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ _CACHED = 1.76  # of the rate of gathered rows, which tells waiting as well
 _WAIT_US = 1.36  # for a step's operands; as many stages as there are wait at once
 _JOIN = 1.25  # power that joins the two: they add up, nearly
 _TILE_US = 0.91  # of a tile's begin and end
+_SHARE_US = 1.0  # of sums that two CTAs exchange
 _START_US = 3.9  # of a kernel's
 _CHIP_TFLOPS = 820.0
 _POWER = 4  # that joins limits: the largest counts for most
@@ -82,7 +84,7 @@ def select_outputs(
     clear = rates.store_us(_BYTES * work.m * work.n) if work.clears else 0.0
     covered = work.live / max(len(work.counts) * work.m, 1)
     act = work.live * work.slot * ACT_US.get(work.act, 0.0)
-    times = ((tile, *tile_us(tile, work, rates)) for tile in tiles)
+    times = ((tile, *tile_us(tile, work, rates)) for tile in tiles if _usable(tile, work))
     timed = ((tile, product + act, bound) for tile, product, bound in times)
     turning = whole_us(_BYTES * work.m * work.k) if work.turns else 0.0
     beside = (("index", index), ("turn", turning)), (("output", clear),)
@@ -92,16 +94,30 @@ def select_outputs(
     return cheapest(candidates, tuned=False)
 
 
+def _usable(tile: Tile, work: OutputsWork) -> bool:
+    """Whether multiprocessors that share tiles have one round of them; those that do not always."""
+    if tile.knob("cluster") == 1:
+        return True
+    bands = float(np.ceil(work.live_rows / tile.tile_m).sum())
+    return bands * (work.slot / tile.tile_n) <= _places(tile)
+
+
+def _places(tile: Tile) -> int:
+    """Tiles of a round."""
+    return tile.knob("sms") // tile.knob("cluster")
+
+
 def tile_us(tile: Tile, work: OutputsWork, rates: GpuRates) -> tuple[float, float]:
     """Predicted time of a tile with its launch, and what bytes and operations take at least."""
-    counts = work.live_rows
-    across, places = work.slot / tile.tile_n, tile.knob("sms")
+    counts, split = work.live_rows, tile.knob("cluster")
     bands = np.ceil(counts / tile.tile_m)
-    rounds, high = _rounds(bands * across, even_heights(counts, bands), places)
+    tiles, heights = bands * (work.slot / tile.tile_n), even_heights(counts, bands)
+    rounds, high = _rounds(tiles, heights, _places(tile))
     cached_gbps = _CACHED * rates.constant("gather_cached_gbps")
     cached = 1e-3 * _BYTES * work.k * (high + rounds * tile.tile_n) / cached_gbps
-    waiting = -(-work.k // _STEP) * _WAIT_US / tile.knob("stages")
-    alone = float(((cached**_JOIN + waiting**_JOIN) ** (1.0 / _JOIN) + _TILE_US).sum())
+    waiting = -(-work.k // (_STEP * split)) * _WAIT_US / tile.knob("stages")
+    ends = _TILE_US + _SHARE_US * (split - 1)
+    alone = float(((cached**_JOIN + waiting**_JOIN) ** (1.0 / _JOIN) + ends).sum())
     from_memory = 1e-3 * work.bytes_of_memory / rates.constant("gather_gbps")
     operations = 2e-6 * work.live * work.slot * work.k / _CHIP_TFLOPS
     limits = (alone, from_memory, operations)
@@ -112,6 +128,8 @@ def tile_us(tile: Tile, work: OutputsWork, rates: GpuRates) -> tuple[float, floa
 
 def _rounds(tiles: Numbers, heights: Numbers, places: int) -> tuple[Numbers, Numbers]:
     """How many tiles each round has, and how high they are in all, of ``tiles`` of every slot."""
+    if 0 < tiles.sum() <= places:
+        return tiles.sum(keepdims=True), (tiles * heights).sum(keepdims=True)
     order = np.argsort(-heights, kind="stable")
     dealt, high = np.zeros((2, len(order) + 1))
     tiles[order].cumsum(out=dealt[1:])

@@ -164,9 +164,12 @@ def test_tiles_of_slots_are_as_wide_and_the_low_ones_have_more_stages(
     slot: int, heights: list[int]
 ) -> None:
     tiles = space.output_tiles("float16", slot, 300)
-    assert [tile.tile_m for tile in tiles] == heights
+    assert [(t.tile_m, t.knob("cluster")) for t in tiles] == [
+        (m, c) for m in heights for c in (1, 2)
+    ]
     assert {(tile.tile_n, tile.knob("most_groups")) for tile in tiles} == {(slot, 1024)}
-    stages = [tile.knob("stages") for tile in tiles]
+    stages = [tile.knob("stages") for tile in tiles[::2]]
+    assert stages == [tile.knob("stages") for tile in tiles[1::2]]
     assert stages == sorted(stages) and len(set(stages)) == 3
     with pytest.raises(TileNotFound, match="1024"):
         space.output_tiles("float16", slot, 1025)

@@ -32,13 +32,21 @@ WIDE_TIMES = {
 }
 
 
-def tile(tile_m: int) -> Tile:
-    knobs = (("sms", 132), ("stages", STAGES[tile_m]))
+# Of either where two multiprocessors share a tile, by the share of live blocks and their side.
+SHARED_TIMES = {
+    (0.01, 64): {256: 19.8, 128: 15.7, 64: 16.0},
+    (0.01, 128): {192: 19.8, 128: 18.5, 64: 17.2},
+    (0.05, 128): {192: 29.2, 128: 29.1},
+}
+
+
+def tile(tile_m: int, cluster: int = 1) -> Tile:
+    knobs = (("cluster", cluster), ("sms", 132), ("stages", STAGES[tile_m]))
     return Tile("groups-hopper", "sm_90a", "float16", tile_m, 64, 64, knobs)
 
 
-def wide_tile(tile_m: int) -> Tile:
-    knobs = (("sms", 132), ("stages", WIDE_STAGES[tile_m]))
+def wide_tile(tile_m: int, cluster: int = 1) -> Tile:
+    knobs = (("cluster", cluster), ("sms", 132), ("stages", WIDE_STAGES[tile_m]))
     return Tile("groups-hopper", "sm_90a", "float16", tile_m, 128, 64, knobs)
 
 
@@ -69,6 +77,24 @@ def test_a_round_of_few_tiles_takes_as_long_as_a_full_one(live: float) -> None:
     assert predicted == pytest.approx(measured, rel=0.2)
     chosen = min(predicted, key=predicted.__getitem__)
     assert measured[chosen] <= 1.05 * min(measured.values())
+
+
+@pytest.mark.parametrize(("live", "side"), SHARED_TIMES)
+def test_shared_tiles_are_chosen_where_they_are_few(live: float, side: int) -> None:
+    product, made = (work(live), tile) if side == 64 else (wide_work(live), wide_tile)
+    measured = SHARED_TIMES[live, side]
+    predicted = {m: tile_us(made(m, 2), product, RATES)[0] for m in measured}
+    assert predicted == pytest.approx(measured, rel=0.25)
+    tiles = [made(m, cluster) for m in measured for cluster in (1, 2)]
+    chosen = select_outputs(MICRO_TILE, product, tiles, None, RATES).choice.tile
+    assert chosen is not None and chosen.knob("cluster") == 2
+    assert measured[chosen.tile_m] <= 1.05 * min(measured.values())
+
+
+def test_shared_tiles_of_several_rounds_are_no_candidates() -> None:
+    tiles = [tile(m, cluster) for m in STAGES for cluster in (1, 2)]
+    found = select_outputs(MICRO_TILE, work(0.2), tiles, None, RATES)
+    assert [dict(c.tile.knobs)["cluster"] for c in found.candidates if c.tile] == [1, 1, 1]
 
 
 def test_the_cheapest_tile_or_the_dense_product_is_chosen() -> None:
