@@ -128,8 +128,9 @@ def tile_us(tile: Tile, work: OutputsWork, rates: GpuRates) -> tuple[float, floa
 
 def _rounds(tiles: Numbers, heights: Numbers, places: int) -> tuple[Numbers, Numbers]:
     """How many tiles each round has, and how high they are in all, of ``tiles`` of every slot."""
-    if 0 < tiles.sum() <= places:
-        return tiles.sum(keepdims=True), (tiles * heights).sum(keepdims=True)
+    everything = tiles.sum()
+    if 0 < everything <= places:
+        return np.array([everything]), np.array([tiles @ heights])
     order = np.argsort(-heights, kind="stable")
     dealt, high = np.zeros((2, len(order) + 1))
     tiles[order].cumsum(out=dealt[1:])
