@@ -122,7 +122,7 @@ def build(options: argparse.Namespace, checker: Checker) -> None:
     from check_gpu_values import kernels_of
 
     start = time.perf_counter()
-    families = list(options.family)
+    families = [] if options.only == "runtime" else list(options.family)
     if options.only != "values":
         families += [family for family in ROWS if family not in families]
     number = build_all(kernels_of(families, checker), options.jobs or all_processors())

@@ -385,3 +385,11 @@ def test_the_reduced_set_is_what_runs(
 def test_bad_option_is_refused(options: list[str]) -> None:
     with pytest.raises(SystemExit):
         check_gpu.parse(options)
+
+
+def test_what_calls_promise_needs_kernels_of_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr(values, "kernels_of", lambda families, checker: asked.append(families))
+    monkeypatch.setattr(build, "build_all", lambda kernels, jobs: 0)
+    assert check_gpu.main(["--only", "runtime", "--build-only"]) == 0
+    assert asked == [[*check_gpu.ROWS]]
