@@ -96,7 +96,9 @@ def _timed(run: Callable[[], Any], cuda: bool) -> float:
 def memory(run: Callable[[], Any], cuda: bool) -> tuple[int, int]:
     """Bytes on the GPU beside what was there before the first calls, those included in which a
     graph is recorded: of tensors at most, and of what the process then keeps for further calls.
-    What cuBLAS keeps for a stream is given back before, so that each contender's own counts."""
+    What cuBLAS keeps for a stream is given back before, so that each contender's own counts. Room
+    that other models left in the same process is not counted: what a model keeps is told by a run
+    of that model alone."""
     import torch
 
     if not cuda:
