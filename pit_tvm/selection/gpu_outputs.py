@@ -98,8 +98,14 @@ def _usable(tile: Tile, work: OutputsWork) -> bool:
     """Whether multiprocessors that share tiles have one round of them; those that do not always."""
     if tile.knob("cluster") == 1:
         return True
-    bands = float(np.ceil(work.live_rows / tile.tile_m).sum())
-    return bands * (work.slot / tile.tile_n) <= _places(tile)
+    tiles = _bands(tile, work).sum() * (work.slot / tile.tile_n)
+    return bool(tiles <= _places(tile))
+
+
+def _bands(tile: Tile, work: OutputsWork) -> Numbers:
+    """Bands of live rows of every slot."""
+    bands: Numbers = np.ceil(work.live_rows / tile.tile_m)
+    return bands
 
 
 def _places(tile: Tile) -> int:
@@ -110,7 +116,7 @@ def _places(tile: Tile) -> int:
 def tile_us(tile: Tile, work: OutputsWork, rates: GpuRates) -> tuple[float, float]:
     """Predicted time of a tile with its launch, and what bytes and operations take at least."""
     counts, split = work.live_rows, tile.knob("cluster")
-    bands = np.ceil(counts / tile.tile_m)
+    bands = _bands(tile, work)
     tiles, heights = bands * (work.slot / tile.tile_n), even_heights(counts, bands)
     rounds, high = _rounds(tiles, heights, _places(tile))
     cached_gbps = _CACHED * rates.constant("gather_cached_gbps")
