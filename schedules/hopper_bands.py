@@ -103,6 +103,7 @@ class BandWalk:
         self.down = T.local_scalar("int32")  # from one tile to the next: bands, columns
         self.right = T.local_scalar("int32")
         self.first = self.ahead = 0  # places in their lists where this tile and the next begin
+        self.out0 = 0  # row of out where the bands begin
         self.count, self.bands, self.n = count, bands, n
         self.sms, self.width, self.depth = knobs.sms, knobs.tile_n, knobs.tile_k
 
@@ -137,6 +138,60 @@ class BandWalk:
             self.then = self.then - self.bands
             self.next0 = self.next0 + self.width
         self.coming = self.count[self.then]
+
+
+@T.meta_class
+class GroupWalk:
+    """The same for groups that have a list and a product each, of ``m`` rows of out: a group's
+    tiles one after the other, so that what they gather stays in the second-level cache. ``then`` is
+    the group of the next tile.
+    """
+
+    def __init__(self, count: Any, groups: Any, m: Any, n: Any, knobs: ColumnsTile) -> None:
+        self.band = T.local_scalar("int32")
+        self.col0 = T.local_scalar("int32")
+        self.live = T.local_scalar("int32")
+        self.steps = T.local_scalar("int32")
+        self.group = T.local_scalar("int32")
+        self.then = T.local_scalar("int32")
+        self.tile = T.local_scalar("int32")  # the next of all groups'
+        self.coming = T.local_scalar("int32")  # and its count
+        self.first = self.ahead = 0
+        self.count, self.groups = count, groups
+        self.sms, self.width, self.depth = knobs.sms, knobs.tile_n, knobs.tile_k
+        self.bands = T.truncdiv(m + (knobs.height - 1), knobs.height)
+        self.each = self.bands * T.truncdiv(n + (knobs.tile_n - 1), knobs.tile_n)
+        self.out0 = self.group * m
+
+    def more(self) -> Any:
+        """Whether there is another tile to take."""
+        return self.tile < self.groups * self.each
+
+    def list_of(self, band: Any) -> Any:
+        """The list of a band."""
+        return self.group
+
+    @T.inline
+    def begin(self, place):
+        self.tile = place
+        self.look()
+
+    @T.inline
+    def look(self):
+        """Ask for the count of the next tile, which is needed when that begins."""
+        self.then = T.min(T.truncdiv(self.tile, self.each), self.groups - 1)
+        self.coming = self.count[self.then]
+
+    @T.inline
+    def take(self):
+        self.group = self.then
+        self.live = self.coming
+        self.steps = T.truncdiv(self.live + (self.depth - 1), self.depth)
+        place: T.let = self.tile - self.group * self.each
+        self.band = T.truncmod(place, self.bands)
+        self.col0 = T.truncdiv(place, self.bands) * self.width
+        self.tile = self.tile + self.sms
+        self.look()
 
 
 @T.meta_class
@@ -209,6 +264,14 @@ RANGES = (
     ColumnsTile(128, 128, stages=6, shared=1),
 )
 
+# With a list and a product for every group, by columns: the widest is the fastest, and of few
+# columns what is not used of it costs most.
+OUTER = (
+    ColumnsTile(128, shared=1),
+    ColumnsTile(128, 128, stages=6, shared=1),
+    ColumnsTile(128, 64, stages=8, shared=1),
+)
+
 
 def columns_tile(tile: Tile) -> ColumnsTile:
     """The kernel's knobs of a tile of this family.
@@ -231,3 +294,8 @@ def starting_columns(dtype: str, height: int, flip: bool = False) -> tuple[Tile,
 def starting_ranges(dtype: str) -> tuple[Tile, ...]:
     """Tiles for one list of all bands."""
     return tuple(as_tile(knobs, COLUMNS, dtype, _EXTENTS) for knobs in RANGES)
+
+
+def starting_outer(dtype: str) -> tuple[Tile, ...]:
+    """Tiles for products of groups with a list each."""
+    return tuple(as_tile(knobs, COLUMNS, dtype, _EXTENTS) for knobs in OUTER)

@@ -27,7 +27,7 @@ from tvm.script.tirx import tile as Tx
 from tvm.tirx.lang.pipeline import PipelineState
 
 from .dependent import after_predecessor
-from .hopper_bands import BandProduct, BandWalk, ColumnsTile
+from .hopper_bands import BandProduct, BandWalk, ColumnsTile, GroupWalk
 from .hopper_epilogue import Epilogue, EpilogueRows
 from .hopper_knobs import RowsOptions, require
 from .hopper_primitives import register
@@ -50,17 +50,18 @@ def gathered_columns(
     options: T.constexpr,
     packed: T.constexpr,
     flip: T.constexpr,
+    share: T.constexpr,
 ):
     """The template; ``columns_kernel`` gives it its knobs and options."""
     lists, capacity, m, n, k = T.int32(), T.int32(), T.int32(), T.int32(), T.int32()
-    stored, width = T.int32(), T.int32()
-    lhs = T.match_buffer(lhs_h, (stored, width), options.dtype)
+    stored, width, total = T.int32(), T.int32(), T.int32()
+    lhs = T.match_buffer(lhs_h, (stored, m if share > 0 else width), options.dtype)
     ids = T.match_buffer(ids_h, (lists, capacity), "int32")
     count = T.match_buffer(count_h, (lists,), "int32")
     rhs = T.match_buffer(rhs_h, (1, k, n), options.dtype)
     if bias_h is not None:
         bias = T.match_buffer(bias_h, (1, m if flip else n), options.dtype)
-    out = T.match_buffer(out_h, (n, m) if flip else (m, n), options.dtype)
+    out = T.match_buffer(out_h, (n, m) if flip else (total if share > 0 else m, n), options.dtype)
 
     STAGES = T.meta_var(knobs.stages)
     DEPTH = T.meta_var(knobs.tile_k)
@@ -96,6 +97,8 @@ def gathered_columns(
     order.init(4)
     if parts_h is not None:
         walk = RangeWalk(count, m, n, knobs)
+    elif share > 0:
+        walk = GroupWalk(count, lists, m, n, knobs)  # type: ignore[assignment]
     else:
         walk = BandWalk(count, lists, n, knobs)  # type: ignore[assignment]
     T.ptx.fence.mbarrier_init.release.cluster()
@@ -124,6 +127,9 @@ def gathered_columns(
                 if packed == 1:
                     if held >= 0:
                         own = walk.band * capacity + kt * DEPTH + mine
+                if share > 1:
+                    if held >= 0:
+                        held = T.truncdiv(held, share)
                 if kt + 1 < walk.steps:
                     coming = ids[
                         T.cast(walk.list_of(walk.band), "int64"),
@@ -175,11 +181,11 @@ def gathered_columns(
                 take.phase = T.bitwise_xor(take.phase, T.bitwise_and(T.truncdiv(ahead, STAGES), 1))
                 take.stage = T.truncmod(ahead, STAGES)
             else:
-                band0: T.let = walk.band * knobs.height
+                band0: T.let = walk.out0 + walk.band * knobs.height
                 beside0: T.let = walk.col0 + side * knobs.columns
                 row0: T.let = beside0 if flip else band0 + row_part * 64
                 col0: T.let = band0 if flip else beside0
-                last: T.let = n if flip else T.min(band0 + knobs.height, m)
+                last: T.let = n if flip else T.min(band0 + knobs.height, walk.out0 + m)
                 epilogue.ask(rows, None, 0, row0, last, warp, lane)
                 if bias_h is not None:
                     epilogue.fetch_bias(bias, 0, col0, m if flip else n, part, lane)
@@ -225,6 +231,7 @@ def columns_kernel(
     packed: bool = False,
     common: bool = False,
     flip: bool = False,
+    share: int = 0,
 ) -> tvm.tirx.PrimFunc:
     """The kernel of one set of knobs: lhs, ids, count, rhs (1, k, n), [bias (1, n),] out (m, n).
 
@@ -240,6 +247,8 @@ def columns_kernel(
         dimension of that, zeros, which are zeros again afterwards
     flip : what is computed is the product turned: out is (n, m), bias (1, m). Two warpgroups share
         the columns of a tile, or take tiles in turn
+    share : if not 0, lists are those of groups, each with a product of its own: lhs is (k * share,
+        m), out (groups * m, n), and ``share`` neighbouring rows of lhs meet one row of rhs
 
     Raises
     ------
@@ -251,6 +260,9 @@ def columns_kernel(
         "shared 0 or 2 for a product turned": not flip or knobs.shared != 1,
         "not packed and common": not (packed and common),
         "not common and flip": not (common and flip),
+        "no share that is packed, common, flip or has a bias": share == 0
+        or share > 0
+        and not (packed or common or flip or bias),
     }
     require("columns_kernel", knobs, rules)
     options = RowsOptions(dtype, bias, act)
@@ -258,5 +270,5 @@ def columns_kernel(
     register()
     given = {"bias_h": bias, "parts_h": common, "flags_h": common}
     absent = {name: None for name, wanted in given.items() if not wanted}
-    own = {"knobs": knobs, "options": options, "packed": int(packed), "flip": flip}
+    own = {"knobs": knobs, "options": options, "packed": int(packed), "flip": flip, "share": share}
     return gathered_columns.specialize(**own, **absent)

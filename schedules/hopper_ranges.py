@@ -48,6 +48,7 @@ class RangeWalk:
     """
 
     then = 0  # the band whose list the next part has
+    out0 = 0
 
     def __init__(self, count: Any, m: Any, n: Any, knobs: ColumnsTile) -> None:
         self.band = T.local_scalar("int32")

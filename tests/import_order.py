@@ -229,7 +229,15 @@ ORDER = {
         "cuda_families",
         "cuda_experts",
     ),
-    "torch": ("host", "operators", "functional", "modules", "experts"),
+    "torch": (
+        "host",
+        "operators",
+        "custom_ops",
+        "gradients",
+        "functional",
+        "modules",
+        "experts",
+    ),
     "model": (
         "faults",
         "rebuild",

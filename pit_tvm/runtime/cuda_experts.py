@@ -7,15 +7,18 @@ from typing import Any
 
 from ..errors import DTypeError, ShapeError, mismatch
 from ..remember import remember
+from ..schedules.hopper_bands import starting_outer
 from ..schedules.hopper_combine import CHUNK, MOST_CHUNKS
 from ..schedules.hopper_space import DTYPES, GROUP_STEPS, GROUPS
 from ..selection.cover import bucket
+from ..selection.gpu_columns import outer_tile
 from ..selection.gpu_cost import GpuRates, GpuWork, select_gpu
 from ..structs import Groups, Index, MicroTile, Tile
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
 from .cuda_arrays import check_tensor, dtype_name, empty, signature
 from .cuda_bind import aligned
+from .cuda_columns import ColumnsKernels
 from .cuda_detect import CudaDetector
 from .cuda_fill import CudaFill
 from .cuda_modules import cached_modules
@@ -27,6 +30,7 @@ from .promise import asked_for
 from .torch_arrays import stored_weight
 
 _MICRO_TILE = MicroTile("x", "m", 0, (1, 0))
+_MOST_IDS = 2**31 - 1  # where any id that is not negative is a group's
 
 
 class CudaExperts:
@@ -40,6 +44,7 @@ class CudaExperts:
     def __init__(self, target: TargetInfo, store: TileStore, cache: KernelCache) -> None:
         self.target, self.store = target, store
         self.kernels = RowsKernels(cache, target.isa)
+        self.columns = ColumnsKernels(cache, target.isa)
         modules = cached_modules(cache, target.isa)
         self.detector, self.fill = CudaDetector(modules, checked=asked_for()), CudaFill(modules)
         self.memory = CudaWorkspace()
@@ -103,9 +108,7 @@ class CudaExperts:
         rows = self._product(
             middle, index, down, empty(x, (tokens * top_k, x.shape[1])), counts, {}
         )
-        combine = self.kernels.combine(dtype_name(x), dtype_name(ids))
-        partial = rows.view(tokens, top_k, x.shape[1])
-        combine(partial, weights.float(), ids, up.shape[0], out)
+        self._combine(rows, weights, ids, up.shape[0], out)
         return out
 
     def grouped(self, x: Any, ids: Any, rhs: Any, bias: Any, activation: str) -> Any:
@@ -128,6 +131,48 @@ class CudaExperts:
         self.fill.clear_ungrouped(out, ids, rhs.shape[0])
         index = self._index(x, ids, rhs.shape[0], watch)
         return self._product(x, index, rhs, out, watch.counts(), options, bias)
+
+    def outer(self, left: Any, right: Any, ids: Any, groups: int) -> Any:
+        """``out[g] = sum of left[t, c, :, None] * right[t]`` where ``ids[t, c] == g``: of `grouped`
+        the gradient of the weights.
+
+        ``left`` [tokens * top_k, n], ``right`` [tokens, k], ``ids`` [tokens, top_k]; returns
+        [groups, n, k]. Errors as `run`.
+        """
+        key = (*signature((left, right, ids)), groups)
+        watch = self._watches.get(key)
+        if watch is None:
+            _check_outer(left, right, ids, groups)
+            watch = remember(self._watches, key, CountWatch())
+        (rows, n), k = left.shape, right.shape[1]
+        out = empty(left, (groups, n, k))
+        if 0 in (rows, groups):
+            return out.zero_()
+        left, right = aligned(left), aligned(right)
+        index = self._index(right, ids, groups, watch)
+        tile = outer_tile(starting_outer(dtype_name(left)), k)
+        kernel = self.columns.product(tile, share=ids.shape[1])
+        kernel(left, index.ids, index.count, right.unsqueeze(0), out.view(groups * n, k))
+        return out
+
+    def combine(self, rows: Any, weights: Any, ids: Any) -> Any:
+        """[tokens, n]: the sum of the ``rows`` [tokens * top_k, n] of a token, each by its weight,
+        float32 [tokens, top_k]; ids below 0 add nothing. Errors as `run`."""
+        check_tensor("rows", rows, DTYPES, (ids.numel(), rows.shape[1]))
+        check_tensor("weights", weights, ("float32",), tuple(ids.shape))
+        _check_sizes(n=rows.shape[1])
+        _check_devices(rows, {"weights": weights, "ids": ids})
+        out = empty(rows, (ids.shape[0], rows.shape[1]))
+        if not ids.numel():
+            return out.zero_()
+        _check_chunks("rows", out)
+        self._combine(aligned(rows), weights, ids, _MOST_IDS, out)
+        return out
+
+    def _combine(self, rows: Any, weights: Any, ids: Any, groups: int, out: Any) -> None:
+        combine = self.kernels.combine(dtype_name(rows), dtype_name(ids))
+        partial = rows.view(*ids.shape, rows.shape[1])
+        combine(partial, weights.float(), ids, groups, out)
 
     def _index(self, x: Any, ids: Any, experts: int, watch: CountWatch) -> Index:
         shape, take = tuple(x.shape), self.memory.take
@@ -205,9 +250,28 @@ def _check(x: Any, ids: Any, weights: Any, up: Any, down: Any, gated: bool) -> N
     check_tensor("weights", weights, ("float32", *DTYPES), tuple(ids.shape))
     _check_sizes(inter=inter)
     _check_devices(x, {"weights": weights, "down": down})
-    if x.numel() // CHUNK > MOST_CHUNKS:
+    _check_chunks("x", x)
+
+
+def _check_chunks(name: str, out: Any) -> None:
+    if out.numel() // CHUNK > MOST_CHUNKS:
         expected = f"at most {MOST_CHUNKS} pieces of {CHUNK} elements"
-        raise ShapeError(mismatch("x", expected, f"shape {list(x.shape)}"))
+        raise ShapeError(mismatch(name, expected, f"shape {list(out.shape)}"))
+
+
+def _check_outer(left: Any, right: Any, ids: Any, groups: int) -> None:
+    if [len(each.shape) for each in (left, right, ids)] != [2, 2, 2]:
+        expected = "left [tokens * top_k, n], right [tokens, k], ids [tokens, top_k]"
+        got = (tuple(left.shape), tuple(right.shape), tuple(ids.shape))
+        raise ShapeError(mismatch("left, right, ids", expected, got))
+    if not 0 <= groups <= GROUP_STEPS[-1]:
+        raise ShapeError(mismatch("groups", f"at most {GROUP_STEPS[-1]}", groups))
+    (tokens, k), top_k = right.shape, ids.shape[1]
+    check_tensor("right", right, DTYPES, (tokens, k))
+    check_tensor("left", left, (dtype_name(right),), (tokens * top_k, left.shape[1]))
+    check_tensor("ids", ids, ("int32", "int64"), (tokens, top_k))
+    _check_sizes(n=left.shape[1], k=k)
+    _check_devices(right, {"left": left, "ids": ids})
 
 
 def _check_product(x: Any, ids: Any, rhs: Any, bias: Any) -> None:

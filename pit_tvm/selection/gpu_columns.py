@@ -37,6 +37,7 @@ EXCHANGE, MOST_PARTS = 8, 8
 # There: a step of a tile of no columns, what comes to it for 256, and sums of a part that are added
 # for 256. They fit 63 products of 7 shapes, 10 to 100 % live, within 6 % on average.
 _RANGE_US, _WIDE_US, _ADD_US = 0.155, 0.839, 2.67
+_OUTER_COLS = 48  # columns that a tile of one of several groups takes longer than its own ones
 _COLD_US = 0.5  # after detection, whose mask is in the caches
 _PACK_US, _PACK_GBPS = 4.0, {32: 1060.0, 64: 800.0, 128: 750.0}  # of live columns, by height
 
@@ -154,3 +155,9 @@ def shared_out(tiles: int, units: int) -> tuple[int, int]:
 
 def _packing_us(work: ColumnsWork) -> float:
     return _PACK_US + 1e-3 * _BYTES * work.live * work.height / _PACK_GBPS[work.height]
+
+
+def outer_tile(tiles: Sequence[Tile], columns: int) -> Tile:
+    """The tile for products of groups, of so many columns each. Other sizes decide nothing: a tile
+    of fewer columns reads as many rows of lhs for less."""
+    return min(tiles, key=lambda tile: -(-columns // tile.tile_n) * (tile.tile_n + _OUTER_COLS))

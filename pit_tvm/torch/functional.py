@@ -2,18 +2,20 @@
 
 Each is registered as ``torch.ops.pit_tvm.<name>`` with a fake implementation, so ``torch.compile``
 traces through it without a graph break. Rows that do not exist come out as zeros. They run on the
-CPU in every type of `pit_tvm.op.linear` and on CUDA in float16 and bfloat16. On CPUs products of
-experts, and all in bfloat16, are torch's own on gathered rows, which pack no weights and multiply
-that type as it is.
+CPU in every type of `pit_tvm.op.linear` and on CUDA in float16 and bfloat16; under
+``torch.autocast`` in its type, as torch's linear layers do. On CPUs products of experts, and all in
+bfloat16, are torch's own on gathered rows, which pack no weights and multiply that type as it is.
 
-Forward only: torch refuses to go backward through them, and they refuse tensors with tangents of
-forward mode (``torch.func.jvp``), which they would lose.
+Gradients go backward through them, to every floating-point argument and any number of times
+(`pit_tvm.torch.gradients`). A mixture of experts is computed in parts for that, and activations by
+torch. Tensors with tangents of forward mode (``torch.func.jvp``) are refused: they would be lost.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch._C import _functorch as functorch
@@ -21,8 +23,10 @@ from torch.autograd import forward_ad
 
 from ..errors import DTypeError, ShapeError, mismatch
 from ..op.epilogue import ACTIVATIONS
-from ..runtime.torch_arrays import check_contiguous, check_plain, check_strided, check_weight
-from .operators import grouped_choices, linear_of_rows, moe_layer, result_type, spec_of
+from ..runtime.torch_arrays import check_plain, check_strided
+from .gradients import differentiated, feed_forward_in_parts, split_activation
+
+_CAST = (torch.float16, torch.bfloat16, torch.float32)  # what autocast converts
 
 
 def linear_rows(
@@ -42,7 +46,7 @@ def linear_rows(
     x
         ``[..., k]``, contiguous; all dimensions but the last are rows.
     weight, bias
-        ``[n, k]`` as in ``torch.nn.Linear``, and ``[n]``.
+        ``[n, k]`` as in ``torch.nn.Linear``, contiguous or ``.mT`` of what is, and ``[n]``.
     lengths, cu_seqlens, rows
         Exactly one: lengths ``[batch]`` of sequences padded to equal length; their running sums
         ``[batch + 1]``; or ids of the rows that exist, without repeats. int32 or int64, on the
@@ -66,13 +70,15 @@ def linear_rows(
         raise ShapeError(mismatch("pattern", expected, sorted(named) or "none"))
     ((kind, pattern),) = named.items()
     _check_tensors({kind: pattern})
+    x, weight, bias = _autocast(x, weight, bias)
     _check(x, weight, bias, 2, activation)
     # As int: torch.compile of torch 2.11 takes no bool from a size that it does not know.
     sequences = pattern.numel() - int(kind == "cu_seqlens")
     if kind != "rows" and x.dim() > 2 and sequences != math.prod(x.shape[:-2]):
         expected = f"the {math.prod(x.shape[:-2])} sequences of x"
         raise ShapeError(mismatch(kind, expected, f"{sequences} sequences"))
-    return torch.ops.pit_tvm.linear_rows(x, weight, bias, pattern, kind, activation)
+    fused, after = split_activation(activation, x, weight, bias)
+    return after(torch.ops.pit_tvm.linear_rows(x, weight, bias, pattern, kind, fused))
 
 
 def grouped_linear(
@@ -107,13 +113,15 @@ def grouped_linear(
     ShapeError, DTypeError
         An argument does not fit.
     """
+    x, weight, bias = _autocast(x, weight, bias)
     _check(x, weight, bias, 3, activation)
     _check_ids("group_ids", group_ids)
     lead = tuple(x.shape[:-1])
     if tuple(group_ids.shape[: len(lead)]) != lead or group_ids.dim() > len(lead) + 1:
         expected = f"{list(lead)}, or with a last dimension top_k"
         raise ShapeError(mismatch("group_ids", expected, tuple(group_ids.shape)))
-    return torch.ops.pit_tvm.grouped_linear(x, weight, bias, group_ids, activation)
+    fused, after = split_activation(activation, x, weight, bias)
+    return after(torch.ops.pit_tvm.grouped_linear(x, weight, bias, group_ids, fused))
 
 
 def moe_feed_forward(
@@ -158,6 +166,7 @@ def moe_feed_forward(
     if activation is None:
         raise DTypeError(mismatch("activation", f"one of {', '.join(ACTIVATIONS)}", None))
     _check_tensors({"up": up, "down": down, "expert_weights": expert_weights})
+    x, up, down = _autocast(x, up, down)
     _check(x, up, None, 3, activation, "up")
     _check_type("down", down, x, x.dtype)
     _check_ids("expert_ids", expert_ids)
@@ -168,9 +177,24 @@ def moe_feed_forward(
     fits = (experts, hidden, wide // 2 if gated else wide)
     if tuple(down.shape) != fits:
         raise ShapeError(mismatch("down", f"shape {list(fits)}", tuple(down.shape)))
-    return torch.ops.pit_tvm.moe_feed_forward(
-        x, expert_ids, expert_weights, up, down, activation, gated
+    if not differentiated(x, expert_weights, up, down):
+        return torch.ops.pit_tvm.moe_feed_forward(
+            x, expert_ids, expert_weights, up, down, activation, gated
+        )
+    return feed_forward_in_parts(
+        x, expert_ids, expert_weights, up, down, activation=activation, gated=gated
     )
+
+
+def _autocast(x: torch.Tensor, *others: Any) -> Any:
+    """The tensors in the type of ``torch.autocast``, where that is on; what is none as it is."""
+    if not isinstance(x, torch.Tensor) or not torch.is_autocast_enabled(x.device.type):
+        return x, *others
+    dtype = torch.get_autocast_dtype(x.device.type)
+    return [
+        each.to(dtype) if isinstance(each, torch.Tensor) and each.dtype in _CAST else each
+        for each in (x, *others)
+    ]
 
 
 def _check(
@@ -192,8 +216,7 @@ def _check(
     if x.dim() < 1 or x.shape[-1] != weight.shape[-1]:
         expected = f"[..., {weight.shape[-1]}], the depth of {name}"
         turned = x.dim() > 0 and x.shape[-1] == weight.shape[-2]
-        turn = f"{name}.mT" if rank == 3 else f"{name}.mT.contiguous()"
-        advice = f"{name} is [..., out, in]: pass {turn}" if turned else ""
+        advice = f"{name} is [..., out, in]: pass {name}.mT" if turned else ""
         raise ShapeError(mismatch("x", expected, tuple(x.shape), advice))
     if x.shape[-1] == 0:
         raise ShapeError(mismatch("x", "a depth of at least 1", tuple(x.shape)))
@@ -206,12 +229,6 @@ def _check_type(name: str, array: torch.Tensor, x: torch.Tensor, dtype: torch.dt
     if array.dtype != dtype:
         expected, advice = f"{dtype} with x of {x.dtype}", f"convert it with .to({dtype})"
         raise DTypeError(mismatch(name, expected, array.dtype, advice))
-
-
-def _check_contiguous(**arrays: torch.Tensor | None) -> None:
-    for name, array in arrays.items():
-        if array is not None:
-            check_contiguous(name, array)
 
 
 def _check_tensors(arrays: Mapping[str, object]) -> None:
@@ -227,11 +244,11 @@ def _check_tensors(arrays: Mapping[str, object]) -> None:
 
 def _check_tangent(name: str, array: torch.Tensor) -> None:
     """DTypeError for a tensor with a tangent, also beneath ``torch.vmap``: torch calls operators
-    without a formula as if it were zero."""
+    without a formula for it as if it were zero."""
     while functorch.is_batchedtensor(array):
         array = functorch.get_unwrapped(array)
     if forward_ad.unpack_dual(array).tangent is not None:
-        advice = "pass .detach(), or use torch's own layers: these are forward only"
+        advice = "pass .detach(), or use torch's own layers: these go backward only"
         raise DTypeError(mismatch(name, "a tensor without a tangent", "one that has one", advice))
 
 
@@ -252,96 +269,3 @@ def _check_routing(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) ->
         raise ShapeError(mismatch("expert_weights", expected, tuple(weights.shape)))
     if not weights.is_floating_point():
         raise DTypeError(mismatch("expert_weights", "a floating-point type", weights.dtype))
-
-
-# --------------------------------------------------------------------------------------------
-# Custom operators
-
-
-@torch.library.custom_op("pit_tvm::linear_rows", mutates_args=())
-def _linear_rows(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    pattern: torch.Tensor,
-    kind: str,
-    activation: str | None,
-) -> torch.Tensor:
-    flat = x.reshape(-1, x.shape[-1])
-    _check_contiguous(x=flat, weight=weight, bias=bias)
-    out = linear_of_rows(flat, weight, bias, pattern, kind, activation)
-    return out.reshape(*x.shape[:-1], weight.shape[0])
-
-
-@_linear_rows.register_fake
-def _(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    pattern: torch.Tensor,
-    kind: str,
-    activation: str | None,
-) -> torch.Tensor:
-    spec_of(kind)
-    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=result_type(x))
-
-
-@torch.library.custom_op("pit_tvm::grouped_linear", mutates_args=())
-def _grouped_linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    group_ids: torch.Tensor,
-    activation: str | None,
-) -> torch.Tensor:
-    flat = x.reshape(-1, x.shape[-1])
-    _check_contiguous(x=flat, bias=bias)
-    check_weight("weight", weight)
-    ids = group_ids.reshape(len(flat), -1) if len(flat) else group_ids.reshape(0, 1)
-    out = grouped_choices(flat, ids.contiguous(), weight, bias, activation)
-    return out.reshape(*group_ids.shape, weight.shape[1])
-
-
-@_grouped_linear.register_fake
-def _(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    group_ids: torch.Tensor,
-    activation: str | None,
-) -> torch.Tensor:
-    return x.new_empty((*group_ids.shape, weight.shape[1]), dtype=result_type(x))
-
-
-@torch.library.custom_op("pit_tvm::moe_feed_forward", mutates_args=())
-def _moe_feed_forward(
-    x: torch.Tensor,
-    expert_ids: torch.Tensor,
-    expert_weights: torch.Tensor,
-    up: torch.Tensor,
-    down: torch.Tensor,
-    activation: str,
-    gated: bool,
-) -> torch.Tensor:
-    flat = x.reshape(-1, x.shape[-1])
-    _check_contiguous(x=flat)
-    check_weight("up", up)
-    check_weight("down", down)
-    sizes = (len(flat), expert_ids.shape[-1])
-    ids, weights = (a.reshape(sizes).contiguous() for a in (expert_ids, expert_weights.float()))
-    layer = moe_layer(x.device.type)
-    out = layer(flat, ids, weights, up, down, activation=activation, gated=gated)
-    return out.reshape(x.shape)
-
-
-@_moe_feed_forward.register_fake
-def _(
-    x: torch.Tensor,
-    expert_ids: torch.Tensor,
-    expert_weights: torch.Tensor,
-    up: torch.Tensor,
-    down: torch.Tensor,
-    activation: str,
-    gated: bool,
-) -> torch.Tensor:
-    return x.new_empty(x.shape)

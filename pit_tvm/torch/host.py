@@ -80,6 +80,18 @@ def grouped_rows(
     return out
 
 
+def outer_groups(
+    left: torch.Tensor, right: torch.Tensor, ids: torch.Tensor, groups: int
+) -> torch.Tensor:
+    """[groups, n, k]: ``left.T @ right`` over the rows of each group; a row of ``right`` belongs to
+    all choices."""
+    choices = ids.shape[1]
+    out = left.new_zeros((groups, left.shape[1], right.shape[1]))
+    for group, places in live_groups(ids.reshape(-1), groups):
+        out[group] = left[places].T @ right[places // choices]
+    return out
+
+
 def feed_forward(
     x: torch.Tensor,
     ids: torch.Tensor,

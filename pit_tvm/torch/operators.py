@@ -56,10 +56,23 @@ def linear_of_rows(
         return host.live_rows(x, weight, bias, _rows_of(x, pattern, kind), activation)
     # GPU kernels take every size at run time.
     sizes = (None, None) if x.is_cuda else tuple(map(int, weight.shape))
-    target = "cuda" if x.is_cuda else "llvm"
-    operator = _linear(target, dtype_name(x), kind, *sizes, bias is not None, activation)
-    operands = (weight,) if bias is None else (weight, bias)
+    target, (stored, layout) = "cuda" if x.is_cuda else "llvm", stored_weight(weight)
+    operator = _linear(target, dtype_name(x), kind, *sizes, layout, bias is not None, activation)
+    operands = (stored,) if bias is None else (stored, bias)
     out: torch.Tensor = operator(x, *operands, sparsity=pattern)
+    return out
+
+
+def outer_of_rows(
+    left: torch.Tensor, right: torch.Tensor, pattern: torch.Tensor, kind: str
+) -> torch.Tensor:
+    """``left.T @ right`` [n, k] over the rows that a pattern names, on CPUs by torch."""
+    if not left.is_cuda:
+        rows = _rows_of(left, pattern, kind)
+        return left[rows].T @ right[rows]
+    if 0 in left.shape or 0 in right.shape:
+        return left.new_zeros((left.shape[1], right.shape[1]))
+    out: torch.Tensor = _outer(dtype_name(left), kind)(left, right, sparsity=pattern)
     return out
 
 
@@ -112,6 +125,23 @@ def grouped_choices(
     return operator(rows, *operands, narrow, sparsity=ids)
 
 
+def outer_of_groups(
+    left: torch.Tensor, right: torch.Tensor, ids: torch.Tensor, groups: int
+) -> torch.Tensor:
+    """[groups, n, k]: of each group ``left.T @ right`` over its rows, those of ``left`` being the
+    choices ``ids[t, c]`` of the rows of ``right``."""
+    if left.is_cuda:
+        return _cuda_experts().outer(left, right, ids, groups)
+    return host.outer_groups(left, right, ids, groups)
+
+
+def combined_choices(rows: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """[tokens, n]: sums of the rows [tokens * choices, n] of a token, each by its weight."""
+    if rows.is_cuda:
+        return _cuda_experts().combine(rows, weights, ids)
+    return host.combined(rows, ids, weights, rows.dtype)
+
+
 def _host_moe(
     x: torch.Tensor,
     ids: torch.Tensor,
@@ -141,11 +171,19 @@ def _linear(
     kind: str,
     n: int | None,
     k: int | None,
+    layout: str,
     bias: bool,
     activation: str | None,
 ) -> Operator:
-    tensors = te_op.linear(None, n, k, dtype=dtype, bias=bias, activation=activation)
+    form: dict[str, Any] = {"transpose_rhs": layout == "nk", "bias": bias, "activation": activation}
+    tensors = te_op.matmul(None, n, k, dtype=dtype, **form)
     return compile_operator(tensors, sparse={"lhs": spec_of(kind)}, target=target, dead="zero")
+
+
+@cache
+def _outer(dtype: str, kind: str) -> Operator:
+    tensors = te_op.matmul(None, None, None, dtype=dtype, transpose_lhs=True)
+    return compile_operator(tensors, sparse={"lhs": spec_of(kind)}, target="cuda")
 
 
 @cache

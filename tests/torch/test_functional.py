@@ -145,7 +145,7 @@ def test_grouped_module() -> None:
 
 def test_a_weight_that_is_stored_in_by_out_is_refused_with_advice() -> None:
     x, weight, _ = data()
-    with pytest.raises(ShapeError, match=r"^x: .*pass weight\.mT\.contiguous\(\)$"):
+    with pytest.raises(ShapeError, match=r"^x: .*pass weight\.mT$"):
         pit.linear_rows(x, weight.T.contiguous(), lengths=torch.ones(M, dtype=torch.int64))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pit_tvm import torch as pit
-from pit_tvm.torch import functional
+from pit_tvm.torch import custom_ops
 
 GROUPS, HIDDEN, INTER = 3, 16, 24
 
@@ -41,8 +41,8 @@ def test_layers_get_ids_and_weights_in_order(monkeypatch: pytest.MonkeyPatch) ->
         seen.append(ids)
         return torch.zeros(ids.numel(), weight.shape[1])
 
-    monkeypatch.setattr(functional, "moe_layer", lambda device: layer)
-    monkeypatch.setattr(functional, "grouped_choices", choices)
+    monkeypatch.setattr(custom_ops, "moe_layer", lambda device: layer)
+    monkeypatch.setattr(custom_ops, "grouped_choices", choices)
     x, up, down = torch.randn(5, 16), torch.randn(GROUPS, 48, 16), torch.randn(GROUPS, 16, 24)
     ids = torch.randint(0, GROUPS, (2, 5)).t()
     weights = torch.rand(5, 4, dtype=torch.float64)[:, ::2]

@@ -1,0 +1,176 @@
+"""The custom operators ``torch.ops.pit_tvm.*`` and their fake implementations.
+
+`pit_tvm.torch.functional` checks what they are given and names it as users do;
+`pit_tvm.torch.gradients` holds their derivatives.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..runtime.torch_arrays import check_contiguous, check_weight
+from .operators import (
+    combined_choices,
+    grouped_choices,
+    linear_of_rows,
+    moe_layer,
+    outer_of_groups,
+    outer_of_rows,
+    result_type,
+    spec_of,
+)
+
+
+@torch.library.custom_op("pit_tvm::linear_rows", mutates_args=())
+def linear_rows(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    pattern: torch.Tensor,
+    kind: str,
+    activation: str | None,
+) -> torch.Tensor:
+    """``activation(x @ weight.T + bias)`` in the rows that ``pattern`` names, zeros elsewhere."""
+    flat = x.reshape(-1, x.shape[-1])
+    _check_contiguous(x=flat, bias=bias)
+    check_weight("weight", weight)
+    out = linear_of_rows(flat, weight, bias, pattern, kind, activation)
+    return out.reshape(*x.shape[:-1], weight.shape[0])
+
+
+@linear_rows.register_fake
+def _(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    pattern: torch.Tensor,
+    kind: str,
+    activation: str | None,
+) -> torch.Tensor:
+    spec_of(kind)
+    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=result_type(x))
+
+
+@torch.library.custom_op("pit_tvm::outer_rows", mutates_args=())
+def outer_rows(
+    left: torch.Tensor, right: torch.Tensor, pattern: torch.Tensor, kind: str
+) -> torch.Tensor:
+    """[n, k]: the sum of ``left[i, :, None] * right[i]`` over the rows that ``pattern`` names, of
+    [..., n] and [..., k]."""
+    flat = [side.reshape(-1, side.shape[-1]) for side in (left, right)]
+    _check_contiguous(left=flat[0], right=flat[1])
+    return outer_of_rows(*flat, pattern, kind)
+
+
+@outer_rows.register_fake
+def _(left: torch.Tensor, right: torch.Tensor, pattern: torch.Tensor, kind: str) -> torch.Tensor:
+    spec_of(kind)
+    return left.new_empty((left.shape[-1], right.shape[-1]))
+
+
+@torch.library.custom_op("pit_tvm::grouped_linear", mutates_args=())
+def grouped_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    group_ids: torch.Tensor,
+    activation: str | None,
+) -> torch.Tensor:
+    """Every row times the weight of each of its groups; zeros where the id is -1."""
+    flat = x.reshape(-1, x.shape[-1])
+    _check_contiguous(x=flat, bias=bias)
+    check_weight("weight", weight)
+    ids = _choices(group_ids, len(flat))
+    out = grouped_choices(flat, ids, weight, bias, activation)
+    return out.reshape(*group_ids.shape, weight.shape[1])
+
+
+@grouped_linear.register_fake
+def _(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    group_ids: torch.Tensor,
+    activation: str | None,
+) -> torch.Tensor:
+    return x.new_empty((*group_ids.shape, weight.shape[1]), dtype=result_type(x))
+
+
+@torch.library.custom_op("pit_tvm::grouped_outer", mutates_args=())
+def grouped_outer(
+    left: torch.Tensor, right: torch.Tensor, group_ids: torch.Tensor, groups: int
+) -> torch.Tensor:
+    """[groups, n, k]: of each group the sum of ``left[i, :, None] * right[i]`` over its choices, of
+    ``left`` like ``group_ids`` and [n], and ``right`` [..., k] with a row for all choices."""
+    flat = [side.reshape(-1, side.shape[-1]) for side in (left, right)]
+    _check_contiguous(left=flat[0], right=flat[1])
+    return outer_of_groups(*flat, _choices(group_ids, len(flat[1])), groups)
+
+
+@grouped_outer.register_fake
+def _(
+    left: torch.Tensor, right: torch.Tensor, group_ids: torch.Tensor, groups: int
+) -> torch.Tensor:
+    return left.new_empty((groups, left.shape[-1], right.shape[-1]))
+
+
+@torch.library.custom_op("pit_tvm::combine_choices", mutates_args=())
+def combine_choices(rows: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """[..., n]: the sum of the rows [..., top_k, n] of a token, each by its weight [..., top_k]."""
+    flat = rows.reshape(-1, rows.shape[-1])
+    _check_contiguous(rows=flat)
+    sizes = (ids.shape[:-1].numel(), ids.shape[-1])
+    shares = weights.float().reshape(sizes).contiguous()
+    out = combined_choices(flat, shares, ids.reshape(sizes).contiguous())
+    return out.reshape(*rows.shape[:-2], rows.shape[-1])
+
+
+@combine_choices.register_fake
+def _(rows: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return rows.new_empty((*rows.shape[:-2], rows.shape[-1]))
+
+
+@torch.library.custom_op("pit_tvm::moe_feed_forward", mutates_args=())
+def moe_feed_forward(
+    x: torch.Tensor,
+    expert_ids: torch.Tensor,
+    expert_weights: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    activation: str,
+    gated: bool,
+) -> torch.Tensor:
+    """A layer of experts in one: see `pit_tvm.torch.moe_feed_forward`."""
+    flat = x.reshape(-1, x.shape[-1])
+    _check_contiguous(x=flat)
+    check_weight("up", up)
+    check_weight("down", down)
+    ids, shares = _choices(expert_ids, len(flat)), expert_weights.float()
+    weights = shares.reshape(ids.shape).contiguous()
+    layer = moe_layer(x.device.type)
+    out = layer(flat, ids, weights, up, down, activation=activation, gated=gated)
+    return out.reshape(x.shape)
+
+
+@moe_feed_forward.register_fake
+def _(
+    x: torch.Tensor,
+    expert_ids: torch.Tensor,
+    expert_weights: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    activation: str,
+    gated: bool,
+) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+def _choices(ids: torch.Tensor, rows: int) -> torch.Tensor:
+    """Groups of every row, [rows, choices]."""
+    return ids.reshape(rows, ids.numel() // rows if rows else 1).contiguous()
+
+
+def _check_contiguous(**arrays: torch.Tensor | None) -> None:
+    for name, array in arrays.items():
+        if array is not None:
+            check_contiguous(name, array)

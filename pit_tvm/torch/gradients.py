@@ -1,0 +1,179 @@
+"""Derivatives of the custom operators, by each other: products of rows and sums of outer products.
+
+    linear_rows(x, w):  dx = linear_rows(dy, w.mT),  dw = outer_rows(dy, x)
+    outer_rows(a, b):   da = linear_rows(b, dw),     db = linear_rows(a, dw.mT)
+
+and the same of groups, whose derivatives to rows are summed over a row's choices. Only rows that
+exist are read, so that gradients of others may hold anything, and gradients of what does not exist
+are zeros. A bias is the weight of an input that is always 1. Activations are torch's own where
+gradients are asked for: their inputs are what it keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from ..errors import DTypeError, mismatch
+from . import custom_ops
+
+Formula = Callable[..., Any]
+
+ONES = 8  # columns of an input that is always 1: a vector of 16 bytes on GPUs
+
+
+def differentiable(operator: Any) -> Callable[[Formula], Formula]:
+    """Register ``formula(ctx, gradient)``, whose ``given(ctx)`` are the arguments of a call."""
+
+    def register(formula: Formula) -> Formula:
+        operator.register_autograd(formula, setup_context=_keep)
+        return formula
+
+    return register
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    tensors = [isinstance(each, torch.Tensor) for each in inputs]
+    ctx.save_for_backward(*(each for each, is_one in zip(inputs, tensors, strict=True) if is_one))
+    ctx.arguments = [None if is_one else e for e, is_one in zip(inputs, tensors, strict=True)]
+    ctx.places = [place for place, is_one in enumerate(tensors) if is_one]
+
+
+def given(ctx: Any) -> list[Any]:
+    """The arguments of the call that ``ctx`` is of, in order."""
+    arguments = list(ctx.arguments)
+    for place, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
+        arguments[place] = tensor
+    return arguments
+
+
+@differentiable(custom_ops.linear_rows)
+def _(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    x, weight, bias, pattern, kind, activation = given(ctx)
+    _check_no_activation(activation)
+    dy, (for_x, for_weight, for_bias) = dy.contiguous(), ctx.needs_input_grad[:3]
+    linear, outer = torch.ops.pit_tvm.linear_rows, torch.ops.pit_tvm.outer_rows
+    dx = linear(dy, weight.mT, None, pattern, kind, None) if for_x else None
+    dw = outer(dy, x, pattern, kind) if for_weight else None
+    db = outer(dy, _ones(x), pattern, kind)[:, 0] if for_bias else None
+    return dx, dw, db, None, None, None
+
+
+@differentiable(custom_ops.outer_rows)
+def _(ctx: Any, dw: torch.Tensor) -> tuple[Any, ...]:
+    left, right, pattern, kind = given(ctx)
+    dw, (for_left, for_right) = dw.contiguous(), ctx.needs_input_grad[:2]
+    linear = torch.ops.pit_tvm.linear_rows
+    da = linear(right, dw, None, pattern, kind, None) if for_left else None
+    db = linear(left, dw.mT, None, pattern, kind, None) if for_right else None
+    return da, db, None, None
+
+
+@differentiable(custom_ops.grouped_linear)
+def _(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    x, weight, bias, ids, activation = given(ctx)
+    _check_no_activation(activation)
+    dy, (for_x, for_weight, for_bias) = dy.contiguous(), ctx.needs_input_grad[:3]
+    outer, groups = torch.ops.pit_tvm.grouped_outer, weight.shape[0]
+    dx = _of_choices(dy, weight.mT, ids, x) if for_x else None
+    dw = outer(dy, x, ids, groups) if for_weight else None
+    db = outer(dy, _ones(x), ids, groups)[..., 0] if for_bias else None
+    return dx, dw, db, None, None
+
+
+@differentiable(custom_ops.grouped_outer)
+def _(ctx: Any, dw: torch.Tensor) -> tuple[Any, ...]:
+    left, right, ids, _ = given(ctx)
+    dw, (for_left, for_right) = dw.contiguous(), ctx.needs_input_grad[:2]
+    linear = torch.ops.pit_tvm.grouped_linear
+    da = linear(right, dw, None, ids, None) if for_left else None
+    db = _of_choices(left, dw.mT, ids, right) if for_right else None
+    return da, db, None, None
+
+
+@differentiable(custom_ops.combine_choices)
+def _(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    rows, weights, ids = given(ctx)
+    (for_rows, for_weights), none = ctx.needs_input_grad[:2], ids < 0
+    drows, dweights = None, None
+    if for_rows:
+        drows = dy[..., None, :] * weights.masked_fill(none, 0.0)[..., None].to(dy.dtype)
+    if for_weights:
+        dweights = (rows @ dy[..., None])[..., 0].masked_fill(none, 0.0).to(weights.dtype)
+    return drows, dweights, None
+
+
+def differentiated(*tensors: torch.Tensor | None) -> bool:
+    """Whether gradients to one of the tensors may be asked for."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def split_activation(
+    activation: str | None, *tensors: torch.Tensor | None
+) -> tuple[str | None, Callable[[torch.Tensor], torch.Tensor]]:
+    """The activation that an operator computes itself, and what is left to torch: all where
+    gradients to ``tensors`` may be asked for, which need its input.
+
+    DTypeError for a name of none.
+    """
+    if activation is None or not differentiated(*tensors):
+        return activation, lambda out: out
+    return None, _activation(activation)
+
+
+def feed_forward_in_parts(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    *,
+    activation: str,
+    gated: bool,
+) -> torch.Tensor:
+    """`pit_tvm.torch.moe_feed_forward` by operators that have derivatives; errors as
+    `split_activation`."""
+    act, linear = _activation(activation), torch.ops.pit_tvm.grouped_linear
+    rows = linear(x, up, None, ids, None)
+    if gated:
+        gate, other = rows.chunk(2, -1)
+        rows = act(gate) * other
+    else:
+        rows = act(rows)
+    rows = linear(rows, down, None, ids, None)
+    return torch.ops.pit_tvm.combine_choices(rows, weights, ids)
+
+
+def _activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    known: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "relu": functional.relu,
+        "gelu": functional.gelu,
+        "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+        "silu": functional.silu,
+    }
+    if name not in known:
+        raise DTypeError(mismatch("activation", f"None or one of {', '.join(known)}", name))
+    return known[name]
+
+
+def _of_choices(
+    dy: torch.Tensor, weight: torch.Tensor, ids: torch.Tensor, rows: torch.Tensor
+) -> torch.Tensor:
+    """Rows of ``dy`` times the weights of their groups, summed over the choices of each of
+    ``rows``."""
+    made = torch.ops.pit_tvm.grouped_linear(dy, weight, None, ids, None)
+    return made if ids.dim() < rows.dim() else made.sum(-2)
+
+
+def _ones(x: torch.Tensor) -> torch.Tensor:
+    return x.new_ones((*x.shape[:-1], ONES))
+
+
+def _check_no_activation(activation: str | None) -> None:
+    if activation is not None:
+        advice = "apply torch's own to the result, as pit_tvm.torch's functions do"
+        raise DTypeError(mismatch("activation", "None where gradients go", activation, advice))
