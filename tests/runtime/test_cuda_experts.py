@@ -110,3 +110,59 @@ def test_more_sums_than_a_grid_has_threads(experts: CudaExperts, tokens: int, hi
     )
     with pytest.raises(ShapeError, match=f"x: expected at most {2**31 - THREADS} pieces of 8"):
         experts.run(x, ids, ids, up, down, gated=False)
+
+
+def test_sums_of_outer_products_are_given_aligned_operands_and_the_choices_of_a_row(
+    experts: CudaExperts, given: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares: list[tuple[int, int]] = []
+
+    def product(tile: Any, *, share: int) -> Any:
+        shares.append((tile.tile_n, share))
+        return lambda *arrays: given.append(arrays)
+
+    monkeypatch.setattr(experts, "columns", SimpleNamespace(product=product))
+    left, right = beside(TOKENS * TOP_K, INTER), beside(TOKENS, HIDDEN)
+    ids = torch.zeros(TOKENS, TOP_K, dtype=torch.int64)
+    out = experts.outer(left, right, ids, EXPERTS)
+    ((own, _, _, others, flat),) = given
+    assert shares == [(64, TOP_K)] and out.shape == (EXPERTS, INTER, HIDDEN)
+    assert torch.equal(own, left) and torch.equal(others[0], right)
+    assert own.data_ptr() % 16 == others.data_ptr() % 16 == 0
+    assert flat.shape == (EXPERTS * INTER, HIDDEN) and flat.data_ptr() == out.data_ptr()
+    assert not experts.outer(left[:0], right[:0], ids[:0], EXPERTS).any()
+
+
+@pytest.mark.parametrize(
+    ("shapes", "groups", "message"),
+    [
+        (((12, 128, 1), (6, 64), (6, 2)), 4, "left, right, ids: expected left"),
+        (((12, 128), (6, 64), (6, 2)), 1025, "groups: expected at most 1024, got 1025"),
+        (((12, 100), (6, 64), (6, 2)), 4, "n: expected a multiple of 8, at least 8, got 100"),
+        (((12, 128), (6, 0), (6, 2)), 4, "k: expected a multiple of 8, at least 8, got 0"),
+    ],
+)
+def test_outer_products_that_no_kernel_computes(
+    experts: CudaExperts, shapes: Any, groups: int, message: str
+) -> None:
+    with pytest.raises(ShapeError, match=message):
+        experts.outer(*(torch.zeros(shape).half() for shape in shapes), groups)
+
+
+def test_rows_are_combined_by_weight(experts: CudaExperts, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        experts.kernels, "combine", lambda *form: lambda *arrays: seen.extend(arrays)
+    )
+    rows, ids = beside(TOKENS * TOP_K, HIDDEN), torch.zeros(TOKENS, TOP_K, dtype=torch.int64)
+    out = experts.combine(rows, torch.ones(TOKENS, TOP_K), ids)
+    partial, _, _, groups, into = seen
+    assert torch.equal(partial.flatten(0, 1), rows) and partial.data_ptr() % 16 == 0
+    assert into is out and groups > 2**30
+    assert not experts.combine(rows[:0], torch.ones(TOKENS, 0), ids[:, :0]).any()
+    with pytest.raises(ShapeError, match="rows: expected at most"):
+        many, none = (
+            torch.empty(2**31, 8, device="meta").half(),
+            torch.empty(2**31, 1, device="meta"),
+        )
+        experts.combine(many, none, none.long())
