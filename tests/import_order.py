@@ -139,6 +139,7 @@ ORDER = {
         "hopper_piece_turned",
         "hopper_pieces",
         "hopper_combine",
+        "hopper_gate",
         "cuda_elementwise",
         "cuda_generic",
         "cuda_contraction_forms",
@@ -228,6 +229,7 @@ ORDER = {
         "cuda_general",
         "cuda_families",
         "cuda_experts",
+        "cuda_gate",
     ),
     "torch": (
         "host",

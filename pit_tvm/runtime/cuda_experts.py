@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from ..errors import DTypeError, ShapeError, mismatch
@@ -150,8 +151,7 @@ class CudaExperts:
             return out.zero_()
         left, right = aligned(left), aligned(right)
         index = self._index(right, ids, groups, watch)
-        tile = outer_tile(starting_outer(dtype_name(left)), k)
-        kernel = self.columns.product(tile, share=ids.shape[1])
+        kernel = self.columns.product(_outer_tile(dtype_name(left), k), share=ids.shape[1])
         kernel(left, index.ids, index.count, right.unsqueeze(0), out.view(groups * n, k))
         return out
 
@@ -232,6 +232,11 @@ class CudaExperts:
         if key not in self._rates:
             self._rates[key] = rates_of(self.store, dtype, self.target.isa, "torch", options)
         return self._rates[key]
+
+
+@cache
+def _outer_tile(dtype: str, columns: int) -> Tile:
+    return outer_tile(starting_outer(dtype), columns)
 
 
 def _signature(tensors: Sequence[Any], weights: Sequence[Any]) -> tuple[object, ...]:

@@ -11,6 +11,8 @@ import torch
 from ..runtime.torch_arrays import check_contiguous, check_weight
 from .operators import (
     combined_choices,
+    gated_rows,
+    gradient_of_gated,
     grouped_choices,
     linear_of_rows,
     moe_layer,
@@ -57,9 +59,9 @@ def outer_rows(
 ) -> torch.Tensor:
     """[n, k]: the sum of ``left[i, :, None] * right[i]`` over the rows that ``pattern`` names, of
     [..., n] and [..., k]."""
-    flat = [side.reshape(-1, side.shape[-1]) for side in (left, right)]
-    _check_contiguous(left=flat[0], right=flat[1])
-    return outer_of_rows(*flat, pattern, kind)
+    left, right = left.reshape(-1, left.shape[-1]), right.reshape(-1, right.shape[-1])
+    _check_contiguous(left=left, right=right)
+    return outer_of_rows(left, right, pattern, kind)
 
 
 @outer_rows.register_fake
@@ -102,9 +104,9 @@ def grouped_outer(
 ) -> torch.Tensor:
     """[groups, n, k]: of each group the sum of ``left[i, :, None] * right[i]`` over its choices, of
     ``left`` like ``group_ids`` and [n], and ``right`` [..., k] with a row for all choices."""
-    flat = [side.reshape(-1, side.shape[-1]) for side in (left, right)]
-    _check_contiguous(left=flat[0], right=flat[1])
-    return outer_of_groups(*flat, _choices(group_ids, len(flat[1])), groups)
+    left, right = left.reshape(-1, left.shape[-1]), right.reshape(-1, right.shape[-1])
+    _check_contiguous(left=left, right=right)
+    return outer_of_groups(left, right, _choices(group_ids, len(right)), groups)
 
 
 @grouped_outer.register_fake
@@ -112,6 +114,32 @@ def _(
     left: torch.Tensor, right: torch.Tensor, group_ids: torch.Tensor, groups: int
 ) -> torch.Tensor:
     return left.new_empty((groups, left.shape[-1], right.shape[-1]))
+
+
+@torch.library.custom_op("pit_tvm::gated_activation", mutates_args=())
+def gated_activation(rows: torch.Tensor, activation: str) -> torch.Tensor:
+    """[..., n]: ``act(gate) * other`` of rows [..., 2 * n] of gates and others."""
+    flat = rows.reshape(-1, rows.shape[-1])
+    _check_contiguous(rows=flat)
+    return gated_rows(flat, activation).reshape(*rows.shape[:-1], rows.shape[-1] // 2)
+
+
+@gated_activation.register_fake
+def _(rows: torch.Tensor, activation: str) -> torch.Tensor:
+    return rows.new_empty((*rows.shape[:-1], rows.shape[-1] // 2))
+
+
+@torch.library.custom_op("pit_tvm::gated_gradient", mutates_args=())
+def gated_gradient(rows: torch.Tensor, down: torch.Tensor, activation: str) -> torch.Tensor:
+    """The gradient to the rows of `gated_activation`, ``down`` being that to its result."""
+    flat, given = rows.reshape(-1, rows.shape[-1]), down.reshape(-1, down.shape[-1])
+    _check_contiguous(rows=flat, down=given)
+    return gradient_of_gated(flat, given, activation).reshape(rows.shape)
+
+
+@gated_gradient.register_fake
+def _(rows: torch.Tensor, down: torch.Tensor, activation: str) -> torch.Tensor:
+    return rows.new_empty(rows.shape)
 
 
 @torch.library.custom_op("pit_tvm::combine_choices", mutates_args=())

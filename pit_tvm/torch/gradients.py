@@ -12,14 +12,13 @@ gradients are asked for: their inputs are what it keeps.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from ..errors import DTypeError, mismatch
 from . import custom_ops
+from .host import activate, gate_gradient
 
 Formula = Callable[..., Any]
 
@@ -95,6 +94,14 @@ def _(ctx: Any, dw: torch.Tensor) -> tuple[Any, ...]:
     return da, db, None, None
 
 
+@differentiable(custom_ops.gated_activation)
+def _(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    rows, activation = given(ctx)
+    if torch.is_grad_enabled():  # somebody asks for gradients of this one
+        return gate_gradient(rows, dy, activation), None
+    return torch.ops.pit_tvm.gated_gradient(rows, dy.contiguous(), activation), None
+
+
 @differentiable(custom_ops.combine_choices)
 def _(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     rows, weights, ids = given(ctx)
@@ -122,7 +129,7 @@ def split_activation(
     """
     if activation is None or not differentiated(*tensors):
         return activation, lambda out: out
-    return None, _activation(activation)
+    return None, activate(activation)
 
 
 def feed_forward_in_parts(
@@ -137,27 +144,11 @@ def feed_forward_in_parts(
 ) -> torch.Tensor:
     """`pit_tvm.torch.moe_feed_forward` by operators that have derivatives; errors as
     `split_activation`."""
-    act, linear = _activation(activation), torch.ops.pit_tvm.grouped_linear
+    linear, act = torch.ops.pit_tvm.grouped_linear, activate(activation)
     rows = linear(x, up, None, ids, None)
-    if gated:
-        gate, other = rows.chunk(2, -1)
-        rows = act(gate) * other
-    else:
-        rows = act(rows)
+    rows = torch.ops.pit_tvm.gated_activation(rows, activation) if gated else act(rows)
     rows = linear(rows, down, None, ids, None)
     return torch.ops.pit_tvm.combine_choices(rows, weights, ids)
-
-
-def _activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    known: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-        "relu": functional.relu,
-        "gelu": functional.gelu,
-        "gelu_tanh": partial(functional.gelu, approximate="tanh"),
-        "silu": functional.silu,
-    }
-    if name not in known:
-        raise DTypeError(mismatch("activation", f"None or one of {', '.join(known)}", name))
-    return known[name]
 
 
 def _of_choices(

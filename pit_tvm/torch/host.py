@@ -7,12 +7,13 @@ float16 on most CPUs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch.nn import functional
 
-from ..errors import ShapeError, mismatch
+from ..errors import DTypeError, ShapeError, mismatch
 from ..runtime.cuda_arrays import activated
 
 
@@ -108,12 +109,45 @@ def feed_forward(
     for group, places in live_groups(ids.reshape(-1), len(up)):
         rows = functional.linear(x[places // choices], up[group])
         if gated:
-            gate, other = rows.chunk(2, -1)
-            rows = activated(gate, activation) * other
+            rows = gate_halves(rows, activation)
         else:
             rows = activated(rows, activation)
         out[places] = functional.linear(rows, down[group])
     return combined(out, ids, weights, x.dtype)
+
+
+def activate(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """torch's activation of a name; DTypeError for a name of none."""
+    return _activation(name)[0]
+
+
+def gate_halves(rows: torch.Tensor, activation: str) -> torch.Tensor:
+    """``act(gate) * other`` of rows [..., 2 * width] of gates and others."""
+    gate, other = rows.chunk(2, -1)
+    return activate(activation)(gate) * other
+
+
+def gate_gradient(rows: torch.Tensor, down: torch.Tensor, activation: str) -> torch.Tensor:
+    """The gradient to the rows of `gate_halves`, ``down`` being that to its result."""
+    (gate, other), (act, backward) = rows.chunk(2, -1), _activation(activation)
+    return torch.cat((backward(down * other, gate), down * act(gate)), -1)
+
+
+def _activation(name: str) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
+    """An activation, and its gradient of one to its result and of its input."""
+    aten = torch.ops.aten
+    known: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]] = {
+        "relu": (functional.relu, lambda down, x: aten.threshold_backward(down, x, 0)),
+        "gelu": (functional.gelu, aten.gelu_backward),
+        "gelu_tanh": (
+            partial(functional.gelu, approximate="tanh"),
+            partial(aten.gelu_backward, approximate="tanh"),
+        ),
+        "silu": (functional.silu, aten.silu_backward),
+    }
+    if name not in known:
+        raise DTypeError(mismatch("activation", f"None or one of {', '.join(known)}", name))
+    return known[name]
 
 
 def combined(

@@ -17,6 +17,7 @@ from ..op.epilogue import check_activation
 from ..reference.index import index_lists
 from ..runtime.cuda_arrays import activated, dtype_name
 from ..runtime.cuda_experts import CudaExperts
+from ..runtime.cuda_gate import CudaGate
 from ..runtime.detect import Detector
 from ..runtime.kernel_cache import KernelCache
 from ..runtime.promise import asked_for
@@ -96,6 +97,11 @@ def _cuda_experts() -> CudaExperts:
     return CudaExperts(target, store, KernelCache())
 
 
+@cache
+def _cuda_gate() -> CudaGate:
+    return CudaGate(KernelCache(), resolve_target("cuda").isa)
+
+
 def moe_layer(device: str) -> Callable[..., torch.Tensor]:
     """``layer(x, ids, weights, up, down, activation=, gated=)`` on one kind of device."""
     return _cuda_experts().run if device == "cuda" else _host_moe
@@ -140,6 +146,20 @@ def combined_choices(rows: torch.Tensor, weights: torch.Tensor, ids: torch.Tenso
     if rows.is_cuda:
         return _cuda_experts().combine(rows, weights, ids)
     return host.combined(rows, ids, weights, rows.dtype)
+
+
+def gated_rows(rows: torch.Tensor, activation: str) -> torch.Tensor:
+    """``act(gate) * other`` of rows [number, 2 * width] of gates and others."""
+    if rows.is_cuda:
+        return _cuda_gate().run(rows, activation)
+    return host.gate_halves(rows, activation)
+
+
+def gradient_of_gated(rows: torch.Tensor, down: torch.Tensor, activation: str) -> torch.Tensor:
+    """The gradient to the rows of `gated_rows`, ``down`` being that to its result."""
+    if rows.is_cuda:
+        return _cuda_gate().gradient(rows, down, activation)
+    return host.gate_gradient(rows, down, activation)
 
 
 def _host_moe(

@@ -192,6 +192,19 @@ def test_a_layer_of_experts_is_differentiated(
     assert error(whole, got) < LIMITS[dtype]
 
 
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
+def test_gates_and_their_gradients(activation: str) -> None:
+    rows = leaf(3, 5, 2 * N)
+    gate, other = rows.double().chunk(2, -1)
+    got = torch.ops.pit_tvm.gated_activation(rows, activation)
+    want = ACTIVATIONS[activation](gate) * other
+    check(got, want, (rows,))
+    once, exact = (
+        torch.autograd.grad(out.pow(3).sum(), rows, create_graph=True)[0] for out in (got, want)
+    )
+    check(once, exact.double(), (rows,))
+
+
 def test_gradients_of_gradients() -> None:
     x, weight, bias = leaf(BATCH, LENGTH, K), leaf(N, K), leaf(N)
     alive = live("rows")[..., None]
@@ -321,6 +334,19 @@ def test_experts_on_a_gpu(
     leaves = (x, weights, up, down)
     exact = layer(*(t.cpu() for t in (x, ids, weights, up, down)), *rest)
     check_on_gpu(got, exact.cuda(), leaves)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
+def test_gates_on_a_gpu(activation: str, dtype: torch.dtype) -> None:
+    for number, width in ((1, 8), (301, 136), (64, 1024)):
+        rows = (3 * torch.randn(number, 2 * width)).to(dtype).cuda().requires_grad_()
+        with torch.no_grad():
+            rows[0, :4] = torch.tensor([0.0, -0.0, 60.0, -60.0])
+        gate, other = rows.double().chunk(2, -1)
+        got = torch.ops.pit_tvm.gated_activation(rows, activation)
+        check_on_gpu(got, ACTIVATIONS[activation](gate) * other, (rows,))
 
 
 def check_on_gpu(got: torch.Tensor, want: torch.Tensor, leaves: tuple[torch.Tensor, ...]) -> None:
