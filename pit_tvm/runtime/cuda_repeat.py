@@ -260,7 +260,7 @@ class CudaRepeats:
         number = self.look(table.address, COUNT, outs[1], sparsity, *given, outs[0])
         place = number if number >= 0 else OTHERS - number
         same = place >= 0 and table.repeats[place].plan.choice.way == plan.choice.way
-        if same and number < 0 or is_capturing() or is_rehearsed():
+        if same and number < 0 or is_capturing(call.device) or is_rehearsed():
             return
         if same:
             table.repeats[place] = replace(table.repeats[place], plan=plan, counts=counts)

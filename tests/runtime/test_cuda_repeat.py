@@ -79,7 +79,9 @@ def test_what_has_no_memory_is_like_nothing(look: Any) -> None:
 
 
 class Call:
-    """A call as `CudaRepeats` needs it: with its watch, and what plans it."""
+    """A call as `CudaRepeats` needs it: with its device, its watch, and what plans it."""
+
+    device = 0
 
     def __init__(self, output: tuple[int, ...], plan: Any) -> None:
         self.layout = self.watch = self
@@ -104,7 +106,7 @@ class Planner:
 
 @pytest.fixture
 def repeats(look: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> CudaRepeats:
-    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda: False)
+    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda device: False)
     made = CudaRepeats(KernelCache(tmp_path), print, planner())
     made.look = look
     return made
@@ -313,9 +315,9 @@ def test_threads_and_captured_graphs_repeat_nothing_of_others(
     other = threading.Thread(target=lambda: found.append(repeats.run((x,), value, out)[1]))
     other.start()
     other.join()
-    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda: True)
+    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda device: True)
     keep(repeats, aligned(9, 2), value, out)
-    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda: False)
+    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda device: False)
     found += [repeats.run(((x,), (aligned(9, 2),))[i], value, out)[1] for i in (0, 1)]
     assert found[0] is found[2] is None and found[1].plan is plan
 
