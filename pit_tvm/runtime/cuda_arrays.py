@@ -200,11 +200,11 @@ def _questions() -> tuple[Callable[[], bool], Callable[[int], int], Callable[[],
     )
 
 
-def synchronize() -> None:
-    """Wait for the device."""
+def synchronize(device: int) -> None:
+    """Wait for a device, by its number."""
     import torch
 
-    torch.cuda.synchronize()
+    torch.cuda.synchronize(device)
 
 
 def dense_product(lhs: Any, rhs: Any, bias: Any, act: str, out: Any, *, transpose_rhs: bool) -> Any:

@@ -12,8 +12,10 @@ import pytest
 from pit_tvm.runtime import cuda_arrays, cuda_workspace
 from pit_tvm.runtime.cuda_arrays import is_capturing
 from pit_tvm.runtime.cuda_call import CudaCall
+from pit_tvm.runtime.cuda_dispatch import _lap
 from pit_tvm.runtime.cuda_watch import CountWatch
 from pit_tvm.runtime.cuda_workspace import CudaWorkspace
+from pit_tvm.runtime.dispatch import Clock
 
 torch = pytest.importorskip("torch")
 
@@ -23,6 +25,7 @@ class Devices:
 
     def __init__(self) -> None:
         self.now, self.streams, self.recorded = 0, {0: 0, 1: 0}, set[int]()
+        self.waited: list[Any] = []
 
     def is_capturing(self) -> bool:
         """Of the current device."""
@@ -46,6 +49,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Devices:
     questions = made.is_capturing, lambda device: made.streams[device], lambda: made.now
     monkeypatch.setattr(cuda_arrays, "_questions", lambda: questions)
     monkeypatch.setattr(torch.cuda, "device", made.device)
+    monkeypatch.setattr(torch.cuda, "synchronize", made.waited.append)
     return made
 
 
@@ -75,3 +79,7 @@ def test_a_recorded_call_reports_nothing_and_keeps_no_memory(
     assert kept() == [True, True] and [watch.due() for watch in watches] == [True, True]
     devices.recorded = {6}
     assert kept() == [True, False] and [watch.due() for watch in watches] == [True, False]
+
+
+def test_times_end_with_the_work_of_the_calls_device(devices: Devices) -> None:
+    assert _lap(Clock(), 1) >= 0.0 and devices.waited == [1]
