@@ -91,8 +91,8 @@ def resolve_target(target: str | Mapping[str, Any] | Target = "llvm") -> TargetI
     ----------
     target
         ``"llvm"`` (this machine's CPU), ``"llvm -mcpu=x86-64-v3"`` (also ``-mattr``, ``-mtriple``
-        and ``-num-cores``), ``"cuda"`` (this machine's GPU), ``"cuda -arch=sm_90a -model=h200"``,
-        TVM's dictionary form, or a ``tvm.target.Target``.
+        and ``-num-cores``), ``"cuda"`` (this machine's GPU, the first one if there are several),
+        ``"cuda -arch=sm_90a -model=h200"``, TVM's dictionary form, or a ``tvm.target.Target``.
 
     Raises
     ------

@@ -35,7 +35,7 @@ class ActiveRows:
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """``out[:] = x @ weight.T + bias``."""
-        if self._turns.is_due and not is_capturing():
+        if self._turns.is_due and not is_capturing(x.get_device()):
             self._sample(x)
         self._turns.called(self._faster)
         run = self._gathers if self._faster else self._dense

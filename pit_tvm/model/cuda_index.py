@@ -44,7 +44,7 @@ class CudaIndex:
             model admits, or ids name no row of their table.
         """
         lists = empty_lists(mask)
-        if is_capturing():
+        if is_capturing(mask.get_device()):
             self._start(mask, lists)
             return lists
         return first(lists, self.live(self.fill(lists, mask, *ids)))

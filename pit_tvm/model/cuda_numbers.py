@@ -31,6 +31,6 @@ class Numbers:
             return self._made[-1]
         # Powers of two, so that what is asked for next is usually there.
         made = torch.arange(1 << size.bit_length(), dtype=torch.int32, device=self._device)
-        if not is_capturing():  # what is recorded is written when it is replayed
+        if not is_capturing(self._device.index):  # what is recorded is written when it is replayed
             self._made.append(made)
         return made

@@ -142,9 +142,18 @@ def empty(like: Any, shape: Sequence[int]) -> Any:
     return now.allocate(lambda: like.new_empty(tuple(shape)))
 
 
-def is_capturing() -> bool:
-    """Whether the current stream is recorded into a CUDA graph."""
-    return _questions()[0]()
+def is_capturing(device: int | None = None) -> bool:
+    """Whether the current stream of a device, by its number, is recorded into a CUDA graph; None:
+    that of the current device."""
+    asked, stream, current = _questions()
+    if device is None or device == current():
+        return asked()
+    if not stream(device):  # the default one, which nothing records
+        return False
+    import torch
+
+    with torch.cuda.device(device):
+        return asked()
 
 
 def is_rehearsed() -> bool:
@@ -175,22 +184,27 @@ def tf32_allowed() -> bool:
 
 
 @cache
-def _questions() -> tuple[Callable[[], bool], Callable[[int], int]]:
-    """torch's functions behind `is_capturing` and `stream_of`.
+def _questions() -> tuple[Callable[[], bool], Callable[[int], int], Callable[[], int]]:
+    """torch's functions behind `is_capturing` and `stream_of`: whether the current stream of the
+    current device is recorded, a device's current stream, and the current device.
 
     torch's own compiled code asks for a stream this way: ``torch.cuda.current_stream`` takes ten
     times as long.
     """
     import torch
 
-    return torch.cuda.is_current_stream_capturing, torch._C._cuda_getCurrentRawStream
+    return (
+        torch.cuda.is_current_stream_capturing,
+        torch._C._cuda_getCurrentRawStream,
+        torch._C._cuda_getDevice,
+    )
 
 
-def synchronize() -> None:
-    """Wait for the device."""
+def synchronize(device: int) -> None:
+    """Wait for a device, by its number."""
     import torch
 
-    torch.cuda.synchronize()
+    torch.cuda.synchronize(device)
 
 
 def dense_product(lhs: Any, rhs: Any, bias: Any, act: str, out: Any, *, transpose_rhs: bool) -> Any:

@@ -43,7 +43,7 @@ class CudaCall:
         self.layout, self.device, self.sizes = layout, device, sizes
         self.whole, self.fresh, self.empty = whole, fresh, 0 in layout.output
         self.places: dict[tuple[int, ...], CudaPlace] = {}
-        self.watch = CountWatch()
+        self.watch = CountWatch(device)
         self.finds: dict[bool, Find] = {}
         self.counts: tuple[int, ...] | None = None
         self.tf32 = False

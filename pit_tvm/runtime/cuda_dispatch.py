@@ -118,7 +118,7 @@ class CudaDispatcher:
         if self.checks_zeros:
             self._check_zeros(inputs, value)
         if clock is not None:
-            _lap(clock)
+            _lap(clock, call.device)
         if call.empty:
             return out, None
         if self._no_groups:  # nothing lives, and no kernel has no groups
@@ -127,7 +127,7 @@ class CudaDispatcher:
             return out, None
         plan = self.planner.plan_of(call)
         if clock is not None:
-            clock.select_us = _lap(clock)
+            clock.select_us = _lap(clock, call.device)
         choice = plan.choice if choose is None else choose(plan)
         counts = self._compute(choice, bound, clock)
         # Zeros that follow a dense product are neither torch's work nor a graph's.
@@ -144,7 +144,7 @@ class CudaDispatcher:
         call, inputs, value, out, _ = bound
         index, dead = self._indices(call, value, choice.micro_tile)
         if clock is not None:
-            clock.index_us = _lap(clock)
+            clock.index_us = _lap(clock, call.device)
         if index is None or choice.kind == "dense":
             self._dense(inputs, out)
             if dead is not None:
@@ -155,7 +155,7 @@ class CudaDispatcher:
                 dead = None
             self._product(choice, index, bound, dead)
         if clock is not None:
-            clock.kernel_us = _lap(clock)
+            clock.kernel_us = _lap(clock, call.device)
         return index.count if type(index) is CudaIndex and choice.kind == "pit" else None
 
     def explain(
@@ -375,9 +375,7 @@ def _even(layout: Layout) -> bool:
     return not any(size % ROW_STEP for shape in (*layout.shapes, layout.output) for size in shape)
 
 
-def _lap(clock: Clock | None) -> float:
+def _lap(clock: Clock, device: int) -> float:
     """A lap that ends when the device has done what was asked so far."""
-    if clock is None:
-        return 0.0
-    synchronize()
+    synchronize(device)
     return clock.lap()

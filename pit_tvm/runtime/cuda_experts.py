@@ -93,7 +93,7 @@ class CudaExperts:
         watch = self._watches.get(key)
         if watch is None:
             _check(x, ids, weights, up, down, gated)
-            watch = remember(self._watches, key, CountWatch())
+            watch = remember(self._watches, key, CountWatch(x.get_device()))
         tokens, top_k = ids.shape
         out = empty(x, x.shape)
         if 0 in (tokens, top_k, up.shape[0]):
@@ -123,7 +123,7 @@ class CudaExperts:
         watch = self._watches.get(key)
         if watch is None:
             _check_product(x, ids, rhs, bias)
-            watch = remember(self._watches, key, CountWatch())
+            watch = remember(self._watches, key, CountWatch(x.get_device()))
         out = empty(x, (ids.numel(), rhs.shape[1]))
         if 0 in (out.shape[0], rhs.shape[0]):
             return out.zero_()

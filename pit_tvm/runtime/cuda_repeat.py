@@ -207,7 +207,7 @@ class CudaRepeats:
                     return out, None
             if sparsity is not None and sparsity.is_neg() or out is not None and out.is_neg():
                 return out, None
-            number = look(table.address, guess, made, sparsity, *given, out)
+            number = look(table.address, guess, sparsity, *given, out, made)
             if -DUE < number <= OTHERS and not table.repeats[OTHERS - number].dense:
                 guess = table.guess = OTHERS - number
                 made = table.repeats[guess].output()
@@ -257,10 +257,10 @@ class CudaRepeats:
         and counts, as of `Repeat`; ``again`` launches what the call launched.
         """
         table, (call, plan, counts) = self._threads.table, planned
-        number = self.look(table.address, COUNT, outs[1], sparsity, *given, outs[0])
+        number = self.look(table.address, COUNT, sparsity, *given, *outs)
         place = number if number >= 0 else OTHERS - number
         same = place >= 0 and table.repeats[place].plan.choice.way == plan.choice.way
-        if same and number < 0 or is_capturing() or is_rehearsed():
+        if same and number < 0 or is_capturing(call.device) or is_rehearsed():
             return
         if same:
             table.repeats[place] = replace(table.repeats[place], plan=plan, counts=counts)

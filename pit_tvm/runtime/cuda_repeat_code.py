@@ -257,12 +257,13 @@ static int64_t pit_done(Call* call, int64_t result) {
   return result < 0 ? result - DUE : result + DUE;
 }
 
-// (table, guess, made, tensors ..) finds the call in the table that is like this one: i if a graph
+// (table, guess, tensors .., made) finds the call in the table that is like this one: i if a graph
 // did its work; OTHERS - i if it is dense, or lacks an output: that among the tensors, or ``made``,
 // not None, for the call ``guess``; NONE if there is none, or it has to be launched one by one.
-// Results of a call that is DUE are further from 0 by that.
+// Results of a call that is DUE are further from 0 by that. ``made`` is last, since the stream is
+// known of the device of the first argument that is a tensor, and the guess may be of another one.
 // (table, i, at, output): the same for call i, just found, whose tensor ``at`` is the output.
-// (table, COUNT, output, tensors ..): a call was launched one by one, with this output. i if it is
+// (table, COUNT, tensors .., output): a call was launched one by one, with this output. i if it is
 // to be recorded; OTHERS - i if not; NONE if it is not known.
 // (call, BEGIN): the stream on which to launch it for that, 0 if it cannot be recorded.
 // (call, END, keep): the place of its graph, NONE if there is none.
@@ -280,7 +281,7 @@ extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_main(void* self, const TVMFFIAny* ar
   if (asked == END) result->v_int64 = pit_end(call, args[2].v_int64);
   for (int i = 0; asked == DROP && i < GRAPHS; ++i) pit_drop(call->graphs + i);
   if (asked == COUNT) {
-    found = pit_find(table, args + 3, size - 3, pit_tensor(args + 2), NONE);
+    found = pit_find(table, args + 2, size - 3, pit_tensor(args + size - 1), NONE);
     if (found >= 0) result->v_int64 = pit_count(table->known[found].call) ? found : OTHERS - found;
   }
   if (asked < NONE) return 0;
@@ -289,7 +290,7 @@ extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_main(void* self, const TVMFFIAny* ar
     call = table->known[found].call;
     call->data[last] = pit_data(pit_tensor(args + 3));
   } else {
-    found = pit_find(table, args + 3, size - 3, pit_tensor(args + 2), asked);
+    found = pit_find(table, args + 2, size - 3, pit_tensor(args + size - 1), asked);
     if (found < 0) return 0;
     call = table->known[found].call;
     if (call->period && --call->left < 0) {

@@ -11,7 +11,7 @@ PERIOD = 16  # calls between two reports of one kind of call
 
 
 class CountWatch:
-    """Latest known counts of one kind of call. Threads may share it.
+    """Latest known counts of one kind of call, on one device. Threads may share it.
 
     A plan needs to know how much is live; the count is on the device. So now and then a kernel
     writes the count to pinned memory of the host, and a later call reads what has arrived. A block
@@ -20,7 +20,8 @@ class CountWatch:
     keeps its plan.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: int) -> None:
+        self._device = device
         self._known: tuple[int, ...] | None = None
         self._idle: list[PinnedCounts] = []
         self._away: list[PinnedCounts] = []  # a kernel will write, or has written, to these
@@ -44,7 +45,7 @@ class CountWatch:
         """Whether this call, one more, should report its count."""
         number = self._calls
         self._calls = number + 1
-        return number >= self._due and not self._away and not is_capturing()
+        return number >= self._due and not self._away and not is_capturing(self._device)
 
     def pass_by(self) -> None:
         """Count one more call, which reports nothing."""

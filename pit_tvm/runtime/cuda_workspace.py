@@ -87,7 +87,9 @@ class CudaWorkspace:
         """``make(like, *size)``, memory on the device of ``like``, or what that gave before."""
         device, now = like.get_device(), recorded()
         stream = stream_of(device) if now is None else now.stream.cuda_stream
-        if now is None and stream and is_capturing():  # the default stream, 0, cannot be captured
+        if (
+            now is None and stream and is_capturing(device)
+        ):  # the default stream, 0, cannot be captured
             return make(like, *size)
         try:
             known = self._memory.known

@@ -15,7 +15,7 @@ FORM = LinearForm(5120, 20480, "float16", True, "")
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What ran, in order; nothing is recorded."""
-    monkeypatch.setattr(cuda_active, "is_capturing", lambda: False)
+    monkeypatch.setattr(cuda_active, "is_capturing", lambda device: False)
     return []
 
 
@@ -65,9 +65,9 @@ def test_samples_become_rare_and_decisions_change_with_them(taken: list[str]) ->
 
 def test_recorded_calls_are_not_sampled(taken: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     one = layer(taken)
-    monkeypatch.setattr(cuda_active, "is_capturing", lambda: True)
+    monkeypatch.setattr(cuda_active, "is_capturing", lambda device: True)
     one(drawn(0.05), torch.empty(1, 5120))
     assert taken == ["dense"]
-    monkeypatch.setattr(cuda_active, "is_capturing", lambda: False)
+    monkeypatch.setattr(cuda_active, "is_capturing", lambda device: False)
     one(drawn(0.05), torch.empty(1, 5120))
     assert taken == ["dense", "gathers"]

@@ -15,7 +15,7 @@ from pit_tvm.model.cuda_numbers import Numbers
 def recording(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether the stream is recorded: the last of the list."""
     found = [False]
-    monkeypatch.setattr(cuda_numbers, "is_capturing", lambda: found[-1])
+    monkeypatch.setattr(cuda_numbers, "is_capturing", lambda device: found[-1])
     return found
 
 

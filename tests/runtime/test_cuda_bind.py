@@ -202,7 +202,7 @@ def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (cuda_bind, cuda_detect, cuda_detect_ids):
         monkeypatch.setattr(module, "check_tensor", lambda *given, **options: None)
     monkeypatch.setattr(CountWatch, "due", lambda self: False)
-    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda: False)
+    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda device: False)
 
 
 def modules(name: str, build: Any) -> Any:

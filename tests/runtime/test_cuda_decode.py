@@ -139,7 +139,7 @@ def multiplied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
     monkeypatch.setattr(CudaFewRows, "__call__", product)
     monkeypatch.setattr(CountWatch, "due", lambda self: False)
-    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda: False)
+    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda device: False)
     for module in (cuda_bind, cuda_decode):
         monkeypatch.setattr(module, "check_tensor", lambda *given, **options: None)
     return seen

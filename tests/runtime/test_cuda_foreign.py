@@ -147,7 +147,7 @@ def test_parameters_and_their_kin_pass(binder: CudaBinder) -> None:
 def test_calls_with_tensors_without_dense_memory_repeat_nothing(
     name: str, place: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda: False)
+    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda device: False)
     repeats = CudaRepeats(KernelCache(tmp_path), print, planner())
     given = [torch.zeros(4, 2, dtype=torch.float16) for _ in range(3)]
     value, x, out = given

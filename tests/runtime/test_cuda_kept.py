@@ -33,7 +33,7 @@ def current(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     monkeypatch.setattr(cuda_arrays, "stream_of", lambda device: state["stream"])
     monkeypatch.setattr(cuda_workspace, "stream_of", lambda device: state["stream"])
     for module in (cuda_workspace, cuda_repeat):
-        monkeypatch.setattr(module, "is_capturing", lambda: False)
+        monkeypatch.setattr(module, "is_capturing", lambda device: False)
     manager = SimpleNamespace(stream=SimpleNamespace(cuda_stream=GRAPHS))
     containers = {n: SimpleNamespace(tree_manager=m) for n, m in enumerate((None, manager))}
     local = SimpleNamespace(tree_manager_containers=containers)
@@ -67,7 +67,7 @@ def test_calls_that_are_rehearsed_are_not_repeated(current: dict[str, int]) -> N
     repeats.look = look
     for stream in (GRAPHS, OTHER):
         current["stream"] = stream
-        repeats.keep((), None, (None, None), (None,) * 3, print)
+        repeats.keep((), None, (None, None), (SimpleNamespace(device=0), None, None), print)
     assert looked == [(GRAPHS, COUNT), (OTHER, COUNT), (OTHER, WORDS)]
 
 

@@ -49,7 +49,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
     monkeypatch.setattr(torch, "empty", made.empty)
     monkeypatch.setattr(cuda_workspace, "stream_of", lambda device: made.now[-1].cuda_stream)
     for module in (cuda_workspace, cuda_arrays):
-        monkeypatch.setattr(module, "is_capturing", lambda: made.now[-1].cuda_stream == OWN)
+        monkeypatch.setattr(module, "is_capturing", lambda device: made.now[-1].cuda_stream == OWN)
     return made
 
 

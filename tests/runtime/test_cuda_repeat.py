@@ -79,7 +79,9 @@ def test_what_has_no_memory_is_like_nothing(look: Any) -> None:
 
 
 class Call:
-    """A call as `CudaRepeats` needs it: with its watch, and what plans it."""
+    """A call as `CudaRepeats` needs it: with its device, its watch, and what plans it."""
+
+    device = 0
 
     def __init__(self, output: tuple[int, ...], plan: Any) -> None:
         self.layout = self.watch = self
@@ -104,7 +106,7 @@ class Planner:
 
 @pytest.fixture
 def repeats(look: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> CudaRepeats:
-    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda: False)
+    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda device: False)
     made = CudaRepeats(KernelCache(tmp_path), print, planner())
     made.look = look
     return made
@@ -274,7 +276,7 @@ def test_an_output_is_made_for_the_call_that_it_is_of(repeats: CudaRepeats) -> N
         outs.append(made)
     assert len({made.data_ptr() for made in outs}) == len(outs)
     assert repeats.run((x,), value, None) == (None, None) and not script.found
-    guesses = [(guess, given[0]) for guess, *given in script.given]
+    guesses = [(guess, given[-1]) for guess, *given in script.given]
     assert [guess for guess, _ in guesses] == [NONE, 0, 0, 0, 1, 1, 1, 0, 0]
     again = {1: 0, 4: 2, 7: 4}  # the tensor behind the input is the output
     assert all(script.given[at][1:] == (2, outs[made]) for at, made in again.items())
@@ -313,9 +315,9 @@ def test_threads_and_captured_graphs_repeat_nothing_of_others(
     other = threading.Thread(target=lambda: found.append(repeats.run((x,), value, out)[1]))
     other.start()
     other.join()
-    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda: True)
+    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda device: True)
     keep(repeats, aligned(9, 2), value, out)
-    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda: False)
+    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda device: False)
     found += [repeats.run(((x,), (aligned(9, 2),))[i], value, out)[1] for i in (0, 1)]
     assert found[0] is found[2] is None and found[1].plan is plan
 

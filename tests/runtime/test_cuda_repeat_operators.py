@@ -93,7 +93,7 @@ def test_what_is_launched_again_is_the_same(
     monkeypatch.setattr(CountWatch, "due", lambda self: False)
     monkeypatch.setattr(CudaRepeats, "look", look)
     monkeypatch.setattr(CountWatch, "report", lambda self, *given: None)
-    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda: False)
+    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda device: False)
     monkeypatch.setattr(cuda_workspace, "stream_of", lambda device: 0)
     for module in (cuda_bind, cuda_detect, cuda_detect_ids):
         monkeypatch.setattr(module, "check_tensor", lambda *given, **options: None)
@@ -125,7 +125,7 @@ def test_operators_repeat_dense_products_without_another_look(
     monkeypatch.setattr(CountWatch, "due", lambda self: False)
     monkeypatch.setattr(CudaRepeats, "look", look)
     monkeypatch.setattr(CountWatch, "report", lambda self, *given: None)
-    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda: False)
+    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda device: False)
     monkeypatch.setattr(cuda_bind, "check_tensor", lambda *given, **options: None)
     tensors, sparse = op.matmul(None, None, None, **LINEAR), {"lhs": pit_tvm.Mask(1, 64)}
     made = pit_tvm.compile(tensors, sparse=sparse, target=H200)
@@ -156,7 +156,7 @@ def test_what_was_recorded_holds_for_one_precision_of_float32(
     monkeypatch.setattr(CudaRepeats, "look", look)
     monkeypatch.setattr(CountWatch, "due", lambda self: False)
     monkeypatch.setattr(CountWatch, "report", lambda self, *given: None)
-    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda: False)
+    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda device: False)
     monkeypatch.setattr(cuda_bind, "check_tensor", lambda *given, **options: None)
     tensors = op.matmul(None, None, None, dtype="float32")
     made = pit_tvm.compile(tensors, sparse={"lhs": pit_tvm.Mask(32, 64)}, target=H200)

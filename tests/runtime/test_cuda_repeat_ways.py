@@ -35,6 +35,8 @@ class Runs:
     ``plan`` is what the planner says; ``kept``: by the number of a graph, what it launches.
     """
 
+    device = 0
+
     def __init__(self, module: Any, repeats: CudaRepeats) -> None:
         self.repeats, self.look, self.log = repeats, module["main"], module["log"]
         repeats.look = self.look
@@ -74,7 +76,7 @@ def runs(module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Runs:
         yield SimpleNamespace(memory=[], is_complete=lambda most: True)
 
     monkeypatch.setattr(cuda_repeat, "recording", recording)
-    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda: False)
+    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda device: False)
     monkeypatch.setattr(cuda_repeat, "is_rehearsed", lambda: False)
     unplanned: Any = None
     repeats = CudaRepeats(KernelCache(tmp_path), print, unplanned)

@@ -42,10 +42,10 @@ def send(count: np.ndarray, memory: Arriving) -> None:
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> CountWatch:
     monkeypatch.setattr(cuda_watch, "PinnedCounts", Arriving)
-    monkeypatch.setattr(cuda_watch, "is_capturing", lambda: False)
+    monkeypatch.setattr(cuda_watch, "is_capturing", lambda device: False)
     monkeypatch.setattr(Arriving, "arrived", False)
     monkeypatch.setattr(Arriving, "made", 0)
-    return CountWatch()
+    return CountWatch(0)
 
 
 def test_counts_are_known_once_they_arrive(watched: CountWatch) -> None:
@@ -107,7 +107,7 @@ def test_memory_that_is_written_to_outlives_its_watch(monkeypatch: pytest.Monkey
     monkeypatch.setattr(cuda_watch, "keep_until_arrived", kept.extend)
     monkeypatch.setattr(cuda_watch, "PinnedCounts", Arriving)
     monkeypatch.setattr(Arriving, "arrived", False)
-    watch = CountWatch()
+    watch = CountWatch(0)
     watch.report(np.array([5]), send)
     del watch
     assert [memory.sent for memory in kept] == [[5]]
@@ -137,15 +137,15 @@ def test_pinned_counts_arrive_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_is_learnt_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_watch, "is_capturing", lambda: True)
-    assert not CountWatch().due()
+    monkeypatch.setattr(cuda_watch, "is_capturing", lambda device: True)
+    assert not CountWatch(0).due()
 
 
 @pytest.fixture(scope="module")
 def detector(tmp_path_factory: pytest.TempPathFactory) -> CudaDetector:
     made = CudaDetector(cached_modules(KernelCache(tmp_path_factory.mktemp("kernels"))))
     # The first launch of a kernel waits for the device.
-    CountWatch().report(torch.zeros(1, dtype=torch.int32, device="cuda"), made.report)
+    CountWatch(0).report(torch.zeros(1, dtype=torch.int32, device="cuda"), made.report)
     torch.cuda.synchronize()
     return made
 
@@ -153,7 +153,7 @@ def detector(tmp_path_factory: pytest.TempPathFactory) -> CudaDetector:
 @pytest.mark.gpu
 @pytest.mark.parametrize("slots", [1, 64, 1000])
 def test_reports_arrive_without_waiting(detector: CudaDetector, slots: int) -> None:
-    watch, stream = CountWatch(), torch.cuda.Stream()
+    watch, stream = CountWatch(0), torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for turn in range(20):
             count = torch.arange(turn, turn + slots, dtype=torch.int32, device="cuda")
@@ -172,7 +172,7 @@ def test_reports_arrive_without_waiting(detector: CudaDetector, slots: int) -> N
 @pytest.mark.gpu
 def test_memory_in_use_is_not_handed_out(detector: CudaDetector) -> None:
     count = torch.full((1000,), 7, dtype=torch.int32, device="cuda")
-    watch = CountWatch()
+    watch = CountWatch(0)
     watch.report(count, detector.report)
     torch.cuda.synchronize()
     torch.cuda._sleep(30_000_000)
@@ -185,7 +185,7 @@ def test_memory_in_use_is_not_handed_out(detector: CudaDetector) -> None:
 
 @pytest.mark.gpu
 def test_a_captured_call_reports_nothing(detector: CudaDetector) -> None:
-    watch, stream, graph = CountWatch(), torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    watch, stream, graph = CountWatch(0), torch.cuda.Stream(), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         torch.zeros(1, device="cuda")
         assert not watch.due()

@@ -61,7 +61,7 @@ def test_grids_run_both_axes_with_each_tile_by_what_is_compiled_and_by_all_of_it
     made = {kind: kinds.compiled(kind, build.TARGET, tiles, idle) for kind in known}
     monkeypatch.setattr(values.Checker, "operator", lambda self, call: made[call.kind])
     monkeypatch.setattr(CountWatch, "due", lambda self: False)
-    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda: False)
+    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda device: False)
     monkeypatch.setattr(cuda_workspace, "stream_of", lambda device: 0)
     for module in (cuda_arrays, cuda_bind, cuda_detect):
         monkeypatch.setattr(module, "check_tensor", lambda *given, **options: None)
