@@ -144,7 +144,7 @@ class CudaExperts:
         watch = self._watches.get(key)
         if watch is None:
             _check_outer(left, right, ids, groups)
-            watch = remember(self._watches, key, CountWatch())
+            watch = remember(self._watches, key, CountWatch(left.get_device()))
         (rows, n), k = left.shape, right.shape[1]
         out = empty(left, (groups, n, k))
         if 0 in (rows, groups):

@@ -87,9 +87,8 @@ class CudaWorkspace:
         """``make(like, *size)``, memory on the device of ``like``, or what that gave before."""
         device, now = like.get_device(), recorded()
         stream = stream_of(device) if now is None else now.stream.cuda_stream
-        if (
-            now is None and stream and is_capturing(device)
-        ):  # the default stream, 0, cannot be captured
+        # The default stream, 0, cannot be captured.
+        if now is None and stream and is_capturing(device):
             return make(like, *size)
         try:
             known = self._memory.known
