@@ -292,8 +292,9 @@ class _Ready:
 
 
 def _judge(error: Callable[[Any], float], one: _Ready) -> float:
-    if isinstance(one.result, torch.Tensor) and one.result.is_floating_point():
-        one.result.fill_(float("nan"))
+    for result in one.result if isinstance(one.result, tuple) else (one.result,):
+        if isinstance(result, torch.Tensor) and result.is_floating_point():
+            result.fill_(float("nan"))
     one.launch()
     torch.cuda.synchronize()
     return error(one.result)

@@ -95,14 +95,19 @@ def sort_ids(ids: torch.Tensor, experts: int) -> tuple[torch.Tensor, torch.Tenso
     return ordered.int(), choices
 
 
-def index_ids(ids: torch.Tensor, experts: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Choices by expert: their tokens, where each choice stands, and the ends of the experts'
+def by_expert(ids: torch.Tensor, experts: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Choices by expert, their tokens, where each choice stands, and the ends of the experts'
     parts, int32."""
     ordered, choices = sort_ids(ids, len(experts))
     places = torch.empty_like(choices)
     places[choices] = torch.arange(len(choices), device=ids.device)
     ends = torch.searchsorted(ordered, experts, right=True, out_int32=True)
-    return choices // ids.shape[1], places, ends
+    return choices, choices // ids.shape[1], places, ends
+
+
+def index_ids(ids: torch.Tensor, experts: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """`by_expert` without the choices, for products that go forward only."""
+    return by_expert(ids, experts)[1:]
 
 
 def compiled(function: Callable[..., Any], device: str) -> Callable[..., Any]:
