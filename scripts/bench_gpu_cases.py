@@ -48,6 +48,17 @@ LAYERS = (
 )
 HELD_OUT_LAYERS = ((96, 1, 768, 3072, "relu", False),)
 
+# Training steps of linear layers: name, sequences, padded length, mix, n, k, whether GELU follows.
+TRAINED = (
+    ("fc1", 256, 128, "uniform", 3072, 768, False),
+    ("fc1", 256, 128, "short", 3072, 768, False),
+    ("fc1", 256, 128, "uniform", 3072, 768, True),
+    ("1024->4096", 64, 512, "uniform", 4096, 1024, False),
+    ("4096->4096", 16, 512, "uniform", 4096, 4096, False),
+)
+HELD_OUT_TRAINED = (("1280->5120", 48, 384, "uniform", 5120, 1280, False),)
+TRAINED_ROUTINGS = ("uniform", "hot")
+
 # Of lognormal lengths: mean as a share of the padded length, spread, share at the limit.
 MIXES = {"short": (0.24, 0.6, 0.0), "tail": (0.33, 0.5, 0.02), "documents": (0.34, 0.5, 0.0)}
 
@@ -216,6 +227,31 @@ class Layer(Routed):
 
 
 @dataclass(frozen=True)
+class TrainingStep:
+    """A training step of a layer, forward and backward; a linear one has a bias, GELU or not."""
+
+    layer: Linear | Layer
+
+    @property
+    def label(self) -> str:
+        """Name of the case; equal names mean equal data."""
+        return self.layer.label
+
+    @property
+    def held_out(self) -> bool:
+        """Whether its shape is one that tuning must not see."""
+        return self.layer.held_out
+
+    def counts(self, rng: np.random.Generator) -> tuple[int, ...]:
+        """Rows that each weight is multiplied by."""
+        return self.layer.counts(rng)
+
+    def small(self) -> TrainingStep:
+        """The same with extents divided by `QUICK`."""
+        return TrainingStep(self.layer.small())
+
+
+@dataclass(frozen=True)
 class Indexed:
     """One detection: of a boolean mask with zeros in blocks of ``grain`` (``kind`` "mask"), of
     ``size`` expert ids ("groups"), or of lengths ("lengths", ``parts`` sequences)."""
@@ -281,6 +317,18 @@ def list_layers(quick: bool) -> list[Layer]:
         for routing in ROUTINGS
     ]
     return [case.small() for case in cases] if quick else cases
+
+
+def list_training(quick: bool) -> list[TrainingStep]:
+    """Cases of the suite ``training``: linear layers, held-out ones last, and those of experts."""
+    linear = [
+        Linear(name, batch * padded, n, k, "bfloat16", mix, batch, gelu=gelu, held_out=apart)
+        for shapes, apart in ((TRAINED, False), (HELD_OUT_TRAINED, True))
+        for name, batch, padded, mix, n, k, gelu in shapes
+    ]
+    layers = [case for case in list_layers(False) if case.routing in TRAINED_ROUTINGS]
+    steps = [*map(TrainingStep, linear), *map(TrainingStep, layers)]
+    return [step.small() for step in steps] if quick else steps
 
 
 def list_indexed(quick: bool) -> list[Indexed]:

@@ -11,7 +11,12 @@ from importlib import metadata
 from typing import Any
 
 import torch
-from bench_gpu_cases import HELD_OUT_EXPERTS, HELD_OUT_LAYERS, HELD_OUT_LIVE
+from bench_gpu_cases import (
+    HELD_OUT_EXPERTS,
+    HELD_OUT_LAYERS,
+    HELD_OUT_LIVE,
+    HELD_OUT_TRAINED,
+)
 from bench_gpu_measure import ERROR_LIMIT, GpuSettings
 from bench_rows import SEED_KEY, Row, Suite, Target
 
@@ -46,7 +51,9 @@ def describe(settings: GpuSettings) -> dict[str, Any]:
         "quick": settings.quick or not cuda,
         "error limit": ERROR_LIMIT,
         "held out": [
-            list(shape) for shape in (*HELD_OUT_LIVE, *HELD_OUT_EXPERTS, *HELD_OUT_LAYERS)
+            list(shape)
+            for shapes in (HELD_OUT_LIVE, HELD_OUT_EXPERTS, HELD_OUT_LAYERS, HELD_OUT_TRAINED)
+            for shape in shapes
         ],
     }
 

@@ -17,7 +17,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from bench_gpu_cases import HELD_OUT_EXPERTS, HELD_OUT_LIVE, Linear, Moe, list_layers, list_selected
+from bench_gpu_cases import (
+    HELD_OUT_EXPERTS,
+    HELD_OUT_LIVE,
+    HELD_OUT_TRAINED,
+    Linear,
+    Moe,
+    list_layers,
+    list_selected,
+)
 from bench_gpu_measure import GpuSettings
 from bench_gpu_pit import MOST, internals, operator_of
 from bench_rows import Column, Row, Stat, Suite, Target, fact_column, limits, time_column
@@ -253,6 +261,8 @@ def candidates_of(suite: Suite) -> Suite:
 def held_out_target(records: Sequence[TileRecord]) -> Target:
     """No held-out shape may be among the tasks of the tile database in use."""
     shapes = {(1, n, k) for _, _, n, k in HELD_OUT_LIVE}
+    for _, _, _, _, n, k, _ in HELD_OUT_TRAINED:  # forward, and backward to x
+        shapes |= {(1, n, k), (1, k, n)}
     shapes |= {(experts, n, k) for experts, _, n, k in HELD_OUT_EXPERTS}
     layers = [case for case in list_layers(False) if case.held_out]
     shapes |= {(case.experts, n, k) for case in layers for n, k in case.products}

@@ -17,6 +17,7 @@ from bench_gpu_outputs import outputs_suite
 from bench_gpu_report import Printer
 from bench_gpu_search import candidates_of, search_suite
 from bench_gpu_sread import sread_suite
+from bench_gpu_training import training_suite
 from bench_gpu_weights import weights_suite
 from bench_report import Result
 from bench_rows import Row, Suite
@@ -30,7 +31,7 @@ PLANNED = (*PRODUCTS, "granularity", "tensorcore", "weights", "outputs", "grid",
 
 def suites() -> dict[str, Suite]:
     """All suites, in the order in which they run."""
-    products = (linear_suite(), moe_suite(), layer_suite())
+    products = (linear_suite(), moe_suite(), layer_suite(), training_suite())
     index = (index_suite(), conversion_suite())
     grains = (granularity_suite(), tensor_suite())
     sparse = (weights_suite(), outputs_suite(), grid_suite(), decode_suite(), sread_suite())

@@ -183,6 +183,7 @@ def test_goals_of_padding_are_of_the_rows_that_they_name() -> None:
     [
         ((3500, 5120, 5120), 1, 1),
         ((100, 8192, 2048), 1, 1),
+        ((9216, 1280, 5120), 1, 1),
         ((8192, 3072, 768), 96, 1),
         ((8192, 768, 3072), 96, 1),
         ((8192, 3072, 768), 64, 0),
@@ -299,6 +300,7 @@ def test_search_judges_plans_of_products_that_are_not_asked_for() -> None:
         "padding",
         "moe",
         "layer",
+        "training",
         "index",
         "conversion",
         "granularity",
