@@ -12,8 +12,17 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import Any
 
-from bench_gpu_cases import Layer, Linear, Moe, list_layers, list_linear, list_moe
-from bench_gpu_experts import products_of
+from bench_gpu_cases import (
+    Layer,
+    Linear,
+    Moe,
+    TrainingStep,
+    list_layers,
+    list_linear,
+    list_moe,
+    list_training,
+)
+from bench_gpu_experts import Product, products_of
 from bench_gpu_grains import Grain, list_grains, list_tensor_cores
 from bench_gpu_granularity import grain_operator
 from bench_gpu_grid import Cross, grid_operator, list_grid
@@ -24,12 +33,17 @@ from bench_gpu_sread import Segment, list_segments, segment_operator
 from bench_gpu_weights import Weights, list_weights, weights_operator
 
 import pit_tvm
+from pit_tvm.runtime.cuda_columns import ColumnsKernels
 from pit_tvm.runtime.cuda_dispatch import all_modules
+from pit_tvm.runtime.cuda_gate import CudaGate
 from pit_tvm.runtime.cuda_general import GeneralDispatcher
 from pit_tvm.runtime.cuda_modules import cached_modules
 from pit_tvm.runtime.cuda_rows import RowsKernels
 from pit_tvm.runtime.kernel_cache import KernelCache
+from pit_tvm.schedules.hopper_bands import starting_outer
+from pit_tvm.selection.gpu_columns import outer_tile
 from pit_tvm.structs import Candidate, SparsitySpec, Tile
+from pit_tvm.torch.gradients import ONES
 
 ARCH = "sm_90a"
 TARGET = f"cuda -arch={ARCH} -model=h200"
@@ -95,6 +109,30 @@ class Deep:
             made.kernels.product(self.tile, 0, **made.options, **also)
 
 
+@dataclass(frozen=True)
+class Outer:
+    """Sums of outer products of groups, compiled when this is called: a tile, and how many rows of
+    lhs meet one row of rhs."""
+
+    tile: Tile
+    share: int
+
+    def __call__(self) -> None:
+        ColumnsKernels(KernelCache(), ARCH).product(self.tile, share=self.share)
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Gated rows, or their gradient, compiled when this is called."""
+
+    dtype: str
+    act: str
+    backward: bool
+
+    def __call__(self) -> None:
+        CudaGate(KernelCache(), ARCH).kernel(self.dtype, self.act, backward=self.backward)
+
+
 CASES: dict[str, Any] = {
     "granularity": list_grains,
     "tensorcore": list_tensor_cores,
@@ -102,6 +140,7 @@ CASES: dict[str, Any] = {
     "outputs": list_outputs,
     "grid": list_grid,
     "sread": list_segments,
+    "training": list_training,
 }
 Sparse = Grain | Weights | Output | Segment
 
@@ -121,7 +160,7 @@ class Part:
 
 
 Wanted = Kernel | Library | Columns | Part | Callable[[], None]  # which compiles one itself
-Measured = Linear | Moe | Layer | Cross | Sparse
+Measured = Linear | Moe | Layer | TrainingStep | Cross | Sparse
 
 
 def build_all(kernels: Iterable[Wanted], jobs: int) -> int:
@@ -195,6 +234,13 @@ def _wanted(case: Measured, settings: GpuSettings) -> Iterator[Wanted]:
     if isinstance(case, Cross):
         yield from _crossing(case, settings)
         return
+    if isinstance(case, TrainingStep):
+        counts = case.counts(settings.rng(case.label))
+        if isinstance(case.layer, Linear):
+            yield from _linear_step(case.layer, counts, settings)
+        else:
+            yield from _experts_step(case.layer, counts, settings)
+        return
     if isinstance(case, Layer) or isinstance(case, Moe) and case.top_k > 1:
         counts = case.counts(settings.rng(case.label))
         number = settings.tiles if isinstance(case, Moe) else 1
@@ -249,6 +295,45 @@ def _crossing(case: Cross, settings: GpuSettings) -> Iterator[Wanted]:
     for candidate in _timed(case, case.sizes, made, settings):
         if candidate.micro_tile is not None:
             yield Deep(*which, candidate.tile, candidate.micro_tile.also is not None)
+
+
+def _linear_step(case: Linear, counts: tuple[int, ...], settings: GpuSettings) -> Iterator[Wanted]:
+    """What a step of `pit_tvm.torch.linear_rows` runs: the product, and its gradients to x, to the
+    weight, and to the bias, as the weight of eight columns of ones."""
+    stored, n, k = case.stored, case.n, case.k
+    for kind, bias, dead, sizes in (
+        ("linear", True, "zero", (stored, n, k)),
+        ("matmul", False, "zero", (stored, k, n)),
+        ("turned", False, "skip", (n, k, stored)),
+        ("turned", False, "skip", (n, ONES, stored)),
+    ):
+        which = (kind, pit_tvm.Lengths(), case.dtype, settings.planned_target, (None, None))
+        made = internals(operator(*which, bias=bias, dead=dead))
+        layout = made.binder.layout_of(dict(zip("mnk", sizes, strict=True)), "torch")
+        for known in (counts, None):
+            tile = made.planner.plan(layout, known).choice.tile
+            if tile is not None:
+                yield Kernel(kind, case.dtype, bias, None, tile, dead)
+
+
+def _experts_step(case: Layer, counts: tuple[int, ...], settings: GpuSettings) -> Iterator[Wanted]:
+    """The same of `pit_tvm.torch.moe_feed_forward`: both products, rows gated and a token's summed,
+    products by turned weights, and sums of outer products."""
+    dtype, shares = case.dtype, (case.top_k, 1)
+    yield Library(dtype)
+    for backward in (False, True) if case.gated else ():
+        yield Gate(dtype, case.act, backward)
+    for (n, k), share in zip(case.products, shares, strict=True):
+        plain = {"act": "none", "share": share, "bias": False}
+        for sizes, options in (
+            ((n, k), plain),
+            ((k, n), {**plain, "share": 1, "rhs_layout": "kn"}),
+        ):
+            given = tuple(options.items())
+            product = Product(case.experts, case.rows, *sizes, dtype, given)
+            for tile in product.tiles(counts, settings.planned_target, 1):
+                yield Library(dtype, tile, given)
+        yield Outer(outer_tile(starting_outer(dtype), k), share)
 
 
 def _timed(

@@ -29,7 +29,7 @@ class CudaGate(FamilyKernels):
         number, width = _halves(rows)
         out = empty(rows, (number, width))
         if out.numel():
-            kernel = self._kernel(rows, activation, backward=False)
+            kernel = self.kernel(dtype_name(rows), activation, backward=False)
             kernel(aligned(rows).view(number, 2, width), out)
         return out
 
@@ -40,13 +40,13 @@ class CudaGate(FamilyKernels):
         check_tensor("down", down, (dtype_name(rows),), (number, width))
         out = empty(rows, rows.shape)
         if out.numel():
-            kernel = self._kernel(rows, activation, backward=True)
+            kernel = self.kernel(dtype_name(rows), activation, backward=True)
             halves = number, 2, width
             kernel(aligned(rows).view(halves), aligned(down), out.view(halves))
         return out
 
-    def _kernel(self, rows: Any, activation: str, *, backward: bool) -> Callable[..., Any]:
-        dtype = dtype_name(rows)
+    def kernel(self, dtype: str, activation: str, *, backward: bool) -> Callable[..., Any]:
+        """rows, [gradient,] out; see `gate_rows`."""
         key = ("hopper-gate", dtype, activation, backward)
         return self._get(key, lambda: gate_rows(dtype, activation, backward=backward))
 

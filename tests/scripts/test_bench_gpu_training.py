@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import bench_gpu
+import bench_gpu_build as build
 import bench_gpu_cases as cases
 import bench_gpu_measure as measure
 import bench_gpu_plot as plot
@@ -18,7 +21,17 @@ import bench_gpu_training as training
 import bench_gpu_training_experts as experts
 import pytest
 import torch
+from bench_gpu_pit import internals, operator
 from bench_rows import Row, Stat
+
+from pit_tvm.runtime import cuda_experts, cuda_gate
+from pit_tvm.runtime.cuda_arrays import dtype_name
+from pit_tvm.runtime.cuda_watch import CountWatch
+from pit_tvm.runtime.kernel_cache import KernelCache
+from pit_tvm.runtime.torch_arrays import stored_weight
+from pit_tvm.target import resolve_target
+from pit_tvm.tile_db.store import TileStore
+from pit_tvm.torch import custom_ops, operators
 
 DRY = measure.GpuSettings(1, 0, quick=True, device="cpu", tiles=2)
 LINEAR = cases.Linear("fc1", 96, 24, 16, "bfloat16", "uniform", 6)
@@ -170,6 +183,98 @@ def test_steps_are_right_on_a_gpu(layer: cases.Linear | cases.Layer) -> None:
     row = training.measure_training(cases.TrainingStep(layer), settings)
     assert row.wrong == [] and row.facts["without_graph"] == []
     assert "without_compiled" not in row.facts
+
+
+# --------------------------------------------------------------------------------------------
+# Kernels to build
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+    """Keys of the kernels that are asked for, none of which is made or computes anything."""
+    keys: set[str] = set()
+
+    def note(self: KernelCache, key: str, make: Callable[[], Any]) -> Any:
+        keys.add(key)
+        return defaultdict(lambda: lambda *arrays: None)
+
+    kept = (operator, operators._linear, operators._outer)
+    monkeypatch.setattr(KernelCache, "module", note)
+    compile_operator = operators.compile_operator
+
+    def for_gpu(*given: Any, **more: Any) -> Any:
+        return compile_operator(*given, **{**more, "target": build.TARGET})
+
+    monkeypatch.setattr(operators, "compile_operator", for_gpu)
+    for made in kept:
+        made.cache_clear()
+    yield keys
+    for made in kept:
+        made.cache_clear()
+
+
+@pytest.mark.parametrize("step", cases.list_training(True), ids=lambda step: step.label)
+def test_what_a_step_asks_for_is_built_before_and_nothing_else(
+    step: cases.TrainingStep, asked: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kernel in build.wanted([step], DRY):
+        build.build_one(kernel)
+    built = asked.copy()
+    asked.clear()
+    counts = step.counts(DRY.rng(step.label))
+    for known in (counts, None):
+        _as_on_a_gpu(monkeypatch, known)
+        if isinstance(step.layer, cases.Linear):
+            training.linear_steps(training.make_padded(step.layer, DRY))["pit"].run()
+        else:
+            data = experts.make_experts(step.layer, DRY)
+            experts.steps(data)[0]["pit"]()
+    assert asked == built and built
+
+
+def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...] | None) -> None:
+    """Let the custom operators choose kernels as on a GPU, where these counts are known."""
+
+    def ask(made: Any, *sizes: int) -> None:
+        layout = made.binder.layout_of(dict(zip("mnk", sizes, strict=True)), "torch")
+        choice = made.planner.plan(layout, counts).choice
+        if choice.kind != "dense":
+            made._kernel(choice)
+
+    def linear(x: Any, weight: Any, bias: Any, pattern: Any, kind: str, act: Any) -> Any:
+        given = (kind, None, None, stored_weight(weight)[1], bias is not None, act)
+        made = operators._linear("cuda", dtype_name(x), *given)
+        ask(internals(made), len(x), *weight.shape)
+        return x.new_zeros(len(x), weight.shape[0])
+
+    def outer(left: Any, right: Any, pattern: Any, kind: str) -> Any:
+        made = operators._outer(dtype_name(left), kind)
+        ask(internals(made), left.shape[1], right.shape[1], len(left))
+        return left.new_zeros(left.shape[1], right.shape[1])
+
+    target = resolve_target(build.TARGET)
+    store = TileStore.open(None, device=target.device, isa=target.isa)
+    made = cuda_experts.CudaExperts(target, store, KernelCache())
+    detect = SimpleNamespace(detect=lambda *a, **k: SimpleNamespace(ids=None, count=None))
+    patch = monkeypatch.setattr
+    patch(made, "detector", detect)
+    patch(made, "fill", SimpleNamespace(clear_ungrouped=lambda *given: None))
+    patch(CountWatch, "counts", lambda self: counts)
+    patch(CountWatch, "due", lambda self: False)
+    gate = cuda_gate.CudaGate(KernelCache(), target.isa)
+    for module in (cuda_experts, cuda_gate):
+        patch(module, "check_tensor", lambda *given: None)
+    patch(custom_ops, "linear_of_rows", linear)
+    patch(custom_ops, "outer_of_rows", outer)
+    patch(custom_ops, "outer_of_groups", made.outer)
+    patch(custom_ops, "combined_choices", made.combine)
+    patch(custom_ops, "gated_rows", gate.run)
+    patch(custom_ops, "gradient_of_gated", gate.gradient)
+    patch(
+        custom_ops,
+        "grouped_choices",
+        lambda x, ids, weight, bias, act: made.grouped(x, ids, weight, bias, act or "none"),
+    )
 
 
 # --------------------------------------------------------------------------------------------
