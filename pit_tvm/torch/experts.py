@@ -5,7 +5,7 @@
     pit.register_experts()
     model.set_experts_implementation("pit_tvm")
 
-Models keep their weights, routers and checkpoints. Forward only, as all of this package.
+Models keep their weights, routers and checkpoints, and are trained as before.
 """
 
 from __future__ import annotations

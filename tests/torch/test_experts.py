@@ -124,6 +124,29 @@ def test_experts_are_as_in_float64(name: str, device: str, dtype: torch.dtype) -
     assert error < limit
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("name", MODULES)
+def test_experts_learn_as_in_float64(name: str, device: str) -> None:
+    if device == "cuda" and "relu" in str(MODULES[name][1]):
+        pytest.skip("rounding decides on which side of 0 an input is")
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    module = make(name, device, dtype).requires_grad_()
+    x = torch.randn(TOKENS, HIDDEN, device=device).to(dtype).requires_grad_()
+    module._is_expert_parallel = spread = isinstance(module, OwnExperts)
+    ids, weights = routing(device, spare=int(spread))
+    leaves = (x, weights.requires_grad_(), *module.parameters())
+    exact = copy.deepcopy(module).cpu().double()
+    exact.config._experts_implementation = "eager"
+    others = [each.detach().cpu().double().requires_grad_() for each in (x, weights)]
+    want = exact(others[0], ids.cpu(), others[1])
+    down = torch.randn(TOKENS, HIDDEN, dtype=torch.float64)
+    found = torch.autograd.grad(module(x, ids, weights), leaves, down.to(device, dtype))
+    wanted = torch.autograd.grad(want, (*others, *exact.parameters()), down)
+    for got, other in zip(found, wanted, strict=True):
+        error = (got.cpu().double() - other).norm() / other.norm()
+        assert error < (1e-5 if device == "cpu" else 4e-2)
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_plain_experts_are_one_layer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, (ids, weights) = make(name, "cpu", torch.float32), routing("cpu", 0)
@@ -152,6 +175,12 @@ def test_experts_are_traced_without_a_break(name: str) -> None:
     x = torch.randn(TOKENS, HIDDEN)
     traced = torch.compile(module, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(traced(x, ids, weights), module(x, ids, weights))
+    parameters = tuple(module.requires_grad_().parameters())
+    once, again = (
+        torch.autograd.grad(run(x, ids, weights).square().sum(), parameters)
+        for run in (traced, module)
+    )
+    torch.testing.assert_close(once, again)
 
 
 def test_a_model_changes_over_by_name() -> None:
