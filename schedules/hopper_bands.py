@@ -14,6 +14,7 @@ from .hopper_knobs import SHARED_LIMIT, RowsTile, as_tile, knobs_of, require
 
 COLUMNS = "columns-hopper"
 HEIGHTS = (32, 64, 128)  # rows of a band
+STRIP = 16  # bands of a group that are computed at once, beside half as many columns of tiles
 _EXTENTS = ("height", "tile_n", "tile_k")
 
 
@@ -143,8 +144,8 @@ class BandWalk:
 @T.meta_class
 class GroupWalk:
     """The same for groups that have a list and a product each, of ``m`` rows of out: a group's
-    tiles one after the other, so that what they gather stays in the second-level cache. ``then`` is
-    the group of the next tile.
+    tiles one after the other, along strips of `STRIP` bands: tiles that are computed at once make a
+    square, and gather little. ``then`` is the group of the next tile.
     """
 
     def __init__(self, count: Any, groups: Any, m: Any, n: Any, knobs: ColumnsTile) -> None:
@@ -160,7 +161,8 @@ class GroupWalk:
         self.count, self.groups = count, groups
         self.sms, self.width, self.depth = knobs.sms, knobs.tile_n, knobs.tile_k
         self.bands = T.truncdiv(m + (knobs.height - 1), knobs.height)
-        self.each = self.bands * T.truncdiv(n + (knobs.tile_n - 1), knobs.tile_n)
+        self.across = T.truncdiv(n + (knobs.tile_n - 1), knobs.tile_n)
+        self.each = self.bands * self.across
         self.out0 = self.group * m
 
     def more(self) -> Any:
@@ -188,8 +190,11 @@ class GroupWalk:
         self.live = self.coming
         self.steps = T.truncdiv(self.live + (self.depth - 1), self.depth)
         place: T.let = self.tile - self.group * self.each
-        self.band = T.truncmod(place, self.bands)
-        self.col0 = T.truncdiv(place, self.bands) * self.width
+        first: T.let = T.truncdiv(place, STRIP * self.across) * STRIP
+        high: T.let = T.min(self.bands - first, STRIP)
+        rest: T.let = place - first * self.across
+        self.band = first + T.truncmod(rest, high)
+        self.col0 = T.truncdiv(rest, high) * self.width
         self.tile = self.tile + self.sms
         self.look()
 

@@ -33,7 +33,6 @@ _SLOPES = {
         " return 0.5f * (1.f + t) + 0.5f * x * (1.f - t * t) * u;"
     ),
 }
-MOST_CHUNKS = 2**31 - THREADS  # rounded up to whole CTAs they are counted in 32 bits
 
 
 def _slope(act: str, x: Any) -> Any:
@@ -123,7 +122,8 @@ def gate_rows(dtype: str, act: str, *, backward: bool = False) -> tvm.tirx.PrimF
     gradient to out, and the gradient to rows.
 
     All of ``dtype``, float16 or bfloat16; sums are fp32. ``act``: relu, gelu, gelu_tanh or silu.
-    The width is a multiple of 8, number * width / 8 from 1 to `MOST_CHUNKS`.
+    The width is a multiple of 8, number * width / 8 from 1 to
+    `hopper_combine.MOST_CHUNKS`.
 
     Raises
     ------

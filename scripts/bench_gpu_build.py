@@ -33,9 +33,9 @@ from bench_gpu_sread import Segment, list_segments, segment_operator
 from bench_gpu_weights import Weights, list_weights, weights_operator
 
 import pit_tvm
+from pit_tvm.runtime.cuda_between import CudaBetween
 from pit_tvm.runtime.cuda_columns import ColumnsKernels
 from pit_tvm.runtime.cuda_dispatch import all_modules
-from pit_tvm.runtime.cuda_gate import CudaGate
 from pit_tvm.runtime.cuda_general import GeneralDispatcher
 from pit_tvm.runtime.cuda_modules import cached_modules
 from pit_tvm.runtime.cuda_rows import RowsKernels
@@ -122,15 +122,16 @@ class Outer:
 
 
 @dataclass(frozen=True)
-class Gate:
-    """Gated rows, or their gradient, compiled when this is called."""
+class Between:
+    """A kernel of `CudaBetween`, by the name of what gives it, compiled when this is called."""
 
-    dtype: str
-    act: str
-    backward: bool
+    name: str
+    asked: tuple[Any, ...]
+    backward: bool = False
 
     def __call__(self) -> None:
-        CudaGate(KernelCache(), ARCH).kernel(self.dtype, self.act, backward=self.backward)
+        find = getattr(CudaBetween(KernelCache(), ARCH), f"{self.name}_kernel")
+        find(*self.asked, **({"backward": True} if self.backward else {}))
 
 
 CASES: dict[str, Any] = {
@@ -320,9 +321,12 @@ def _experts_step(case: Layer, counts: tuple[int, ...], settings: GpuSettings) -
     """The same of `pit_tvm.torch.moe_feed_forward`: both products, rows gated and a token's summed,
     products by turned weights, and sums of outer products."""
     dtype, shares = case.dtype, (case.top_k, 1)
-    yield Library(dtype)
+    for name in ("combine", "spread"):
+        yield Between(name, (dtype, IDS))
+    if case.top_k > 1:
+        yield Between("total", (dtype,))
     for backward in (False, True) if case.gated else ():
-        yield Gate(dtype, case.act, backward)
+        yield Between("gate", (dtype, case.act), backward)
     for (n, k), share in zip(case.products, shares, strict=True):
         plain = {"act": "none", "share": share, "bias": False}
         for sizes, options in (

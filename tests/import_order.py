@@ -140,6 +140,7 @@ ORDER = {
         "hopper_pieces",
         "hopper_combine",
         "hopper_gate",
+        "hopper_spread",
         "cuda_elementwise",
         "cuda_generic",
         "cuda_contraction_forms",
@@ -229,7 +230,7 @@ ORDER = {
         "cuda_general",
         "cuda_families",
         "cuda_experts",
-        "cuda_gate",
+        "cuda_between",
     ),
     "torch": (
         "host",

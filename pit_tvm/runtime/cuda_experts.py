@@ -31,7 +31,6 @@ from .promise import asked_for
 from .torch_arrays import stored_weight
 
 _MICRO_TILE = MicroTile("x", "m", 0, (1, 0))
-_MOST_IDS = 2**31 - 1  # where any id that is not negative is a group's
 
 
 class CudaExperts:
@@ -109,7 +108,9 @@ class CudaExperts:
         rows = self._product(
             middle, index, down, empty(x, (tokens * top_k, x.shape[1])), counts, {}
         )
-        self._combine(rows, weights, ids, up.shape[0], out)
+        combine = self.kernels.combine(dtype_name(x), dtype_name(ids))
+        partial = rows.view(tokens, top_k, x.shape[1])
+        combine(partial, weights.float(), ids, up.shape[0], out)
         return out
 
     def grouped(self, x: Any, ids: Any, rhs: Any, bias: Any, activation: str) -> Any:
@@ -154,25 +155,6 @@ class CudaExperts:
         kernel = self.columns.product(_outer_tile(dtype_name(left), k), share=ids.shape[1])
         kernel(left, index.ids, index.count, right.unsqueeze(0), out.view(groups * n, k))
         return out
-
-    def combine(self, rows: Any, weights: Any, ids: Any) -> Any:
-        """[tokens, n]: the sum of the ``rows`` [tokens * top_k, n] of a token, each by its weight,
-        float32 [tokens, top_k]; ids below 0 add nothing. Errors as `run`."""
-        check_tensor("rows", rows, DTYPES, (ids.numel(), rows.shape[1]))
-        check_tensor("weights", weights, ("float32",), tuple(ids.shape))
-        _check_sizes(n=rows.shape[1])
-        _check_devices(rows, {"weights": weights, "ids": ids})
-        out = empty(rows, (ids.shape[0], rows.shape[1]))
-        if not ids.numel():
-            return out.zero_()
-        _check_chunks("rows", out)
-        self._combine(aligned(rows), weights, ids, _MOST_IDS, out)
-        return out
-
-    def _combine(self, rows: Any, weights: Any, ids: Any, groups: int, out: Any) -> None:
-        combine = self.kernels.combine(dtype_name(rows), dtype_name(ids))
-        partial = rows.view(*ids.shape, rows.shape[1])
-        combine(partial, weights.float(), ids, groups, out)
 
     def _index(self, x: Any, ids: Any, experts: int, watch: CountWatch) -> Index:
         shape, take = tuple(x.shape), self.memory.take
@@ -255,13 +237,9 @@ def _check(x: Any, ids: Any, weights: Any, up: Any, down: Any, gated: bool) -> N
     check_tensor("weights", weights, ("float32", *DTYPES), tuple(ids.shape))
     _check_sizes(inter=inter)
     _check_devices(x, {"weights": weights, "down": down})
-    _check_chunks("x", x)
-
-
-def _check_chunks(name: str, out: Any) -> None:
-    if out.numel() // CHUNK > MOST_CHUNKS:
+    if x.numel() // CHUNK > MOST_CHUNKS:
         expected = f"at most {MOST_CHUNKS} pieces of {CHUNK} elements"
-        raise ShapeError(mismatch(name, expected, f"shape {list(out.shape)}"))
+        raise ShapeError(mismatch("x", expected, f"shape {list(x.shape)}"))
 
 
 def _check_outer(left: Any, right: Any, ids: Any, groups: int) -> None:

@@ -20,6 +20,8 @@ from .operators import (
     outer_of_rows,
     result_type,
     spec_of,
+    spread_sums,
+    summed_choices,
 )
 
 
@@ -145,16 +147,45 @@ def _(rows: torch.Tensor, down: torch.Tensor, activation: str) -> torch.Tensor:
 @torch.library.custom_op("pit_tvm::combine_choices", mutates_args=())
 def combine_choices(rows: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """[..., n]: the sum of the rows [..., top_k, n] of a token, each by its weight [..., top_k]."""
-    flat = rows.reshape(-1, rows.shape[-1])
-    _check_contiguous(rows=flat)
-    sizes = (ids.shape[:-1].numel(), ids.shape[-1])
-    shares = weights.float().reshape(sizes).contiguous()
-    out = combined_choices(flat, shares, ids.reshape(sizes).contiguous())
+    out = combined_choices(*_of_tokens(rows, weights, ids))
     return out.reshape(*rows.shape[:-2], rows.shape[-1])
 
 
 @combine_choices.register_fake
 def _(rows: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return rows.new_empty((*rows.shape[:-2], rows.shape[-1]))
+
+
+@torch.library.custom_op("pit_tvm::spread_choices", mutates_args=())
+def spread_choices(
+    rows: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, down: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of `combine_choices` to rows and weights, ``down`` [..., n] being that to its
+    result."""
+    given = down.reshape(-1, down.shape[-1])
+    _check_contiguous(down=given)
+    drows, dweights = spread_sums(*_of_tokens(rows, weights, ids), given)
+    return drows.reshape(rows.shape), dweights.reshape(weights.shape).to(weights.dtype)
+
+
+@spread_choices.register_fake
+def _(
+    rows: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, down: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return rows.new_empty(rows.shape), weights.new_empty(weights.shape)
+
+
+@torch.library.custom_op("pit_tvm::sum_choices", mutates_args=())
+def sum_choices(rows: torch.Tensor) -> torch.Tensor:
+    """[..., n]: the sum of the rows [..., top_k, n] of a token."""
+    tokens = rows.shape[:-2].numel()
+    _check_contiguous(rows=rows)
+    out = summed_choices(rows.reshape(tokens, *rows.shape[-2:]))
+    return out.reshape(*rows.shape[:-2], rows.shape[-1])
+
+
+@sum_choices.register_fake
+def _(rows: torch.Tensor) -> torch.Tensor:
     return rows.new_empty((*rows.shape[:-2], rows.shape[-1]))
 
 
@@ -191,6 +222,14 @@ def _(
     gated: bool,
 ) -> torch.Tensor:
     return x.new_empty(x.shape)
+
+
+def _of_tokens(rows: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> list[torch.Tensor]:
+    """Rows [tokens, choices, n], weights in float32 and ids [tokens, choices]."""
+    _check_contiguous(rows=rows)
+    sizes = (ids.shape[:-1].numel(), ids.shape[-1])
+    others = (weights.float().reshape(sizes), ids.reshape(sizes))
+    return [rows.reshape(*sizes, rows.shape[-1]), *(each.contiguous() for each in others)]
 
 
 def _choices(ids: torch.Tensor, rows: int) -> torch.Tensor:

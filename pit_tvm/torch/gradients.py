@@ -18,7 +18,7 @@ import torch
 
 from ..errors import DTypeError, mismatch
 from . import custom_ops
-from .host import activate, gate_halves
+from .host import activate, gate_halves, spread
 
 Formula = Callable[..., Any]
 
@@ -106,13 +106,15 @@ def _(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
 @differentiable(custom_ops.combine_choices)
 def _(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     rows, weights, ids = given(ctx)
-    (for_rows, for_weights), none = ctx.needs_input_grad[:2], ids < 0
-    drows, dweights = None, None
-    if for_rows:
-        drows = dy[..., None, :] * weights.masked_fill(none, 0.0)[..., None].to(dy.dtype)
-    if for_weights:
-        dweights = (rows @ dy[..., None])[..., 0].masked_fill(none, 0.0).to(weights.dtype)
-    return drows, dweights, None
+    if torch.is_grad_enabled():  # as above
+        return *spread(rows, ids, weights, dy), None
+    return *torch.ops.pit_tvm.spread_choices(rows, weights, ids, dy.contiguous()), None
+
+
+@differentiable(custom_ops.sum_choices)
+def _(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
+    (rows,) = given(ctx)
+    return dy[..., None, :].expand(rows.shape)
 
 
 def differentiated(*tensors: torch.Tensor | None) -> bool:
@@ -158,7 +160,7 @@ def _of_choices(
     """Rows of ``dy`` times the weights of their groups, summed over the choices of each of
     ``rows``."""
     made = torch.ops.pit_tvm.grouped_linear(dy, weight, None, ids, None)
-    return made if ids.dim() < rows.dim() else made.sum(-2)
+    return made if ids.dim() < rows.dim() else torch.ops.pit_tvm.sum_choices(made)
 
 
 def _ones(x: torch.Tensor) -> torch.Tensor:

@@ -133,6 +133,17 @@ def gate_gradient(rows: torch.Tensor, down: torch.Tensor, activation: str) -> to
     return torch.cat((backward(down * other, gate), down * act(gate)), -1)
 
 
+def spread(
+    rows: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, down: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of `combined` to rows [..., choices, n] and weights, ``down`` being that to its
+    result."""
+    none = ids < 0
+    drows = down[..., None, :] * weights.masked_fill(none, 0.0)[..., None].to(down.dtype)
+    dots = (rows.float() @ down[..., None].float())[..., 0]
+    return drows, dots.masked_fill(none, 0.0).to(weights.dtype)
+
+
 def _activation(name: str) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
     """An activation, and its gradient of one to its result and of its input."""
     aten = torch.ops.aten
@@ -155,6 +166,6 @@ def combined(
 ) -> torch.Tensor:
     """[tokens, n]: sums of the rows [tokens * choices, n] of a token, each by its weight."""
     live = weights.float().masked_fill(ids < 0, 0.0)
-    picked = rows.reshape(*ids.shape, rows.shape[1]).float() * live[..., None]
+    picked = rows.reshape(*ids.shape, rows.shape[-1]).float() * live[..., None]
     # Nobody asked for what has no weight, which may be infinite.
     return picked.masked_fill((live == 0)[..., None], 0.0).sum(1).to(dtype)

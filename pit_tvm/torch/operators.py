@@ -16,8 +16,8 @@ from ..op.arguments import resolve_dtypes
 from ..op.epilogue import check_activation
 from ..reference.index import index_lists
 from ..runtime.cuda_arrays import activated, dtype_name
+from ..runtime.cuda_between import CudaBetween
 from ..runtime.cuda_experts import CudaExperts
-from ..runtime.cuda_gate import CudaGate
 from ..runtime.detect import Detector
 from ..runtime.kernel_cache import KernelCache
 from ..runtime.promise import asked_for
@@ -98,8 +98,8 @@ def _cuda_experts() -> CudaExperts:
 
 
 @cache
-def _cuda_gate() -> CudaGate:
-    return CudaGate(KernelCache(), resolve_target("cuda").isa)
+def _cuda_between() -> CudaBetween:
+    return CudaBetween(KernelCache(), resolve_target("cuda").isa)
 
 
 def moe_layer(device: str) -> Callable[..., torch.Tensor]:
@@ -142,23 +142,37 @@ def outer_of_groups(
 
 
 def combined_choices(rows: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """[tokens, n]: sums of the rows [tokens * choices, n] of a token, each by its weight."""
+    """[tokens, n]: sums of the rows [tokens, choices, n] of a token, each by its weight."""
     if rows.is_cuda:
-        return _cuda_experts().combine(rows, weights, ids)
+        return _cuda_between().combine(rows, weights, ids)
     return host.combined(rows, ids, weights, rows.dtype)
+
+
+def spread_sums(
+    rows: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, down: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of `combined_choices` to rows and weights, ``down`` that to its result."""
+    if rows.is_cuda:
+        return _cuda_between().spread(rows, weights, ids, down)
+    return host.spread(rows, ids, weights, down)
+
+
+def summed_choices(rows: torch.Tensor) -> torch.Tensor:
+    """[tokens, n]: sums of the rows [tokens, choices, n] of a token."""
+    return _cuda_between().total(rows) if rows.is_cuda else rows.sum(1)
 
 
 def gated_rows(rows: torch.Tensor, activation: str) -> torch.Tensor:
     """``act(gate) * other`` of rows [number, 2 * width] of gates and others."""
     if rows.is_cuda:
-        return _cuda_gate().run(rows, activation)
+        return _cuda_between().gate(rows, activation)
     return host.gate_halves(rows, activation)
 
 
 def gradient_of_gated(rows: torch.Tensor, down: torch.Tensor, activation: str) -> torch.Tensor:
     """The gradient to the rows of `gated_rows`, ``down`` being that to its result."""
     if rows.is_cuda:
-        return _cuda_gate().gradient(rows, down, activation)
+        return _cuda_between().gate_gradient(rows, down, activation)
     return host.gate_gradient(rows, down, activation)
 
 

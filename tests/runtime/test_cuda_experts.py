@@ -147,22 +147,3 @@ def test_outer_products_that_no_kernel_computes(
 ) -> None:
     with pytest.raises(ShapeError, match=message):
         experts.outer(*(torch.zeros(shape).half() for shape in shapes), groups)
-
-
-def test_rows_are_combined_by_weight(experts: CudaExperts, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-    monkeypatch.setattr(
-        experts.kernels, "combine", lambda *form: lambda *arrays: seen.extend(arrays)
-    )
-    rows, ids = beside(TOKENS * TOP_K, HIDDEN), torch.zeros(TOKENS, TOP_K, dtype=torch.int64)
-    out = experts.combine(rows, torch.ones(TOKENS, TOP_K), ids)
-    partial, _, _, groups, into = seen
-    assert torch.equal(partial.flatten(0, 1), rows) and partial.data_ptr() % 16 == 0
-    assert into is out and groups > 2**30
-    assert not experts.combine(rows[:0], torch.ones(TOKENS, 0), ids[:, :0]).any()
-    with pytest.raises(ShapeError, match="rows: expected at most"):
-        many, none = (
-            torch.empty(2**31, 8, device="meta").half(),
-            torch.empty(2**31, 1, device="meta"),
-        )
-        experts.combine(many, none, none.long())

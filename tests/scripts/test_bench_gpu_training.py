@@ -24,7 +24,7 @@ import torch
 from bench_gpu_pit import internals, operator
 from bench_rows import Row, Stat
 
-from pit_tvm.runtime import cuda_experts, cuda_gate
+from pit_tvm.runtime import cuda_between, cuda_experts
 from pit_tvm.runtime.cuda_arrays import dtype_name
 from pit_tvm.runtime.cuda_watch import CountWatch
 from pit_tvm.runtime.kernel_cache import KernelCache
@@ -261,15 +261,17 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...] | None
     patch(made, "fill", SimpleNamespace(clear_ungrouped=lambda *given: None))
     patch(CountWatch, "counts", lambda self: counts)
     patch(CountWatch, "due", lambda self: False)
-    gate = cuda_gate.CudaGate(KernelCache(), target.isa)
-    for module in (cuda_experts, cuda_gate):
+    between = cuda_between.CudaBetween(KernelCache(), target.isa)
+    for module in (cuda_experts, cuda_between):
         patch(module, "check_tensor", lambda *given: None)
     patch(custom_ops, "linear_of_rows", linear)
     patch(custom_ops, "outer_of_rows", outer)
     patch(custom_ops, "outer_of_groups", made.outer)
-    patch(custom_ops, "combined_choices", made.combine)
-    patch(custom_ops, "gated_rows", gate.run)
-    patch(custom_ops, "gradient_of_gated", gate.gradient)
+    patch(custom_ops, "combined_choices", between.combine)
+    patch(custom_ops, "spread_sums", between.spread)
+    patch(custom_ops, "summed_choices", between.total)
+    patch(custom_ops, "gated_rows", between.gate)
+    patch(custom_ops, "gradient_of_gated", between.gate_gradient)
     patch(
         custom_ops,
         "grouped_choices",
