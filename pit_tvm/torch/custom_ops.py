@@ -147,7 +147,8 @@ def _(rows: torch.Tensor, down: torch.Tensor, activation: str) -> torch.Tensor:
 @torch.library.custom_op("pit_tvm::combine_choices", mutates_args=())
 def combine_choices(rows: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """[..., n]: the sum of the rows [..., top_k, n] of a token, each by its weight [..., top_k]."""
-    out = combined_choices(*_of_tokens(rows, weights, ids))
+    flat, shares, choices = _of_tokens(rows, weights, ids)
+    out = combined_choices(flat, shares, choices)
     return out.reshape(*rows.shape[:-2], rows.shape[-1])
 
 
@@ -164,7 +165,8 @@ def spread_choices(
     result."""
     given = down.reshape(-1, down.shape[-1])
     _check_contiguous(down=given)
-    drows, dweights = spread_sums(*_of_tokens(rows, weights, ids), given)
+    flat, shares, choices = _of_tokens(rows, weights, ids)
+    drows, dweights = spread_sums(flat, shares, choices, given)
     return drows.reshape(rows.shape), dweights.reshape(weights.shape).to(weights.dtype)
 
 
@@ -224,12 +226,14 @@ def _(
     return x.new_empty(x.shape)
 
 
-def _of_tokens(rows: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> list[torch.Tensor]:
+def _of_tokens(
+    rows: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Rows [tokens, choices, n], weights in float32 and ids [tokens, choices]."""
     _check_contiguous(rows=rows)
     sizes = (ids.shape[:-1].numel(), ids.shape[-1])
-    others = (weights.float().reshape(sizes), ids.reshape(sizes))
-    return [rows.reshape(*sizes, rows.shape[-1]), *(each.contiguous() for each in others)]
+    shares, choices = weights.float().reshape(sizes), ids.reshape(sizes)
+    return rows.reshape(*sizes, rows.shape[-1]), shares.contiguous(), choices.contiguous()
 
 
 def _choices(ids: torch.Tensor, rows: int) -> torch.Tensor:

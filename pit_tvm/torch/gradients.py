@@ -160,7 +160,9 @@ def _of_choices(
     """Rows of ``dy`` times the weights of their groups, summed over the choices of each of
     ``rows``."""
     made = torch.ops.pit_tvm.grouped_linear(dy, weight, None, ids, None)
-    return made if ids.dim() < rows.dim() else torch.ops.pit_tvm.sum_choices(made)
+    if ids.dim() < rows.dim():
+        return made
+    return made.squeeze(-2) if ids.shape[-1] == 1 else torch.ops.pit_tvm.sum_choices(made)
 
 
 def _ones(x: torch.Tensor) -> torch.Tensor:
