@@ -262,17 +262,11 @@ STARTING = (
 # Where the product is turned.
 FLIPPED = (ColumnsTile(32, shared=2), ColumnsTile(64, shared=2), ColumnsTile(128, shared=2))
 
-# With one list for all bands.
+# With one list for all bands, or a list and a product for every group; few columns are those of a
+# bias's gradient.
 RANGES = (
     ColumnsTile(128, shared=1),
     ColumnsTile(128, 192, stages=5, shared=1),
-    ColumnsTile(128, 128, stages=6, shared=1),
-)
-
-# With a list and a product for every group, by columns: the widest is the fastest, and of few
-# columns what is not used of it costs most.
-OUTER = (
-    ColumnsTile(128, shared=1),
     ColumnsTile(128, 128, stages=6, shared=1),
     ColumnsTile(128, 64, stages=8, shared=1),
 )
@@ -297,10 +291,5 @@ def starting_columns(dtype: str, height: int, flip: bool = False) -> tuple[Tile,
 
 
 def starting_ranges(dtype: str) -> tuple[Tile, ...]:
-    """Tiles for one list of all bands."""
+    """Tiles for one list of all bands, or for one of every group."""
     return tuple(as_tile(knobs, COLUMNS, dtype, _EXTENTS) for knobs in RANGES)
-
-
-def starting_outer(dtype: str) -> tuple[Tile, ...]:
-    """Tiles for products of groups with a list each."""
-    return tuple(as_tile(knobs, COLUMNS, dtype, _EXTENTS) for knobs in OUTER)

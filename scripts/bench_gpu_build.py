@@ -40,7 +40,7 @@ from pit_tvm.runtime.cuda_general import GeneralDispatcher
 from pit_tvm.runtime.cuda_modules import cached_modules
 from pit_tvm.runtime.cuda_rows import RowsKernels
 from pit_tvm.runtime.kernel_cache import KernelCache
-from pit_tvm.schedules.hopper_bands import starting_outer
+from pit_tvm.schedules.hopper_bands import starting_ranges
 from pit_tvm.selection.gpu_columns import outer_tile
 from pit_tvm.structs import Candidate, SparsitySpec, Tile
 from pit_tvm.torch.gradients import ONES
@@ -337,7 +337,7 @@ def _experts_step(case: Layer, counts: tuple[int, ...], settings: GpuSettings) -
             product = Product(case.experts, case.rows, *sizes, dtype, given)
             for tile in product.tiles(counts, settings.planned_target, 1):
                 yield Library(dtype, tile, given)
-        yield Outer(outer_tile(starting_outer(dtype), k), share)
+        yield Outer(outer_tile(starting_ranges(dtype), k), share)
 
 
 def _timed(

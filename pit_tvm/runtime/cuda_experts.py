@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import DTypeError, ShapeError, mismatch
 from ..remember import remember
-from ..schedules.hopper_bands import starting_outer
+from ..schedules.hopper_bands import starting_ranges
 from ..schedules.hopper_combine import CHUNK, MOST_CHUNKS
 from ..schedules.hopper_space import DTYPES, GROUP_STEPS, GROUPS
 from ..selection.cover import bucket
@@ -218,7 +218,7 @@ class CudaExperts:
 
 @cache
 def _outer_tile(dtype: str, columns: int) -> Tile:
-    return outer_tile(starting_outer(dtype), columns)
+    return outer_tile(starting_ranges(dtype), columns)
 
 
 def _signature(tensors: Sequence[Any], weights: Sequence[Any]) -> tuple[object, ...]:
