@@ -3,13 +3,17 @@
 Weights and ids are random; models have fewer layers than the published ones, of the same sizes, in
 bfloat16. ``grouped_mm`` is what transformers uses by default, torch's grouped product on sorted
 rows; each runs as it is and by torch.compile. Contenders take turns in one process; times are
-medians of forward passes of all the model, everything counted. The experts of the first layer are
-compared with float64 on what the model gives them. The exit status is 1 if a result is wrong.
+medians of forward passes of all the model, or with ``--train`` of forward and backward passes of
+its loss, everything counted. The experts of the first layer, and with ``--train`` the gradients of
+their weights, are compared with float64 on what the model gives them. The exit status is 1 if a
+result is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import copy
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -88,6 +92,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--batch", type=positive, default=4, help="sequences (default 4)")
     add("--tokens", type=positive, default=2048, help="of each sequence (default 2048)")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run")
+    add("--train", action="store_true", help="forward and backward, gradients to all weights")
     add("--quick", action="store_true", help="small models")
     add("--no-torch-compile", action="store_true", help="leave torch.compile out")
     add("--json", type=new_file, metavar="FILE", help="write everything measured to FILE")
@@ -111,12 +116,13 @@ def run_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
     made = torch.Generator().manual_seed(options.seed)
     ids = torch.randint(model.config.vocab_size, (options.batch, options.tokens), generator=made)
     ids = ids.to(options.device)
-    with torch.inference_mode():
-        runs = {label: _forward(model, ids, kind) for label, kind in _contenders(options).items()}
+    with contextlib.nullcontext() if options.train else torch.inference_mode():
+        kinds = _contenders(options).items()
+        runs = {label: _pass(model, ids, kind, options.train) for label, kind in kinds}
         for run in runs.values():  # what the first call of all keeps is for compilers and libraries
             run()
         bytes_of = {label: memory(run, cuda)[0] for label, run in runs.items()}
-        error = experts_error(model, runs["pit-tvm"])
+        error = experts_error(model, runs["pit-tvm"], options.train)
         times = measure(runs, options.rounds, cuda)
     ms = {label: statistics.median(found) for label, found in times.items()}
     best = min(value for label, value in ms.items() if "pit-tvm" not in label)
@@ -124,6 +130,7 @@ def run_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
     return {
         "model": name,
         "tokens": [options.batch, options.tokens],
+        "train": options.train,
         "layers": model.config.num_hidden_layers,
         "ms": ms,
         "ratio": best / ours,
@@ -142,7 +149,7 @@ def _contenders(options: argparse.Namespace) -> dict[str, tuple[str, bool]]:
     return kinds
 
 
-def _forward(model: Any, ids: Any, kind: tuple[str, bool]) -> Callable[[], Any]:
+def _pass(model: Any, ids: Any, kind: tuple[str, bool], train: bool) -> Callable[[], Any]:
     import torch
 
     name, compiled = kind
@@ -150,15 +157,18 @@ def _forward(model: Any, ids: Any, kind: tuple[str, bool]) -> Callable[[], Any]:
 
     def run() -> Any:
         model.set_experts_implementation(name)
-        return call(ids)
+        if not train:
+            return call(ids)
+        model.zero_grad(set_to_none=True)
+        return call(ids, labels=ids).loss.backward()
 
     return run
 
 
-def experts_error(model: Any, run: Callable[[], Any]) -> float:
+def experts_error(model: Any, run: Callable[[], Any], train: bool = False) -> float:
     """Deviation of the first layer's experts from float64 on some of the tokens that they get in a
-    forward pass; infinite for NaN."""
-    import copy
+    forward pass, and with ``train`` of the gradients of their weights; infinite for NaN."""
+    import torch
 
     experts = next(part for part in model.modules() if _is(part))
     given: list[Any] = []
@@ -166,14 +176,19 @@ def experts_error(model: Any, run: Callable[[], Any]) -> float:
     run()
     hook.remove()
     args, out = given[0]
-    some = [
-        each[:CHECKED].double() if each.is_floating_point() else each[:CHECKED] for each in args
-    ]
+    some = [each[:CHECKED].detach() for each in args]
     exact = copy.deepcopy(experts).double()
     exact.config._experts_implementation = "eager"
-    want = exact(*some)
-    error = float((out[:CHECKED].double() - want).norm() / want.norm())
-    return error if error == error else float("inf")
+    want = exact(*(each.double() if each.is_floating_point() else each for each in some))
+    pairs = [(out[:CHECKED], want)]
+    if train:
+        weights = (tuple(experts.parameters()), tuple(exact.parameters()))
+        down = torch.randn_like(want)
+        own = experts(*some)
+        found = torch.autograd.grad(own, weights[0], down.to(own.dtype))
+        pairs += zip(found, torch.autograd.grad(want, weights[1], down), strict=True)
+    errors = [((got.double() - other).norm() / other.norm()).item() for got, other in pairs]
+    return max(error if error == error else float("inf") for error in errors)
 
 
 def _is(part: Any) -> bool:
@@ -185,8 +200,10 @@ def text(row: Mapping[str, Any]) -> str:
     """One row for people."""
     ms = ", ".join(f"{label} {value:.2f}" for label, value in row["ms"].items())
     sizes = ", ".join(f"{label} {size >> 20}" for label, size in row["peak_bytes"].items())
+    batch, tokens = row["tokens"]
+    how = ", forward and backward" if row["train"] else ""
     lines = [
-        f"{row['model']}, {row['layers']} layers, {row['tokens'][0]} x {row['tokens'][1]} tokens",
+        f"{row['model']}, {row['layers']} layers, {batch} x {tokens} tokens{how}",
         f"  ms: {ms}",
         f"  {row['ratio']:.2f}x over the best of torch; error of experts {row['error']:.1e}",
         f"  MiB of tensors at most: {sizes}",

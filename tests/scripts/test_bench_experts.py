@@ -11,6 +11,8 @@ import pytest
 import torch
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from pit_tvm.torch import host
+
 DRY = ["--device", "cpu", "--quick", "--batch", "2", "--tokens", "8", "--rounds", "2"]
 
 
@@ -35,6 +37,23 @@ def test_a_dry_run_measures_compares_and_writes(tmp_path: Path, capsys: Any) -> 
         assert 0 < row["error"] < bench_experts.ERROR_LIMIT
         assert all(len(found) == 2 for found in row["samples"].values())
     assert "0 wrong results" in capsys.readouterr().out
+
+
+def test_training_steps_are_measured_and_their_gradients_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    file = tmp_path / "rows.json"
+    options = [*DRY, "--train", "--no-torch-compile"]
+    assert bench_experts.main(["olmoe-1b-7b", *options, "--json", str(file)]) == 0
+    (row,) = json.loads(file.read_text())["rows"]
+    assert row["train"] and 0 < row["error"] < bench_experts.ERROR_LIMIT
+    assert "tokens, forward and backward" in capsys.readouterr().out
+
+    def nothing(left: Any, right: Any, ids: Any, groups: int) -> Any:
+        return left.new_zeros(groups, left.shape[1], right.shape[1])
+
+    monkeypatch.setattr(host, "outer_groups", nothing)
+    assert bench_experts.main(["olmoe-1b-7b", *options]) == 1
 
 
 def test_wrong_experts_are_seen(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
