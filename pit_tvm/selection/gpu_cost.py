@@ -51,7 +51,7 @@ _ROUTED = 0.45
 ACT_US = {"gelu": 7.1e-7, "silu": 4.8e-7}
 # Of the time that dead rows take alone, what is left of it where a product hides them, at least;
 # and of the time that the product leaves memory idle, what they find of it
-# (tuning_logs/h100-sm_90a/bench_padding.json: the median error is 3.4 % of a call).
+# (tuning_logs/h100-sm_90a/beside.json: the median error is 3.4 % of a call).
 _LEFT, _IDLE = 0.25, 0.3
 _SPLIT_US = 3.5  # of a list of live rows and one of dead ones: two kernels
 _ROUNDS = 20  # of alternating means, to convergence

@@ -14,7 +14,7 @@ from pit_tvm.runtime.cuda_rows import rates_of
 from pit_tvm.selection.gpu_cost import GpuRates, GpuWork
 from pit_tvm.tile_db.store import TileStore
 
-TIMES = Path(__file__).parents[2] / "tuning_logs" / "h100-sm_90a" / "bench_padding.json"
+TIMES = Path(__file__).parents[2] / "tuning_logs" / "h100-sm_90a" / "beside.json"
 H100 = {"store_gbps": 2830.0, "gather_gbps": 2500.0}  # of its memory, slower than an H200's
 
 
@@ -25,24 +25,21 @@ def rates() -> GpuRates:
 
 
 def work_of(row: dict[str, Any], hides: bool = True) -> GpuWork:
-    rows, n, k = row["facts"]["sizes"]
-    live = row["facts"]["live"]
+    (rows, n, k), live = row["sizes"], row["live"]
     return GpuWork(float(live), n, k, extra_bytes=2.0 * (rows - live) * n, hides=hides)
 
 
 def test_what_zeros_add_is_near_what_was_timed(rates: GpuRates) -> None:
-    rows = json.loads(TIMES.read_text(encoding="utf-8"))["suites"]["padding"]["rows"]
-    off = []
-    for row in rows:
-        us = {name: stat["median"] for name, stat in row["stats_us"].items()}
-        if row["facts"]["fill"] < 0.9:  # above that cuBLAS computes all rows
-            added = rates.beside_us(work_of(row), us["pit"] - us["index"])
-            off.append(abs(us["pit"] + added - us["zero"]) / us["zero"])
+    off = []  # of rows less than 0.9 full: above that cuBLAS computes all
+    for row in json.loads(TIMES.read_text(encoding="utf-8"))["rows"]:
+        us = row["us"]
+        added = rates.beside_us(work_of(row), us["pit"] - us["index"])
+        off.append(abs(us["pit"] + added - us["zero"]) / us["zero"])
     assert len(off) > 40 and np.median(off) < 0.04 and max(off) < 0.15
 
 
 def test_a_product_hides_zeros_but_for_a_part_where_memory_has_time(rates: GpuRates) -> None:
-    row = {"facts": {"sizes": (32768, 3072, 768), "live": 16384}}
+    row = {"sizes": (32768, 3072, 768), "live": 16384}
     alone = rates.beside_us(work_of(row, hides=False), 100.0)
     found = [rates.beside_us(work_of(row), product) for product in (0.0, 100.0, 1000.0)]
     assert found[0] == alone > found[1] > found[2] > 0

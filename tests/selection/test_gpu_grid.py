@@ -15,19 +15,19 @@ from pit_tvm.selection.gpu_cost import GpuWork
 from pit_tvm.selection.gpu_grid import Packing
 from pit_tvm.structs import Plan
 
-TIMES = Path(__file__).parents[2] / "tuning_logs" / "h200-sm_90a" / "bench_grid.json"
+TIMES = Path(__file__).parents[2] / "tuning_logs" / "h200-sm_90a" / "grid.json"
 
 
 @pytest.fixture(scope="module")
 def rows() -> Any:
-    found = json.loads(TIMES.read_text(encoding="utf-8"))["suites"]["grid"]["rows"]
+    found = json.loads(TIMES.read_text(encoding="utf-8"))["rows"]
     assert len(found) == 59
     return found
 
 
 def plan_of(row: dict[str, Any]) -> Plan:
     """What selection decides for a product that was timed."""
-    label, facts = row["label"], row["facts"]
+    label = row["label"]
     side = "rhs" if "sparse rhs" in label else "lhs"
     stored = {"transpose_lhs": "lhs [k, m]" in label, "transpose_rhs": "rhs [n, k]" in label}
     tensors = op.matmul(None, None, None, dtype="float16", **stored)
@@ -35,7 +35,7 @@ def plan_of(row: dict[str, Any]) -> Plan:
     made: Any = pit_tvm.compile(tensors, sparse={side: pit_tvm.Grid()}, target=target)
     m, n, k = map(int, label.split()[0].split("x"))
     layout = made._dispatcher.binder.layout_of({"m": m, "n": n, "k": k}, "torch")
-    shares = (facts["live_rows"], m if side == "lhs" else n), (facts["live_columns"], k)
+    shares = (row["live rows"], m if side == "lhs" else n), (row["live columns"], k)
     counts = tuple(round(share * of) for share, of in shares)
     found: Plan = made._dispatcher.planner.plan(layout, counts, False)
     return found
@@ -49,9 +49,9 @@ def kind_of(candidate: str) -> str:
 def test_plans_are_near_the_best_of_what_was_timed(rows: Any) -> None:
     lost, off = [], []
     for row in rows:
-        us = {name: stat["median"] for name, stat in row["stats_us"].items()}
-        timed = [("dense", us["dense"]), (row["facts"]["kernel"], us["pit"])]
-        timed += [(text, us[name]) for name, (text, _) in row["facts"]["others"].items()]
+        us = row["us"]
+        timed = [("dense", us["dense"]), (row["kernel"], us["pit"])]
+        timed += [(text, us[name]) for name, text in row["others"].items()]
         best = {kind_of(text): time for text, time in sorted(timed, key=lambda t: -t[1])}
         choice = plan_of(row).choice
         lost.append(best[kind_of(str(choice))] / min(best.values()) - 1)
