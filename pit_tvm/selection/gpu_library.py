@@ -8,7 +8,7 @@ types with a median error of 3 to 4 %, nine of ten within 10 %; over 41 shapes i
 never short of power, with one of 4 %, nine of ten within 19 %; over 28 in float32 on tensor cores
 (TF32) with one of 3 %, nine of ten within 12 %, and within 1 % where 90 to 99 % of an operand of
 4096^3 is zero. Under a steady load of such products those in 16 bits take up to 1.13 times as long
-as alone; costs of that are within 8 % of fourteen (all rows live, bench_padding.json).
+as alone; costs of that are within 8 % of fourteen (all rows live, dense.json).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import tvm
 from tvm.script import tirx as T
 
 from pit_tvm.errors import ScheduleError
-from pit_tvm.schedules.hopper_bands import ColumnsTile, GroupWalk, starting_ranges
+from pit_tvm.schedules.hopper_bands import STRIP, ColumnsTile, GroupWalk, starting_ranges
 from pit_tvm.schedules.hopper_columns import columns_kernel
 from pit_tvm.selection.gpu_columns import outer_tile
 from tests.runtime.cuda_emulation import Emulator, OnDevice
@@ -55,16 +55,17 @@ def visits() -> tvm.tirx.PrimFunc:
 def test_every_tile_of_every_group_is_computed_once(emulator: Emulator) -> None:
     kernel = emulator.compile_source(cuda_text(visits())).mod["main"]
     rng = np.random.default_rng()
-    for groups, m, n in ((1, 8, 8), (3, 64, 200), (7, 200, 64), (4, 136, 320), (40, 8, 72)):
+    for groups, m, n in ((1, 8, 8), (3, 64, 200), (7, 200, 64), (40, 8, 72), (2, 1200, 200)):
         counts = rng.integers(0, 300, groups).astype(np.int32)
         bands, blocks = -(-m // 64), -(-n // 64)
         seen = np.zeros((groups, bands, blocks), np.int32)
         said = np.full((*seen.shape, 5), -1, np.int32)
         kernel(OnDevice(counts), OnDevice(seen), OnDevice(said), m, n)
         assert (seen == 1).all()
-        group = np.arange(groups)[:, None, None]
-        tile = np.arange(seen.size).reshape(groups, blocks, bands).swapaxes(1, 2)
-        after = np.minimum((tile + SMS) // (bands * blocks), groups - 1)
+        group, band, block = np.ogrid[:groups, :bands, :blocks]
+        first = band // STRIP * STRIP  # of the strip, whose columns come one after the other
+        tile = (group * bands + first) * blocks + block * np.minimum(bands - first, STRIP)
+        after = np.minimum((tile + band - first + SMS) // (bands * blocks), groups - 1)
         shown = (counts[group], -(-counts[group] // 64), m * group, group, after)
         for place, want in enumerate(shown):
             np.testing.assert_array_equal(said[..., place], np.broadcast_to(want, seen.shape))
