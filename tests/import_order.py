@@ -235,6 +235,7 @@ ORDER = {
     "torch": (
         "host",
         "operators",
+        "dispatch",
         "custom_ops",
         "gradients",
         "functional",

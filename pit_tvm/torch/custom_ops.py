@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from ..runtime.torch_arrays import check_contiguous, check_weight
+from .dispatch import CustomOperator
 from .operators import (
     combined_choices,
     gated_rows,
@@ -25,7 +26,7 @@ from .operators import (
 )
 
 
-@torch.library.custom_op("pit_tvm::linear_rows", mutates_args=())
+@CustomOperator
 def linear_rows(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -55,7 +56,7 @@ def _(
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=result_type(x))
 
 
-@torch.library.custom_op("pit_tvm::outer_rows", mutates_args=())
+@CustomOperator
 def outer_rows(
     left: torch.Tensor, right: torch.Tensor, pattern: torch.Tensor, kind: str
 ) -> torch.Tensor:
@@ -72,7 +73,7 @@ def _(left: torch.Tensor, right: torch.Tensor, pattern: torch.Tensor, kind: str)
     return left.new_empty((left.shape[-1], right.shape[-1]))
 
 
-@torch.library.custom_op("pit_tvm::grouped_linear", mutates_args=())
+@CustomOperator
 def grouped_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -100,7 +101,7 @@ def _(
     return x.new_empty((*group_ids.shape, weight.shape[1]), dtype=result_type(x))
 
 
-@torch.library.custom_op("pit_tvm::grouped_outer", mutates_args=())
+@CustomOperator
 def grouped_outer(
     left: torch.Tensor, right: torch.Tensor, group_ids: torch.Tensor, groups: int
 ) -> torch.Tensor:
@@ -118,7 +119,7 @@ def _(
     return left.new_empty((groups, left.shape[-1], right.shape[-1]))
 
 
-@torch.library.custom_op("pit_tvm::gated_activation", mutates_args=())
+@CustomOperator
 def gated_activation(rows: torch.Tensor, activation: str) -> torch.Tensor:
     """[..., n]: ``act(gate) * other`` of rows [..., 2 * n] of gates and others."""
     flat = rows.reshape(-1, rows.shape[-1])
@@ -131,7 +132,7 @@ def _(rows: torch.Tensor, activation: str) -> torch.Tensor:
     return rows.new_empty((*rows.shape[:-1], rows.shape[-1] // 2))
 
 
-@torch.library.custom_op("pit_tvm::gated_gradient", mutates_args=())
+@CustomOperator
 def gated_gradient(rows: torch.Tensor, down: torch.Tensor, activation: str) -> torch.Tensor:
     """The gradient to the rows of `gated_activation`, ``down`` being that to its result."""
     flat, given = rows.reshape(-1, rows.shape[-1]), down.reshape(-1, down.shape[-1])
@@ -144,7 +145,7 @@ def _(rows: torch.Tensor, down: torch.Tensor, activation: str) -> torch.Tensor:
     return rows.new_empty(rows.shape)
 
 
-@torch.library.custom_op("pit_tvm::combine_choices", mutates_args=())
+@CustomOperator
 def combine_choices(rows: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """[..., n]: the sum of the rows [..., top_k, n] of a token, each by its weight [..., top_k]."""
     flat, shares, choices = _of_tokens(rows, weights, ids)
@@ -157,7 +158,7 @@ def _(rows: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Ten
     return rows.new_empty((*rows.shape[:-2], rows.shape[-1]))
 
 
-@torch.library.custom_op("pit_tvm::spread_choices", mutates_args=())
+@CustomOperator
 def spread_choices(
     rows: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, down: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -177,7 +178,7 @@ def _(
     return rows.new_empty(rows.shape), weights.new_empty(weights.shape)
 
 
-@torch.library.custom_op("pit_tvm::sum_choices", mutates_args=())
+@CustomOperator
 def sum_choices(rows: torch.Tensor) -> torch.Tensor:
     """[..., n]: the sum of the rows [..., top_k, n] of a token."""
     tokens = rows.shape[:-2].numel()
@@ -191,7 +192,7 @@ def _(rows: torch.Tensor) -> torch.Tensor:
     return rows.new_empty((*rows.shape[:-2], rows.shape[-1]))
 
 
-@torch.library.custom_op("pit_tvm::moe_feed_forward", mutates_args=())
+@CustomOperator
 def moe_feed_forward(
     x: torch.Tensor,
     expert_ids: torch.Tensor,

@@ -24,7 +24,9 @@ from torch.autograd import forward_ad
 from ..errors import DTypeError, ShapeError, mismatch
 from ..op.epilogue import ACTIVATIONS
 from ..runtime.torch_arrays import check_plain, check_strided
-from .gradients import differentiated, feed_forward_in_parts, split_activation
+from . import custom_ops
+from .dispatch import differentiated
+from .gradients import feed_forward_in_parts, split_activation
 
 _CAST = (torch.float16, torch.bfloat16, torch.float32)  # what autocast converts
 
@@ -78,7 +80,7 @@ def linear_rows(
         expected = f"the {math.prod(x.shape[:-2])} sequences of x"
         raise ShapeError(mismatch(kind, expected, f"{sequences} sequences"))
     fused, after = split_activation(activation, x, weight, bias)
-    return after(torch.ops.pit_tvm.linear_rows(x, weight, bias, pattern, kind, fused))
+    return after(custom_ops.linear_rows(x, weight, bias, pattern, kind, fused))
 
 
 def grouped_linear(
@@ -121,7 +123,7 @@ def grouped_linear(
         expected = f"{list(lead)}, or with a last dimension top_k"
         raise ShapeError(mismatch("group_ids", expected, tuple(group_ids.shape)))
     fused, after = split_activation(activation, x, weight, bias)
-    return after(torch.ops.pit_tvm.grouped_linear(x, weight, bias, group_ids, fused))
+    return after(custom_ops.grouped_linear(x, weight, bias, group_ids, fused))
 
 
 def moe_feed_forward(
@@ -178,7 +180,7 @@ def moe_feed_forward(
     if tuple(down.shape) != fits:
         raise ShapeError(mismatch("down", f"shape {list(fits)}", tuple(down.shape)))
     if not differentiated(x, expert_weights, up, down):
-        return torch.ops.pit_tvm.moe_feed_forward(
+        return custom_ops.moe_feed_forward(
             x, expert_ids, expert_weights, up, down, activation, gated
         )
     return feed_forward_in_parts(
@@ -188,7 +190,9 @@ def moe_feed_forward(
 
 def _autocast(x: torch.Tensor, *others: Any) -> Any:
     """The tensors in the type of ``torch.autocast``, where that is on; what is none as it is."""
-    if not isinstance(x, torch.Tensor) or not torch.is_autocast_enabled(x.device.type):
+    if not isinstance(x, torch.Tensor) or x.is_meta:  # torch knows of no autocast there
+        return x, *others
+    if not torch.is_autocast_enabled(x.device.type):
         return x, *others
     dtype = torch.get_autocast_dtype(x.device.type)
     return [

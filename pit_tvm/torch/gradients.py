@@ -18,108 +18,77 @@ import torch
 
 from ..errors import DTypeError, mismatch
 from . import custom_ops
+from .dispatch import arguments, differentiated
 from .host import activate, gate_halves, spread
-
-Formula = Callable[..., Any]
 
 ONES = 8  # columns of an input that is always 1: a vector of 16 bytes on GPUs
 
 
-def differentiable(operator: Any) -> Callable[[Formula], Formula]:
-    """Register ``formula(ctx, gradient)``, whose ``given(ctx)`` are the arguments of a call."""
-
-    def register(formula: Formula) -> Formula:
-        operator.register_autograd(formula, setup_context=_keep)
-        return formula
-
-    return register
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    tensors = [isinstance(each, torch.Tensor) for each in inputs]
-    ctx.save_for_backward(*(each for each, is_one in zip(inputs, tensors, strict=True) if is_one))
-    ctx.arguments = [None if is_one else e for e, is_one in zip(inputs, tensors, strict=True)]
-    ctx.places = [place for place, is_one in enumerate(tensors) if is_one]
-
-
-def given(ctx: Any) -> list[Any]:
-    """The arguments of the call that ``ctx`` is of, in order."""
-    arguments = list(ctx.arguments)
-    for place, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
-        arguments[place] = tensor
-    return arguments
-
-
-@differentiable(custom_ops.linear_rows)
+@custom_ops.linear_rows.differentiate
 def _(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-    x, weight, bias, pattern, kind, activation = given(ctx)
+    x, weight, bias, pattern, kind, activation = arguments(ctx)
     _check_no_activation(activation)
     dy, (for_x, for_weight, for_bias) = dy.contiguous(), ctx.needs_input_grad[:3]
-    linear, outer = torch.ops.pit_tvm.linear_rows, torch.ops.pit_tvm.outer_rows
+    linear, outer = custom_ops.linear_rows, custom_ops.outer_rows
     dx = linear(dy, weight.mT, None, pattern, kind, None) if for_x else None
     dw = outer(dy, x, pattern, kind) if for_weight else None
     db = outer(dy, _ones(x), pattern, kind)[:, 0] if for_bias else None
     return dx, dw, db, None, None, None
 
 
-@differentiable(custom_ops.outer_rows)
+@custom_ops.outer_rows.differentiate
 def _(ctx: Any, dw: torch.Tensor) -> tuple[Any, ...]:
-    left, right, pattern, kind = given(ctx)
+    left, right, pattern, kind = arguments(ctx)
     dw, (for_left, for_right) = dw.contiguous(), ctx.needs_input_grad[:2]
-    linear = torch.ops.pit_tvm.linear_rows
+    linear = custom_ops.linear_rows
     da = linear(right, dw, None, pattern, kind, None) if for_left else None
     db = linear(left, dw.mT, None, pattern, kind, None) if for_right else None
     return da, db, None, None
 
 
-@differentiable(custom_ops.grouped_linear)
+@custom_ops.grouped_linear.differentiate
 def _(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-    x, weight, bias, ids, activation = given(ctx)
+    x, weight, bias, ids, activation = arguments(ctx)
     _check_no_activation(activation)
     dy, (for_x, for_weight, for_bias) = dy.contiguous(), ctx.needs_input_grad[:3]
-    outer, groups = torch.ops.pit_tvm.grouped_outer, weight.shape[0]
+    outer, groups = custom_ops.grouped_outer, weight.shape[0]
     dx = _of_choices(dy, weight.mT, ids, x) if for_x else None
     dw = outer(dy, x, ids, groups) if for_weight else None
     db = outer(dy, _ones(x), ids, groups)[..., 0] if for_bias else None
     return dx, dw, db, None, None
 
 
-@differentiable(custom_ops.grouped_outer)
+@custom_ops.grouped_outer.differentiate
 def _(ctx: Any, dw: torch.Tensor) -> tuple[Any, ...]:
-    left, right, ids, _ = given(ctx)
+    left, right, ids, _ = arguments(ctx)
     dw, (for_left, for_right) = dw.contiguous(), ctx.needs_input_grad[:2]
-    linear = torch.ops.pit_tvm.grouped_linear
+    linear = custom_ops.grouped_linear
     da = linear(right, dw, None, ids, None) if for_left else None
     db = _of_choices(left, dw.mT, ids, right) if for_right else None
     return da, db, None, None
 
 
-@differentiable(custom_ops.gated_activation)
+@custom_ops.gated_activation.differentiate
 def _(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-    rows, activation = given(ctx)
+    rows, activation = arguments(ctx)
     if torch.is_grad_enabled():  # somebody asks for gradients of this one
         out = gate_halves(rows, activation)
         return *torch.autograd.grad(out, rows, dy, create_graph=True), None
-    return torch.ops.pit_tvm.gated_gradient(rows, dy.contiguous(), activation), None
+    return custom_ops.gated_gradient(rows, dy.contiguous(), activation), None
 
 
-@differentiable(custom_ops.combine_choices)
+@custom_ops.combine_choices.differentiate
 def _(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-    rows, weights, ids = given(ctx)
+    rows, weights, ids = arguments(ctx)
     if torch.is_grad_enabled():  # as above
         return *spread(rows, ids, weights, dy), None
-    return *torch.ops.pit_tvm.spread_choices(rows, weights, ids, dy.contiguous()), None
+    return *custom_ops.spread_choices(rows, weights, ids, dy.contiguous()), None
 
 
-@differentiable(custom_ops.sum_choices)
+@custom_ops.sum_choices.differentiate
 def _(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
-    (rows,) = given(ctx)
+    (rows,) = arguments(ctx)
     return dy[..., None, :].expand(rows.shape)
-
-
-def differentiated(*tensors: torch.Tensor | None) -> bool:
-    """Whether gradients to one of the tensors may be asked for."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def split_activation(
@@ -147,11 +116,11 @@ def feed_forward_in_parts(
 ) -> torch.Tensor:
     """`pit_tvm.torch.moe_feed_forward` by operators that have derivatives; errors as
     `split_activation`."""
-    linear, act = torch.ops.pit_tvm.grouped_linear, activate(activation)
+    linear, act = custom_ops.grouped_linear, activate(activation)
     rows = linear(x, up, None, ids, None)
-    rows = torch.ops.pit_tvm.gated_activation(rows, activation) if gated else act(rows)
+    rows = custom_ops.gated_activation(rows, activation) if gated else act(rows)
     rows = linear(rows, down, None, ids, None)
-    return torch.ops.pit_tvm.combine_choices(rows, weights, ids)
+    return custom_ops.combine_choices(rows, weights, ids)
 
 
 def _of_choices(
@@ -159,10 +128,10 @@ def _of_choices(
 ) -> torch.Tensor:
     """Rows of ``dy`` times the weights of their groups, summed over the choices of each of
     ``rows``."""
-    made = torch.ops.pit_tvm.grouped_linear(dy, weight, None, ids, None)
+    made = custom_ops.grouped_linear(dy, weight, None, ids, None)
     if ids.dim() < rows.dim():
         return made
-    return made.squeeze(-2) if ids.shape[-1] == 1 else torch.ops.pit_tvm.sum_choices(made)
+    return made.squeeze(-2) if ids.shape[-1] == 1 else custom_ops.sum_choices(made)
 
 
 def _ones(x: torch.Tensor) -> torch.Tensor:

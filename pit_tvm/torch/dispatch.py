@@ -1,0 +1,96 @@
+"""Custom operators that are called directly where torch's dispatcher has nothing to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._C import _functorch as functorch
+
+Formula = Callable[[Any, torch.Tensor], Any]
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+class CustomOperator:
+    """``torch.ops.pit_tvm.<name of the function>``, which takes and gives new tensors.
+
+    The dispatcher takes 20 microseconds of the host for an operator in Python, and 50 where there
+    are gradients. It is needed for tensors that stand for others (fake, wrapped, batched), for
+    compilers, and for modes and profiles, which look at operators; plain tensors do without.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function, self._name = function, function.__name__
+        self._library = torch.library.custom_op(f"pit_tvm::{self._name}", mutates_args=())(function)
+        self._differentiated: Any = None
+
+    def register_fake(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """What tells the results' shapes and types; a decorator."""
+        return self._library.register_fake(function)
+
+    def differentiate(self, formula: Formula) -> Formula:
+        """The derivative: ``formula(ctx, gradient)``, in which `arguments` gives those of the call;
+        a decorator."""
+        self._library.register_autograd(formula, setup_context=_keep)
+        self._differentiated = _direct(self._function, formula)
+        return formula
+
+    def __call__(self, *args: Any) -> Any:
+        """The result; as torch's own operators, of tensors that require gradients one that does."""
+        if torch.compiler.is_compiling() or _is_seen(args):
+            return getattr(torch.ops.pit_tvm, self._name)(*args)
+        if not differentiated(*args):
+            return self._function(*args)
+        if self._differentiated is None:
+            return self._library(*args)  # which says so
+        return self._differentiated.apply(*args)
+
+
+def differentiated(*args: Any) -> bool:
+    """Whether gradients to one of the arguments may be asked for."""
+    return torch.is_grad_enabled() and any(
+        isinstance(each, torch.Tensor) and each.requires_grad for each in args
+    )
+
+
+def arguments(ctx: Any) -> list[Any]:
+    """The arguments of the call that ``ctx`` is of, in order."""
+    found = list(ctx.others)
+    for place, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
+        found[place] = tensor
+    return found
+
+
+def _keep(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
+    ctx.places = [i for i, each in enumerate(inputs) if isinstance(each, torch.Tensor)]
+    ctx.others = [None if isinstance(each, torch.Tensor) else each for each in inputs]
+    ctx.save_for_backward(*(inputs[place] for place in ctx.places))
+
+
+def _direct(function: Callable[..., Any], formula: Formula) -> Any:
+    """The function with its derivative, without the dispatcher."""
+
+    class Direct(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> Any:
+            out = function(*args)
+            _keep(ctx, args, out)
+            return out
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+            return formula(ctx, *gradients)
+
+    return Direct
+
+
+def _is_seen(args: Sequence[Any]) -> bool:
+    """Whether somebody has to see the operator that is called."""
+    for each in args:
+        if isinstance(each, torch.Tensor) and (type(each) not in _PLAIN or each.is_meta):
+            return True
+    if torch._C._len_torch_dispatch_stack() or torch.autograd._profiler_enabled():
+        return True
+    return functorch.peek_interpreter_stack() is not None or torch.jit.is_tracing()
