@@ -34,6 +34,18 @@ def unpack(word: Any, dtype: str, upper: int) -> Any:
     return T.cuda.func_call(name, word, source_code=code, return_type="float32")
 
 
+@T.inline
+def load_words(words, source):
+    """Four 32-bit words from global memory at once."""
+    T.ptx["ld.global.v4.b32"](*[words[i] for i in range(4)], source)
+
+
+@T.inline
+def store_words(target, words):
+    """Four 32-bit words to global memory at once."""
+    T.ptx["st.global.v4.b32"](target, *[words[i] for i in range(4)])
+
+
 @T.jit
 def combined_rows(
     partial_h: T.handle,
@@ -75,21 +87,14 @@ def combined_rows(
                 if (chosen < T.int64(0)) | (chosen >= T.cast(groups, "int64")):
                     factor = T.float32(0)
             if factor != T.float32(0):
-                T.ptx["ld.global.v4.b32"](
-                    *[words[i] for i in range(4)],
-                    partial.ptr_to(
-                        [T.cast(token, "int64"), T.cast(c, "int64"), T.cast(col, "int64")]
-                    ),
-                )
+                at = T.meta_var([T.cast(token, "int64"), T.cast(c, "int64"), T.cast(col, "int64")])
+                load_words(words, partial.ptr_to(at))
                 for w in T.unroll(4):
                     total[w * 2] = total[w * 2] + factor * unpack(words[w], dtype, 0)
                     total[w * 2 + 1] = total[w * 2 + 1] + factor * unpack(words[w], dtype, 1)
         for w in T.unroll(4):
             T.ptx[PACK[dtype]](words[w], total[w * 2 + 1], total[w * 2])
-        T.ptx["st.global.v4.b32"](
-            out.ptr_to([T.cast(token, "int64"), T.cast(col, "int64")]),
-            *[words[i] for i in range(4)],
-        )
+        store_words(out.ptr_to([T.cast(token, "int64"), T.cast(col, "int64")]), words)
 
 
 def combine_rows(dtype: str, *, weighted: bool = False, ids: str = "") -> tvm.tirx.PrimFunc:

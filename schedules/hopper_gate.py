@@ -17,7 +17,7 @@ from tvm.script import tirx as T
 from pit_tvm.errors import ScheduleError, mismatch
 
 from .dependent import after_predecessor
-from .hopper_combine import CHUNK, PACK, THREADS, UNPACK, unpack
+from .hopper_combine import CHUNK, PACK, THREADS, UNPACK, load_words, store_words, unpack
 from .hopper_swrite import activate
 
 # Derivatives of `hopper_swrite.ACTIVATIONS`, as torch's are: of relu 0 at 0.
@@ -40,16 +40,6 @@ def _slope(act: str, x: Any) -> Any:
     name = f"pit_{act}_slope"
     code = f"__forceinline__ __device__ float {name}(float x) {{ {_SLOPES[act]} }}"
     return T.cuda.func_call(name, x, source_code=code, return_type="float32")
-
-
-@T.inline
-def _load(words, source):
-    T.ptx["ld.global.v4.b32"](*[words[i] for i in range(4)], source)
-
-
-@T.inline
-def _store(target, words):
-    T.ptx["st.global.v4.b32"](target, *[words[i] for i in range(4)])
 
 
 @T.inline
@@ -96,10 +86,10 @@ def gated_rows(
         given = T.alloc_local([4], "uint32")
         value = T.alloc_local([2], "float32")
         beside = T.alloc_local([2], "float32")
-        _load(gate, rows.ptr_to([row, T.int64(0), col]))
-        _load(other, rows.ptr_to([row, T.int64(1), col]))
+        load_words(gate, rows.ptr_to([row, T.int64(0), col]))
+        load_words(other, rows.ptr_to([row, T.int64(1), col]))
         if down_h is not None:
-            _load(given, down.ptr_to([row, col]))
+            load_words(given, down.ptr_to([row, col]))
         for w in T.unroll(4):
             if down_h is not None:
                 _half(value, beside, gate[w], other[w], given[w], dtype, act, 0)
@@ -111,10 +101,10 @@ def gated_rows(
             if down_h is not None:
                 T.ptx[PACK[dtype]](other[w], beside[1], beside[0])
         if down_h is not None:
-            _store(spread.ptr_to([row, T.int64(0), col]), gate)
-            _store(spread.ptr_to([row, T.int64(1), col]), other)
+            store_words(spread.ptr_to([row, T.int64(0), col]), gate)
+            store_words(spread.ptr_to([row, T.int64(1), col]), other)
         else:
-            _store(out.ptr_to([row, col]), gate)
+            store_words(out.ptr_to([row, col]), gate)
 
 
 def gate_rows(dtype: str, act: str, *, backward: bool = False) -> tvm.tirx.PrimFunc:

@@ -13,7 +13,7 @@ from tvm.script import tirx as T
 from pit_tvm.errors import ScheduleError, mismatch
 
 from .dependent import after_predecessor
-from .hopper_combine import CHUNK, PACK, UNPACK, unpack
+from .hopper_combine import CHUNK, PACK, UNPACK, load_words, store_words, unpack
 
 WARPS = 8  # of a CTA
 LANES = 32
@@ -80,15 +80,13 @@ def spread_choices(
                     words[w] = T.uint32(0)
                     given[w] = T.uint32(0)
                 if alive:
-                    T.ptx["ld.global.v4.b32"](*[words[i] for i in range(4)], rows.ptr_to(at))
-                    T.ptx["ld.global.v4.b32"](
-                        *[given[i] for i in range(4)], down.ptr_to([at[0], col])
-                    )
+                    load_words(words, rows.ptr_to(at))
+                    load_words(given, down.ptr_to([at[0], col]))
                 for w in T.unroll(4):
                     _half(value, dot, words[w], given[w], weight, dtype, 0)
                     _half(value, dot, words[w], given[w], weight, dtype, 1)
                     T.ptx[PACK[dtype]](words[w], value[1], value[0])
-                T.ptx["st.global.v4.b32"](drows.ptr_to(at), *[words[i] for i in range(4)])
+                store_words(drows.ptr_to(at), words)
         total: T.float32 = T.cuda.func_call(
             "pit_lanes_sum", dot[0], source_code=_SUM, return_type="float32"
         )
