@@ -70,6 +70,48 @@ class OutputsWork:
         columns = self.slot * float(np.count_nonzero(share))
         return _BYTES * (self.k * (rows + columns) + self.live * self.slot)
 
+    @cached_property
+    def _cuts(self) -> dict[tuple[int, int], _Cut]:
+        return {}
+
+    def cut(self, tile: Tile) -> _Cut:
+        """The output in tiles, however they are computed."""
+        size = tile.tile_m, tile.tile_n
+        found = self._cuts.get(size)
+        if found is None:
+            bands = np.ceil(self.live_rows / tile.tile_m)
+            tiles = bands * (self.slot / tile.tile_n)
+            heights = even_heights(self.live_rows, bands)
+            found = self._cuts[size] = _Cut(tiles, heights, float(tiles.sum()))
+        return found
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """An output in tiles: of every slot how many, and how high they are; and ``number`` in all."""
+
+    tiles: Numbers
+    heights: Numbers
+    number: float
+
+    @cached_property
+    def dealt(self) -> tuple[Numbers, Numbers]:
+        """Tiles, and their heights, in all slots before one, high tiles first; and in all."""
+        order = np.argsort(-self.heights, kind="stable")
+        dealt, high = np.zeros((2, len(order) + 1))
+        self.tiles[order].cumsum(out=dealt[1:])
+        (self.tiles * self.heights)[order].cumsum(out=high[1:])
+        return dealt, high
+
+    def rounds(self, places: int) -> tuple[Numbers, Numbers]:
+        """How many tiles each round of so many has, and how high they are in all."""
+        if 0 < self.number <= places:
+            return np.array([self.number]), np.array([self.tiles @ self.heights])
+        dealt, high = self.dealt
+        ends = np.minimum(np.arange(0.0, dealt[-1] + places, places), dealt[-1])
+        summed = np.interp(ends, dealt, high)
+        return ends[1:] - ends[:-1], summed[1:] - summed[:-1]
+
 
 def select_outputs(
     micro_tile: MicroTile,
@@ -96,16 +138,7 @@ def select_outputs(
 
 def _usable(tile: Tile, work: OutputsWork) -> bool:
     """Whether multiprocessors that share tiles have one round of them; those that do not always."""
-    if tile.knob("cluster") == 1:
-        return True
-    tiles = _bands(tile, work).sum() * (work.slot / tile.tile_n)
-    return bool(tiles <= _places(tile))
-
-
-def _bands(tile: Tile, work: OutputsWork) -> Numbers:
-    """Bands of live rows of every slot."""
-    bands: Numbers = np.ceil(work.live_rows / tile.tile_m)
-    return bands
+    return tile.knob("cluster") == 1 or work.cut(tile).number <= _places(tile)
 
 
 def _places(tile: Tile) -> int:
@@ -115,10 +148,8 @@ def _places(tile: Tile) -> int:
 
 def tile_us(tile: Tile, work: OutputsWork, rates: GpuRates) -> tuple[float, float]:
     """Predicted time of a tile with its launch, and what bytes and operations take at least."""
-    counts, split = work.live_rows, tile.knob("cluster")
-    bands = _bands(tile, work)
-    tiles, heights = bands * (work.slot / tile.tile_n), even_heights(counts, bands)
-    rounds, high = _rounds(tiles, heights, _places(tile))
+    split = tile.knob("cluster")
+    rounds, high = work.cut(tile).rounds(_places(tile))
     cached_gbps = _CACHED * rates.constant("gather_cached_gbps")
     cached = 1e-3 * _BYTES * work.k * (high + rounds * tile.tile_n) / cached_gbps
     waiting = -(-work.k // (_STEP * split)) * _WAIT_US / tile.knob("stages")
@@ -130,17 +161,3 @@ def tile_us(tile: Tile, work: OutputsWork, rates: GpuRates) -> tuple[float, floa
     together = sum(limit**_POWER for limit in limits) ** (1.0 / _POWER)
     bound = max(float(cached.sum()), from_memory, operations, rates.constant("launch_us"))
     return together + _START_US + rates.constant("launch_us"), bound
-
-
-def _rounds(tiles: Numbers, heights: Numbers, places: int) -> tuple[Numbers, Numbers]:
-    """How many tiles each round has, and how high they are in all, of ``tiles`` of every slot."""
-    everything = tiles.sum()
-    if 0 < everything <= places:
-        return np.array([everything]), np.array([tiles @ heights])
-    order = np.argsort(-heights, kind="stable")
-    dealt, high = np.zeros((2, len(order) + 1))
-    tiles[order].cumsum(out=dealt[1:])
-    (tiles * heights)[order].cumsum(out=high[1:])
-    ends = np.minimum(np.arange(0.0, dealt[-1] + places, places), dealt[-1])
-    summed = np.interp(ends, dealt, high)
-    return ends[1:] - ends[:-1], summed[1:] - summed[:-1]
