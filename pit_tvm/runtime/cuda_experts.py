@@ -19,7 +19,7 @@ from ..target import TargetInfo
 from ..tile_db.store import TileStore
 from .cuda_arrays import check_tensor, dtype_name, empty, signature
 from .cuda_bind import aligned
-from .cuda_columns import ColumnsKernels
+from .cuda_columns import MOST_ELEMENTS, ColumnsKernels
 from .cuda_detect import CudaDetector
 from .cuda_fill import CudaFill
 from .cuda_modules import cached_modules
@@ -254,6 +254,10 @@ def _check_outer(left: Any, right: Any, ids: Any, groups: int) -> None:
     check_tensor("left", left, (dtype_name(right),), (tokens * top_k, left.shape[1]))
     check_tensor("ids", ids, ("int32", "int64"), (tokens, top_k))
     _check_sizes(n=left.shape[1], k=k)
+    for name, each in (("left", left), ("right", right)):
+        if each.numel() >= MOST_ELEMENTS:
+            expected = f"fewer than {MOST_ELEMENTS} elements"
+            raise ShapeError(mismatch(name, expected, f"shape {list(each.shape)}"))
     _check_devices(right, {"left": left, "ids": ids})
 
 
