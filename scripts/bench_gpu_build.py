@@ -194,7 +194,7 @@ def build_one(what: str | Wanted) -> int:
     elif isinstance(what, Library):
         kernels = RowsKernels(KernelCache(), ARCH)
         if what.tile is None:
-            kernels.combine(what.dtype, IDS)
+            kernels.combine_kernel(what.dtype, IDS)
         else:
             kernels.product(what.tile, 2, **dict(what.options))
     elif not isinstance(what, Kernel):
@@ -321,8 +321,8 @@ def _experts_step(case: Layer, counts: tuple[int, ...], settings: GpuSettings) -
     """The same of `pit_tvm.torch.moe_feed_forward`: both products, rows gated and a token's summed,
     products by turned weights, and sums of outer products."""
     dtype, shares = case.dtype, (case.top_k, 1)
-    for name in ("combine", "spread"):
-        yield Between(name, (dtype, IDS))
+    yield Library(dtype)
+    yield Between("spread", (dtype, IDS))
     if case.top_k > 1:
         yield Between("total", (dtype,))
     for backward in (False, True) if case.gated else ():

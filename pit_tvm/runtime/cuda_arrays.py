@@ -55,6 +55,14 @@ def check_tensor(
     check_contiguous(name, array)
 
 
+def check_devices(name: str, array: Any, others: dict[str, Any]) -> None:
+    """DTypeError for ``others``, by their names, that are not on the device of an array."""
+    for other, each in others.items():
+        if each.device != array.device:
+            expected = f"the device of {name}, {array.device}"
+            raise DTypeError(mismatch(other, expected, each.device))
+
+
 def check_memory(names: Sequence[str], arrays: Sequence[Any]) -> None:
     """DTypeError for tensors without memory of their own, and what torch.func wraps."""
     for name, array in zip(names, arrays, strict=True):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import DTypeError, ShapeError, mismatch
+from ..errors import ShapeError, mismatch
 from ..schedules.hopper_combine import CHUNK, MOST_CHUNKS, combine_rows
 from ..schedules.hopper_gate import gate_rows
 from ..schedules.hopper_space import DTYPES
 from ..schedules.hopper_spread import MOST_ROWS, spread_rows
-from .cuda_arrays import check_tensor, dtype_name, empty, empty_of
+from .cuda_arrays import check_devices, check_tensor, dtype_name, empty, empty_of
 from .cuda_bind import aligned
 from .cuda_rows import FamilyKernels
 
@@ -87,11 +87,6 @@ class CudaBetween(FamilyKernels):
         """See `combine_rows`, without weights and ids."""
         return self._get(("hopper-combine", dtype), lambda: combine_rows(dtype))
 
-    def combine_kernel(self, dtype: str, ids: str) -> Kernel:
-        """See `combine_rows`."""
-        key = ("hopper-combine", dtype, ids)
-        return self._get(key, lambda: combine_rows(dtype, weighted=True, ids=ids))
-
     def spread_kernel(self, dtype: str, ids: str) -> Kernel:
         """See `spread_rows`."""
         return self._get(("hopper-spread", dtype, ids), lambda: spread_rows(dtype, ids))
@@ -116,10 +111,7 @@ def _check_rows(rows: Any, weights: Any = None, ids: Any = None) -> tuple[int, i
     if weights is not None:
         check_tensor("weights", weights, ("float32",), (tokens, choices))
         check_tensor("ids", ids, ("int32", "int64"), (tokens, choices))
-        for name, each in (("weights", weights), ("ids", ids)):
-            if each.device != rows.device:
-                expected = f"the device of rows, {rows.device}"
-                raise DTypeError(mismatch(name, expected, each.device))
+        check_devices("rows", rows, {"weights": weights, "ids": ids})
     return tokens, choices, n
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from ..errors import DTypeError, ShapeError, mismatch
+from ..errors import ShapeError, mismatch
 from ..remember import remember
 from ..schedules.hopper_bands import starting_ranges
 from ..schedules.hopper_combine import CHUNK, MOST_CHUNKS
@@ -17,7 +17,7 @@ from ..selection.gpu_cost import GpuRates, GpuWork, select_gpu
 from ..structs import Groups, Index, MicroTile, Tile
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
-from .cuda_arrays import check_tensor, dtype_name, empty, signature
+from .cuda_arrays import check_devices, check_tensor, dtype_name, empty, signature
 from .cuda_bind import aligned
 from .cuda_columns import MOST_ELEMENTS, ColumnsKernels
 from .cuda_detect import CudaDetector
@@ -108,7 +108,7 @@ class CudaExperts:
         rows = self._product(
             middle, index, down, empty(x, (tokens * top_k, x.shape[1])), counts, {}
         )
-        combine = self.kernels.combine(dtype_name(x), dtype_name(ids))
+        combine = self.kernels.combine_kernel(dtype_name(x), dtype_name(ids))
         partial = rows.view(tokens, top_k, x.shape[1])
         combine(partial, weights.float(), ids, up.shape[0], out)
         return out
@@ -236,7 +236,7 @@ def _check(x: Any, ids: Any, weights: Any, up: Any, down: Any, gated: bool) -> N
     _check_weight("down", down, x, (experts, hidden, inter))
     check_tensor("weights", weights, ("float32", *DTYPES), tuple(ids.shape))
     _check_sizes(inter=inter)
-    _check_devices(x, {"weights": weights, "down": down})
+    check_devices("x", x, {"weights": weights, "down": down})
     if x.numel() // CHUNK > MOST_CHUNKS:
         expected = f"at most {MOST_CHUNKS} pieces of {CHUNK} elements"
         raise ShapeError(mismatch("x", expected, f"shape {list(x.shape)}"))
@@ -258,7 +258,7 @@ def _check_outer(left: Any, right: Any, ids: Any, groups: int) -> None:
         if each.numel() >= MOST_ELEMENTS:
             expected = f"fewer than {MOST_ELEMENTS} elements"
             raise ShapeError(mismatch(name, expected, f"shape {list(each.shape)}"))
-    _check_devices(right, {"left": left, "ids": ids})
+    check_devices("right", right, {"left": left, "ids": ids})
 
 
 def _check_product(x: Any, ids: Any, rhs: Any, bias: Any) -> None:
@@ -278,7 +278,7 @@ def _check_product(x: Any, ids: Any, rhs: Any, bias: Any) -> None:
         check_tensor("bias", bias, (dtype_name(x),), tuple(rhs.shape[:2]))
         others["bias"] = bias
     _check_sizes(n=rhs.shape[1], k=depth)
-    _check_devices(x, others)
+    check_devices("x", x, others)
 
 
 def _check_weight(name: str, weight: Any, x: Any, shape: tuple[int, int, int]) -> None:
@@ -292,9 +292,3 @@ def _check_sizes(**sizes: int) -> None:
         if size % ROW_STEP or not size:
             expected = f"a multiple of {ROW_STEP}, at least {ROW_STEP}"
             raise ShapeError(mismatch(name, expected, size))
-
-
-def _check_devices(x: Any, others: dict[str, Any]) -> None:
-    for name, array in others.items():
-        if array.device != x.device:
-            raise DTypeError(mismatch(name, f"the device of x, {x.device}", array.device))

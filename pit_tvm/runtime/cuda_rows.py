@@ -66,6 +66,14 @@ class FamilyKernels:
             kernel = self._known[key] = self.cache.get(content, lambda: self._build(make()))
         return kernel
 
+    def combine_kernel(self, dtype: str, ids: str) -> Kernel:
+        """partial (tokens, choices, n), weights and ids (tokens, choices), groups, out (tokens, n).
+
+        ``ids``: the type of the ids; see `combine_rows`.
+        """
+        key = ("hopper-combine", dtype, ids)
+        return self._get(key, lambda: combine_rows(dtype, weighted=True, ids=ids))
+
     def turn(self, dtype: str, beside: bool = False) -> Kernel:
         """source, turned; see `turn_kernel`."""
         key = ("cuda-turn", dtype, beside)
@@ -141,11 +149,3 @@ class RowsKernels(FamilyKernels):
             kernel = self._get(content, lambda: rows_kernel(dtype, knobs, **options))
             self._known[key] = kernel
         return kernel
-
-    def combine(self, dtype: str, ids: str) -> Kernel:
-        """partial (tokens, choices, n), weights and ids (tokens, choices), groups, out (tokens, n).
-
-        ``ids``: the type of the ids; see `combine_rows`.
-        """
-        key = ("hopper-combine", dtype, ids)
-        return self._get(key, lambda: combine_rows(dtype, weighted=True, ids=ids))

@@ -207,8 +207,7 @@ def moe_feed_forward(
     _check_contiguous(x=flat)
     check_weight("up", up)
     check_weight("down", down)
-    ids, shares = _choices(expert_ids, len(flat)), expert_weights.float()
-    weights = shares.reshape(ids.shape).contiguous()
+    ids, weights = _routing(expert_ids, expert_weights)
     layer = moe_layer(x.device.type)
     out = layer(flat, ids, weights, up, down, activation=activation, gated=gated)
     return out.reshape(x.shape)
@@ -232,9 +231,14 @@ def _of_tokens(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Rows [tokens, choices, n], weights in float32 and ids [tokens, choices]."""
     _check_contiguous(rows=rows)
+    choices, shares = _routing(ids, weights)
+    return rows.reshape(*choices.shape, rows.shape[-1]), shares, choices
+
+
+def _routing(ids: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and weights of choices [..., top_k], these in float32, as [tokens, top_k]."""
     sizes = (ids.shape[:-1].numel(), ids.shape[-1])
-    shares, choices = weights.float().reshape(sizes), ids.reshape(sizes)
-    return rows.reshape(*sizes, rows.shape[-1]), shares.contiguous(), choices.contiguous()
+    return ids.reshape(sizes).contiguous(), weights.float().reshape(sizes).contiguous()
 
 
 def _choices(ids: torch.Tensor, rows: int) -> torch.Tensor:

@@ -39,12 +39,11 @@ class CustomOperator:
 
     def __call__(self, *args: Any) -> Any:
         """The result; as torch's own operators, of tensors that require gradients one that does."""
-        if torch.compiler.is_compiling() or _is_seen(args):
-            return getattr(torch.ops.pit_tvm, self._name)(*args)
-        if not differentiated(*args):
+        is_seen = torch.compiler.is_compiling() or _is_seen(args)
+        if not is_seen and not differentiated(*args):
             return self._function(*args)
-        if self._differentiated is None:
-            return self._library(*args)  # which says so
+        if is_seen or self._differentiated is None:  # torch says on the way back that it is missing
+            return getattr(torch.ops.pit_tvm, self._name)(*args)
         return self._differentiated.apply(*args)
 
 

@@ -3,9 +3,14 @@ those of `fake_devices`."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from pit_tvm.runtime import cuda_repeat
 from pit_tvm.runtime.cuda_build import compile_source
 from pit_tvm.runtime.cuda_repeat_code import SOURCE
 
@@ -63,3 +68,15 @@ def fake_graphs(device: str = "kDLCPU") -> Any:
     ``log(what)``; and ``turn_to(number)``, which makes a device the current one."""
     source = re.sub(r"\bcuda([A-Z]\w+)", r"fake\1", SOURCE).replace("kDLCUDA", device)
     return compile_source(_FAKE + source + _LOG).mod
+
+
+def without_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Repeated calls record as if on a stream of CUDA's, which nobody else records."""
+
+    @contextlib.contextmanager
+    def recording(stream: int) -> Any:
+        yield SimpleNamespace(memory=[], is_complete=lambda most: True)
+
+    monkeypatch.setattr(cuda_repeat, "recording", recording)
+    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda device: False)
+    monkeypatch.setattr(cuda_repeat, "is_rehearsed", lambda: False)

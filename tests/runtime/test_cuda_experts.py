@@ -38,7 +38,7 @@ def experts(given: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> Cu
     monkeypatch.setattr(made, "_index", lambda *given: index)
     kernels = SimpleNamespace(
         product=lambda *form, **options: lambda *arrays: given.append(arrays),
-        combine=lambda *form: lambda *arrays: None,
+        combine_kernel=lambda *form: lambda *arrays: None,
     )
     monkeypatch.setattr(made, "kernels", kernels)
     monkeypatch.setattr(made.fill, "clear_ungrouped", lambda *given: None)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pit_tvm.runtime import cuda_repeat
 from pit_tvm.runtime.cuda_repeat import CudaRepeats
 from pit_tvm.runtime.cuda_repeat_code import OFTEN
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.structs import Candidate, MicroTile, Plan
 from tests.runtime.fake_devices import STREAMS, OnDevice
-from tests.runtime.fake_graphs import LAUNCHED, MADE, STREAM, fake_graphs
+from tests.runtime.fake_graphs import LAUNCHED, MADE, STREAM, fake_graphs, without_streams
 
 SHAPE = (3, 5)
 
@@ -60,13 +58,7 @@ class Calls:
 
 @pytest.fixture
 def calls(module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Calls:
-    @contextlib.contextmanager
-    def recording(stream: int) -> Any:
-        yield SimpleNamespace(memory=[], is_complete=lambda most: True)
-
-    monkeypatch.setattr(cuda_repeat, "recording", recording)
-    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda device: False)
-    monkeypatch.setattr(cuda_repeat, "is_rehearsed", lambda: False)
+    without_streams(monkeypatch)
     planner: Any = SimpleNamespace()
     made = Calls(module, CudaRepeats(KernelCache(tmp_path), print, planner))
     planner.plan_of = lambda call: made.plan

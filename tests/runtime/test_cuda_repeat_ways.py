@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +14,7 @@ from pit_tvm.runtime.cuda_repeat_code import GRAPHS, MOST_FAILURES, OFTEN
 from pit_tvm.runtime.cuda_watch import PERIOD
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.structs import Candidate, MicroTile, Plan
-from tests.runtime.fake_graphs import DROPPED, LAST, LAUNCHED, MADE, fake_graphs
+from tests.runtime.fake_graphs import DROPPED, LAST, LAUNCHED, MADE, fake_graphs, without_streams
 
 torch = pytest.importorskip("torch")
 
@@ -71,13 +69,7 @@ class Runs:
 
 @pytest.fixture
 def runs(module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Runs:
-    @contextlib.contextmanager
-    def recording(stream: int) -> Any:
-        yield SimpleNamespace(memory=[], is_complete=lambda most: True)
-
-    monkeypatch.setattr(cuda_repeat, "recording", recording)
-    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda device: False)
-    monkeypatch.setattr(cuda_repeat, "is_rehearsed", lambda: False)
+    without_streams(monkeypatch)
     unplanned: Any = None
     repeats = CudaRepeats(KernelCache(tmp_path), print, unplanned)
     made = Runs(module, repeats)
