@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,7 +44,7 @@ class CustomOperator:
         if not is_seen and not differentiated(*args):
             return self._function(*args)
         if is_seen or self._differentiated is None:  # torch says on the way back that it is missing
-            return getattr(torch.ops.pit_tvm, self._name)(*args)
+            return getattr(torch.ops.pit_tvm, self._name)(*_alike(args))
         return self._differentiated.apply(*args)
 
 
@@ -83,6 +84,16 @@ def _direct(function: Callable[..., Any], formula: Formula) -> Any:
             return formula(ctx, *gradients)
 
     return Direct
+
+
+def _alike(args: Sequence[Any]) -> Sequence[Any]:
+    """The arguments, all distributed if one tensor is."""
+    distributed = sys.modules.get("torch.distributed.tensor")  # there may be such tensors
+    if distributed is None or not any(isinstance(each, distributed.DTensor) for each in args):
+        return args
+    from .sharding import alike
+
+    return alike(args)
 
 
 def _is_seen(args: Sequence[Any]) -> bool:
