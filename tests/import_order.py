@@ -235,6 +235,7 @@ ORDER = {
     "torch": (
         "host",
         "operators",
+        "sharding",
         "dispatch",
         "custom_ops",
         "gradients",

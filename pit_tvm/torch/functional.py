@@ -8,7 +8,8 @@ bfloat16, are torch's own on gathered rows, which pack no weights and multiply t
 
 Gradients go backward through them, to every floating-point argument and any number of times
 (`pit_tvm.torch.gradients`). A mixture of experts is computed in parts for that, and activations by
-torch. Tensors with tangents of forward mode (``torch.func.jvp``) are refused: they would be lost.
+torch. DTensors of ``torch.distributed`` are computed where they lie (`pit_tvm.torch.sharding`).
+Tensors with tangents of forward mode (``torch.func.jvp``) are refused: they would be lost.
 """
 
 from __future__ import annotations
