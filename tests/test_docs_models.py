@@ -78,7 +78,7 @@ def run_page(name: str, model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch)
     """What the code of a page defines; ``model`` is the one that it names."""
     for factory in ("AutoModel", "AutoModelForCausalLM"):
         kind = getattr(transformers, factory)
-        monkeypatch.setattr(kind, "from_pretrained", lambda _: model)
+        monkeypatch.setattr(kind, "from_pretrained", lambda _, **how: model)
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda _: Tokenizer())
     page: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", (PAGES / f"{name}.md").read_text(), re.DOTALL):
