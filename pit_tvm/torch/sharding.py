@@ -83,9 +83,7 @@ def _(left: Any, right: Any, pattern: Any, kind: str) -> Iterator[Rule]:
 
 
 @_rules_of("grouped_linear")
-def _(
-    x: Any, weight: Any, bias: Any, ids: Any, activation: str | None
-) -> Iterator[Rule]:
+def _(x: Any, weight: Any, bias: Any, ids: Any, activation: str | None) -> Iterator[Rule]:
     last = x.ndim - 1
     yield (Shard(ids.ndim),), (_WHOLE, Shard(1), Shard(1), _WHOLE)
     if activation is None:

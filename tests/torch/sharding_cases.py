@@ -22,7 +22,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.distributed import DistributedConfig
-from transformers.distributed.utils import initialize_distributed_mesh
+from transformers.distributed.utils import TransformersDeviceMesh
 
 from pit_tvm import torch as pit
 from pit_tvm.torch import custom_ops
@@ -301,22 +301,34 @@ def sharded_weights(world: World) -> None:
     check_step(world, model, whole, world.random(BATCH, LENGTH, K), pattern(world, "lengths"))
 
 
+def meshes(world: World, split: DistributedConfig) -> TransformersDeviceMesh:
+    """Devices as transformers arranges them, those of this world."""
+    dense = ("pp", "dp_replicate", "fsdp", "tp"), (1, 1, split.fsdp_size, split.tp_size)
+    experts = ("pp", "dp_replicate", "efsdp", "ep"), (1, 1, split.efsdp_size, split.ep_size)
+    return TransformersDeviceMesh(
+        *(
+            init_device_mesh(world.device, of, mesh_dim_names=names)
+            for names, of in (dense, experts)
+        )
+    )
+
+
 def spread_model(world: World, **how: Any) -> None:
     """A model of transformers by its own plan: our experts are as its own."""
     name = "pit_tvm_sharded"
     pit.register_experts(name)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 48}
     counts = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-    layers = {"num_hidden_layers": 2, "num_experts": 6, "num_experts_per_tok": 2}
-    config = Qwen3MoeConfig(**sizes, **counts, **layers, vocab_size=90)
-    whole = Qwen3MoeForCausalLM(config)
-    model = copy.deepcopy(whole)
-    split = DistributedConfig(**how)
-    _, meshes = initialize_distributed_mesh(split)
-    model = type(model).maybe_distribute_model(model, split, meshes)
+    # Rounding of 16 bits chooses other experts where there is a choice.
+    chosen = 2 if world.dtype == torch.float32 else 6
+    experts = {"num_hidden_layers": 2, "num_experts": 6, "num_experts_per_tok": chosen}
+    config = Qwen3MoeConfig(**sizes, **counts, **experts, vocab_size=90)
+    whole = Qwen3MoeForCausalLM(config).to(world.device, world.dtype)
+    model, split = copy.deepcopy(whole), DistributedConfig(**how)
+    model = type(model).maybe_distribute_model(model, split, meshes(world, split))
     model.set_experts_implementation(name)
     whole.set_experts_implementation("eager")
-    tokens = torch.randint(90, (2, 7))
+    tokens = torch.randint(90, (2, 7)).to(world.device)
     with torch.no_grad():  # experts are spread in another way than in training
         world.check(model(tokens).logits, whole(tokens).logits)
     got, want = (gradients(each, each(tokens, labels=tokens).loss) for each in (model, whole))

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 
 RANKS = 2
 WAIT = datetime.timedelta(seconds=120)  # for another process, which may have failed
-LIMITS = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+LIMITS = {torch.float32: 1e-5, torch.bfloat16: 5e-2}  # of whole models, too
 
 
 @dataclass(frozen=True)
