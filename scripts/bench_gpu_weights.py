@@ -53,7 +53,7 @@ class Weights:
     """A product of ``sizes`` m, n, k whose weights have the share ``zeros`` of their blocks zero.
 
     ``grain``: columns of n and of k in a block. ``layout``: nk or kn. ``told`` by "mask" or
-    "blocks".
+    "blocks". ``lhs``: mk, or km, as a product of turned operands has left it.
     """
 
     sizes: tuple[int, int, int]
@@ -62,6 +62,7 @@ class Weights:
     layout: str = "nk"
     told: str = "mask"
     dtype: str = "float16"
+    lhs: str = "mk"
     held_out: bool = False
 
     @property
@@ -69,7 +70,8 @@ class Weights:
         """Name of the case; equal names mean equal data."""
         shape, grain = "x".join(map(str, self.sizes)), "x".join(map(str, self.grain))
         kind = f"{SHORT[self.dtype]} {self.layout} {grain} {self.told}"
-        return f"{shape} {kind} {100 * self.zeros:g} %"
+        beside = " lhs km" if self.lhs == "km" else ""
+        return f"{shape} {kind} {100 * self.zeros:g} %{beside}"
 
     @property
     def stored(self) -> tuple[int, int]:
@@ -96,6 +98,7 @@ def list_weights(quick: bool) -> list[Weights]:
         for grain in grains
         for zeros in STEPS[-3:]
     ]
+    made += [Weights(cube, (32, 1), zeros, "kn", lhs="km") for zeros in STEPS[-3:]]
     made += [Weights(cube, (64, 64), zeros, told="blocks") for zeros in STEPS]
     for m, n, k in bert:  # of whole blocks, also with --quick
         sizes = (m, -(-n // 64) * 64, -(-k // 64) * 64)
@@ -115,7 +118,7 @@ def live_blocks(weight: torch.Tensor, extents: tuple[int, int], zeros: float) ->
 
 @dataclass(frozen=True)
 class Data:
-    """``lhs`` [m, k], ``weight`` as it is stored, with its zeros, ``live`` blocks, ``want`` in
+    """``lhs`` and ``weight`` as they are stored, with its zeros, ``live`` blocks, ``want`` in
     float64."""
 
     lhs: torch.Tensor
@@ -137,8 +140,9 @@ def make_data(case: Weights, settings: GpuSettings) -> Data:
     weight = normal(made, (n, k) if case.layout == "nk" else (k, n), case.dtype) / k**0.5
     live = live_blocks(weight, case.stored, case.zeros)
     weight = weight * whole(live, case.stored)
+    stored = lhs if case.lhs == "mk" else lhs.t().contiguous()
     right = weight.t() if case.layout == "nk" else weight
-    return Data(lhs, weight, live, lhs.double() @ right.double(), case.dtype)
+    return Data(stored, weight, live, lhs.double() @ right.double(), case.dtype)
 
 
 def whole(live: torch.Tensor, extents: tuple[int, int]) -> torch.Tensor:
@@ -170,6 +174,7 @@ def measure_weights(case: Weights, settings: GpuSettings) -> Row:
         "grain": list(case.grain),
         "zeros": case.zeros,
         "dtype": case.dtype,
+        "lhs": case.lhs,
         "cube": case.sizes[0] == case.sizes[1] == case.sizes[2],
         "without_graph": found.plain,
         **plan_facts(plan, others),
@@ -186,7 +191,8 @@ def weights_operator(case: Weights, target: str) -> pit_tvm.Operator:
     m, n, k = case.sizes
     single = case.dtype == "float32"  # whose kernels copy in vectors where they know the sizes
     sizes = (n, k) if single else sizes_for(target, n, k)
-    name, rows = "linear" if case.layout == "nk" else "matmul", m if single else None
+    name = {"nk": "linear", "kn": "matmul" if case.lhs == "mk" else "turned"}[case.layout]
+    rows = m if single else None
     return operator(name, kind(*case.stored), case.dtype, target, sizes, side="rhs", rows=rows)
 
 
@@ -197,12 +203,13 @@ def _pit(case: Weights, data: Data, settings: GpuSettings) -> Pit:
 
 
 def _peers(case: Weights, data: Data) -> dict[str, Contender]:
+    left = data.lhs if case.lhs == "mk" else data.lhs.t()
     right = data.weight.t() if case.layout == "nk" else data.weight
 
     def bsr() -> torch.Tensor:
-        return data.weight.to_sparse_bsr(case.grain) @ data.lhs.t()
+        return data.weight.to_sparse_bsr(case.grain) @ left.t()
 
-    peers = {"dense": Contender(lambda: data.lhs @ right, data.judge)}
+    peers = {"dense": Contender(lambda: left @ right, data.judge)}
     if data.lhs.is_cuda and case.layout == "nk" and case.grain[0] == case.grain[1]:
         peers["bsr"] = Contender(bsr, capture=False)  # not judged: its result is turned
     return peers
@@ -211,20 +218,21 @@ def _peers(case: Weights, data: Data) -> dict[str, Contender]:
 def weights_targets(rows: Sequence[Row]) -> list[Target]:
     """The goals for weights."""
 
-    def here(dtype: str, grain: tuple[int, int], zeros: float) -> Callable[[Row], bool]:
-        at = (dtype, list(grain), zeros)
+    def here(dtype: str, grain: tuple[int, int], zeros: float, lhs: str) -> Callable[[Row], bool]:
+        at = (dtype, list(grain), zeros, lhs)
         return lambda row: (
             row.facts["cube"]
-            and at == tuple(row.facts[name] for name in ("dtype", "grain", "zeros"))
+            and at == tuple(row.facts[name] for name in ("dtype", "grain", "zeros", "lhs"))
         )
 
     goals = [
         (
-            f"weights: {SHORT[dtype]} {high}x{deep}, {zeros:.0%} zeros, over dense",
+            f"weights: {SHORT[dtype]} {high}x{deep}{beside}, {zeros:.0%} zeros, over dense",
             goal,
-            here(dtype, (high, deep), zeros),
+            here(dtype, (high, deep), zeros, lhs),
         )
         for (dtype, (high, deep)), each in GOALS.items()
+        for lhs, beside in (("mk", ""), ("km", " of lhs [k, m]"))
         for zeros, goal in zip(STEPS[-3:], each, strict=True)
     ]
     return over_dense(rows, goals, "weights: over dense, every row", NEVER_BELOW)

@@ -129,17 +129,18 @@ def test_only_cubes_have_goals_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "told", "grain", "dtype"),
+    ("layout", "told", "grain", "dtype", "lhs"),
     [
-        ("nk", "mask", (64, 64), "float16"),
-        ("kn", "blocks", (64, 64), "float16"),
-        ("kn", "mask", (1, 64), "float32"),
+        ("nk", "mask", (64, 64), "float16", "mk"),
+        ("kn", "blocks", (64, 64), "float16", "mk"),
+        ("kn", "mask", (32, 1), "float16", "km"),
+        ("kn", "mask", (1, 64), "float32", "mk"),
     ],
 )
 def test_products_of_pruned_weights_are_right(
-    layout: str, told: str, grain: tuple[int, int], dtype: str
+    layout: str, told: str, grain: tuple[int, int], dtype: str, lhs: str
 ) -> None:
-    case = weights.Weights((128, 256, 192), grain, 0.9, layout, told, dtype)
+    case = weights.Weights((128, 256, 192), grain, 0.9, layout, told, dtype, lhs)
     row = weights.measure_weights(case, DRY)
     assert row.wrong == [] and {"dense", "pit"} <= set(row.errors)
     assert report.Printer(weights.weights_suite(), [row.label]).row(row)
