@@ -43,7 +43,6 @@ from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.schedules.hopper_bands import starting_ranges
 from pit_tvm.selection.gpu_columns import outer_tile
 from pit_tvm.structs import Candidate, SparsitySpec, Tile
-from pit_tvm.torch.gradients import ONES
 
 ARCH = "sm_90a"
 TARGET = f"cuda -arch={ARCH} -model=h200"
@@ -300,13 +299,12 @@ def _crossing(case: Cross, settings: GpuSettings) -> Iterator[Wanted]:
 
 def _linear_step(case: Linear, counts: tuple[int, ...], settings: GpuSettings) -> Iterator[Wanted]:
     """What a step of `pit_tvm.torch.linear_rows` runs: the product, and its gradients to x, to the
-    weight, and to the bias, as the weight of eight columns of ones."""
+    weight, and to the bias."""
     stored, n, k = case.stored, case.n, case.k
     for kind, bias, dead, sizes in (
         ("linear", True, "zero", (stored, n, k)),
         ("matmul", False, "zero", (stored, k, n)),
         ("turned", False, "skip", (n, k, stored)),
-        ("turned", False, "skip", (n, ONES, stored)),
     ):
         which = (kind, pit_tvm.Lengths(), case.dtype, settings.planned_target, (None, None))
         made = internals(operator(*which, bias=bias, dead=dead))
@@ -315,6 +313,7 @@ def _linear_step(case: Linear, counts: tuple[int, ...], settings: GpuSettings) -
             tile = made.planner.plan(layout, known).choice.tile
             if tile is not None:
                 yield Kernel(kind, case.dtype, bias, None, tile, dead)
+    yield Between("sums", (case.dtype,))
 
 
 def _experts_step(case: Layer, counts: tuple[int, ...], settings: GpuSettings) -> Iterator[Wanted]:

@@ -141,6 +141,7 @@ ORDER = {
         "hopper_combine",
         "hopper_gate",
         "hopper_spread",
+        "hopper_sums",
         "cuda_elementwise",
         "cuda_generic",
         "cuda_contraction_forms",

@@ -10,19 +10,34 @@ from ..schedules.hopper_combine import CHUNK, MOST_CHUNKS, combine_rows
 from ..schedules.hopper_gate import gate_rows
 from ..schedules.hopper_space import DTYPES
 from ..schedules.hopper_spread import MOST_ROWS, spread_rows
+from ..schedules.hopper_sums import sum_rows
+from ..structs import Groups, MicroTile, SparsitySpec
 from .cuda_arrays import check_devices, check_tensor, dtype_name, empty, empty_of
 from .cuda_bind import aligned
+from .cuda_detect import CudaDetector
+from .cuda_modules import cached_modules
 from .cuda_rows import FamilyKernels
+from .cuda_workspace import CudaWorkspace
+from .kernel_cache import KernelCache
+from .promise import asked_for
 
 Kernel = Callable[..., Any]
 
+_MICRO_TILE = MicroTile("rows", "m", 0, (1, 0))
+
 
 class CudaBetween(FamilyKernels):
-    """Gated activations, sums of a token's choices, and their gradients. Threads may share it.
+    """Gated activations, sums of a token's choices, their gradients, and sums of rows that exist,
+    the gradients of biases. Threads may share it.
 
     Rows are float16 or bfloat16, as wide as a multiple of 8; what does not fit is a ShapeError or
     DTypeError, an activation that is none a ScheduleError.
     """
+
+    def __init__(self, cache: KernelCache, arch: str) -> None:
+        super().__init__(cache, arch)
+        self._detector = CudaDetector(cached_modules(cache, arch), checked=asked_for())
+        self._memory = CudaWorkspace()
 
     def gate(self, rows: Any, activation: str) -> Any:
         """[number, n]: ``act(gate) * other`` of ``rows`` [number, 2 * n], gates first."""
@@ -78,6 +93,25 @@ class CudaBetween(FamilyKernels):
         kernel(aligned(rows), weights, ids, aligned(down), drows, dweights)
         return drows, dweights
 
+    def sums(self, rows: Any, spec: SparsitySpec, pattern: Any) -> Any:
+        """[groups, n]: the sum of ``rows`` [number, n] that exist, or by `Groups` of each group's.
+
+        ``pattern`` is what ``spec`` is told by, of `Groups` ids [tokens, choices].
+        """
+        groups, tokens = 1, rows.shape[0]
+        if isinstance(spec, Groups):
+            groups, (tokens, choices) = spec.num_groups, pattern.shape
+            check_tensor("rows", rows, DTYPES, (tokens * choices, rows.shape[1]))
+        _check_width(rows)
+        check_devices("rows", rows, {"pattern": pattern})
+        out = empty(rows, (groups, rows.shape[1]))
+        if not rows.numel() or not groups:
+            return out.zero_()
+        shape, take = (tokens, rows.shape[1]), self._memory.take
+        index = self._detector.detect(spec, pattern, shape, _MICRO_TILE, take=take)
+        self.sums_kernel(dtype_name(rows))(aligned(rows), index.ids, index.count, out)
+        return out
+
     def gate_kernel(self, dtype: str, activation: str, *, backward: bool = False) -> Kernel:
         """See `gate_rows`."""
         key = ("hopper-gate", dtype, activation, backward)
@@ -86,6 +120,10 @@ class CudaBetween(FamilyKernels):
     def total_kernel(self, dtype: str) -> Kernel:
         """See `combine_rows`, without weights and ids."""
         return self._get(("hopper-combine", dtype), lambda: combine_rows(dtype))
+
+    def sums_kernel(self, dtype: str) -> Kernel:
+        """See `sum_rows`."""
+        return self._get(("hopper-sums", dtype), lambda: sum_rows(dtype))
 
     def spread_kernel(self, dtype: str, ids: str) -> Kernel:
         """See `spread_rows`."""
@@ -103,16 +141,20 @@ def _halves(rows: Any) -> tuple[int, int]:
 
 
 def _check_rows(rows: Any, weights: Any = None, ids: Any = None) -> tuple[int, int, int]:
-    check_tensor("rows", rows, DTYPES, tuple(rows.shape))
+    _check_width(rows)
     tokens, choices, n = rows.shape
-    if n % CHUNK:
-        raise ShapeError(mismatch("rows", f"a multiple of {CHUNK} columns", n))
     _check_size(tokens, n)
     if weights is not None:
         check_tensor("weights", weights, ("float32",), (tokens, choices))
         check_tensor("ids", ids, ("int32", "int64"), (tokens, choices))
         check_devices("rows", rows, {"weights": weights, "ids": ids})
     return tokens, choices, n
+
+
+def _check_width(rows: Any) -> None:
+    check_tensor("rows", rows, DTYPES, tuple(rows.shape))
+    if rows.shape[-1] % CHUNK:
+        raise ShapeError(mismatch("rows", f"a multiple of {CHUNK} columns", rows.shape[-1]))
 
 
 def _check_size(rows: int, columns: int) -> None:

@@ -22,12 +22,14 @@ from ..runtime.detect import Detector
 from ..runtime.kernel_cache import KernelCache
 from ..runtime.promise import asked_for
 from ..runtime.torch_arrays import stored_weight
+from ..schedules.hopper_space import DTYPES
 from ..structs import Groups, Lengths, MicroTile, Rows, SparsitySpec
 from ..target import resolve_target
 from ..tile_db.store import TileStore
 from . import host
 
 KINDS = ("lengths", "cu_seqlens", "rows")
+ONES = 8  # columns of an input that is always 1: a vector of 16 bytes on GPUs
 
 
 def spec_of(kind: str) -> SparsitySpec:
@@ -75,6 +77,22 @@ def outer_of_rows(
         return left.new_zeros((left.shape[1], right.shape[1]))
     out: torch.Tensor = _outer(dtype_name(left), kind)(left, right, sparsity=pattern)
     return out
+
+
+def sum_of_rows(rows: torch.Tensor, pattern: torch.Tensor, kind: str) -> torch.Tensor:
+    """[n]: the sum of the rows [number, n] that a pattern names."""
+    if not rows.is_cuda:
+        return rows[_rows_of(rows, pattern, kind)].sum(0)
+    if dtype_name(rows) in DTYPES and not rows.shape[1] % ONES:
+        return _cuda_between().sums(rows, spec_of(kind), pattern)[0]
+    return outer_of_rows(rows, rows.new_ones((len(rows), ONES)), pattern, kind)[:, 0].contiguous()
+
+
+def sums_of_groups(rows: torch.Tensor, ids: torch.Tensor, groups: int) -> torch.Tensor:
+    """[groups, n]: of each group the sum of its rows, the choices ``ids[t, c]`` in order."""
+    if rows.is_cuda:
+        return _cuda_between().sums(rows, Groups(groups), ids)
+    return host.outer_groups(rows, rows.new_ones((len(ids), 1)), ids, groups)[..., 0].contiguous()
 
 
 def _rows_of(x: torch.Tensor, pattern: torch.Tensor, kind: str) -> torch.Tensor:

@@ -82,6 +82,14 @@ def _(left: Any, right: Any, pattern: Any, kind: str) -> Iterator[Rule]:
         yield (_SUM,), (Shard(0), Shard(0), Shard(0))
 
 
+@_rules_of("sum_rows")
+def _(rows: Any, pattern: Any, kind: str) -> Iterator[Rule]:
+    yield (Shard(0),), (Shard(rows.ndim - 1), _WHOLE)
+    yield (_SUM,), (_SUM, _WHOLE)
+    if kind == "lengths" and rows.ndim == 3:
+        yield (_SUM,), (Shard(0), Shard(0))
+
+
 @_rules_of("grouped_linear")
 def _(x: Any, weight: Any, bias: Any, ids: Any, activation: str | None) -> Iterator[Rule]:
     last = x.ndim - 1
@@ -99,6 +107,15 @@ def _(left: Any, right: Any, ids: Any, groups: int) -> Iterator[Rule]:
     yield (Shard(2),), (_WHOLE, Shard(last), _WHOLE)
     for dim in range(last):
         yield (_SUM,), (Shard(dim), Shard(dim), Shard(dim))
+
+
+@_rules_of("sum_groups")
+def _(rows: Any, ids: Any, groups: int) -> Iterator[Rule]:
+    last = rows.ndim - 1
+    yield (Shard(1),), (Shard(last), _WHOLE)
+    yield (_SUM,), (_SUM, _WHOLE)
+    for dim in range(last):
+        yield (_SUM,), (Shard(dim), Shard(dim))
 
 
 @_rules_of("gated_activation", "gated_gradient")

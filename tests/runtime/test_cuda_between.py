@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from pit_tvm.runtime.cuda_between import CudaBetween
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.schedules.hopper_gate import gate_rows
 from pit_tvm.schedules.hopper_spread import spread_rows
+from pit_tvm.schedules.hopper_sums import AT_ONCE, sum_rows
+from pit_tvm.structs import Groups, Rows
 from tests.schedules.cuda_text import cuda_text
 
 torch = pytest.importorskip("torch")
@@ -30,6 +33,8 @@ def between(given: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> Cu
     """Takes the CPU's tensors."""
     monkeypatch.setattr(cuda_between, "check_tensor", lambda *given: None)
     made = CudaBetween(KernelCache(), "sm_90a")
+    lists = SimpleNamespace(ids=None, count=None)
+    monkeypatch.setattr(made, "_detector", SimpleNamespace(detect=lambda *a, **how: lists))
     monkeypatch.setattr(made, "_get", lambda key, make: lambda *arrays: given.append(arrays))
     return made
 
@@ -52,17 +57,21 @@ def test_kernels_read_operands_that_begin_at_16_bytes(
         between.gate(pairs, "silu").shape,
         between.gate_gradient(pairs, beside(TOKENS, WIDTH), "silu").shape,
         *(each.shape for each in between.spread(rows, weights, ids, beside(TOKENS, WIDTH))),
+        between.sums(beside(TOKENS, WIDTH), Rows(), ids).shape,
+        between.sums(beside(TOKENS * TOP_K, WIDTH), Groups(3), ids).shape,
     ]
     assert shapes == [
         *[(TOKENS, WIDTH)] * 3,
         (TOKENS, 2 * WIDTH),
         (TOKENS, TOP_K, WIDTH),
         (TOKENS, TOP_K),
+        (1, WIDTH),
+        (3, WIDTH),
     ]
     halves = [
         array for arrays in given for array in arrays if getattr(array, "dtype", 0) == torch.half
     ]
-    assert len(given) == 5 and not [each for each in halves if each.data_ptr() % 16]
+    assert len(given) == 7 and not [each for each in halves if each.data_ptr() % 16]
 
 
 def test_nothing_takes_no_kernel(between: CudaBetween, given: list[tuple[Any, ...]]) -> None:
@@ -72,12 +81,17 @@ def test_nothing_takes_no_kernel(between: CudaBetween, given: list[tuple[Any, ..
     drows, dweights = between.spread(rows, weights, ids, torch.ones(TOKENS, WIDTH).half())
     assert drows.shape == rows.shape and dweights.shape == weights.shape
     assert between.gate(torch.zeros(0, 2 * WIDTH).half(), "relu").shape == (0, WIDTH)
+    for empty, groups in ((torch.zeros(0, WIDTH), 3), (torch.zeros(TOKENS, WIDTH), 0)):
+        made = between.sums(empty.half(), Groups(groups), ids[: len(empty)])
+        assert made.shape == (groups, WIDTH) and not made.any()
     assert not given
 
 
 def test_sizes_that_no_kernel_takes(between: CudaBetween) -> None:
     with pytest.raises(ShapeError, match="rows: expected a multiple of 8 columns, got 12"):
         between.total(torch.zeros(1, 1, 12).half())
+    with pytest.raises(ShapeError, match="rows: expected a multiple of 8 columns, got 12"):
+        between.sums(torch.zeros(1, 12).half(), Rows(), torch.zeros(1))
     with pytest.raises(
         ShapeError, match="rows: expected two times a multiple of 8 columns, got 24"
     ):
@@ -94,6 +108,7 @@ def test_kernels_read_and_write_whole_vectors(dtype: str) -> None:
         (gate_rows(dtype, "silu"), 2, 1),
         (gate_rows(dtype, "gelu", backward=True), 3, 2),
         (spread_rows(dtype, "int32"), 2, 1),
+        (sum_rows(dtype), AT_ONCE, 1),
     ):
         body = cuda_text(func).split("__global__")[-1].split("extern")[0]
         assert body.count("ptx_ld_vec_global_v4_b32(") == loads
@@ -106,6 +121,7 @@ def test_other_types_and_activations_are_refused() -> None:
         lambda: gate_rows("float16", "none"),
         lambda: spread_rows("float32", "int32"),
         lambda: spread_rows("float16", "int8"),
+        lambda: sum_rows("float32"),
     ):
         with pytest.raises(ScheduleError):
             wrong()

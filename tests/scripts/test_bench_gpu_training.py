@@ -252,6 +252,9 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...] | None
         ask(internals(made), left.shape[1], right.shape[1], len(left))
         return left.new_zeros(left.shape[1], right.shape[1])
 
+    def summed(rows: Any, pattern: Any, kind: str) -> Any:
+        return between.sums(rows, operators.spec_of(kind), pattern)[0]
+
     target = resolve_target(build.TARGET)
     store = TileStore.open(None, device=target.device, isa=target.isa)
     made = cuda_experts.CudaExperts(target, store, KernelCache())
@@ -262,10 +265,12 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...] | None
     patch(CountWatch, "counts", lambda self: counts)
     patch(CountWatch, "due", lambda self: False)
     between = cuda_between.CudaBetween(KernelCache(), target.isa)
+    patch(between, "_detector", detect)
     for module in (cuda_experts, cuda_between):
         patch(module, "check_tensor", lambda *given: None)
     patch(custom_ops, "linear_of_rows", linear)
     patch(custom_ops, "outer_of_rows", outer)
+    patch(custom_ops, "sum_of_rows", summed)
     patch(custom_ops, "outer_of_groups", made.outer)
     patch(custom_ops, "combined_choices", between.combine)
     patch(custom_ops, "spread_sums", between.spread)
