@@ -16,7 +16,7 @@ import contextlib
 import copy
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,14 +38,15 @@ class Case:
     family: str
     sizes: Mapping[str, int]
 
-    def make(self, quick: bool) -> Any:
-        """The model in evaluation mode; ``quick`` makes a small one."""
+    def make(self, quick: bool, **others: int) -> Any:
+        """The model in evaluation mode; ``quick`` makes a small one, ``others`` are sizes that
+        replace those of the case."""
         import torch
         import transformers
 
         torch.manual_seed(0)
         config = getattr(transformers, f"{self.family}Config")
-        sizes = {**_VOCABULARY, **self.sizes, **(_QUICK if quick else {})}
+        sizes = {**_VOCABULARY, **self.sizes, **(_QUICK if quick else {}), **others}
         model = getattr(transformers, f"{self.family}ForCausalLM")
         return model(config(**sizes, use_cache=False)).to(torch.bfloat16).eval()
 
@@ -113,17 +114,27 @@ def run_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
     cuda = options.device == "cuda"
     with torch.device(options.device):
         model = CASES[name].make(options.quick)
-    made = torch.Generator().manual_seed(options.seed)
-    ids = torch.randint(model.config.vocab_size, (options.batch, options.tokens), generator=made)
-    ids = ids.to(options.device)
+    ids = ids_of(model, options)
     with contextlib.nullcontext() if options.train else torch.inference_mode():
         kinds = _contenders(options).items()
-        runs = {label: _pass(model, ids, kind, options.train) for label, kind in kinds}
+        runs = {label: one_pass(model, ids, kind, options.train) for label, kind in kinds}
         for run in runs.values():  # what the first call of all keeps is for compilers and libraries
             run()
         bytes_of = {label: memory(run, cuda)[0] for label, run in runs.items()}
         error = experts_error(model, runs["pit-tvm"], options.train)
         times = measure(runs, options.rounds, cuda)
+    return row_of(name, options, model.config.num_hidden_layers, times, bytes_of, error)
+
+
+def row_of(
+    name: str,
+    options: argparse.Namespace,
+    layers: int,
+    times: Mapping[str, list[float]],
+    bytes_of: Mapping[str, int],
+    error: float,
+) -> dict[str, Any]:
+    """What was measured of one model, as JSON values."""
     ms = {label: statistics.median(found) for label, found in times.items()}
     best = min(value for label, value in ms.items() if "pit-tvm" not in label)
     ours = min(value for label, value in ms.items() if "pit-tvm" in label)
@@ -131,7 +142,7 @@ def run_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
         "model": name,
         "tokens": [options.batch, options.tokens],
         "train": options.train,
-        "layers": model.config.num_hidden_layers,
+        "layers": layers,
         "ms": ms,
         "ratio": best / ours,
         "peak_bytes": bytes_of,
@@ -149,7 +160,18 @@ def _contenders(options: argparse.Namespace) -> dict[str, tuple[str, bool]]:
     return kinds
 
 
-def _pass(model: Any, ids: Any, kind: tuple[str, bool], train: bool) -> Callable[[], Any]:
+def ids_of(model: Any, options: argparse.Namespace) -> Any:
+    """Random ids ``[batch, tokens]``."""
+    import torch
+
+    made = torch.Generator().manual_seed(options.seed)
+    ids = torch.randint(model.config.vocab_size, (options.batch, options.tokens), generator=made)
+    return ids.to(options.device)
+
+
+def one_pass(model: Any, ids: Any, kind: tuple[str, bool], train: bool) -> Callable[[], Any]:
+    """A forward pass, with ``train`` and a backward one, whose experts are computed as ``kind``
+    says: by which implementation, and whether torch compiles the model."""
     import torch
 
     name, compiled = kind
@@ -187,7 +209,13 @@ def experts_error(model: Any, run: Callable[[], Any], train: bool = False) -> fl
         own = experts(*some)
         found = torch.autograd.grad(own, weights[0], down.to(own.dtype))
         pairs += zip(found, torch.autograd.grad(want, weights[1], down), strict=True)
-    errors = [((got.double() - other).norm() / other.norm()).item() for got, other in pairs]
+    return relative_error(pairs)
+
+
+def relative_error(pairs: Iterable[tuple[Any, Any]]) -> float:
+    """Largest deviation of the first of each pair from the second, by norms, computed in the type
+    of the second; infinite for NaN."""
+    errors = [((got.to(want.dtype) - want).norm() / want.norm()).item() for got, want in pairs]
     return max(error if error == error else float("inf") for error in errors)
 
 

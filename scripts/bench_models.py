@@ -61,8 +61,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def measure(runs: Mapping[str, Callable[[], Any]], rounds: int, cuda: bool) -> Times:
-    """Milliseconds of each call, contenders in turn, every round beginning with another one."""
+def measure(
+    runs: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    cuda: bool,
+    before: Callable[[], Any] | None = None,
+) -> Times:
+    """Milliseconds of each call, contenders in turn, every round beginning with another one.
+    ``before`` is called before each timed call, and not counted."""
     from tqdm import tqdm
 
     for run in runs.values():
@@ -73,6 +79,8 @@ def measure(runs: Mapping[str, Callable[[], Any]], rounds: int, cuda: bool) -> T
     for turn in tqdm(range(rounds), unit="round", leave=False):
         first = turn % len(names)
         for name in names[first:] + names[:first]:
+            if before is not None:
+                before()
             times[name].append(_timed(runs[name], cuda))
     return times
 
@@ -313,28 +321,35 @@ def _rows(
     measured: Callable[[str, argparse.Namespace], Row],
     said: Callable[[Row], str],
 ) -> list[Row]:
+    from bench_report import write
+
+    found = where(script, options)
+    rows: list[Row] = []
+    for name in options.models:
+        rows.append(measured(name, options))
+        print(said(rows[-1]), flush=True)
+        if options.json:
+            write(options.json, json.dumps({**found, "rows": rows}, indent=1))
+    return rows
+
+
+def where(script: str, options: argparse.Namespace) -> dict[str, Any]:
+    """When and on what a benchmark of models runs, as JSON values; raises BackendUnavailable if
+    that GPU is missing."""
     import torch
     import transformers
-    from bench_report import write
 
     if options.device == "cuda" and not torch.cuda.is_available():
         advice = "--device cpu tries the benchmark without one"
         raise BackendUnavailable(mismatch(script, "a CUDA device", "none", advice))
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    where = {
+    return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu: a dry run",
         "versions": {"python": platform.python_version(), **versions},
         "quick": options.quick or options.device == "cpu",
         "seed": options.seed,
     }
-    rows: list[Row] = []
-    for name in options.models:
-        rows.append(measured(name, options))
-        print(said(rows[-1]), flush=True)
-        if options.json:
-            write(options.json, json.dumps({**where, "rows": rows}, indent=1))
-    return rows
 
 
 if __name__ == "__main__":
