@@ -120,7 +120,10 @@ def run_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
         runs = {label: one_pass(model, ids, kind, options.train) for label, kind in kinds}
         for run in runs.values():  # what the first call of all keeps is for compilers and libraries
             run()
-        bytes_of = {label: memory(run, cuda)[0] for label, run in runs.items()}
+        bytes_of = {}
+        for label, run in runs.items():
+            model.zero_grad(set_to_none=True)  # gradients count
+            bytes_of[label] = memory(run, cuda)[0]
         error = experts_error(model, runs["pit-tvm"], options.train)
         times = measure(runs, options.rounds, cuda)
     return row_of(name, options, model.config.num_hidden_layers, times, bytes_of, error)
