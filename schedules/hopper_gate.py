@@ -21,7 +21,7 @@ from .hopper_combine import CHUNK, PACK, THREADS, UNPACK, load_words, store_word
 from .hopper_swrite import activate
 
 # Derivatives of `hopper_swrite.ACTIVATIONS`, as torch's are: of relu 0 at 0.
-_SLOPES = {
+SLOPES = {
     "relu": "return x <= 0.f ? 0.f : 1.f;",
     "silu": "float s = __fdividef(1.f, 1.f + __expf(-x)); return s * fmaf(x, 1.f - s, 1.f);",
     "gelu": (
@@ -35,10 +35,10 @@ _SLOPES = {
 }
 
 
-def _slope(act: str, x: Any) -> Any:
+def slope(act: str, x: Any) -> Any:
     """The derivative of an activation at an fp32 expression."""
     name = f"pit_{act}_slope"
-    code = f"__forceinline__ __device__ float {name}(float x) {{ {_SLOPES[act]} }}"
+    code = f"__forceinline__ __device__ float {name}(float x) {{ {SLOPES[act]} }}"
     return T.cuda.func_call(name, x, source_code=code, return_type="float32")
 
 
@@ -49,7 +49,7 @@ def _half(value, beside, gate, other, given, dtype, act, half):
     y: T.float32 = unpack(other, dtype, half)
     if given is not None:
         d: T.float32 = unpack(given, dtype, half)
-        value[half] = d * y * _slope(act, x)
+        value[half] = d * y * slope(act, x)
         beside[half] = d * activate(act, x)
     else:
         value[half] = activate(act, x) * y
@@ -121,7 +121,7 @@ def gate_rows(dtype: str, act: str, *, backward: bool = False) -> tvm.tirx.PrimF
     """
     if dtype not in UNPACK:
         raise ScheduleError(mismatch("dtype", "float16 or bfloat16", dtype))
-    if act not in _SLOPES:
-        raise ScheduleError(mismatch("act", f"one of {', '.join(_SLOPES)}", act))
+    if act not in SLOPES:
+        raise ScheduleError(mismatch("act", f"one of {', '.join(SLOPES)}", act))
     absent = {} if backward else {"down_h": None}
     return gated_rows.specialize(dtype=dtype, act=act, **absent)

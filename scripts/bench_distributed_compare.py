@@ -41,12 +41,17 @@ def first_experts(
         model.zero_grad(set_to_none=True)
         out.backward(torch.randn(out.shape, generator=made).to(out))
         found += [given.grad, *(weight.grad for weight in block.experts.parameters())]
-    return [_whole(each) for each in found], _whole(given), returned
+    return found, _whole(given), returned
 
 
 def _whole(tensor: Any) -> Any:
     """All of a tensor that may be spread, on every rank."""
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach()
+
+
+def _here(tensor: Any) -> Any:
+    """The part of a tensor that may be spread that this rank has: each compares its own."""
+    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
 
 
 def compare(model: Any, alone: Any | None, ids: Any, train: bool) -> dict[str, float]:
@@ -57,14 +62,14 @@ def compare(model: Any, alone: Any | None, ids: Any, train: bool) -> dict[str, f
         return first_experts(model, lambda: model(ids).logits, model.model.layers[0], train)
 
     (theirs, _, expected), (ours, given, logits) = result(THEIRS), result(OURS)
-    pairs = [(got, want.float()) for got, want in zip(ours, theirs, strict=True)]
+    pairs = [(_here(got), _here(want).float()) for got, want in zip(ours, theirs, strict=True)]
     logits = [(_whole(logits), _whole(expected).float())]
     found = {THEIRS: relative_error(pairs), "logits": relative_error(logits)}
     if alone is not None:
         alone.set_experts_implementation("eager")
         given, block = given.requires_grad_(train), alone.model.layers[0].mlp
         wanted, _, _ = first_experts(alone, lambda: block(given), block, train)
-        pairs = [(got, want.float()) for got, want in zip(ours, wanted, strict=True)]
+        pairs = [(_whole(got), want.float()) for got, want in zip(ours, wanted, strict=True)]
         found["one process"] = relative_error(pairs)
     model.zero_grad(set_to_none=True)
     return found

@@ -299,7 +299,7 @@ def _crossing(case: Cross, settings: GpuSettings) -> Iterator[Wanted]:
 
 def _linear_step(case: Linear, counts: tuple[int, ...], settings: GpuSettings) -> Iterator[Wanted]:
     """What a step of `pit_tvm.torch.linear_rows` runs: the product, and its gradients to x, to the
-    weight, and to the bias."""
+    weight, and to the bias; the activation and its own."""
     stored, n, k = case.stored, case.n, case.k
     for kind, bias, dead, sizes in (
         ("linear", True, "zero", (stored, n, k)),
@@ -314,6 +314,8 @@ def _linear_step(case: Linear, counts: tuple[int, ...], settings: GpuSettings) -
             if tile is not None:
                 yield Kernel(kind, case.dtype, bias, None, tile, dead)
     yield Between("sums", (case.dtype,))
+    for backward in (False, True) if case.gelu else ():
+        yield Between("activate", (case.dtype, "gelu"), backward)
 
 
 def _experts_step(case: Layer, counts: tuple[int, ...], settings: GpuSettings) -> Iterator[Wanted]:

@@ -140,6 +140,7 @@ ORDER = {
         "hopper_pieces",
         "hopper_combine",
         "hopper_gate",
+        "hopper_activate",
         "hopper_spread",
         "hopper_sums",
         "cuda_elementwise",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import ShapeError, mismatch
+from ..schedules.hopper_activate import MOST_PIECES, activate_rows
 from ..schedules.hopper_combine import CHUNK, MOST_CHUNKS, combine_rows
 from ..schedules.hopper_gate import gate_rows
 from ..schedules.hopper_space import DTYPES
@@ -27,8 +28,8 @@ _MICRO_TILE = MicroTile("rows", "m", 0, (1, 0))
 
 
 class CudaBetween(FamilyKernels):
-    """Gated activations, sums of a token's choices, their gradients, and sums of rows that exist,
-    the gradients of biases. Threads may share it.
+    """Activations of rows that exist, gated ones, sums of a token's choices, their gradients, and
+    sums of rows that exist, the gradients of biases. Threads may share it.
 
     Rows are float16 or bfloat16, as wide as a multiple of 8; what does not fit is a ShapeError or
     DTypeError, an activation that is none a ScheduleError.
@@ -93,6 +94,33 @@ class CudaBetween(FamilyKernels):
         kernel(aligned(rows), weights, ids, aligned(down), drows, dweights)
         return drows, dweights
 
+    def activate(self, rows: Any, spec: SparsitySpec, pattern: Any, activation: str) -> Any:
+        """[number, n]: the activation of ``rows`` [number, n] that exist, zeros elsewhere."""
+        shape = _check_plane(rows)
+        out = empty(rows, shape)
+        if out.numel():
+            take = self._memory.take
+            live, dead = self._detector.detect_split(spec, pattern, shape, _MICRO_TILE, take=take)
+            lists = (live.ids, live.count, dead.ids, dead.count)
+            self.activate_kernel(dtype_name(rows), activation)(aligned(rows), *lists, out)
+        return out
+
+    def activate_gradient(
+        self, rows: Any, down: Any, spec: SparsitySpec, pattern: Any, activation: str
+    ) -> Any:
+        """The gradient to ``rows``, ``down`` [number, n] being that to the result of `activate`;
+        those that do not exist hold anything."""
+        shape = _check_plane(rows)
+        check_tensor("down", down, (dtype_name(rows),), shape)
+        check_devices("rows", rows, {"down": down})
+        out = empty(rows, shape)
+        if out.numel():
+            take = self._memory.take
+            live = self._detector.detect(spec, pattern, shape, _MICRO_TILE, take=take)
+            kernel = self.activate_kernel(dtype_name(rows), activation, backward=True)
+            kernel(aligned(rows), aligned(down), live.ids, live.count, out)
+        return out
+
     def sums(self, rows: Any, spec: SparsitySpec, pattern: Any) -> Any:
         """[groups, n]: the sum of ``rows`` [number, n] that exist, or by `Groups` of each group's.
 
@@ -120,6 +148,11 @@ class CudaBetween(FamilyKernels):
     def total_kernel(self, dtype: str) -> Kernel:
         """See `combine_rows`, without weights and ids."""
         return self._get(("hopper-combine", dtype), lambda: combine_rows(dtype))
+
+    def activate_kernel(self, dtype: str, activation: str, *, backward: bool = False) -> Kernel:
+        """See `activate_rows`."""
+        key = ("hopper-activate", dtype, activation, backward)
+        return self._get(key, lambda: activate_rows(dtype, activation, backward=backward))
 
     def sums_kernel(self, dtype: str) -> Kernel:
         """See `sum_rows`."""
@@ -151,13 +184,20 @@ def _check_rows(rows: Any, weights: Any = None, ids: Any = None) -> tuple[int, i
     return tokens, choices, n
 
 
+def _check_plane(rows: Any) -> tuple[int, int]:
+    _check_width(rows)
+    number, n = rows.shape
+    _check_size(number, n, MOST_PIECES)
+    return number, n
+
+
 def _check_width(rows: Any) -> None:
     check_tensor("rows", rows, DTYPES, tuple(rows.shape))
     if rows.shape[-1] % CHUNK:
         raise ShapeError(mismatch("rows", f"a multiple of {CHUNK} columns", rows.shape[-1]))
 
 
-def _check_size(rows: int, columns: int) -> None:
-    if rows * columns // CHUNK > MOST_CHUNKS:
-        expected = f"at most {MOST_CHUNKS} pieces of {CHUNK} columns"
+def _check_size(rows: int, columns: int, most: int = MOST_CHUNKS) -> None:
+    if rows * columns // CHUNK > most:
+        expected = f"at most {most} pieces of {CHUNK} columns"
         raise ShapeError(mismatch("rows", expected, f"{rows} of {columns}"))

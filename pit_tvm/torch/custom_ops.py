@@ -11,8 +11,10 @@ import torch
 from ..runtime.torch_arrays import check_contiguous, check_weight
 from .dispatch import CustomOperator
 from .operators import (
+    activated_of_rows,
     combined_choices,
     gated_rows,
+    gradient_of_activated,
     gradient_of_gated,
     grouped_choices,
     linear_of_rows,
@@ -87,6 +89,42 @@ def sum_rows(rows: torch.Tensor, pattern: torch.Tensor, kind: str) -> torch.Tens
 def _(rows: torch.Tensor, pattern: torch.Tensor, kind: str) -> torch.Tensor:
     spec_of(kind)
     return rows.new_empty((rows.shape[-1],))
+
+
+@CustomOperator
+def activate_rows(
+    rows: torch.Tensor, pattern: torch.Tensor, kind: str, activation: str
+) -> torch.Tensor:
+    """The activation of the rows [..., n] that ``pattern`` names; all others are zeros, as their
+    results are."""
+    flat = rows.reshape(-1, rows.shape[-1])
+    _check_contiguous(rows=flat)
+    return activated_of_rows(flat, pattern, kind, activation).reshape(rows.shape)
+
+
+@activate_rows.register_fake
+def _(rows: torch.Tensor, pattern: torch.Tensor, kind: str, activation: str) -> torch.Tensor:
+    spec_of(kind)
+    return rows.new_empty(rows.shape)
+
+
+@CustomOperator
+def activate_rows_gradient(
+    rows: torch.Tensor, down: torch.Tensor, pattern: torch.Tensor, kind: str, activation: str
+) -> torch.Tensor:
+    """The gradient to the rows of `activate_rows` that exist, ``down`` being that to its result;
+    others hold anything."""
+    flat, given = rows.reshape(-1, rows.shape[-1]), down.reshape(-1, down.shape[-1])
+    _check_contiguous(rows=flat, down=given)
+    return gradient_of_activated(flat, given, pattern, kind, activation).reshape(rows.shape)
+
+
+@activate_rows_gradient.register_fake
+def _(
+    rows: torch.Tensor, down: torch.Tensor, pattern: torch.Tensor, kind: str, activation: str
+) -> torch.Tensor:
+    spec_of(kind)
+    return rows.new_empty(rows.shape)
 
 
 @CustomOperator

@@ -7,9 +7,10 @@ CPU in every type of `pit_tvm.op.linear` and on CUDA in float16 and bfloat16; un
 bfloat16, are torch's own on gathered rows, which pack no weights and multiply that type as it is.
 
 Gradients go backward through them, to every floating-point argument and any number of times
-(`pit_tvm.torch.gradients`). A mixture of experts is computed in parts for that, and activations by
-torch. DTensors of ``torch.distributed`` are computed where they lie (`pit_tvm.torch.sharding`).
-Tensors with tangents of forward mode (``torch.func.jvp``) are refused: they would be lost.
+(`pit_tvm.torch.gradients`). A mixture of experts is computed in parts for that, and activations
+behind products. DTensors of ``torch.distributed`` are computed where they lie
+(`pit_tvm.torch.sharding`). Tensors with tangents of forward mode (``torch.func.jvp``) are refused:
+they would be lost.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from ..op.epilogue import ACTIVATIONS
 from ..runtime.torch_arrays import check_plain, check_strided
 from . import custom_ops
 from .dispatch import differentiated
-from .gradients import feed_forward_in_parts, split_activation
+from .gradients import activate_live, feed_forward_in_parts, split_activation
+from .host import activate
 
 _CAST = (torch.float16, torch.bfloat16, torch.float32)  # what autocast converts
 
@@ -80,8 +82,9 @@ def linear_rows(
     if kind != "rows" and x.dim() > 2 and sequences != math.prod(x.shape[:-2]):
         expected = f"the {math.prod(x.shape[:-2])} sequences of x"
         raise ShapeError(mismatch(kind, expected, f"{sequences} sequences"))
-    fused, after = split_activation(activation, x, weight, bias)
-    return after(custom_ops.linear_rows(x, weight, bias, pattern, kind, fused))
+    fused, left = split_activation(activation, x, weight, bias)
+    out = custom_ops.linear_rows(x, weight, bias, pattern, kind, fused)
+    return out if left is None else activate_live(out, pattern, kind, left)
 
 
 def grouped_linear(
@@ -123,8 +126,9 @@ def grouped_linear(
     if tuple(group_ids.shape[: len(lead)]) != lead or group_ids.dim() > len(lead) + 1:
         expected = f"{list(lead)}, or with a last dimension top_k"
         raise ShapeError(mismatch("group_ids", expected, tuple(group_ids.shape)))
-    fused, after = split_activation(activation, x, weight, bias)
-    return after(custom_ops.grouped_linear(x, weight, bias, group_ids, fused))
+    fused, left = split_activation(activation, x, weight, bias)
+    out = custom_ops.grouped_linear(x, weight, bias, group_ids, fused)
+    return out if left is None else activate(left)(out)
 
 
 def moe_feed_forward(

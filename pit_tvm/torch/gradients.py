@@ -11,7 +11,6 @@ Activations are torch's own where gradients are asked for: their inputs are what
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,8 +18,8 @@ import torch
 from ..errors import DTypeError, mismatch
 from . import custom_ops
 from .dispatch import arguments, differentiated
-from .host import activate, gate_halves, spread
-from .operators import ONES
+from .host import activate, activate_gradient, gate_halves, spread
+from .operators import ONES, in_vectors
 
 
 @custom_ops.linear_rows.differentiate
@@ -50,6 +49,18 @@ def _(ctx: Any, down: torch.Tensor) -> tuple[Any, ...]:
     rows, pattern, kind = arguments(ctx)
     one = rows.new_ones((*rows.shape[:-1], ONES))
     return custom_ops.linear_rows(one, _of_ones(down), None, pattern, kind, None), None, None
+
+
+@custom_ops.activate_rows.differentiate
+def _(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    rows, pattern, kind, activation = arguments(ctx)
+    if torch.is_grad_enabled():  # as below
+        out = activate(activation)(rows)
+        return *torch.autograd.grad(out, rows, dy, create_graph=True), None, None, None
+    if torch.is_anomaly_enabled():  # somebody looks for NaN, which memory may hold
+        return activate_gradient(rows, dy, activation), None, None, None
+    found = custom_ops.activate_rows_gradient(rows, dy.contiguous(), pattern, kind, activation)
+    return found, None, None, None
 
 
 @custom_ops.grouped_linear.differentiate
@@ -106,15 +117,26 @@ def _(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
 
 def split_activation(
     activation: str | None, *tensors: torch.Tensor | None
-) -> tuple[str | None, Callable[[torch.Tensor], torch.Tensor]]:
-    """The activation that an operator computes itself, and what is left to torch: all where
-    gradients to ``tensors`` may be asked for, which need its input.
+) -> tuple[str | None, str | None]:
+    """The activation that an operator computes itself, and the one that is left for its result: it
+    is where gradients to ``tensors`` may be asked for, which need its input.
 
     DTypeError for a name of none.
     """
     if activation is None or not differentiated(*tensors):
-        return activation, lambda out: out
-    return None, activate(activation)
+        return activation, None
+    activate(activation)
+    return None, activation
+
+
+def activate_live(
+    out: torch.Tensor, pattern: torch.Tensor, kind: str, activation: str
+) -> torch.Tensor:
+    """The activation of what `pit_tvm.torch.linear_rows` gives, of the rows that exist alone where
+    there are kernels for that."""
+    if in_vectors(out):
+        return custom_ops.activate_rows(out, pattern, kind, activation)
+    return activate(activation)(out)
 
 
 def feed_forward_in_parts(

@@ -121,6 +121,11 @@ def activate(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
     return _activation(name)[0]
 
 
+def activate_gradient(rows: torch.Tensor, down: torch.Tensor, activation: str) -> torch.Tensor:
+    """The gradient to the rows of an activation, ``down`` being that to its result."""
+    return _activation(activation)[1](down, rows)
+
+
 def gate_halves(rows: torch.Tensor, activation: str) -> torch.Tensor:
     """``act(gate) * other`` of rows [..., 2 * width] of gates and others."""
     gate, other = rows.chunk(2, -1)

@@ -79,11 +79,38 @@ def outer_of_rows(
     return out
 
 
+def activated_of_rows(
+    rows: torch.Tensor, pattern: torch.Tensor, kind: str, activation: str
+) -> torch.Tensor:
+    """The activation of rows [number, n], zeros in those that a pattern does not name, which are
+    zeros."""
+    if in_vectors(rows):
+        return _cuda_between().activate(rows, spec_of(kind), pattern, activation)
+    return host.activate(activation)(rows)
+
+
+def gradient_of_activated(
+    rows: torch.Tensor, down: torch.Tensor, pattern: torch.Tensor, kind: str, activation: str
+) -> torch.Tensor:
+    """The gradient to the rows of `activated_of_rows` that a pattern names, ``down`` being that to
+    its result; others hold anything."""
+    if in_vectors(rows):
+        given = (rows, down, spec_of(kind), pattern, activation)
+        return _cuda_between().activate_gradient(*given)
+    return host.activate_gradient(rows, down, activation)
+
+
+def in_vectors(rows: torch.Tensor) -> bool:
+    """Whether kernels for rows that exist take these [..., n]."""
+    n = rows.shape[-1]
+    return rows.is_cuda and dtype_name(rows) in DTYPES and not n % ONES
+
+
 def sum_of_rows(rows: torch.Tensor, pattern: torch.Tensor, kind: str) -> torch.Tensor:
     """[n]: the sum of the rows [number, n] that a pattern names."""
     if not rows.is_cuda:
         return rows[_rows_of(rows, pattern, kind)].sum(0)
-    if dtype_name(rows) in DTYPES and not rows.shape[1] % ONES:
+    if in_vectors(rows):
         return _cuda_between().sums(rows, spec_of(kind), pattern)[0]
     return outer_of_rows(rows, rows.new_ones((len(rows), ONES)), pattern, kind)[:, 0].contiguous()
 

@@ -90,6 +90,15 @@ def _(rows: Any, pattern: Any, kind: str) -> Iterator[Rule]:
         yield (_SUM,), (Shard(0), Shard(0))
 
 
+@_rules_of("activate_rows", "activate_rows_gradient")
+def _(rows: Any, *others: Any) -> Iterator[Rule]:
+    last, kind = Shard(rows.ndim - 1), others[-2]
+    given = len(others) - 3  # a gradient, in that of them
+    yield (last,), (last,) * (1 + given) + (_WHOLE,)
+    if kind == "lengths" and rows.ndim == 3:
+        yield (Shard(0),), (Shard(0),) * (2 + given)
+
+
 @_rules_of("grouped_linear")
 def _(x: Any, weight: Any, bias: Any, ids: Any, activation: str | None) -> Iterator[Rule]:
     last = x.ndim - 1

@@ -11,6 +11,7 @@ from pit_tvm.errors import ScheduleError, ShapeError
 from pit_tvm.runtime import cuda_between
 from pit_tvm.runtime.cuda_between import CudaBetween
 from pit_tvm.runtime.kernel_cache import KernelCache
+from pit_tvm.schedules.hopper_activate import activate_rows
 from pit_tvm.schedules.hopper_gate import gate_rows
 from pit_tvm.schedules.hopper_spread import spread_rows
 from pit_tvm.schedules.hopper_sums import AT_ONCE, sum_rows
@@ -34,7 +35,10 @@ def between(given: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> Cu
     monkeypatch.setattr(cuda_between, "check_tensor", lambda *given: None)
     made = CudaBetween(KernelCache(), "sm_90a")
     lists = SimpleNamespace(ids=None, count=None)
-    monkeypatch.setattr(made, "_detector", SimpleNamespace(detect=lambda *a, **how: lists))
+    detector = SimpleNamespace(
+        detect=lambda *a, **how: lists, detect_split=lambda *a, **how: (lists, lists)
+    )
+    monkeypatch.setattr(made, "_detector", detector)
     monkeypatch.setattr(made, "_get", lambda key, make: lambda *arrays: given.append(arrays))
     return made
 
@@ -57,6 +61,8 @@ def test_kernels_read_operands_that_begin_at_16_bytes(
         between.gate(pairs, "silu").shape,
         between.gate_gradient(pairs, beside(TOKENS, WIDTH), "silu").shape,
         *(each.shape for each in between.spread(rows, weights, ids, beside(TOKENS, WIDTH))),
+        between.activate(beside(TOKENS, WIDTH), Rows(), ids, "silu").shape,
+        between.activate_gradient(pairs, beside(*pairs.shape), Rows(), ids, "silu").shape,
         between.sums(beside(TOKENS, WIDTH), Rows(), ids).shape,
         between.sums(beside(TOKENS * TOP_K, WIDTH), Groups(3), ids).shape,
     ]
@@ -65,13 +71,15 @@ def test_kernels_read_operands_that_begin_at_16_bytes(
         (TOKENS, 2 * WIDTH),
         (TOKENS, TOP_K, WIDTH),
         (TOKENS, TOP_K),
+        (TOKENS, WIDTH),
+        (TOKENS, 2 * WIDTH),
         (1, WIDTH),
         (3, WIDTH),
     ]
     halves = [
         array for arrays in given for array in arrays if getattr(array, "dtype", 0) == torch.half
     ]
-    assert len(given) == 7 and not [each for each in halves if each.data_ptr() % 16]
+    assert len(given) == 9 and not [each for each in halves if each.data_ptr() % 16]
 
 
 def test_nothing_takes_no_kernel(between: CudaBetween, given: list[tuple[Any, ...]]) -> None:
@@ -81,6 +89,7 @@ def test_nothing_takes_no_kernel(between: CudaBetween, given: list[tuple[Any, ..
     drows, dweights = between.spread(rows, weights, ids, torch.ones(TOKENS, WIDTH).half())
     assert drows.shape == rows.shape and dweights.shape == weights.shape
     assert between.gate(torch.zeros(0, 2 * WIDTH).half(), "relu").shape == (0, WIDTH)
+    assert between.activate(torch.zeros(0, WIDTH).half(), Rows(), ids, "relu").shape == (0, WIDTH)
     for empty, groups in ((torch.zeros(0, WIDTH), 3), (torch.zeros(TOKENS, WIDTH), 0)):
         made = between.sums(empty.half(), Groups(groups), ids[: len(empty)])
         assert made.shape == (groups, WIDTH) and not made.any()
@@ -97,7 +106,11 @@ def test_sizes_that_no_kernel_takes(between: CudaBetween) -> None:
     ):
         between.gate(torch.zeros(1, 24).half(), "silu")
     many = torch.empty(2**31, 2, 8, dtype=torch.half, device="meta")
-    for run in (between.total, lambda rows: between.gate(rows.view(2**31, 16), "silu")):
+    for run in (
+        between.total,
+        lambda rows: between.gate(rows.view(2**31, 16), "silu"),
+        lambda rows: between.activate(rows.view(2**31, 16), Rows(), many, "silu"),
+    ):
         with pytest.raises(ShapeError, match="rows: expected at most .* pieces of 8 columns"):
             run(many)
 
@@ -109,6 +122,8 @@ def test_kernels_read_and_write_whole_vectors(dtype: str) -> None:
         (gate_rows(dtype, "gelu", backward=True), 3, 2),
         (spread_rows(dtype, "int32"), 2, 1),
         (sum_rows(dtype), AT_ONCE, 1),
+        (activate_rows(dtype, "silu"), 1, 2),
+        (activate_rows(dtype, "gelu", backward=True), 2, 1),
     ):
         body = cuda_text(func).split("__global__")[-1].split("extern")[0]
         assert body.count("ptx_ld_vec_global_v4_b32(") == loads
@@ -122,6 +137,8 @@ def test_other_types_and_activations_are_refused() -> None:
         lambda: spread_rows("float32", "int32"),
         lambda: spread_rows("float16", "int8"),
         lambda: sum_rows("float32"),
+        lambda: activate_rows("float32", "silu"),
+        lambda: activate_rows("float16", "none"),
     ):
         with pytest.raises(ScheduleError):
             wrong()

@@ -31,7 +31,7 @@ from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.runtime.torch_arrays import stored_weight
 from pit_tvm.target import resolve_target
 from pit_tvm.tile_db.store import TileStore
-from pit_tvm.torch import custom_ops, operators
+from pit_tvm.torch import custom_ops, gradients, operators
 
 DRY = measure.GpuSettings(1, 0, quick=True, device="cpu", tiles=2)
 LINEAR = cases.Linear("fc1", 96, 24, 16, "bfloat16", "uniform", 6)
@@ -255,10 +255,19 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...] | None
     def summed(rows: Any, pattern: Any, kind: str) -> Any:
         return between.sums(rows, operators.spec_of(kind), pattern)[0]
 
+    def activated(rows: Any, pattern: Any, kind: str, act: str) -> Any:
+        return between.activate(rows, operators.spec_of(kind), pattern, act)
+
+    def slopes(rows: Any, down: Any, pattern: Any, kind: str, act: str) -> Any:
+        return between.activate_gradient(rows, down, operators.spec_of(kind), pattern, act)
+
     target = resolve_target(build.TARGET)
     store = TileStore.open(None, device=target.device, isa=target.isa)
     made = cuda_experts.CudaExperts(target, store, KernelCache())
-    detect = SimpleNamespace(detect=lambda *a, **k: SimpleNamespace(ids=None, count=None))
+    lists = SimpleNamespace(ids=None, count=None)
+    detect = SimpleNamespace(
+        detect=lambda *a, **k: lists, detect_split=lambda *a, **k: (lists, lists)
+    )
     patch = monkeypatch.setattr
     patch(made, "detector", detect)
     patch(made, "fill", SimpleNamespace(clear_ungrouped=lambda *given: None))
@@ -270,6 +279,9 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...] | None
         patch(module, "check_tensor", lambda *given: None)
     patch(custom_ops, "linear_of_rows", linear)
     patch(custom_ops, "outer_of_rows", outer)
+    patch(gradients, "in_vectors", lambda rows: True)
+    patch(custom_ops, "activated_of_rows", activated)
+    patch(custom_ops, "gradient_of_activated", slopes)
     patch(custom_ops, "sum_of_rows", summed)
     patch(custom_ops, "outer_of_groups", made.outer)
     patch(custom_ops, "combined_choices", between.combine)

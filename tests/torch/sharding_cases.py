@@ -61,8 +61,8 @@ def linear(world: World, kind: str, beside: bool = False, turned: bool = False) 
     return [x, weight, world.random(N) if beside else None, pattern(world, kind)]
 
 
-def outer(world: World, kind: str) -> Tensors:
-    return [world.random(BATCH, LENGTH, N), world.random(BATCH, LENGTH, K), pattern(world, kind)]
+def outer(world: World, kind: str, k: int = K) -> Tensors:
+    return [world.random(BATCH, LENGTH, N), world.random(BATCH, LENGTH, k), pattern(world, kind)]
 
 
 def summed(world: World, kind: str) -> Tensors:
@@ -119,6 +119,14 @@ RULES: dict[str, list[Rule]] = {
         (partial(outer, kind="rows"), ("rows",), [S2, R, R], [S0]),
         (partial(outer, kind="cu_seqlens"), ("cu_seqlens",), [R, S2, R], [S1]),
         (partial(outer, kind="lengths"), ("lengths",), [S0, S0, S0], [SUM]),
+    ],
+    "activate_rows": [
+        (partial(summed, kind="rows"), ("rows", "gelu"), [S2, R], [S2]),
+        (partial(summed, kind="lengths"), ("lengths", "silu"), [S0, S0], [S0]),
+    ],
+    "activate_rows_gradient": [
+        (partial(outer, kind="cu_seqlens", k=N), ("cu_seqlens", "relu"), [S2, S2, R], [S2]),
+        (partial(outer, kind="lengths", k=N), ("lengths", "gelu_tanh"), [S0, S0, S0], [S0]),
     ],
     "sum_rows": [
         (partial(summed, kind="rows"), ("rows",), [S2, R], [S0]),

@@ -38,7 +38,7 @@ class World:
     def check(self, got: torch.Tensor, want: torch.Tensor) -> None:
         """Results are alike, wherever they lie."""
         if isinstance(got, DTensor):
-            got = got.full_tensor()
+            got, want = _alike(got, want)
         got, want = got.detach().double(), want.detach().double()
         assert got.shape == want.shape
         error = float((got - want).norm() / want.norm().clamp(min=1e-30))
@@ -50,6 +50,14 @@ class World:
             return distribute_tensor(tensor, self.mesh, [placement])
         part = tensor if self.mesh.get_local_rank() == 0 else torch.zeros_like(tensor)
         return DTensor.from_local(part, self.mesh, [placement])
+
+
+def _alike(got: DTensor, want: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What of both is here, or of sums the whole."""
+    if any(place.is_partial() for place in got.placements):
+        return got.full_tensor(), want
+    part = distribute_tensor(want.detach(), got.device_mesh, got.placements)
+    return got.to_local(), part.to_local()
 
 
 Case = Callable[[World], None]

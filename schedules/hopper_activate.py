@@ -1,0 +1,114 @@
+"""Activations of the rows that exist, and their gradients: what training keeps apart.
+
+    out[i] = act(rows[i]),    drows[i] = dout[i] * act'(rows[i]),    i of a list
+
+Bound by memory: rows that do not exist are not read, and of them zeros alone are written, of the
+gradient nothing.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm.script import tirx as T
+
+from pit_tvm.errors import ScheduleError, mismatch
+
+from .dependent import after_predecessor
+from .hopper_combine import CHUNK, PACK, THREADS, UNPACK, load_words, store_words, unpack
+from .hopper_gate import SLOPES, slope
+from .hopper_swrite import activate
+
+BLOCKS = 132 * 8  # CTAs, as many as an H200 holds at once: they share what lives
+_STRIDE = BLOCKS * THREADS
+MOST_PIECES = 2**31 - _STRIDE  # rounded up to whole strides they are counted in 32 bits
+
+
+@T.inline
+def _half(value, word, given, dtype, act, half):
+    x: T.float32 = unpack(word, dtype, half)
+    if given is not None:
+        value[half] = unpack(given, dtype, half) * slope(act, x)
+    else:
+        value[half] = activate(act, x)
+
+
+@T.jit
+def activated_rows(
+    rows_h: T.handle,
+    down_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    ids_h: T.handle,
+    count_h: T.handle,
+    dead_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    without_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    out_h: T.handle,
+    *,
+    dtype: T.constexpr,
+    act: T.constexpr,
+):
+    """The template; ``activate_rows`` explains it."""
+    number, n, capacity = T.int32(), T.int32(), T.int32()
+    rows = T.match_buffer(rows_h, (number, n), dtype)
+    if down_h is not None:
+        down = T.match_buffer(down_h, (number, n), dtype)
+    ids = T.match_buffer(ids_h, (1, capacity), "int32")
+    count = T.match_buffer(count_h, (1,), "int32")
+    if dead_h is not None:
+        dead = T.match_buffer(dead_h, (1, capacity), "int32")
+        without = T.match_buffer(without_h, (1,), "int32")
+    out = T.match_buffer(out_h, (number, n), dtype)
+    T.device_entry()
+    bx = T.cta_id([BLOCKS])
+    tx = T.thread_id([THREADS])
+    after_predecessor()
+    per_row: T.let = T.truncdiv(n, CHUNK)
+    first: T.let = bx * THREADS + tx
+    words = T.alloc_local([4], "uint32")
+    given = T.alloc_local([4], "uint32")
+    value = T.alloc_local([2], "float32")
+    live: T.let = count[0] * per_row
+    for step in T.serial(T.truncdiv(live + _STRIDE - 1 - first, _STRIDE)):
+        place: T.let = step * _STRIDE + first
+        row: T.let = T.cast(ids[0, T.truncdiv(place, per_row)], "int64")
+        col: T.let = T.cast(T.truncmod(place, per_row) * CHUNK, "int64")
+        load_words(words, rows.ptr_to([row, col]))
+        if down_h is not None:
+            load_words(given, down.ptr_to([row, col]))
+        for w in T.unroll(4):
+            if down_h is not None:
+                _half(value, words[w], given[w], dtype, act, 0)
+                _half(value, words[w], given[w], dtype, act, 1)
+            else:
+                _half(value, words[w], None, dtype, act, 0)
+                _half(value, words[w], None, dtype, act, 1)
+            T.ptx[PACK[dtype]](words[w], value[1], value[0])
+        store_words(out.ptr_to([row, col]), words)
+    if dead_h is not None:
+        for w in T.unroll(4):
+            words[w] = T.uint32(0)
+        empty: T.let = without[0] * per_row
+        for step in T.serial(T.truncdiv(empty + _STRIDE - 1 - first, _STRIDE)):
+            piece: T.let = step * _STRIDE + first
+            none: T.let = T.cast(dead[0, T.truncdiv(piece, per_row)], "int64")
+            at: T.let = T.cast(T.truncmod(piece, per_row) * CHUNK, "int64")
+            store_words(out.ptr_to([none, at]), words)
+
+
+def activate_rows(dtype: str, act: str, *, backward: bool = False) -> tvm.tirx.PrimFunc:
+    """rows (number, n), ids and count of those that exist, of those that do not, and out (number,
+    n); or with ``backward`` rows, the gradient to out, ids and count, and the gradient to rows,
+    whose other rows are left as they are.
+
+    Rows are of ``dtype``, float16 or bfloat16; lists (1, capacity) and counts (1,) int32. ``act``:
+    relu, gelu, gelu_tanh or silu. n is a multiple of 8, and number * n / 8 at most
+    `MOST_PIECES`.
+
+    Raises
+    ------
+    ScheduleError (a ValueError) for other types and activations
+    """
+    if dtype not in UNPACK:
+        raise ScheduleError(mismatch("dtype", "float16 or bfloat16", dtype))
+    if act not in SLOPES:
+        raise ScheduleError(mismatch("act", f"one of {', '.join(SLOPES)}", act))
+    absent = ("dead_h", "without_h") if backward else ("down_h",)
+    return activated_rows.specialize(dtype=dtype, act=act, **dict.fromkeys(absent))
