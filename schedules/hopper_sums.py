@@ -2,11 +2,14 @@
 
     out[g, j] = sum of rows[i, j] over i in list g
 
-A CTA takes 64 columns of a list: its threads stand 8 beside each other, 16 bytes each, and take
-rows in turn, so that lines of 128 bytes are read whole and once.
+A CTA takes some columns of a list, 16 bytes to a thread, and its threads take rows in turn. Of one
+list there are few CTAs, which are narrow and large; many lists are short, and theirs are wide and
+small.
 """
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import tvm
 from tvm.script import tirx as T
@@ -16,20 +19,40 @@ from pit_tvm.errors import ScheduleError, mismatch
 from .dependent import after_predecessor
 from .hopper_combine import CHUNK, PACK, UNPACK, store_words, unpack
 
-WARPS = 16
-BESIDE = 8  # threads in the columns of a CTA
-AT_ONCE = 4  # rows of a thread under way
-_IN_TURN = WARPS * 32 // BESIDE
-_COLUMNS = BESIDE * CHUNK
 
-_ACROSS = f"""
-__forceinline__ __device__ float pit_sum_across(float x) {{
+class Form(NamedTuple):
+    """Of a CTA: threads beside each other, warps, and rows that a thread has under way."""
+
+    beside: int
+    warps: int
+    at_once: int
+
+    @property
+    def columns(self) -> int:
+        """Of a CTA."""
+        return self.beside * CHUNK
+
+    @property
+    def in_turn(self) -> int:
+        """Rows that a CTA reads at once."""
+        return self.warps * 32 // self.beside
+
+
+ONE_LIST = Form(2, 32, 8)
+LISTS = Form(8, 8, 4)
+
+
+def _across(x: Any, beside: int) -> Any:
+    """float32: the sum of a value over the lanes of a warp that stand in the same columns."""
+    name = f"pit_sum_across_{beside}"
+    code = f"""__forceinline__ __device__ float {name}(float x) {{
 #pragma unroll
-  for (int apart = 16; apart >= {BESIDE}; apart >>= 1)
+  for (int apart = 16; apart >= {beside}; apart >>= 1)
     x += __shfl_xor_sync(0xffffffffu, x, apart);
   return x;
 }}
 """
+    return T.cuda.func_call(name, x, source_code=code, return_type="float32")
 
 
 @T.inline
@@ -46,7 +69,13 @@ def _add(total, words, first, dtype):
 
 @T.jit
 def summed_rows(
-    rows_h: T.handle, ids_h: T.handle, count_h: T.handle, out_h: T.handle, *, dtype: T.constexpr
+    rows_h: T.handle,
+    ids_h: T.handle,
+    count_h: T.handle,
+    out_h: T.handle,
+    *,
+    dtype: T.constexpr,
+    form: T.constexpr,
 ):
     """The template; ``sum_rows`` explains it."""
     number, n, groups, capacity = T.int32(), T.int32(), T.int32(), T.int32()
@@ -54,40 +83,40 @@ def summed_rows(
     ids = T.match_buffer(ids_h, (groups, capacity), "int32")
     count = T.match_buffer(count_h, (groups,), "int32")
     out = T.match_buffer(out_h, (groups, n), dtype)
+    COLUMNS = T.meta_var(form.columns)
+    BESIDE = T.meta_var(form.beside)
+    WARPS = T.meta_var(form.warps)
+    AT_ONCE = T.meta_var(form.at_once)
+    IN_TURN = T.meta_var(form.in_turn)
     T.device_entry()
-    per_group: T.let = T.truncdiv(n + _COLUMNS - 1, _COLUMNS)
-    bx = T.cta_id([T.truncdiv(n + _COLUMNS - 1, _COLUMNS) * groups])
+    per_group: T.let = T.truncdiv(n + COLUMNS - 1, COLUMNS)
+    bx = T.cta_id([T.truncdiv(n + COLUMNS - 1, COLUMNS) * groups])
     tx = T.thread_id([WARPS * 32])
-    parts = T.alloc_shared([WARPS, _COLUMNS], "float32")
+    parts = T.alloc_shared([WARPS, COLUMNS], "float32")
     total = T.alloc_local([CHUNK], "float32")
     words = T.alloc_local([AT_ONCE * 4], "uint32")
     after_predecessor()
-    lane: T.let = T.truncmod(tx, 32)
     beside: T.let = T.truncmod(tx, BESIDE) * CHUNK
     turn: T.let = T.truncdiv(tx, BESIDE)
     group: T.let = T.truncdiv(bx, per_group)
-    col: T.let = T.truncmod(bx, per_group) * _COLUMNS + beside
+    col: T.let = T.truncmod(bx, per_group) * COLUMNS + beside
     live: T.let = count[group]
     for v in T.unroll(CHUNK):
         total[v] = T.float32(0)
     if col < n:
-        for step in T.serial(T.truncdiv(live + AT_ONCE * _IN_TURN - 1, AT_ONCE * _IN_TURN)):
+        for step in T.serial(T.truncdiv(live + AT_ONCE * IN_TURN - 1, AT_ONCE * IN_TURN)):
             for u in T.unroll(AT_ONCE):
                 for w in T.unroll(4):
                     words[u * 4 + w] = T.uint32(0)
-                place: T.let = (step * AT_ONCE + u) * _IN_TURN + turn
+                place: T.let = (step * AT_ONCE + u) * IN_TURN + turn
                 if place < live:
-                    row: T.let = T.cast(
-                        ids[T.cast(group, "int64"), T.cast(place, "int64")], "int64"
-                    )
-                    _load(words, u * 4, rows.ptr_to([row, T.cast(col, "int64")]))
+                    row: T.let = ids[T.cast(group, "int64"), T.cast(place, "int64")]
+                    _load(words, u * 4, rows.ptr_to([T.cast(row, "int64"), T.cast(col, "int64")]))
             for u in T.unroll(AT_ONCE):
                 _add(total, words, u * 4, dtype)
     for v in T.unroll(CHUNK):
-        total[v] = T.cuda.func_call(
-            "pit_sum_across", total[v], source_code=_ACROSS, return_type="float32"
-        )
-        if lane < BESIDE:
+        total[v] = _across(total[v], BESIDE)
+        if T.truncmod(tx, 32) < BESIDE:
             parts[T.truncdiv(tx, 32), beside + v] = total[v]
     T.cuda.cta_sync()
     if (tx < BESIDE) & (col < n):
@@ -100,7 +129,7 @@ def summed_rows(
         store_words(out.ptr_to([T.cast(group, "int64"), T.cast(col, "int64")]), words)
 
 
-def sum_rows(dtype: str) -> tvm.tirx.PrimFunc:
+def sum_rows(dtype: str, form: Form = ONE_LIST) -> tvm.tirx.PrimFunc:
     """rows (number, n), ids (groups, capacity) int32, count (groups,) int32, out (groups, n).
 
     ``out[g]`` is the sum of the first ``count[g]`` rows that ``ids[g]`` names, 0 of none; others
@@ -113,4 +142,4 @@ def sum_rows(dtype: str) -> tvm.tirx.PrimFunc:
     """
     if dtype not in UNPACK:
         raise ScheduleError(mismatch("dtype", "float16 or bfloat16", dtype))
-    return summed_rows.specialize(dtype=dtype)
+    return summed_rows.specialize(dtype=dtype, form=form)

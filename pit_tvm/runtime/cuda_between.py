@@ -11,7 +11,7 @@ from ..schedules.hopper_combine import CHUNK, MOST_CHUNKS, combine_rows
 from ..schedules.hopper_gate import gate_rows
 from ..schedules.hopper_space import DTYPES
 from ..schedules.hopper_spread import MOST_ROWS, spread_rows
-from ..schedules.hopper_sums import sum_rows
+from ..schedules.hopper_sums import LISTS, ONE_LIST, sum_rows
 from ..structs import Groups, MicroTile, SparsitySpec
 from .cuda_arrays import check_devices, check_tensor, dtype_name, empty, empty_of
 from .cuda_bind import aligned
@@ -137,7 +137,8 @@ class CudaBetween(FamilyKernels):
             return out.zero_()
         shape, take = (tokens, rows.shape[1]), self._memory.take
         index = self._detector.detect(spec, pattern, shape, _MICRO_TILE, take=take)
-        self.sums_kernel(dtype_name(rows))(aligned(rows), index.ids, index.count, out)
+        kernel = self.sums_kernel(dtype_name(rows), one=groups == 1)
+        kernel(aligned(rows), index.ids, index.count, out)
         return out
 
     def gate_kernel(self, dtype: str, activation: str, *, backward: bool = False) -> Kernel:
@@ -154,9 +155,10 @@ class CudaBetween(FamilyKernels):
         key = ("hopper-activate", dtype, activation, backward)
         return self._get(key, lambda: activate_rows(dtype, activation, backward=backward))
 
-    def sums_kernel(self, dtype: str) -> Kernel:
-        """See `sum_rows`."""
-        return self._get(("hopper-sums", dtype), lambda: sum_rows(dtype))
+    def sums_kernel(self, dtype: str, *, one: bool = True) -> Kernel:
+        """See `sum_rows`; for ``one`` list."""
+        form = ONE_LIST if one else LISTS
+        return self._get(("hopper-sums", dtype, form), lambda: sum_rows(dtype, form))
 
     def spread_kernel(self, dtype: str, ids: str) -> Kernel:
         """See `spread_rows`."""

@@ -14,7 +14,7 @@ from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.schedules.hopper_activate import activate_rows
 from pit_tvm.schedules.hopper_gate import gate_rows
 from pit_tvm.schedules.hopper_spread import spread_rows
-from pit_tvm.schedules.hopper_sums import AT_ONCE, sum_rows
+from pit_tvm.schedules.hopper_sums import LISTS, ONE_LIST, sum_rows
 from pit_tvm.structs import Groups, Rows
 from tests.schedules.cuda_text import cuda_text
 
@@ -121,7 +121,7 @@ def test_kernels_read_and_write_whole_vectors(dtype: str) -> None:
         (gate_rows(dtype, "silu"), 2, 1),
         (gate_rows(dtype, "gelu", backward=True), 3, 2),
         (spread_rows(dtype, "int32"), 2, 1),
-        (sum_rows(dtype), AT_ONCE, 1),
+        *((sum_rows(dtype, form), form.at_once, 1) for form in (LISTS, ONE_LIST)),
         (activate_rows(dtype, "silu"), 1, 2),
         (activate_rows(dtype, "gelu", backward=True), 2, 1),
     ):

@@ -66,7 +66,8 @@ def test_activations_of_rows_on_a_gpu(activation: str, dtype: torch.dtype) -> No
         dead = torch.arange(length, device="cuda") >= lengths[:, None]
         rows, down = ((3 * torch.randn(batch, length, n, device="cuda")).to(dtype) for _ in "xy")
         rows[dead], down[dead] = 0.0, torch.nan
-        rows.view(-1)[:4] = torch.tensor([0.0, -0.0, 60.0, -60.0]) * ~dead[0, 0]
+        if not dead[0, 0]:
+            rows.view(-1)[:4] = torch.tensor([0.0, -0.0, 60.0, -60.0])
         rows.requires_grad_()
         rows.new_full(rows.shape, torch.nan)  # memory that the call gets
         got = torch.ops.pit_tvm.activate_rows(rows, lengths, "lengths", activation)
