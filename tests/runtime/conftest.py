@@ -8,17 +8,13 @@ import pytest
 
 from pit_tvm.runtime.cuda_repeat import CudaRepeats
 from pit_tvm.runtime.kernel_cache import KernelCache
-from tests.runtime.cuda_emulation import Emulator, missing
+from tests.runtime.cuda_emulation import Emulator
 from tests.runtime.emulated import Machine
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    reason = missing()
-    if reason:
-        pytest.skip(reason=reason)
-    folder = tmp_path_factory.mktemp("emulated")
-    return Machine(Emulator(folder), KernelCache(folder / "kernels"), {})
+def machine(emulator: Emulator, tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    return Machine(emulator, KernelCache(tmp_path_factory.mktemp("kernels")), {})
 
 
 @pytest.fixture(scope="module")
