@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ def machine(emulator: Emulator, tmp_path_factory: pytest.TempPathFactory) -> Mac
 
 
 @pytest.fixture(scope="module")
-def look(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def look(kernel_folder: Path) -> Any:
     """The compiled code of repeated calls: it takes tensors of any device."""
     unplanned: Any = None
-    return CudaRepeats(KernelCache(tmp_path_factory.mktemp("kernels")), print, unplanned).look
+    return CudaRepeats(KernelCache(kernel_folder), print, unplanned).look
