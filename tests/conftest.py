@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,12 +13,16 @@ import pytest
 
 from pit_tvm.quick_stacks import quick_stacks
 from pit_tvm.runtime.kernel_cache import KernelCache
+from tests.runtime.cuda_emulation import Emulator, missing
 
 
 @pytest.fixture(scope="session")
 def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where kernels lie that tests share."""
-    return tmp_path_factory.mktemp("kernels")
+    """Where kernels lie that tests share, those of another worker included."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "kernels"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +31,15 @@ def shared_kernels(kernel_folder: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PIT_TVM_CACHE", str(kernel_folder))
         yield
+
+
+@pytest.fixture(scope="session")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+    """Compiles CUDA for this CPU; what kernels and tests share is compiled once."""
+    reason = missing()
+    if reason:
+        pytest.skip(reason=reason)
+    return Emulator(tmp_path_factory.mktemp("emulated"))
 
 
 @pytest.fixture(scope="session")
@@ -52,6 +67,18 @@ def pytest_configure(config: pytest.Config) -> None:
     shortcut = contextlib.ExitStack()
     shortcut.enter_context(quick_stacks())
     config.add_cleanup(shortcut.close)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Take modules and tests out of what is searched for garbage: they are many, and stay."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

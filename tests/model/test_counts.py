@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -11,6 +9,8 @@ from torch.export import Dim
 
 from pit_tvm.errors import PitError, ShapeError, UnsupportedModel
 from pit_tvm.model import compile
+
+pytestmark = pytest.mark.usefixtures("shared_kernels")
 
 WIDTH = 8
 
@@ -25,11 +25,6 @@ class Turned(nn.Module):
     def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """``[batch, tokens, WIDTH]``."""
         return self.linear(x.transpose(0, 1).reshape(x.shape))
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIT_TVM_CACHE", str(tmp_path))
 
 
 def inputs(batch: int, tokens: int) -> dict[str, torch.Tensor]:

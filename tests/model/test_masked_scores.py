@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 from pit_tvm.model import CompiledModel, compile
+
+pytestmark = pytest.mark.usefixtures("shared_kernels")
 
 WIDTH, HEADS = 8, 2
 LOWEST, INFINITE = torch.finfo(torch.float32).min, float("-inf")
@@ -50,11 +51,6 @@ def checked(masked: Masked) -> CompiledModel:
         found, expected = compiled(**given), model(**given)
     torch.testing.assert_close(found[live], expected[live], rtol=1e-4, atol=1e-5)
     return compiled
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIT_TVM_CACHE", str(tmp_path))
 
 
 ON_LIVE_TOKENS: dict[str, tuple[Masked, str]] = {

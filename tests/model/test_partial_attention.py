@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +11,8 @@ from torch import nn
 
 from pit_tvm.model import CompiledModel, compile
 from pit_tvm.model.propagate import ALL
+
+pytestmark = pytest.mark.usefixtures("shared_kernels")
 
 WIDTH, HEADS, PLACES = 8, 2, 16
 LOWEST = torch.finfo(torch.float32).min
@@ -109,11 +110,6 @@ def checked(model: nn.Module, dtype: torch.dtype = torch.float32) -> CompiledMod
         torch.testing.assert_close(found[mask], expected[mask], rtol=rounding, atol=rounding / 10)
         assert not found[~mask].any()
     return compiled
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIT_TVM_CACHE", str(tmp_path))
 
 
 PARTIAL: dict[str, Scored] = {

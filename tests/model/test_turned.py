@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from tvm import relax
 
-from pit_tvm.model import compile
+from pit_tvm.model import CompiledModel, compile
 from pit_tvm.model.turned import turned
 from tests.model.graphs import PLANE, B, T, graph, weight
 
@@ -61,6 +61,10 @@ BACK: dict[str, Order] = {
     "heads apart": heads_apart,
     "not in order": lambda x: (x.transpose(0, 1).reshape(-1, WIDTH) * 2).reshape(x.shape),
 }
+PAIRS: dict[str, Order] = {
+    "pairs": lambda x: x @ x.transpose(1, 2),
+    "pairs of features": lambda x: x[:, :, None] * x[:, None],
+}
 
 
 class Flat(nn.Module):
@@ -78,29 +82,54 @@ class Flat(nn.Module):
         return {name: order(words) for name, order in self.orders.items()}
 
 
-def results(model: nn.Module, mask: list[list[int]]) -> tuple[Any, Any, torch.Tensor]:
+def inputs(pattern: str) -> dict[str, torch.Tensor]:
+    mask = torch.tensor(MASKS[pattern])
+    return {"input_ids": torch.arange(12).reshape(3, 4), "attention_mask": mask}
+
+
+Compiled = tuple[nn.Module, CompiledModel]
+
+
+def compiled(model: nn.Module) -> Compiled:
+    """The module in float64, and what is compiled of it."""
+    return copy.deepcopy(model).double(), compile(model.eval(), inputs("right"))
+
+
+def results(made: Compiled, pattern: str) -> tuple[Any, Any, torch.Tensor]:
     """What is compiled gives, what the module gives in float64, and the mask."""
-    given = {
-        "input_ids": torch.arange(12).reshape(3, 4),
-        "attention_mask": torch.tensor(mask),
-    }
-    found = compile(model.eval(), given)(**given)
+    (exact, ours), given = made, inputs(pattern)
     with torch.no_grad():
-        return found, copy.deepcopy(model).double()(**given), given["attention_mask"].bool()
+        return ours(**given), exact(**given), given["attention_mask"].bool()
+
+
+@pytest.fixture(scope="module")
+def rows() -> Compiled:
+    torch.manual_seed(0)
+    return compiled(Flat(ROWS))
+
+
+@pytest.fixture(scope="module")
+def back() -> Compiled:
+    torch.manual_seed(0)
+    return compiled(Flat(BACK))
+
+
+@pytest.fixture(scope="module")
+def pairs() -> Compiled:
+    torch.manual_seed(0)
+    return compiled(Flat(PAIRS))
 
 
 @pytest.mark.parametrize("pattern", MASKS)
-def test_rows_of_another_order_are_the_models(pattern: str) -> None:
-    torch.manual_seed(0)
-    found, wanted, _ = results(Flat(ROWS), MASKS[pattern])
+def test_rows_of_another_order_are_the_models(rows: Compiled, pattern: str) -> None:
+    found, wanted, _ = results(rows, pattern)
     for name in ROWS:
         torch.testing.assert_close(found[name].double(), wanted[name], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("pattern", MASKS)
-def test_what_comes_back_in_order_is_zero_where_dead(pattern: str) -> None:
-    torch.manual_seed(0)
-    found, wanted, live = results(Flat(BACK), MASKS[pattern])
+def test_what_comes_back_in_order_is_zero_where_dead(back: Compiled, pattern: str) -> None:
+    found, wanted, live = results(back, pattern)
     for name in BACK:
         at = live if wanted[name].shape[:2] == live.shape else live.T
         expected = wanted[name] * at[..., None]
@@ -126,20 +155,15 @@ class Heads(nn.Module):
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_torchs_attention_is_zero_where_dead(batch_first: bool) -> None:
     torch.manual_seed(0)
-    found, wanted, live = results(Heads(batch_first), MASKS["left"])
+    found, wanted, live = results(compiled(Heads(batch_first)), "left")
     torch.testing.assert_close(found[live].double(), wanted[live], rtol=1e-4, atol=1e-5)
     assert not found[~live].any()
 
 
 @pytest.mark.parametrize("pattern", MASKS)
-def test_rows_of_pairs_of_tokens_are_zero_where_dead(pattern: str) -> None:
-    torch.manual_seed(0)
-    orders: dict[str, Order] = {
-        "pairs": lambda x: x @ x.transpose(1, 2),
-        "pairs of features": lambda x: x[:, :, None] * x[:, None],
-    }
-    found, wanted, live = results(Flat(orders), MASKS[pattern])
-    for name in orders:
+def test_rows_of_pairs_of_tokens_are_zero_where_dead(pairs: Compiled, pattern: str) -> None:
+    found, wanted, live = results(pairs, pattern)
+    for name in PAIRS:
         rows = found[name].double()
         torch.testing.assert_close(rows[live], wanted[name][live], rtol=1e-5, atol=1e-6)
         assert not rows[~live].any()
@@ -152,8 +176,7 @@ def turned_twice(x: torch.Tensor) -> torch.Tensor:
 
 def test_rows_of_another_order_do_not_come_back_transposed() -> None:
     torch.manual_seed(0)
-    model = Flat({"twice": turned_twice})
-    found, wanted, _ = results(model, MASKS["right"])
+    found, wanted, _ = results(compiled(Flat({"twice": turned_twice})), "right")
     torch.testing.assert_close(found["twice"].double(), wanted["twice"])
 
 

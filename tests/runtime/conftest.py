@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pit_tvm.runtime.cuda_repeat import CudaRepeats
 from pit_tvm.runtime.kernel_cache import KernelCache
-from tests.runtime.cuda_emulation import Emulator, missing
+from tests.runtime.cuda_emulation import Emulator
 from tests.runtime.emulated import Machine
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    reason = missing()
-    if reason:
-        pytest.skip(reason=reason)
-    folder = tmp_path_factory.mktemp("emulated")
-    return Machine(Emulator(folder), KernelCache(folder / "kernels"), {})
+def machine(emulator: Emulator, tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    return Machine(emulator, KernelCache(tmp_path_factory.mktemp("kernels")), {})
 
 
 @pytest.fixture(scope="module")
-def look(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def look(kernel_folder: Path) -> Any:
     """The compiled code of repeated calls: it takes tensors of any device."""
     unplanned: Any = None
-    return CudaRepeats(KernelCache(tmp_path_factory.mktemp("kernels")), print, unplanned).look
+    return CudaRepeats(KernelCache(kernel_folder), print, unplanned).look

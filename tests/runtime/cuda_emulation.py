@@ -80,10 +80,11 @@ class OnDevice(CudaView):
 
 class Emulator:
     """A compiler of CUDA sources for this CPU, in place of nvcc; ``folder`` is its own, and keeps
-    what all kernels share, compiled once."""
+    what all kernels share. Every source is compiled once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._libraries: dict[str, bytes] = {}
         for name in _EMPTY:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).touch()
@@ -98,6 +99,11 @@ class Emulator:
         BackendUnavailable
             The source holds PTX or functions of CUDA that are not known here.
         """
+        if source not in self._libraries:
+            self._libraries[source] = self._built(source)
+        return CudaLibrary(source, self._libraries[source])
+
+    def _built(self, source: str) -> bytes:
         ffi = Path(libinfo.find_libtvm_ffi()).parent
         with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
             unit, part, library = (Path(scratch) / f"kernel.{end}" for end in ("cpp", "o", "so"))
@@ -105,7 +111,7 @@ class Emulator:
             self._compile("-include", _HEADER.name, "-c", str(unit), "-o", str(part))
             # Linked apart: the header has what the checks call, their library is not needed.
             _run("g++", "-shared", str(part), "-o", str(library), f"-L{ffi}", "-ltvm_ffi")
-            return CudaLibrary(source, library.read_bytes())
+            return library.read_bytes()
 
     def _compile(self, *args: str) -> None:
         own = (libinfo.find_include_path(), libinfo.find_dlpack_include_path())

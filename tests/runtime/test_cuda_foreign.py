@@ -145,10 +145,10 @@ def test_parameters_and_their_kin_pass(binder: CudaBinder) -> None:
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("name", ["fake", "behind", "negated", "zeros"])
 def test_calls_with_tensors_without_dense_memory_repeat_nothing(
-    name: str, place: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    name: str, place: int, monkeypatch: pytest.MonkeyPatch, kernel_folder: Path
 ) -> None:
     monkeypatch.setattr(cuda_repeat, "is_capturing", lambda device: False)
-    repeats = CudaRepeats(KernelCache(tmp_path), print, planner())
+    repeats = CudaRepeats(KernelCache(kernel_folder), print, planner())
     given = [torch.zeros(4, 2, dtype=torch.float16) for _ in range(3)]
     value, x, out = given
     plan = keep(repeats, x, value, out)

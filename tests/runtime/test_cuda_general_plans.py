@@ -132,11 +132,15 @@ def test_nothing_dense_where_dead_slices_would_enter_a_sum(dead: Any) -> None:
     assert {c.kind for c in plan.candidates} == {"pit"}
 
 
-def test_arrays_whose_places_pass_32_bits_are_refused() -> None:
-    made = pit_tvm.compile(op.matmul(None, 4096, 4096), sparse={"lhs": Rows()}, target=H200)
-    with pytest.raises(ShapeError, match="fewer than 2147483648 elements"):
-        made.explain(sparsity=np.zeros(1, np.int32), sizes={"m": 2**20}, library="torch")
+@pytest.mark.parametrize(("n", "k"), [(4096, 64), (64, 4096)], ids=["output", "input"])
+def test_arrays_whose_places_pass_32_bits_are_refused(n: int, k: int) -> None:
+    made = pit_tvm.compile(op.matmul(None, n, k), sparse={"lhs": Rows()}, target=H200)
+    if k < n:  # explain looks at the operand's pattern, element by element
+        with pytest.raises(ShapeError, match="fewer than 2147483648 elements"):
+            made.explain(sparsity=np.zeros(1, np.int32), sizes={"m": 2**20}, library="torch")
     layout = made._dispatcher.binder.layout_of({"m": 2**20}, "torch")
+    with pytest.raises(ShapeError, match="fewer than 2147483648 elements"):
+        made._dispatcher.planner.decide(layout, (1,))
     with pytest.raises(ShapeError, match="fewer than 2147483648 elements"):
         made._dispatcher.planner.likely_tiles(layout)  # for build
 
