@@ -6,7 +6,7 @@
 and the same of groups, whose derivatives to rows are summed over a row's choices. To a bias it is
 the sum of the rows, which is as the weight of an input of ones. Only rows that exist are read, so
 that gradients of others may hold anything, and gradients of what does not exist are zeros.
-Activations are torch's own where gradients are asked for: their inputs are what it keeps.
+Activations stand apart where gradients are asked for: their inputs are what is kept.
 """
 
 from __future__ import annotations
