@@ -43,6 +43,7 @@ from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.schedules.hopper_bands import starting_ranges
 from pit_tvm.selection.gpu_columns import outer_tile
 from pit_tvm.structs import Candidate, SparsitySpec, Tile
+from pit_tvm.torch.operators import ONES
 
 ARCH = "sm_90a"
 TARGET = f"cuda -arch={ARCH} -model=h200"
@@ -299,12 +300,13 @@ def _crossing(case: Cross, settings: GpuSettings) -> Iterator[Wanted]:
 
 def _linear_step(case: Linear, counts: tuple[int, ...], settings: GpuSettings) -> Iterator[Wanted]:
     """What a step of `pit_tvm.torch.linear_rows` runs: the product, and its gradients to x, to the
-    weight, and to the bias; the activation and its own."""
+    weight, and to the bias, as the weight of eight columns of ones; the activation and its own."""
     stored, n, k = case.stored, case.n, case.k
     for kind, bias, dead, sizes in (
         ("linear", True, "zero", (stored, n, k)),
         ("matmul", False, "zero", (stored, k, n)),
         ("turned", False, "skip", (n, k, stored)),
+        ("turned", False, "skip", (n, ONES, stored)),
     ):
         which = (kind, pit_tvm.Lengths(), case.dtype, settings.planned_target, (None, None))
         made = internals(operator(*which, bias=bias, dead=dead))
@@ -313,7 +315,6 @@ def _linear_step(case: Linear, counts: tuple[int, ...], settings: GpuSettings) -
             tile = made.planner.plan(layout, known).choice.tile
             if tile is not None:
                 yield Kernel(kind, case.dtype, bias, None, tile, dead)
-    yield Between("sums", (case.dtype,))
     for backward in (False, True) if case.gelu else ():
         yield Between("activate", (case.dtype, "gelu"), backward)
 

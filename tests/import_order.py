@@ -142,7 +142,6 @@ ORDER = {
         "hopper_gate",
         "hopper_activate",
         "hopper_spread",
-        "hopper_sums",
         "cuda_elementwise",
         "cuda_generic",
         "cuda_contraction_forms",

@@ -11,8 +11,7 @@ from ..schedules.hopper_combine import CHUNK, MOST_CHUNKS, combine_rows
 from ..schedules.hopper_gate import gate_rows
 from ..schedules.hopper_space import DTYPES
 from ..schedules.hopper_spread import MOST_ROWS, spread_rows
-from ..schedules.hopper_sums import LISTS, ONE_LIST, sum_rows
-from ..structs import Groups, MicroTile, SparsitySpec
+from ..structs import MicroTile, SparsitySpec
 from .cuda_arrays import check_devices, check_tensor, dtype_name, empty, empty_of
 from .cuda_bind import aligned
 from .cuda_detect import CudaDetector
@@ -28,8 +27,8 @@ _MICRO_TILE = MicroTile("rows", "m", 0, (1, 0))
 
 
 class CudaBetween(FamilyKernels):
-    """Activations of rows that exist, gated ones, sums of a token's choices, their gradients, and
-    sums of rows that exist, the gradients of biases. Threads may share it.
+    """Activations of rows that exist, gated ones, sums of a token's choices, and their gradients.
+    Threads may share it.
 
     Rows are float16 or bfloat16, as wide as a multiple of 8; what does not fit is a ShapeError or
     DTypeError, an activation that is none a ScheduleError.
@@ -121,26 +120,6 @@ class CudaBetween(FamilyKernels):
             kernel(aligned(rows), aligned(down), live.ids, live.count, out)
         return out
 
-    def sums(self, rows: Any, spec: SparsitySpec, pattern: Any) -> Any:
-        """[groups, n]: the sum of ``rows`` [number, n] that exist, or by `Groups` of each group's.
-
-        ``pattern`` is what ``spec`` is told by, of `Groups` ids [tokens, choices].
-        """
-        groups, tokens = 1, rows.shape[0]
-        if isinstance(spec, Groups):
-            groups, (tokens, choices) = spec.num_groups, pattern.shape
-            check_tensor("rows", rows, DTYPES, (tokens * choices, rows.shape[1]))
-        _check_width(rows)
-        check_devices("rows", rows, {"pattern": pattern})
-        out = empty(rows, (groups, rows.shape[1]))
-        if not rows.numel() or not groups:
-            return out.zero_()
-        shape, take = (tokens, rows.shape[1]), self._memory.take
-        index = self._detector.detect(spec, pattern, shape, _MICRO_TILE, take=take)
-        kernel = self.sums_kernel(dtype_name(rows), one=groups == 1)
-        kernel(aligned(rows), index.ids, index.count, out)
-        return out
-
     def gate_kernel(self, dtype: str, activation: str, *, backward: bool = False) -> Kernel:
         """See `gate_rows`."""
         key = ("hopper-gate", dtype, activation, backward)
@@ -154,11 +133,6 @@ class CudaBetween(FamilyKernels):
         """See `activate_rows`."""
         key = ("hopper-activate", dtype, activation, backward)
         return self._get(key, lambda: activate_rows(dtype, activation, backward=backward))
-
-    def sums_kernel(self, dtype: str, *, one: bool = True) -> Kernel:
-        """See `sum_rows`; for ``one`` list."""
-        form = ONE_LIST if one else LISTS
-        return self._get(("hopper-sums", dtype, form), lambda: sum_rows(dtype, form))
 
     def spread_kernel(self, dtype: str, ids: str) -> Kernel:
         """See `spread_rows`."""

@@ -24,9 +24,7 @@ from .operators import (
     result_type,
     spec_of,
     spread_sums,
-    sum_of_rows,
     summed_choices,
-    sums_of_groups,
 )
 
 
@@ -75,20 +73,6 @@ def outer_rows(
 def _(left: torch.Tensor, right: torch.Tensor, pattern: torch.Tensor, kind: str) -> torch.Tensor:
     spec_of(kind)
     return left.new_empty((left.shape[-1], right.shape[-1]))
-
-
-@CustomOperator
-def sum_rows(rows: torch.Tensor, pattern: torch.Tensor, kind: str) -> torch.Tensor:
-    """[n]: the sum of the rows [..., n] that ``pattern`` names."""
-    flat = rows.reshape(-1, rows.shape[-1])
-    _check_contiguous(rows=flat)
-    return sum_of_rows(flat, pattern, kind)
-
-
-@sum_rows.register_fake
-def _(rows: torch.Tensor, pattern: torch.Tensor, kind: str) -> torch.Tensor:
-    spec_of(kind)
-    return rows.new_empty((rows.shape[-1],))
 
 
 @CustomOperator
@@ -171,19 +155,6 @@ def _(
     left: torch.Tensor, right: torch.Tensor, group_ids: torch.Tensor, groups: int
 ) -> torch.Tensor:
     return left.new_empty((groups, left.shape[-1], right.shape[-1]))
-
-
-@CustomOperator
-def sum_groups(rows: torch.Tensor, group_ids: torch.Tensor, groups: int) -> torch.Tensor:
-    """[groups, n]: of each group the sum of its rows, of rows like ``group_ids`` and [n]."""
-    flat = rows.reshape(-1, rows.shape[-1])
-    _check_contiguous(rows=flat)
-    return sums_of_groups(flat, group_ids.reshape(-1, 1).contiguous(), groups)
-
-
-@sum_groups.register_fake
-def _(rows: torch.Tensor, group_ids: torch.Tensor, groups: int) -> torch.Tensor:
-    return rows.new_empty((groups, rows.shape[-1]))
 
 
 @CustomOperator

@@ -3,10 +3,10 @@
     linear_rows(x, w):  dx = linear_rows(dy, w.mT),  dw = outer_rows(dy, x)
     outer_rows(a, b):   da = linear_rows(b, dw),     db = linear_rows(a, dw.mT)
 
-and the same of groups, whose derivatives to rows are summed over a row's choices. To a bias it is
-the sum of the rows, which is as the weight of an input of ones. Only rows that exist are read, so
-that gradients of others may hold anything, and gradients of what does not exist are zeros.
-Activations stand apart where gradients are asked for: their inputs are what is kept.
+and the same of groups, whose derivatives to rows are summed over a row's choices. Only rows that
+exist are read, so that gradients of others may hold anything, and gradients of what does not exist
+are zeros. A bias is the weight of an input that is always 1. Activations stand apart where
+gradients are asked for: their inputs are what is kept.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     linear, outer = custom_ops.linear_rows, custom_ops.outer_rows
     dx = linear(dy, weight.mT, None, pattern, kind, None) if for_x else None
     dw = outer(dy, x, pattern, kind) if for_weight else None
-    db = custom_ops.sum_rows(dy, pattern, kind) if for_bias else None
+    db = outer(dy, _ones(x), pattern, kind)[:, 0] if for_bias else None
     return dx, dw, db, None, None, None
 
 
@@ -42,13 +42,6 @@ def _(ctx: Any, dw: torch.Tensor) -> tuple[Any, ...]:
     da = linear(right, dw, None, pattern, kind, None) if for_left else None
     db = linear(left, dw.mT, None, pattern, kind, None) if for_right else None
     return da, db, None, None
-
-
-@custom_ops.sum_rows.differentiate
-def _(ctx: Any, down: torch.Tensor) -> tuple[Any, ...]:
-    rows, pattern, kind = arguments(ctx)
-    one = rows.new_ones((*rows.shape[:-1], ONES))
-    return custom_ops.linear_rows(one, _of_ones(down), None, pattern, kind, None), None, None
 
 
 @custom_ops.activate_rows.differentiate
@@ -71,7 +64,7 @@ def _(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     outer, groups = custom_ops.grouped_outer, weight.shape[0]
     dx = _of_choices(dy, weight.mT, ids, x) if for_x else None
     dw = outer(dy, x, ids, groups) if for_weight else None
-    db = custom_ops.sum_groups(dy, ids, groups) if for_bias else None
+    db = outer(dy, _ones(x), ids, groups)[..., 0] if for_bias else None
     return dx, dw, db, None, None
 
 
@@ -83,13 +76,6 @@ def _(ctx: Any, dw: torch.Tensor) -> tuple[Any, ...]:
     da = linear(right, dw, None, ids, None) if for_left else None
     db = _of_choices(left, dw.mT, ids, right) if for_right else None
     return da, db, None, None
-
-
-@custom_ops.sum_groups.differentiate
-def _(ctx: Any, down: torch.Tensor) -> tuple[Any, ...]:
-    rows, ids, _ = arguments(ctx)
-    one = rows.new_ones((*ids.shape, ONES))
-    return custom_ops.grouped_linear(one, _of_ones(down), None, ids, None), None, None
 
 
 @custom_ops.gated_activation.differentiate
@@ -169,9 +155,8 @@ def _of_choices(
     return made.squeeze(-2) if ids.shape[-1] == 1 else custom_ops.sum_choices(made)
 
 
-def _of_ones(rows: torch.Tensor) -> torch.Tensor:
-    """[..., n, ones]: a weight that gives ``rows`` [..., n] of an input of ones."""
-    return (rows / ONES)[..., None].expand(*rows.shape, ONES).contiguous()
+def _ones(x: torch.Tensor) -> torch.Tensor:
+    return x.new_ones((*x.shape[:-1], ONES))
 
 
 def _check_no_activation(activation: str | None) -> None:

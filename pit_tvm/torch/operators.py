@@ -106,22 +106,6 @@ def in_vectors(rows: torch.Tensor) -> bool:
     return rows.is_cuda and dtype_name(rows) in DTYPES and not n % ONES
 
 
-def sum_of_rows(rows: torch.Tensor, pattern: torch.Tensor, kind: str) -> torch.Tensor:
-    """[n]: the sum of the rows [number, n] that a pattern names."""
-    if not rows.is_cuda:
-        return rows[_rows_of(rows, pattern, kind)].sum(0)
-    if in_vectors(rows):
-        return _cuda_between().sums(rows, spec_of(kind), pattern)[0]
-    return outer_of_rows(rows, rows.new_ones((len(rows), ONES)), pattern, kind)[:, 0].contiguous()
-
-
-def sums_of_groups(rows: torch.Tensor, ids: torch.Tensor, groups: int) -> torch.Tensor:
-    """[groups, n]: of each group the sum of its rows, the choices ``ids[t, c]`` in order."""
-    if rows.is_cuda:
-        return _cuda_between().sums(rows, Groups(groups), ids)
-    return host.outer_groups(rows, rows.new_ones((len(ids), 1)), ids, groups)[..., 0].contiguous()
-
-
 def _rows_of(x: torch.Tensor, pattern: torch.Tensor, kind: str) -> torch.Tensor:
     """Ids of the rows that a pattern names, on the CPU; errors as `Detector.detect`."""
     spec, of = spec_of(kind), (tuple(x.shape), MicroTile("lhs", "m", 0, (1, 0)))

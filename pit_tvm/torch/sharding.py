@@ -82,14 +82,6 @@ def _(left: Any, right: Any, pattern: Any, kind: str) -> Iterator[Rule]:
         yield (_SUM,), (Shard(0), Shard(0), Shard(0))
 
 
-@_rules_of("sum_rows")
-def _(rows: Any, pattern: Any, kind: str) -> Iterator[Rule]:
-    yield (Shard(0),), (Shard(rows.ndim - 1), _WHOLE)
-    yield (_SUM,), (_SUM, _WHOLE)
-    if kind == "lengths" and rows.ndim == 3:
-        yield (_SUM,), (Shard(0), Shard(0))
-
-
 @_rules_of("activate_rows", "activate_rows_gradient")
 def _(rows: Any, *others: Any) -> Iterator[Rule]:
     last, kind = Shard(rows.ndim - 1), others[-2]
@@ -116,15 +108,6 @@ def _(left: Any, right: Any, ids: Any, groups: int) -> Iterator[Rule]:
     yield (Shard(2),), (_WHOLE, Shard(last), _WHOLE)
     for dim in range(last):
         yield (_SUM,), (Shard(dim), Shard(dim), Shard(dim))
-
-
-@_rules_of("sum_groups")
-def _(rows: Any, ids: Any, groups: int) -> Iterator[Rule]:
-    last = rows.ndim - 1
-    yield (Shard(1),), (Shard(last), _WHOLE)
-    yield (_SUM,), (_SUM, _WHOLE)
-    for dim in range(last):
-        yield (_SUM,), (Shard(dim), Shard(dim))
 
 
 @_rules_of("gated_activation", "gated_gradient")

@@ -14,8 +14,7 @@ from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.schedules.hopper_activate import activate_rows
 from pit_tvm.schedules.hopper_gate import gate_rows
 from pit_tvm.schedules.hopper_spread import spread_rows
-from pit_tvm.schedules.hopper_sums import LISTS, ONE_LIST, sum_rows
-from pit_tvm.structs import Groups, Rows
+from pit_tvm.structs import Rows
 from tests.schedules.cuda_text import cuda_text
 
 torch = pytest.importorskip("torch")
@@ -63,8 +62,6 @@ def test_kernels_read_operands_that_begin_at_16_bytes(
         *(each.shape for each in between.spread(rows, weights, ids, beside(TOKENS, WIDTH))),
         between.activate(beside(TOKENS, WIDTH), Rows(), ids, "silu").shape,
         between.activate_gradient(pairs, beside(*pairs.shape), Rows(), ids, "silu").shape,
-        between.sums(beside(TOKENS, WIDTH), Rows(), ids).shape,
-        between.sums(beside(TOKENS * TOP_K, WIDTH), Groups(3), ids).shape,
     ]
     assert shapes == [
         *[(TOKENS, WIDTH)] * 3,
@@ -73,13 +70,11 @@ def test_kernels_read_operands_that_begin_at_16_bytes(
         (TOKENS, TOP_K),
         (TOKENS, WIDTH),
         (TOKENS, 2 * WIDTH),
-        (1, WIDTH),
-        (3, WIDTH),
     ]
     halves = [
         array for arrays in given for array in arrays if getattr(array, "dtype", 0) == torch.half
     ]
-    assert len(given) == 9 and not [each for each in halves if each.data_ptr() % 16]
+    assert len(given) == 7 and not [each for each in halves if each.data_ptr() % 16]
 
 
 def test_nothing_takes_no_kernel(between: CudaBetween, given: list[tuple[Any, ...]]) -> None:
@@ -90,17 +85,12 @@ def test_nothing_takes_no_kernel(between: CudaBetween, given: list[tuple[Any, ..
     assert drows.shape == rows.shape and dweights.shape == weights.shape
     assert between.gate(torch.zeros(0, 2 * WIDTH).half(), "relu").shape == (0, WIDTH)
     assert between.activate(torch.zeros(0, WIDTH).half(), Rows(), ids, "relu").shape == (0, WIDTH)
-    for empty, groups in ((torch.zeros(0, WIDTH), 3), (torch.zeros(TOKENS, WIDTH), 0)):
-        made = between.sums(empty.half(), Groups(groups), ids[: len(empty)])
-        assert made.shape == (groups, WIDTH) and not made.any()
     assert not given
 
 
 def test_sizes_that_no_kernel_takes(between: CudaBetween) -> None:
     with pytest.raises(ShapeError, match="rows: expected a multiple of 8 columns, got 12"):
         between.total(torch.zeros(1, 1, 12).half())
-    with pytest.raises(ShapeError, match="rows: expected a multiple of 8 columns, got 12"):
-        between.sums(torch.zeros(1, 12).half(), Rows(), torch.zeros(1))
     with pytest.raises(
         ShapeError, match="rows: expected two times a multiple of 8 columns, got 24"
     ):
@@ -121,7 +111,6 @@ def test_kernels_read_and_write_whole_vectors(dtype: str) -> None:
         (gate_rows(dtype, "silu"), 2, 1),
         (gate_rows(dtype, "gelu", backward=True), 3, 2),
         (spread_rows(dtype, "int32"), 2, 1),
-        *((sum_rows(dtype, form), form.at_once, 1) for form in (LISTS, ONE_LIST)),
         (activate_rows(dtype, "silu"), 1, 2),
         (activate_rows(dtype, "gelu", backward=True), 2, 1),
     ):
@@ -136,7 +125,6 @@ def test_other_types_and_activations_are_refused() -> None:
         lambda: gate_rows("float16", "none"),
         lambda: spread_rows("float32", "int32"),
         lambda: spread_rows("float16", "int8"),
-        lambda: sum_rows("float32"),
         lambda: activate_rows("float32", "silu"),
         lambda: activate_rows("float16", "none"),
     ):

@@ -252,9 +252,6 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...] | None
         ask(internals(made), left.shape[1], right.shape[1], len(left))
         return left.new_zeros(left.shape[1], right.shape[1])
 
-    def summed(rows: Any, pattern: Any, kind: str) -> Any:
-        return between.sums(rows, operators.spec_of(kind), pattern)[0]
-
     def activated(rows: Any, pattern: Any, kind: str, act: str) -> Any:
         return between.activate(rows, operators.spec_of(kind), pattern, act)
 
@@ -282,7 +279,6 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...] | None
     patch(gradients, "in_vectors", lambda rows: True)
     patch(custom_ops, "activated_of_rows", activated)
     patch(custom_ops, "gradient_of_activated", slopes)
-    patch(custom_ops, "sum_of_rows", summed)
     patch(custom_ops, "outer_of_groups", made.outer)
     patch(custom_ops, "combined_choices", between.combine)
     patch(custom_ops, "spread_sums", between.spread)

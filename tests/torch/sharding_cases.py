@@ -69,10 +69,6 @@ def summed(world: World, kind: str) -> Tensors:
     return [world.random(BATCH, LENGTH, N), pattern(world, kind)]
 
 
-def summed_choices(world: World) -> Tensors:
-    return [world.random(BATCH, LENGTH, TOP_K, N), ids(world, TOP_K)]
-
-
 def grouped(world: World, *choices: int, beside: bool = False) -> Tensors:
     x, weight = world.random(BATCH, LENGTH, K), world.random(GROUPS, N, K)
     return [x, weight, world.random(GROUPS, N) if beside else None, ids(world, *choices)]
@@ -128,11 +124,6 @@ RULES: dict[str, list[Rule]] = {
         (partial(outer, kind="cu_seqlens", k=N), ("cu_seqlens", "relu"), [S2, S2, R], [S2]),
         (partial(outer, kind="lengths", k=N), ("lengths", "gelu_tanh"), [S0, S0, S0], [S0]),
     ],
-    "sum_rows": [
-        (partial(summed, kind="rows"), ("rows",), [S2, R], [S0]),
-        (partial(summed, kind="cu_seqlens"), ("cu_seqlens",), [SUM, R], [SUM]),
-        (partial(summed, kind="lengths"), ("lengths",), [S0, S0], [SUM]),
-    ],
     "grouped_linear": [
         (partial(grouped, beside=True), ("silu",), [R, S1, S1, R], [S2]),
         (lambda world: grouped(world, TOP_K), (None,), [R, S1, R, R], [S3]),
@@ -144,11 +135,6 @@ RULES: dict[str, list[Rule]] = {
         (lambda world: outer_of(world, TOP_K), (GROUPS,), [S3, R, R], [S1]),
         (lambda world: outer_of(world, TOP_K), (GROUPS,), [R, S2, R], [S2]),
         (lambda world: outer_of(world, TOP_K), (GROUPS,), [S0, S0, S0], [SUM]),
-    ],
-    "sum_groups": [
-        (summed_choices, (GROUPS,), [S3, R], [S1]),
-        (summed_choices, (GROUPS,), [SUM, R], [SUM]),
-        (summed_choices, (GROUPS,), [S1, S1], [SUM]),
     ],
     "gated_activation": [(lambda world: rows_of(world, (2 * N,)), ("silu",), [S1], [S1])],
     "gated_gradient": [
