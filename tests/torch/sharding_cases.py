@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -22,7 +23,6 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.distributed import DistributedConfig
-from transformers.distributed.utils import TransformersDeviceMesh
 
 from pit_tvm import torch as pit
 from pit_tvm.torch import custom_ops
@@ -313,8 +313,10 @@ def sharded_weights(world: World) -> None:
     check_step(world, model, whole, world.random(BATCH, LENGTH, K), pattern(world, "lengths"))
 
 
-def meshes(world: World, split: DistributedConfig) -> TransformersDeviceMesh:
+def meshes(world: World, split: DistributedConfig) -> Any:
     """Devices as transformers arranges them, those of this world."""
+    from transformers.distributed.utils import TransformersDeviceMesh
+
     dense = ("pp", "dp_replicate", "fsdp", "tp"), (1, 1, split.fsdp_size, split.tp_size)
     experts = ("pp", "dp_replicate", "efsdp", "ep"), (1, 1, split.efsdp_size, split.ep_size)
     return TransformersDeviceMesh(
@@ -353,6 +355,9 @@ MODELS: dict[str, Case] = {
     "columns and depth": columns_and_depth,
     "a mesh of two dimensions": two_dimensions,
     "sharded weights": sharded_weights,
+}
+# Of releases that arrange devices so; older ones take a model that is loaded by their own plans.
+SPREAD: dict[str, Case] = {
     "transformers: experts": partial(spread_model, tp_size=2, ep_size=2),
     "transformers: experts of sharded models": partial(spread_model, fsdp_size=2, ep_size=2),
     "transformers: tensors": partial(spread_model, tp_size=2),
@@ -369,4 +374,5 @@ def cases() -> dict[str, Case]:
     }
     for name, (make, call) in FUNCTIONS.items():
         found[f"{name}, anywhere"] = partial(scatter, make=make, call=call)
-    return found | MODELS
+    here = importlib.util.find_spec("transformers.distributed.expert_parallel")
+    return found | MODELS | (SPREAD if here else {})
