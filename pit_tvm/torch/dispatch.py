@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,7 +25,8 @@ class CustomOperator:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function, self._name = function, function.__name__
-        self._library = torch.library.custom_op(f"pit_tvm::{self._name}", mutates_args=())(function)
+        register = torch.library.custom_op(f"pit_tvm::{self._name}", mutates_args=())
+        self._library = register(_of_any_strides(function))
         self._differentiated: Any = None
 
     def register_fake(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,6 +48,24 @@ class CustomOperator:
         if is_seen or self._differentiated is None:  # torch says on the way back that it is missing
             return getattr(torch.ops.pit_tvm, self._name)(*_alike(args))
         return self._differentiated.apply(*args)
+
+
+def _of_any_strides(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function for tensors that nobody passed: parts of distributed ones lie as they were cut,
+    and are copied. Plain ones come without the dispatcher, and are refused."""
+
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        return function(*map(_dense, args))
+
+    return call
+
+
+def _dense(value: Any) -> Any:
+    """A tensor that is contiguous or turned, if it is one."""
+    if not isinstance(value, torch.Tensor) or value.is_contiguous():
+        return value
+    return value if value.dim() > 1 and value.mT.is_contiguous() else value.contiguous()
 
 
 def differentiated(*args: Any) -> bool:

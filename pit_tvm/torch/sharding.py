@@ -84,11 +84,11 @@ def _(left: Any, right: Any, pattern: Any, kind: str) -> Iterator[Rule]:
 
 @_rules_of("activate_rows", "activate_rows_gradient")
 def _(rows: Any, *others: Any) -> Iterator[Rule]:
-    last, kind = Shard(rows.ndim - 1), others[-2]
-    given = len(others) - 3  # a gradient, in that of them
-    yield (last,), (last,) * (1 + given) + (_WHOLE,)
+    *down, _, kind, _ = others  # the gradient has one to the results beside the rows
+    alike = 1 + len(down)
+    yield (Shard(rows.ndim - 1),), (Shard(rows.ndim - 1),) * alike + (_WHOLE,)
     if kind == "lengths" and rows.ndim == 3:
-        yield (Shard(0),), (Shard(0),) * (2 + given)
+        yield (Shard(0),), (Shard(0),) * (alike + 1)
 
 
 @_rules_of("grouped_linear")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Placement, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
 
 RANKS = 2
 WAIT = datetime.timedelta(seconds=120)  # for another process, which may have failed
@@ -45,11 +45,15 @@ class World:
         assert error <= LIMITS[self.dtype], f"error {error}"
 
     def place(self, tensor: torch.Tensor, placement: Placement) -> DTensor:
-        """A tensor that is distributed, of sums the whole of them on the first device."""
-        if not placement.is_partial():
-            return distribute_tensor(tensor, self.mesh, [placement])
-        part = tensor if self.mesh.get_local_rank() == 0 else torch.zeros_like(tensor)
-        return DTensor.from_local(part, self.mesh, [placement])
+        """A tensor that is distributed: parts lie as they are cut, of sums the first device has
+        all."""
+        part, rank = tensor, self.mesh.get_local_rank()
+        if isinstance(placement, Shard):
+            part = tensor.tensor_split(RANKS, placement.dim)[rank]
+        elif placement.is_partial() and rank:
+            part = torch.zeros_like(tensor)
+        sizes = {"shape": tensor.shape, "stride": tensor.stride()}
+        return DTensor.from_local(part, self.mesh, [placement], run_check=False, **sizes)
 
 
 def _alike(got: DTensor, want: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
