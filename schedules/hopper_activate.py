@@ -11,11 +11,9 @@ from __future__ import annotations
 import tvm
 from tvm.script import tirx as T
 
-from pit_tvm.errors import ScheduleError, mismatch
-
 from .dependent import after_predecessor
-from .hopper_combine import CHUNK, PACK, THREADS, UNPACK, load_words, store_words, unpack
-from .hopper_gate import SLOPES, slope
+from .hopper_combine import CHUNK, PACK, THREADS, load_words, store_words, unpack
+from .hopper_gate import check_activated, slope
 from .hopper_swrite import activate
 
 BLOCKS = 132 * 8  # CTAs, as many as an H200 holds at once: they share what lives
@@ -106,9 +104,6 @@ def activate_rows(dtype: str, act: str, *, backward: bool = False) -> tvm.tirx.P
     ------
     ScheduleError (a ValueError) for other types and activations
     """
-    if dtype not in UNPACK:
-        raise ScheduleError(mismatch("dtype", "float16 or bfloat16", dtype))
-    if act not in SLOPES:
-        raise ScheduleError(mismatch("act", f"one of {', '.join(SLOPES)}", act))
+    check_activated(dtype, act)
     absent = ("dead_h", "without_h") if backward else ("down_h",)
     return activated_rows.specialize(dtype=dtype, act=act, **dict.fromkeys(absent))

@@ -21,7 +21,7 @@ from .hopper_combine import CHUNK, PACK, THREADS, UNPACK, load_words, store_word
 from .hopper_swrite import activate
 
 # Derivatives of `hopper_swrite.ACTIVATIONS`, as torch's are: of relu 0 at 0.
-SLOPES = {
+_SLOPES = {
     "relu": "return x <= 0.f ? 0.f : 1.f;",
     "silu": "float s = __fdividef(1.f, 1.f + __expf(-x)); return s * fmaf(x, 1.f - s, 1.f);",
     "gelu": (
@@ -38,7 +38,7 @@ SLOPES = {
 def slope(act: str, x: Any) -> Any:
     """The derivative of an activation at an fp32 expression."""
     name = f"pit_{act}_slope"
-    code = f"__forceinline__ __device__ float {name}(float x) {{ {SLOPES[act]} }}"
+    code = f"__forceinline__ __device__ float {name}(float x) {{ {_SLOPES[act]} }}"
     return T.cuda.func_call(name, x, source_code=code, return_type="float32")
 
 
@@ -107,6 +107,14 @@ def gated_rows(
             store_words(out.ptr_to([row, col]), gate)
 
 
+def check_activated(dtype: str, act: str) -> None:
+    """ScheduleError for types and activations of no kernel here."""
+    if dtype not in UNPACK:
+        raise ScheduleError(mismatch("dtype", "float16 or bfloat16", dtype))
+    if act not in _SLOPES:
+        raise ScheduleError(mismatch("act", f"one of {', '.join(_SLOPES)}", act))
+
+
 def gate_rows(dtype: str, act: str, *, backward: bool = False) -> tvm.tirx.PrimFunc:
     """rows (number, 2, width), gates first, and out (number, width); or with ``backward`` rows, the
     gradient to out, and the gradient to rows.
@@ -119,9 +127,6 @@ def gate_rows(dtype: str, act: str, *, backward: bool = False) -> tvm.tirx.PrimF
     ------
     ScheduleError (a ValueError) for other types and activations
     """
-    if dtype not in UNPACK:
-        raise ScheduleError(mismatch("dtype", "float16 or bfloat16", dtype))
-    if act not in SLOPES:
-        raise ScheduleError(mismatch("act", f"one of {', '.join(SLOPES)}", act))
+    check_activated(dtype, act)
     absent = {} if backward else {"down_h": None}
     return gated_rows.specialize(dtype=dtype, act=act, **absent)

@@ -33,10 +33,9 @@ from typing import Any
 
 from bench_cpu import require
 from bench_distributed_compare import compare
-from bench_experts import CASES, OURS, THEIRS, ids_of, one_pass, row_of
+from bench_experts import CASES, OURS, THEIRS, ids_of, one_pass, parse_shared, peak_bytes, row_of
 from bench_experts import text as text_of_experts
-from bench_models import measure, memory, where
-from out_paths import new_file
+from bench_models import measure, where
 from quickstart import positive
 
 from pit_tvm.errors import BackendUnavailable, PitError, mismatch
@@ -57,17 +56,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("models", nargs="+", choices=tuple(CASES), metavar="model", help=", ".join(CASES))
     add("--how", nargs="+", choices=WAYS, default=WAYS, help="default: all ways")
     add("--layers", type=positive, default=2, help="of each model (default 2)")
-    add("--rounds", type=positive, default=20, help="turns of each contender (default 20)")
-    add("--seed", type=int, default=1, help="of the ids (default 1)")
-    add("--batch", type=positive, default=4, help="sequences (default 4)")
-    add("--tokens", type=positive, default=2048, help="of each sequence (default 2048)")
-    add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run")
-    add("--train", action="store_true", help="forward and backward, gradients to all weights")
-    add("--quick", action="store_true", help="small models")
-    add("--json", type=new_file, metavar="FILE", help="write everything measured to FILE")
-    options = parser.parse_args(argv)
-    if options.seed < 0:
-        parser.error("--seed must not be negative")
+    options = parse_shared(parser, argv)
     options.models = [name for name in CASES if name in options.models]
     options.how = [how for how in WAYS if how in options.how]
     return options
@@ -214,10 +203,7 @@ def run_model(name: str, how: str, options: argparse.Namespace) -> Row:
     with contextlib.nullcontext() if train else torch.no_grad():
         for run in runs.values():  # what the first call of all keeps is for libraries
             run()
-        bytes_of = {}
-        for label, run in runs.items():
-            model.zero_grad(set_to_none=True)  # gradients count
-            bytes_of[label] = memory(run, cuda)[0]
+        bytes_of = peak_bytes(model, runs, cuda)
         # Ranks begin together, so that none is charged for waiting for another.
         times = measure(runs, options.rounds, cuda, distributed.barrier)
     sizes = {label: int(size) for label, size in most(bytes_of, device).items()}

@@ -88,6 +88,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("models", nargs="+", choices=(*CASES, "all"), metavar="model", help=", ".join(CASES))
+    add("--no-torch-compile", action="store_true", help="leave torch.compile out")
+    options = parse_shared(parser, argv)
+    options.models = [n for n in CASES if n in options.models or "all" in options.models]
+    return options
+
+
+def parse_shared(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line, with what benchmarks of such models have in common."""
+    add = parser.add_argument
     add("--rounds", type=positive, default=20, help="turns of each contender (default 20)")
     add("--seed", type=int, default=1, help="of the ids (default 1)")
     add("--batch", type=positive, default=4, help="sequences (default 4)")
@@ -95,12 +104,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run")
     add("--train", action="store_true", help="forward and backward, gradients to all weights")
     add("--quick", action="store_true", help="small models")
-    add("--no-torch-compile", action="store_true", help="leave torch.compile out")
     add("--json", type=new_file, metavar="FILE", help="write everything measured to FILE")
     options = parser.parse_args(argv)
     if options.seed < 0:
         parser.error("--seed must not be negative")
-    options.models = [n for n in CASES if n in options.models or "all" in options.models]
     return options
 
 
@@ -120,13 +127,19 @@ def run_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
         runs = {label: one_pass(model, ids, kind, options.train) for label, kind in kinds}
         for run in runs.values():  # what the first call of all keeps is for compilers and libraries
             run()
-        bytes_of = {}
-        for label, run in runs.items():
-            model.zero_grad(set_to_none=True)  # gradients count
-            bytes_of[label] = memory(run, cuda)[0]
+        bytes_of = peak_bytes(model, runs, cuda)
         error = experts_error(model, runs["pit-tvm"], options.train)
         times = measure(runs, options.rounds, cuda)
     return row_of(name, options, model.config.num_hidden_layers, times, bytes_of, error)
+
+
+def peak_bytes(model: Any, runs: Mapping[str, Callable[[], Any]], cuda: bool) -> dict[str, int]:
+    """Bytes of tensors at most in each run, gradients included, beside the weights."""
+    found = {}
+    for label, call in runs.items():
+        model.zero_grad(set_to_none=True)
+        found[label] = memory(call, cuda)[0]
+    return found
 
 
 def row_of(

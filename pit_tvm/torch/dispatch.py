@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch._C import _functorch as functorch
 
+from ..runtime.torch_arrays import stored_weight
+
 Formula = Callable[[Any, torch.Tensor], Any]
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -65,7 +67,8 @@ def _dense(value: Any) -> Any:
     """A tensor that is contiguous or turned, if it is one."""
     if not isinstance(value, torch.Tensor) or value.is_contiguous():
         return value
-    return value if value.dim() > 1 and value.mT.is_contiguous() else value.contiguous()
+    turned = value.dim() > 1 and stored_weight(value)[1] == "kn"
+    return value if turned else value.contiguous()
 
 
 def differentiated(*args: Any) -> bool:

@@ -65,7 +65,7 @@ def outer(world: World, kind: str, k: int = K) -> Tensors:
     return [world.random(BATCH, LENGTH, N), world.random(BATCH, LENGTH, k), pattern(world, kind)]
 
 
-def summed(world: World, kind: str) -> Tensors:
+def activated(world: World, kind: str) -> Tensors:
     return [world.random(BATCH, LENGTH, N), pattern(world, kind)]
 
 
@@ -117,8 +117,8 @@ RULES: dict[str, list[Rule]] = {
         (partial(outer, kind="lengths"), ("lengths",), [S0, S0, S0], [SUM]),
     ],
     "activate_rows": [
-        (partial(summed, kind="rows"), ("rows", "gelu"), [S2, R], [S2]),
-        (partial(summed, kind="lengths"), ("lengths", "silu"), [S0, S0], [S0]),
+        (partial(activated, kind="rows"), ("rows", "gelu"), [S2, R], [S2]),
+        (partial(activated, kind="lengths"), ("lengths", "silu"), [S0, S0], [S0]),
     ],
     "activate_rows_gradient": [
         (partial(outer, kind="cu_seqlens", k=N), ("cu_seqlens", "relu"), [S2, S2, R], [S2]),
