@@ -18,19 +18,19 @@ from pit_tvm.errors import ScheduleError, mismatch
 
 from .dependent import after_predecessor
 from .hopper_combine import CHUNK, PACK, THREADS, UNPACK, load_words, store_words, unpack
-from .hopper_swrite import activate
+from .hopper_swrite import GELU_TAIL, activate
 
 # Derivatives of `hopper_swrite.ACTIVATIONS`, as torch's are: of relu 0 at 0.
 _SLOPES = {
     "relu": "return x <= 0.f ? 0.f : 1.f;",
     "silu": "float s = __fdividef(1.f, 1.f + __expf(-x)); return s * fmaf(x, 1.f - s, 1.f);",
     "gelu": (
-        "float p = normcdff(x), d = 0.3989422804f * __expf(-0.5f * x * x); return fmaf(x, d, p);"
+        f"{GELU_TAIL} float d = 0.3989422804f * __expf(-0.5f * x * x), side = 0.5f * tail;"
+        " return fmaf(x, d, x < 0.f ? side : 1.f - side);"
     ),
-    "gelu_tanh": (
-        "float t = tanhf(x * fmaf(0.03567740814f, x * x, 0.7978845608f));"
-        " float u = fmaf(0.1070322244f, x * x, 0.7978845608f);"
-        " return 0.5f * (1.f + t) + 0.5f * x * (1.f - t * t) * u;"
+    "gelu_tanh": (  # of x * s, s = sigmoid(2 u): s + x * s * (1 - s) * (2 u)'
+        "float s = __fdividef(1.f, 1.f + __expf(-x * fmaf(0.07135481283f, x * x, 1.595769122f)));"
+        " return s * fmaf(x * (1.f - s), fmaf(0.2140644388f, x * x, 1.595769122f), 1.f);"
     ),
 }
 

@@ -31,8 +31,15 @@ _LIVE = """__forceinline__ __device__ void pit_live_{kind}_{count}(
 }}
 """
 
-# Branch-free forms in fp32 with one or two special-function operations each. gelu by
-# erf(z) = 1 - p(z) ** -16, Abramowitz and Stegun 7.1.28, absolute error below 3e-7; gelu_tanh as
+# tail = erfc(|x| / sqrt(2)) = p(z) ** -16, Abramowitz and Stegun 7.1.28, absolute error below 3e-7.
+GELU_TAIL = (
+    "float z = fabsf(x) * 0.70710678f;"
+    " float p = fmaf(z, fmaf(z, fmaf(z, fmaf(z, fmaf(z, fmaf(z, 4.30638e-5f, 2.765672e-4f),"
+    " 1.520143e-4f), 9.2705272e-3f), 4.22820123e-2f), 7.05230784e-2f), 1.f);"
+    " p *= p; p *= p; p *= p; p *= p; float tail = __fdividef(1.f, p);"
+)
+
+# Branch-free forms in fp32 with one or two special-function operations each. gelu_tanh as
 # x * sigmoid(2 u), u = sqrt(2 / pi) * (x + 0.044715 x ** 3). relu keeps NaN, where fmaxf gives 0.
 ACTIVATIONS = {
     "relu": ("pit_relu", 'asm("max.NaN.f32 %0, %0, 0f00000000;" : "+f"(x)); return x;'),
@@ -44,11 +51,7 @@ ACTIVATIONS = {
     ),
     "gelu": (
         "pit_gelu",
-        "float z = fabsf(x) * 0.70710678f;"
-        " float p = fmaf(z, fmaf(z, fmaf(z, fmaf(z, fmaf(z, fmaf(z, 4.30638e-5f, 2.765672e-4f),"
-        " 1.520143e-4f), 9.2705272e-3f), 4.22820123e-2f), 7.05230784e-2f), 1.f);"
-        " p *= p; p *= p; p *= p; p *= p;"
-        " float tail = __fdividef(1.f, p), half_x = 0.5f * x;"
+        f"{GELU_TAIL} float half_x = 0.5f * x;"
         " return x < 0.f ? half_x * tail : fmaf(-half_x, tail, x);",
     ),
 }

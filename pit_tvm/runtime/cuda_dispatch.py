@@ -23,6 +23,7 @@ from .cuda_arrays import activated, dense_product, empty, synchronize, zero
 from .cuda_bind import CudaBinder, CudaBound
 from .cuda_call import CudaCall
 from .cuda_detect import CudaDetector
+from .cuda_detect_ids import Find
 from .cuda_fill import CudaFill
 from .cuda_fill_kernels import fill_module
 from .cuda_form import RowsForm, rows_form
@@ -111,6 +112,9 @@ class CudaDispatcher:
             if repeat is not None:
                 if repeat.dense:
                     made = self._dense_again(repeat, arrays, made)
+                    if self.planner.dense_fills:
+                        found = self._find(repeat.call, sparsity, True)(sparsity, self.memory.take)
+                        self.fill.fill_rows(made, found[1])
                 return made, repeat.plan
         given = out
         bound = self.binder.bind_cuda(arrays, sparsity, out)
@@ -130,9 +134,7 @@ class CudaDispatcher:
             clock.select_us = _lap(clock, call.device)
         choice = plan.choice if choose is None else choose(plan)
         counts = self._compute(choice, bound, clock)
-        # Zeros that follow a dense product are neither torch's work nor a graph's.
-        alone = choice.kind != "dense" or not self.planner.dense_fills
-        if self._repeats and choice is plan.choice and inputs is arrays and alone:
+        if self._repeats and choice is plan.choice and inputs is arrays:
             again = partial(self._compute, choice, bound)
             outs, planned = (given, out), (call, plan, counts)
             self._repeats[call.tf32].keep(arrays, sparsity, outs, planned, again)
@@ -252,15 +254,18 @@ class CudaDispatcher:
         split = self.planner.dense_fills if dense else self._fills and not self.form.groups
         if dense and not split and not learns:
             return None, None
-        find = call.finds.get(split)
-        if find is None:
-            asked = (call.layout.operand, self._micro_tile(call.layout), self.deterministic, split)
-            find = self.detector.prepared(self.program.spec, value, *asked)
-            call.finds[split] = find
-        found = find(value, self.memory.take)
+        found = self._find(call, value, split)(value, self.memory.take)
         if learns:
             call.watch.report(found[0].count, self.detector.report)
         return found
+
+    def _find(self, call: CudaCall, value: Any, split: bool) -> Find:
+        """The detection of such calls, with the dead rows if ``split``."""
+        find = call.finds.get(split)
+        if find is None:
+            asked = (call.layout.operand, self._micro_tile(call.layout), self.deterministic, split)
+            find = call.finds[split] = self.detector.prepared(self.program.spec, value, *asked)
+        return find
 
     # -- launch
 

@@ -4,7 +4,7 @@ call, and launches a CUDA graph of what it launched.
 What is compared is all that the checks of a call depend on, so that nothing is checked twice. A
 graph holds for addresses, which come again in a loop; where they have none yet, and now and then
 where to count what lives takes more than a graph does, a call goes the long way. Dense products of
-torch are no part of a graph: they only skip the checks.
+torch, and zeros that follow them, are no part of a graph: they only skip the checks.
 """
 
 from __future__ import annotations

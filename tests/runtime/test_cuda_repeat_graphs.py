@@ -16,7 +16,15 @@ from pit_tvm.runtime import cuda_repeat
 from pit_tvm.runtime.cuda_repeat_code import GRAPHS, OFTEN
 from pit_tvm.runtime.cuda_watch import PERIOD, CountWatch
 from pit_tvm.runtime.kernel_cache import KernelCache
-from tests.runtime.test_cuda_repeat_operators import KINDS, arguments, operands, operator, pattern
+from tests.runtime.test_cuda_repeat_operators import (
+    KINDS,
+    arguments,
+    bindings,
+    operands,
+    operator,
+    pattern,
+    run_dense,
+)
 
 torch = pytest.importorskip("torch")
 
@@ -67,6 +75,15 @@ def test_repeated_calls_are_right_in_every_stream_and_thread(cache: KernelCache,
     for thread in threads:
         thread.join()
     assert len(found) == 5 * 24 and not any(found)
+
+
+@pytest.mark.gpu
+def test_zeros_follow_dense_products_on_a_gpu(cache: KernelCache) -> None:
+    made = operator("zeros", cache, dense=True)
+    run_dense(made)
+    bound = bindings(made)
+    assert not any(wrong(made, "zeros", seed, seed % 3 == 0) for seed in range(48))
+    assert len(bound) < 12  # the first ones, and every sixteenth
 
 
 @pytest.mark.gpu

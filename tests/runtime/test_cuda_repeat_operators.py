@@ -13,6 +13,8 @@ import tvm_ffi
 import pit_tvm
 from pit_tvm import op
 from pit_tvm.runtime import cuda_bind, cuda_detect, cuda_detect_ids, cuda_repeat, cuda_workspace
+from pit_tvm.runtime.cuda_detect import CudaDetector
+from pit_tvm.runtime.cuda_fill import CudaFill
 from pit_tvm.runtime.cuda_modules import CudaKernels
 from pit_tvm.runtime.cuda_repeat import CudaRepeats
 from pit_tvm.runtime.cuda_rows import RowsKernels
@@ -39,7 +41,8 @@ def pattern(kind: str, seed: int, device: str = "cpu") -> Any:
     return told.int().to(device)
 
 
-def operator(kind: str, cache: Any = None) -> pit_tvm.Operator:
+def operator(kind: str, cache: Any = None, *, dense: bool = False) -> pit_tvm.Operator:
+    """Products of live rows; ``dense``: plans may choose that of all rows."""
     target = H200 if cache is None else "cuda"
     if kind == "groups":
         tensors, spec = op.grouped_matmul(None, None, None, 4, **LINEAR), pit_tvm.Groups(4)
@@ -49,8 +52,29 @@ def operator(kind: str, cache: Any = None) -> pit_tvm.Operator:
     dead = "zero" if kind == "zeros" else "skip"
     made = pit_tvm.compile(tensors, sparse={"lhs": spec}, target=target, cache=cache, dead=dead)
     planner: Any = made._dispatcher.planner
-    planner._dense = lambda *sizes, **load: None  # a product of all rows is no repeat
+    if not dense:
+        planner._dense = lambda *sizes, **load: None
     return made
+
+
+def run_dense(made: pit_tvm.Operator) -> None:
+    """Let plans choose the dense product."""
+    planner: Any = made._dispatcher.planner
+    plan = planner.plan
+
+    def dense(*given: Any) -> Any:
+        found = plan(*given)
+        return replace(found, choice=next(c for c in found.candidates if c.kind == "dense"))
+
+    planner.plan = dense
+
+
+def bindings(made: pit_tvm.Operator) -> list[Any]:
+    """The arguments of the calls that go the long way, from now on."""
+    binder: Any = made._dispatcher.binder
+    bind, bound = binder.bind_cuda, list[Any]()
+    binder.bind_cuda = lambda *given: bound.append(given) or bind(*given)
+    return bound
 
 
 def operands(kind: str, device: str = "cpu") -> list[Any]:
@@ -129,16 +153,8 @@ def test_operators_repeat_dense_products_without_another_look(
     monkeypatch.setattr(cuda_bind, "check_tensor", lambda *given, **options: None)
     tensors, sparse = op.matmul(None, None, None, **LINEAR), {"lhs": pit_tvm.Mask(1, 64)}
     made = pit_tvm.compile(tensors, sparse=sparse, target=H200)
-    planner: Any = made._dispatcher.planner
-    binder: Any = made._dispatcher.binder
-    plan, bind, bound = planner.plan, binder.bind_cuda, []
-
-    def dense(*given: Any) -> Any:
-        found = plan(*given)
-        return replace(found, choice=next(c for c in found.candidates if c.kind == "dense"))
-
-    planner.plan = dense
-    binder.bind_cuda = lambda *given: bound.append(given) or bind(*given)
+    bound = bindings(made)
+    run_dense(made)
     mask = torch.ones(128, 64, dtype=torch.bool)
     for _ in range(4):
         lhs, rhs, bias = operands("lengths")
@@ -148,6 +164,38 @@ def test_operators_repeat_dense_products_without_another_look(
         assert (found.double() - want).abs().max() < 2e-3 * want.abs().max()
         assert fresh or found is out
     assert len(bound) == 2  # the first one does not know its tensors yet
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_zeros_follow_dense_products_that_are_repeated(
+    look: Any, monkeypatch: pytest.MonkeyPatch, fresh: bool
+) -> None:
+    def dead(told: Any, take: Any) -> tuple[Any, Any]:
+        return None, torch.nonzero((torch.arange(16) >= told[:, None]).flatten())[:, 0]
+
+    def fill(self: Any, out: Any, rows: Any) -> None:
+        out.index_fill_(0, rows, 0)
+
+    monkeypatch.setattr(CudaDetector, "prepared", lambda *given: dead)
+    monkeypatch.setattr(CudaFill, "fill_rows", fill)
+    monkeypatch.setattr(CountWatch, "due", lambda self: False)
+    monkeypatch.setattr(CudaRepeats, "look", look)
+    monkeypatch.setattr(CountWatch, "report", lambda self, *given: None)
+    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda device: False)
+    monkeypatch.setattr(cuda_bind, "check_tensor", lambda *given, **options: None)
+    made = operator("zeros", dense=True)
+    bound = bindings(made)
+    run_dense(made)
+    for call in range(5):
+        given, told = operands("zeros"), pattern("zeros", call)
+        lhs, rhs, bias = given
+        out = None if fresh else torch.full((128, 24), torch.nan).half()
+        found = made(*given, sparsity=told, out=out)
+        want = lhs.double() @ rhs.double().T + bias.double()
+        want[(torch.arange(16) >= told[:, None]).flatten()] = 0
+        assert (found.double() - want).abs().max() < 2e-3 * want.abs().max()
+        assert fresh or found is out
+    assert len(bound) == 2
 
 
 def test_what_was_recorded_holds_for_one_precision_of_float32(
@@ -161,18 +209,11 @@ def test_what_was_recorded_holds_for_one_precision_of_float32(
     tensors = op.matmul(None, None, None, dtype="float32")
     made = pit_tvm.compile(tensors, sparse={"lhs": pit_tvm.Mask(32, 64)}, target=H200)
     planner: Any = made._dispatcher.planner
-    binder: Any = made._dispatcher.binder
-    plan, bind, bound, allowed = planner.plan, binder.bind_cuda, [], 0
+    bound, allowed = bindings(made), 0
     planner.tf32 = lambda: bool(allowed)
-
-    def dense(*given: Any) -> Any:
-        found = plan(*given)
-        return replace(found, choice=next(c for c in found.candidates if c.kind == "dense"))
-
-    planner.plan = dense
-    binder.bind_cuda = lambda *given: bound.append(given) or bind(*given)
+    run_dense(made)
     lhs, rhs, out = torch.randn(64, 64), torch.randn(64, 64), torch.zeros(64, 64)
-    for allowed, bindings in (  # noqa: B007  (planner.tf32 reads it)
+    for allowed, number in (  # noqa: B007  (planner.tf32 reads it)
         (0, 1),
         (0, 2),
         (0, 2),
@@ -182,4 +223,4 @@ def test_what_was_recorded_holds_for_one_precision_of_float32(
         (1, 3),
     ):
         made(lhs, rhs, sparsity=torch.ones(64, 64, dtype=torch.bool), out=out.fill_(torch.nan))
-        assert torch.allclose(out, lhs @ rhs, atol=1e-4) and len(bound) == bindings
+        assert torch.allclose(out, lhs @ rhs, atol=1e-4) and len(bound) == number
