@@ -62,8 +62,7 @@ def live_micro_tiles(mask: npt.NDArray[np.bool_], micro_tile: MicroTile) -> list
     dimension nor 0. A micro-tile is live if any of its elements is; those at the edge are cut
     off. ShapeError if the numbers of dimensions differ.
     """
-    if mask.ndim != len(micro_tile.extents):
-        raise ShapeError(mismatch("micro_tile", f"{mask.ndim} extents", micro_tile.extents))
+    _check_rank(mask.shape, micro_tile)
     ranges = []
     for dim, (size, extent) in enumerate(zip(mask.shape, micro_tile.extents, strict=True)):
         if dim == micro_tile.dim or extent == 0:
@@ -80,7 +79,16 @@ def index_lists(
     """The lists that detection must find, ascending, one per slot; for `Groups` one per group."""
     if isinstance(spec, Groups):
         return _slices(spec, np.asarray(value), shape[spec.dim])
+    _check_rank(shape, micro_tile)
+    if isinstance(spec, (Rows, Lengths)):  # whole slices: one element tells of all others
+        kept, extents = (spec.dim, micro_tile.dim), micro_tile.extents
+        shape = tuple(n if d in kept or extents[d] else min(n, 1) for d, n in enumerate(shape))
     return live_micro_tiles(dense_mask(spec, value, shape), micro_tile)
+
+
+def _check_rank(shape: tuple[int, ...], micro_tile: MicroTile) -> None:
+    if len(shape) != len(micro_tile.extents):
+        raise ShapeError(mismatch("micro_tile", f"{len(shape)} extents", micro_tile.extents))
 
 
 def covered_density(mask: npt.NDArray[np.bool_], extents: tuple[int, ...]) -> float:

@@ -110,6 +110,22 @@ def test_groups_give_one_list_each() -> None:
     assert as_lists(found) == [[2], [], [0, 3]]
 
 
+@pytest.mark.parametrize("along", [0, 1])
+@pytest.mark.parametrize(("dim", "extents"), [(0, (1, 0)), (0, (1, 2)), (1, (0, 1)), (1, (2, 1))])
+def test_slices_give_the_lists_of_their_mask(
+    along: int, dim: int, extents: tuple[int, int]
+) -> None:
+    spec, value, micro_tile = Rows(along), np.array([3, 0]), MicroTile("lhs", "m", dim, extents)
+    expected = live_micro_tiles(dense_mask(spec, value, (4, 5)), micro_tile)
+    assert as_lists(index_lists(spec, value, (4, 5), micro_tile)) == as_lists(expected)
+
+
+def test_slices_need_no_memory_of_their_operand() -> None:
+    ids, shape = np.array([2**20 - 1, 3, 7]), (2**20, 2**20)
+    found = index_lists(Rows(), ids, shape, MicroTile("lhs", "m", 0, (1, 0)))
+    assert as_lists(found) == [[3, 7, 2**20 - 1]]
+
+
 def test_masks_give_the_lists_of_their_micro_tiles() -> None:
     found = index_lists(Mask(), PATTERN, PATTERN.shape, MicroTile("lhs", "k", 1, (2, 1)))
     assert as_lists(found) == [[4], [1]]
@@ -136,3 +152,5 @@ def test_other_objects_are_no_specification() -> None:
 def test_micro_tile_of_other_rank_is_refused() -> None:
     with pytest.raises(ShapeError, match="micro_tile"):
         live_micro_tiles(PATTERN, MicroTile("lhs", "k", 0, (1,)))
+    with pytest.raises(ShapeError, match="micro_tile"):
+        index_lists(Rows(), [0], PATTERN.shape, MicroTile("lhs", "k", 0, (1,)))
