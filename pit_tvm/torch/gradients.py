@@ -19,7 +19,7 @@ from ..errors import DTypeError, mismatch
 from . import custom_ops
 from .dispatch import arguments, differentiated
 from .host import activate, activate_gradient, gate_halves, spread
-from .operators import ONES, in_vectors
+from .operators import ONES, reads_live
 
 
 @custom_ops.linear_rows.differentiate
@@ -119,8 +119,8 @@ def activate_live(
     out: torch.Tensor, pattern: torch.Tensor, kind: str, activation: str
 ) -> torch.Tensor:
     """The activation of what `pit_tvm.torch.linear_rows` gives, of the rows that exist alone where
-    there are kernels for that."""
-    if in_vectors(out):
+    that is worth it."""
+    if reads_live(out):
         return custom_ops.activate_rows(out, pattern, kind, activation)
     return activate(activation)(out)
 

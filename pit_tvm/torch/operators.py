@@ -29,6 +29,9 @@ from ..tile_db.store import TileStore
 from . import host
 
 KINDS = ("lengths", "cu_seqlens", "rows")
+# Elements from which on reading live rows alone makes up for finding them: torch's activations take
+# one launch, and a sixth of the host's time.
+MANY = 1 << 24
 ONES = 8  # columns of an input that is always 1: a vector of 16 bytes on GPUs
 
 
@@ -84,7 +87,7 @@ def activated_of_rows(
 ) -> torch.Tensor:
     """The activation of rows [number, n], zeros in those that a pattern does not name, which are
     zeros."""
-    if in_vectors(rows):
+    if reads_live(rows):
         return _cuda_between().activate(rows, spec_of(kind), pattern, activation)
     return host.activate(activation)(rows)
 
@@ -94,16 +97,18 @@ def gradient_of_activated(
 ) -> torch.Tensor:
     """The gradient to the rows of `activated_of_rows` that a pattern names, ``down`` being that to
     its result; others hold anything."""
-    if in_vectors(rows):
+    if reads_live(rows):
         given = (rows, down, spec_of(kind), pattern, activation)
         return _cuda_between().activate_gradient(*given)
     return host.activate_gradient(rows, down, activation)
 
 
-def in_vectors(rows: torch.Tensor) -> bool:
-    """Whether kernels for rows that exist take these [..., n]."""
-    n = rows.shape[-1]
-    return rows.is_cuda and dtype_name(rows) in DTYPES and not n % ONES
+def reads_live(rows: torch.Tensor) -> bool:
+    """Whether activations of these rows [..., n] read those that live alone, also where their
+    number is not known yet."""
+    n, size = rows.shape[-1], rows.numel()
+    takes = rows.is_cuda and dtype_name(rows) in DTYPES and not n % ONES
+    return takes and (not isinstance(size, int) or size >= MANY)
 
 
 def _rows_of(x: torch.Tensor, pattern: torch.Tensor, kind: str) -> torch.Tensor:

@@ -276,7 +276,7 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...] | None
         patch(module, "check_tensor", lambda *given: None)
     patch(custom_ops, "linear_of_rows", linear)
     patch(custom_ops, "outer_of_rows", outer)
-    patch(gradients, "in_vectors", lambda rows: True)
+    patch(gradients, "reads_live", lambda rows: True)
     patch(custom_ops, "activated_of_rows", activated)
     patch(custom_ops, "gradient_of_activated", slopes)
     patch(custom_ops, "outer_of_groups", made.outer)

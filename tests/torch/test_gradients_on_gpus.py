@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional
 
 from pit_tvm import torch as pit
+from pit_tvm.torch import operators
 from tests.torch.test_gradients import ACTIVATIONS, GROUPS, LIMITS, error, layer, leaf, routed
 
 pytestmark = pytest.mark.gpu
@@ -60,7 +61,11 @@ def test_gates_on_a_gpu(activation: str, dtype: torch.dtype) -> None:
 
 @BOTH
 @EACH
-def test_activations_of_rows_on_a_gpu(activation: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("many", [0, operators.MANY])
+def test_activations_of_rows_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, many: int, activation: str, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(operators, "MANY", many)
     for batch, length, n in ((1, 1, 8), (7, 43, 136), (18, 512, 1024)):
         lengths = torch.randint(0, length + 1, (batch,), device="cuda")
         dead = torch.arange(length, device="cuda") >= lengths[:, None]
