@@ -24,8 +24,8 @@ from typing import Any
 
 from bench_cpu import require
 from out_paths import new_file, picture
-from quickstart import positive
 
+from pit_tvm.cli_options import any_seed, at_least
 from pit_tvm.errors import BackendUnavailable, PitError, mismatch
 
 NAMES = ("bert-base", "bert-large", "opt-1.3b", "opt-6.7b", "opt-13b", "opt-13b-step")
@@ -46,8 +46,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("models", nargs="+", choices=(*NAMES, "all"), metavar="model", help=f"{', '.join(NAMES)}")
-    add("--rounds", type=positive, default=20, help="turns of each contender (default 20)")
-    add("--seed", type=int, default=1, help="of lengths and ids (default 1)")
+    add("--rounds", type=at_least(1), default=20, help="turns of each contender (default 20)")
+    add("--seed", type=any_seed, default=1, help="of lengths and ids (default 1)")
     add("--dtype", choices=("float16", "bfloat16"), default="float16", help="on a GPU")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run in float32")
     add("--quick", action="store_true", help="small models, which are held to no goal")
@@ -55,8 +55,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--json", type=new_file, metavar="FILE", help="write everything measured to FILE")
     add("--plot", type=picture, metavar="PNG", help="draw how many times faster than torch each is")
     options = parser.parse_args(argv)
-    if options.seed < 0:
-        parser.error("--seed must not be negative")
     options.models = [n for n in NAMES if n in options.models or "all" in options.models]
     return options
 

@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING
 
 from bench_cpu import require
 from out_paths import new_file
-from quickstart import positive
 
+from pit_tvm.cli_options import any_seed, at_least
 from pit_tvm.errors import BackendUnavailable, PitError, mismatch
 
 if TYPE_CHECKING:
@@ -64,26 +64,24 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--count", type=positive, default=COUNT, help=f"cases of a family (default {COUNT})")
-    add("--seed", type=int, help="of the random cases (default: a new one, which is printed)")
+    add("--count", type=at_least(1), default=COUNT, help=f"cases of a family (default {COUNT})")
+    add("--seed", type=any_seed, help="of the random cases (default: a new one, which is printed)")
     add("--family", action="append", choices=FAMILIES, help="repeat for several (default: all)")
     add("--case", type=int, metavar="NUMBER", help="one case of a seed again, and nothing else")
     tiles = "tiles of operators over rows with an epilogue, of grids and general ones (default 2)"
-    add("--tiles", type=positive, default=2, help=tiles)
+    add("--tiles", type=at_least(1), default=2, help=tiles)
     add("--reduced", action="store_true", help="few cases, and streams: for compute-sanitizer")
     add("--only", choices=("values", "runtime"), help="half of the checks")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: the CPU's operators")
     add("--build-only", action="store_true", help="compile the kernels; needs nvcc, and no GPU")
     add("--json", type=new_file, help="write the cases of every family to this file too")
-    add("--jobs", type=positive, help="processes that compile kernels (default: all processors)")
+    add("--jobs", type=at_least(1), help="processes that compile kernels (default: all processors)")
     options = parser.parse_args(argv)
     if options.case is not None and options.seed is None:
         parser.error("--case needs the --seed that it was found with")
     if options.reduced:
         options.tiles = 1
     options.seed = secrets.randbelow(2**31) if options.seed is None else options.seed
-    if options.seed < 0:
-        parser.error("--seed must not be negative")
     options.family = [name for name in FAMILIES if name in (options.family or FAMILIES)]
     return options
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bench_cpu import require
-from quickstart import positive
 
+from pit_tvm.cli_options import any_seed, at_least
 from pit_tvm.errors import BackendUnavailable, PitError, mismatch
 
 if TYPE_CHECKING:
@@ -68,14 +68,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--training", type=positive, help=f"updates between steps (default {TRAINING})")
-    add("--rounds", type=positive, default=10, help="turns that are timed (default 10)")
-    add("--seed", type=int, default=0, help="of weights and inputs (default 0)")
+    add("--training", type=at_least(1), help=f"updates between steps (default {TRAINING})")
+    add("--rounds", type=at_least(1), default=10, help="turns that are timed (default 10)")
+    add("--seed", type=any_seed, default=0, help="of weights and inputs (default 0)")
     add("--quick", action="store_true", help="small sizes")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: without a GPU")
     options = parser.parse_args(argv)
-    if options.seed < 0:
-        parser.error("--seed must not be negative")
     options.training = options.training or (QUICK_TRAINING if options.quick else TRAINING)
     return options
 
