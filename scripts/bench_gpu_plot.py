@@ -95,13 +95,11 @@ def series(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
 
 
 def _plot(folder: Path, name: str, rows: Sequence[Mapping[str, Any]], where: str) -> Path:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     extent = (9.0, 1.5 + 0.22 * len(rows))
-    figure, axes = pyplot.subplots(figsize=extent, layout="constrained")
+    figure = Figure(figsize=extent, layout="constrained")
+    axes = figure.subplots()
     for number, (label, values) in enumerate(series(rows).items()):
         known = [(value, at) for at, value in enumerate(values) if value]
         size, order = (6, 3) if label == "pit" else (4, 2)
@@ -117,5 +115,4 @@ def _plot(folder: Path, name: str, rows: Sequence[Mapping[str, Any]], where: str
     axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     path = folder / f"{name}.png"
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)
     return path

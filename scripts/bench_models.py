@@ -264,13 +264,11 @@ def text(row: Mapping[str, Any]) -> str:
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Bars: times faster than each contender."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     names = list(dict.fromkeys(name for row in rows for name in row["ratio"]))
-    figure, axes = pyplot.subplots(figsize=(2 + 1.6 * len(rows), 4), layout="constrained")
+    figure = Figure(figsize=(2 + 1.6 * len(rows), 4), layout="constrained")
+    axes = figure.subplots()
     width = 0.8 / len(names)
     for number, name in enumerate(names):
         found = [(at, row["ratio"][name]) for at, row in enumerate(rows) if name in row["ratio"]]
@@ -281,7 +279,6 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     axes.set_ylabel("times faster")
     axes.legend()
     figure.savefig(path)
-    pyplot.close(figure)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
