@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 _MOST_ELEMENTS = 2**40  # of a matrix: far above any memory, and far below where numpy overflows
 _MOST_DIGITS = 100  # Python refuses to read integers of thousands
-# What errors of the library begin with, and the option that gives it: the first one there is.
+# The argument that an error of the library names first, and the options that give it: the error
+# then names the first of these that the subcommand has.
 GIVEN_BY = {
     "activation": ("--activation",),
     "database": ("--database", "--out"),
