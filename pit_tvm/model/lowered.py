@@ -8,7 +8,7 @@ from tvm import ir, relax, tirx
 from tvm.ir import prim
 
 from .legalize import legalize
-from .rebuild import Extent, bindings_of, is_op, shape_of
+from .rebuild import Extent, bindings_of, is_number, is_op, shape_of
 from .wide import WIDE, is_narrow, is_widened
 
 
@@ -42,7 +42,7 @@ def lower(call: relax.Call) -> Lowered | None:
         if not isinstance(arg.ty, relax.TensorType):
             return arg
         to_widen = wide and is_narrow(arg)
-        if is_scalar(arg):
+        if is_number(arg):  # loops hold it as one
             return relax.const(float(arg.value.numpy()), WIDE) if to_widen else arg
         dtype = WIDE if to_widen else arg.ty.dtype
         extents = shape_of(arg)
@@ -73,8 +73,3 @@ def lower(call: relax.Call) -> Lowered | None:
     if not all(isinstance(o, ir.GenericConst) or o in tensors.values() for o in found):
         return None
     return Lowered(module[callee], tuple(found))
-
-
-def is_scalar(expr: relax.Expr) -> bool:
-    """Whether an expression is a constant without dimensions: loops hold it as a number."""
-    return isinstance(expr, ir.GenericConst) and expr.ty.ndim == 0
