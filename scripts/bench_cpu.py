@@ -11,17 +11,17 @@ does not change it.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from needs import limit_threads, require
 from out_paths import new_file, picture_folder
 
 from pit_tvm.cli_options import any_seed, at_least
-from pit_tvm.errors import BackendUnavailable, PitError, mismatch
+from pit_tvm.errors import PitError
 from pit_tvm.target import MOST_THREADS
 
 if TYPE_CHECKING:
@@ -53,15 +53,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def require(option: str, packages: Sequence[str], extra: str) -> None:
-    """Raise BackendUnavailable unless the packages are installed."""
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    if missing:
-        advice = f"pip install 'pit-tvm[{extra}]'"
-        what = f"the packages {', '.join(packages)}"
-        raise BackendUnavailable(mismatch(option, what, f"no {', '.join(missing)}", advice))
-
-
 def measure(suite: Suite, settings: Settings, held_out_only: bool) -> Result:
     """All cases of one suite, with a progress bar on a terminal."""
     from bench_report import Result
@@ -79,9 +70,7 @@ def measure(suite: Suite, settings: Settings, held_out_only: bool) -> Result:
 def run(options: argparse.Namespace) -> int:
     """Measure, print and write; the exit status."""
     require("bench_cpu", ("torch", "scipy"), "quickstart")
-    # Read by the libraries when they are imported, hence before that.
-    for name in ("OMP", "OPENBLAS", "MKL", "TVM"):
-        os.environ[f"{name}_NUM_THREADS"] = str(options.threads)
+    limit_threads(options.threads)
     import bench_cpu_report
     import bench_report as report
     import torch

@@ -31,11 +31,11 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from bench_cpu import require
 from bench_distributed_compare import compare
 from bench_experts import CASES, OURS, THEIRS, ids_of, one_pass, parse_shared, peak_bytes, row_of
 from bench_experts import text as text_of_experts
 from bench_models import measure, where
+from needs import require
 
 from pit_tvm.cli_options import at_least
 from pit_tvm.errors import BackendUnavailable, PitError, mismatch

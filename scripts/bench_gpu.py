@@ -30,11 +30,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench_cpu import require
+from needs import require, require_gpu
 from out_paths import new_file
 
 from pit_tvm.cli_options import any_seed, at_least
-from pit_tvm.errors import BackendUnavailable, PitError, ShapeError, mismatch
+from pit_tvm.errors import PitError, ShapeError, mismatch
 
 if TYPE_CHECKING:
     from bench_gpu_measure import GpuSettings
@@ -102,7 +102,6 @@ def build(options: argparse.Namespace, settings: GpuSettings) -> None:
 def run(options: argparse.Namespace) -> int:
     """Compile, measure, print and write; the exit status."""
     require("bench_gpu", ("torch",), "quickstart")
-    import torch
     from bench_gpu_measure import GpuSettings
 
     cuda = options.device == "cuda"
@@ -114,9 +113,8 @@ def run(options: argparse.Namespace) -> int:
         tiles=options.tiles,
         sustained=options.sustained,
     )
-    if cuda and not options.build_only and not torch.cuda.is_available():
-        advice = "--device cpu tries the benchmark without one"
-        raise BackendUnavailable(mismatch("bench_gpu", "a CUDA device", "none", advice))
+    if cuda and not options.build_only:
+        require_gpu("bench_gpu", "--device cpu tries the benchmark without one")
     if cuda or options.build_only:
         build(options, settings)
     return 0 if options.build_only else measure(options, settings)

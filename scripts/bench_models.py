@@ -22,11 +22,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench_cpu import require
+from needs import require, require_gpu
 from out_paths import new_file, picture
 
 from pit_tvm.cli_options import any_seed, at_least
-from pit_tvm.errors import BackendUnavailable, PitError, mismatch
+from pit_tvm.errors import PitError
 
 NAMES = ("bert-base", "bert-large", "opt-1.3b", "opt-6.7b", "opt-13b", "opt-13b-step")
 MOST_TFLOPS = 790.0
@@ -334,9 +334,8 @@ def where(script: str, options: argparse.Namespace) -> dict[str, Any]:
     import torch
     import transformers
 
-    if options.device == "cuda" and not torch.cuda.is_available():
-        advice = "--device cpu tries the benchmark without one"
-        raise BackendUnavailable(mismatch(script, "a CUDA device", "none", advice))
+    if options.device == "cuda":
+        require_gpu(script, "--device cpu tries the benchmark without one")
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

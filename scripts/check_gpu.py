@@ -30,11 +30,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from bench_cpu import require
+from needs import require, require_gpu
 from out_paths import new_file
 
 from pit_tvm.cli_options import any_seed, at_least
-from pit_tvm.errors import BackendUnavailable, PitError, mismatch
+from pit_tvm.errors import PitError
 
 if TYPE_CHECKING:
     from check_gpu_values import Checker, Report
@@ -89,13 +89,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def run(options: argparse.Namespace) -> int:
     """Compile and check; the exit status."""
     require("check_gpu", ("torch",), "quickstart")
-    import torch
     from check_gpu_values import Checker
 
     cuda = options.device == "cuda"
-    if cuda and not options.build_only and not torch.cuda.is_available():
-        advice = "--device cpu checks the CPU's operators"
-        raise BackendUnavailable(mismatch("check_gpu", "a CUDA device", "none", advice))
+    if cuda and not options.build_only:
+        require_gpu("check_gpu", "--device cpu checks the CPU's operators")
     checker = Checker(options.device, options.tiles, library=not options.reduced)
     print(f"seed {options.seed}", flush=True)
     if cuda or options.build_only:
@@ -157,7 +155,7 @@ def save(options: argparse.Namespace, reports: dict[str, Report]) -> None:
     write(options.json, json.dumps(document, indent=1, default=sorted) + "\n")
 
 
-def check_runtime(checker: Checker, reduced: bool = False) -> list[str]:
+def check_runtime(checker: Checker, reduced: bool) -> list[str]:
     """Everything but values, one line each; on a CPU only what it has."""
     import check_gpu_runtime as runtime
 

@@ -19,11 +19,11 @@ from typing import Any
 
 import bench_models
 import numpy as np
-from bench_cpu import require
 from check_models_families import FAMILIES, Family
+from needs import require, require_gpu
 
 from pit_tvm.cli_options import any_seed
-from pit_tvm.errors import BackendUnavailable, PitError, mismatch
+from pit_tvm.errors import PitError
 
 LIMITS = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 3e-2}
 BATCHES = ((2, 12), (3, 10), (1, 7), (4, 16))  # the first is the example
@@ -139,19 +139,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         require("check_models", ("torch", "transformers"), "quickstart")
-        check_device(options.device)
+        if options.device == "cuda":
+            require_gpu("--device", "leave it out")
     except PitError as error:
         print(f"check_models: {error}", file=sys.stderr)
         return 2
     return run(options)
-
-
-def check_device(device: str) -> None:
-    """BackendUnavailable for a GPU that is not there."""
-    import torch
-
-    if device == "cuda" and not torch.cuda.is_available():
-        raise BackendUnavailable(mismatch("--device", "a CUDA device", "none", "leave it out"))
 
 
 def run(options: argparse.Namespace) -> int:

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bench_cpu import require
+from needs import require, require_gpu
 
 from pit_tvm.cli_options import any_seed, at_least
-from pit_tvm.errors import BackendUnavailable, PitError, mismatch
+from pit_tvm.errors import PitError
 
 if TYPE_CHECKING:
     import torch
@@ -199,12 +199,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     try:
         require("prune_bert", ("torch",), "quickstart")
-        import torch
         from bench_gpu_measure import GpuSettings
 
-        if options.device == "cuda" and not torch.cuda.is_available():
-            advice = "--device cpu runs without one"
-            raise BackendUnavailable(mismatch("prune_bert", "a CUDA device", "none", advice))
+        if options.device == "cuda":
+            require_gpu("prune_bert", "--device cpu runs without one")
         settings = GpuSettings(options.rounds, options.seed, options.quick, options.device)
         print(HEAD)
         for step in steps(settings, QUICK_SIZES if options.quick else SIZES, options.training):

@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from needs import limit_threads
 from out_paths import out_file, picture
 
 from pit_tvm.cli_options import at_least
@@ -57,9 +58,7 @@ def processor() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the job; the exit status is 1 if a sentence's vector is wrong."""
     options = parse(argv)
-    # Read by the libraries when they are imported, hence before that.
-    for name in ("OMP", "OPENBLAS", "MKL", "TVM"):
-        os.environ[f"{name}_NUM_THREADS"] = str(options.threads)
+    limit_threads(options.threads)
     import quickstart_data as data
     import torch
 
