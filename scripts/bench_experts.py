@@ -201,7 +201,7 @@ def one_pass(model: Any, ids: Any, kind: tuple[str, bool], train: bool) -> Calla
     return run
 
 
-def experts_error(model: Any, run: Callable[[], Any], train: bool = False) -> float:
+def experts_error(model: Any, run: Callable[[], Any], train: bool) -> float:
     """Deviation of the first layer's experts from float64 on some of the tokens that they get in a
     forward pass, and with ``train`` of the gradients of their weights; infinite for NaN."""
     import torch

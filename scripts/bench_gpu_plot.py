@@ -48,8 +48,8 @@ DRAWN = (
 FACTS = {"predicted_us": "predicted", "floor_us": "floor"}
 
 
-def plot_file(path: Path, folder: Path | None = None) -> list[Path]:
-    """Draw every suite of a saved run into ``folder`` (None: where the file is).
+def plot_file(path: Path) -> list[Path]:
+    """Draw every suite of a saved run beside its file.
 
     Raises
     ------
@@ -63,16 +63,14 @@ def plot_file(path: Path, folder: Path | None = None) -> list[Path]:
         expected = "a file that bench_gpu.py --json wrote"
         raise ShapeError(mismatch("--plot", expected, f"{path}: {error}")) from error
     where = f"{document.get('device', '')}, {document.get('date', '')[:10]}"
-    folder = folder or path.parent
     pictures = []
     for name, suite in suites.items():
         rows = [row for row in suite["rows"] if "failed" not in row["facts"]]
-        pictures += _pictures(folder, name, rows, where) if rows else []
+        pictures += _pictures(path.parent, name, rows, where) if rows else []
     return pictures
 
 
 def _pictures(folder: Path, name: str, rows: Sequence[Mapping[str, Any]], where: str) -> list[Path]:
-    folder.mkdir(parents=True, exist_ok=True)
     drawn = [_plot(folder, name, rows, where)]
     if name in CURVES:
         drawn.append(folder / f"{name}_lines.png")
