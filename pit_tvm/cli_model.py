@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .cli_options import MOST, at_least, in_memory, is_there
+from .cli_options import at_least, in_memory, is_there
 from .errors import ShapeError, TileNotFound, UnsupportedTarget, mismatch
-from .structs import TileTask
+from .structs import MOST_EXTENT, TileTask
 from .target import TargetInfo, resolve_target
 from .tile_db.store import TileStore
 
@@ -152,8 +152,8 @@ def _batch(args: argparse.Namespace, longest: int | None) -> tuple[list[int], in
         if not 0.0 <= fill <= 1.0 or sequences < 1:
             expected = "a share of 0 to 1, and at least one sequence"
             raise ShapeError(mismatch("--fill, --batch", expected, (fill, sequences)))
-        if sequences * padded > MOST:
-            expected = f"at most {MOST} tokens in all"
+        if sequences * padded > MOST_EXTENT:
+            expected = f"at most {MOST_EXTENT} tokens in all"
             raise ShapeError(mismatch("--batch, --padded", expected, sequences * padded))
         rng = np.random.default_rng(args.seed)
         with in_memory("--batch"):

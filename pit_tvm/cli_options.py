@@ -17,10 +17,10 @@ from .structs import MOST_EXTENT
 if TYPE_CHECKING:
     from .runtime.kernel_cache import KernelCache
 
-MOST = MOST_EXTENT
 _MOST_ELEMENTS = 2**40  # of a matrix: far above any memory, and far below where numpy overflows
 _MOST_DIGITS = 100  # Python refuses to read integers of thousands
-# What errors of the library begin with, and the option that gives it: the first one there is.
+# The argument that an error of the library names first, and the options that give it: the error
+# then names the first of these that the subcommand has.
 GIVEN_BY = {
     "activation": ("--activation",),
     "database": ("--database", "--out"),
@@ -36,7 +36,7 @@ GIVEN_BY = {
 }
 
 
-def at_least(least: int, most: int = MOST) -> Callable[[str], int]:
+def at_least(least: int, most: int = MOST_EXTENT) -> Callable[[str], int]:
     """What reads an integer of ``least`` to ``most``, for argparse."""
 
     def integer(text: str) -> int:
@@ -62,14 +62,15 @@ def numbers(text: str, *forms: str) -> tuple[int, ...]:
     Raises
     ------
     argparse.ArgumentTypeError
-        The text has none of the forms, or an integer is above `MOST`.
+        The text has none of the forms, or an integer is above `MOST_EXTENT`.
     """
     for form in forms:
         separator = "," if "," in form else "x"
         found = [_whole(part) for part in text.split(separator)]
         if len(found) == len(form.split(separator)) and min(found) > 0:
-            if max(found) > MOST:
-                raise argparse.ArgumentTypeError(f"expected at most {MOST} each, got {text!r}")
+            if max(found) > MOST_EXTENT:
+                expected = f"expected at most {MOST_EXTENT} each"
+                raise argparse.ArgumentTypeError(f"{expected}, got {text!r}")
             return tuple(found)
     expected = " or ".join(forms)
     raise argparse.ArgumentTypeError(f"expected {expected}, integers of at least 1, got {text!r}")

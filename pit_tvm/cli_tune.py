@@ -160,7 +160,8 @@ def run_tune(args: argparse.Namespace) -> int:
     writable_folder("--out", args.out)
     writable_folder("--work-dir", args.work_dir)
     with ExitStack() as stack:
-        place = stack.enter_context(_cuda(args, target) if target.kind == "cuda" else _host(args))
+        make_place = _cuda if target.kind == "cuda" else _host
+        place = stack.enter_context(make_place(args, target))
         job = _tune_job(args, tasks, target, place)
         with in_memory("--rows" if args.model else "--shape"):
             result = job.run()
@@ -178,7 +179,7 @@ class _Place(NamedTuple):
 
 
 @contextmanager
-def _host(args: argparse.Namespace) -> Iterator[_Place]:
+def _host(args: argparse.Namespace, target: TargetInfo) -> Iterator[_Place]:
     """This machine's CPU, or those behind an RPC tracker."""
     from .tuning.backend import host_backend
     from .tuning.runner import OpenSession, local_session
@@ -189,7 +190,6 @@ def _host(args: argparse.Namespace) -> Iterator[_Place]:
         from .tuning.rpc import rpc_sessions
 
         sessions = rpc_sessions(args.rpc_tracker, args.rpc_key)
-    target = resolve_target(args.target)
     settings = Settings(trials=args.trials, seed=args.seed)
     constants = {"detect_gbps": lambda: _detect_gbps(target)}
     yield _Place(host_backend(sessions), settings, _libraries(), constants)

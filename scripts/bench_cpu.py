@@ -11,18 +11,17 @@ does not change it.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from needs import limit_threads, require
 from out_paths import new_file, picture_folder
-from quickstart import positive
 
-from pit_tvm.cli_options import at_least
-from pit_tvm.errors import BackendUnavailable, PitError, mismatch
+from pit_tvm.cli_options import any_seed, at_least
+from pit_tvm.errors import PitError
 from pit_tvm.target import MOST_THREADS
 
 if TYPE_CHECKING:
@@ -40,8 +39,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--suite", action="append", choices=SUITES, help="repeat for several (default: all)")
-    add("--repeats", type=positive, help=f"turns of each contender (default {REPEATS})")
-    add("--seed", type=int, default=0, help="of the benchmark's own random data (default 0)")
+    add("--repeats", type=at_least(1), help=f"turns of each contender (default {REPEATS})")
+    add("--seed", type=any_seed, default=0, help="of the benchmark's own random data (default 0)")
     threads = at_least(1, MOST_THREADS)
     add("--threads", type=threads, default=len(os.sched_getaffinity(0)), help="default: all")
     add("--quick", action="store_true", help="small sizes, which are held to no target")
@@ -49,20 +48,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--json", type=new_file, metavar="FILE", help="write everything measured to FILE")
     add("--plot", type=picture_folder, metavar="DIR", help="draw one PNG for each suite into DIR")
     options = parser.parse_args(argv)
-    if options.seed < 0:
-        parser.error("--seed must not be negative")
     options.suite = [name for name in SUITES if name in (options.suite or SUITES)]
     options.repeats = options.repeats or (QUICK_REPEATS if options.quick else REPEATS)
     return options
-
-
-def require(option: str, packages: Sequence[str], extra: str) -> None:
-    """Raise BackendUnavailable unless the packages are installed."""
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    if missing:
-        advice = f"pip install 'pit-tvm[{extra}]'"
-        what = f"the packages {', '.join(packages)}"
-        raise BackendUnavailable(mismatch(option, what, f"no {', '.join(missing)}", advice))
 
 
 def measure(suite: Suite, settings: Settings, held_out_only: bool) -> Result:
@@ -82,9 +70,7 @@ def measure(suite: Suite, settings: Settings, held_out_only: bool) -> Result:
 def run(options: argparse.Namespace) -> int:
     """Measure, print and write; the exit status."""
     require("bench_cpu", ("torch", "scipy"), "quickstart")
-    # Read by the libraries when they are imported, hence before that.
-    for name in ("OMP", "OPENBLAS", "MKL", "TVM"):
-        os.environ[f"{name}_NUM_THREADS"] = str(options.threads)
+    limit_threads(options.threads)
     import bench_cpu_report
     import bench_report as report
     import torch

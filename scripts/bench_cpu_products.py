@@ -34,6 +34,7 @@ from bench_rows import (
     Suite,
     Target,
     block_mask,
+    fact,
     fact_column,
     limits,
     time_column,
@@ -91,7 +92,7 @@ def measure_dense(case: Product, settings: Settings) -> Row:
 def dense_targets(rows: Sequence[Row]) -> list[Target]:
     """Every shape reaches its share of the better peer's speed."""
     name = "dense: speed of the best tile over the better of numpy and torch"
-    return limits(rows, name, TILE_SHARE, lambda row: row.facts["share"], at_least=True)
+    return limits(rows, name, TILE_SHARE, fact("share"), at_least=True)
 
 
 def measure_masked(case: Masked, settings: Settings) -> Row:
@@ -133,11 +134,7 @@ def measure_masked(case: Masked, settings: Settings) -> Row:
 
 def masks_targets(rows: Sequence[Row]) -> list[Target]:
     """Speed-ups by share of zeros, and that no pattern is slower than dense."""
-
-    def speedup(row: Row) -> float:
-        return float(row.facts["speedup"])
-
-    targets: list[Target] = []
+    speedup, targets = fact("speedup"), list[Target]()
     for zeros, limit in SPEED_UPS.items():
         chosen = [row for row in rows if row.facts["zeros"] == zeros]
         name = f"masks: speed-up at {100 * zeros:g} % zeros"

@@ -67,14 +67,12 @@ def knows(record: TileRecord, shape: Shape) -> bool:
 
 def plot(folder: Path, result: Result) -> Path:
     """Bars of the medians with their quartiles, as ``<suite>.png``; returns its path."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     rows = result.rows
     names = list(rows[0].stats)
-    figure, axes = pyplot.subplots(figsize=(max(6.0, 0.7 * len(rows)), 4.5), layout="constrained")
+    figure = Figure(figsize=(max(6.0, 0.7 * len(rows)), 4.5), layout="constrained")
+    axes = figure.subplots()
     width = 0.8 / len(names)
     for number, name in enumerate(names):
         stats = [row.stats[name] for row in rows]
@@ -91,5 +89,4 @@ def plot(folder: Path, result: Result) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{result.suite.name}.png"
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)
     return path

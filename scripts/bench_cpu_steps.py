@@ -34,6 +34,7 @@ from bench_rows import (
     Suite,
     Target,
     block_mask,
+    fact,
     fact_column,
     limits,
     time_column,
@@ -185,7 +186,7 @@ def tiny_pattern(
 def call_targets(rows: Sequence[Row]) -> list[Target]:
     """The limit on what a call adds to its kernel, index and selection."""
     name = "call: us of a call without its kernel, index and selection"
-    return limits(rows, name, CALL_US, lambda row: row.facts["overhead_us"], at_least=False)
+    return limits(rows, name, CALL_US, fact("overhead_us"), at_least=False)
 
 
 # --------------------------------------------------------------------------------------------

@@ -31,13 +31,13 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from bench_cpu import require
 from bench_distributed_compare import compare
 from bench_experts import CASES, OURS, THEIRS, ids_of, one_pass, parse_shared, peak_bytes, row_of
 from bench_experts import text as text_of_experts
 from bench_models import measure, where
-from quickstart import positive
+from needs import require
 
+from pit_tvm.cli_options import at_least
 from pit_tvm.errors import BackendUnavailable, PitError, mismatch
 
 NAME = "bench_distributed"
@@ -55,7 +55,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("models", nargs="+", choices=tuple(CASES), metavar="model", help=", ".join(CASES))
     add("--how", nargs="+", choices=WAYS, default=WAYS, help="default: all ways")
-    add("--layers", type=positive, default=2, help="of each model (default 2)")
+    add("--layers", type=at_least(1), default=2, help="of each model (default 2)")
     options = parse_shared(parser, argv)
     options.models = [name for name in CASES if name in options.models]
     options.how = [how for how in WAYS if how in options.how]

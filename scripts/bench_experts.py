@@ -22,7 +22,8 @@ from typing import Any
 
 from bench_models import measure, memory, run
 from out_paths import new_file
-from quickstart import positive
+
+from pit_tvm.cli_options import any_seed, at_least
 
 THEIRS, OURS = "grouped_mm", "pit_tvm"
 ERROR_LIMIT = 2e-2  # of bfloat16, relative to the norm of the exact result
@@ -97,18 +98,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def parse_shared(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line, with what benchmarks of such models have in common."""
     add = parser.add_argument
-    add("--rounds", type=positive, default=20, help="turns of each contender (default 20)")
-    add("--seed", type=int, default=1, help="of the ids (default 1)")
-    add("--batch", type=positive, default=4, help="sequences (default 4)")
-    add("--tokens", type=positive, default=2048, help="of each sequence (default 2048)")
+    add("--rounds", type=at_least(1), default=20, help="turns of each contender (default 20)")
+    add("--seed", type=any_seed, default=1, help="of the ids (default 1)")
+    add("--batch", type=at_least(1), default=4, help="sequences (default 4)")
+    add("--tokens", type=at_least(1), default=2048, help="of each sequence (default 2048)")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run")
     add("--train", action="store_true", help="forward and backward, gradients to all weights")
     add("--quick", action="store_true", help="small models")
     add("--json", type=new_file, metavar="FILE", help="write everything measured to FILE")
-    options = parser.parse_args(argv)
-    if options.seed < 0:
-        parser.error("--seed must not be negative")
-    return options
+    return parser.parse_args(argv)
 
 
 def run_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -203,7 +201,7 @@ def one_pass(model: Any, ids: Any, kind: tuple[str, bool], train: bool) -> Calla
     return run
 
 
-def experts_error(model: Any, run: Callable[[], Any], train: bool = False) -> float:
+def experts_error(model: Any, run: Callable[[], Any], train: bool) -> float:
     """Deviation of the first layer's experts from float64 on some of the tokens that they get in a
     forward pass, and with ``train`` of the gradients of their weights; infinite for NaN."""
     import torch

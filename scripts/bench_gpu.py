@@ -30,11 +30,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench_cpu import require
+from needs import require, require_gpu
 from out_paths import new_file
-from quickstart import positive
 
-from pit_tvm.errors import BackendUnavailable, PitError, ShapeError, mismatch
+from pit_tvm.cli_options import any_seed, at_least
+from pit_tvm.errors import PitError, ShapeError, mismatch
 
 if TYPE_CHECKING:
     from bench_gpu_measure import GpuSettings
@@ -54,27 +54,25 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("suites", nargs="*", metavar="suite", help=f"{', '.join(SUITES)} or all")
-    add("--rounds", type=positive, help=f"turns of each contender (default {ROUNDS})")
-    add("--seed", type=int, default=0, help="of the benchmark's own random data (default 0)")
+    add("--rounds", type=at_least(1), help=f"turns of each contender (default {ROUNDS})")
+    add("--seed", type=any_seed, default=0, help="of the benchmark's own random data (default 0)")
     add("--quick", action="store_true", help="small sizes, which are held to no goal")
     add("--match", default="", metavar="TEXT", help="only rows whose label contains TEXT")
-    add("--tiles", type=positive, default=4, help="tiles of each plan to time (default 4)")
+    add("--tiles", type=at_least(1), default=4, help="tiles of each plan to time (default 4)")
     add("--all-candidates", action="store_true", help="time every candidate of plans, and no peers")
     sustained = "time each contender alone, after so long under load (default: in turns)"
-    add("--sustained", type=positive, default=0, metavar="MS", help=sustained)
+    add("--sustained", type=at_least(1), default=0, metavar="MS", help=sustained)
     add("--json", type=new_file, metavar="FILE", help="write everything measured to FILE")
     add("--plot", type=Path, metavar="FILE", help="draw the suites of a saved FILE beside it")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run without a GPU")
     add("--build-only", action="store_true", help="compile the kernels; needs nvcc, and no GPU")
-    add("--jobs", type=positive, help="processes that compile kernels (default: all processors)")
+    add("--jobs", type=at_least(1), help="processes that compile kernels (default: all processors)")
     options = parser.parse_args(argv)
     named = list(SUITES) if "all" in options.suites else options.suites
     if set(named) - set(SUITES):
         parser.error(f"suites are {', '.join(SUITES)} and all, not {sorted(set(named))}")
     if not named and not options.plot:
         parser.error("name a suite, or all, or a file to --plot")
-    if options.seed < 0:
-        parser.error("--seed must not be negative")
     options.suites = [name for name in SUITES if name in named]
     options.rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
     return options
@@ -104,7 +102,6 @@ def build(options: argparse.Namespace, settings: GpuSettings) -> None:
 def run(options: argparse.Namespace) -> int:
     """Compile, measure, print and write; the exit status."""
     require("bench_gpu", ("torch",), "quickstart")
-    import torch
     from bench_gpu_measure import GpuSettings
 
     cuda = options.device == "cuda"
@@ -116,9 +113,8 @@ def run(options: argparse.Namespace) -> int:
         tiles=options.tiles,
         sustained=options.sustained,
     )
-    if cuda and not options.build_only and not torch.cuda.is_available():
-        advice = "--device cpu tries the benchmark without one"
-        raise BackendUnavailable(mismatch("bench_gpu", "a CUDA device", "none", advice))
+    if cuda and not options.build_only:
+        require_gpu("bench_gpu", "--device cpu tries the benchmark without one")
     if cuda or options.build_only:
         build(options, settings)
     return 0 if options.build_only else measure(options, settings)

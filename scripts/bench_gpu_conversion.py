@@ -22,7 +22,7 @@ from bench_gpu_cases import QUICK
 from bench_gpu_index import block_masker, compared, index_columns, same_lists
 from bench_gpu_measure import Contender, GpuSettings, fresh_memory, on
 from bench_gpu_pit import block_mapper, detection
-from bench_rows import Array, Row, Suite, Target, block_mask, limits
+from bench_rows import Array, Row, Suite, Target, block_mask, fact, limits
 
 import pit_tvm
 from pit_tvm.reference.index import index_lists
@@ -143,13 +143,10 @@ def conversion_targets(rows: Sequence[Row]) -> list[Target]:
     """The limit on the least speed-up over each peer."""
     made = []
     for peer in ("csr", "bsr", "blocks"):
-        here = [row for row in rows if f"over_{peer}" in row.facts]
-        made += limits(here, f"conversion: over {peer}", SPEED_UP, _over(peer), at_least=True)
+        over = f"over_{peer}"
+        here = [row for row in rows if over in row.facts]
+        made += limits(here, f"conversion: over {peer}", SPEED_UP, fact(over), at_least=True)
     return made
-
-
-def _over(peer: str) -> Callable[[Row], float]:
-    return lambda row: float(row.facts[f"over_{peer}"])
 
 
 def conversion_suite() -> Suite:

@@ -48,14 +48,12 @@ def lines(
 
 def plot_curves(path: Path, rows: Sequence[Mapping[str, Any]], curves: Curves, title: str) -> None:
     """Draw the lines of a suite's rows into ``path``."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     drawn = lines(rows, curves)
     columns = 1 + len(drawn) // MOST_NAMES
-    figure, axes = pyplot.subplots(figsize=(8.0 + 3.0 * columns, 5.0), layout="constrained")
+    figure = Figure(figsize=(8.0 + 3.0 * columns, 5.0), layout="constrained")
+    axes = figure.subplots()
     for number, (name, points) in enumerate(drawn.items()):
         xs, ys = zip(*points, strict=True)
         axes.plot(xs, ys, marker=MARKS[number % len(MARKS)], markersize=4, label=name)
@@ -70,4 +68,3 @@ def plot_curves(path: Path, rows: Sequence[Mapping[str, Any]], curves: Curves, t
     axes.set_title(title, fontsize=9)
     axes.legend(fontsize=6, ncols=columns, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)

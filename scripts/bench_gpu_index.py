@@ -25,6 +25,7 @@ from bench_rows import (
     Suite,
     Target,
     block_mask,
+    fact,
     fact_column,
     limits,
     time_column,
@@ -124,9 +125,6 @@ def index_targets(rows: Sequence[Row]) -> list[Target]:
     def us(row: Row) -> float:
         return row.us("pit")
 
-    def over(name: str) -> Callable[[Row], float]:
-        return lambda row: float(row.facts[f"over_{name}"])
-
     def fine(row: Row) -> bool:
         return row.facts["grain"] == [32, 1]
 
@@ -139,13 +137,18 @@ def index_targets(rows: Sequence[Row]) -> list[Target]:
         *limits(rows, "index: us, mask at 32x1", MASK_US, us, at_least=False, only=fine),
         *limits(ids, "index: us, expert ids", IDS_US, us, at_least=False),
         *limits(
-            masks, "index: over to_sparse_csr", CSR_SPEED_UP, over("csr"), at_least=True, only=fine
+            masks,
+            "index: over to_sparse_csr",
+            CSR_SPEED_UP,
+            fact("over_csr"),
+            at_least=True,
+            only=fine,
         ),
         *limits(
             masks,
             "index: over create_block_mask",
             BLOCKS_SPEED_UP,
-            over("blocks"),
+            fact("over_blocks"),
             at_least=True,
             only=fine,
         ),

@@ -17,7 +17,7 @@ output, index and both intermediate results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,7 @@ from bench_gpu_measure import (
 from bench_gpu_moe import ROWS, floor_us
 from bench_gpu_pit import detection, detector
 from bench_gpu_rivals import RIVALS, LayerData, Run, activate, rivals_of, torch_peers
-from bench_rows import Column, Row, Suite, Target, fact_column, limits, time_column
+from bench_rows import Column, Row, Suite, Target, fact, fact_column, limits, time_column
 
 import pit_tvm
 from pit_tvm.torch import moe_feed_forward
@@ -167,10 +167,6 @@ def _ratios(row: Row, case: Layer) -> dict[str, Any]:
 
 def layer_targets(rows: Sequence[Row]) -> list[Target]:
     """The layer is no slower than with ``_grouped_mm``, nor than the best of the rivals there."""
-
-    def fact(name: str) -> Callable[[Row], float]:
-        return lambda row: float(row.facts[name])
-
     with_rivals = [row for row in rows if row.facts["over_rival"] is not None]
     return [
         *limits(rows, "layer: over _grouped_mm", 1.0, fact("over_grouped"), at_least=True),
@@ -180,14 +176,6 @@ def layer_targets(rows: Sequence[Row]) -> list[Target]:
 
 def layer_suite() -> Suite:
     """Whole layers of experts."""
-
-    def fact_if(heading: str, name: str) -> Column:
-        def text(row: Row) -> str:
-            value = row.facts.get(name)
-            return "-" if value is None else f"{value:.2f}"
-
-        return Column(heading, text)
-
     return Suite(
         name="layer",
         title="whole layer of experts, gate given (experts, activation, routing); us",
@@ -198,10 +186,10 @@ def layer_suite() -> Suite:
             fact_column("predict", "predicted_us", ".1f"),
             fact_column("floor", "floor_us", ".1f"),
             fact_column("x floor", "over_floor", ".2f"),
-            fact_if("/grouped", "over_grouped"),
-            fact_if("/loop", "over_loop"),
-            fact_if("/rival", "over_rival"),
-            fact_if("memory", "memory"),
+            fact_column("/grouped", "over_grouped", ".2f"),
+            fact_column("/loop", "over_loop", ".2f"),
+            fact_column("/rival", "over_rival", ".2f"),
+            fact_column("memory", "memory", ".2f"),
             Column("errors", lambda row: f"{row.error:.1f}"),
         ),
         targets=layer_targets,

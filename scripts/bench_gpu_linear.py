@@ -36,7 +36,7 @@ from bench_gpu_measure import (
     rounding_error,
 )
 from bench_gpu_pit import Pit, detection, operator_of, plan_facts
-from bench_rows import Column, Row, Suite, Target, fact_column, limits, time_column
+from bench_rows import Column, Row, Suite, Target, fact, fact_column, limits, time_column
 
 import pit_tvm
 from pit_tvm.structs import MicroTile, SparsitySpec
@@ -173,9 +173,6 @@ def _ratios(row: Row, case: Linear) -> dict[str, Any]:
 
 def linear_targets(rows: Sequence[Row]) -> list[Target]:
     """The issue's limits for the m axis."""
-
-    def fact(name: str) -> Callable[[Row], float]:
-        return lambda row: float(row.facts[name])
 
     def large(row: Row) -> bool:
         return row.facts["live"] >= LARGE_ROWS and min(row.facts["sizes"][1:]) >= LARGE_SIZE

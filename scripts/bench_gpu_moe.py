@@ -37,7 +37,7 @@ from bench_gpu_measure import (
 )
 from bench_gpu_pit import Pit, detection, operator_of, plan_facts
 from bench_gpu_rivals import sort_ids
-from bench_rows import Column, Row, Suite, Target, fact_column, limits, time_column
+from bench_rows import Column, Row, Suite, Target, fact, fact_column, limits, time_column
 
 import pit_tvm
 
@@ -174,9 +174,6 @@ def _ratios(row: Row, case: Moe) -> dict[str, Any]:
 
 def moe_targets(rows: Sequence[Row]) -> list[Target]:
     """The issue's limits for mixtures of experts."""
-
-    def fact(name: str) -> Callable[[Row], float]:
-        return lambda row: float(row.facts[name])
 
     def of(*sizes: tuple[int, int]) -> Callable[[Row], bool]:
         return lambda row: tuple(row.facts["sizes"][:2]) in sizes

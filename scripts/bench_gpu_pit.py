@@ -176,12 +176,12 @@ def indexing(settings: GpuSettings, pit: Pit) -> Callable[[], Any]:
     return detection(settings, Mask(), mask, mask.shape, internals(made).form.route.micro_tile)
 
 
-def plan_facts(plan: Plan, others: Others | None = None) -> dict[str, Any]:
+def plan_facts(plan: Plan, others: Others) -> dict[str, Any]:
     """What ran, and what was predicted of it and of ``others``."""
     return {
         "predicted_us": plan.choice.cost_us,
         "parts_us": dict(plan.choice.parts),
         "kernel": str(plan.choice),
         "tuned": plan.tuned,
-        "others": {name: [str(c), c.cost_us] for name, (c, _) in (others or {}).items()},
+        "others": {name: [str(c), c.cost_us] for name, (c, _) in others.items()},
     }

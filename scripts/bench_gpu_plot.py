@@ -48,8 +48,8 @@ DRAWN = (
 FACTS = {"predicted_us": "predicted", "floor_us": "floor"}
 
 
-def plot_file(path: Path, folder: Path | None = None) -> list[Path]:
-    """Draw every suite of a saved run into ``folder`` (None: where the file is).
+def plot_file(path: Path) -> list[Path]:
+    """Draw every suite of a saved run beside its file.
 
     Raises
     ------
@@ -63,16 +63,14 @@ def plot_file(path: Path, folder: Path | None = None) -> list[Path]:
         expected = "a file that bench_gpu.py --json wrote"
         raise ShapeError(mismatch("--plot", expected, f"{path}: {error}")) from error
     where = f"{document.get('device', '')}, {document.get('date', '')[:10]}"
-    folder = folder or path.parent
     pictures = []
     for name, suite in suites.items():
         rows = [row for row in suite["rows"] if "failed" not in row["facts"]]
-        pictures += _pictures(folder, name, rows, where) if rows else []
+        pictures += _pictures(path.parent, name, rows, where) if rows else []
     return pictures
 
 
 def _pictures(folder: Path, name: str, rows: Sequence[Mapping[str, Any]], where: str) -> list[Path]:
-    folder.mkdir(parents=True, exist_ok=True)
     drawn = [_plot(folder, name, rows, where)]
     if name in CURVES:
         drawn.append(folder / f"{name}_lines.png")
@@ -95,13 +93,11 @@ def series(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
 
 
 def _plot(folder: Path, name: str, rows: Sequence[Mapping[str, Any]], where: str) -> Path:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     extent = (9.0, 1.5 + 0.22 * len(rows))
-    figure, axes = pyplot.subplots(figsize=extent, layout="constrained")
+    figure = Figure(figsize=extent, layout="constrained")
+    axes = figure.subplots()
     for number, (label, values) in enumerate(series(rows).items()):
         known = [(value, at) for at, value in enumerate(values) if value]
         size, order = (6, 3) if label == "pit" else (4, 2)
@@ -117,5 +113,4 @@ def _plot(folder: Path, name: str, rows: Sequence[Mapping[str, Any]], where: str
     axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     path = folder / f"{name}.png"
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)
     return path

@@ -42,7 +42,7 @@ from bench_gpu_measure import (
     rounding_error,
 )
 from bench_gpu_training_experts import Tensors, make_experts, step_of, steps, wanted
-from bench_rows import Column, Row, Suite, Target, fact_column, limits, time_column
+from bench_rows import Column, Row, Suite, Target, fact, fact_column, limits, time_column
 from torch.nn import functional
 
 from pit_tvm.torch import linear_rows
@@ -224,29 +224,17 @@ def _ratios(row: Row) -> dict[str, Any]:
 def training_targets(rows: Sequence[Row]) -> list[Target]:
     """No step is slower than one that gathers rows, or than one with ``_grouped_mm``."""
     targets = []
-    for fact, name, goal in (
+    for ratio, name, goal in (
         ("over_gathered", "training: linear layers, over gathered rows", GATHERED_SPEED_UP),
         ("over_grouped", "training: layers of experts, over _grouped_mm", GROUPED_SPEED_UP),
     ):
-        some = [row for row in rows if fact in row.facts]
-        value = _fact(fact)
-        targets += limits(some, name, goal, value, at_least=True)
+        some = [row for row in rows if ratio in row.facts]
+        targets += limits(some, name, goal, fact(ratio), at_least=True)
     return targets
-
-
-def _fact(name: str) -> Callable[[Row], float]:
-    return lambda row: float(row.facts[name])
 
 
 def training_suite() -> Suite:
     """Steps of linear layers and of layers of experts."""
-
-    def fact_if(heading: str, name: str) -> Column:
-        def text(row: Row) -> str:
-            return f"{row.facts[name]:.2f}" if name in row.facts else "-"
-
-        return Column(heading, text)
-
     names = ("dense", "gathered", "packed", "grouped", "loop", "pit", "compiled")
     return Suite(
         name="training",
@@ -254,10 +242,10 @@ def training_suite() -> Suite:
         cases=list_training,
         measure=measure_training,
         columns=(
-            fact_if("live", "fill"),
+            fact_column("live", "fill", ".2f"),
             *(time_column(name, name, 1) for name in names),
-            *(fact_if(f"/{name}", f"over_{name}") for name in PEERS),
-            fact_if("/packed", "of_packed"),
+            *(fact_column(f"/{name}", f"over_{name}", ".2f") for name in PEERS),
+            fact_column("/packed", "of_packed", ".2f"),
             fact_column("TFLOP/s", "tflops", ".0f"),
             Column("errors", lambda row: f"{row.error:.1f}"),
         ),

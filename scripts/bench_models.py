@@ -22,11 +22,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench_cpu import require
+from needs import require, require_gpu
 from out_paths import new_file, picture
-from quickstart import positive
 
-from pit_tvm.errors import BackendUnavailable, PitError, mismatch
+from pit_tvm.cli_options import any_seed, at_least
+from pit_tvm.errors import PitError
 
 NAMES = ("bert-base", "bert-large", "opt-1.3b", "opt-6.7b", "opt-13b", "opt-13b-step")
 MOST_TFLOPS = 790.0
@@ -46,8 +46,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("models", nargs="+", choices=(*NAMES, "all"), metavar="model", help=f"{', '.join(NAMES)}")
-    add("--rounds", type=positive, default=20, help="turns of each contender (default 20)")
-    add("--seed", type=int, default=1, help="of lengths and ids (default 1)")
+    add("--rounds", type=at_least(1), default=20, help="turns of each contender (default 20)")
+    add("--seed", type=any_seed, default=1, help="of lengths and ids (default 1)")
     add("--dtype", choices=("float16", "bfloat16"), default="float16", help="on a GPU")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run in float32")
     add("--quick", action="store_true", help="small models, which are held to no goal")
@@ -55,8 +55,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--json", type=new_file, metavar="FILE", help="write everything measured to FILE")
     add("--plot", type=picture, metavar="PNG", help="draw how many times faster than torch each is")
     options = parser.parse_args(argv)
-    if options.seed < 0:
-        parser.error("--seed must not be negative")
     options.models = [n for n in NAMES if n in options.models or "all" in options.models]
     return options
 
@@ -266,13 +264,11 @@ def text(row: Mapping[str, Any]) -> str:
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Bars: times faster than each contender."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     names = list(dict.fromkeys(name for row in rows for name in row["ratio"]))
-    figure, axes = pyplot.subplots(figsize=(2 + 1.6 * len(rows), 4), layout="constrained")
+    figure = Figure(figsize=(2 + 1.6 * len(rows), 4), layout="constrained")
+    axes = figure.subplots()
     width = 0.8 / len(names)
     for number, name in enumerate(names):
         found = [(at, row["ratio"][name]) for at, row in enumerate(rows) if name in row["ratio"]]
@@ -283,7 +279,6 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     axes.set_ylabel("times faster")
     axes.legend()
     figure.savefig(path)
-    pyplot.close(figure)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -339,9 +334,8 @@ def where(script: str, options: argparse.Namespace) -> dict[str, Any]:
     import torch
     import transformers
 
-    if options.device == "cuda" and not torch.cuda.is_available():
-        advice = "--device cpu tries the benchmark without one"
-        raise BackendUnavailable(mismatch(script, "a CUDA device", "none", advice))
+    if options.device == "cuda":
+        require_gpu(script, "--device cpu tries the benchmark without one")
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

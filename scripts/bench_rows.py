@@ -140,9 +140,19 @@ def time_column(heading: str, contender: str, unit: float = 1e3) -> Column:
     return Column(heading, text)
 
 
-def fact_column(heading: str, fact: str, form: str = "") -> Column:
-    """A fact, formatted by ``form``."""
-    return Column(heading, lambda row: format(row.facts[fact], form))
+def fact_column(heading: str, name: str, form: str = "") -> Column:
+    """A fact, formatted by ``form``; "-" where there is none."""
+
+    def text(row: Row) -> str:
+        value = row.facts.get(name)
+        return "-" if value is None else format(value, form)
+
+    return Column(heading, text)
+
+
+def fact(name: str) -> Callable[[Row], float]:
+    """A fact of a row, as `limits` wants it."""
+    return lambda row: float(row.facts[name])
 
 
 def limits(
@@ -172,11 +182,7 @@ def over_dense(
 ) -> list[Target]:
     """Goals for the fact ``over_dense``: name, limit and rows of each, and a limit for all rows,
     whose name is ``every``."""
-
-    def over(row: Row) -> float:
-        return float(row.facts["over_dense"])
-
-    targets = []
+    over, targets = fact("over_dense"), []
     for name, goal, here in goals:
         targets += limits(rows, name, goal, over, at_least=True, only=here)
     return [*targets, *limits(rows, every, never_below, over, at_least=True)]

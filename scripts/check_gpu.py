@@ -30,11 +30,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from bench_cpu import require
+from needs import require, require_gpu
 from out_paths import new_file
-from quickstart import positive
 
-from pit_tvm.errors import BackendUnavailable, PitError, mismatch
+from pit_tvm.cli_options import any_seed, at_least
+from pit_tvm.errors import PitError
 
 if TYPE_CHECKING:
     from check_gpu_values import Checker, Report
@@ -64,26 +64,24 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--count", type=positive, default=COUNT, help=f"cases of a family (default {COUNT})")
-    add("--seed", type=int, help="of the random cases (default: a new one, which is printed)")
+    add("--count", type=at_least(1), default=COUNT, help=f"cases of a family (default {COUNT})")
+    add("--seed", type=any_seed, help="of the random cases (default: a new one, which is printed)")
     add("--family", action="append", choices=FAMILIES, help="repeat for several (default: all)")
     add("--case", type=int, metavar="NUMBER", help="one case of a seed again, and nothing else")
     tiles = "tiles of operators over rows with an epilogue, of grids and general ones (default 2)"
-    add("--tiles", type=positive, default=2, help=tiles)
+    add("--tiles", type=at_least(1), default=2, help=tiles)
     add("--reduced", action="store_true", help="few cases, and streams: for compute-sanitizer")
     add("--only", choices=("values", "runtime"), help="half of the checks")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: the CPU's operators")
     add("--build-only", action="store_true", help="compile the kernels; needs nvcc, and no GPU")
     add("--json", type=new_file, help="write the cases of every family to this file too")
-    add("--jobs", type=positive, help="processes that compile kernels (default: all processors)")
+    add("--jobs", type=at_least(1), help="processes that compile kernels (default: all processors)")
     options = parser.parse_args(argv)
     if options.case is not None and options.seed is None:
         parser.error("--case needs the --seed that it was found with")
     if options.reduced:
         options.tiles = 1
     options.seed = secrets.randbelow(2**31) if options.seed is None else options.seed
-    if options.seed < 0:
-        parser.error("--seed must not be negative")
     options.family = [name for name in FAMILIES if name in (options.family or FAMILIES)]
     return options
 
@@ -91,13 +89,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def run(options: argparse.Namespace) -> int:
     """Compile and check; the exit status."""
     require("check_gpu", ("torch",), "quickstart")
-    import torch
     from check_gpu_values import Checker
 
     cuda = options.device == "cuda"
-    if cuda and not options.build_only and not torch.cuda.is_available():
-        advice = "--device cpu checks the CPU's operators"
-        raise BackendUnavailable(mismatch("check_gpu", "a CUDA device", "none", advice))
+    if cuda and not options.build_only:
+        require_gpu("check_gpu", "--device cpu checks the CPU's operators")
     checker = Checker(options.device, options.tiles, library=not options.reduced)
     print(f"seed {options.seed}", flush=True)
     if cuda or options.build_only:
@@ -159,7 +155,7 @@ def save(options: argparse.Namespace, reports: dict[str, Report]) -> None:
     write(options.json, json.dumps(document, indent=1, default=sorted) + "\n")
 
 
-def check_runtime(checker: Checker, reduced: bool = False) -> list[str]:
+def check_runtime(checker: Checker, reduced: bool) -> list[str]:
     """Everything but values, one line each; on a CPU only what it has."""
     import check_gpu_runtime as runtime
 

@@ -19,10 +19,11 @@ from typing import Any
 
 import bench_models
 import numpy as np
-from bench_cpu import require
 from check_models_families import FAMILIES, Family
+from needs import require, require_gpu
 
-from pit_tvm.errors import BackendUnavailable, PitError, mismatch
+from pit_tvm.cli_options import any_seed
+from pit_tvm.errors import PitError
 
 LIMITS = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 3e-2}
 BATCHES = ((2, 12), (3, 10), (1, 7), (4, 16))  # the first is the example
@@ -50,13 +51,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--match", default="", metavar="TEXT", help="only families whose name contains TEXT")
-    add("--seed", type=int, default=0, help="of weights and batches (default 0)")
+    add("--seed", type=any_seed, default=0, help="of weights and batches (default 0)")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="where models run (default cpu)")
     add("--dtype", choices=tuple(LIMITS), default="float32", help="of weights (default float32)")
     add("--list", action="store_true", help="print the names and do nothing else")
     options = parser.parse_args(argv)
-    if options.seed < 0:
-        parser.error("--seed must not be negative")
     options.families = {n: f for n, f in FAMILIES.items() if options.match in n}
     if not options.families:
         parser.error(f"no family's name contains {options.match!r}; --list prints them")
@@ -140,19 +139,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         require("check_models", ("torch", "transformers"), "quickstart")
-        check_device(options.device)
+        if options.device == "cuda":
+            require_gpu("--device", "leave it out")
     except PitError as error:
         print(f"check_models: {error}", file=sys.stderr)
         return 2
     return run(options)
-
-
-def check_device(device: str) -> None:
-    """BackendUnavailable for a GPU that is not there."""
-    import torch
-
-    if device == "cuda" and not torch.cuda.is_available():
-        raise BackendUnavailable(mismatch("--device", "a CUDA device", "none", "leave it out"))
 
 
 def run(options: argparse.Namespace) -> int:

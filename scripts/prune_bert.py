@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bench_cpu import require
-from quickstart import positive
+from needs import require, require_gpu
 
-from pit_tvm.errors import BackendUnavailable, PitError, mismatch
+from pit_tvm.cli_options import any_seed, at_least
+from pit_tvm.errors import PitError
 
 if TYPE_CHECKING:
     import torch
@@ -68,14 +68,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--training", type=positive, help=f"updates between steps (default {TRAINING})")
-    add("--rounds", type=positive, default=10, help="turns that are timed (default 10)")
-    add("--seed", type=int, default=0, help="of weights and inputs (default 0)")
+    add("--training", type=at_least(1), help=f"updates between steps (default {TRAINING})")
+    add("--rounds", type=at_least(1), default=10, help="turns that are timed (default 10)")
+    add("--seed", type=any_seed, default=0, help="of weights and inputs (default 0)")
     add("--quick", action="store_true", help="small sizes")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: without a GPU")
     options = parser.parse_args(argv)
-    if options.seed < 0:
-        parser.error("--seed must not be negative")
     options.training = options.training or (QUICK_TRAINING if options.quick else TRAINING)
     return options
 
@@ -201,12 +199,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     try:
         require("prune_bert", ("torch",), "quickstart")
-        import torch
         from bench_gpu_measure import GpuSettings
 
-        if options.device == "cuda" and not torch.cuda.is_available():
-            advice = "--device cpu runs without one"
-            raise BackendUnavailable(mismatch("prune_bert", "a CUDA device", "none", advice))
+        if options.device == "cuda":
+            require_gpu("prune_bert", "--device cpu runs without one")
         settings = GpuSettings(options.rounds, options.seed, options.quick, options.device)
         print(HEAD)
         for step in steps(settings, QUICK_SIZES if options.quick else SIZES, options.training):

@@ -16,29 +16,24 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from needs import limit_threads
 from out_paths import out_file, picture
+
+from pit_tvm.cli_options import at_least
 
 LEAST_COSINE = 0.99999
 QUERIES = 3
-
-
-def positive(text: str) -> int:
-    """An integer of at least 1, for argparse."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, got {value}")
-    return value
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     add = parser.add_argument
-    add("--sentences", type=positive, default=1024, help="sentences in all (default 1024)")
-    add("--batch", type=positive, default=32, help="sentences of one batch (default 32)")
-    add("--rounds", type=positive, default=5, help="measured passes over all (default 5)")
+    add("--sentences", type=at_least(1), default=1024, help="sentences in all (default 1024)")
+    add("--batch", type=at_least(1), default=32, help="sentences of one batch (default 32)")
+    add("--rounds", type=at_least(1), default=5, help="measured passes over all (default 5)")
     add("--seconds", type=float, default=60, help="begin no more rounds after these (default 60)")
-    add("--threads", type=positive, default=len(os.sched_getaffinity(0)), help="default: all")
+    add("--threads", type=at_least(1), default=len(os.sched_getaffinity(0)), help="default: all")
     add("--seed", type=int, default=0, help="chooses the sentences (default 0)")
     add("--no-torch-compile", action="store_true", help="leave torch.compile out")
     add("--plot", type=picture, metavar="PNG", help="also draw time against fill")
@@ -63,9 +58,7 @@ def processor() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the job; the exit status is 1 if a sentence's vector is wrong."""
     options = parse(argv)
-    # Read by the libraries when they are imported, hence before that.
-    for name in ("OMP", "OPENBLAS", "MKL", "TVM"):
-        os.environ[f"{name}_NUM_THREADS"] = str(options.threads)
+    limit_threads(options.threads)
     import quickstart_data as data
     import torch
 

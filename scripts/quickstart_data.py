@@ -120,7 +120,7 @@ def split_sentences(text: str) -> list[str]:
     return kept
 
 
-def load_sentences(count: int = MIN_POOL, seed: int = 0) -> list[str]:
+def load_sentences(count: int, seed: int = 0) -> list[str]:
     """``count`` different sentences, the same on every call on one machine.
 
     They are ordered by a hash of seed and text: a fair sample that few new texts hardly change.
@@ -152,20 +152,20 @@ class Batch:
         return float(self.mask.float().mean())
 
 
-def tokenise(sentences: list[str], max_len: int = MAX_LEN) -> tuple[torch.Tensor, torch.Tensor]:
-    """Word pieces of the model's vocabulary, with [CLS] and [SEP], cut and padded to ``max_len``.
+def tokenise(sentences: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Word pieces of the model's vocabulary, with [CLS] and [SEP], cut and padded to `MAX_LEN`.
 
-    Returns int64 ids and mask ``[sentences, max_len]``.
+    Returns int64 ids and mask ``[sentences, MAX_LEN]``.
     """
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(model_dir() / "tokenizer.json"))
-    tokenizer.enable_truncation(max_len)
-    tokenizer.enable_padding(length=max_len)
+    tokenizer.enable_truncation(MAX_LEN)
+    tokenizer.enable_padding(length=MAX_LEN)
     encoded = tokenizer.encode_batch(sentences)
     ids = torch.tensor([e.ids for e in encoded], dtype=torch.int64)
     mask = torch.tensor([e.attention_mask for e in encoded], dtype=torch.int64)
-    return ids.reshape(-1, max_len), mask.reshape(-1, max_len)
+    return ids.reshape(-1, MAX_LEN), mask.reshape(-1, MAX_LEN)
 
 
 def in_order(ids: torch.Tensor, mask: torch.Tensor, batch: int) -> list[Batch]:

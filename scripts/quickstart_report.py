@@ -80,12 +80,10 @@ def times_by_fill(
 
 def plot(path: str | Path, points: Mapping[str, Sequence[tuple[float, float]]], batch: int) -> None:
     """Time of a batch against its fill, written as PNG to ``path``."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
     for name, found in points.items():
         axes.plot(*zip(*found, strict=True), marker="o", markersize=3, label=name)
     axes.set_xlabel("share of tokens that live")

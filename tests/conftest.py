@@ -49,6 +49,14 @@ def cache() -> KernelCache:
 
 
 @pytest.fixture
+def rng() -> np.random.Generator:
+    """Fresh random numbers; pytest shows the seed of a test that fails."""
+    seed = int(np.random.default_rng().integers(2**32))
+    print(f"seed {seed}")
+    return np.random.default_rng(seed)
+
+
+@pytest.fixture
 def poisoned() -> Callable[..., np.ndarray]:
     """Makes outputs that show what was not written: ``poisoned(shape, dtype)``.
 

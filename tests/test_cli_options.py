@@ -16,8 +16,9 @@ import pytest
 
 from pit_tvm.cli import main, make_parser
 from pit_tvm.cli_build import _counting
-from pit_tvm.cli_options import GIVEN_BY, MOST, as_typed
+from pit_tvm.cli_options import GIVEN_BY, as_typed
 from pit_tvm.runtime.kernel_cache import CacheStats
+from pit_tvm.structs import MOST_EXTENT
 from pit_tvm.target import resolve_target
 
 HUGE, DIGITS = str(10**30), "9" * 5000
@@ -55,7 +56,7 @@ def test_sizes_that_no_product_has(
 def test_matrices_that_no_memory_holds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = refusal(capsys, "explain", "--shape", f"{MOST},{MOST},8")
+    line = refusal(capsys, "explain", "--shape", f"{MOST_EXTENT},{MOST_EXTENT},8")
     assert "argument --shape: expected matrices of at most" in line
 
     def full(args: Any) -> None:
@@ -101,7 +102,7 @@ def test_ports_that_no_tracker_has(port: str, capsys: pytest.CaptureFixture[str]
 def test_seeds_may_be_large_and_blocks_larger_than_the_matrix(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["explain", *SHAPE, "--seed", HUGE, "--mask", f"{MOST}x1"]) == 0
+    assert main(["explain", *SHAPE, "--seed", HUGE, "--mask", f"{MOST_EXTENT}x1"]) == 0
     assert "candidate" in capsys.readouterr().out
 
 

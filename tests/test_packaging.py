@@ -62,9 +62,9 @@ def run(*command: str | Path, cwd: Path, path: str = "") -> str:
     return done.stdout
 
 
-def pip(*arguments: str | Path, cwd: Path, path: str = "", python: str = sys.executable) -> None:
+def pip(*arguments: str | Path, cwd: Path, python: str = sys.executable) -> None:
     """pip without network: the build backend and all dependencies are installed already."""
-    run(python, "-m", "pip", *arguments, "--quiet", "--no-deps", cwd=cwd, path=path)
+    run(python, "-m", "pip", *arguments, "--quiet", "--no-deps", cwd=cwd)
 
 
 def build_wheel(source: Path, into: Path) -> Path:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import reduce
-from operator import mul
+from math import prod
 
 from tvm import relax, sym, tirx
 from tvm.ir import prim
@@ -52,6 +51,6 @@ def _count(tensor: relax.Expr, given: Mapping[tirx.Var, prim.IntImm]) -> int | N
     extents = shape_of(tensor)
     if extents is None:
         return None
-    whole = replace_vars(reduce(mul, extents, prim.IntImm("int64", 1)), given)
+    whole = replace_vars(prod(extents, start=prim.IntImm("int64", 1)), given)
     found = sym.Analyzer().simplify(whole)
     return int(found) if isinstance(found, prim.IntImm) else None

@@ -13,12 +13,12 @@ from ..runtime.cuda_modules import cached_modules
 from ..runtime.kernel_cache import KernelCache
 from .inputs import Inputs
 from .lookups import held
-from .packing import LIVE_TOKENS
+from .packing import is_index
 from .rebuild import is_op, rebuild
 
 Lists = tuple[torch.Tensor, ...]
 
-_WORDS = {torch.bool: 8, torch.uint8: 8, torch.int8: 8, torch.int32: 32, torch.int64: 64}
+_WORDS = (torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64)  # that kernels read
 
 
 class CudaIndex:
@@ -127,7 +127,7 @@ def pass_ids(module: tvm.IRModule, names: list[str]) -> tvm.IRModule:
     def rule(builder: relax.BlockBuilder, call: relax.Call, _: relax.Var) -> relax.Expr:
         if is_op(call, "take", "gather_elements"):
             return held(builder, call)
-        if not is_op(call, "call_pure_packed") or call.args[0].global_symbol != LIVE_TOKENS:
+        if not is_index(call):
             return call
         return relax.Call(call.op, [*call.args, *given], call.attrs, call.ty_args)
 
@@ -137,5 +137,5 @@ def pass_ids(module: tvm.IRModule, names: list[str]) -> tvm.IRModule:
 def _words(mask: torch.Tensor) -> torch.Tensor:
     """A mask as integers that the kernels read, other numbers than 0 and 1 kept apart."""
     if mask.dtype in _WORDS:
-        return mask.view(torch.int8) if _WORDS[mask.dtype] == 8 else mask
+        return mask.view(torch.int8) if mask.element_size() == 1 else mask
     return torch.where((mask == 0) | (mask == 1), mask, 2).to(torch.int8)

@@ -8,7 +8,7 @@ from tvm import ir, relax, tirx
 from tvm.ir import prim
 
 from .legalize import legalize
-from .rebuild import Extent, bindings_of, is_op, shape_of
+from .rebuild import Extent, bindings_of, is_number, is_op, shape_of
 from .wide import WIDE, is_narrow, is_widened
 
 
@@ -22,40 +22,50 @@ class Lowered:
     operands: tuple[relax.Expr, ...]
 
 
-def lower(call: relax.Call) -> Lowered | None:
-    """The PrimFunc of a call, by TVM's own lowering; None unless it is exactly one."""
-    wide = is_widened(call)
-    tensors: dict[relax.Var, relax.Expr] = {}
-    wholes: dict[str, tirx.Var] = {}
+class _StandIns:
+    """Parameters in place of the tensors that a call reads, which `tensors` has by parameter; those
+    of 16-bit ones are float32 if they are ``widened``."""
 
-    def whole(extent: Extent) -> Extent:
-        """A symbol of its own for a product of symbols: a shape could not define those."""
-        if isinstance(extent, tirx.Var | prim.IntImm):
-            return extent
-        return wholes.setdefault(str(extent), tirx.Var(f"extent{len(wholes)}", "int64"))
+    def __init__(self, widened: bool) -> None:
+        self.tensors: dict[relax.Var, relax.Expr] = {}
+        self._widened = widened
+        self._wholes: dict[str, tirx.Var] = {}
 
-    def stand_in(arg: relax.Expr) -> relax.Expr:
+    def of(self, arg: relax.Expr) -> relax.Expr:
+        """An argument over parameters."""
         if isinstance(arg, relax.Tuple):
-            return relax.Tuple([stand_in(f) for f in arg.fields])
+            return relax.Tuple([self.of(f) for f in arg.fields])
         if isinstance(arg, relax.ShapeExpr):
-            return relax.ShapeExpr([whole(e) for e in arg.values])
+            return relax.ShapeExpr([self._whole(e) for e in arg.values])
         if not isinstance(arg.ty, relax.TensorType):
             return arg
-        to_widen = wide and is_narrow(arg)
-        if is_scalar(arg):
+        to_widen = self._widened and is_narrow(arg)
+        if is_number(arg):  # loops hold it as one
             return relax.const(float(arg.value.numpy()), WIDE) if to_widen else arg
         dtype = WIDE if to_widen else arg.ty.dtype
         extents = shape_of(arg)
         ty = (
             relax.TensorType(dtype=dtype, ndim=arg.ty.ndim)
             if extents is None
-            else relax.TensorType([whole(e) for e in extents], dtype)
+            else relax.TensorType([self._whole(e) for e in extents], dtype)
         )
-        param = relax.Var(f"operand{len(tensors)}", ty)
-        tensors[param] = arg
+        param = relax.Var(f"operand{len(self.tensors)}", ty)
+        self.tensors[param] = arg
         return param
 
-    alone = relax.Call(call.op, [stand_in(a) for a in call.args], call.attrs, call.ty_args)
+    def _whole(self, extent: Extent) -> Extent:
+        """A symbol of its own for a product of symbols: a shape could not define those."""
+        if isinstance(extent, tirx.Var | prim.IntImm):
+            return extent
+        fresh = tirx.Var(f"extent{len(self._wholes)}", "int64")
+        return self._wholes.setdefault(str(extent), fresh)
+
+
+def lower(call: relax.Call) -> Lowered | None:
+    """The PrimFunc of a call, by TVM's own lowering; None unless it is exactly one."""
+    made = _StandIns(is_widened(call))
+    alone = relax.Call(call.op, [made.of(a) for a in call.args], call.attrs, call.ty_args)
+    tensors = made.tensors
     builder = relax.BlockBuilder()
     with builder.function("main", list(tensors)):
         with builder.dataflow():
@@ -73,8 +83,3 @@ def lower(call: relax.Call) -> Lowered | None:
     if not all(isinstance(o, ir.GenericConst) or o in tensors.values() for o in found):
         return None
     return Lowered(module[callee], tuple(found))
-
-
-def is_scalar(expr: relax.Expr) -> bool:
-    """Whether an expression is a constant without dimensions: loops hold it as a number."""
-    return isinstance(expr, ir.GenericConst) and expr.ty.ndim == 0

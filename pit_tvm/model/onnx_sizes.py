@@ -6,6 +6,7 @@ takes them (a reshape, a range) has the batch and the length of the inputs as ex
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -111,10 +112,7 @@ def _ints(sizes: Sizes) -> list[Any]:
 
 
 def _product(extents: Sequence[Any]) -> Any:
-    total: Any = tirx.IntImm("int64", 1)
-    for extent in extents:
-        total = total * extent
-    return total
+    return math.prod(extents, start=tirx.IntImm("int64", 1))
 
 
 def _from_start(at: Any, extent: Any) -> Any:

@@ -88,7 +88,7 @@ def range_of(ids: relax.Expr, made: Mapping[relax.Var, relax.Expr]) -> tuple[Any
     value: Any = made.get(ids) if isinstance(ids, relax.Var) else None
     if is_op(value, "arange"):
         first, end, step = value.args
-        return (first, end) if isinstance(step, prim.IntImm) and int(step) == 1 else None
+        return (first, end) if is_one(step) else None
     if is_op(value, *_SAME_PLACES):
         return range_of(value.args[0], made)
     if is_op(value, "add", "subtract"):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import reduce
-from operator import mul
+from math import prod
 from typing import Any
 
 import tvm
@@ -124,7 +123,7 @@ def same_shape(left: relax.Expr, right: relax.Expr) -> bool:
 def flat_rows(builder: relax.BlockBuilder, expr: relax.Expr) -> relax.Var:
     """A tensor ``[..., width]`` as ``[rows, width]``."""
     *outer, width = extents_of(expr)
-    rows = reduce(mul, outer, prim.IntImm("int64", 1))
+    rows = prod(outer, start=prim.IntImm("int64", 1))
     return builder.emit(relax.op.reshape(expr, [sym.Analyzer().simplify(rows), width]))
 
 

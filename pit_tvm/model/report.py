@@ -63,8 +63,7 @@ def linear_uses(module: tvm.IRModule, layers: Sequence[LinearLayer], call: str) 
     for binding in bindings_of(module["main"]):
         called = called_layer(binding.value, call)
         if called is not None:
-            rows = extents_of(called[1])[0]
-            rows = rows if isinstance(rows, tirx.Var) else _number(rows)
+            rows = _number(extents_of(called[1])[0])
             found.setdefault((LinearForm.of(layers[called[0]]), str(rows)), []).append(rows)
     return [LinearUse(form, rows[0], len(rows)) for (form, _), rows in found.items()]
 

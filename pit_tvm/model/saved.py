@@ -35,6 +35,7 @@ _FORMAT = 4
 _MANIFEST, _LIBRARY, _TILES, _KERNELS = "manifest.json", "machine.so", FILE_NAME, "kernels"
 _PROGRAM = "program.py"
 _SAME = ("apache-tvm", "apache-tvm-ffi")  # packages whose versions must be equal
+_AGAIN = "compile and save the model again with the versions here"
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 # What a file raises that is no whole one of ours; RuntimeError: members that are encrypted, or
 # compressed in a way that is not known here.
@@ -232,7 +233,7 @@ def _read_array(archive: zipfile.ZipFile, member: str, dtype: str) -> np.ndarray
 def _manifest(archive: zipfile.ZipFile) -> Mapping[str, Any]:
     found = json.loads(archive.read(_MANIFEST))
     if found["format"] != _FORMAT:
-        raise SavedModelError(mismatch("format", _FORMAT, found["format"], _again()))
+        raise SavedModelError(mismatch("format", _FORMAT, found["format"], _AGAIN))
     return found  # type: ignore[no-any-return]
 
 
@@ -247,15 +248,11 @@ def _check_versions(manifest: Mapping[str, Any]) -> None:
     for name in ("pit_tvm", *_SAME):
         if ours[name] != theirs[name]:
             expected = f"{theirs[name]}, with which the model was compiled"
-            advice = f"install {name} {theirs[name]}, or {_again()}"
+            advice = f"install {name} {theirs[name]}, or {_AGAIN}"
             raise SavedModelError(mismatch(f"version of {name}", expected, ours[name], advice))
     if manifest["code"] != content_key():
         expected = f"the code of {__version__} for {platform.machine()} that compiled the model"
-        raise SavedModelError(mismatch("pit_tvm", expected, "other code", _again()))
-
-
-def _again() -> str:
-    return "compile and save the model again with the versions here"
+        raise SavedModelError(mismatch("pit_tvm", expected, "other code", _AGAIN))
 
 
 def _target(manifest: Mapping[str, Any]) -> TargetInfo:

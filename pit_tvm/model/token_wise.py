@@ -14,9 +14,9 @@ from ..analysis.access import Access, BlockInfo, block_infos, is_bare
 from ..analysis.pit_axis import pit_axes
 from ..structs import AxisReport
 from .faults import faults_as_unsupported
-from .lowered import Lowered, is_scalar, lower
+from .lowered import Lowered, lower
 from .plane import PLAIN, Plane, Roles, segments, tokens_place
-from .rebuild import describe, extents_of, is_one, is_op, same_extents, substitute
+from .rebuild import describe, extents_of, is_number, is_one, is_op, same_extents, substitute
 
 
 def why_not_token_wise(call: relax.Call, plane: Plane) -> str | None:
@@ -86,7 +86,7 @@ def _form(arg: relax.Expr) -> Any:
     """What of an argument its operator's loops depend on: of a tensor its type; numbers whole."""
     if isinstance(arg, relax.Tuple):
         return [_form(f) for f in arg.fields]
-    number = is_scalar(arg) or not isinstance(arg.ty, relax.TensorType)
+    number = is_number(arg) or not isinstance(arg.ty, relax.TensorType)
     return arg if number else arg.ty
 
 

@@ -34,11 +34,12 @@ _LATE = 7.86
 # With one list for all bands: steps that an exchange of a tile's sums must be worth, and the most
 # equal parts of a tile.
 EXCHANGE, MOST_PARTS = 8, 8
-# There: a step of a tile of no columns, what comes to it for 256, and sums of a part that are added
-# for 256. They fit 63 products of 7 shapes, 10 to 100 % live, within 6 % on average.
+# There: a step of a tile without columns, what 256 columns add to it, and adding the sums that one
+# part of a tile has in 256 columns. They fit 63 products of 7 shapes, 10 to 100 % live, within 6 %
+# on average.
 _RANGE_US, _WIDE_US, _ADD_US = 0.155, 0.839, 2.67
-_OUTER_COLS = 48  # columns that a tile of one of several groups takes longer than its own ones
-_COLD_US = 0.5  # after detection, whose mask is in the caches
+_OUTER_COLS = 48  # a tile of one of several groups takes as long as if it had so many more columns
+_COLD_US = 0.5  # of operands that are not cached: detection has filled the caches with the mask
 _PACK_US, _PACK_GBPS = 4.0, {32: 1060.0, 64: 800.0, 128: 750.0}  # of live columns, by height
 
 

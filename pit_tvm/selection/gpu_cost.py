@@ -42,18 +42,18 @@ _UNTUNED = 1.15  # of a tile without records over its roofline
 _LESS_PER_ZERO, _BUSY = 0.17, 4
 _PASS = 1.25  # of a store's time: what reads and writes as much
 _SOFT = 0.02  # keeps a record of the very shape from an infinite weight
-# Records of groups are of rows that go to a random one each: what they say about tiles beside the
-# fastest one counts so much where rows are routed otherwise.
+# Records of groups were measured with every row in a random one. How much slower than the fastest
+# a tile is there counts by this share, because calls route rows otherwise.
 _ROUTED = 0.45
 # Microseconds of an activation for each element at the end of a tile, which no product hides: the
 # mean over five products of 1365 to 30000 rows (tuning_logs/h200-sm_90a/activations.json), and of
 # gelu over four of the suite padding since.
 ACT_US = {"gelu": 7.1e-7, "silu": 4.8e-7}
-# Of the time that dead rows take alone, what is left of it where a product hides them, at least;
-# and of the time that the product leaves memory idle, what they find of it
+# Where a product hides the writing of dead rows: the share of its time alone that is left at least,
+# and the share of the time in which the product leaves memory idle that it can use
 # (tuning_logs/h100-sm_90a/beside.json: the median error is 3.4 % of a call).
 _LEFT, _IDLE = 0.25, 0.3
-_SPLIT_US = 3.5  # of a list of live rows and one of dead ones: two kernels
+_SPLIT_US = 3.5  # of the second kernel, where dead rows are listed as well as live ones
 _ROUNDS = 20  # of alternating means, to convergence
 _SELDOM = 3  # a tile measured on fewer than one in so many tasks is left out
 _SHOWN = 3  # tiles that a plan lists

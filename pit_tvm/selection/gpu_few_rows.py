@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..structs import Candidate, MicroTile, Plan, Tile
-from .gpu_cost import GpuDense, GpuRates, cheapest, dense_candidate
+from ..structs import MicroTile, Plan, Tile
+from .gpu_cost import GpuDense, GpuRates, cheapest, dense_candidate, tile_candidates
 
 _LAUNCH_US, _ROW_US = 3.6, 0.1
 _SHORT, _TALL_US = 8, 2.0  # more rows than those of one instruction leave room for less of x
@@ -34,6 +34,6 @@ def select_few_rows(
     """
     share = live / max(dense.k, 1)
     us = few_rows_us(dense.m, dense.n, dense.k, share)
-    parts = (("index", 0.0), ("product", us), ("bound", bound_us(dense.n, dense.k, share)))
-    gathered = Candidate("pit", micro_tile, tile, us, parts, share)
-    return cheapest([gathered, dense_candidate(dense, 0.0, 0.0, rates)], tuned=False)
+    timed = [(tile, us, bound_us(dense.n, dense.k, share))]
+    candidates = tile_candidates(micro_tile, timed, share, (("index", 0.0),))
+    return cheapest([*candidates, dense_candidate(dense, 0.0, 0.0, rates)], tuned=False)

@@ -20,8 +20,8 @@ _GATHERED = 16  # elements of a sector, which is read as a whole
 # median (tuning_logs/h200-sm_90a/bench_grid.json).
 _PACK_US, _PACK_GBPS, _TURNED_GBPS = 5.6, 4000.0, 2200.0
 _BESIDE_US = 1.0
-# Of a product that is turned back, how often its size is moved where no row lives: what is written
-# alone takes longer than half (tuning_logs/h200-sm_90a/turn.json).
+# How often the bytes of a product that is turned back are moved where no row lives: they are only
+# written, which takes longer than half of reading and writing (tuning_logs/h200-sm_90a/turn.json).
 _WRITTEN = 1.5
 _HIDDEN_US = 2.0  # of turning rows back that a product of all of k has just written
 

@@ -51,7 +51,7 @@ class _Costs:
 
     def step(self, tile: Tile) -> float:
         """A step with live rows, before any of them."""
-        return self.turn + _COLUMN_US * tile.tile_n + self.fill / dict(tile.knobs)["stages"]
+        return self.turn + _COLUMN_US * tile.tile_n + self.fill / tile.knob("stages")
 
 
 # Where every row has a sum, and where slots are given to rows.
@@ -100,7 +100,7 @@ def range_of(m: int, n: int, k: int, tile: Tile) -> int:
     Where every row has a sum there are as few ranges as may be. Where slots are given to some, so
     many that CTAs end early: each range costs a walk down the depth of its own.
     """
-    slots = dict(tile.knobs)["slots"]
+    slots = tile.knob("slots")
     least = max(1, -(-m // (MOST_ROWS if slots else tile.tile_m)))
     across, costs = -(-n // tile.tile_n), _COSTS[slots]
     walk = costs.tile + -(-k // TILE_K) * costs.step(tile)
@@ -165,8 +165,7 @@ def tiles_us(
 @lru_cache(maxsize=64)
 def _columns(tiles: tuple[Tile, ...]) -> dict[str, npt.NDArray[np.float64]]:
     """What a prediction needs of tiles; what belongs to steps as columns."""
-    knobs = [dict(tile.knobs) for tile in tiles]
-    costs = [_COSTS[own["slots"]] for own in knobs]
+    costs = [_COSTS[tile.knob("slots")] for tile in tiles]
     flat = {
         "start": [c.start for c in costs],
         "tile": [c.tile for c in costs],
@@ -174,7 +173,7 @@ def _columns(tiles: tuple[Tile, ...]) -> dict[str, npt.NDArray[np.float64]]:
         "write": [c.write * t.tile_n for c, t in zip(costs, tiles, strict=True)],
     }
     steps = {
-        "room": [own["room"] for own in knobs],
+        "room": [tile.knob("room") for tile in tiles],
         "empty": [c.empty for c in costs],
         "step": [c.step(t) for c, t in zip(costs, tiles, strict=True)],
         "row": [c.row + c.element * t.tile_n for c, t in zip(costs, tiles, strict=True)],
@@ -187,13 +186,12 @@ def _columns(tiles: tuple[Tile, ...]) -> dict[str, npt.NDArray[np.float64]]:
 def _walks(tile: Tile, high: float, work: PiecesWork) -> int:
     """How often a tile of ``high`` rows goes down the depth, where pieces live independently of
     each other: for as many rows at a time as there are slots for, or as stages have room for."""
-    knobs = dict(tile.knobs)
-    if not knobs["slots"]:
+    if not tile.knob("slots"):
         return 1
     dead, one, mean = work.rows
     slots = high * (max(1.0 - dead - one, 0.0) + (0.5 * one if work.flip else 0.0))
     slots += math.sqrt(slots * max(1.0 - slots / max(high, 1.0), 0.0))
-    return max(math.ceil(slots / tile.tile_m), int(mean * high // fair_rows(knobs["room"])) + 1)
+    return max(math.ceil(slots / tile.tile_m), int(mean * high // fair_rows(tile.knob("room"))) + 1)
 
 
 def _fills(

@@ -2,9 +2,9 @@
 
 Tiles are worked on in waves over the multiprocessors, and a wave takes as long as its tiles: steps
 of depth 64, then the write of the result. The last one is shorter where its tiles' parts have room
-beside each other. Each of four limits alone gives a time; where several are
-near each other they share what there is, so the time is the fourth root of the sum of their fourth
-powers. The constants were fitted to times of 18 tiles on 110 products of one H200.
+beside each other. Each of the four limits alone gives a time; where several are near each other
+they share what there is, so the time is the fourth root of the sum of their fourth powers. The
+constants were fitted to times of 18 tiles on 110 products of one H200.
 """
 
 from __future__ import annotations

@@ -8,11 +8,13 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-# Of what all CTAs together take of a matrix, so many bytes, the least time. These fit matrices of
-# 768 x 3072 to 5120 x 7168 elements of 16 bits within 3 %, in float32 within 17 %.
+# A launch; the least time of a wave, in which all CTAs together move `_WAVE` bytes; and what memory
+# moves. They fit matrices of 768 x 3072 to 5120 x 7168 elements of 16 bits within 3 %, in float32
+# within 17 %.
 _START_US, _WAVE_US, _WAVE, _GBPS = 1.2, 0.8, 8192.0 * 8 * 132, 3900.0
-# Where live columns alone are turned: within 8 % in the median of the same matrices, 1 to 50 % of
-# them live; and bytes that memory gives at once, between two sectors and a line.
+# Where live columns alone are turned: a launch, and the bytes that memory gives at once, between
+# two sectors and a line. They fit the same matrices, 1 to 50 % of them live, within 8 % in the
+# median.
 _LIVE_US, _GRANULE = 2.5, 96
 
 

@@ -32,8 +32,8 @@ class TileStore:
     store without either answers with nothing: the caller then takes generic tiles and says
     ``untuned``.
 
-    ``roots`` are ``root``, which `append` writes to, and the folder ``beneath`` it, if any: of one
-    device the records of both count, but for tasks that ``root`` has records of, which count alone.
+    ``roots`` are ``root``, which `append` writes to, and the folder ``beneath`` it, if any. Of one
+    device the records of both count; for tasks that ``root`` has records of, these alone.
     """
 
     def __init__(

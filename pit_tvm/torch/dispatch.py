@@ -53,8 +53,8 @@ class CustomOperator:
 
 
 def _of_any_strides(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function for tensors that nobody passed: parts of distributed ones lie as they were cut,
-    and are copied. Plain ones come without the dispatcher, and are refused."""
+    """The function as the dispatcher calls it: parts of distributed tensors lie as they were cut,
+    and are copied. Calls without the dispatcher refuse such strides."""
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:

@@ -47,7 +47,7 @@ def _(ctx: Any, dw: torch.Tensor) -> tuple[Any, ...]:
 @custom_ops.activate_rows.differentiate
 def _(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     rows, pattern, kind, activation = arguments(ctx)
-    if torch.is_grad_enabled():  # as below
+    if torch.is_grad_enabled():  # somebody asks for gradients of this one
         out = activate(activation)(rows)
         return *torch.autograd.grad(out, rows, dy, create_graph=True), None, None, None
     if torch.is_anomaly_enabled():  # somebody looks for NaN, which memory may hold
@@ -90,7 +90,7 @@ def _(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
 @custom_ops.combine_choices.differentiate
 def _(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     rows, weights, ids = arguments(ctx)
-    if torch.is_grad_enabled():  # as above
+    if torch.is_grad_enabled():  # of this one, too
         return *spread(rows, ids, weights, dy), None
     return *custom_ops.spread_choices(rows, weights, ids, dy.contiguous()), None
 

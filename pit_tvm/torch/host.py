@@ -1,4 +1,5 @@
-"""Products of groups of rows on the CPU by torch's own, group by group on gathered rows.
+"""What torch itself computes for the custom operators on a CPU: products on gathered rows, group by
+group, and activations and sums between them, with their gradients.
 
 Only weights of groups that live are read, as they are. Our kernels would pack those of all groups
 at every call, which is worth it only in types that torch's library converts element by element, as
@@ -14,7 +15,6 @@ import torch
 from torch.nn import functional
 
 from ..errors import DTypeError, ShapeError, mismatch
-from ..runtime.cuda_arrays import activated
 
 
 def computes(dtype: torch.dtype) -> bool:
@@ -38,7 +38,7 @@ def live_rows(
 ) -> torch.Tensor:
     """``activation(x @ weight.T + bias)`` in ``rows``, zeros elsewhere."""
     out = x.new_zeros((len(x), weight.shape[0]))
-    out[rows] = activated(functional.linear(x[rows], weight, bias), activation or "none")
+    out[rows] = activate(activation)(functional.linear(x[rows], weight, bias))
     return out
 
 
@@ -72,12 +72,11 @@ def grouped_rows(
     activation: str | None,
 ) -> torch.Tensor:
     """[tokens * choices, n]: every choice ``ids[t, c]`` of a row; zeros where it is none."""
-    choices = ids.shape[1]
+    choices, act = ids.shape[1], activate(activation)
     out = x.new_zeros((ids.numel(), weight.shape[1]))
     for group, places in live_groups(ids.reshape(-1), len(weight)):
         offset = None if bias is None else bias[group]
-        rows = functional.linear(x[places // choices], weight[group], offset)
-        out[places] = activated(rows, activation or "none")
+        out[places] = act(functional.linear(x[places // choices], weight[group], offset))
     return out
 
 
@@ -108,17 +107,14 @@ def feed_forward(
     out = x.new_zeros((ids.numel(), x.shape[1]))
     for group, places in live_groups(ids.reshape(-1), len(up)):
         rows = functional.linear(x[places // choices], up[group])
-        if gated:
-            rows = gate_halves(rows, activation)
-        else:
-            rows = activated(rows, activation)
+        rows = gate_halves(rows, activation) if gated else activate(activation)(rows)
         out[places] = functional.linear(rows, down[group])
     return combined(out, ids, weights, x.dtype)
 
 
-def activate(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """torch's activation of a name; DTypeError for a name of none."""
-    return _activation(name)[0]
+def activate(name: str | None) -> Callable[[torch.Tensor], torch.Tensor]:
+    """torch's activation of a name, None for nothing; DTypeError for a name of none."""
+    return _activation(name)[0] if name is not None else lambda rows: rows
 
 
 def activate_gradient(rows: torch.Tensor, down: torch.Tensor, activation: str) -> torch.Tensor:

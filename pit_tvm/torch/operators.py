@@ -1,4 +1,5 @@
-"""Compiled operators behind the torch functions, one for each combination of options."""
+"""What the custom operators run: operators of pit-tvm, compiled once for each combination of
+options, kernels of a GPU, or on CPUs torch itself (`pit_tvm.torch.host`)."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from ..errors import ShapeError, mismatch
 from ..op.arguments import resolve_dtypes
 from ..op.epilogue import check_activation
 from ..reference.index import index_lists
-from ..runtime.cuda_arrays import activated, dtype_name
+from ..runtime.cuda_arrays import dtype_name
 from ..runtime.cuda_between import CudaBetween
 from ..runtime.cuda_experts import CudaExperts
 from ..runtime.detect import Detector
@@ -226,8 +227,7 @@ def _host_moe(
         return host.feed_forward(x, ids, weights, up, down, activation=activation, gated=gated)
     rows = grouped_choices(x, ids, up, None, None if gated else activation)
     if gated:
-        gate, other = rows.chunk(2, -1)
-        rows = (activated(gate.float(), activation) * other.float()).to(x.dtype)
+        rows = host.gate_halves(rows.float(), activation).to(x.dtype)
     rows = grouped_choices(rows, ids.reshape(-1, 1), down, None, None)
     return host.combined(rows, ids, weights, x.dtype)
 

@@ -8,19 +8,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from tvm import IRModule
 from tvm.s_tir import meta_schedule as ms
 
 from ..errors import BackendUnavailable
 from ..structs import TileTask
 from ..target import TargetInfo
 from ..tile_db.record import TileRecord
-from .builder import TileBuilder
+from .builder import Lower, TileBuilder
 from .calibrate import measure_profile
 from .runner import Data, OpenSession, local_session
 from .tasks import Space, make_example
-
-Lower = Callable[[IRModule], IRModule]
 
 
 class Builder(Protocol):

@@ -18,6 +18,8 @@ from tvm.s_tir import meta_schedule as ms
 from ..errors import BackendUnavailable, mismatch
 from ..files import check_room
 
+Lower = Callable[[tvm.IRModule], tvm.IRModule]
+
 # What TVM raises for a candidate that cannot be lowered, compiled or run.
 CANDIDATE_ERRORS = (
     ArithmeticError,
@@ -45,9 +47,7 @@ class TileBuilder(ms.builder.PyBuilder):
     about the candidate; errors do not cross MetaSchedule with their types, so it is kept here.
     """
 
-    def __init__(
-        self, lower: Callable[[tvm.IRModule], tvm.IRModule], folder: Path, suffix: str = ".so"
-    ) -> None:
+    def __init__(self, lower: Lower, folder: Path, suffix: str = ".so") -> None:
         super().__init__()
         self.lower = lower
         self.folder = folder

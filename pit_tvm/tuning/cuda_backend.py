@@ -17,7 +17,8 @@ import tvm
 from ..structs import TileTask
 from ..target import TargetInfo
 from ..tile_db.record import TileRecord, make_provenance
-from .backend import Backend, Builder, Lower
+from .backend import Backend, Builder
+from .builder import Lower
 from .cuda_builder import CudaBuilder, Toolchain
 from .cuda_data import cuda_data
 from .cuda_kernels import ROW_FLOATS, ROWS_EACH, THREADS, check_module, profile_module

@@ -25,9 +25,7 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
 from ..errors import BackendUnavailable, mismatch
-from .builder import CANDIDATE_ERRORS, error_text
-
-Lower = Callable[[tvm.IRModule], tvm.IRModule]
+from .builder import CANDIDATE_ERRORS, Lower, error_text
 
 
 class Library(Protocol):
@@ -80,8 +78,8 @@ def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor | None]:
 
 @derived_object
 class CudaBuilder(ms.builder.PyBuilder):
-    """Lowers with ``lower``, compiles by the toolchain, and leaves a link to each library in
-    ``folder``. Whoever runs the artifact deletes the link."""
+    """Lowers with ``lower``, compiles by the toolchain, and leaves a copy of each library in a new
+    folder inside ``folder``. Whoever runs the artifact deletes the copy."""
 
     def __init__(
         self, lower: Lower, folder: Path, toolchain: Toolchain, pool: ProcessPoolExecutor | None
@@ -115,9 +113,8 @@ class CudaBuilder(ms.builder.PyBuilder):
             self.found |= {key: job.result() for key, job in jobs.items()}
         except BrokenProcessPool as error:
             advice = "memory may be short: use fewer workers"
-            raise BackendUnavailable(
-                mismatch("compiler process", "an answer", error, advice)
-            ) from (error)
+            text = mismatch("compiler process", "an answer", error, advice)
+            raise BackendUnavailable(text) from error
 
     def build(self, build_inputs: list[ms.builder.BuilderInput]) -> list[ms.builder.BuilderResult]:
         self.warm(build_inputs)
@@ -127,9 +124,8 @@ class CudaBuilder(ms.builder.PyBuilder):
         if isinstance(built, str):
             return ms.builder.BuilderResult(None, built)
         scratch = tempfile.mkdtemp(prefix="candidate-", dir=self.folder)
-        link = Path(scratch) / built.name
-        shutil.copyfile(built, link)
-        return ms.builder.BuilderResult(str(link), None)
+        copy = shutil.copyfile(built, Path(scratch) / built.name)
+        return ms.builder.BuilderResult(str(copy), None)
 
 
 def _key(mod: tvm.IRModule) -> str:

@@ -87,7 +87,7 @@ def feature_vector(task: TileTask, sch: Schedule, space: Space | None = None) ->
 class DecisionFeatures(ms.feature_extractor.PyFeatureExtractor):
     """Feature extractor over the decisions; ``task`` is the one being searched in ``space``."""
 
-    def __init__(self, task: TileTask, space: Space | None = None) -> None:
+    def __init__(self, task: TileTask, space: Space) -> None:
         super().__init__()
         self.task = task
         self.space = space

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from tvm import IRModule
@@ -137,9 +138,7 @@ def is_failure(record: ms.database.TuningRecord) -> bool:
 
 def median_secs(record: ms.database.TuningRecord) -> float:
     """Median run time of a record, in seconds."""
-    secs = sorted(float(value) for value in record.run_secs)
-    middle = len(secs) // 2
-    return secs[middle] if len(secs) % 2 else (secs[middle - 1] + secs[middle]) / 2
+    return median(float(value) for value in record.run_secs)
 
 
 @contextmanager

@@ -178,12 +178,17 @@ class TuneJob:
             bar.set_postfix_str(f"best {2e-9 * task.m * task.n * task.k / fastest:.1f} GFLOP/s")
             bar.update()
 
-        space = self.spaces.get(task.family) or load_space(task.family)
-        run = TaskRun(task, space, self.settings, bench, stop.is_set, tick)
+        run = self._task_run(task, bench, stop, tick)
         bar.update(run.counts.reused)
         found = run.run(provenance)
         counts.add(run.counts)
         return found
+
+    def _task_run(
+        self, task: TileTask, bench: Bench, stop: _Stop, tick: Callable[[float], None]
+    ) -> TaskRun:
+        space = self.spaces.get(task.family) or load_space(task.family)
+        return TaskRun(task, space, self.settings, bench, stop.is_set, tick)
 
     def _compare(
         self,
@@ -209,8 +214,7 @@ class TuneJob:
                 if (other.family, other.dtype) == (task.family, task.dtype)
                 and (task, record.tile) not in known
             }
-            space = self.spaces.get(task.family) or load_space(task.family)
-            run = TaskRun(task, space, self.settings, bench, stop.is_set, lambda _: None)
+            run = self._task_run(task, bench, stop, lambda _: None)
             added += run.measure(others.values(), provenance)
             counts.errors += run.counts.errors
         self.store.append(added)

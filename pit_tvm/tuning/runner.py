@@ -51,8 +51,7 @@ class Data(Protocol):
 def local_session() -> Iterator[Session]:
     """This process and the CPU that it runs on."""
     threads = tvm.get_global_func("runtime.NumThreads")()
-    load = tvm.runtime.load_module
-    yield Session(lambda path: load(str(path)), tvm.cpu(), int(threads), host_pace().correct)
+    yield Session(_load, tvm.cpu(), int(threads), host_pace().correct)
 
 
 @contextmanager
@@ -71,12 +70,15 @@ def cuda_session() -> Iterator[Session]:
     if not gpu.exist:
         advice = "run it where the driver finds one"
         raise BackendUnavailable(mismatch("target", "a GPU on this machine", "none", advice))
-    load = tvm.runtime.load_module
     faulthandler.dump_traceback_later(HANG_SECS, exit=True)
     try:
-        yield Session(lambda path: load(str(path)), gpu, int(gpu.multi_processor_count))
+        yield Session(_load, gpu, int(gpu.multi_processor_count))
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+def _load(path: Path) -> Any:
+    return tvm.runtime.load_module(str(path))
 
 
 @dataclass(frozen=True)

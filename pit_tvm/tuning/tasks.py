@@ -141,7 +141,6 @@ def make_tasks(
     groups: int = 1,
     share: int = 1,
     wanted: Sequence[str] | None = None,
-    operators: Mapping[str, Mapping[str, tuple[str, ...]]] = OPERATORS,
 ) -> tuple[TileTask, ...]:
     """Tasks of the operator ``op`` at ``shape`` (m, n, k), one for each family of its tiles.
 
@@ -156,8 +155,8 @@ def make_tasks(
         ``shape`` is not three positive integers, or ``groups`` or ``share`` is none; a row that
         several share needs groups.
     """
-    if op not in operators:
-        raise TileNotFound(mismatch("op", f"one of {sorted(operators)}", repr(op)))
+    if op not in OPERATORS:
+        raise TileNotFound(mismatch("op", f"one of {sorted(OPERATORS)}", repr(op)))
     if len(shape) != 3 or any(extent < 1 for extent in (*shape, groups, share)):
         expected = "m,n,k, groups and share, integers of at least 1"
         raise ShapeError(mismatch("shape", expected, (*shape, groups, share)))
@@ -167,11 +166,11 @@ def make_tasks(
         raise ShapeError(mismatch("share", "1 for one group", share))
     kind = _ANY_GPU if isa.startswith("sm_") else ""
     own, common = (
-        tuple(name for name in operators[op].get(key, ()) if dtype in _DTYPES.get(name, (dtype,)))
+        tuple(name for name in OPERATORS[op].get(key, ()) if dtype in _DTYPES.get(name, (dtype,)))
         for key in (isa, kind)
     )
     if not own and not common:
-        known = sorted(name or "any CPU" for name in operators[op])
+        known = sorted(name or "any CPU" for name in OPERATORS[op])
         raise TileNotFound(mismatch(f"target of {op}", f"one of {known} in {dtype}", isa))
     families = own or common
     if wanted:

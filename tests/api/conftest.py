@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from pit_tvm.runtime import launch
@@ -19,11 +18,3 @@ def shared_kernels(kernel_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("PIT_TVM_CACHE", str(kernel_folder))
     monkeypatch.setattr(launch, "ALONE_US", 0.0)
     monkeypatch.delenv("PIT_TVM_CHECK", raising=False)
-
-
-@pytest.fixture
-def rng() -> np.random.Generator:
-    """Fresh random numbers; pytest shows the seed of a test that fails."""
-    seed = int(np.random.default_rng().integers(2**32))
-    print(f"seed {seed}")
-    return np.random.default_rng(seed)

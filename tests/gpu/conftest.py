@@ -76,14 +76,6 @@ def to_host(tensor: torch.Tensor) -> np.ndarray:
 
 
 @pytest.fixture
-def rng() -> np.random.Generator:
-    """Fresh random numbers; pytest shows the seed of a test that fails."""
-    seed = int(np.random.default_rng().integers(2**32))
-    print(f"seed {seed}")
-    return np.random.default_rng(seed)
-
-
-@pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checks of `tests.api` compile for the GPU."""
     for module in (test_masks, test_slices, test_groups):

@@ -59,3 +59,8 @@ def names(module: tvm.IRModule) -> list[str]:
 def last_call(make: Callable[..., Any], **params: Param) -> relax.Call:
     """The outermost operator of ``make``, over variables."""
     return calls(graph(make, **params))[-1]
+
+
+def real(mask: relax.Expr) -> relax.Expr:
+    """A mask as numbers ``[batch, tokens, 1]``."""
+    return relax.op.astype(relax.op.expand_dims(mask, [2]), "float32")

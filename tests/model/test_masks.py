@@ -11,7 +11,7 @@ import pytest
 from tvm import relax
 
 from pit_tvm.model.masks import CAUSAL, FULL, PARTIAL, mask_kind, value_if_dead
-from tests.model.graphs import PLANE, B, T, graph, values
+from tests.model.graphs import PLANE, B, T, graph, real, values
 
 op = relax.op
 LOWEST, LOWEST_HALF = (float(np.finfo(dtype).min) for dtype in ("float32", "float16"))
@@ -264,11 +264,6 @@ def dead(make: Callable[..., Any], **more: Any) -> float | None:
     module = graph(make, x=(B, T, 8), mask=MASK, **more)
     main = module["main"]
     return value_if_dead(main.body.body, values(module).get, main.params[1], PLANE)
-
-
-def real(mask: Any) -> Any:
-    """``mask`` as numbers ``[batch, tokens, 1]``."""
-    return op.astype(op.expand_dims(mask, [2]), "float32")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tvm import relax
 from pit_tvm.model.kernels import CpuKernels
 from pit_tvm.model.propagate import PICKS, PICKS_ALL, READS_ZEROS, Decision, propagate
 from pit_tvm.target import resolve_target
-from tests.model.graphs import PLANE, B, T, graph, names, weight
+from tests.model.graphs import PLANE, B, T, graph, names, real, weight
 
 op = relax.op
 KERNELS = CpuKernels(resolve_target("llvm"))
@@ -27,11 +27,6 @@ def number(value: float, dtype: str = "float32") -> relax.Constant:
 def first(x: Any) -> Any:
     """The first token of each sequence, ``[batch, ...]``."""
     return op.take(x, number(0, "int64"), 1)
-
-
-def real(mask: Any) -> Any:
-    """The mask as numbers ``[batch, tokens, 1]``."""
-    return op.astype(op.expand_dims(mask, [2]), "float32")
 
 
 def words(ids: Any) -> Any:

@@ -30,11 +30,6 @@ def _aligned(array: np.ndarray) -> np.ndarray:
 
 
 @pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng()
-
-
-@pytest.fixture
 def operand(rng: np.random.Generator) -> Callable[[tuple[int, ...], str], np.ndarray]:
     """``operand(shape, dtype)``: normal numbers, or whole ones over all of int8 or int32 / 2**8."""
 

@@ -1,12 +1,16 @@
-"""Traces as JSON text, replayed on a fresh schedule."""
+"""What tests of primitives share: traces as JSON text, replayed on a fresh schedule, and errors."""
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
+import pytest
 import tvm
 from tvm import s_tir
+
+from pit_tvm.errors import ScheduleError
 
 
 def assert_schedules(sch: s_tir.Schedule, before: Any, after: Any) -> None:
@@ -26,3 +30,8 @@ def fresh(func: Any) -> s_tir.Schedule:
     in place.
     """
     return s_tir.Schedule(func, debug_mask="all")
+
+
+def refused(text: str) -> Any:
+    """Where a primitive must raise an error with this text."""
+    return pytest.raises(ScheduleError, match=re.escape(text))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
 from tvm.script import tirx as T
 
-from pit_tvm.errors import ScheduleError
 from pit_tvm.primitive.dynamic_extent import dynamic_extent
-from tests.primitive.replay import assert_schedules, fresh
+from tests.primitive.replay import assert_schedules, fresh, refused
 
 
 @T.prim_func(s_tir=True)
@@ -54,10 +52,6 @@ def test_loop_is_annotated_and_nothing_else_changes():
     dynamic_extent(sch, loops["t"])
     dynamic_extent(sch, loops["k"])
     assert_schedules(sch, filled, after)
-
-
-def refused(text: str) -> Any:
-    return pytest.raises(ScheduleError, match=re.escape(text))
 
 
 @pytest.mark.parametrize(

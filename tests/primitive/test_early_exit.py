@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-import pytest
 from tvm.script import tirx as T
 
-from pit_tvm.errors import ScheduleError
 from pit_tvm.primitive.early_exit import early_exit
-from tests.primitive.replay import assert_schedules, fresh
+from tests.primitive.replay import assert_schedules, fresh, refused
 
 
 @T.prim_func(s_tir=True)
@@ -28,10 +25,6 @@ def schedule(tag: str = "") -> tuple[Any, dict[str, Any]]:
     if tag:
         sch.bind(loops["t"], tag)
     return sch, loops
-
-
-def refused(text: str) -> Any:
-    return pytest.raises(ScheduleError, match=re.escape(text))
 
 
 def test_loop_is_annotated_and_nothing_else_changes():

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
 from tvm.script import tirx as T
 
-from pit_tvm.errors import ScheduleError
 from pit_tvm.primitive.even_tiles import even_tiles
-from tests.primitive.replay import assert_schedules, fresh
+from tests.primitive.replay import assert_schedules, fresh, refused
 
 
 @T.prim_func(s_tir=True)
@@ -48,10 +46,6 @@ def test_loop_is_annotated_with_the_height_and_what_it_must_obey():
     sch, loops = schedule()
     even_tiles(sch, loops[0], rows=8, multiple=2, share=3)
     assert_schedules(sch, rows, after)
-
-
-def refused(text: str) -> Any:
-    return pytest.raises(ScheduleError, match=re.escape(text))
 
 
 def test_loop_that_is_not_serial():

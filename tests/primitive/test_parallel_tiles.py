@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-import pytest
 from tvm.script import tirx as T
 
-from pit_tvm.errors import ScheduleError
 from pit_tvm.primitive.parallel_tiles import parallel_tiles
-from tests.primitive.replay import assert_schedules, fresh
+from tests.primitive.replay import assert_schedules, fresh, refused
 
 
 @T.prim_func(s_tir=True)
@@ -38,10 +35,6 @@ def test_outermost_loop_is_annotated_with_the_depth_of_the_nest():
     sch, loops = schedule()
     parallel_tiles(sch, loops[:2])
     assert_schedules(sch, filled, after)
-
-
-def refused(text: str) -> Any:
-    return pytest.raises(ScheduleError, match=re.escape(text))
 
 
 def test_no_loop():

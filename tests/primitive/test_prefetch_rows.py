@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-import pytest
 from tvm.script import tirx as T
 
-from pit_tvm.errors import ScheduleError
 from pit_tvm.primitive.prefetch_rows import prefetch_rows
-from tests.primitive.replay import assert_schedules, fresh
+from tests.primitive.replay import assert_schedules, fresh, refused
 
 
 @T.prim_func(s_tir=True)
@@ -51,10 +48,6 @@ def test_loop_is_annotated_with_the_buffer():
     sch, loops = schedule()
     prefetch_rows(sch, loops[1], "rhs")
     assert_schedules(sch, gathered, after)
-
-
-def refused(text: str) -> Any:
-    return pytest.raises(ScheduleError, match=re.escape(text))
 
 
 def test_outermost_loop():

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-import pytest
 from tvm.script import tirx as T
 
-from pit_tvm.errors import ScheduleError
 from pit_tvm.primitive.prefetch_stores import prefetch_stores
-from tests.primitive.replay import assert_schedules, fresh
+from tests.primitive.replay import assert_schedules, fresh, refused
 
 
 @T.prim_func(s_tir=True)
@@ -46,10 +43,6 @@ def test_loop_is_annotated_with_the_buffer():
     sch, loops = schedule()
     prefetch_stores(sch, loops[0], "out")
     assert_schedules(sch, scattered, after)
-
-
-def refused(text: str) -> Any:
-    return pytest.raises(ScheduleError, match=re.escape(text))
 
 
 def test_loop_that_is_not_serial():

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-import pytest
 from tvm.script import tirx as T
 
-from pit_tvm.errors import ScheduleError
 from pit_tvm.primitive.sread import sread
-from tests.primitive.replay import assert_schedules, fresh
+from tests.primitive.replay import assert_schedules, fresh, refused
 
 
 @T.prim_func(s_tir=True)
@@ -127,10 +124,6 @@ def test_padding_of_an_iterator_that_no_guard_bounds_changes_nothing():
         loop = sch.get_loops(sch.get_sblock("B"))[0]
         sread(sch, sch.get_sblock("A_sread"), loop, pad=pad)
     assert plain.mod.script() == padded.mod.script()
-
-
-def refused(text: str) -> Any:
-    return pytest.raises(ScheduleError, match=re.escape(text))
 
 
 def test_block_that_is_no_gathered_copy():

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
 from tvm.script import tirx as T
 
-from pit_tvm.errors import ScheduleError
 from pit_tvm.primitive.swrite import swrite
-from tests.primitive.replay import assert_schedules, fresh
+from tests.primitive.replay import assert_schedules, fresh, refused
 
 
 @T.prim_func(s_tir=True)
@@ -175,10 +173,6 @@ def test_blocks_that_do_not_depend_on_the_sums_are_inlined_too():
     sch, store, loops = parts(func)
     swrite(sch, store, loops[0])
     assert_schedules(sch, func, after)
-
-
-def refused(text: str) -> Any:
-    return pytest.raises(ScheduleError, match=re.escape(text))
 
 
 def test_block_that_is_no_indexed_store():

@@ -12,11 +12,6 @@ torch = pytest.importorskip("torch")
 functional = torch.nn.functional
 
 
-@pytest.fixture
-def rng():
-    return np.random.default_rng()
-
-
 def tensor(array):
     return torch.from_numpy(np.asarray(array, np.float64))
 

@@ -1,4 +1,4 @@
-"""What tests of operators whose kernels run on a CPU, and of repeated calls, share."""
+"""What tests of detection, of operators whose kernels run on a CPU and of repeated calls share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from pit_tvm.runtime.cuda_repeat import CudaRepeats
+from pit_tvm.runtime.detect import Detector
 from pit_tvm.runtime.kernel_cache import KernelCache
+from pit_tvm.target import resolve_target
 from tests.runtime.cuda_emulation import Emulator
 from tests.runtime.emulated import Machine
 
@@ -16,6 +18,11 @@ from tests.runtime.emulated import Machine
 @pytest.fixture(scope="module")
 def machine(emulator: Emulator, tmp_path_factory: pytest.TempPathFactory) -> Machine:
     return Machine(emulator, KernelCache(tmp_path_factory.mktemp("kernels")), {})
+
+
+@pytest.fixture(scope="module")
+def detector() -> Detector:
+    return Detector(resolve_target("llvm").tvm_target)
 
 
 @pytest.fixture(scope="module")

@@ -31,11 +31,6 @@ ml_dtypes = pytest.importorskip("ml_dtypes")
 FLOATS = ["float32", "float16", "bfloat16"]
 
 
-@pytest.fixture
-def rng():
-    return np.random.default_rng()
-
-
 @pytest.fixture(scope="module")
 def plus_one():
     """Compiled ``out[p, q] = data[p, q] + 1`` for one type; built once each."""

@@ -50,14 +50,6 @@ def emulated(
     return use
 
 
-@pytest.fixture
-def rng() -> np.random.Generator:
-    """Fresh random numbers; pytest shows the seed of a test that fails."""
-    seed = int(np.random.default_rng().integers(2**32))
-    print(f"seed {seed}")
-    return np.random.default_rng(seed)
-
-
 def _wide_plain(dtype: str) -> list[Any]:
     return op.matmul(None, 64, 192, dtype=dtype)
 

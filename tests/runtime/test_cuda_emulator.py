@@ -16,12 +16,6 @@ from tests.runtime.cuda_emulation import OnDevice
 from tests.runtime.emulated import WIDE, Machine
 
 
-@pytest.fixture
-def rng() -> np.random.Generator:
-    """Fresh random numbers."""
-    return np.random.default_rng()
-
-
 @pytest.fixture(scope="module")
 def wide(machine: Machine) -> str:
     """Source of a kernel that gathers rows: vectors, three stages in flight."""

@@ -31,11 +31,6 @@ from pit_tvm.target import resolve_target
 from tests.runtime.detect_check import FLOATS, INTEGERS, as_values, check
 
 
-@pytest.fixture(scope="module")
-def detector() -> Detector:
-    return Detector(resolve_target("llvm").tvm_target)
-
-
 @dataclass(frozen=True)
 class Case:
     """One pattern as the user passes it."""

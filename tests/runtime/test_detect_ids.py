@@ -14,15 +14,9 @@ from pit_tvm.errors import AxisError, DTypeError, ShapeError
 from pit_tvm.runtime.detect import Detector
 from pit_tvm.runtime.detect_ids import SliceCall
 from pit_tvm.structs import Groups, Lengths, MicroTile, Rows, SparsitySpec
-from pit_tvm.target import resolve_target
 from tests.runtime.detect_check import Guarded, check
 
 ROWS = MicroTile("lhs", "m", 0, (1, 0))
-
-
-@pytest.fixture(scope="module")
-def detector() -> Detector:
-    return Detector(resolve_target("llvm").tvm_target)
 
 
 @settings(max_examples=60, deadline=None)

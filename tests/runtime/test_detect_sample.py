@@ -20,12 +20,6 @@ from pit_tvm.runtime.detect_sample import MOST_LINES, ROWS, Lines, plan_sample
 from pit_tvm.runtime.detect_view import Elements
 from pit_tvm.selection.cover import SAMPLE_EXTENTS, bucket
 from pit_tvm.structs import BitMask, BlockMask, Mask, Rows, SparsitySpec, Values
-from pit_tvm.target import resolve_target
-
-
-@pytest.fixture(scope="module")
-def detector() -> Detector:
-    return Detector(resolve_target("llvm").tvm_target)
 
 
 def exact(mask: np.ndarray) -> list[float]:

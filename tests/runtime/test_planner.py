@@ -61,9 +61,9 @@ def pattern(program: Program, *covered: float) -> Pattern:
     return Pattern(covered or (1.0,) * len(program.routes), tuple(int(100 * c) for c in covered))
 
 
-def tuned(family: str, reg_m: int, secs: float, m: int = 512, n: int = N, k: int = K) -> TileRecord:
+def tuned(family: str, reg_m: int, secs: float, m: int = 512) -> TileRecord:
     tile = Tile(family, "avx512", "float32", 8 * reg_m, 4096, 256, (("reg_m", reg_m),))
-    task = TileTask("contraction", "avx512", "float32", m, n, k)
+    task = TileTask("contraction", "avx512", "float32", m, N, K)
     return TileRecord("pit", PROVENANCE, tile=tile, task=task, run_secs=(secs,))
 
 

@@ -11,7 +11,7 @@ from pit_tvm.errors import ScheduleError
 from pit_tvm.schedules.hopper_knobs import SHARED_LIMIT, RowsOptions, RowsTile
 from pit_tvm.schedules.hopper_rows import rows_kernel
 from pit_tvm.selection.gpu_fit import HEIGHT_STEP
-from tests.schedules.cuda_text import cuda_text
+from tests.schedules.cuda_text import boxes, cuda_text
 
 WIDE = RowsTile(flip=1, tile_m=144, tile_n=256)
 LOW = RowsTile(flip=1, tile_m=32, tile_n=128, stages=8)
@@ -24,12 +24,6 @@ def source_of(dtype: str = "float16", knobs: RowsTile = LOW, **options: Any) -> 
 
 def widths_of(source: str) -> set[int]:
     return {int(n) for n in re.findall(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16", source)}
-
-
-def boxes(source: str) -> int:
-    """TMA instructions in the kernel's body."""
-    body = source[source.index('extern "C" __global__') :]
-    return len(re.findall(r"_bulk_tensor_\dd_shared__cluster_global\w*\(", body))
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,11 @@ import pytest
 
 from pit_tvm.errors import ScheduleError
 from pit_tvm.schedules.hopper_rows import RowsTile, rows_kernel
-from tests.schedules.cuda_text import cuda_text
+from tests.schedules.cuda_text import boxes, cuda_text
 
 
 def source_of(dtype: str = "float16", knobs: RowsTile | None = None, **options: Any) -> str:
     return cuda_text(rows_kernel(dtype, RowsTile() if knobs is None else knobs, **options))
-
-
-def boxes(source: str) -> int:
-    """TMA instructions in the kernel's body."""
-    body = source[source.index('extern "C" __global__') :]
-    return len(re.findall(r"_bulk_tensor_\dd_shared__cluster_global\w*\(", body))
 
 
 def transposed(source: str) -> bool:

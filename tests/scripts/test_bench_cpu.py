@@ -16,6 +16,7 @@ import bench_cpu_report as machine
 import bench_cpu_steps as steps
 import bench_report as report
 import bench_rows as base
+import needs
 import numpy as np
 import pytest
 import torch
@@ -292,13 +293,13 @@ def test_plot_draws_every_suite(tmp_path: Path) -> None:
 
 def test_missing_package_is_named_with_its_extra() -> None:
     with pytest.raises(BackendUnavailable, match=r"--plot: .*no_such_package.*pit-tvm\[plot\]"):
-        bench_cpu.require("--plot", ["json", "no_such_package"], "plot")
+        needs.require("--plot", ["json", "no_such_package"], "plot")
 
 
 def test_main_reports_a_missing_package_and_gives_status_2(
     main: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(bench_cpu.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(needs.importlib.util, "find_spec", lambda name: None)
     assert main("--suite", "select") == 2
     assert "pit-tvm[quickstart]" in capsys.readouterr().err
 

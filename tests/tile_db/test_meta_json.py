@@ -19,16 +19,10 @@ from pit_tvm.tile_db.meta_json import (
 from pit_tvm.tile_db.record import TileRecord, record_from_json
 from pit_tvm.tuning.tasks import workload_module
 from tests.tile_db.records import example_record
-from tests.tuning.stand_in import SPACE, sample, task, tile_of
+from tests.tuning.stand_in import SPACE, scheduled, task, tile_of
 
 TARGET = {"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 2}
 TASK = task("avx2")
-
-
-def scheduled(seed: int) -> Schedule:
-    sch = Schedule(workload_module(SPACE, TASK), seed=seed)
-    sample(sch, TASK)
-    return sch
 
 
 def recorded(sch: Schedule, secs: float = 1e-3) -> TileRecord:

@@ -57,11 +57,6 @@ def run(
     return fenced[-1]
 
 
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng()
-
-
 @pytest.fixture(params=[False, True], ids=["as it is", "scheduled"])
 def schedule(request: pytest.FixtureRequest) -> bool:
     return request.param

@@ -25,8 +25,8 @@ TASKS = (
 )
 
 
-def toolchain(folder: Path, workers: int = 1) -> Toolchain:
-    return Toolchain(kernel_source, compile_source, "sm_90a", folder, workers)
+def toolchain(folder: Path) -> Toolchain:
+    return Toolchain(kernel_source, compile_source, "sm_90a", folder)
 
 
 def reference_is_exact(data: CudaData) -> None:

@@ -10,7 +10,7 @@ from tvm.s_tir import Schedule
 
 from pit_tvm.structs import Tile, TileTask
 from pit_tvm.tuning.features import tile_annotation
-from pit_tvm.tuning.tasks import Space
+from pit_tvm.tuning.tasks import Space, workload_module
 
 LANES = 8
 FAMILY = "stand-in"
@@ -76,3 +76,11 @@ def task(isa: str, m: int = 16, n: int = 32, k: int = 32, dtype: str = "float32"
 def space_with(**changes: Any) -> Space:
     """The stand-in space with some functions replaced."""
     return replace(SPACE, **changes)
+
+
+def scheduled(seed: int) -> Schedule:
+    """The sampled schedule of `task` for AVX2."""
+    avx2 = task("avx2")
+    sch = Schedule(workload_module(SPACE, avx2), seed=seed)
+    sample(sch, avx2)
+    return sch

@@ -22,15 +22,9 @@ from pit_tvm.tuning.features import (
 )
 from pit_tvm.tuning.search import Search, start_search
 from pit_tvm.tuning.tasks import workload_module
-from tests.tuning.stand_in import SPACE, sample, space_with, task
+from tests.tuning.stand_in import SPACE, scheduled, space_with, task
 
 TASK = task("avx2")
-
-
-def scheduled(seed: int) -> Schedule:
-    sch = Schedule(workload_module(SPACE, TASK), seed=seed)
-    sample(sch, TASK)
-    return sch
 
 
 def search(tmp_path: Path, space=SPACE, strategy: str = "evolutionary", trials: int = 64) -> Search:
