@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -106,9 +107,7 @@ class GroupedLinear(torch.nn.Module):
 
     def reset_parameters(self) -> None:
         """As ``nn.Linear`` does for each group."""
-        bound = 1.0 / math.sqrt(max(1, self.weight.shape[2]))
-        for parameter in self.parameters():
-            torch.nn.init.uniform_(parameter, -bound, bound)
+        _reset(self.parameters(), self.weight.shape[2])
 
     def forward(self, x: torch.Tensor, group_ids: torch.Tensor) -> torch.Tensor:
         """``[..., out_features]``; zeros where the id is -1. Errors: `grouped_linear`."""
@@ -143,9 +142,12 @@ class MoeFeedForward(torch.nn.Module):
         kind: dict[str, Any] = {"device": device, "dtype": dtype}
         self.up = torch.nn.Parameter(torch.empty((experts, wide, hidden), **kind))
         self.down = torch.nn.Parameter(torch.empty((experts, hidden, inter), **kind))
-        for parameter in (self.up, self.down):
-            bound = 1.0 / math.sqrt(max(1, parameter.shape[2]))
-            torch.nn.init.uniform_(parameter, -bound, bound)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As ``nn.Linear`` does for each expert."""
+        for parameter in self.parameters():
+            _reset((parameter,), parameter.shape[2])
 
     def forward(
         self, x: torch.Tensor, expert_ids: torch.Tensor, expert_weights: torch.Tensor
@@ -166,3 +168,10 @@ class MoeFeedForward(torch.nn.Module):
         experts, hidden, inter = self.down.shape
         sizes = f"experts={experts}, hidden={hidden}, inter={inter}"
         return f"{sizes}, activation={self.activation}, gated={self.gated}"
+
+
+def _reset(parameters: Iterable[torch.nn.Parameter], depth: int) -> None:
+    """New values for the parameters of layers that take so many inputs."""
+    bound = 1.0 / math.sqrt(max(1, depth))
+    for parameter in parameters:
+        torch.nn.init.uniform_(parameter, -bound, bound)
