@@ -12,6 +12,7 @@ from .runtime.bind import PackedOperand
 from .runtime.dispatch import Clock, Dispatcher
 from .runtime.kernel_cache import CacheStats, KernelCache
 from .runtime.program import analyse
+from .shared import Shared
 from .structs import Candidate, Plan, SparsitySpec, integer
 from .target import resolve_target, start_thread_pool
 from .tile_db.store import TileStore
@@ -34,8 +35,8 @@ class Profile:
     plan: Plan | None
 
 
-class Operator:
-    """A compiled operator. Threads may share it; kernels compile when they are first needed."""
+class Operator(Shared):
+    """A compiled operator. Threads and copies share it; kernels compile when first needed."""
 
     def __init__(self, dispatcher: Dispatcher | CudaDispatcher, cache: KernelCache) -> None:
         self._dispatcher, self._cache = dispatcher, cache

@@ -6,7 +6,7 @@ from __future__ import annotations
 LAYERS = (
     ("errors", "forks", "instructions"),
     ("pools",),
-    ("files", "structs", "locations", "memory", "quick_stacks", "remember", "target"),
+    ("files", "structs", "locations", "memory", "quick_stacks", "remember", "shared", "target"),
     ("reference",),
     ("op", "analysis", "tile_db"),
     ("primitive", "selection"),

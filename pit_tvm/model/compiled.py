@@ -11,6 +11,7 @@ import tvm
 from ..errors import SavedModelError, mismatch
 from ..runtime.arrays import as_numpy, as_torch, kind
 from ..runtime.live_tokens import live_tokens
+from ..shared import Shared
 from .activity import Activity
 from .inputs import Inputs
 from .layers import Layers
@@ -25,8 +26,8 @@ from .saved import Parts, write
 LINEAR = "pit_tvm.model.linear"
 
 
-class CompiledModel:
-    """A model that runs on live tokens only. Call it as the module, by keyword.
+class CompiledModel(Shared):
+    """A model that runs on live tokens only. Call it as the module, by keyword; copies share it.
 
     ``compile`` and ``load`` make it, of a ``machine`` that runs its graph and of the ``layers``
     that the graph calls (`Layers` on a CPU); ``restore`` puts flat results into the containers
@@ -105,11 +106,12 @@ class CompiledModel:
         write(parts, path)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """SavedModelError: compiled code and the threads that run it are neither pickled nor
-        copied."""
-        expected, got = "one that is shared as it is", "a copy or a pickle"
-        advice = "use .save(path) and pit_tvm.model.load(path)"
-        raise SavedModelError(mismatch("compiled model", expected, got, advice))
+        """SavedModelError: compiled code and the threads that run it are not pickled."""
+        expected, advice = (
+            "one that is shared as it is",
+            "use .save(path) and pit_tvm.model.load(path)",
+        )
+        raise SavedModelError(mismatch("compiled model", expected, "a pickle", advice))
 
     def explain(self) -> str:
         """How many operators run on live tokens only; which do not, and what keeps each from it;

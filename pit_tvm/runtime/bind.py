@@ -12,6 +12,7 @@ from tvm import ir, sym
 
 from ..errors import ShapeError, mismatch
 from ..remember import remember
+from ..shared import Shared
 from ..structs import Groups, Values
 from .argument import Argument
 from .arrays import as_numpy, as_tensor, kind, shape_of
@@ -20,7 +21,7 @@ from .program import Lookup, Param, Program
 
 
 @dataclass(frozen=True)
-class PackedOperand:
+class PackedOperand(Shared):
     """A weight packed once for the kernels of one operator, by ``Operator.pack``.
 
     ``array`` is the original, which the dense candidate reads: do not change it in place.

@@ -299,8 +299,8 @@ def test_kernels_must_be_on_disk(
         ours.save(tmp_path / "small.pit")
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, copy.copy, pickle.dumps])
-def test_copies_are_refused_and_saving_is_named(duplicate: Callable[[Any], Any]) -> None:
+def test_copies_share_the_model_and_pickles_are_told_of_saving() -> None:
     compiled = compile(Small(1.0).eval(), tensors(inputs()))
+    assert copy.copy(compiled) is copy.deepcopy(compiled) is compiled
     with pytest.raises(SavedModelError, match=r"^compiled model: .*\.save\(path\) and .*load"):
-        duplicate(compiled)
+        pickle.dumps(compiled)
