@@ -353,3 +353,36 @@ def test_what_stands_beside_x_is_dense_too(name: str) -> None:
     given[name] = given[name].to_sparse()
     with pytest.raises(ShapeError, match=f"{name}: expected a strided tensor"):
         pit.grouped_linear(torch.randn(4, K), **given)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("function", ["linear_rows", "grouped_linear"])
+def test_a_bias_is_never_spread(function: str, dtype: torch.dtype) -> None:
+    shapes, others = CALLS[function]
+    given = {name: torch.randn(shape).to(dtype) for name, shape in shapes.items()}
+    whole = shapes["bias"]
+    for shape in ((), (1,), (*whole[:-1], 1), (*whole[:-1], N + 1), (*whole, 1), (5, *whole[1:])):
+        with pytest.raises(ShapeError, match=f"^bias: expected shape .*{N}], as weight"):
+            getattr(pit, function)(**given | {"bias": torch.zeros(shape, dtype=dtype)}, **others)
+
+
+@pytest.mark.parametrize("function", CALLS)
+def test_tensors_are_where_x_is(function: str) -> None:
+    shapes, others = CALLS[function]
+    given = {name: torch.randn(shape) for name, shape in shapes.items()} | others
+    for name in given.keys() - {"x"}:
+        with pytest.raises(DTypeError, match=f"^{name}: expected a tensor on cpu, as x, got meta"):
+            getattr(pit, function)(**given | {name: given[name].to("meta")})
+
+
+@pytest.mark.parametrize("function", CALLS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.complex64, torch.int8])
+def test_types_of_x(function: str, dtype: torch.dtype) -> None:
+    shapes, others = CALLS[function]
+    given = {name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items()}
+    if dtype == torch.int8 and function != "moe_feed_forward":
+        given["bias"] = given["bias"].int()
+        assert getattr(pit, function)(**given, **others).dtype == torch.int32
+        return
+    with pytest.raises(DTypeError, match=f"^x: expected .*, got {dtype}"):
+        getattr(pit, function)(**given, **others)
