@@ -9,11 +9,11 @@ from typing import Any
 
 import tvm_ffi
 
-from ..errors import BackendUnavailable, ShapeError, UnsupportedTarget, mismatch
+from ..errors import BackendUnavailable, DTypeError, ShapeError, UnsupportedTarget, mismatch
 from ..forks import Threads
 from ..memory import aligned_empty
 from ..remember import remember
-from ..structs import Candidate, Index, Plan, integer
+from ..structs import MOST_EXTENT, Candidate, Index, Plan, integer
 from ..target import TargetInfo, refuse_fork
 from ..tile_db.store import TileStore
 from .argument import pattern_array
@@ -180,6 +180,11 @@ class Dispatcher:
         advice = "kernels are compiled when they are first needed"
         raise UnsupportedTarget(mismatch("build", "a GPU target", self.target.kind, advice))
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """DTypeError: compiled code and the threads that run it are neither pickled nor copied."""
+        expected, got = "one that is shared as it is", "a copy or a pickle"
+        raise DTypeError(mismatch("operator", expected, got, "compile it again, also elsewhere"))
+
     # -- arguments
 
     def _loose(self, fresh: bool) -> bool:
@@ -318,5 +323,6 @@ def check_asked(sizes: dict[str, int], library: str) -> None:
 def _check_sizes(sizes: dict[str, int]) -> None:
     for name, size in sizes.items():
         number = integer(size)
-        if number is None or number < 0:
-            raise ShapeError(mismatch(f"size {name}", "an integer of at least 0", repr(size)))
+        if number is None or not 0 <= number <= MOST_EXTENT:
+            expected = f"an integer of 0 to {MOST_EXTENT}"
+            raise ShapeError(mismatch(f"size {name}", expected, repr(size)))

@@ -38,7 +38,7 @@ def linear_rows(
     activation: str | None,
 ) -> torch.Tensor:
     """``activation(x @ weight.T + bias)`` in the rows that ``pattern`` names, zeros elsewhere."""
-    flat = x.reshape(-1, x.shape[-1])
+    flat = _flat(x)
     _check_contiguous(x=flat, bias=bias)
     check_weight("weight", weight)
     out = linear_of_rows(flat, weight, bias, pattern, kind, activation)
@@ -64,7 +64,7 @@ def outer_rows(
 ) -> torch.Tensor:
     """[n, k]: the sum of ``left[i, :, None] * right[i]`` over the rows that ``pattern`` names, of
     [..., n] and [..., k]."""
-    left, right = left.reshape(-1, left.shape[-1]), right.reshape(-1, right.shape[-1])
+    left, right = _flat(left), _flat(right)
     _check_contiguous(left=left, right=right)
     return outer_of_rows(left, right, pattern, kind)
 
@@ -81,7 +81,7 @@ def activate_rows(
 ) -> torch.Tensor:
     """The activation of the rows [..., n] that ``pattern`` names; all others are zeros, as their
     results are."""
-    flat = rows.reshape(-1, rows.shape[-1])
+    flat = _flat(rows)
     _check_contiguous(rows=flat)
     return activated_of_rows(flat, pattern, kind, activation).reshape(rows.shape)
 
@@ -98,7 +98,7 @@ def activate_rows_gradient(
 ) -> torch.Tensor:
     """The gradient to the rows of `activate_rows` that exist, ``down`` being that to its result;
     others hold anything."""
-    flat, given = rows.reshape(-1, rows.shape[-1]), down.reshape(-1, down.shape[-1])
+    flat, given = _flat(rows), _flat(down)
     _check_contiguous(rows=flat, down=given)
     return gradient_of_activated(flat, given, pattern, kind, activation).reshape(rows.shape)
 
@@ -120,7 +120,7 @@ def grouped_linear(
     activation: str | None,
 ) -> torch.Tensor:
     """Every row times the weight of each of its groups; zeros where the id is -1."""
-    flat = x.reshape(-1, x.shape[-1])
+    flat = _flat(x)
     _check_contiguous(x=flat, bias=bias)
     check_weight("weight", weight)
     ids = _choices(group_ids, len(flat))
@@ -145,7 +145,7 @@ def grouped_outer(
 ) -> torch.Tensor:
     """[groups, n, k]: of each group the sum of ``left[i, :, None] * right[i]`` over its choices, of
     ``left`` like ``group_ids`` and [n], and ``right`` [..., k] with a row for all choices."""
-    left, right = left.reshape(-1, left.shape[-1]), right.reshape(-1, right.shape[-1])
+    left, right = _flat(left), _flat(right)
     _check_contiguous(left=left, right=right)
     return outer_of_groups(left, right, _choices(group_ids, len(right)), groups)
 
@@ -160,7 +160,7 @@ def _(
 @CustomOperator
 def gated_activation(rows: torch.Tensor, activation: str) -> torch.Tensor:
     """[..., n]: ``act(gate) * other`` of rows [..., 2 * n] of gates and others."""
-    flat = rows.reshape(-1, rows.shape[-1])
+    flat = _flat(rows)
     _check_contiguous(rows=flat)
     return gated_rows(flat, activation).reshape(*rows.shape[:-1], rows.shape[-1] // 2)
 
@@ -173,7 +173,7 @@ def _(rows: torch.Tensor, activation: str) -> torch.Tensor:
 @CustomOperator
 def gated_gradient(rows: torch.Tensor, down: torch.Tensor, activation: str) -> torch.Tensor:
     """The gradient to the rows of `gated_activation`, ``down`` being that to its result."""
-    flat, given = rows.reshape(-1, rows.shape[-1]), down.reshape(-1, down.shape[-1])
+    flat, given = _flat(rows), _flat(down)
     _check_contiguous(rows=flat, down=given)
     return gradient_of_gated(flat, given, activation).reshape(rows.shape)
 
@@ -202,7 +202,7 @@ def spread_choices(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradients of `combine_choices` to rows and weights, ``down`` [..., n] being that to its
     result."""
-    given = down.reshape(-1, down.shape[-1])
+    given = _flat(down)
     _check_contiguous(down=given)
     flat, shares, choices = _of_tokens(rows, weights, ids)
     drows, dweights = spread_sums(flat, shares, choices, given)
@@ -241,7 +241,7 @@ def moe_feed_forward(
     gated: bool,
 ) -> torch.Tensor:
     """A layer of experts in one: see `pit_tvm.torch.moe_feed_forward`."""
-    flat = x.reshape(-1, x.shape[-1])
+    flat = _flat(x)
     _check_contiguous(x=flat)
     check_weight("up", up)
     check_weight("down", down)
@@ -262,6 +262,11 @@ def _(
     gated: bool,
 ) -> torch.Tensor:
     return x.new_empty(x.shape)
+
+
+def _flat(rows: torch.Tensor) -> torch.Tensor:
+    """Rows [number, n] of [..., n], where n may be 0."""
+    return rows.reshape(rows.shape[:-1].numel(), rows.shape[-1])
 
 
 def _of_tokens(

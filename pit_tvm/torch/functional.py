@@ -9,8 +9,8 @@ bfloat16, are torch's own on gathered rows, which pack no weights and multiply t
 Gradients go backward through them, to every floating-point argument and any number of times
 (`pit_tvm.torch.gradients`). A mixture of experts is computed in parts for that, and activations
 behind products. DTensors of ``torch.distributed`` are computed where they lie
-(`pit_tvm.torch.sharding`). Tensors with tangents of forward mode (``torch.func.jvp``) are refused:
-they would be lost.
+(`pit_tvm.torch.sharding`). Tensors with tangents of forward mode (``torch.func.jvp``) are refused,
+since they would be lost, and so are those with gradients of ``torch.func``.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from .gradients import activate_live, feed_forward_in_parts, split_activation
 from .host import activate
 
 _CAST = (torch.float16, torch.bfloat16, torch.float32)  # what autocast converts
+_TYPES = (*_CAST, torch.int8)
 
 
 def linear_rows(
@@ -77,6 +78,7 @@ def linear_rows(
     _check_tensors({kind: pattern})
     x, weight, bias = _autocast(x, weight, bias)
     _check(x, weight, bias, 2, activation)
+    _check_devices(x, {"weight": weight, "bias": bias, kind: pattern})
     # As int: torch.compile of torch 2.11 takes no bool from a size that it does not know.
     sequences = pattern.numel() - int(kind == "cu_seqlens")
     if kind != "rows" and x.dim() > 2 and sequences != math.prod(x.shape[:-2]):
@@ -122,6 +124,7 @@ def grouped_linear(
     x, weight, bias = _autocast(x, weight, bias)
     _check(x, weight, bias, 3, activation)
     _check_ids("group_ids", group_ids)
+    _check_devices(x, {"weight": weight, "bias": bias, "group_ids": group_ids})
     lead = tuple(x.shape[:-1])
     if tuple(group_ids.shape[: len(lead)]) != lead or group_ids.dim() > len(lead) + 1:
         expected = f"{list(lead)}, or with a last dimension top_k"
@@ -175,8 +178,12 @@ def moe_feed_forward(
     _check_tensors({"up": up, "down": down, "expert_weights": expert_weights})
     x, up, down = _autocast(x, up, down)
     _check(x, up, None, 3, activation, "up")
+    if not x.is_floating_point():
+        raise DTypeError(mismatch("x", "a floating-point type", x.dtype))
     _check_type("down", down, x, x.dtype)
     _check_ids("expert_ids", expert_ids)
+    beside = {"up": up, "down": down, "expert_ids": expert_ids, "expert_weights": expert_weights}
+    _check_devices(x, beside)
     _check_routing(x, expert_ids, expert_weights)
     experts, wide, hidden = up.shape
     if gated and wide % 2:
@@ -229,9 +236,14 @@ def _check(
         raise ShapeError(mismatch("x", expected, tuple(x.shape), advice))
     if x.shape[-1] == 0:
         raise ShapeError(mismatch("x", "a depth of at least 1", tuple(x.shape)))
+    if x.dtype not in _TYPES:
+        raise DTypeError(mismatch("x", f"one of {', '.join(map(str, _TYPES))}", x.dtype))
     _check_type(name, weight, x, x.dtype)
     if bias is not None:
         _check_type("bias", bias, x, torch.int32 if x.dtype == torch.int8 else x.dtype)
+        if bias.shape != weight.shape[:-1]:  # torch would spread one of a single column
+            expected = f"shape {list(weight.shape[:-1])}, as {name}"
+            raise ShapeError(mismatch("bias", expected, tuple(bias.shape)))
 
 
 def _check_type(name: str, array: torch.Tensor, x: torch.Tensor, dtype: torch.dtype) -> None:
@@ -241,24 +253,39 @@ def _check_type(name: str, array: torch.Tensor, x: torch.Tensor, dtype: torch.dt
 
 
 def _check_tensors(arrays: Mapping[str, object]) -> None:
-    tangents = not torch.compiler.is_compiling() and forward_ad._current_level >= 0
+    transformed = not torch.compiler.is_compiling() and (
+        forward_ad._current_level >= 0 or functorch.peek_interpreter_stack() is not None
+    )
     for name, array in arrays.items():
         if not isinstance(array, torch.Tensor):
             raise DTypeError(mismatch(name, "a torch tensor", type(array).__name__))
         check_plain(name, array)
         check_strided(name, array)
-        if tangents:
-            _check_tangent(name, array)
+        if transformed:
+            _check_derivatives(name, array)
 
 
-def _check_tangent(name: str, array: torch.Tensor) -> None:
+def _check_derivatives(name: str, array: torch.Tensor) -> None:
     """DTypeError for a tensor with a tangent, also beneath ``torch.vmap``: torch calls operators
-    without a formula for it as if it were zero."""
+    without a formula for it as if it were zero. And for one that ``torch.func`` takes gradients
+    to, which torch's custom operators have not."""
     while functorch.is_batchedtensor(array):
         array = functorch.get_unwrapped(array)
     if forward_ad.unpack_dual(array).tangent is not None:
         advice = "pass .detach(), or use torch's own layers: these go backward only"
         raise DTypeError(mismatch(name, "a tensor without a tangent", "one that has one", advice))
+    if functorch.is_gradtrackingtensor(array) and differentiated(array):
+        expected, got = "a tensor without gradients of torch.func", "one that has them"
+        raise DTypeError(mismatch(name, expected, got, "use .backward() or torch.autograd.grad"))
+
+
+def _check_devices(x: torch.Tensor, others: Mapping[str, torch.Tensor | None]) -> None:
+    """DTypeError for a tensor on another device than ``x``: torch calls the fake implementation, as
+    for ``x`` on "meta", if any of them is there, and nothing would be computed."""
+    for name, array in others.items():
+        if array is not None and array.device != x.device and not x.is_meta:
+            expected, advice = f"a tensor on {x.device}, as x", f"pass .to({str(x.device)!r})"
+            raise DTypeError(mismatch(name, expected, array.device, advice))
 
 
 def _check_ids(name: str, ids: torch.Tensor) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import DTypeError, mismatch
+from ..op.arguments import at_least
 from .functional import grouped_linear, linear_rows, moe_feed_forward
 
 
@@ -38,12 +39,17 @@ class LinearRows(torch.nn.Linear):
         Raises
         ------
         DTypeError
-            No ``torch.nn.Linear``, or one whose weight or bias is computed from other parameters.
+            No ``torch.nn.Linear``, or one whose weight or bias is computed from other parameters,
+            or has no shape yet.
         """
         if not isinstance(linear, torch.nn.Linear):
             raise DTypeError(mismatch("linear", "a torch.nn.Linear", type(linear).__name__))
         for name in ("weight", "bias"):
-            if not isinstance(getattr(linear, name), torch.nn.Parameter | None):
+            found = getattr(linear, name)
+            if torch.nn.parameter.is_lazy(found):
+                expected, advice = "a parameter of some shape", "call the lazy layer first"
+                raise DTypeError(mismatch(f"linear.{name}", expected, type(found).__name__, advice))
+            if not isinstance(found, torch.nn.Parameter | None):
                 advice = "see torch.nn.utils.parametrize.remove_parametrizations"
                 raise DTypeError(mismatch(f"linear.{name}", "a parameter", "a tensor", advice))
         made = cls(
@@ -84,6 +90,7 @@ class GroupedLinear(torch.nn.Module):
     """One linear layer for each group of rows, such as an expert; see `grouped_linear`.
 
     Parameters: ``weight`` [groups, out_features, in_features] and ``bias`` [groups, out_features].
+    ShapeError for a size that is no length.
     """
 
     def __init__(
@@ -98,7 +105,8 @@ class GroupedLinear(torch.nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        sizes = (groups, out_features, in_features)
+        named = {"groups": groups, "out_features": out_features, "in_features": in_features}
+        sizes = tuple(at_least(name, size, 0) for name, size in named.items())
         self.activation = activation
         self.weight = torch.nn.Parameter(torch.empty(sizes, device=device, dtype=dtype))
         offsets = torch.empty(sizes[:2], device=device, dtype=dtype) if bias else None
@@ -123,6 +131,7 @@ class MoeFeedForward(torch.nn.Module):
     """Experts of a mixture-of-experts layer, without its router; see `moe_feed_forward`.
 
     Parameters: ``up`` [experts, (2 *) inter, hidden] and ``down`` [experts, hidden, inter].
+    ShapeError for a size that is no length.
     """
 
     def __init__(
@@ -138,6 +147,8 @@ class MoeFeedForward(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.activation, self.gated = activation, gated
+        for name, size in {"experts": experts, "hidden": hidden, "inter": inter}.items():
+            at_least(name, size, 0)
         wide = 2 * inter if gated else inter
         kind: dict[str, Any] = {"device": device, "dtype": dtype}
         self.up = torch.nn.Parameter(torch.empty((experts, wide, hidden), **kind))

@@ -58,6 +58,8 @@ def linear_of_rows(
     activation: str | None,
 ) -> torch.Tensor:
     """``activation(x @ weight.T + bias)`` over the rows that a pattern names, zeros elsewhere."""
+    if not x.shape[1]:  # a gradient of no columns: functions refuse x without a depth
+        return x.new_zeros((len(x), weight.shape[0]))
     if not x.is_cuda and x.dtype != torch.float32 and host.computes(x.dtype):
         check_activation(activation, resolve_dtypes(dtype_name(x)))
         return host.live_rows(x, weight, bias, _rows_of(x, pattern, kind), activation)
@@ -150,6 +152,8 @@ def grouped_choices(
     activation: str | None,
 ) -> torch.Tensor:
     """[tokens * choices, n]: every choice ``ids[t, c]`` of a row; zeros where it is no group."""
+    if not x.shape[1]:  # as above
+        return x.new_zeros((ids.numel(), weight.shape[1]))
     if x.is_cuda:
         return _cuda_experts().grouped(x, ids, weight, bias, activation or "none")
     if host.computes(x.dtype):

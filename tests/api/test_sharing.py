@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import pit_tvm
 from pit_tvm import op
+from pit_tvm.errors import DTypeError
 from pit_tvm.reference import ops as reference
 from pit_tvm.runtime import launch
 from pit_tvm.structs import Lengths, Mask, Rows, SparsitySpec, Values
@@ -137,6 +142,14 @@ def test_kernels_are_built_once_and_plans_decided_once(
     assert operator.profile(lhs, rhs, sparsity=~mask).plan is not plan
     assert operator.profile(lhs, rhs, sparsity=mask).plan is plan
     assert operator.stats.builds == built.builds
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, pickle.dumps])
+def test_operators_are_shared_as_they_are(duplicate: Callable[[Any], Any]) -> None:
+    operator = compiled(MATMUL, "float32", "lhs", Rows())
+    for thing in (operator, operator.pack(rhs=np.ones((131, 29), np.float32))):
+        with pytest.raises(DTypeError, match="^operator: .*, got a copy or a pickle; compile it"):
+            duplicate(thing)
 
 
 SHIPPED_ALONE_US = launch.ALONE_US

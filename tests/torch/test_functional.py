@@ -126,41 +126,10 @@ def test_compiled_without_a_graph_break() -> None:
         torch.testing.assert_close(compiled(x, lengths), model(x, lengths))
 
 
-def test_modules_share_the_parameters_of_torchs_own() -> None:
-    linear = torch.nn.Linear(K, N)
-    module = pit.LinearRows.of(linear)
-    assert module.weight is linear.weight and module.bias is linear.bias
-    x = torch.randn(PADDED, K)
-    every = torch.arange(PADDED)
-    torch.testing.assert_close(module(x, rows=every), linear(x), rtol=1e-4, atol=1e-4)
-    assert "activation" in repr(module)
-
-
-def test_grouped_module() -> None:
-    module = pit.GroupedLinear(GROUPS, K, N, activation="silu")
-    x, ids = torch.randn(PADDED, K), torch.zeros(PADDED, dtype=torch.int32)
-    plain = torch.nn.functional.silu(x @ module.weight[0].T + module.bias[0])
-    torch.testing.assert_close(module(x, ids), plain, rtol=1e-4, atol=1e-4)
-    assert f"groups={GROUPS}" in repr(module)
-
-
 def test_a_weight_that_is_stored_in_by_out_is_refused_with_advice() -> None:
     x, weight, _ = data()
     with pytest.raises(ShapeError, match=r"^x: .*pass weight\.mT$"):
         pit.linear_rows(x, weight.T.contiguous(), lengths=torch.ones(M, dtype=torch.int64))
-
-
-def test_modules_share_the_parameters_of_linear_layers_alone() -> None:
-    layer = torch.nn.Linear(K, N, bias=False)
-    assert pit.LinearRows.of(layer).weight is layer.weight
-    computed = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(K, N))
-    others: list[tuple[Any, str]] = [
-        (torch.nn.Conv1d(K, N, 1), "linear: expected a torch.nn.Linear, got Conv1d"),
-        (computed, "linear.weight: expected a parameter, got a tensor; see"),
-    ]
-    for other, says in others:
-        with pytest.raises(DTypeError, match=f"^{says}"):
-            pit.LinearRows.of(other)
 
 
 def test_a_pattern_must_be_given_once() -> None:
@@ -368,3 +337,36 @@ def test_what_stands_beside_x_is_dense_too(name: str) -> None:
     given[name] = given[name].to_sparse()
     with pytest.raises(ShapeError, match=f"{name}: expected a strided tensor"):
         pit.grouped_linear(torch.randn(4, K), **given)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("function", ["linear_rows", "grouped_linear"])
+def test_a_bias_is_never_spread(function: str, dtype: torch.dtype) -> None:
+    shapes, others = CALLS[function]
+    given = {name: torch.randn(shape).to(dtype) for name, shape in shapes.items()}
+    whole = shapes["bias"]
+    for shape in ((), (1,), (*whole[:-1], 1), (*whole[:-1], N + 1), (*whole, 1), (5, *whole[1:])):
+        with pytest.raises(ShapeError, match=f"^bias: expected shape .*{N}], as weight"):
+            getattr(pit, function)(**given | {"bias": torch.zeros(shape, dtype=dtype)}, **others)
+
+
+@pytest.mark.parametrize("function", CALLS)
+def test_tensors_are_where_x_is(function: str) -> None:
+    shapes, others = CALLS[function]
+    given = {name: torch.randn(shape) for name, shape in shapes.items()} | others
+    for name in given.keys() - {"x"}:
+        with pytest.raises(DTypeError, match=f"^{name}: expected a tensor on cpu, as x, got meta"):
+            getattr(pit, function)(**given | {name: given[name].to("meta")})
+
+
+@pytest.mark.parametrize("function", CALLS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.complex64, torch.int8])
+def test_types_of_x(function: str, dtype: torch.dtype) -> None:
+    shapes, others = CALLS[function]
+    given = {name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items()}
+    if dtype == torch.int8 and function != "moe_feed_forward":
+        given["bias"] = given["bias"].int()
+        assert getattr(pit, function)(**given, **others).dtype == torch.int32
+        return
+    with pytest.raises(DTypeError, match=f"^x: expected .*, got {dtype}"):
+        getattr(pit, function)(**given, **others)

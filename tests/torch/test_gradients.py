@@ -244,6 +244,27 @@ def test_any_routing(tokens: int, choices: int, groups: int, drawn: Any) -> None
     )
 
 
+@BOTH
+@pytest.mark.parametrize("dtype", LIMITS)
+def test_layers_without_columns(
+    dtype: torch.dtype, by_library: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "computes", lambda dtype: by_library)
+    x, weight, bias = leaf(BATCH, LENGTH, K, dtype=dtype), leaf(0, K, dtype=dtype), leaf(0)
+    up, down = leaf(GROUPS, 0, K, dtype=dtype), leaf(GROUPS, K, 0, dtype=dtype)
+    ids, bias = routed((BATCH, LENGTH, TOP_K)), bias.detach().to(dtype).requires_grad_()
+    for got, leaves in (
+        (pit.linear_rows(x, weight, bias, lengths=PATTERNS["lengths"]), (x, weight, bias)),
+        (pit.grouped_linear(x, up, ids), (x, up)),
+        (pit.moe_feed_forward(x, ids, torch.rand(ids.shape), up, down), (x, up, down)),
+    ):
+        found = torch.autograd.grad(got.sum(), leaves, create_graph=True)
+        assert not got.any() and not any(each.any() for each in found)
+        assert [each.shape for each in found] == [each.shape for each in leaves]
+        sum(each.sum() for each in found).backward()  # type: ignore[union-attr]
+        assert not x.grad.any()  # type: ignore[union-attr]
+
+
 def test_what_is_not_asked_for_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = torch.randn(BATCH, LENGTH, K), leaf(N, K)
     seen: list[str] = []

@@ -1,4 +1,4 @@
-"""Tangents of forward mode on the torch surface: refused, never lost without a word."""
+"""Tangents and gradients of torch.func on the torch surface: refused, never lost without a word."""
 
 from __future__ import annotations
 
@@ -68,6 +68,26 @@ def test_constants_pass_beside_tangents(call: str, name: str) -> None:
         value, tangent = torch.func.jvp(beside, (given,), (given,))
         torch.testing.assert_close(value, plain + given.sum())
         torch.testing.assert_close(tangent, given.sum().expand_as(plain))
+
+
+@pytest.mark.parametrize(("call", "name"), CASES)
+def test_gradients_of_functions_are_refused(call: str, name: str) -> None:
+    run, given = one(call, name)
+    says = f"^{name}: expected a tensor without gradients of torch.func, .*torch.autograd.grad"
+    with pytest.raises(DTypeError, match=says):
+        torch.func.grad(lambda each: run(each).sum())(given)
+    with pytest.raises(DTypeError, match=says):
+        torch.func.grad(lambda each: torch.vmap(run)(each[None]).sum())(given)
+    with pytest.raises(DTypeError, match=says):
+        torch.func.jacrev(run)(given)
+
+    def constant(each: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            out = run(each)
+        return (out + run(each.detach()) + run(given)).sum() * each.sum()
+
+    found = torch.func.grad(constant)(given)
+    torch.testing.assert_close(found, (3 * run(given).sum()).expand_as(given))
 
 
 def test_modules_refuse_tangents() -> None:
