@@ -9,7 +9,7 @@ from typing import Any
 
 import tvm_ffi
 
-from ..errors import BackendUnavailable, DTypeError, ShapeError, UnsupportedTarget, mismatch
+from ..errors import BackendUnavailable, ShapeError, UnsupportedTarget, mismatch
 from ..forks import Threads
 from ..memory import aligned_empty
 from ..remember import remember
@@ -179,11 +179,6 @@ class Dispatcher:
         """Nothing to compile ahead: TVM compiles for CPUs wherever it runs."""
         advice = "kernels are compiled when they are first needed"
         raise UnsupportedTarget(mismatch("build", "a GPU target", self.target.kind, advice))
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """DTypeError: compiled code and the threads that run it are neither pickled nor copied."""
-        expected, got = "one that is shared as it is", "a copy or a pickle"
-        raise DTypeError(mismatch("operator", expected, got, "compile it again, also elsewhere"))
 
     # -- arguments
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -57,3 +58,17 @@ def test_modules_have_lengths_for_sizes(wrong: Any) -> None:
         for name in names:
             with pytest.raises(ShapeError, match=f"^{name}: expected an integer of at least 0"):
                 module(**dict.fromkeys(names, 4) | {name: wrong})
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pit.LinearRows, partial(pit.GroupedLinear, GROUPS), partial(pit.MoeFeedForward, GROUPS)],
+)
+def test_modules_made_without_memory_can_be_started_later(kind: Any) -> None:
+    module = kind(64, 16, device="meta").to_empty(device="cpu")
+    for parameter in module.parameters():
+        torch.nn.init.constant_(parameter, torch.nan)
+    module.reset_parameters()
+    for name, parameter in module.named_parameters():
+        bound = (16 if name == "down" else 64) ** -0.5
+        assert 0.5 * bound < parameter.abs().max() <= bound
