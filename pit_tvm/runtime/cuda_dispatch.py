@@ -113,8 +113,10 @@ class CudaDispatcher:
                 if repeat.dense:
                     made = self._dense_again(repeat, arrays, made)
                     if self.planner.dense_fills:
-                        found = self._find(repeat.call, sparsity, True)(sparsity, self.memory.take)
-                        self.fill.fill_rows(made, found[1])
+                        find = self._find(repeat.call, sparsity, True)
+                        _, dead = find(sparsity, self.memory.take)
+                        assert dead is not None
+                        self.fill.fill_rows(made, dead)
                 return made, repeat.plan
         given = out
         bound = self.binder.bind_cuda(arrays, sparsity, out)
