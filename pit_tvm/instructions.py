@@ -12,6 +12,9 @@ _CHOSEN = (
     *("sse", "ssse", "avx", "amx", "fma", "f16c", "bmi", "gfni", "vaes", "vpclmul", "xop"),
     *("popcnt", "lzcnt", "movbe", "adx", "apx", "sve", "sme"),
 )
+# Of all code for CPUs. A short loop of fixed length (9 columns, say) would end in a store under a
+# mask, of which LLVM 22 writes a lone 16-bit element for AVX-512 as 32 bits, past the array's end.
+LLVM_OPTIONS = {"cl-opt": ["-vectorizer-min-trip-count:uint=0"]}
 _APX = ("egpr", "ndd", "ccmp", "ppx", "push2pop2", "nf", "zu")
 _LINUX = {
     **dict.fromkeys(_APX, "apx"),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import forks, pools
 from .errors import BackendUnavailable, UnsupportedTarget, mismatch
-from .instructions import chosen, is_foreign, plain, unlisted
+from .instructions import LLVM_OPTIONS, chosen, is_foreign, plain, unlisted
 
 if TYPE_CHECKING:
     from tvm.target import Target
@@ -114,7 +114,7 @@ def resolve_target(target: str | Mapping[str, Any] | Target = "llvm") -> TargetI
         features = host_features()
         mcpu = _portable_mcpu(features)
     isa, bits = _isa_of(features)
-    tvm_target = {"kind": kind, "mcpu": mcpu, "num-cores": threads, **options}
+    tvm_target = {"kind": kind, "mcpu": mcpu, "num-cores": threads, **LLVM_OPTIONS, **options}
     return TargetInfo(kind, isa, mcpu, threads, bits, tvm_target)
 
 
@@ -330,7 +330,7 @@ def _asked_threads() -> str | None:
 
 
 def _cpu_options(info: TargetInfo) -> dict[str, Any]:
-    return {k: v for k, v in info.tvm_target.items() if k not in ("kind", "num-cores")}
+    return {k: v for k, v in info.tvm_target.items() if k not in ("kind", "num-cores", "cl-opt")}
 
 
 def _described_cpu(options: dict[str, Any]) -> tuple[str, frozenset[str]]:

@@ -11,6 +11,7 @@ from tvm.target import Target
 
 from pit_tvm import target as target_module
 from pit_tvm.errors import UnsupportedTarget
+from pit_tvm.instructions import LLVM_OPTIONS
 from pit_tvm.target import device_name, lacking, resolve_target, runs_here
 from tests.processes import run_python
 
@@ -48,7 +49,8 @@ def test_host_target_follows_the_cpus_flags(machine, flags, isa, mcpu, bits) -> 
     info = resolve_target("llvm")
     assert (info.kind, info.isa, info.mcpu, info.vector_bits) == ("llvm", isa, mcpu, bits)
     assert info.threads == len(os.sched_getaffinity(0))
-    assert info.tvm_target == {"kind": "llvm", "mcpu": mcpu, "num-cores": info.threads}
+    options = {"mcpu": mcpu, "num-cores": info.threads, **LLVM_OPTIONS}
+    assert info.tvm_target == {"kind": "llvm", **options}
     assert Target(info.tvm_target).kind.name == "llvm"
 
 

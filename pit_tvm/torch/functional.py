@@ -25,6 +25,7 @@ from torch.autograd import forward_ad
 
 from ..errors import DTypeError, ShapeError, mismatch
 from ..op.epilogue import ACTIVATIONS
+from ..runtime.cuda_arrays import check_devices
 from ..runtime.torch_arrays import check_plain, check_strided
 from . import custom_ops
 from .dispatch import differentiated
@@ -282,10 +283,8 @@ def _check_derivatives(name: str, array: torch.Tensor) -> None:
 def _check_devices(x: torch.Tensor, others: Mapping[str, torch.Tensor | None]) -> None:
     """DTypeError for a tensor on another device than ``x``: torch calls the fake implementation, as
     for ``x`` on "meta", if any of them is there, and nothing would be computed."""
-    for name, array in others.items():
-        if array is not None and array.device != x.device and not x.is_meta:
-            expected, advice = f"a tensor on {x.device}, as x", f"pass .to({str(x.device)!r})"
-            raise DTypeError(mismatch(name, expected, array.device, advice))
+    if not x.is_meta:
+        check_devices("x", x, {name: a for name, a in others.items() if a is not None})
 
 
 def _check_ids(name: str, ids: torch.Tensor) -> None:

@@ -200,6 +200,22 @@ def test_sums_of_short_types_are_kept_in_float32(dtype: str) -> None:
         assert_close(out, truth, str(candidate))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_nothing_is_written_behind_the_output(dtype: str, rng: np.random.Generator) -> None:
+    """Nine columns are a vector and one element."""
+    tensors = op.matmul(None, 9, None, out_dtype=dtype, activation="silu")
+    operator = pit_tvm.compile(tensors, sparse={"lhs": Mask()})
+    lhs, rhs = random_array((5, 53), "float32", rng), random_array((53, 9), "float32", rng)
+    mask, memory = np.ones(lhs.shape, bool), poison((5 * 9 + 64,), dtype)
+    out = memory[: 5 * 9].reshape(5, 9)
+    plan = operator.explain(lhs, rhs, sparsity=mask)
+    for candidate in plan.candidates:
+        operator.repeat(candidate, lhs, rhs, sparsity=mask, out=out)
+        sums = lhs.astype(np.float64) @ rhs
+        assert_close(out, sums / (1 + np.exp(-sums)), str(candidate))
+        assert untouched(memory[5 * 9 :]), str(candidate)
+
+
 def test_extremes_of_int8_are_summed_exactly(rng: np.random.Generator) -> None:
     lhs = rng.choice(np.array([-128, 127], np.int8), (37, 211))
     rhs = rng.choice(np.array([-128, 127], np.int8), (211, 29))

@@ -340,7 +340,7 @@ def test_tensors_are_where_x_is(function: str) -> None:
     shapes, others = CALLS[function]
     given = {name: torch.randn(shape) for name, shape in shapes.items()} | others
     for name in given.keys() - {"x"}:
-        with pytest.raises(DTypeError, match=f"^{name}: expected a tensor on cpu, as x, got meta"):
+        with pytest.raises(DTypeError, match=f"^{name}: expected the device of x, cpu, got meta"):
             getattr(pit, function)(**given | {name: given[name].to("meta")})
 
 
