@@ -30,6 +30,10 @@ def converters() -> dict[str, Convert]:
         "clamp_max.default": _clamp_max,
         "amax.default": _extremum(relax.op.max),
         "amin.default": _extremum(relax.op.min),
+        "max.dim": _extremum_and_place(relax.op.max, relax.op.argmax),
+        "min.dim": _extremum_and_place(relax.op.min, relax.op.argmin),
+        "median.default": _median,
+        "median.dim": _median,
         "any.default": _any,
         "arange.start_step": _arange,
         "elu.default": _elu,
@@ -100,6 +104,51 @@ def _extremum(reduce: Callable[..., relax.Expr]) -> Convert:
         return importer.block_builder.emit(reduce(x, axes, bool(keep)))
 
     return convert
+
+
+def _extremum_and_place(
+    reduce: Callable[..., relax.Expr], search: Callable[..., relax.Expr]
+) -> Convert:
+    """The largest or smallest along an axis and where it is first; TVM's sorts for it, and tells of
+    equal ones any."""
+
+    def convert(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+        emit, (x, axis, keep) = importer.block_builder.emit, _arguments(node, importer, *_ALONG)
+        found = emit(reduce(x, axis, bool(keep)))
+        place = emit(relax.op.astype(emit(search(x, axis, bool(keep))), "int64"))
+        return emit(relax.Tuple([found, place]))
+
+    return convert
+
+
+_ALONG = ("dim", "keepdim")
+
+
+def _median(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    """The lower one of those in the middle, or NaN if there is any, and its place along an axis;
+    TVM's own sorts bfloat16 as integers, and NaN anywhere."""
+    emit, (x, axis, keep) = importer.block_builder.emit, _arguments(node, importer, *_ALONG)
+    of_all = axis is None
+    if of_all:
+        x, axis = emit(relax.op.flatten(x)), 0
+    extent = extents_of(x)[axis]
+    order = emit(relax.op.argsort(x, axis, dtype="int64"))
+    no_number = emit(relax.op.astype(emit(relax.op.not_equal(x, x)), "int64"))
+    nans = emit(relax.op.sum(no_number, axis, keepdims=True))
+    middle = emit(relax.op.add(relax.op.zeros_like(nans), _number((extent - 1) // 2)))
+    first = emit(relax.op.subtract(_number(extent), nans))
+    at = emit(relax.op.where(emit(relax.op.greater(nans, _number(0))), first, middle))
+    place = emit(relax.op.gather_elements(order, at, axis))
+    found = [emit(relax.op.gather_elements(x, place, axis)), place]
+    if not keep:
+        found = [emit(relax.op.squeeze(one, [axis])) for one in found]
+    return found[0] if of_all else emit(relax.Tuple(found))
+
+
+def _number(extent: Any) -> Any:
+    """An extent, or a number, as operators on integers take it."""
+    fixed = isinstance(extent, int | prim.IntImm)
+    return relax.const(int(extent), "int64") if fixed else extent
 
 
 def _any(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
@@ -222,9 +271,8 @@ def from_start(emit: Callable[..., Any], ids: relax.Expr, extent: Any) -> relax.
     if isinstance(ids, ir.GenericConst) and (ids.value.numpy() >= 0).all():
         return ids
     ids = emit(relax.op.astype(ids, "int64"))
-    length = relax.const(int(extent), "int64") if isinstance(extent, prim.IntImm) else extent
     negative = emit(relax.op.less(ids, relax.const(0, "int64")))
-    return emit(relax.op.where(negative, emit(relax.op.add(ids, length)), ids))
+    return emit(relax.op.where(negative, emit(relax.op.add(ids, _number(extent))), ids))
 
 
 def _arguments(node: fx.Node, importer: BaseFXGraphImporter, *names: str) -> list[Any]:
