@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import fx
-from tvm import ir, relax
+from tvm import ir, relax, sym, tirx
 from tvm.ir import prim
 from tvm.relax.frontend.torch.base_fx_graph_translator import BaseFXGraphImporter
 
@@ -182,30 +184,25 @@ def _index(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
         return emit(relax.op.take(x, one, axis, _FROM_EITHER_END))
     if list(ids) != list(range(len(given))):
         return importer._index_tensor(node)
-    extents = _extents_of(x, node.args[0], importer)
+    extents = extents_of(x)
     counted = [from_start(emit, one, extents[axis]) for axis, one in ids.items()]
     return emit(relax.op.index_tensor(x, counted))
 
 
-def _extents_of(x: relax.Expr, node: Any, importer: BaseFXGraphImporter) -> Sequence[Any]:
-    """Extents of ``x``, the result of ``node``: torch's where Relax knows none, as of a sum with a
-    table that is cut to the length, whose limit is not known yet."""
-    if x.ty.shape is not None:
-        return extents_of(x)
+def _symbol(size: Any, node: fx.Node, importer: BaseFXGraphImporter) -> tirx.Var | None:
+    """The extent of an input that torch's ``size`` is; None for others."""
     inputs = [importer.env[n] for n in node.graph.nodes if n.op == "placeholder"]
     shapes = [each.ty.shape for each in inputs if isinstance(each, relax.Expr)]
     symbols = {str(e): e for shape in shapes if shape is not None for e in shape.values}
-    sizes = [size if isinstance(size, int) else str(size) for size in node.meta["val"].shape]
-    if not all(isinstance(size, int) or size in symbols for size in sizes):
-        return extents_of(x)
-    return [prim.IntImm("int64", s) if isinstance(s, int) else symbols[s] for s in sizes]
+    found = None if isinstance(size, int) else symbols.get(str(size))
+    return found if isinstance(found, tirx.Var) else None
 
 
 def _repeat(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
     """``x`` so often along every axis, of which it may have fewer; TVM's takes numbers only."""
     x, repeats = _arguments(node, importer, "repeats")
-    extents = _extents_of(x, node.args[0], importer)
-    extents = [*[1] * (len(repeats) - len(extents)), *extents]
+    extents = extents_of(x)
+    extents = (*[1] * (len(repeats) - len(extents)), *extents)
     emit = importer.block_builder.emit
     split = emit(relax.op.reshape(x, [part for extent in extents for part in (1, extent)]))
     pairs = [part for pair in zip(repeats, extents, strict=True) for part in pair]
@@ -225,12 +222,22 @@ def _full(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
 
 
 def _arange(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
-    """Numbers in equal steps; TVM counts none that go down."""
-    start, end, *steps = importer.retrieve_args(node)
-    if not steps or not isinstance(steps[0], int | float) or steps[0] >= 0:
+    """Numbers in equal steps; TVM counts none that go down, and real ones to no whole extent."""
+    given = importer.retrieve_args(node)
+    whole = start, end, step = tuple(_whole(number) for number in (*given, 1)[:3])
+    real = any(isinstance(number, float) for number in whole)
+    down = isinstance(step, int | float) and step < 0
+    if not down and (real or all(a is b for a, b in zip(whole, given, strict=False))):
         return importer._arange(node)
     dtype, emit = dtype_name(node.meta["val"]), importer.block_builder.emit
-    return emit(relax.op.negative(emit(relax.op.arange(-start, -end, -steps[0], dtype))))
+    limits = (-start, -end, -step) if down else whole
+    found = emit(relax.op.arange(*limits, dtype if real else "int64"))
+    return emit(relax.op.astype(emit(relax.op.negative(found)) if down else found, dtype))
+
+
+def _whole(number: Any) -> Any:
+    """A real number that is whole as an integer; others as they are."""
+    return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
 def _squeeze(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
@@ -249,11 +256,41 @@ def _is_one(extent: Any) -> bool:
 
 
 def _slice(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
-    """A slice, of which TVM lowers none whose axis is counted from the end."""
-    x, axis = _arguments(node, importer, "dim")
-    if axis is not None and axis < 0:
-        node.update_arg(1, axis % len(extents_of(x)))
+    """A slice, of which TVM lowers none whose axis is counted from the end, and knows no extent
+    of those that end inside for lengths up to a limit only."""
+    x, axis, start, end, step = _arguments(node, importer, "dim", "start", "end", "step")
+    axis = (axis or 0) % x.ty.ndim
+    known = node.meta["val"].shape[axis]
+    size = _symbol(known, node, importer)
+    one_by_one = step is None or isinstance(step, int) and step == 1
+    if size is not None and one_by_one and x.ty.shape is not None:
+        extent = extents_of(x)[axis]
+        if size.same_as(extent):
+            return x
+        begin = _begin(extent, size, start, end)
+        if begin is not None and _holds(extent, begin, size, known):
+            cut = relax.op.strided_slice(x, [axis], [begin], [begin + size], assume_inbound=True)
+            return importer.block_builder.emit(cut)
+    if len(node.args) > 1:
+        node.update_arg(1, axis)
     return importer._slice(node)
+
+
+def _begin(extent: Any, size: tirx.Var, start: Any, end: Any) -> Any:
+    """Where a slice with ``size`` places of ``extent`` begins; None where that is not plain."""
+    if start is None or isinstance(start, int) and start >= 0:
+        return start or 0
+    to_the_end = end is None or isinstance(end, int) and end == sys.maxsize
+    return extent - size if to_the_end else None
+
+
+def _holds(extent: Any, begin: Any, size: tirx.Var, known: torch.SymInt) -> bool:
+    """Whether an extent has ``size`` places from ``begin`` on, however many these are: up to the
+    limit that torch found, to which calls keep."""
+    analyzer = sym.Analyzer()
+    most = known.node.shape_env.bound_sympy(known.node.expr).upper
+    analyzer.bind(size, ir.Range.from_min_extent(0, int(min(most, 2**31)) + 1))
+    return bool(analyzer.can_prove(tirx.all(begin >= 0, begin + size <= extent)))
 
 
 def _slice_scatter(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
