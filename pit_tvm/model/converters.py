@@ -36,6 +36,8 @@ def converters() -> dict[str, Convert]:
         "min.dim": _extremum_and_place(relax.op.min, relax.op.argmin),
         "median.default": _median,
         "median.dim": _median,
+        "prod.default": _product,
+        "prod.dim_int": _product,
         "any.default": _any,
         "arange.start_step": _arange,
         "elu.default": _elu,
@@ -45,6 +47,8 @@ def converters() -> dict[str, Convert]:
         "slice.Tensor": _slice,
         "slice_scatter.default": _slice_scatter,
         "repeat.default": _repeat,
+        "reshape.default": _reshape,
+        "view.default": _reshape,
         "full.default": _full,
         "full_like.default": _full,
     } | dict.fromkeys(("squeeze.default", "squeeze.dim", "squeeze.dims"), _squeeze)
@@ -153,6 +157,13 @@ def _number(extent: Any) -> Any:
     return relax.const(int(extent), "int64") if fixed else extent
 
 
+def _product(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    """All numbers, or those along an axis, multiplied in the type of the result."""
+    emit, (x, axis, keep) = importer.block_builder.emit, _arguments(node, importer, *_ALONG)
+    wide = emit(relax.op.astype(x, dtype_name(node.meta["val"])))
+    return emit(relax.op.prod(wide, axis, bool(keep)))
+
+
 def _any(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
     """Whether anything is not 0."""
     emit, (x,) = importer.block_builder.emit, _arguments(node, importer)
@@ -196,6 +207,12 @@ def _symbol(size: Any, node: fx.Node, importer: BaseFXGraphImporter) -> tirx.Var
     symbols = {str(e): e for shape in shapes if shape is not None for e in shape.values}
     found = None if isinstance(size, int) else symbols.get(str(size))
     return found if isinstance(found, tirx.Var) else None
+
+
+def _reshape(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    """TVM's, without its look for one that changes nothing, which compares extents as values."""
+    x, extents = importer.retrieve_args(node)
+    return importer._emit_torch_reshape(x, extents)
 
 
 def _repeat(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:

@@ -6,6 +6,7 @@ it counts in the type that is given, where torch takes 64 bits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from tvm.relax.frontend.torch.base_fx_graph_translator import BaseFXGraphImporte
 
 from ..errors import UnsupportedModel, mismatch
 from ..runtime.cuda_arrays import dtype_name
+from .rebuild import is_number
 
 Convert = Callable[[fx.Node, BaseFXGraphImporter], relax.Expr]
 Operator = Callable[[relax.Expr, relax.Expr], relax.Expr]
@@ -27,7 +29,6 @@ _ARITHMETIC: dict[str, Operator] = {
     "sub": relax.op.subtract,
     "mul": relax.op.multiply,
     "mul_": relax.op.multiply,
-    "div": relax.op.divide,
     "remainder": relax.op.floor_mod,
     "fmod": relax.op.mod,
 }
@@ -61,6 +62,8 @@ def promoting_converters() -> dict[str, Convert]:
     reverse = dict.fromkeys((f"rsub.{form}" for form in _FORMS), _reverse_subtract)
     power = dict.fromkeys(("pow.Scalar", "pow.Tensor_Scalar", "pow.Tensor_Tensor"), _power)
     others = {
+        "div.Tensor": _division,
+        "div.Scalar": _division,
         "div.Tensor_mode": _rounded_division,
         "div.Scalar_mode": _rounded_division,
         "floor_divide.default": _arithmetic(relax.op.floor_divide),
@@ -83,6 +86,16 @@ def _arithmetic(operator: Operator) -> Convert:
         return importer.block_builder.emit(chosen(left, right))
 
     return convert
+
+
+def _division(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    """A quotient; TVM does not divide by a constant 0."""
+    dtype = _result(node)
+    left, right = _operands(node, importer, dtype)
+    if is_number(right) and not right.value.numpy().any():
+        infinite = relax.const(math.copysign(math.inf, right.value.numpy()), dtype)
+        return importer.block_builder.emit(relax.op.multiply(left, infinite))
+    return importer.block_builder.emit(relax.op.divide(left, right))
 
 
 def _comparison(operator: Operator) -> Convert:
