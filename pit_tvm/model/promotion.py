@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import fx
 from tvm import relax
+from tvm.ir import prim
 from tvm.relax.frontend.torch.base_fx_graph_translator import BaseFXGraphImporter
 
 from ..errors import UnsupportedModel, mismatch
 from ..runtime.cuda_arrays import dtype_name
-from .rebuild import is_number
+from .rebuild import is_at_most_one, is_number, is_one, shape_of
 
 Convert = Callable[[fx.Node, BaseFXGraphImporter], relax.Expr]
 Operator = Callable[[relax.Expr, relax.Expr], relax.Expr]
@@ -184,6 +185,7 @@ def _operands(
 ) -> tuple[relax.Expr, relax.Expr]:
     """Both operands of one type; ``alpha`` is a factor of the second (of rsub: of the first)."""
     left, right = (_cast(a, importer, dtype) for a in importer.retrieve_args(node)[:2])
+    left, right = _spread(left, right, importer), _spread(right, left, importer)
     alpha = node.args[2] if len(node.args) > 2 else node.kwargs.get("alpha", 1)
     alpha = importer.env.get(alpha, alpha)
     if isinstance(alpha, int | float) and alpha == 1:
@@ -192,6 +194,21 @@ def _operands(
     if str(node.target).startswith("aten.rsub"):
         return importer.block_builder.emit(relax.op.multiply(left, scaled)), right
     return left, importer.block_builder.emit(relax.op.multiply(right, scaled))
+
+
+def _spread(x: relax.Expr, other: relax.Expr, importer: BaseFXGraphImporter) -> relax.Expr:
+    """``x`` as large as ``other`` where an extent is at most 1, as that of the first tokens of
+    sequences that may be empty, which TVM does not compare with any."""
+    mine, theirs = shape_of(x) or (), shape_of(other) or ()
+    last = len(theirs) - len(mine)
+    if last < 0:
+        return x
+    pairs = list(zip(mine, theirs[last:], strict=True))
+    few = [not isinstance(o, prim.IntImm) and not is_one(e) and is_at_most_one(e) for e, o in pairs]
+    if not any(few):
+        return x
+    extents = [o if spread else e for (e, o), spread in zip(pairs, few, strict=True)]
+    return importer.block_builder.emit(relax.op.broadcast_to(x, extents))
 
 
 def _cast(operand: Any, importer: BaseFXGraphImporter, dtype: str) -> relax.Expr:
