@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import fx
-from tvm import ir, relax
+from tvm import ir, relax, sym, tirx
 from tvm.ir import prim
 from tvm.relax.frontend.torch.base_fx_graph_translator import BaseFXGraphImporter
 
@@ -30,6 +32,12 @@ def converters() -> dict[str, Convert]:
         "clamp_max.default": _clamp_max,
         "amax.default": _extremum(relax.op.max),
         "amin.default": _extremum(relax.op.min),
+        "max.dim": _extremum_and_place(relax.op.max, relax.op.argmax),
+        "min.dim": _extremum_and_place(relax.op.min, relax.op.argmin),
+        "median.default": _median,
+        "median.dim": _median,
+        "prod.default": _product,
+        "prod.dim_int": _product,
         "any.default": _any,
         "arange.start_step": _arange,
         "elu.default": _elu,
@@ -39,6 +47,8 @@ def converters() -> dict[str, Convert]:
         "slice.Tensor": _slice,
         "slice_scatter.default": _slice_scatter,
         "repeat.default": _repeat,
+        "reshape.default": _reshape,
+        "view.default": _reshape,
         "full.default": _full,
         "full_like.default": _full,
     } | dict.fromkeys(("squeeze.default", "squeeze.dim", "squeeze.dims"), _squeeze)
@@ -102,6 +112,58 @@ def _extremum(reduce: Callable[..., relax.Expr]) -> Convert:
     return convert
 
 
+def _extremum_and_place(
+    reduce: Callable[..., relax.Expr], search: Callable[..., relax.Expr]
+) -> Convert:
+    """The largest or smallest along an axis and where it is first; TVM's sorts for it, and tells of
+    equal ones any."""
+
+    def convert(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+        emit, (x, axis, keep) = importer.block_builder.emit, _arguments(node, importer, *_ALONG)
+        found = emit(reduce(x, axis, bool(keep)))
+        place = emit(relax.op.astype(emit(search(x, axis, bool(keep))), "int64"))
+        return emit(relax.Tuple([found, place]))
+
+    return convert
+
+
+_ALONG = ("dim", "keepdim")
+
+
+def _median(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    """The lower one of those in the middle, or NaN if there is any, and its place along an axis;
+    TVM's own sorts bfloat16 as integers, and NaN anywhere."""
+    emit, (x, axis, keep) = importer.block_builder.emit, _arguments(node, importer, *_ALONG)
+    of_all = axis is None
+    if of_all:
+        x, axis = emit(relax.op.flatten(x)), 0
+    extent = extents_of(x)[axis]
+    order = emit(relax.op.argsort(x, axis, dtype="int64"))
+    no_number = emit(relax.op.astype(emit(relax.op.not_equal(x, x)), "int64"))
+    nans = emit(relax.op.sum(no_number, axis, keepdims=True))
+    middle = emit(relax.op.add(relax.op.zeros_like(nans), _number((extent - 1) // 2)))
+    first = emit(relax.op.subtract(_number(extent), nans))
+    at = emit(relax.op.where(emit(relax.op.greater(nans, _number(0))), first, middle))
+    place = emit(relax.op.gather_elements(order, at, axis))
+    found = [emit(relax.op.gather_elements(x, place, axis)), place]
+    if not keep:
+        found = [emit(relax.op.squeeze(one, [axis])) for one in found]
+    return found[0] if of_all else emit(relax.Tuple(found))
+
+
+def _number(extent: Any) -> Any:
+    """An extent, or a number, as operators on integers take it."""
+    fixed = isinstance(extent, int | prim.IntImm)
+    return relax.const(int(extent), "int64") if fixed else extent
+
+
+def _product(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    """All numbers, or those along an axis, multiplied in the type of the result."""
+    emit, (x, axis, keep) = importer.block_builder.emit, _arguments(node, importer, *_ALONG)
+    wide = emit(relax.op.astype(x, dtype_name(node.meta["val"])))
+    return emit(relax.op.prod(wide, axis, bool(keep)))
+
+
 def _any(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
     """Whether anything is not 0."""
     emit, (x,) = importer.block_builder.emit, _arguments(node, importer)
@@ -133,30 +195,31 @@ def _index(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
         return emit(relax.op.take(x, one, axis, _FROM_EITHER_END))
     if list(ids) != list(range(len(given))):
         return importer._index_tensor(node)
-    extents = _extents_of(x, node.args[0], importer)
+    extents = extents_of(x)
     counted = [from_start(emit, one, extents[axis]) for axis, one in ids.items()]
     return emit(relax.op.index_tensor(x, counted))
 
 
-def _extents_of(x: relax.Expr, node: Any, importer: BaseFXGraphImporter) -> Sequence[Any]:
-    """Extents of ``x``, the result of ``node``: torch's where Relax knows none, as of a sum with a
-    table that is cut to the length, whose limit is not known yet."""
-    if x.ty.shape is not None:
-        return extents_of(x)
+def _symbol(size: Any, node: fx.Node, importer: BaseFXGraphImporter) -> tirx.Var | None:
+    """The extent of an input that torch's ``size`` is; None for others."""
     inputs = [importer.env[n] for n in node.graph.nodes if n.op == "placeholder"]
     shapes = [each.ty.shape for each in inputs if isinstance(each, relax.Expr)]
     symbols = {str(e): e for shape in shapes if shape is not None for e in shape.values}
-    sizes = [size if isinstance(size, int) else str(size) for size in node.meta["val"].shape]
-    if not all(isinstance(size, int) or size in symbols for size in sizes):
-        return extents_of(x)
-    return [prim.IntImm("int64", s) if isinstance(s, int) else symbols[s] for s in sizes]
+    found = None if isinstance(size, int) else symbols.get(str(size))
+    return found if isinstance(found, tirx.Var) else None
+
+
+def _reshape(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    """TVM's, without its look for one that changes nothing, which compares extents as values."""
+    x, extents = importer.retrieve_args(node)
+    return importer._emit_torch_reshape(x, extents)
 
 
 def _repeat(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
     """``x`` so often along every axis, of which it may have fewer; TVM's takes numbers only."""
     x, repeats = _arguments(node, importer, "repeats")
-    extents = _extents_of(x, node.args[0], importer)
-    extents = [*[1] * (len(repeats) - len(extents)), *extents]
+    extents = extents_of(x)
+    extents = (*[1] * (len(repeats) - len(extents)), *extents)
     emit = importer.block_builder.emit
     split = emit(relax.op.reshape(x, [part for extent in extents for part in (1, extent)]))
     pairs = [part for pair in zip(repeats, extents, strict=True) for part in pair]
@@ -176,12 +239,22 @@ def _full(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
 
 
 def _arange(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
-    """Numbers in equal steps; TVM counts none that go down."""
-    start, end, *steps = importer.retrieve_args(node)
-    if not steps or not isinstance(steps[0], int | float) or steps[0] >= 0:
+    """Numbers in equal steps; TVM counts none that go down, and real ones to no whole extent."""
+    given = importer.retrieve_args(node)
+    whole = start, end, step = tuple(_whole(number) for number in (*given, 1)[:3])
+    real = any(isinstance(number, float) for number in whole)
+    down = isinstance(step, int | float) and step < 0
+    if not down and (real or all(a is b for a, b in zip(whole, given, strict=False))):
         return importer._arange(node)
     dtype, emit = dtype_name(node.meta["val"]), importer.block_builder.emit
-    return emit(relax.op.negative(emit(relax.op.arange(-start, -end, -steps[0], dtype))))
+    limits = (-start, -end, -step) if down else whole
+    found = emit(relax.op.arange(*limits, dtype if real else "int64"))
+    return emit(relax.op.astype(emit(relax.op.negative(found)) if down else found, dtype))
+
+
+def _whole(number: Any) -> Any:
+    """A real number that is whole as an integer; others as they are."""
+    return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
 def _squeeze(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
@@ -200,11 +273,41 @@ def _is_one(extent: Any) -> bool:
 
 
 def _slice(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
-    """A slice, of which TVM lowers none whose axis is counted from the end."""
-    x, axis = _arguments(node, importer, "dim")
-    if axis is not None and axis < 0:
-        node.update_arg(1, axis % len(extents_of(x)))
+    """A slice, of which TVM lowers none whose axis is counted from the end, and knows no extent
+    of those that end inside for lengths up to a limit only."""
+    x, axis, start, end, step = _arguments(node, importer, "dim", "start", "end", "step")
+    axis = (axis or 0) % x.ty.ndim
+    known = node.meta["val"].shape[axis]
+    size = _symbol(known, node, importer)
+    one_by_one = step is None or isinstance(step, int) and step == 1
+    if size is not None and one_by_one and x.ty.shape is not None:
+        extent = extents_of(x)[axis]
+        if size.same_as(extent):
+            return x
+        begin = _begin(extent, size, start, end)
+        if begin is not None and _holds(extent, begin, size, known):
+            cut = relax.op.strided_slice(x, [axis], [begin], [begin + size], assume_inbound=True)
+            return importer.block_builder.emit(cut)
+    if len(node.args) > 1:
+        node.update_arg(1, axis)
     return importer._slice(node)
+
+
+def _begin(extent: Any, size: tirx.Var, start: Any, end: Any) -> Any:
+    """Where a slice with ``size`` places of ``extent`` begins; None where that is not plain."""
+    if start is None or isinstance(start, int) and start >= 0:
+        return start or 0
+    to_the_end = end is None or isinstance(end, int) and end == sys.maxsize
+    return extent - size if to_the_end else None
+
+
+def _holds(extent: Any, begin: Any, size: tirx.Var, known: torch.SymInt) -> bool:
+    """Whether an extent has ``size`` places from ``begin`` on, however many these are: up to the
+    limit that torch found, to which calls keep."""
+    analyzer = sym.Analyzer()
+    most = known.node.shape_env.bound_sympy(known.node.expr).upper
+    analyzer.bind(size, ir.Range.from_min_extent(0, int(min(most, 2**31)) + 1))
+    return bool(analyzer.can_prove(tirx.all(begin >= 0, begin + size <= extent)))
 
 
 def _slice_scatter(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
@@ -222,9 +325,8 @@ def from_start(emit: Callable[..., Any], ids: relax.Expr, extent: Any) -> relax.
     if isinstance(ids, ir.GenericConst) and (ids.value.numpy() >= 0).all():
         return ids
     ids = emit(relax.op.astype(ids, "int64"))
-    length = relax.const(int(extent), "int64") if isinstance(extent, prim.IntImm) else extent
     negative = emit(relax.op.less(ids, relax.const(0, "int64")))
-    return emit(relax.op.where(negative, emit(relax.op.add(ids, length)), ids))
+    return emit(relax.op.where(negative, emit(relax.op.add(ids, _number(extent))), ids))
 
 
 def _arguments(node: fx.Node, importer: BaseFXGraphImporter, *names: str) -> list[Any]:

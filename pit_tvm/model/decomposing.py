@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
+from collections.abc import Callable
 
 import torch
-from torch import fx
-from torch.export import ExportedProgram
+from torch import Tensor, fx
+from torch._decomp import get_decompositions
+from torch.export import ExportedProgram, default_decompositions
 
 from .faults import faults_as_unsupported
 
@@ -23,7 +26,13 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
     with faults_as_unsupported("operators that torch can decompose"), warnings.catch_warnings():
         # torch warns of what it does itself when it copies a program.
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
-        return _without_views(program).run_decompositions()
+        return _without_views(program).run_decompositions(
+            {
+                **default_decompositions(),
+                **get_decompositions(_BY_TORCH),
+                **_OURS,
+            }
+        )
 
 
 def _without_views(program: ExportedProgram) -> ExportedProgram:
@@ -35,3 +44,85 @@ def _without_views(program: ExportedProgram) -> ExportedProgram:
         if node.target is torch.ops.aten.view.default:
             node.target = torch.ops.aten.reshape.default
     return program._update(fx.GraphModule(program.graph_module, graph), program.graph_signature)
+
+
+# --------------------------------------------------------------------------------------------
+# Operators that TVM's importer lacks, by others
+
+
+def _group_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    batch: int,
+    channels: int,
+    places: int,
+    groups: int,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``x`` ``[batch, channels, ...]`` as a norm over rows."""
+    rows = x.reshape(batch, groups, -1)
+    mean = rows.mean(-1, keepdim=True)
+    inverse = torch.rsqrt((rows - mean).square().mean(-1, keepdim=True) + eps)
+    found = ((rows - mean) * inverse).reshape(x.shape)
+    shape = (channels, *[1] * (x.dim() - 2))
+    if weight is not None:
+        found = found * weight.reshape(shape)
+    if bias is not None:
+        found = found + bias.reshape(shape)
+    return found, mean.squeeze(-1), inverse.squeeze(-1)
+
+
+def _variance_and_mean(
+    x: Tensor,
+    dim: list[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> tuple[Tensor, Tensor]:
+    by = 1 if correction is None else correction
+    return torch.var(x, dim, correction=by, keepdim=keepdim), torch.mean(x, dim, keepdim)
+
+
+def _hypotenuse(x: Tensor, y: Tensor) -> Tensor:
+    """Without squares of large numbers."""
+    x, y = x.abs(), y.abs()
+    most, least = torch.maximum(x, y), torch.minimum(x, y)
+    ratio = torch.where(most == least, torch.ones_like(x), least / most)
+    found = torch.where(most == 0, most, most * torch.sqrt(1 + ratio * ratio))
+    return torch.where(x.isinf() | y.isinf(), math.inf, found)
+
+
+def _is_negative(x: Tensor) -> Tensor:
+    """Whether numbers are less than 0, or the zero below it."""
+    return torch.where(x == 0, x.reciprocal(), x) < 0
+
+
+def _with_sign(x: Tensor, of: Tensor | float) -> Tensor:
+    if isinstance(of, Tensor):
+        return torch.where(_is_negative(of), -x.abs(), x.abs())
+    return -x.abs() if math.copysign(1.0, of) < 0 else x.abs()
+
+
+def _of_numbers(choose: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """One of two numbers, of which neither is NaN if the other is not."""
+
+    def chosen(x: Tensor, y: Tensor) -> Tensor:
+        return torch.where(x.isnan(), y, torch.where(y.isnan(), x, choose(x, y)))
+
+    return chosen
+
+
+_ATEN = torch.ops.aten
+_OURS = {
+    _ATEN.native_group_norm.default: _group_norm,
+    _ATEN.var_mean.correction: _variance_and_mean,
+    _ATEN.hypot.default: _hypotenuse,
+    _ATEN.signbit.default: _is_negative,
+    _ATEN.copysign.Tensor: _with_sign,
+    _ATEN.copysign.Scalar: _with_sign,
+    _ATEN.fmax.default: _of_numbers(torch.maximum),
+    _ATEN.fmin.default: _of_numbers(torch.minimum),
+    _ATEN.exp2.default: lambda x: torch.pow(2.0, x),
+}
+_BY_TORCH = [_ATEN._native_batch_norm_legit.no_stats]

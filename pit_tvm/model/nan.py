@@ -1,8 +1,9 @@
-"""Rules by which comparisons, maxima and searches for them keep NaN, as torch and ONNX have it.
+"""Rules by which comparisons, maxima, their places and sorts keep NaN, as torch and ONNX have it.
 
 TVM's own take numbers to be ordered: of a number and NaN they keep the number, for CPUs NaN differs
 from nothing, and what is compared with itself is found equal unread. Where many numbers are
-compared, integers in their order take their place: then TVM's rules are right.
+compared, integers in their order take their place: then TVM's rules are right, and those that sort,
+which take bfloat16 for integers, too.
 """
 
 from __future__ import annotations
@@ -55,19 +56,45 @@ def _in_order(
     return rule
 
 
+def _sorted(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """The rule that sorts integers, among which those of NaN are the largest, or tells their
+    places."""
+    data = call.args[0]
+    if not _is_of_numbers(data):
+        return call
+    keys = builder.emit_te(_keys, data, True)
+    found = builder.emit(relax.Call(call.op, [keys], call.attrs))
+    if isinstance(call.ty, relax.TensorType):
+        return _numbers_of(builder, found, call.ty)
+    parts = [relax.TupleGetItem(found, place) for place in range(len(call.ty.fields))]
+    return relax.Tuple(
+        [
+            _numbers_of(builder, builder.emit(part), ty)
+            for part, ty in zip(parts, call.ty.fields, strict=True)
+        ]
+    )
+
+
+def _numbers_of(builder: relax.BlockBuilder, found: relax.Expr, ty: Any) -> relax.Expr:
+    """What was found of `_keys` in a type: numbers, or places as they are."""
+    dtype = str(ty.dtype)
+    return builder.emit_te(_numbers, found, dtype) if "float" in dtype else found
+
+
 def _is_of_numbers(expr: relax.Expr) -> bool:
     """Whether an argument is a tensor of floating-point numbers."""
     return isinstance(expr.ty, relax.TensorType) and "float" in str(expr.ty.dtype)
 
 
 def _keys(data: te.Tensor, high: bool) -> te.Tensor:
-    """Integers in the order of numbers; see `_turned`."""
+    """Integers in the order of numbers, both zeros the same; see `_turned`."""
 
     def key(number: Any) -> Any:
         x = wide(number)
         kind, nan = _INTEGERS[str(x.ty.dtype)]
         limit = tirx.const(nan if high else ~nan, kind)
-        return tirx.Select(tirx.isnan(x), limit, _turned(tirx.reinterpret(kind, x)))
+        found = tirx.Select(x == 0, tirx.const(0, kind), _turned(tirx.reinterpret(kind, x)))
+        return tirx.Select(tirx.isnan(x), limit, found)
 
     return each("T_keys", key, data)
 
@@ -184,27 +211,31 @@ def spread(array: te.Tensor, at: Sequence[Any]) -> Any:
     return array(*(0 if is_at_most_one(extent) else index for extent, index in own))
 
 
-RULES = {
-    f"relax.{name}": keeping(f"relax.{name}", make, tensors)
-    for name, make, tensors in (
-        ("nn.relu", _relu, 1),
-        ("clip", _clip, 1),
-        ("maximum", _maximum, 2),
-        ("minimum", _minimum, 2),
-        ("equal", _holds("equal", tirx.EQ), 2),
-        ("less_equal", _holds("less_equal", tirx.LE), 2),
-        ("greater_equal", _holds("greater_equal", tirx.GE), 2),
-        ("not_equal", _not_equal, 2),
-        ("isnan", _asked(tirx.isnan), 1),
-        ("isinf", _asked(tirx.isinf), 1),
-        ("isfinite", _asked(tirx.isfinite), 1),
-    )
-} | {
-    f"relax.{name}": _in_order(f"relax.{name}", *how)
-    for name, *how in (
-        ("max", topi.max, True),
-        ("min", topi.min, False),
-        ("argmax", topi.argmax, True, False),
-        ("argmin", topi.argmin, False, False),
-    )
-}
+RULES = (
+    {
+        f"relax.{name}": keeping(f"relax.{name}", make, tensors)
+        for name, make, tensors in (
+            ("nn.relu", _relu, 1),
+            ("clip", _clip, 1),
+            ("maximum", _maximum, 2),
+            ("minimum", _minimum, 2),
+            ("equal", _holds("equal", tirx.EQ), 2),
+            ("less_equal", _holds("less_equal", tirx.LE), 2),
+            ("greater_equal", _holds("greater_equal", tirx.GE), 2),
+            ("not_equal", _not_equal, 2),
+            ("isnan", _asked(tirx.isnan), 1),
+            ("isinf", _asked(tirx.isinf), 1),
+            ("isfinite", _asked(tirx.isfinite), 1),
+        )
+    }
+    | {
+        f"relax.{name}": _in_order(f"relax.{name}", *how)
+        for name, *how in (
+            ("max", topi.max, True),
+            ("min", topi.min, False),
+            ("argmax", topi.argmax, True, False),
+            ("argmin", topi.argmin, False, False),
+        )
+    }
+    | dict.fromkeys(("relax.sort", "relax.argsort", "relax.topk"), _sorted)
+)

@@ -6,16 +6,19 @@ it counts in the type that is given, where torch takes 64 bits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 from tvm import relax
+from tvm.ir import prim
 from tvm.relax.frontend.torch.base_fx_graph_translator import BaseFXGraphImporter
 
 from ..errors import UnsupportedModel, mismatch
 from ..runtime.cuda_arrays import dtype_name
+from .rebuild import is_at_most_one, is_number, is_one, shape_of
 
 Convert = Callable[[fx.Node, BaseFXGraphImporter], relax.Expr]
 Operator = Callable[[relax.Expr, relax.Expr], relax.Expr]
@@ -27,7 +30,6 @@ _ARITHMETIC: dict[str, Operator] = {
     "sub": relax.op.subtract,
     "mul": relax.op.multiply,
     "mul_": relax.op.multiply,
-    "div": relax.op.divide,
     "remainder": relax.op.floor_mod,
     "fmod": relax.op.mod,
 }
@@ -61,6 +63,8 @@ def promoting_converters() -> dict[str, Convert]:
     reverse = dict.fromkeys((f"rsub.{form}" for form in _FORMS), _reverse_subtract)
     power = dict.fromkeys(("pow.Scalar", "pow.Tensor_Scalar", "pow.Tensor_Tensor"), _power)
     others = {
+        "div.Tensor": _division,
+        "div.Scalar": _division,
         "div.Tensor_mode": _rounded_division,
         "div.Scalar_mode": _rounded_division,
         "floor_divide.default": _arithmetic(relax.op.floor_divide),
@@ -83,6 +87,16 @@ def _arithmetic(operator: Operator) -> Convert:
         return importer.block_builder.emit(chosen(left, right))
 
     return convert
+
+
+def _division(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    """A quotient; TVM does not divide by a constant 0."""
+    dtype = _result(node)
+    left, right = _operands(node, importer, dtype)
+    if is_number(right) and not right.value.numpy().any():
+        infinite = relax.const(math.copysign(math.inf, right.value.numpy()), dtype)
+        return importer.block_builder.emit(relax.op.multiply(left, infinite))
+    return importer.block_builder.emit(relax.op.divide(left, right))
 
 
 def _comparison(operator: Operator) -> Convert:
@@ -171,6 +185,7 @@ def _operands(
 ) -> tuple[relax.Expr, relax.Expr]:
     """Both operands of one type; ``alpha`` is a factor of the second (of rsub: of the first)."""
     left, right = (_cast(a, importer, dtype) for a in importer.retrieve_args(node)[:2])
+    left, right = _spread(left, right, importer), _spread(right, left, importer)
     alpha = node.args[2] if len(node.args) > 2 else node.kwargs.get("alpha", 1)
     alpha = importer.env.get(alpha, alpha)
     if isinstance(alpha, int | float) and alpha == 1:
@@ -179,6 +194,21 @@ def _operands(
     if str(node.target).startswith("aten.rsub"):
         return importer.block_builder.emit(relax.op.multiply(left, scaled)), right
     return left, importer.block_builder.emit(relax.op.multiply(right, scaled))
+
+
+def _spread(x: relax.Expr, other: relax.Expr, importer: BaseFXGraphImporter) -> relax.Expr:
+    """``x`` as large as ``other`` where an extent is at most 1, as that of the first tokens of
+    sequences that may be empty, which TVM does not compare with any."""
+    mine, theirs = shape_of(x) or (), shape_of(other) or ()
+    last = len(theirs) - len(mine)
+    if last < 0:
+        return x
+    pairs = list(zip(mine, theirs[last:], strict=True))
+    few = [not isinstance(o, prim.IntImm) and not is_one(e) and is_at_most_one(e) for e, o in pairs]
+    if not any(few):
+        return x
+    extents = [o if spread else e for (e, o), spread in zip(pairs, few, strict=True)]
+    return importer.block_builder.emit(relax.op.broadcast_to(x, extents))
 
 
 def _cast(operand: Any, importer: BaseFXGraphImporter, dtype: str) -> relax.Expr:

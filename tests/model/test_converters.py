@@ -79,9 +79,23 @@ def operators(self: Small, x: torch.Tensor, ids: torch.Tensor, mask: torch.Tenso
         "differences of columns": x.diff(dim=-1),
         "columns backwards": x[..., torch.arange(WIDTH - 1, -1, -1)],
         "in steps down": x * torch.arange(2.5, 2.5 - WIDTH, -1),
+        "in real steps down": x * torch.arange(x.shape[1], -x.shape[1], -2.0)[:, None],
+        "rows from further on": x + self.table.weight[2 : x.shape[1] + 2],
+        "as many rows from the end": x + self.table.weight[ROWS - x.shape[1] :],
+        "as many tokens from the end": nn.functional.pad(x, (0, 0, 2, 0))[:, -x.shape[1] :] * live,
+        "all tokens from the end": x * mask[:, -x.shape[1] :, None],
+        "with positions, convolved": self.conv(
+            (x * live + self.table.weight[: x.shape[1]]).transpose(1, 2)
+        ).transpose(1, 2),
+        "with positions, by parts": (x + self.table.weight[: x.shape[1]])
+        .view(*x.shape[:2], -1, 2)
+        .sum(-1),
         "places from the end": x * torch.arange(2 * x.shape[1] - 1, -1, -2)[None, :, None],
         "first token for all": (x * live)[:, :1].expand_as(x) + x,
         "first of the tokens, from the end": (x * live).narrow(-2, 0, 1).expand_as(x),
+        "first token, and all": x[:, :1] * mask[:, :1, None] + x,
+        "all, and the first token": x - 2 * self.down(x)[:, :1],
+        "more than the first token": x > self.down(x)[:, :1],
         "last token": x[sequences, -1] * mask[:, -1, None],
         "repeated": (x * live).sum(1).repeat(2, 1, 3),
         "so often as there are sequences": self.table.weight[:3].repeat(x.shape[0], 1),

@@ -11,6 +11,7 @@ from torch.export import Dim
 from pit_tvm.errors import UnsupportedModel
 from pit_tvm.model import compile
 from pit_tvm.model.decomposing import decompose
+from tests.model.targets import both
 
 
 class Viewed(torch.nn.Module):
@@ -53,6 +54,61 @@ def test_what_torch_raises_is_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", fail)
     with pytest.raises(UnsupportedModel, match="torch can decompose, got ValueError: Cannot view"):
         decompose(exported())
+
+
+EXTREMES = [0.0, -0.0, 1.0, -3.0, 1e30, -1e-30, float("inf"), float("-inf"), float("nan"), 4.0]
+
+
+class Decomposed(torch.nn.Module):
+    """Operators that TVM's importer lacks, or does not take in this form."""
+
+    def forward(self, input: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """Their results side by side, of random numbers and of extremes."""
+        width = input.shape[-1]
+        x = torch.where(input < 9, torch.tensor(EXTREMES), input)
+        turned = torch.where(input < 9, torch.tensor(EXTREMES).roll(1), input)
+        channels = input.flatten(0, 1)
+        scale = torch.arange(1.0, width + 1)
+        found = [
+            torch.hypot(x, turned),
+            torch.copysign(turned, x),
+            torch.copysign(input, -0.0),
+            x.signbit(),
+            torch.fmax(x, turned),
+            torch.fmin(x, turned),
+            torch.exp2(input),
+            x / 0.0,
+            input / -0.0,
+            *torch.var_mean(input, -1, keepdim=True),
+            *torch.std_mean(input, -1, correction=0, keepdim=True),
+            input.prod(-1, keepdim=True),
+            (input > 0).prod(-1, keepdim=True),
+            torch.nn.functional.group_norm(channels, 5, scale, -scale).view_as(input),
+            torch.nn.functional.group_norm(channels[..., None, None], 2).view_as(input),
+        ]
+        return torch.cat([each.to(input.dtype) for each in found], -1)
+
+
+def test_operators_by_others(shared_kernels: None) -> None:
+    x = torch.randn(2, 5, len(EXTREMES), generator=torch.Generator().manual_seed(0))
+    live = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+    got, want = both(Decomposed(), "llvm", x, live)
+    got, want = got[live > 0], want[live > 0]
+    torch.testing.assert_close(got, want, equal_nan=True, rtol=1e-5, atol=1e-5)
+    signed = slice(len(EXTREMES), 3 * len(EXTREMES))
+    assert torch.equal(got[:, signed].signbit(), want[:, signed].signbit())
+
+
+def test_views_of_parts(shared_kernels: None) -> None:
+    class Normed(torch.nn.Module):
+        def forward(self, input: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            columns = (input * attention_mask[..., None]).transpose(1, 2)
+            return torch.nn.functional.instance_norm(columns).transpose(1, 2)
+
+    x = torch.randn(3, 6, 4, generator=torch.Generator().manual_seed(0))
+    live = torch.tensor([[1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 1]])
+    got, want = both(Normed(), "llvm", x, live)
+    torch.testing.assert_close(got[live > 0], want[live > 0], rtol=1e-4, atol=1e-5)
 
 
 def test_gpt2_with_attention_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

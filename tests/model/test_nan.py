@@ -50,6 +50,17 @@ class Orders(torch.nn.Module):  # type: ignore[misc]
             input * 2 <= twice,
             input * 2 >= twice,
             twice.isfinite(),
+            input.sort(-1).values,
+            input.sort(-1, descending=True).values,
+            input.topk(3).values,
+            input.topk(3, largest=False).values,
+            *input.max(-1, keepdim=True),
+            *input.min(-1, keepdim=True),
+            input.median(-1, keepdim=True).values,
+            input[..., 1:].median(-1, keepdim=True).values,
+            # Equal ones: the first counts, and zeros are equal.
+            input.clamp(max=0).round().argmax(-1, keepdim=True),
+            input.clamp(min=0).ceil().neg().max(-1, keepdim=True).indices,
         ]
         return torch.cat([each.to(input.dtype) for each in found], -1)
 
