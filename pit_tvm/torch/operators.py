@@ -30,8 +30,8 @@ from ..tile_db.store import TileStore
 from . import host
 
 KINDS = ("lengths", "cu_seqlens", "rows")
-# Elements from which on reading live rows alone makes up for finding them: torch's activations take
-# one launch, and a sixth of the host's time.
+# Elements from which on reading live rows alone makes up for finding them: torch's activations find
+# nothing, and take one launch where these take two.
 MANY = 1 << 24
 ONES = 8  # columns of an input that is always 1: a vector of 16 bytes on GPUs
 
