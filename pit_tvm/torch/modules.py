@@ -11,6 +11,7 @@ import torch
 from ..errors import DTypeError, mismatch
 from ..op.arguments import at_least
 from .functional import grouped_linear, linear_rows, moe_feed_forward
+from .host import activate
 
 
 class LinearRows(torch.nn.Linear):
@@ -30,6 +31,7 @@ class LinearRows(torch.nn.Linear):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
+        activate(activation)  # a name of none is refused now
         self.activation = activation
 
     @classmethod
@@ -90,7 +92,7 @@ class GroupedLinear(torch.nn.Module):
     """One linear layer for each group of rows, such as an expert; see `grouped_linear`.
 
     Parameters: ``weight`` [groups, out_features, in_features] and ``bias`` [groups, out_features].
-    ShapeError for a size that is no length.
+    ShapeError for a size that is no length, DTypeError for an activation that is none.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class GroupedLinear(torch.nn.Module):
         super().__init__()
         named = {"groups": groups, "out_features": out_features, "in_features": in_features}
         sizes = tuple(at_least(name, size, 0) for name, size in named.items())
+        activate(activation)  # a name of none is refused now
         self.activation = activation
         self.weight = torch.nn.Parameter(torch.empty(sizes, device=device, dtype=dtype))
         offsets = torch.empty(sizes[:2], device=device, dtype=dtype) if bias else None
@@ -131,7 +134,7 @@ class MoeFeedForward(torch.nn.Module):
     """Experts of a mixture-of-experts layer, without its router; see `moe_feed_forward`.
 
     Parameters: ``up`` [experts, (2 *) inter, hidden] and ``down`` [experts, hidden, inter].
-    ShapeError for a size that is no length.
+    ShapeError for a size that is no length, DTypeError for an activation that is none.
     """
 
     def __init__(
@@ -146,6 +149,7 @@ class MoeFeedForward(torch.nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        activate(activation)  # as above
         self.activation, self.gated = activation, gated
         for name, size in {"experts": experts, "hidden": hidden, "inter": inter}.items():
             at_least(name, size, 0)

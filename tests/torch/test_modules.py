@@ -60,6 +60,16 @@ def test_modules_have_lengths_for_sizes(wrong: Any) -> None:
                 module(**dict.fromkeys(names, 4) | {name: wrong})
 
 
+@pytest.mark.parametrize("kind", [pit.LinearRows, partial(pit.GroupedLinear, GROUPS)])
+def test_modules_have_activations_that_there_are(kind: Any) -> None:
+    assert kind(K, N, activation=None).activation is None
+    for wrong in ("swish", 3):
+        with pytest.raises(DTypeError, match="^activation: expected None or one of relu.* got "):
+            kind(K, N, activation=wrong)
+    with pytest.raises(DTypeError, match="^activation: expected"):
+        pit.MoeFeedForward(GROUPS, K, N, activation="swish")
+
+
 @pytest.mark.parametrize(
     "kind",
     [pit.LinearRows, partial(pit.GroupedLinear, GROUPS), partial(pit.MoeFeedForward, GROUPS)],
