@@ -86,8 +86,9 @@ def test_gradients_of_functions_are_refused(call: str, name: str) -> None:
             out = run(each)
         return (out + run(each.detach()) + run(given)).sum() * each.sum()
 
-    found = torch.func.grad(constant)(given)
-    torch.testing.assert_close(found, (3 * run(given).sum()).expand_as(given))
+    found, plain = torch.func.grad(constant)(given), run(given)
+    # In the order in which they are added there: sums of float32 differ otherwise.
+    torch.testing.assert_close(found, (plain + plain + plain).sum().expand_as(given))
 
 
 def test_modules_refuse_tangents() -> None:
