@@ -91,6 +91,16 @@ def arguments(made: pit_tvm.Operator, arrays: list[Any], told: Any) -> tuple[lis
     return [told if n == "group_ids" else arrays.pop(0) for n in made.inputs], None
 
 
+@pytest.fixture
+def on_host(look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operators for GPUs take tensors of the CPU, and report no counts."""
+    monkeypatch.setattr(CountWatch, "due", lambda self: False)
+    monkeypatch.setattr(CudaRepeats, "look", look)
+    monkeypatch.setattr(CountWatch, "report", lambda self, *given: None)
+    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda device: False)
+    monkeypatch.setattr(cuda_bind, "check_tensor", lambda *given, **options: None)
+
+
 def noting(seen: list[Any]) -> Callable[[str], Any]:
     """``note(name)``: a compiled function that notes name, numbers, and addresses with shapes."""
 
@@ -143,14 +153,7 @@ def test_what_is_launched_again_is_the_same(
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_operators_repeat_dense_products_without_another_look(
-    look: Any, monkeypatch: pytest.MonkeyPatch, fresh: bool
-) -> None:
-    monkeypatch.setattr(CountWatch, "due", lambda self: False)
-    monkeypatch.setattr(CudaRepeats, "look", look)
-    monkeypatch.setattr(CountWatch, "report", lambda self, *given: None)
-    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda device: False)
-    monkeypatch.setattr(cuda_bind, "check_tensor", lambda *given, **options: None)
+def test_operators_repeat_dense_products_without_another_look(on_host: None, fresh: bool) -> None:
     tensors, sparse = op.matmul(None, None, None, **LINEAR), {"lhs": pit_tvm.Mask(1, 64)}
     made = pit_tvm.compile(tensors, sparse=sparse, target=H200)
     bound = bindings(made)
@@ -168,7 +171,7 @@ def test_operators_repeat_dense_products_without_another_look(
 
 @pytest.mark.parametrize("fresh", [False, True])
 def test_zeros_follow_dense_products_that_are_repeated(
-    look: Any, monkeypatch: pytest.MonkeyPatch, fresh: bool
+    monkeypatch: pytest.MonkeyPatch, on_host: None, fresh: bool
 ) -> None:
     def dead(told: Any, take: Any) -> tuple[Any, Any]:
         return None, torch.nonzero((torch.arange(16) >= told[:, None]).flatten())[:, 0]
@@ -178,11 +181,6 @@ def test_zeros_follow_dense_products_that_are_repeated(
 
     monkeypatch.setattr(CudaDetector, "prepared", lambda *given: dead)
     monkeypatch.setattr(CudaFill, "fill_rows", fill)
-    monkeypatch.setattr(CountWatch, "due", lambda self: False)
-    monkeypatch.setattr(CudaRepeats, "look", look)
-    monkeypatch.setattr(CountWatch, "report", lambda self, *given: None)
-    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda device: False)
-    monkeypatch.setattr(cuda_bind, "check_tensor", lambda *given, **options: None)
     made = operator("zeros", dense=True)
     bound = bindings(made)
     run_dense(made)
@@ -198,14 +196,7 @@ def test_zeros_follow_dense_products_that_are_repeated(
     assert len(bound) == 2
 
 
-def test_what_was_recorded_holds_for_one_precision_of_float32(
-    look: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(CudaRepeats, "look", look)
-    monkeypatch.setattr(CountWatch, "due", lambda self: False)
-    monkeypatch.setattr(CountWatch, "report", lambda self, *given: None)
-    monkeypatch.setattr(cuda_repeat, "is_capturing", lambda device: False)
-    monkeypatch.setattr(cuda_bind, "check_tensor", lambda *given, **options: None)
+def test_what_was_recorded_holds_for_one_precision_of_float32(on_host: None) -> None:
     tensors = op.matmul(None, None, None, dtype="float32")
     made = pit_tvm.compile(tensors, sparse={"lhs": pit_tvm.Mask(32, 64)}, target=H200)
     planner: Any = made._dispatcher.planner
