@@ -71,6 +71,7 @@ ORDER = {
         "gpu_library",
         "gpu_turn",
         "gpu_cost",
+        "gpu_host",
         "gpu_columns",
         "gpu_grid",
         "gpu_outputs",

@@ -33,8 +33,9 @@ class CudaCall:
     ``sizes``: bytes of every input and of the output, if it was passed. ``whole``: rows of all
     operands are whole pieces of 16 bytes. ``fresh``: the output is made by the call. ``empty``: it
     has no elements. ``places``: by the addresses of inputs and output. ``finds``: detection without
-    and with the dead rows. ``plan``: the one for ``counts``, and for that precision of float32
-    (``tf32``). ``product``: the last tile's kernel.
+    and with the dead rows. ``plan``: the one for ``counts``, for that precision of float32
+    (``tf32``), and where the host's time may decide or not (``hosted``). ``product``: the last
+    tile's kernel.
     """
 
     def __init__(
@@ -46,6 +47,6 @@ class CudaCall:
         self.watch = CountWatch(device)
         self.finds: dict[bool, Find] = {}
         self.counts: tuple[int, ...] | None = None
-        self.tf32 = False
+        self.tf32 = self.hosted = False
         self.plan: Plan | None = None
         self.product: tuple[Tile | None, Callable[..., Any]] | None = None

@@ -57,9 +57,15 @@ class DecodePlanner(CudaPlanner):
         con = self.program.contraction
         return MicroTile(form.lhs, con.reduce if con else "", 1, (0, 1))
 
-    def plan(self, layout: Layout, counts: tuple[int, ...] | None, fresh: bool = True) -> Plan:
+    def plan(
+        self,
+        layout: Layout,
+        counts: tuple[int, ...] | None,
+        fresh: bool = True,
+        hosted: bool = False,
+    ) -> Plan:
         """As `CudaPlanner.plan`; says so where nothing has been counted yet."""
-        found = super().plan(layout, counts, fresh)
+        found = super().plan(layout, counts, fresh, hosted)
         if counts is not None or not self.few(layout):
             return found
         return replace(found, reason=f"{found.reason}; half taken to live: no count has arrived")

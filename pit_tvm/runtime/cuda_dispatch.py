@@ -15,6 +15,7 @@ import tvm
 
 from ..errors import ShapeError, mismatch
 from ..reference.index import index_lists
+from ..selection.gpu_host import launched_by_host
 from ..structs import Candidate, Groups, Index, MicroTile, Plan, Tile
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
@@ -182,7 +183,8 @@ class CudaDispatcher:
             of = (layout.operand, micro_tile)
             read = Detector("llvm", checked=asked_for()).read(spec, host, *of)
             counts += (self._number(ids) for ids in index_lists(spec, read, *of))
-        return self.planner.decide(layout, tuple(counts))
+        plan = self.planner.decide(layout, tuple(counts))
+        return launched_by_host(plan) if self.planner.dense_fills else plan
 
     def _number(self, ids: npt.NDArray[np.int64]) -> int:
         """The count that plans go by, of live positions of one slot."""

@@ -9,10 +9,12 @@ from ..remember import remember
 from ..schedules.hopper_space import GROUPS, ROWS
 from ..selection.cover import bucket
 from ..selection.gpu_cost import GpuDense, GpuRates, GpuWork, select_gpu
+from ..selection.gpu_host import launched_by_host
 from ..structs import Plan, Tile
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
 from .bind import Layout
+from .cuda_arrays import is_capturing, is_rehearsed
 from .cuda_call import CudaCall
 from .cuda_form import RowsForm
 from .cuda_rows import rates_of
@@ -44,26 +46,39 @@ class CudaPlanner:
 
     def plan_of(self, call: CudaCall) -> Plan:
         """The plan for what is known now of such calls."""
-        counts, tf32 = call.watch.counts(), self.tf32()
-        plan = call.plan
-        if plan is None or counts is not call.counts or tf32 is not call.tf32:
-            plan = self.plan(call.layout, counts, call.fresh)
-            call.counts, call.tf32, call.plan = counts, tf32, plan
+        counts, tf32, hosted = call.watch.counts(), self.tf32(), self.hosted(call.device)
+        plan, seen = call.plan, (call.tf32, call.hosted)
+        if plan is None or counts is not call.counts or seen != (tf32, hosted):
+            plan = self.plan(call.layout, counts, call.fresh, hosted)
+            call.counts, call.tf32, call.hosted, call.plan = counts, tf32, hosted, plan
         return plan
 
-    def plan(self, layout: Layout, counts: tuple[int, ...] | None, fresh: bool = True) -> Plan:
+    def hosted(self, device: int) -> bool:
+        """Whether the host launches a call now, and the time that takes it may decide: not while
+        a CUDA graph is captured or rehearsed on a device."""
+        return self.dense_fills and not (is_capturing(device) or is_rehearsed())
+
+    def plan(
+        self,
+        layout: Layout,
+        counts: tuple[int, ...] | None,
+        fresh: bool = True,
+        hosted: bool = False,
+    ) -> Plan:
         """The plan for counts of an earlier call (None: unknown), or for counts much like them.
 
-        ``fresh``: the output is new, so its dead rows may hold anything.
+        ``fresh``: the output is new, so its dead rows may hold anything. ``hosted``: as `hosted`
+        says.
         """
         rows = self._rows(layout)
         if counts is not None:
             counts = self._most_alike(rows, counts)
-        key = (layout.key, self._alike(rows, counts), fresh, self.tf32())
+        key = (layout.key, self._alike(rows, counts), fresh, self.tf32(), hosted)
         plan = self._plans.get(key)
         if plan is None:
             live = counts if counts is not None else self._assumed(layout, UNKNOWN_SHARE)
-            plan = remember(self._plans, key, self.decide(layout, live, fresh))
+            plan = self.decide(layout, live, fresh)
+            plan = remember(self._plans, key, launched_by_host(plan) if hosted else plan)
         return plan
 
     def tf32(self) -> bool:

@@ -11,14 +11,16 @@ import pytest
 import pit_tvm
 from pit_tvm import op
 from pit_tvm.errors import BackendUnavailable, DTypeError, ShapeError, UnsupportedTarget
-from pit_tvm.runtime import cuda_rows
+from pit_tvm.runtime import cuda_planner, cuda_rows
 from pit_tvm.runtime.bind import Binder
+from pit_tvm.runtime.cuda_call import CudaCall
 from pit_tvm.runtime.cuda_form import rows_form
 from pit_tvm.runtime.cuda_planner import CudaPlanner
 from pit_tvm.runtime.cuda_rows import RowsKernels, fits
 from pit_tvm.runtime.program import analyse
 from pit_tvm.schedules.hopper_knobs import RowsTile
 from pit_tvm.schedules.hopper_space import starting_tiles
+from pit_tvm.structs import Candidate, Plan
 from pit_tvm.target import resolve_target
 from pit_tvm.tile_db.store import TileStore
 
@@ -40,11 +42,40 @@ def test_dense_needs_dead_rows_that_it_may_write(dead: str, fresh: bool) -> None
     layout = Binder(program, None).layout_of({"m": 32768}, "torch")
     plan = planner.plan(layout, (32768,), fresh)
     assert plan.choice.covered == 1.0 and "bound" in str(plan)
-    dense = [c for c in plan.candidates if c.kind == "dense"]
+    dense = dense_of(plan)
     assert bool(dense) == (fresh or dead == "zero")
     assert planner.dense_fills == (dead == "zero")
     if dense:  # a dead row is looked for only to be overwritten
         assert (dict(dense[0].parts)["index"] > 0) == (dead == "zero")
+
+
+def test_the_host_decides_for_few_rows_unless_a_graph_is_captured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    capturing = False
+    monkeypatch.setattr(cuda_planner, "is_capturing", lambda device: capturing)
+    monkeypatch.setattr(cuda_planner, "is_rehearsed", lambda: False)
+    made = linear(pit_tvm.Lengths(), dead="zero")._dispatcher
+    few, many = (
+        CudaCall(made.binder.layout_of({"m": m}, "torch"), 0, (), True, True) for m in (128, 32768)
+    )
+    called, recorded = [], []
+    for plans in (called, recorded, called):
+        capturing = plans is recorded
+        plans += [made.planner.plan_of(few), made.planner.plan_of(many)]
+    assert called[0] is called[2] and [p.choice.kind for p in called[:2]] == ["pit", "pit"]
+    assert [p.choice.kind for p in recorded] == ["dense", "pit"]
+    host, device = (dict(c.parts) for p in (called[0], recorded[0]) for c in dense_of(p))
+    assert "host" not in device and host.pop("host") > 0 and host == device
+    assert called[1].candidates == recorded[1].candidates
+    lengths = np.full(8, 8, dtype="int32")
+    assert made.explain([], lengths, {"m": 128}, "torch").choice.kind == "pit"
+    kept = linear(pit_tvm.Lengths())._dispatcher
+    assert not kept.planner.hosted(0)  # its dense product has no zeros behind it
+
+
+def dense_of(plan: Plan) -> list[Candidate]:
+    return [c for c in plan.candidates if c.kind == "dense"]
 
 
 def test_counts_that_fill_other_waves_have_plans_of_their_own() -> None:

@@ -16,6 +16,7 @@ from pit_tvm.runtime import cuda_bind, cuda_detect, cuda_detect_ids, cuda_repeat
 from pit_tvm.runtime.cuda_detect import CudaDetector
 from pit_tvm.runtime.cuda_fill import CudaFill
 from pit_tvm.runtime.cuda_modules import CudaKernels
+from pit_tvm.runtime.cuda_planner import CudaPlanner
 from pit_tvm.runtime.cuda_repeat import CudaRepeats
 from pit_tvm.runtime.cuda_rows import RowsKernels
 from pit_tvm.runtime.cuda_view import _Header
@@ -98,6 +99,7 @@ def on_host(look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CudaRepeats, "look", look)
     monkeypatch.setattr(CountWatch, "report", lambda self, *given: None)
     monkeypatch.setattr(cuda_repeat, "is_capturing", lambda device: False)
+    monkeypatch.setattr(CudaPlanner, "hosted", lambda self, device: False)
     monkeypatch.setattr(cuda_bind, "check_tensor", lambda *given, **options: None)
 
 
@@ -128,6 +130,7 @@ def test_what_is_launched_again_is_the_same(
     monkeypatch.setattr(CudaRepeats, "look", look)
     monkeypatch.setattr(CountWatch, "report", lambda self, *given: None)
     monkeypatch.setattr(cuda_repeat, "is_capturing", lambda device: False)
+    monkeypatch.setattr(CudaPlanner, "hosted", lambda self, device: False)
     monkeypatch.setattr(cuda_workspace, "stream_of", lambda device: 0)
     for module in (cuda_bind, cuda_detect, cuda_detect_ids):
         monkeypatch.setattr(module, "check_tensor", lambda *given, **options: None)
