@@ -309,6 +309,11 @@ class Plan:
     reason: str = ""
     tuned: bool = True
 
+    @property
+    def way(self) -> tuple[object, ...]:
+        """What it launches."""
+        return self.choice.way
+
     def __str__(self) -> str:
         head = f"{'candidate':58} {'covered':>8} {'cost us':>10}  parts"
         rows = [head, "-" * len(head)]

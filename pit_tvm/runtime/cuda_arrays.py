@@ -180,6 +180,15 @@ def stream_of(device: int) -> int:
     return _questions()[1](device)
 
 
+def start_library(device: int) -> None:
+    """Start torch's library of products on a device, for this thread, if it is not: its first call
+    cannot while a CUDA graph is captured."""
+    import torch
+
+    with torch.cuda.device(device):
+        torch.cuda.current_blas_handle()
+
+
 def tf32_allowed() -> bool:
     """Whether torch lets tensor cores multiply float32, with 10 bits of mantissa: what
     ``torch.set_float32_matmul_precision`` or ``torch.backends.cuda.matmul`` say now."""

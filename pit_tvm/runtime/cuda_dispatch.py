@@ -20,7 +20,7 @@ from ..structs import Candidate, Groups, Index, MicroTile, Plan, Tile
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
 from .bind import Layout, told_pattern
-from .cuda_arrays import activated, dense_product, empty, synchronize, zero
+from .cuda_arrays import activated, dense_product, empty, start_library, synchronize, zero
 from .cuda_bind import CudaBinder, CudaBound
 from .cuda_call import CudaCall
 from .cuda_detect import CudaDetector
@@ -133,6 +133,8 @@ class CudaDispatcher:
                 zero(out)
             return out, None
         plan = self.planner.plan_of(call)
+        if call.hosted:  # a graph captured next may want a dense product
+            start_library(call.device)
         if clock is not None:
             clock.select_us = _lap(clock, call.device)
         choice = plan.choice if choose is None else choose(plan)

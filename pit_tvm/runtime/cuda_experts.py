@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from typing import Any
+from dataclasses import dataclass
+from functools import cache, partial
+from operator import is_
+from typing import Any, NamedTuple
 
 from ..errors import ShapeError, mismatch
 from ..remember import remember
@@ -17,12 +19,13 @@ from ..selection.gpu_cost import GpuRates, GpuWork, select_gpu
 from ..structs import Groups, Index, MicroTile, Tile
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
-from .cuda_arrays import check_devices, check_tensor, dtype_name, empty, signature
+from .cuda_arrays import check_devices, check_tensor, dtype_name, empty, empty_of, signature
 from .cuda_bind import aligned
 from .cuda_columns import MOST_ELEMENTS, ColumnsKernels
 from .cuda_detect import CudaDetector
 from .cuda_fill import CudaFill
 from .cuda_modules import cached_modules
+from .cuda_repeat import CudaRepeats
 from .cuda_rows import ROW_STEP, RowsKernels, rates_of
 from .cuda_watch import CountWatch
 from .cuda_workspace import CudaWorkspace
@@ -31,6 +34,42 @@ from .promise import asked_for
 from .torch_arrays import stored_weight
 
 _MICRO_TILE = MicroTile("x", "m", 0, (1, 0))
+_SMALL = 1 << 20  # bytes between the products of a layer whose calls are repeated by CUDA graphs
+
+
+@dataclass(frozen=True)
+class _Product:
+    """``rows`` rows by the weights [groups, n, k] of their groups; the kernel's options."""
+
+    dtype: str
+    rows: int
+    groups: int
+    n: int
+    k: int
+    options: tuple[tuple[str, Any], ...]
+
+
+class _Tiles(NamedTuple):
+    """Of both products of a layer."""
+
+    up: Tile
+    down: Tile
+
+    @property
+    def way(self) -> tuple[object, ...]:
+        """What is launched."""
+        return ("pit", *self)
+
+
+class _Layer:
+    """What calls of a layer with the same signature share. ``tiles``: those for ``counts``."""
+
+    def __init__(self, device: int, up: _Product, down: _Product) -> None:
+        self.device, self.watch = device, CountWatch(device)
+        self.products = up, down
+        self.small = 2 * up.rows * (down.k + down.n) <= _SMALL
+        self.counts: tuple[int, ...] | None = None
+        self.tiles: _Tiles | None = None
 
 
 class CudaExperts:
@@ -51,6 +90,9 @@ class CudaExperts:
         self._rates: dict[object, GpuRates] = {}
         self._tiles: dict[object, Tile] = {}
         self._watches: dict[object, CountWatch] = {}
+        self._layers: dict[object, _Layer] = {}
+        self._cache = cache
+        self._repeats: dict[object, CudaRepeats] | None = None if asked_for() else {}
 
     def run(
         self,
@@ -88,30 +130,79 @@ class CudaExperts:
         ShapeError, DTypeError
             An argument does not fit.
         """
-        key = (*_signature((x, ids, weights), (up, down)), gated)
-        watch = self._watches.get(key)
-        if watch is None:
-            _check(x, ids, weights, up, down, gated)
-            watch = remember(self._watches, key, CountWatch(x.get_device()))
-        tokens, top_k = ids.shape
+        given, form = (x, ids, weights, up, down), (activation, gated)
+        repeats = self._repeats_of(form)
+        made, repeat = repeats.run(given, None, None) if repeats else (None, None)
+        if repeat is not None:
+            return made
+        layer = self._layer(given, form)
         out = empty(x, x.shape)
-        if 0 in (tokens, top_k, up.shape[0]):
+        if 0 in (*ids.shape, up.shape[0]):
             return out.zero_()
         # Products read 16 bytes at once; ids and weights are read one by one.
-        x, up, down = aligned(x), aligned(up), aligned(down)
-        index = self._index(x, ids, up.shape[0], watch)
-        counts = watch.counts()
-        inner = {"act": activation, "share": top_k, "gated": "halves" if gated else "none"}
-        middle = self._product(
-            x, index, up, empty(x, (tokens * top_k, down.shape[2])), counts, inner
-        )
-        rows = self._product(
-            middle, index, down, empty(x, (tokens * top_k, x.shape[1])), counts, {}
-        )
-        combine = self.kernels.combine_kernel(dtype_name(x), dtype_name(ids))
-        partial = rows.view(tokens, top_k, x.shape[1])
-        combine(partial, weights.float(), ids, up.shape[0], out)
+        ready = aligned(x), ids, weights, aligned(up), aligned(down)
+        tiles = self.plan_of(layer)
+        counts = self._run(layer, tiles, ready, out)
+        if repeats and layer.small and all(map(is_, ready, given)):
+            again = partial(self._run, layer, tiles, ready, out)
+            repeats.keep(given, None, (None, out), (layer, tiles, counts), again)
         return out
+
+    def plan_of(self, layer: _Layer) -> _Tiles:
+        """The tiles for what is known now of such calls."""
+        counts, tiles = layer.watch.counts(), layer.tiles
+        if tiles is None or counts is not layer.counts:
+            tiles = _Tiles(*(self._tile(product, counts) for product in layer.products))
+            layer.counts, layer.tiles = counts, tiles
+        return tiles
+
+    def _repeats_of(self, form: tuple[str, bool]) -> CudaRepeats | None:
+        """Of layers with such gates; None where calls are checked."""
+        if self._repeats is None:
+            return None
+        found = self._repeats.get(form)
+        if found is None:
+            made = CudaRepeats(self._cache, self.detector.report, self)
+            found = self._repeats.setdefault(form, made)
+        return found
+
+    def _layer(self, given: Sequence[Any], form: tuple[str, bool]) -> _Layer:
+        """What calls like this one share; checks the first of them."""
+        x, ids, weights, up, down = given
+        key = (*_signature((x, ids, weights), (up, down)), *form)
+        layer = self._layers.get(key)
+        if layer is None:
+            activation, gated = form
+            _check(x, ids, weights, up, down, gated)
+            inner = {
+                "act": activation,
+                "share": ids.shape[1],
+                "gated": "halves" if gated else "none",
+            }
+            both = _product(x, ids, up, inner), _product(x, ids, down, {})
+            layer = remember(self._layers, key, _Layer(x.get_device(), *both))
+        return layer
+
+    def _run(self, layer: _Layer, tiles: _Tiles, given: Sequence[Any], out: Any) -> Any:
+        """Launch a layer; returns how many rows each expert has, a CUDA tensor."""
+        x, ids, weights, up, down = given
+        (first, second), top_k = layer.products, ids.shape[1]
+        index = self._index(x, ids, first.groups, layer.watch)
+        middle, rows = (
+            self._between(layer, x, role, (first.rows, size))
+            for role, size in (("middle", second.k), ("rows", second.n))
+        )
+        self._launch(first, tiles.up, (x, up, middle), index)
+        self._launch(second, tiles.down, (middle, down, rows), index)
+        combine = self.kernels.combine_kernel(first.dtype, dtype_name(ids))
+        combine(rows.view(-1, top_k, second.n), _as_float(weights), ids, first.groups, out)
+        return index.count
+
+    def _between(self, layer: _Layer, like: Any, role: str, shape: tuple[int, int]) -> Any:
+        """Memory between products: small one is used again by the next call in the stream."""
+        if not layer.small:
+            return empty(like, shape)
+        return self.memory.keep(_memory, like, role, like.dtype, *shape)
 
     def grouped(self, x: Any, ids: Any, rhs: Any, bias: Any, activation: str) -> Any:
         """``act(x[t] @ rhs[e].T + bias[e])`` for each choice ``e = ids[t, c]``; zeros where it is
@@ -130,9 +221,12 @@ class CudaExperts:
             return out.zero_()
         x, rhs, bias = aligned(x), aligned(rhs), None if bias is None else aligned(bias)
         options = {"act": activation, "share": ids.shape[1], "bias": bias is not None}
+        product = _product(x, ids, rhs, options)
         self.fill.clear_ungrouped(out, ids, rhs.shape[0])
         index = self._index(x, ids, rhs.shape[0], watch)
-        return self._product(x, index, rhs, out, watch.counts(), options, bias)
+        rest = (out,) if bias is None else (bias, out)
+        self._launch(product, self._tile(product, watch.counts()), (x, rhs, *rest), index)
+        return out
 
     def outer(self, left: Any, right: Any, ids: Any, groups: int) -> Any:
         """``out[g] = sum of left[t, c, :, None] * right[t]`` where ``ids[t, c] == g``: of `grouped`
@@ -163,50 +257,29 @@ class CudaExperts:
             watch.report(index.count, self.detector.report)
         return index
 
-    def _product(
-        self,
-        lhs: Any,
-        index: Index,
-        rhs: Any,
-        out: Any,
-        counts: tuple[int, ...] | None,
-        options: dict[str, Any],
-        bias: Any = None,
-    ) -> Any:
-        stored, layout = stored_weight(rhs)
-        if layout == "kn":
-            options = options | {"rhs_layout": layout}
-        tile = self._tile(lhs, rhs, out.shape[0], counts, options)
-        rest = (stored, out) if bias is None else (stored, bias, out)
-        self.kernels.product(tile, rhs.shape[0], **options)(lhs, index.ids, index.count, *rest)
-        return out
+    def _launch(self, product: _Product, tile: Tile, arrays: Sequence[Any], index: Index) -> None:
+        """``arrays``: rows, weights, a bias if there is one, and the result."""
+        lhs, rhs, *rest = arrays
+        kernel = self.kernels.product(tile, product.groups, **dict(product.options))
+        kernel(lhs, index.ids, index.count, stored_weight(rhs)[0], *rest)
 
-    def _tile(
-        self,
-        lhs: Any,
-        rhs: Any,
-        rows: int,
-        counts: tuple[int, ...] | None,
-        options: dict[str, Any],
-    ) -> Tile:
+    def _tile(self, product: _Product, counts: tuple[int, ...] | None) -> Tile:
         """The cheapest tile for counts of an earlier call, or for an even routing."""
         alike = None
         if counts:
             live = max(sum(counts), 1)
-            alike = bucket(live / rows), bucket(max(counts) / live)
-        key = (lhs.dtype, tuple(rhs.shape), rows, alike, *options.values())
-        tile = self._tiles.get(key)
+            alike = bucket(live / product.rows), bucket(max(counts) / live)
+        tile = self._tiles.get((product, alike))
         if tile is None:
-            groups, n, k = rhs.shape
-            total = float(sum(counts) if counts else rows)
-            share = options.get("share", 1)
-            work = GpuWork(total, int(n), int(k), int(groups), counts or (), share=share)
-            rates = self._rates_of(dtype_name(lhs), options)
-            plan = select_gpu(GROUPS, _MICRO_TILE, work, None, rates, rows)
+            total = float(sum(counts) if counts else product.rows)
+            sizes, options = (product.n, product.k, product.groups), dict(product.options)
+            work = GpuWork(total, *sizes, counts or (), share=options.get("share", 1))
+            rates = self._rates_of(product.dtype, options)
+            plan = select_gpu(GROUPS, _MICRO_TILE, work, None, rates, product.rows)
             tile = plan.choice.tile
             if tile is None:
                 raise ShapeError(mismatch("plan", "a tile", plan.choice))
-            remember(self._tiles, key, tile)
+            remember(self._tiles, (product, alike), tile)
         return tile
 
     def _rates_of(self, dtype: str, options: dict[str, Any]) -> GpuRates:
@@ -214,6 +287,27 @@ class CudaExperts:
         if key not in self._rates:
             self._rates[key] = rates_of(self.store, dtype, self.target.isa, "torch", options)
         return self._rates[key]
+
+
+def _product(x: Any, ids: Any, rhs: Any, options: dict[str, Any]) -> _Product:
+    """The product of a row for each of ``ids`` by its group of ``rhs``."""
+    layout = stored_weight(rhs)[1]
+    chosen = options if layout == "nk" else options | {"rhs_layout": layout}
+    groups, n, k = map(int, rhs.shape)
+    return _Product(dtype_name(x), ids.numel(), groups, n, k, tuple(chosen.items()))
+
+
+def _memory(like: Any, role: str, dtype: Any, *shape: int) -> Any:
+    return empty(like, shape)
+
+
+def _as_float(weights: Any) -> Any:
+    """Weights in float32, in memory that a recording knows of."""
+    if dtype_name(weights) == "float32":
+        return weights
+    made = empty_of("float32", weights, tuple(weights.shape))
+    made.copy_(weights)
+    return made
 
 
 @cache

@@ -15,14 +15,11 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
-from ..structs import Plan
 from .cuda_arrays import empty, is_capturing, is_rehearsed
 from .cuda_build import compile_source
-from .cuda_call import CudaCall
 from .cuda_modules import Kernel
-from .cuda_planner import CudaPlanner
 from .cuda_recording import recording
 from .cuda_repeat_code import (
     BEGIN,
@@ -46,21 +43,31 @@ MOST = 256  # calls that one thread knows of one operator
 MOST_BYTES = 1 << 18  # of memory that one graph keeps for itself
 
 
+class Planner(Protocol):
+    """Says what a call would run now."""
+
+    def plan_of(self, call: Any) -> Any:
+        """A plan, the same object as long as nothing changes; its ``way`` tells what it launches,
+        "dense" first where that is torch's product."""
+
+
 @dataclass(frozen=True)
 class Repeat:
-    """A call that can be repeated, as long as plans take what its last ``plan`` takes. ``counts``:
-    how much lives, a CUDA tensor that its graph writes, None where it does not. ``like``: a tensor
-    as its outputs are, without elements. ``dense``: it is computed by the dispatcher."""
+    """A call that can be repeated, as long as plans take what its last ``plan`` takes. ``call``:
+    what all calls like it share, with their ``device`` and ``watch``. ``counts``: how much lives, a
+    CUDA tensor that its graph writes, None where it does not. ``like``: a tensor as its outputs of
+    this ``shape`` are, without elements. ``dense``: it is computed by the dispatcher."""
 
-    call: CudaCall
-    plan: Plan
+    call: Any
+    plan: Any
     counts: Any
     like: Any
+    shape: tuple[int, ...]
     dense: bool
 
     def output(self) -> Any:
         """A new one."""
-        return empty(self.like, self.call.layout.output)
+        return empty(self.like, self.shape)
 
 
 class _Graph(ctypes.Structure):
@@ -140,13 +147,13 @@ class _Table:
         weakref.finalize(call, look, call.address, DROP)
         self._put(number, repeat, call)
 
-    def turn(self, number: int, call: CudaCall, plan: Plan) -> bool:
+    def turn(self, number: int, call: Any, plan: Any) -> bool:
         """Know a call as what it was when it last ran as this plan does: whether it ever did."""
         repeat, known = self.repeats[number], self.calls[number]
         ways = self.ways[number]
-        ways[repeat.plan.choice.way] = repeat, known
+        ways[repeat.plan.way] = repeat, known
         known.size = -1  # until then none is like it
-        found = ways.pop(plan.choice.way, None)
+        found = ways.pop(plan.way, None)
         if found is not None:
             found[1].size, found[1].calm = found[1].length, 0
             self._put(number, replace(found[0], call=call, plan=plan), found[1])
@@ -175,7 +182,7 @@ class CudaRepeats:
     """
 
     def __init__(
-        self, cache: KernelCache, report: Callable[[Any, int], None], planner: CudaPlanner
+        self, cache: KernelCache, report: Callable[[Any, int], None], planner: Planner
     ) -> None:
         self._cache, self._report, self._planner = cache, report, planner
         self._threads = _Threads()
@@ -233,7 +240,7 @@ class CudaRepeats:
         repeat = table.repeats[place]
         watch = repeat.call.watch
         waited, plan = watch.waits, self._planner.plan_of(repeat.call)
-        if plan.choice.way != repeat.plan.choice.way:
+        if plan.way != repeat.plan.way:
             table.turn(place, repeat.call, plan)
         elif plan is not repeat.plan:
             table.repeats[place] = replace(repeat, plan=plan)
@@ -246,7 +253,7 @@ class CudaRepeats:
         given: Sequence[Any],
         sparsity: Any,
         outs: tuple[Any, Any],
-        planned: tuple[CudaCall, Plan, Any],
+        planned: tuple[Any, Any, Any],
         again: Callable[[], None],
     ) -> None:
         """Repeat calls with such tensors from now on, on this thread and the current stream, as
@@ -259,7 +266,7 @@ class CudaRepeats:
         table, (call, plan, counts) = self._threads.table, planned
         number = self.look(table.address, COUNT, sparsity, *given, *outs)
         place = number if number >= 0 else OTHERS - number
-        same = place >= 0 and table.repeats[place].plan.choice.way == plan.choice.way
+        same = place >= 0 and table.repeats[place].plan.way == plan.way
         if same and number < 0 or is_capturing(call.device) or is_rehearsed():
             return
         if same:
@@ -269,7 +276,8 @@ class CudaRepeats:
         words = (ctypes.c_int64 * MOST_WORDS)()
         size = self.look(ctypes.addressof(words), WORDS, sparsity, *given, outs[0])
         if size > 0:
-            repeat = Repeat(call, plan, counts, empty(outs[1], (0,)), plan.choice.kind == "dense")
+            like, shape = empty(outs[1], (0,)), tuple(outs[1].shape)
+            repeat = Repeat(call, plan, counts, like, shape, plan.way[0] == "dense")
             table.add(bytes(words)[: 8 * size], repeat, self.look)
 
     def _record(self, call: _Call, again: Callable[[], None]) -> None:

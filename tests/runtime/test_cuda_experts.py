@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pit_tvm.errors import ShapeError
-from pit_tvm.runtime import cuda_experts
+from pit_tvm.runtime import cuda_experts, cuda_workspace
 from pit_tvm.runtime.cuda_experts import CudaExperts
 from pit_tvm.runtime.cuda_rows import fits
 from pit_tvm.runtime.kernel_cache import KernelCache
@@ -42,6 +42,8 @@ def experts(given: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> Cu
     )
     monkeypatch.setattr(made, "kernels", kernels)
     monkeypatch.setattr(made.fill, "clear_ungrouped", lambda *given: None)
+    monkeypatch.setattr(made, "_repeats", None)
+    monkeypatch.setattr(cuda_workspace, "stream_of", lambda device: 0)
     return made
 
 

@@ -1,0 +1,174 @@
+"""Layers of experts whose calls are repeated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pit_tvm.runtime import cuda_detect, cuda_detect_ids, cuda_experts, cuda_repeat, cuda_workspace
+from pit_tvm.runtime.cuda_experts import CudaExperts
+from pit_tvm.runtime.cuda_modules import CudaKernels
+from pit_tvm.runtime.cuda_repeat import CudaRepeats
+from pit_tvm.runtime.cuda_repeat_code import OFTEN
+from pit_tvm.runtime.cuda_rows import RowsKernels
+from pit_tvm.runtime.cuda_watch import PERIOD, CountWatch
+from pit_tvm.runtime.kernel_cache import KernelCache
+from pit_tvm.target import resolve_target
+from pit_tvm.tile_db.store import TileStore
+from tests.runtime import fake_graphs
+from tests.runtime.test_cuda_repeat import aligned
+from tests.runtime.test_cuda_repeat_operators import noting
+
+torch = pytest.importorskip("torch")
+
+TOKENS, TOP_K, HIDDEN, INTER, EXPERTS = 6, 2, 64, 128, 4
+
+
+@pytest.fixture
+def seen() -> list[Any]:
+    """What is launched, with its arguments."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def fake() -> Any:
+    """The compiled code of repeated calls, for tensors of the CPU; its graphs are numbers."""
+    return fake_graphs.fake_graphs()
+
+
+@pytest.fixture
+def experts(seen: list[Any], fake: Any, monkeypatch: pytest.MonkeyPatch) -> CudaExperts:
+    """Layers of the CPU's tensors: launches are noted, and outputs come at the same addresses."""
+    note, outputs = noting(seen), dict[Any, Any]()
+    fake_graphs.without_streams(monkeypatch)
+
+    def empty(like: Any, shape: tuple[int, ...]) -> Any:
+        made = outputs.setdefault((like.dtype, tuple(shape)), like.new_empty(shape))
+        return made.fill_(torch.nan)
+
+    for module in (cuda_experts, cuda_repeat):
+        monkeypatch.setattr(module, "empty", empty)
+    monkeypatch.setattr(CudaKernels, "slices", lambda self, name: note("index"))
+    monkeypatch.setattr(
+        RowsKernels, "product", lambda *given, **options: note(options.get("act", "down"))
+    )
+    monkeypatch.setattr(RowsKernels, "combine_kernel", lambda *given: note("sum"))
+    monkeypatch.setattr(CountWatch, "due", lambda self: False)
+    monkeypatch.setattr(CountWatch, "report", lambda self, *given: None)
+    monkeypatch.setattr(CudaRepeats, "look", fake["main"])
+    monkeypatch.setattr(cuda_workspace, "stream_of", lambda device: 0)
+    for module in (cuda_experts, cuda_detect, cuda_detect_ids):
+        monkeypatch.setattr(module, "check_tensor", lambda *given, **options: None)
+    target = resolve_target("cuda -arch=sm_90a -model=h200")
+    store = TileStore.open(None, device=target.device, isa=target.isa)
+    return CudaExperts(target, store, KernelCache())
+
+
+def arguments(dtype: str = "float32") -> list[Any]:
+    """x, ids, weights of a type, up and down."""
+    ids = torch.zeros(TOKENS, TOP_K, dtype=torch.int64)
+    weights = torch.ones(TOKENS, TOP_K, dtype=getattr(torch, dtype))
+    shapes = (TOKENS, HIDDEN), (EXPERTS, 2 * INTER, HIDDEN), (EXPERTS, HIDDEN, INTER)
+    x, up, down = (aligned(*shape) for shape in shapes)
+    return [x, ids, weights, up, down]
+
+
+def names(seen: list[Any]) -> list[str]:
+    return [name for name, *_ in seen]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_layers_are_launched_again_by_a_graph(
+    experts: CudaExperts, fake: Any, seen: list[Any], dtype: str
+) -> None:
+    given, parts = arguments(dtype), ["index", "silu", "down", "sum"]
+    launched, made = (fake["log"](what) for what in (fake_graphs.LAUNCHED, fake_graphs.MADE))
+    outs = [experts.run(*given) for _ in range(OFTEN + 8)]
+    assert fake["log"](fake_graphs.MADE) == made + 1
+    again = fake["log"](fake_graphs.LAUNCHED) - launched
+    one_by_one = len(outs) - again
+    assert again >= 7 and names(seen) == parts * (one_by_one + 1)  # recorded once
+    assert all(out is outs[0] for out in outs)
+    if dtype == "float32":
+        assert seen[-4:] == seen[-8:-4]
+    experts.run(*given, activation="gelu")  # the same tensors in another layer
+    assert names(seen[-4:]) == ["index", "gelu", "down", "sum"]
+
+
+@pytest.mark.parametrize("case", ["large", "turned", "unaligned"])
+def test_other_layers_are_launched_one_by_one(
+    experts: CudaExperts, fake: Any, seen: list[Any], monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    given = arguments()
+    if case == "large":
+        monkeypatch.setattr(cuda_experts, "_SMALL", 0)
+    elif case == "turned":
+        given[3] = aligned(EXPERTS, HIDDEN, 2 * INTER).mT
+    else:
+        given[0] = torch.randn(TOKENS * HIDDEN + 1).half()[1:].view(TOKENS, HIDDEN)
+    before = [fake["log"](what) for what in (fake_graphs.LAUNCHED, fake_graphs.MADE)]
+    for _ in range(OFTEN + 4):
+        experts.run(*given)
+    assert len(seen) == 4 * (OFTEN + 4)
+    assert before == [fake["log"](what) for what in (fake_graphs.LAUNCHED, fake_graphs.MADE)]
+
+
+def test_tiles_of_repeated_layers_follow_what_lives(
+    experts: CudaExperts, fake: Any, seen: list[Any]
+) -> None:
+    given = arguments()
+    for _ in range(OFTEN + 4):
+        experts.run(*given)
+    (layer,) = experts._layers.values()
+    tiles, number = layer.tiles, len(seen)
+    assert experts.plan_of(layer) is tiles
+    layer.watch._known = (TOKENS * TOP_K, 0, 0, 0)
+    found = experts.plan_of(layer)
+    assert found is not tiles and layer.counts == layer.watch.counts()
+    other = replace(tiles.up, knobs=tiles.up.knobs[1:])
+    layer.tiles = tiles._replace(up=other)
+    for _ in range(2 * PERIOD):
+        experts.run(*given)
+    assert len(seen) > number  # as soon as the plan was looked at
+
+
+def test_a_checked_layer_is_never_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_experts, "asked_for", lambda: True)
+    target = resolve_target("cuda -arch=sm_90a -model=h200")
+    store = TileStore.open(None, device=target.device, isa=target.isa)
+    assert CudaExperts(target, store, KernelCache())._repeats_of(("silu", True)) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_repeated_layers_on_a_gpu(dtype: str, frozen: bool) -> None:
+    from pit_tvm import torch as pit
+
+    torch.manual_seed(0)
+    x, up, down = (
+        torch.randn(shape, device="cuda").bfloat16()
+        for shape in ((3, 136), (5, 2 * 264, 136), (5, 136, 264))
+    )
+    up, down = (torch.nn.Parameter(each, requires_grad=not frozen) for each in (up, down))
+    scores = torch.rand(3, 5, device="cuda")
+    weights, ids = (each.clone() for each in scores.topk(2))
+    weights = weights.to(getattr(torch, dtype))
+    with torch.no_grad():
+        for call in range(60):
+            x.normal_()
+            ids.copy_(torch.rand(3, 5, device="cuda").topk(2)[1])
+            if call == 40:
+                weights.neg_()
+            got = pit.moe_feed_forward(x, ids, weights, up, down)
+            gate, other = _times(x.double()[:, None], up.double()[ids]).chunk(2, -1)
+            rows = torch.nn.functional.silu(gate) * other
+            want = (_times(rows, down.double()[ids]) * weights.double()[..., None]).sum(1)
+            assert (got.double() - want).norm() < 2e-2 * want.norm(), call
+
+
+def _times(rows: Any, weights: Any) -> Any:
+    """Rows [tokens, 1 or top_k, k] by a weight [n, k] of each choice."""
+    return torch.einsum("tck,tcnk->tcn", rows.expand(-1, weights.shape[1], -1), weights)
