@@ -231,6 +231,7 @@ ORDER = {
         "cuda_general_planner",
         "cuda_general",
         "cuda_families",
+        "cuda_experts_call",
         "cuda_experts",
         "cuda_between",
     ),

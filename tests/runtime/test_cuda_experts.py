@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pit_tvm.errors import ShapeError
-from pit_tvm.runtime import cuda_experts, cuda_workspace
+from pit_tvm.runtime import cuda_experts_call, cuda_workspace
 from pit_tvm.runtime.cuda_experts import CudaExperts
 from pit_tvm.runtime.cuda_rows import fits
 from pit_tvm.runtime.kernel_cache import KernelCache
@@ -30,7 +30,7 @@ def given() -> list[tuple[Any, ...]]:
 @pytest.fixture
 def experts(given: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> CudaExperts:
     """A layer that takes the CPU's tensors; its detection does not run either."""
-    monkeypatch.setattr(cuda_experts, "check_tensor", lambda *given: None)
+    monkeypatch.setattr(cuda_experts_call, "check_tensor", lambda *given: None)
     target = resolve_target("cuda -arch=sm_90a -model=h200")
     store = TileStore.open(None, device=target.device, isa=target.isa)
     made: Any = CudaExperts(target, store, KernelCache())

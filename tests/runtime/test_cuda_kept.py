@@ -12,7 +12,8 @@ import pytest
 
 from pit_tvm.runtime import cuda_arrays, cuda_detect_ids, cuda_repeat, cuda_workspace
 from pit_tvm.runtime.cuda_detect_ids import SlicePlan
-from pit_tvm.runtime.cuda_experts import CudaExperts, _Product
+from pit_tvm.runtime.cuda_experts import CudaExperts
+from pit_tvm.runtime.cuda_experts_call import GroupedProduct
 from pit_tvm.runtime.cuda_repeat_code import COUNT, NONE, WORDS
 from pit_tvm.runtime.cuda_workspace import CudaWorkspace
 from pit_tvm.runtime.kernel_cache import KernelCache
@@ -106,7 +107,7 @@ def test_tiles_of_experts_that_another_thread_forgets() -> None:
     target = resolve_target("cuda -arch=sm_90a -model=h200")
     store = TileStore.open(None, device=target.device, isa=target.isa)
     experts = CudaExperts(target, store, KernelCache())
-    asked: Any = (_Product("float16", 256, 4, 128, 64, (("act", "silu"),)), None)
+    asked: Any = (GroupedProduct("float16", 256, 4, 128, 64, (("act", "silu"),)), None)
     tile = experts._tile(*asked)
     assert experts._tile(*asked) is tile
     experts._tiles = Emptied()

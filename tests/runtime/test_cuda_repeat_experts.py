@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from pit_tvm.runtime import cuda_detect, cuda_detect_ids, cuda_experts, cuda_repeat, cuda_workspace
+from pit_tvm.runtime import (
+    cuda_detect,
+    cuda_detect_ids,
+    cuda_experts,
+    cuda_experts_call,
+    cuda_repeat,
+    cuda_workspace,
+)
 from pit_tvm.runtime.cuda_experts import CudaExperts
 from pit_tvm.runtime.cuda_modules import CudaKernels
 from pit_tvm.runtime.cuda_repeat import CudaRepeats
@@ -59,7 +66,7 @@ def experts(seen: list[Any], fake: Any, monkeypatch: pytest.MonkeyPatch) -> Cuda
     monkeypatch.setattr(CountWatch, "report", lambda self, *given: None)
     monkeypatch.setattr(CudaRepeats, "look", fake["main"])
     monkeypatch.setattr(cuda_workspace, "stream_of", lambda device: 0)
-    for module in (cuda_experts, cuda_detect, cuda_detect_ids):
+    for module in (cuda_experts_call, cuda_detect, cuda_detect_ids):
         monkeypatch.setattr(module, "check_tensor", lambda *given, **options: None)
     target = resolve_target("cuda -arch=sm_90a -model=h200")
     store = TileStore.open(None, device=target.device, isa=target.isa)
@@ -97,13 +104,34 @@ def test_layers_are_launched_again_by_a_graph(
     assert names(seen[-4:]) == ["index", "gelu", "down", "sum"]
 
 
+@pytest.mark.parametrize("biased", [False, True])
+def test_products_are_launched_again_by_a_graph(
+    experts: CudaExperts,
+    fake: Any,
+    seen: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    biased: bool,
+) -> None:
+    note = noting(seen)
+    monkeypatch.setattr(experts.fill, "clear_ungrouped", lambda *given: note("clear")(*given[:2]))
+    x, ids, _, up, _ = arguments()
+    bias = aligned(EXPERTS, 2 * INTER) if biased else None
+    outs = [experts.grouped(x, ids, up, bias, "relu") for _ in range(OFTEN + 8)]
+    assert all(out is outs[0] and out.shape == (TOKENS * TOP_K, 2 * INTER) for out in outs)
+    one_by_one = len(seen) // 3
+    assert names(seen) == ["clear", "index", "relu"] * one_by_one and one_by_one < len(outs)
+    assert seen[-3:] == seen[-6:-3]
+    experts.grouped(x, ids, up, aligned(EXPERTS, 2 * INTER), "relu")
+    assert len(seen) == 3 * (one_by_one + 1)
+
+
 @pytest.mark.parametrize("case", ["large", "turned", "unaligned"])
 def test_other_layers_are_launched_one_by_one(
     experts: CudaExperts, fake: Any, seen: list[Any], monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     given = arguments()
     if case == "large":
-        monkeypatch.setattr(cuda_experts, "_SMALL", 0)
+        monkeypatch.setattr(cuda_experts_call, "_SMALL", 0)
     elif case == "turned":
         given[3] = aligned(EXPERTS, HIDDEN, 2 * INTER).mT
     else:
@@ -121,14 +149,14 @@ def test_tiles_of_repeated_layers_follow_what_lives(
     given = arguments()
     for _ in range(OFTEN + 4):
         experts.run(*given)
-    (layer,) = experts._layers.values()
-    tiles, number = layer.tiles, len(seen)
+    (layer,) = experts._calls.values()
+    tiles, number = layer.plan, len(seen)
     assert experts.plan_of(layer) is tiles
     layer.watch._known = (TOKENS * TOP_K, 0, 0, 0)
     found = experts.plan_of(layer)
     assert found is not tiles and layer.counts == layer.watch.counts()
-    other = replace(tiles.up, knobs=tiles.up.knobs[1:])
-    layer.tiles = tiles._replace(up=other)
+    up, down = tiles.tiles
+    layer.plan = type(tiles)((replace(up, knobs=up.knobs[1:]), down))
     for _ in range(2 * PERIOD):
         experts.run(*given)
     assert len(seen) > number  # as soon as the plan was looked at
@@ -148,10 +176,8 @@ def test_repeated_layers_on_a_gpu(dtype: str, frozen: bool) -> None:
     from pit_tvm import torch as pit
 
     torch.manual_seed(0)
-    x, up, down = (
-        torch.randn(shape, device="cuda").bfloat16()
-        for shape in ((3, 136), (5, 2 * 264, 136), (5, 136, 264))
-    )
+    shapes = (3, 136), (5, 2 * 264, 136), (5, 136, 264), (5, 2 * 264)
+    x, up, down, bias = (torch.randn(shape, device="cuda").bfloat16() for shape in shapes)
     up, down = (torch.nn.Parameter(each, requires_grad=not frozen) for each in (up, down))
     scores = torch.rand(3, 5, device="cuda")
     weights, ids = (each.clone() for each in scores.topk(2))
@@ -163,9 +189,12 @@ def test_repeated_layers_on_a_gpu(dtype: str, frozen: bool) -> None:
             if call == 40:
                 weights.neg_()
             got = pit.moe_feed_forward(x, ids, weights, up, down)
-            gate, other = _times(x.double()[:, None], up.double()[ids]).chunk(2, -1)
+            products = _times(x.double()[:, None], up.double()[ids])
+            gate, other = products.chunk(2, -1)
             rows = torch.nn.functional.silu(gate) * other
             want = (_times(rows, down.double()[ids]) * weights.double()[..., None]).sum(1)
+            assert (got.double() - want).norm() < 2e-2 * want.norm(), call
+            got, want = pit.grouped_linear(x, up, ids, bias), products + bias.double()[ids]
             assert (got.double() - want).norm() < 2e-2 * want.norm(), call
 
 
