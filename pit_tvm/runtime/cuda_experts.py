@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache, partial
 from operator import is_
 from typing import Any
@@ -17,30 +16,30 @@ from ..selection.gpu_cost import GpuRates, GpuWork, select_gpu
 from ..structs import Groups, Index, MicroTile, Tile
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
-from .cuda_arrays import dtype_name, empty, empty_of, signature
+from .cuda_arrays import dtype_name, empty, signature
 from .cuda_bind import aligned
 from .cuda_columns import ColumnsKernels
 from .cuda_detect import CudaDetector
+from .cuda_detect_ids import Find
 from .cuda_experts_call import (
     GROUPED,
     ExpertsCall,
     Form,
     Given,
     GroupedProduct,
-    Tiles,
+    Launches,
     call_of,
     check_outer,
     signature_of,
 )
 from .cuda_fill import CudaFill
-from .cuda_modules import cached_modules
+from .cuda_modules import Kernel, cached_modules
 from .cuda_repeat import CudaRepeats
 from .cuda_rows import RowsKernels, rates_of
 from .cuda_watch import CountWatch
 from .cuda_workspace import CudaWorkspace
 from .kernel_cache import KernelCache
 from .promise import asked_for
-from .torch_arrays import stored_weight
 
 _MICRO_TILE = MicroTile("x", "m", 0, (1, 0))
 
@@ -116,13 +115,17 @@ class CudaExperts:
         beside = () if bias is None else (bias,)
         return self._answer((activation, GROUPED), (x, ids, *beside, rhs))
 
-    def plan_of(self, call: ExpertsCall) -> Tiles:
-        """The tiles for what is known now of such calls."""
+    def plan_of(self, call: ExpertsCall) -> Launches:
+        """What is launched, for what is known now of such calls."""
         counts, plan = call.watch.counts(), call.plan
         if plan is None or counts is not call.counts:
-            plan = Tiles(tuple(self._tile(product, counts) for product in call.products))
+            tiles = tuple(self._tile(product, counts) for product in call.products)
+            plan = Launches(tiles, tuple(map(self._kernel, call.products, tiles)))
             call.counts, call.plan = counts, plan
         return plan
+
+    def _kernel(self, product: GroupedProduct, tile: Tile) -> Kernel:
+        return self.kernels.product(tile, product.groups, **dict(product.options))
 
     def _answer(self, form: Form, given: Given) -> Any:
         """The result, by the graph of a call like this one, or launched one by one."""
@@ -163,32 +166,31 @@ class CudaExperts:
             call = remember(self._calls, key, call_of(form, given))
         return call
 
-    def _run_layer(self, call: ExpertsCall, plan: Tiles, given: Given, out: Any) -> Any:
+    def _run_layer(self, call: ExpertsCall, plan: Launches, given: Given, out: Any) -> Any:
         x, ids, weights, up, down = given
-        (first, second), top_k = call.products, ids.shape[1]
-        index = self._index(x, ids, first.groups, call.watch)
-        middle, rows = (
-            self._between(call, x, role, (first.rows, size))
-            for role, size in (("middle", second.k), ("rows", second.n))
-        )
-        self._launch(first, plan.tiles[0], (x, up, middle), index)
-        self._launch(second, plan.tiles[1], (middle, down, rows), index)
+        first, second = call.products
+        index = self._index(call, x, ids)
+        middle, rows = self._between(call, x)
+        plan.kernels[0](x, index.ids, index.count, first.stored(up), middle)
+        plan.kernels[1](middle, index.ids, index.count, second.stored(down), rows)
         combine = self.kernels.combine_kernel(first.dtype, dtype_name(ids))
-        combine(rows.view(-1, top_k, second.n), _as_float(weights), ids, first.groups, out)
+        combine(rows, weights.float(), ids, first.groups, out)
         return index.count
 
-    def _between(self, call: ExpertsCall, like: Any, role: str, shape: tuple[int, int]) -> Any:
+    def _between(self, call: ExpertsCall, like: Any) -> tuple[Any, Any]:
         """Memory between products: small one is used again by the next call in the stream."""
+        (tokens, n), (first, second) = call.shape, call.products
+        sizes = (first.rows, second.k), (tokens, first.rows // tokens, n)
         if not call.small:
-            return empty(like, shape)
-        return self.memory.keep(_memory, like, role, like.dtype, *shape)
+            return _memory(like, like.dtype, *sizes)
+        return self.memory.keep(_memory, like, like.dtype, *sizes)
 
-    def _run_product(self, call: ExpertsCall, plan: Tiles, given: Given, out: Any) -> Any:
+    def _run_product(self, call: ExpertsCall, plan: Launches, given: Given, out: Any) -> Any:
         x, ids, *beside, rhs = given
         (product,) = call.products
         self.fill.clear_ungrouped(out, ids, product.groups)
-        index = self._index(x, ids, product.groups, call.watch)
-        self._launch(product, plan.tiles[0], (x, rhs, *beside, out), index)
+        index = self._index(call, x, ids)
+        plan.kernels[0](x, index.ids, index.count, product.stored(rhs), *beside, out)
         return index.count
 
     def outer(self, left: Any, right: Any, ids: Any, groups: int) -> Any:
@@ -208,25 +210,27 @@ class CudaExperts:
         if 0 in (rows, groups):
             return out.zero_()
         left, right = aligned(left), aligned(right)
-        index = self._index(right, ids, groups, watch)
+        index = self._find(right, ids, groups)(ids, self.memory.take)[0]
+        self._learn(watch, index)
         kernel = self.columns.product(_outer_tile(dtype_name(left), k), share=ids.shape[1])
         kernel(left, index.ids, index.count, right.unsqueeze(0), out.view(groups * n, k))
         return out
 
-    def _index(self, x: Any, ids: Any, experts: int, watch: CountWatch) -> Index:
-        shape, take = tuple(x.shape), self.memory.take
-        index = self.detector.detect(Groups(experts), ids, shape, _MICRO_TILE, take=take)
-        if watch.due():
-            watch.report(index.count, self.detector.report)
+    def _index(self, call: ExpertsCall, x: Any, ids: Any) -> Index:
+        find = call.find
+        if find is None:
+            find = call.find = self._find(x, ids, call.products[0].groups)
+        index = find(ids, self.memory.take)[0]
+        self._learn(call.watch, index)
         return index
 
-    def _launch(
-        self, product: GroupedProduct, tile: Tile, arrays: Sequence[Any], index: Index
-    ) -> None:
-        """``arrays``: rows, weights, a bias if there is one, and the result."""
-        lhs, rhs, *rest = arrays
-        kernel = self.kernels.product(tile, product.groups, **dict(product.options))
-        kernel(lhs, index.ids, index.count, stored_weight(rhs)[0], *rest)
+    def _find(self, x: Any, ids: Any, groups: int) -> Find:
+        asked = (Groups(groups), ids, tuple(x.shape), _MICRO_TILE, False, False)
+        return self.detector.prepared(*asked, top_k=True)
+
+    def _learn(self, watch: CountWatch, index: Index) -> None:
+        if watch.due():
+            watch.report(index.count, self.detector.report)
 
     def _tile(self, product: GroupedProduct, counts: tuple[int, ...] | None) -> Tile:
         """The cheapest tile for counts of an earlier call, or for an even routing."""
@@ -254,17 +258,8 @@ class CudaExperts:
         return self._rates[key]
 
 
-def _memory(like: Any, role: str, dtype: Any, *shape: int) -> Any:
-    return empty(like, shape)
-
-
-def _as_float(weights: Any) -> Any:
-    """Weights in float32, in memory that a recording knows of."""
-    if dtype_name(weights) == "float32":
-        return weights
-    made = empty_of("float32", weights, tuple(weights.shape))
-    made.copy_(weights)
-    return made
+def _memory(like: Any, dtype: Any, *shapes: tuple[int, ...]) -> tuple[Any, ...]:
+    return tuple(empty(like, shape) for shape in shapes)
 
 
 @cache

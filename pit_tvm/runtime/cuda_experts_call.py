@@ -11,6 +11,8 @@ from ..schedules.hopper_space import DTYPES, GROUP_STEPS
 from ..structs import Tile
 from .cuda_arrays import check_devices, check_tensor, dtype_name, signature
 from .cuda_columns import MOST_ELEMENTS
+from .cuda_detect_ids import Find
+from .cuda_modules import Kernel
 from .cuda_rows import ROW_STEP
 from .cuda_watch import CountWatch
 from .torch_arrays import stored_weight
@@ -18,6 +20,7 @@ from .torch_arrays import stored_weight
 Form = tuple[str, str]  # an activation, and how gates lie, or `GROUPED`: one product
 Given = tuple[Any, ...]  # x, ids, weights of choices, up and down; or x, ids, a bias or none, rhs
 GROUPED = "grouped"
+_TURNED = ("rhs_layout", "kn")  # an option
 _SMALL = 1 << 20  # bytes of rows, at most, of calls that are repeated by CUDA graphs
 
 
@@ -32,11 +35,16 @@ class GroupedProduct:
     k: int
     options: tuple[tuple[str, Any], ...]
 
+    def stored(self, rhs: Any) -> Any:
+        """The weights as they lie."""
+        return rhs.mT if _TURNED in self.options else rhs
 
-class Tiles(NamedTuple):
-    """Of the products of a call."""
+
+class Launches(NamedTuple):
+    """Tiles of the products of a call, and their kernels."""
 
     tiles: tuple[Tile, ...]
+    kernels: tuple[Kernel, ...]
 
     @property
     def way(self) -> tuple[object, ...]:
@@ -45,15 +53,17 @@ class Tiles(NamedTuple):
 
 
 class ExpertsCall:
-    """What calls with the same signature share. ``plan``: that for ``counts``; ``small``: the rows
-    of all products are so few bytes that the host may take longer than the GPU."""
+    """What calls with the same signature share. ``plan``: that for ``counts``; ``find``: detection;
+    ``small``: the rows of all products are so few bytes that the host may take longer than the
+    GPU."""
 
     def __init__(self, device: int, shape: tuple[int, int], *products: GroupedProduct) -> None:
         self.device, self.watch = device, CountWatch(device)
         self.shape, self.products = shape, products
         self.small = sum(2 * each.rows * each.n for each in products) <= _SMALL
         self.counts: tuple[int, ...] | None = None
-        self.plan: Tiles | None = None
+        self.plan: Launches | None = None
+        self.find: Find | None = None
 
 
 def signature_of(form: Form, given: Given) -> tuple[object, ...]:
@@ -79,11 +89,10 @@ def call_of(form: Form, given: Given) -> ExpertsCall:
 
 def _product(x: Any, ids: Any, rhs: Any, **options: Any) -> GroupedProduct:
     """The product of a row for each of ``ids`` by its group of ``rhs``."""
-    layout = stored_weight(rhs)[1]
-    if layout != "nk":
-        options["rhs_layout"] = layout
+    turned = () if stored_weight(rhs)[1] == "nk" else (_TURNED,)
     groups, n, k = map(int, rhs.shape)
-    return GroupedProduct(dtype_name(x), ids.numel(), groups, n, k, tuple(options.items()))
+    chosen = (*options.items(), *turned)
+    return GroupedProduct(dtype_name(x), ids.numel(), groups, n, k, chosen)
 
 
 def _check(x: Any, ids: Any, weights: Any, up: Any, down: Any, gated: bool) -> None:

@@ -41,6 +41,9 @@ from .kernel_cache import KernelCache, content_key
 
 MOST = 256  # calls that one thread knows of one operator
 MOST_BYTES = 1 << 18  # of memory that one graph keeps for itself
+# Where fewer than one call in so many is repeated, after so many trials, one in so many is tried:
+# while a model writes text its cache grows, and tensors seldom lie where others lay before.
+_SHARE, _TRIALS, _SELDOM = 4, 4096, 16
 
 
 class Planner(Protocol):
@@ -116,15 +119,29 @@ class _Table:
 
     ``guess``: the number of the last call that made its output, if there is one. ``ways``: of each
     call what it was when it ran in other ways, with its graphs: counts that vary often want one of
-    a few tiles.
+    a few tiles. ``tries``: whether this call is looked for.
     """
-
-    __slots__ = ("address", "calls", "guess", "memory", "numbers", "repeats", "ways")
 
     def __init__(self) -> None:
         self.memory = (ctypes.c_int64 * (1 + 2 * MOST))()
         self.address = ctypes.addressof(self.memory)
+        self.tries = True
+        self._repeated = self._missed = self._left = 0
         self._clear()
+
+    def begin(self) -> bool:
+        """Whether to look for a call, one more."""
+        self.tries = self._missed < _TRIALS or _SHARE * self._repeated >= self._missed
+        if not self.tries:
+            self._left = (self._left or _SELDOM) - 1
+            self.tries = not self._left
+        return self.tries
+
+    def note(self, repeated: bool) -> None:
+        """Whether a call that was looked for is repeated; what was long ago counts less."""
+        self._repeated, self._missed = self._repeated + repeated, self._missed + (not repeated)
+        if self._missed >= 2 * _TRIALS:
+            self._repeated, self._missed = self._repeated // 2, self._missed // 2
 
     def _clear(self) -> None:
         self.memory[0], self.guess = 0, NONE
@@ -204,6 +221,15 @@ class CudaRepeats:
         Most calls are like the last one, so their output is made before they are known.
         """
         table = self._threads.table
+        if not table.begin():
+            return out, None
+        made, repeat = self._find(table, given, sparsity, out)
+        table.note(repeat is not None)
+        return made, repeat
+
+    def _find(
+        self, table: _Table, given: Sequence[Any], sparsity: Any, out: Any
+    ) -> tuple[Any, Repeat | None]:
         if not table.repeats:
             return out, None
         look, guess = self.look, table.guess
@@ -264,6 +290,8 @@ class CudaRepeats:
         and counts, as of `Repeat`; ``again`` launches what the call launched.
         """
         table, (call, plan, counts) = self._threads.table, planned
+        if not table.tries:
+            return
         number = self.look(table.address, COUNT, sparsity, *given, *outs)
         place = number if number >= 0 else OTHERS - number
         same = place >= 0 and table.repeats[place].plan.way == plan.way

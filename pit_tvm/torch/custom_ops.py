@@ -248,7 +248,7 @@ def moe_feed_forward(
     ids, weights = _routing(expert_ids, expert_weights)
     layer = moe_layer(x.device.type)
     out = layer(flat, ids, weights, up, down, activation=activation, gated=gated)
-    return out.reshape(x.shape)
+    return out if flat is x else out.reshape(x.shape)
 
 
 @moe_feed_forward.register_fake
@@ -266,6 +266,8 @@ def _(
 
 def _flat(rows: torch.Tensor) -> torch.Tensor:
     """Rows [number, n] of [..., n], where n may be 0."""
+    if rows.dim() == 2:  # as most are: views take the host 2 us each
+        return rows
     return rows.reshape(rows.shape[:-1].numel(), rows.shape[-1])
 
 
@@ -280,8 +282,7 @@ def _of_tokens(
 
 def _routing(ids: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids and weights of choices [..., top_k], these in float32, as [tokens, top_k]."""
-    sizes = (ids.shape[:-1].numel(), ids.shape[-1])
-    return ids.reshape(sizes).contiguous(), weights.float().reshape(sizes).contiguous()
+    return _flat(ids).contiguous(), _flat(weights.float()).contiguous()
 
 
 def _choices(ids: torch.Tensor, rows: int) -> torch.Tensor:

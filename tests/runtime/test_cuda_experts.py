@@ -35,7 +35,8 @@ def experts(given: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> Cu
     store = TileStore.open(None, device=target.device, isa=target.isa)
     made: Any = CudaExperts(target, store, KernelCache())
     index = SimpleNamespace(ids=torch.empty(0), count=torch.empty(0))
-    monkeypatch.setattr(made, "_index", lambda *given: index)
+    monkeypatch.setattr(made, "_find", lambda *given: lambda ids, take: (index, None))
+    monkeypatch.setattr(made, "_learn", lambda *given: None)
     kernels = SimpleNamespace(
         product=lambda *form, **options: lambda *arrays: given.append(arrays),
         combine_kernel=lambda *form: lambda *arrays: None,

@@ -18,7 +18,7 @@ from pit_tvm.runtime import (
 from pit_tvm.runtime.cuda_experts import CudaExperts
 from pit_tvm.runtime.cuda_modules import CudaKernels
 from pit_tvm.runtime.cuda_repeat import CudaRepeats
-from pit_tvm.runtime.cuda_repeat_code import OFTEN
+from pit_tvm.runtime.cuda_repeat_code import COUNT, OFTEN
 from pit_tvm.runtime.cuda_rows import RowsKernels
 from pit_tvm.runtime.cuda_watch import PERIOD, CountWatch
 from pit_tvm.runtime.kernel_cache import KernelCache
@@ -143,6 +143,29 @@ def test_other_layers_are_launched_one_by_one(
     assert before == [fake["log"](what) for what in (fake_graphs.LAUNCHED, fake_graphs.MADE)]
 
 
+def test_calls_that_seldom_repeat_are_seldom_looked_for(
+    experts: CudaExperts, fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+    monkeypatch.setattr(cuda_repeat, "_TRIALS", 32)
+    monkeypatch.setattr(
+        CudaRepeats, "look", lambda self, *given: looked.append(given[1]) or fake["main"](*given)
+    )
+    given, others = arguments(), [arguments()[0] for _ in range(200)]
+    for x in others:
+        experts.run(x, *given[1:])
+    tried = [asked for asked in looked if asked == COUNT]
+    assert 32 < len(tried) < 32 + 200 // 8
+    made = fake["log"](fake_graphs.MADE)
+    for _ in range(400):  # one place again, as in a loop
+        experts.run(*given)
+    assert fake["log"](fake_graphs.MADE) == made + 1
+    looked.clear()
+    for _ in range(64):
+        experts.run(*given)
+    assert len(looked) == 64 and COUNT not in looked  # by graphs alone
+
+
 def test_tiles_of_repeated_layers_follow_what_lives(
     experts: CudaExperts, fake: Any, seen: list[Any]
 ) -> None:
@@ -156,7 +179,7 @@ def test_tiles_of_repeated_layers_follow_what_lives(
     found = experts.plan_of(layer)
     assert found is not tiles and layer.counts == layer.watch.counts()
     up, down = tiles.tiles
-    layer.plan = type(tiles)((replace(up, knobs=up.knobs[1:]), down))
+    layer.plan = tiles._replace(tiles=(replace(up, knobs=up.knobs[1:]), down))
     for _ in range(2 * PERIOD):
         experts.run(*given)
     assert len(seen) > number  # as soon as the plan was looked at

@@ -111,7 +111,10 @@ def test_layers_that_share_an_operator_keep_their_graphs(runs: Runs) -> None:
     assert runs.log(DROPPED) == dropped
 
 
-def test_more_layers_than_places_leave_graphs_to_those_that_have_them(runs: Runs) -> None:
+def test_more_layers_than_places_leave_graphs_to_those_that_have_them(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_repeat, "_TRIALS", 1 << 20)  # all are looked for
     layers, out = places(2 * GRAPHS), torch.zeros(3, 5)
     for _ in range(4 * OFTEN):
         for x in layers:
