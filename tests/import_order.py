@@ -288,6 +288,7 @@ ORDER = {
         "threshold",
         "activity",
         "gathered",
+        "experts",
         "layers",
         "merge",
         "norms",

@@ -13,6 +13,7 @@ from ..runtime.arrays import as_numpy, as_torch, kind
 from ..runtime.live_tokens import live_tokens
 from ..shared import Shared
 from .activity import Activity
+from .experts import GROUPED
 from .inputs import Inputs
 from .layers import Layers
 from .machine import Machine
@@ -102,6 +103,7 @@ class CompiledModel(Shared):
             layers.kernels,
             layers.tiles,
             layers.threshold,
+            layers.grouped.found,
         )
         write(parts, path)
 
@@ -133,7 +135,12 @@ class CompiledModel(Shared):
 
 def machine_of(export: Callable[[str], Any], layers: Layers) -> Machine:
     """A machine for the library that ``export`` writes to a file, which calls ``layers``."""
-    return Machine(export, {LINEAR: layers.__call__, LIVE_TOKENS: _live_tokens})
+    functions = {
+        LINEAR: layers.__call__,
+        GROUPED: layers.grouped.__call__,
+        LIVE_TOKENS: _live_tokens,
+    }
+    return Machine(export, functions)
 
 
 def _live_tokens(mask: Any) -> list[Any]:

@@ -2,7 +2,7 @@
 experts are made of.
 
 It has loops like any other operator, so that the analysis of these says that tokens do not meet in
-it; `linear.extract_linear` hands those with constant weights to pit-tvm's own operators.
+it; `experts.extract_grouped` hands those with constant weights to pit-tvm's own operators.
 """
 
 from __future__ import annotations
