@@ -309,6 +309,7 @@ ORDER = {
         "cuda_kernels",
         "cuda_active",
         "cuda_numbers",
+        "cuda_experts",
         "cuda_layers",
         "cuda_machine",
         "cuda",

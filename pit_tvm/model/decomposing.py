@@ -137,6 +137,24 @@ def _combined(rows: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
     return torch.where(shares == 0, 0.0, rows.float() * shares).sum(-2).to(rows.dtype)
 
 
+def _linear_rows(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    pattern: Tensor,
+    kind: str,
+    activation: str | None,
+) -> Tensor:
+    """All rows, and zeros where no token is; of a list of rows there is no such form."""
+    if kind == "rows" or not x.is_floating_point():
+        return NotImplemented
+    lengths = pattern.diff() if kind == "cu_seqlens" else pattern
+    places = torch.arange(x.shape[-2], device=x.device)
+    live = places < lengths.reshape(*x.shape[:-2], 1)
+    rows = host.activate(activation)(torch.nn.functional.linear(x, weight, bias))
+    return torch.where(live[..., None], rows, 0.0)
+
+
 _ATEN, _PIT = torch.ops.aten, torch.ops.pit_tvm
 _OURS = {
     _ATEN.native_group_norm.default: _group_norm,
@@ -148,6 +166,7 @@ _OURS = {
     _ATEN.fmax.default: _of_numbers(torch.maximum),
     _ATEN.fmin.default: _of_numbers(torch.minimum),
     _ATEN.exp2.default: lambda x: torch.pow(2.0, x),
+    _PIT.linear_rows.default: _linear_rows,
     _PIT.moe_feed_forward.default: _feed_forward,
     _PIT.gated_activation.default: host.gate_halves,
     _PIT.combine_choices.default: _combined,

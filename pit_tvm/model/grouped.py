@@ -7,6 +7,7 @@ it; `experts.extract_grouped` hands those with constant weights to pit-tvm's own
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import tvm_ffi
@@ -36,7 +37,7 @@ def grouped_linear(
     """
     given = [x, ids, weight] if bias is None else [x, ids, weight, bias]
     how = ir.make_node("ir.DictAttrs", activation=activation or "")
-    return relax.Call(ir.Op.get(_NAME), given, how)
+    return relax.Call(_operator(), given, how)
 
 
 def grouped_parts(
@@ -89,12 +90,13 @@ def _loops(
     return reduce_and_finish(shape, product, dtypes, bias=found, activation=activation)
 
 
-def _register() -> None:
+@cache
+def _operator() -> ir.Op:
     tvm_ffi.get_global_func("ir.RegisterOp")(_NAME, "Rows times the weights of their groups.")
     register_op_attr(_NAME, "FInferType", _type)
     register_op_attr(_NAME, "FPurity", True)
+    return ir.Op.get(_NAME)
 
 
-_register()
 #: The rule that lowers it to loops.
 RULES = {_NAME: _legalized}
