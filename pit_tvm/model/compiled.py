@@ -135,7 +135,7 @@ class CompiledModel(Shared):
 
 def machine_of(export: Callable[[str], Any], layers: Layers) -> Machine:
     """A machine for the library that ``export`` writes to a file, which calls ``layers``."""
-    functions = {
+    functions: dict[str, Callable[..., Any]] = {
         LINEAR: layers.__call__,
         GROUPED: layers.grouped.__call__,
         LIVE_TOKENS: _live_tokens,

@@ -56,9 +56,9 @@ class CudaGroupedLayers:
 
     def __call__(self, number: int, x: torch.Tensor, ids: torch.Tensor, out: torch.Tensor) -> None:
         """As `GroupedLayers`."""
+        weight, bias = self._operands[number]
         activation = self.found[number].activation or "none"
-        given = (x, ids.unsqueeze(1), *self._operands[number], activation)
-        out.copy_(self._experts.grouped(*given))
+        out.copy_(self._experts.grouped(x, ids.unsqueeze(1), weight, bias, activation))
 
     def prepare(self) -> None:
         """Compile what calls need whose groups are about equally large, by running them."""
