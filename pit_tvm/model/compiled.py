@@ -72,7 +72,8 @@ class CompiledModel(Shared):
         Raises
         ------
         ShapeError, DTypeError
-            An input is missing, unknown, of another type or shape, or has ids outside its table;
+            An input is missing, unknown, of another type or shape, or has ids outside its table,
+            or of live tokens ids of no expert;
             the mask has other values than 0 and 1; there are more tokens than the model admits.
         """
         found = self._machine(*self._inputs.check(inputs))

@@ -7,6 +7,7 @@ it; `experts.extract_grouped` hands those with constant weights to pit-tvm's own
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -30,7 +31,7 @@ def grouped_linear(
     activation: str | None = None,
 ) -> relax.Call:
     """``activation(x @ weight[g].T + bias[g])`` with the group ``g`` of every row, zeros where it
-    is negative.
+    is none.
 
     ``x`` is ``[..., k]``, ``ids`` int32 or int64 ``[...]`` or, several for each row, ``[..., c]``,
     ``weight`` ``[groups, n, k]`` and ``bias`` ``[groups, n]``; the result ``[*ids.shape, n]``.
@@ -74,16 +75,22 @@ def _loops(
     dtypes = resolve_dtypes(str(x.dtype))
     depth, rows = te.reduce_axis((0, weight.shape[2]), "k"), len(x.shape) - 1
 
+    def of_group(at: Sequence[Any], value: Callable[[Any], Any], dtype: str) -> Any:
+        """What ``value`` makes of the group of a row, 0 where that is none."""
+        group = ids(*at[:-1])
+        is_one = tirx.all(group >= 0, group < weight.shape[0])
+        return tirx.if_then_else(is_one, value(group), tirx.const(0, dtype))
+
     def product(*at: Any) -> Any:
-        group, left = ids(*at[:-1]), x(*at[:rows], depth)
-        right = weight(group, at[-1], depth).astype(dtypes.accumulator)
-        zero = tirx.const(0, dtypes.accumulator)
-        term = tirx.if_then_else(group >= 0, left.astype(dtypes.accumulator) * right, zero)
-        return te.sum(term, axis=depth)
+        left = x(*at[:rows], depth).astype(dtypes.accumulator)
+
+        def term(group: Any) -> Any:
+            return left * weight(group, at[-1], depth).astype(dtypes.accumulator)
+
+        return te.sum(of_group(at, term, dtypes.accumulator), axis=depth)
 
     def offset(*at: Any) -> Any:
-        group = ids(*at[:-1])
-        return tirx.if_then_else(group >= 0, bias[0](group, at[-1]), tirx.const(0, dtypes.bias))
+        return of_group(at, lambda group: bias[0](group, at[-1]), dtypes.bias)
 
     shape = (*ids.shape, weight.shape[1])
     found = offset if bias else None

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from pit_tvm import torch as pit
-from pit_tvm.errors import UnsupportedModel
+from pit_tvm.errors import ShapeError, UnsupportedModel
 from pit_tvm.model import compile, load
 
 transformers = pytest.importorskip("transformers")
@@ -196,6 +196,25 @@ def test_exported_with_gradients() -> None:
     given = random_inputs(np.random.default_rng(1), mask, VOCABULARY)
     with torch.no_grad():
         check(ours(**given), model(**given), torch.from_numpy(mask))
+
+
+def test_ids_that_are_inputs() -> None:
+    class Told(Model):
+        def forward(  # type: ignore[override]
+            self, input_ids: torch.Tensor, expert_ids: torch.Tensor, attention_mask: torch.Tensor
+        ) -> Any:
+            return self.grouped(self.table(input_ids), expert_ids)
+
+    model = randomised(Told(modules), 6)
+    ours = compile(model, example_inputs() | {"expert_ids": torch.zeros(3, 6).long()})
+    given = random_inputs(np.random.default_rng(6), np.arange(5) < np.array([[5], [2]]), VOCABULARY)
+    given["expert_ids"] = torch.tensor([[0, 5, 2, -1, 1], [3, 4, 99, 6, -2]])
+    mask = given["attention_mask"].bool()
+    wanted = model(**given | {"expert_ids": given["expert_ids"].where(mask, 0)}).detach()
+    check(ours(**given), wanted, mask)  # nobody looks at those of dead tokens
+    given["expert_ids"][0, 2] = 6
+    with pytest.raises(ShapeError, match="ids from -1 .* to 5, got 6"):
+        ours(**given)
 
 
 def test_weights_that_inputs_make() -> None:
