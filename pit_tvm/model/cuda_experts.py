@@ -17,8 +17,9 @@ from ..tile_db.store import TileStore
 from .experts import GroupedLayer
 from .wide import NARROW
 
-# Numbers of rows whose kernels are compiled for a file: tiles are chosen by them.
-_NUMBERS_OF_ROWS = tuple(2**i for i in range(17))
+# Numbers of rows whose kernels are compiled for a file: tiles are chosen by them; and the most
+# elements of what they give.
+_NUMBERS_OF_ROWS, _MOST_ELEMENTS = tuple(2**i for i in range(17)), 1 << 28
 
 
 def check_grouped(layers: Sequence[GroupedLayer]) -> None:
@@ -55,19 +56,18 @@ class CudaGroupedLayers:
         ]
 
     def __call__(self, number: int, x: torch.Tensor, ids: torch.Tensor, out: torch.Tensor) -> None:
-        """As `GroupedLayers`."""
+        """As `GroupedLayers`, every row of ``x`` for all of ``ids`` ``[m, choices]``."""
         weight, bias = self._operands[number]
         activation = self.found[number].activation or "none"
-        out.copy_(self._experts.grouped(x, ids.unsqueeze(1), weight, bias, activation))
+        out.copy_(self._experts.grouped(x, ids, weight, bias, activation))
 
     def prepare(self) -> None:
         """Compile what calls need whose groups are about equally large, by running them."""
-        for number in {layer.form: number for number, layer in enumerate(self.found)}.values():
-            groups, n, k = self.found[number].weight.shape
-            kind = getattr(torch, self.found[number].dtype)
-            for rows in _NUMBERS_OF_ROWS:
-                x, out = (
-                    torch.zeros((rows, width), dtype=kind, device=self._device) for width in (k, n)
-                )
-                ids = torch.arange(rows, dtype=torch.int32, device=self._device) % groups
-                self(number, x, ids, out)
+        forms = {(each.form, each.choices): number for number, each in enumerate(self.found)}
+        for (_, choices), number in forms.items():
+            layer, device = self.found[number], self._device
+            groups, n, k = layer.weight.shape
+            for rows in (r for r in _NUMBERS_OF_ROWS if r * choices * n <= _MOST_ELEMENTS):
+                x = torch.zeros((rows, k), dtype=getattr(torch, layer.dtype), device=device)
+                ids = torch.arange(rows * choices, dtype=torch.int32, device=device) % groups
+                self(number, x, ids.view(rows, choices), x.new_empty(rows * choices, n))

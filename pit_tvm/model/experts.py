@@ -6,11 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from typing import Any
 
 import numpy as np
 import tvm
-from tvm import ir, relax
+from tvm import ir, relax, sym
+from tvm.ir import prim
 
 from ..api import Operator
 from ..api import compile as compile_operator
@@ -30,12 +32,13 @@ _MOST_ROWS, _MOST_FLOP = 8192, 2e10  # of calls that `GroupedLayers.prepare` loo
 @dataclass(frozen=True, eq=False)
 class GroupedLayer:
     """``activation(x @ weight[g].T + bias[g])``: ``weight`` ``[groups, n, k]``, ``bias``
-    ``[groups, n]`` or None."""
+    ``[groups, n]`` or None; of every row of ``x`` for so many ``choices`` of a group."""
 
     weight: np.ndarray
     bias: np.ndarray | None
     activation: str | None
     dtype: str
+    choices: int = 1
 
     @property
     def form(self) -> tuple[Any, ...]:
@@ -43,10 +46,13 @@ class GroupedLayer:
         return (*self.weight.shape, self.dtype, self.bias is not None, self.activation)
 
 
-def extract_grouped(module: tvm.IRModule) -> tuple[tvm.IRModule, list[GroupedLayer]]:
+def extract_grouped(module: tvm.IRModule, shares: bool) -> tuple[tvm.IRModule, list[GroupedLayer]]:
     """Replace every product of `grouped.grouped_linear` with constant weights by a call of
-    `GROUPED` ``(layer, x, ids, out)`` on ``x`` ``[m, k]``, int32 ``ids`` ``[m]`` and ``out``
-    ``[m, n]``, where ``layer`` is a position in the list that is returned."""
+    `GROUPED` ``(layer, x, ids, out)``, where ``layer`` is a position in the list that is returned.
+
+    With ``shares`` these are ``[m, k]``, int32 ``[m, choices]`` and ``[m * choices, n]``; else rows
+    are repeated for their choices, and ids are ``[m]``.
+    """
     values = values_of(module["main"])
     layers: list[GroupedLayer] = []
     numbers: dict[Any, int] = {}  # a product may be there of live tokens and of all
@@ -56,19 +62,21 @@ def extract_grouped(module: tvm.IRModule) -> tuple[tvm.IRModule, list[GroupedLay
         if parts is None or old is None:
             return expr
         x, ids, activation = parts[0], parts[1], parts[4]
-        key = (*old[2:4], activation)
+        rows = flat_rows(builder, x if shares else _repeated(builder, x, ids))
+        *outer, width = extents_of(expr)
+        out_rows = sym.Analyzer().simplify(prod(outer, start=prim.IntImm("int64", 1)))
+        choices = int(outer[-1]) if shares and ids.ty.ndim == x.ty.ndim else 1
+        key = (*old[2:4], activation, choices)
         if key not in numbers:
             weight, bias = (e if e is None else _constant(e, values) for e in old[2:4])
             if weight is None or (bias is None) != (old[3] is None):
                 return expr
             numbers[key] = len(layers)
-            layers.append(GroupedLayer(weight, bias, activation, str(x.ty.dtype)))
-        rows = flat_rows(builder, _repeated(builder, x, ids))
-        one = builder.emit(relax.op.expand_dims(ids, -1))
-        groups = builder.emit(relax.op.reshape(one, [extents_of(rows)[0]]))
-        narrow = builder.emit(relax.op.astype(groups, "int32"))
-        ty = relax.TensorType([extents_of(rows)[0], extents_of(expr)[-1]], expr.ty.dtype)
-        given = [relax.prim_value(numbers[key]), rows, narrow]
+            layers.append(GroupedLayer(weight, bias, activation, str(x.ty.dtype), choices))
+        groups = [extents_of(rows)[0], choices] if shares else [out_rows]
+        narrow = relax.op.astype(builder.emit(relax.op.reshape(ids, groups)), "int32")
+        ty = relax.TensorType([out_rows, width], expr.ty.dtype)
+        given = [relax.prim_value(numbers[key]), rows, builder.emit(narrow)]
         out = builder.emit(relax.op.call_dps_packed(GROUPED, given, ty))
         return relax.op.reshape(out, list(extents_of(expr)))
 

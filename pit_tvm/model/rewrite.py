@@ -57,7 +57,7 @@ def _rewritten(imported: Imported, kernels: Kernels, look: Look) -> Rewritten:
     module = look("tidy", tidy_reshapes(tidy(look("propagate", module), bounds)))
     module = look("embeddings", extract_embeddings(module, kernels))
     module = look("norms", extract_norms(module, kernels))
-    module, grouped = extract_grouped(module)
+    module, grouped = extract_grouped(module, kernels.shares_rows)
     module, layers = extract_linear(module, LINEAR)
     module = look("linear", tidy_reshapes(module))
     layers = name_activations(module, layers, LINEAR)

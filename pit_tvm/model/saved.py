@@ -152,7 +152,7 @@ def _fill(archive: zipfile.ZipFile, parts: Parts) -> None:
             for number, layer in enumerate(parts.layers)
         ],
         "grouped": [
-            _write_layer(archive, f"grouped_{number}", layer, ("activation", "dtype"))
+            _write_layer(archive, f"grouped_{number}", layer, ("activation", "dtype", "choices"))
             for number, layer in enumerate(parts.grouped)
         ],
         "kernels": sorted(parts.kernels),

@@ -42,7 +42,7 @@ def grouped_of(found: Sequence[GroupedLayer]) -> Callable[..., None]:
     def run(number: int, x: torch.Tensor, ids: torch.Tensor, out: torch.Tensor) -> None:
         layer = found[number]
         parts = (None if p is None else torch.from_numpy(p) for p in (layer.weight, layer.bias))
-        out.copy_(host.grouped_rows(x, ids.unsqueeze(1), *parts, layer.activation))
+        out.copy_(host.grouped_rows(x, ids, *parts, layer.activation))
 
     return run
 
