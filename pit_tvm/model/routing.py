@@ -12,6 +12,8 @@ from .converters import Convert
 from .grouped import grouped_linear
 from .rebuild import extents_of, same_extents
 
+_MOST_PAIRS = 1 << 14  # of places and ids, all compared
+
 
 def routing_converters() -> dict[str, Convert]:
     """By the name of torch's operator, in the form that `from_exported_program` takes."""
@@ -39,10 +41,11 @@ def _scatter(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
     emit, (x, axis, ids, source) = importer.block_builder.emit, importer.retrieve_args(node)
     *rows, extent = extents_of(x)
     *others, count = extents_of(ids)
-    last, fixed = axis in (-1, x.ty.ndim - 1), isinstance(extent, prim.IntImm)
-    if not (last and fixed and isinstance(count, prim.IntImm) and same_extents(rows, others)):
+    last = axis in (-1, x.ty.ndim - 1) and same_extents(rows, others)
+    sizes = [int(e) for e in (extent, count) if isinstance(e, prim.IntImm)]
+    if not last or len(sizes) < 2 or sizes[0] * sizes[1] > _MOST_PAIRS:
         return importer._scatter(node)
-    whole, choices = (relax.const(np.arange(int(n)), "int64") for n in (extent, count))
+    whole, choices = (relax.const(np.arange(n), "int64") for n in sizes)
     at = emit(relax.op.expand_dims(whole, 1))
     found = emit(relax.op.equal(emit(relax.op.expand_dims(ids, -2)), at))
     place = emit(relax.op.max(emit(relax.op.where(found, choices, relax.const(-1, "int64"))), -1))
