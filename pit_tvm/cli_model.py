@@ -129,6 +129,8 @@ def _print_plan(args: argparse.Namespace, imported: Any, target: TargetInfo) -> 
     uses = linear_uses(rewritten.module, rewritten.layers, LINEAR)
     store = TileStore.over_shipped(args.database, device=target.device, isa=target.isa)
     _print_uses(uses, sizes | {"live": live}, sizes | {"live": whole}, target, store, args.library)
+    if rewritten.grouped:
+        print(f"not predicted: {len(rewritten.grouped)} products of experts")
     print(f"\n{summary(rewritten.decisions)}")
 
 

@@ -34,6 +34,19 @@ _OPT = {
     **{"num_attention_heads": 4, "max_position_embeddings": PLACES, "word_embed_proj_dim": 32},
     "use_cache": False,
 }
+_EXPERTS: Mapping[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+}
+_IN_GROUPS: Mapping[str, Any] = {
+    **{"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2},
+    **{"moe_intermediate_size": 16, "n_shared_experts": 1, "first_k_dense_replace": 1},
+}
+_LATENT: Mapping[str, Any] = {
+    **{"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8},
+    **{"v_head_dim": 8, "num_key_value_heads": 4},
+}
 _FALCON = {**{n: BERT[n] for n in ("vocab_size", "hidden_size", "num_hidden_layers")}}
 
 
@@ -127,4 +140,16 @@ FAMILIES: dict[str, Family] = {
     "olmo2": _causal("Olmo2"),
     "granite": _causal("Granite"),
     "smollm3": _causal("SmolLM3"),
+    "mixtral": _causal("Mixtral", num_local_experts=4),
+    "qwen2-moe": _causal("Qwen2Moe", DECODER, **_EXPERTS, shared_expert_intermediate_size=16),
+    "qwen3-moe": _causal("Qwen3Moe", DECODER, **_EXPERTS, head_dim=8),
+    "olmoe": _causal("Olmoe", num_experts=4, num_experts_per_tok=2),
+    "granite-moe": _causal("GraniteMoe", num_local_experts=4, num_experts_per_tok=2),
+    "phi-moe": _causal("Phimoe", num_local_experts=4),
+    "glm4-moe": _causal("Glm4Moe", DECODER, **_IN_GROUPS, head_dim=8),
+    "dots1": _causal("Dots1", DECODER, **_IN_GROUPS),
+    "ernie4.5-moe": _causal("Ernie4_5_Moe", moe_num_experts=4, moe_k=2, moe_intermediate_size=16),
+    "minimax-m2": _causal("MiniMaxM2", num_local_experts=4, num_experts_per_tok=2, head_dim=8),
+    "deepseek-v3": _causal("DeepseekV3", DECODER, **_IN_GROUPS, **_LATENT),
+    "gpt-oss": _causal("GptOss", num_local_experts=4, num_experts_per_tok=2, head_dim=8),
 }

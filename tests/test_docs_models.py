@@ -108,21 +108,28 @@ def test_code_of_page(
 
 
 def test_code_of_the_page_on_experts(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, kernel_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     torch.manual_seed(0)
+    monkeypatch.setenv("PIT_TVM_CACHE", str(kernel_folder))
     model = mixtral()
     try:
         page = run_page("mixtral", model, monkeypatch)
         assert model.get_experts_implementation()[""] == "pit_tvm"
     finally:
         ALL_EXPERTS_FUNCTIONS._global_mapping.pop("pit_tvm", None)
-    assert "word" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "word" in printed and "2 of them products of experts, over live tokens" in printed
     model.set_experts_implementation("eager")
     wanted = model.generate(**page["batch"], max_new_tokens=8, do_sample=False)
     assert (
         torch.equal(page["tokens"], wanted)
         and wanted.shape[1] > page["batch"]["input_ids"].shape[1]
     )
+    batch, mask = page["batch"], page["batch"]["attention_mask"].bool()
+    with torch.no_grad():
+        expected = model(**batch).logits
+    torch.testing.assert_close(page["logits"][mask], expected[mask], rtol=0, atol=1e-5)
+    assert not page["logits"][~mask].any()

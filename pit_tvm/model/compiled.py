@@ -13,6 +13,7 @@ from ..runtime.arrays import as_numpy, as_torch, kind
 from ..runtime.live_tokens import live_tokens
 from ..shared import Shared
 from .activity import Activity
+from .experts import GROUPED
 from .inputs import Inputs
 from .layers import Layers
 from .machine import Machine
@@ -71,7 +72,8 @@ class CompiledModel(Shared):
         Raises
         ------
         ShapeError, DTypeError
-            An input is missing, unknown, of another type or shape, or has ids outside its table;
+            An input is missing, unknown, of another type or shape, or has ids outside its table,
+            or of live tokens ids of no expert;
             the mask has other values than 0 and 1; there are more tokens than the model admits.
         """
         found = self._machine(*self._inputs.check(inputs))
@@ -102,6 +104,7 @@ class CompiledModel(Shared):
             layers.kernels,
             layers.tiles,
             layers.threshold,
+            layers.grouped.found,
         )
         write(parts, path)
 
@@ -133,7 +136,12 @@ class CompiledModel(Shared):
 
 def machine_of(export: Callable[[str], Any], layers: Layers) -> Machine:
     """A machine for the library that ``export`` writes to a file, which calls ``layers``."""
-    return Machine(export, {LINEAR: layers.__call__, LIVE_TOKENS: _live_tokens})
+    functions: dict[str, Callable[..., Any]] = {
+        LINEAR: layers.__call__,
+        GROUPED: layers.grouped.__call__,
+        LIVE_TOKENS: _live_tokens,
+    }
+    return Machine(export, functions)
 
 
 def _live_tokens(mask: Any) -> list[Any]:

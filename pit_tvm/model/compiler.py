@@ -101,7 +101,13 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
             return compile_for_gpu(imported, info, device, database, cuda_graphs, look)
         rewritten = rewrite(imported, CpuKernels(info), look)
     executable = build(rewritten.module, info)
-    layers = Layers(rewritten.layers, info, database, threshold=activation_threshold)
+    layers = Layers(
+        rewritten.layers,
+        info,
+        database,
+        threshold=activation_threshold,
+        grouped=rewritten.grouped,
+    )
     return CompiledModel(
         rewritten.inputs,
         layers,

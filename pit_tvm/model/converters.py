@@ -49,6 +49,7 @@ def converters() -> dict[str, Convert]:
         "repeat.default": _repeat,
         "reshape.default": _reshape,
         "view.default": _reshape,
+        "empty.memory_format": _empty,
         "full.default": _full,
         "full_like.default": _full,
     } | dict.fromkeys(("squeeze.default", "squeeze.dim", "squeeze.dims"), _squeeze)
@@ -236,6 +237,12 @@ def _full(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
     dtype = dtype_name(node.meta["val"])
     shape = given.ty.shape if isinstance(given, relax.Expr) else relax.ShapeExpr(list(given))
     return importer.block_builder.emit(relax.op.broadcast_to(relax.const(value, dtype), shape))
+
+
+def _empty(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    """Zeros: what nobody has written yet may be anything."""
+    shape = relax.ShapeExpr(list(importer.retrieve_args(node)[0]))
+    return importer.block_builder.emit(relax.op.zeros(shape, dtype_name(node.meta["val"])))
 
 
 def _arange(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:

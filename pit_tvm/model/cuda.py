@@ -18,6 +18,7 @@ from ..runtime.cuda_arrays import check_tensor
 from ..runtime.kernel_cache import KernelCache
 from ..target import TargetInfo
 from .compiled import LINEAR, CompiledModel
+from .cuda_experts import check_grouped
 from .cuda_index import CudaIndex, pass_ids
 from .cuda_kernels import ATTENTION, CudaKernels, varlen_attention
 from .cuda_layers import CudaLayers, has_tiles
@@ -25,6 +26,7 @@ from .cuda_machine import compile_graph, cuda_program
 from .cuda_replay import Replayed
 from .cuda_turns import InTurn
 from .dump import Look, unseen
+from .experts import GROUPED
 from .faults import faults_as_unsupported
 from .importer import Imported
 from .inputs import Inputs
@@ -120,16 +122,21 @@ def compile_for_gpu(
     ------
     DTypeError
         A linear layer is not in float16 or bfloat16.
+    ShapeError
+        Experts are too many, or have widths that no kernel reads.
     """
     kernels = CudaKernels(Plane(imported.batch, imported.tokens))
     rewritten, cache = rewrite(imported, kernels, look), KernelCache()
     _check_types(rewritten.layers)
+    check_grouped(rewritten.grouped)
     with faults_as_unsupported("operators that TVM can rewrite for a GPU"):
         module, merged = _graph(imported, rewritten, look)
     with faults_as_unsupported("operators that TVM can compile for a GPU"):
         graph = compile_graph(module, kernels.module, target, cache)
     graph = replace(graph, replayable=graph.replayable and cuda_graphs)
-    layers = CudaLayers(merged, target, device, cache, database, _in_place(module))
+    layers = CudaLayers(
+        merged, target, device, cache, database, _in_place(module), rewritten.grouped
+    )
     return CudaModel(
         rewritten.inputs,
         layers,
@@ -153,7 +160,7 @@ def restore(parts: Parts) -> CudaModel:
     """
     device, cache, store = current_device(), KernelCache(), tile_store(parts.tiles, parts.target)
     cache.adopt(parts.kernels)
-    layers = CudaLayers(parts.layers, parts.target, device, cache, store)
+    layers = CudaLayers(parts.layers, parts.target, device, cache, store, grouped=parts.grouped)
     return CudaModel(
         parts.inputs,
         layers,
@@ -189,6 +196,7 @@ def _machine(graph: Any, layers: CudaLayers, inputs: Inputs, cache: KernelCache)
     index = CudaIndex(inputs, layers.target.isa, cache)
     packed: dict[str, Callable[..., Any]] = {
         LINEAR: layers,
+        GROUPED: layers.grouped,
         PLACED: layers.placed,
         LIVE_TOKENS: index,
         ATTENTION: varlen_attention,

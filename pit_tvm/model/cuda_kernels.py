@@ -28,6 +28,8 @@ _SHORT_SEQUENCE, _SLIM_HEAD = 48, 64
 class CudaKernels(Kernels):
     """Norms are kernels of ours, attention is torch's."""
 
+    shares_rows = True
+
     def __init__(self, plane: Plane) -> None:
         self._plane = plane
         self._norms: dict[tuple[object, ...], str] = {}

@@ -23,7 +23,9 @@ from ..target import TargetInfo
 from ..tile_db.store import TileStore
 from .activity import Activity
 from .cuda_active import ActiveRows
+from .cuda_experts import CudaGroupedLayers
 from .cuda_numbers import Numbers
+from .experts import GroupedLayer
 from .layers import StoredLayers
 from .linear import LinearForm, LinearLayer
 
@@ -69,7 +71,8 @@ class CudaLayers(StoredLayers):
     For each number of rows the cheaper of cuBLAS, with a pass for an activation, and the family's
     tiles, which end with it; and for a few rows of ReLU's results a product that reads the weights
     of what is not 0 (`ActiveRows`). Weights stay as they are stored, but for layers behind ReLU.
-    ``in_place``: numbers of the layers that `placed` is called for.
+    ``in_place``: numbers of the layers that `placed` is called for. ``layers.grouped`` has those of
+    experts.
     """
 
     threshold = None  # only zeros are skipped
@@ -82,6 +85,7 @@ class CudaLayers(StoredLayers):
         cache: KernelCache,
         database: str | Path | TileStore | None = None,
         in_place: Collection[int] = (),
+        grouped: Sequence[GroupedLayer] = (),
     ) -> None:
         self._store = TileStore.over_shipped(database, device=target.device, isa=target.isa)
         self.target, self.device, self._cache = target, device, cache
@@ -95,6 +99,7 @@ class CudaLayers(StoredLayers):
         self._runs: dict[tuple[int, int], Run] = {}
         self._placed: dict[tuple[int, int], Product] = {}
         self._numbers = Numbers(device)
+        self.grouped = CudaGroupedLayers(grouped, target, device, self._store, cache)
 
     def __call__(self, number: int, x: torch.Tensor, out: torch.Tensor) -> None:
         """``out[:] = act(x @ weight.T + bias)``, at least one row."""
@@ -177,6 +182,7 @@ class CudaLayers(StoredLayers):
                 dtype, has_bias = dtype_name(layer.weight), layer.bias is not None
                 for rows in range(1, MOST_ROWS + 1):
                     self._few.kernel(tile_for(dtype, rows, layer.sizes[0]), has_bias, "none")
+        self.grouped.prepare()
 
     def _best_tile(self, number: int, rows: int) -> Tile:
         """The fastest tile, also where cuBLAS is faster."""

@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from torch._decomp import get_decompositions
 from torch.export import ExportedProgram, default_decompositions
 
+from ..torch import host
 from .faults import faults_as_unsupported
 
 
@@ -113,7 +114,48 @@ def _of_numbers(choose: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor,
     return chosen
 
 
-_ATEN = torch.ops.aten
+def _feed_forward(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    up: Tensor,
+    down: Tensor,
+    activation: str,
+    gated: bool,
+) -> Tensor:
+    """A layer of experts by two grouped products."""
+    rows = _PIT.grouped_linear(x, up, None, ids, None if gated else activation)
+    if gated:
+        rows = host.gate_halves(rows, activation)
+    return _combined(_PIT.grouped_linear(rows, down, None, ids, None), weights, ids)
+
+
+def _combined(rows: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+    """Sums of the rows [..., top_k, n] of a token, each by its weight [..., top_k]."""
+    shares = weights.float().masked_fill(ids < 0, 0.0)[..., None]
+    # Nobody asked for what has no weight, which may be infinite.
+    return torch.where(shares == 0, 0.0, rows.float() * shares).sum(-2).to(rows.dtype)
+
+
+def _linear_rows(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    pattern: Tensor,
+    kind: str,
+    activation: str | None,
+) -> Tensor:
+    """All rows, and zeros where no token is; of a list of rows there is no such form."""
+    if kind == "rows" or not x.is_floating_point():
+        return NotImplemented
+    lengths = pattern.diff() if kind == "cu_seqlens" else pattern
+    places = torch.arange(x.shape[-2], device=x.device)
+    live = places < lengths.reshape(*x.shape[:-2], 1)
+    rows = host.activate(activation)(torch.nn.functional.linear(x, weight, bias))
+    return torch.where(live[..., None], rows, 0.0)
+
+
+_ATEN, _PIT = torch.ops.aten, torch.ops.pit_tvm
 _OURS = {
     _ATEN.native_group_norm.default: _group_norm,
     _ATEN.var_mean.correction: _variance_and_mean,
@@ -124,5 +166,10 @@ _OURS = {
     _ATEN.fmax.default: _of_numbers(torch.maximum),
     _ATEN.fmin.default: _of_numbers(torch.minimum),
     _ATEN.exp2.default: lambda x: torch.pow(2.0, x),
+    _PIT.linear_rows.default: _linear_rows,
+    _PIT.moe_feed_forward.default: _feed_forward,
+    _PIT.gated_activation.default: host.gate_halves,
+    _PIT.combine_choices.default: _combined,
+    _PIT.sum_choices.default: lambda rows: rows.sum(-2),
 }
 _BY_TORCH = [_ATEN._native_batch_norm_legit.no_stats]

@@ -11,6 +11,7 @@ from torch.export import Dim, ExportedProgram
 from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
 
 from ..errors import DTypeError, ShapeError, UnsupportedModel, mismatch
+from ..torch.experts import experts_here
 from .deferred import unproven
 from .faults import CODE_FAULTS, LONGEST_MESSAGE
 
@@ -30,7 +31,7 @@ def export_program(
     model: torch.nn.Module, example_inputs: Mapping[str, torch.Tensor], mask: str
 ) -> ExportedProgram:
     """Export a module in evaluation mode, its inputs' leading extents dynamic where they are those
-    of ``mask`` ``[batch, tokens]``.
+    of ``mask`` ``[batch, tokens]``. Experts of transformers' models are exported as ours.
 
     Raises
     ------
@@ -58,7 +59,7 @@ def export_program(
     training = {part: part.training for part in model.modules()}
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), experts_here(model):
             return _export_within_bounds(model, args, kwargs, shapes)
     finally:
         for part, was in training.items():

@@ -33,6 +33,7 @@ from .plane import BATCH, TOKENS, Bound
 from .products import product_converters
 from .promotion import promoting_converters
 from .rebuild import bindings_of, extents_of, same_extents
+from .routing import routing_converters
 
 # The least extent that torch traces as dynamic: it takes 0 and 1 for constants.
 _TRACED_LEAST = 2
@@ -259,11 +260,11 @@ def _check_straight(main: relax.Function) -> None:
 # From torch's operators to Relax
 
 
-# What transformers' mixture-of-experts models come to, by their own way and by ours.
-_OF_EXPERTS = ("grouped_mm", "grouped_linear", "moe_feed_forward")
+# What experts of transformers' models come to where they are exported by their own way.
+_OF_EXPERTS = "grouped_mm"
 _EXPERTS = (
-    "experts run here in torch: pit_tvm.torch.register_experts(), then "
-    'model.set_experts_implementation("pit_tvm")'
+    "pass the module itself, or export it with experts of ours: pit_tvm.torch.register_experts(), "
+    'then model.set_experts_implementation("pit_tvm")'
 )
 
 
@@ -272,7 +273,7 @@ class _Importer(ExportedProgramImporter):
 
     def create_convert_map(self) -> dict[str, Callable[[fx.Node], Any]]:
         """Conversions by the name of torch's operator."""
-        ours = product_converters() | promoting_converters() | converters()
+        ours = product_converters() | promoting_converters() | converters() | routing_converters()
         bound = {name: partial(convert, importer=self) for name, convert in ours.items()}
         every = super().create_convert_map() | bound
         return {name: _named(convert, self) for name, convert in every.items()}
@@ -294,7 +295,7 @@ def _translated(program: ExportedProgram) -> tvm.IRModule:
         missing = {_place(n) for n in calls if _operator(n) not in importer.convert_map}
         if missing:
             expected, got = "operators that TVM's importer knows", ", ".join(sorted(missing))
-            advice = _EXPERTS if any(name in got for name in _OF_EXPERTS) else LEAVE_OUT
+            advice = _EXPERTS if _OF_EXPERTS in got else LEAVE_OUT
             raise UnsupportedModel(mismatch("model", expected, got, advice))
         with faults_as_unsupported("inputs and operators that TVM's importer knows"):
             return importer.from_exported_program(

@@ -27,7 +27,10 @@ class RowNorm:
 
 
 class Kernels(Protocol):
-    """Calls of a backend's own kernels, for a graph that is being built."""
+    """Calls of a backend's own kernels, for a graph that is being built. ``shares_rows``: whether
+    products of experts take a row once for several of them."""
+
+    shares_rows: bool = False
 
     def attends(self, head_dim: int, dtype: str) -> bool:
         """Whether there is attention for heads of this width and type."""

@@ -17,6 +17,7 @@ from ..structs import Lengths, SparsitySpec, Values
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
 from .activity import Activity
+from .experts import GroupedLayer, GroupedLayers
 from .gathered import GatheredLayer
 from .linear import LinearForm, LinearLayer
 from .threshold import Threshold
@@ -72,7 +73,7 @@ class StoredLayers:
 
 class Layers(StoredLayers):
     """``layers(number, x, out)`` runs one of ``found``: every weight packed once, one operator for
-    all layers of a shape and form.
+    all layers of a shape and form. ``layers.grouped`` has those of experts.
 
     ``kernels`` are those that `kernels` gave elsewhere: they are not compiled again. Layers on
     activations of ReLU gather what is not zero where that is faster; with a ``threshold`` those on
@@ -86,6 +87,7 @@ class Layers(StoredLayers):
         database: str | Path | TileStore | None = None,
         kernels: Mapping[str, bytes] | None = None,
         threshold: float | None = None,
+        grouped: Sequence[GroupedLayer] = (),
     ) -> None:
         self.found, self.target, self.threshold = tuple(found), target, threshold
         self._store = TileStore.over_shipped(database, device=target.device, isa=target.isa)
@@ -104,6 +106,7 @@ class Layers(StoredLayers):
             for number, layer in enumerate(found)
             if layer.after == "relu" or (layer.after and threshold is not None)
         }
+        self.grouped = GroupedLayers(grouped, target, self._store, self._cache)
 
     def __call__(self, number: int, x: Any, out: Any) -> None:
         """``out[:] = activation(x @ weight.T + bias)``; all rows are live."""
@@ -130,6 +133,7 @@ class Layers(StoredLayers):
         for number in {forms[number]: number for number in self._gathered}.values():
             most = _most_rows(self.found[number])
             self._gathered[number].prepare([2**i for i in range(most.bit_length())])
+        self.grouped.prepare()
 
     def _packed(self, layer: LinearLayer) -> tuple[Operator, list[Any]]:
         """A layer's operator where all rows are live, and its constants."""

@@ -30,7 +30,9 @@ def load(path: str | Path) -> CompiledModel:
     if isinstance(parts.graph, ProgramText):
         return _on_gpu(parts)
     graph, store = parts.graph, tile_store(parts.tiles, parts.target)
-    layers = Layers(parts.layers, parts.target, store, parts.kernels, parts.threshold)
+    layers = Layers(
+        parts.layers, parts.target, store, parts.kernels, parts.threshold, parts.grouped
+    )
     return CompiledModel(
         parts.inputs,
         layers,

@@ -13,7 +13,7 @@ import tvm_ffi
 from tvm import relax
 
 from .. import pools
-from ..errors import BackendUnavailable, mismatch
+from ..errors import BackendUnavailable, ShapeError, mismatch
 from ..files import check_room
 from ..forks import Threads
 from ..target import refuse_fork
@@ -45,6 +45,8 @@ class Machine:
             text = mismatch("temporary files", expected, error, advice)
             raise BackendUnavailable(text) from error
         self._running = threading.Lock()
+        # Lest it come out of the machine as another: functions refuse ids of no expert.
+        tvm_ffi.register_error("pit_tvm.ShapeError", ShapeError)
         loaded = tvm.runtime.load_module(str(self._path))
         with _LOADING:
             for name, function in functions.items():

@@ -20,6 +20,7 @@ from tvm import relax
 from ..errors import UnsupportedModel, mismatch
 from .attention import Attention, match_attention
 from .by_rows import COLUMNS, ROWS, ByRows
+from .grouped import GROUPED
 from .kernels import Kernels
 from .masks import PARTIAL, mask_kind
 from .origins import Origins
@@ -47,6 +48,7 @@ PICKS_ALL = "picks a token of each sequence, of all tokens: what it picks of dea
 READS_ZEROS = "reads tokens that are 0 where dead"
 
 BY_TOKEN = "token by token"
+EXPERTS = "products of experts, over live tokens"
 ALL = "attention on all tokens, of which dead ones are 0 and seen by none"
 SEVERAL = "gives several tensors"
 TURNED = "regroups tokens in another order than that of sequences"
@@ -212,7 +214,8 @@ class _Propagation:
                     return None, f"{operand.name} is not aligned with the tokens"
                 env[operand] = packed
         self.origins.by_token(var, value)
-        return self._emit(substitute(value, env, self.extent), var), BY_TOKEN
+        reason = EXPERTS if is_op(value, GROUPED) else BY_TOKEN
+        return self._emit(substitute(value, env, self.extent), var), reason
 
     def _operand(self, operand: relax.Var, result: Any) -> relax.Expr | None:
         """An operand for live tokens; None where its sequences cannot be told apart."""

@@ -10,6 +10,7 @@ from .activations import name_activations
 from .compiled import LINEAR
 from .dump import Look, unseen
 from .embeddings import extract_embeddings
+from .experts import GroupedLayer, extract_grouped
 from .faults import faults_as_unsupported
 from .importer import Imported
 from .inputs import Inputs
@@ -24,12 +25,14 @@ from .tidy import tidy, tidy_reshapes
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A graph on live tokens: it calls ``layers`` by number under the name `LINEAR`."""
+    """A graph on live tokens: it calls ``layers`` by number under the name `LINEAR`, and those of
+    experts, ``grouped``, under `experts.GROUPED`."""
 
     module: tvm.IRModule
     inputs: Inputs
     decisions: list[Decision]
     layers: list[LinearLayer]
+    grouped: list[GroupedLayer]
 
 
 def rewrite(imported: Imported, kernels: Kernels, look: Look = unseen) -> Rewritten:
@@ -54,7 +57,8 @@ def _rewritten(imported: Imported, kernels: Kernels, look: Look) -> Rewritten:
     module = look("tidy", tidy_reshapes(tidy(look("propagate", module), bounds)))
     module = look("embeddings", extract_embeddings(module, kernels))
     module = look("norms", extract_norms(module, kernels))
+    module, grouped = extract_grouped(module, kernels.shares_rows)
     module, layers = extract_linear(module, LINEAR)
     module = look("linear", tidy_reshapes(module))
     layers = name_activations(module, layers, LINEAR)
-    return Rewritten(module, inputs, decisions, layers)
+    return Rewritten(module, inputs, decisions, layers, grouped)

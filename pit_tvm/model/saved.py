@@ -25,13 +25,14 @@ from ..files import as_path, whole_file
 from ..runtime.kernel_cache import content_key
 from ..target import TargetInfo, missing_features, needed_features, resolve_target, runs_here
 from ..tile_db.store import FILE_NAME, TileStore
+from .experts import GroupedLayer
 from .inputs import Inputs
 from .linear import LinearLayer
 from .outputs import Outputs
 from .propagate import Decision
 
 # What this module writes; another number when the members or their meaning change.
-_FORMAT = 4
+_FORMAT = 5
 _MANIFEST, _LIBRARY, _TILES, _KERNELS = "manifest.json", "machine.so", FILE_NAME, "kernels"
 _PROGRAM = "program.py"
 _SAME = ("apache-tvm", "apache-tvm-ffi")  # packages whose versions must be equal
@@ -68,7 +69,7 @@ class ProgramText:
 class Parts:
     """All that a model needs to run: its target; its inputs, outputs and decisions; its graph, as
     the library of a CPU's machine or a GPU's text; its linear layers, compiled kernels by key, the
-    tiles to choose from, and the size up to which activations count as zero."""
+    tiles to choose from, the size up to which activations count as zero, and layers of experts."""
 
     target: TargetInfo
     inputs: Inputs
@@ -79,6 +80,7 @@ class Parts:
     kernels: Mapping[str, bytes]
     tiles: str
     threshold: float | None
+    grouped: Sequence[GroupedLayer] = ()
 
 
 def write(parts: Parts, path: str | Path) -> None:
@@ -135,15 +137,6 @@ def tile_store(tiles: str, target: TargetInfo) -> TileStore:
 
 
 def _fill(archive: zipfile.ZipFile, parts: Parts) -> None:
-    layers = []
-    for number, layer in enumerate(parts.layers):
-        members = {"weight": f"weights/{number}.npy"}
-        if layer.bias is not None:
-            members["bias"] = f"biases/{number}.npy"
-        form = {name: getattr(layer, name) for name in ("activation", "dtype", "after")}
-        layers.append(members | form)
-        for name, member in members.items():
-            _write_array(archive, member, getattr(layer, name))
     manifest = {
         "format": _FORMAT,
         "versions": _versions(),
@@ -154,7 +147,14 @@ def _fill(archive: zipfile.ZipFile, parts: Parts) -> None:
         "inputs": parts.inputs.to_json(),
         "outputs": parts.outputs.to_json(),
         "decisions": [asdict(decision) for decision in parts.decisions],
-        "layers": layers,
+        "layers": [
+            _write_layer(archive, str(number), layer, ("activation", "dtype", "after"))
+            for number, layer in enumerate(parts.layers)
+        ],
+        "grouped": [
+            _write_layer(archive, f"grouped_{number}", layer, ("activation", "dtype", "choices"))
+            for number, layer in enumerate(parts.grouped)
+        ],
         "kernels": sorted(parts.kernels),
         "threshold": parts.threshold,
     }
@@ -164,30 +164,39 @@ def _fill(archive: zipfile.ZipFile, parts: Parts) -> None:
         archive.writestr(f"{_KERNELS}/{key}.so", content)
 
 
-def _parts(archive: zipfile.ZipFile, manifest: Mapping[str, Any], target: TargetInfo) -> Parts:
-    def array(member: str | None, dtype: str) -> np.ndarray | None:
-        return None if member is None else _read_array(archive, member, dtype)
+def _write_layer(
+    archive: zipfile.ZipFile, of: str, layer: Any, form: Sequence[str]
+) -> dict[str, Any]:
+    """Write a layer's arrays; what the manifest says of it."""
+    members = {"weight": f"weights/{of}.npy"}
+    if layer.bias is not None:
+        members["bias"] = f"biases/{of}.npy"
+    for name, member in members.items():
+        _write_array(archive, member, getattr(layer, name))
+    return members | {name: getattr(layer, name) for name in form}
 
-    layers = [
-        LinearLayer(
-            _read_array(archive, one["weight"], one["dtype"]),
-            array(one.get("bias"), one["dtype"]),
-            one["activation"],
-            one["dtype"],
-            one["after"],
-        )
-        for one in manifest["layers"]
-    ]
+
+def _read_layer(archive: zipfile.ZipFile, one: Mapping[str, Any]) -> dict[str, Any]:
+    """What `_write_layer` wrote, by the names of a layer's parts."""
+    arrays = {
+        name: _read_array(archive, one[name], one["dtype"]) if name in one else None
+        for name in ("weight", "bias")
+    }
+    return {**one, **arrays}
+
+
+def _parts(archive: zipfile.ZipFile, manifest: Mapping[str, Any], target: TargetInfo) -> Parts:
     return Parts(
         target,
         Inputs.from_json(manifest["inputs"]),
         Outputs.from_json(manifest["outputs"]),
         [Decision(**one) for one in manifest["decisions"]],
         _read_graph(archive, manifest["graph"]),
-        layers,
+        [LinearLayer(**_read_layer(archive, one)) for one in manifest["layers"]],
         {key: archive.read(f"{_KERNELS}/{key}.so") for key in manifest["kernels"]},
         archive.read(_TILES).decode("utf-8"),
         manifest["threshold"],
+        [GroupedLayer(**_read_layer(archive, one)) for one in manifest["grouped"]],
     )
 
 

@@ -18,6 +18,9 @@ from .lowered import Lowered, lower
 from .plane import PLAIN, Plane, Roles, segments, tokens_place
 from .rebuild import describe, extents_of, is_number, is_one, is_op, same_extents, substitute
 
+# They order the elements along one axis.
+_IN_ORDER = ("sort", "argsort", "topk")
+
 
 def why_not_token_wise(call: relax.Call, plane: Plane) -> str | None:
     """Why a call may not run on the live tokens alone; None if it may.
@@ -34,7 +37,18 @@ def why_not_token_wise(call: relax.Call, plane: Plane) -> str | None:
         return f"{describe(call)} computes with the number of tokens or sequences"
     if is_op(call, "reshape"):
         return _why_not_regrouped(call, plane)
+    if is_op(call, *_IN_ORDER):
+        return _why_not_ordered(call, plane, roles)
     return _why_not_proven(call, plane, roles) or _why_not_repeated(call, plane, roles)
+
+
+def _why_not_ordered(call: relax.Call, plane: Plane, roles: Roles) -> str | None:
+    """What is said against a call that orders the elements along an axis, by a library that has no
+    loops to look at: other axes only tell one list from another."""
+    source, axis = call.args[0], int(call.attrs.axis) % call.ty.ndim
+    if plane.roles(source) != roles or roles[axis] != PLAIN:
+        return f"{describe(call)} of {source.ty} orders tokens"
+    return None
 
 
 def _why_not_proven(call: relax.Call, plane: Plane, roles: Roles) -> str | None:

@@ -10,6 +10,9 @@ Models keep their weights, routers and checkpoints, and are trained as before.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -93,6 +96,28 @@ def experts_forward(
         how: dict[str, Any] = {"activation": activation, "gated": module.has_gate}
         out = moe_feed_forward(x, ids, top_k_weights, up, down, **how)
     return out.to(hidden_states.dtype)
+
+
+@contextmanager
+def experts_here(model: torch.nn.Module) -> Iterator[None]:
+    """For a time, all modules of experts in ``model`` that transformers decorates run
+    `experts_forward`, whatever is set; instances are changed, no configuration is."""
+    found: list[Any] = [each for each in model.modules() if _is_decorated(each)]
+    before = [vars(each).get("forward") for each in found]
+    try:
+        for each in found:
+            each.forward = partial(experts_forward, each)
+        yield
+    finally:
+        for each, own in zip(found, before, strict=True):
+            del each.forward
+            if own is not None:
+                each.forward = own
+
+
+def _is_decorated(module: torch.nn.Module) -> bool:
+    known = ("_apply_gate", "has_gate", "has_bias", "is_transposed")
+    return all(hasattr(module, name) for name in known)
 
 
 def _fused_activation(module: Any) -> str | None:

@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from pit_tvm.model.experts import GroupedLayer
 from pit_tvm.model.linear import LinearLayer
 from pit_tvm.runtime.live_tokens import live_tokens
+from pit_tvm.torch import host
 
 ACTIVATIONS: dict[str | None, Callable[[Any], Any]] = {
     None: lambda x: x,
@@ -30,6 +32,17 @@ def layers_of(found: Sequence[LinearLayer]) -> Callable[..., None]:
         bias = None if layer.bias is None else torch.from_numpy(layer.bias)
         whole = functional.linear(x, torch.from_numpy(layer.weight), bias)
         out.copy_(ACTIVATIONS[layer.activation](whole))
+
+    return run
+
+
+def grouped_of(found: Sequence[GroupedLayer]) -> Callable[..., None]:
+    """`CudaGroupedLayers` of these layers."""
+
+    def run(number: int, x: torch.Tensor, ids: torch.Tensor, out: torch.Tensor) -> None:
+        layer = found[number]
+        parts = (None if p is None else torch.from_numpy(p) for p in (layer.weight, layer.bias))
+        out.copy_(host.grouped_rows(x, ids, *parts, layer.activation))
 
     return run
 

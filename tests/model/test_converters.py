@@ -214,7 +214,7 @@ def summed(self: Small, x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) 
 
 STOPS = {
     "convolution": (convolved, "nn.conv1d", "does not follow the tokens"),
-    "sort": (sorted_values, "argsort", "argsort is not lowered to one loop nest"),
+    "sort": (sorted_values, "argsort", "orders tokens"),
     "sums": (summed, "cumsum", "cumsum is not lowered to one loop nest"),
 }
 

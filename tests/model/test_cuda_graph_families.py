@@ -14,6 +14,7 @@ pytest.importorskip("transformers")
 from pit_tvm.model import cuda, cuda_kernels  # noqa: E402  (needs transformers)
 from pit_tvm.model.compiled import LINEAR  # noqa: E402
 from pit_tvm.model.cuda_kernels import ATTENTION, CudaKernels  # noqa: E402
+from pit_tvm.model.experts import GROUPED  # noqa: E402
 from pit_tvm.model.importer import import_model  # noqa: E402
 from pit_tvm.model.packing import LIVE_TOKENS  # noqa: E402
 from pit_tvm.model.plane import Plane  # noqa: E402
@@ -21,6 +22,7 @@ from pit_tvm.model.rewrite import rewrite  # noqa: E402
 from pit_tvm.schedules.cuda_norm import norm_rows  # noqa: E402
 from tests.model.cuda_stand_ins import (  # noqa: E402
     attention,
+    grouped_of,
     index_of,
     layers_of,
     norm_of,
@@ -58,11 +60,13 @@ def graph_of(model: Any, example: dict[str, torch.Tensor]) -> Callable[..., Any]
     """What a GPU would run of a model, with stand-ins for its kernels."""
     imported = import_model(model, example, "attention_mask")
     kernels = CudaKernels(Plane(imported.batch, imported.tokens))
-    module, layers = cuda._graph(imported, rewrite(imported, kernels))
+    rewritten = rewrite(imported, kernels)
+    module, layers = cuda._graph(imported, rewritten)
     run = layers_of(layers)
     norms = {name: norm_of(eps, *how) for (_, _, eps, *how), name in kernels._norms.items()}
     packed: dict[str, Any] = {
         LINEAR: run,
+        GROUPED: grouped_of(rewritten.grouped),
         cuda.PLACED: placed_by(run),
         LIVE_TOKENS: index_of,
         ATTENTION: attention,
@@ -87,7 +91,9 @@ def test_equals_transformers_at_live_tokens(name: str, attended: str) -> None:
 
 
 @pytest.mark.usefixtures("_in_float32")
-@pytest.mark.parametrize("name", ["mpnet", "modernbert", "bloom", "deberta-v2", "gemma2"])
+@pytest.mark.parametrize(
+    "name", ["mpnet", "modernbert", "bloom", "deberta-v2", "gemma2", "mixtral", "gpt-oss"]
+)
 def test_attention_that_is_computed_padded(name: str) -> None:
     family, rng = check_models_families.FAMILIES[name], np.random.default_rng(0)
     torch.manual_seed(0)

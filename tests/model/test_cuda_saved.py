@@ -108,6 +108,7 @@ def parts(**changed: Any) -> Parts:
         kernels,
         given["tiles"],
         None,
+        given.get("grouped", ()),
     )
 
 

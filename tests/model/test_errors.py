@@ -66,7 +66,7 @@ WRONG: dict[str, tuple[Forward, type[PitError], str]] = {
     "experts": (
         routed,
         UnsupportedModel,
-        r"got .*grouped_mm.*; experts run here in torch: pit_tvm",
+        r"got .*grouped_mm.*; pass the module itself, or export it with experts of ours: pit_tvm",
     ),
     "branch on values": (
         branching,

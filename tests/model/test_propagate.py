@@ -123,7 +123,7 @@ def test_positions_and_values_of_sequences_are_gathered() -> None:
 
 
 STOPS: dict[str, tuple[Callable[[Any], Any], str, str]] = {
-    "sorted": (lambda y: op.sort(y, 1), "sort", "sort is not lowered to one loop nest"),
+    "sorted": (lambda y: op.sort(y, 1), "sort", "orders tokens"),
     "reversed": (lambda y: op.flip(y, 1), "flip", "does not follow the tokens"),
     "softmax": (lambda y: op.nn.softmax(y, 1), "nn.softmax", "reduces over the tokens"),
     "mean": (

@@ -221,7 +221,7 @@ def rewritten(saved: Path, path: Path, change: Callable[[dict[str, Any]], Any]) 
             "version of pit_tvm: expected 99",
         ),
         (lambda m: m.update(code="0"), SavedModelError, "pit_tvm: expected the code of"),
-        (lambda m: m.update(format=99), SavedModelError, "format: expected 4, got 99"),
+        (lambda m: m.update(format=99), SavedModelError, "format: expected 5, got 99"),
         (
             lambda m: m["features"].append("avx1024"),
             UnsupportedTarget,

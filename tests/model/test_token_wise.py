@@ -10,6 +10,7 @@ import pytest
 from tvm import relax
 
 from pit_tvm.model import token_wise
+from pit_tvm.model.grouped import grouped_linear
 from pit_tvm.model.token_wise import Judge, why_not_token_wise
 from tests.model.graphs import PLANE, B, T, last_call, weight
 
@@ -48,6 +49,15 @@ ACCEPTED: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "unfolded": (lambda x: op.reshape(x, relax.ShapeExpr([B, T, 2, 4])), {"x": (B * T, 8)}),
     "heads apart": (lambda x: op.reshape(x, relax.ShapeExpr([B, T, 2, 4])), {"x": ROWS}),
     "part of the features": (lambda x: op.strided_slice(x, [2], [0], [4]), {"x": ROWS}),
+    "features sorted": (lambda x: op.sort(x, -1), {"x": ROWS}),
+    "places of the largest features": (
+        lambda x: op.topk(x, 2, -1, "indices", dtype="int64"),
+        {"x": (B * T, 8)},
+    ),
+    "weights of experts": (
+        lambda x, ids: grouped_linear(x, ids, weight(3, 5, 8), weight(3, 5), "silu"),
+        {"x": ROWS, "ids": ("int64", B, T, 2)},
+    ),
     "other type": (lambda x: op.astype(x, "float16"), {"x": ROWS}),
     "chosen": (
         lambda c, x, y: op.where(c, x, y),
@@ -89,10 +99,15 @@ REJECTED: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
         {"x": (B, T - 1, 8), "y": (B, 1, 8)},
         "concat reads all tokens of a sequence",
     ),
+    "choices of other tokens": (
+        lambda x, ids: grouped_linear(x, ids, weight(3, 5, 8)),
+        {"x": (6, 8), "ids": ("int64", 6)},
+        "gives no value of single tokens",
+    ),
     "tokens sorted": (
         lambda x: op.sort(x, 1),
         {"x": ROWS},
-        "sort is not lowered to one loop nest",
+        "sort of .* orders tokens",
     ),
     "sum over tokens": (
         lambda x: op.sum(x, [1]),
