@@ -8,7 +8,7 @@ from typing import Any
 import tvm
 from tvm import ir, relax, te, tirx
 
-from . import nan
+from . import arithmetic, nan
 from .nan import RULE, each, keeping, spread, wide
 from .rebuild import extents_of, is_at_most_one, is_one
 
@@ -18,9 +18,15 @@ _TAKE, _EXPAND = "relax.take", "relax.broadcast_to"
 def legalize(kept: Sequence[str] = ()) -> tvm.ir.transform.Pass:
     """The pass that calls a function for every operator, but for those that are ``kept``."""
     round_own = keeping("relax.round", _round, 1)
-    own = {_TAKE: _take, _EXPAND: _expand, "relax.round": round_own, **nan.RULES}
+    own = {
+        _TAKE: _take,
+        _EXPAND: _expand,
+        "relax.round": round_own,
+        **nan.RULES,
+        **arithmetic.RULES,
+    }
     skipped = [f"relax.{name}" for name in kept]
-    return relax.transform.LegalizeOps(own, skip_ops=skipped)
+    return relax.transform.LegalizeOps(own | nan.RULES | arithmetic.RULES, skip_ops=skipped)
 
 
 def _round(data: te.Tensor) -> te.Tensor:
