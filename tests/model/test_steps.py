@@ -6,6 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tvm import relax  # noqa: E402
+
 from pit_tvm.model.steps import stored_before_steps  # noqa: E402
 from tests.model.graphs import B, T, graph  # noqa: E402
 from tests.model.targets import both  # noqa: E402
@@ -43,8 +45,6 @@ def test_as_torch() -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_only_what_ends_in_a_step_is_stored(dtype: str) -> None:
-    from tvm import relax
-
     def smooth(x: relax.Expr) -> relax.Expr:
         return relax.op.tanh(relax.op.exp(relax.op.sin(x)))
 
