@@ -48,16 +48,14 @@ def _from_itself(data: te.Tensor) -> te.Tensor:
 def _divided_down(a: te.Tensor, b: te.Tensor) -> te.Tensor:
     def quotient(x: Any, y: Any) -> Any:
         def without(rest: Any) -> Any:
-            return once(_whole, (x - rest) / y - tirx.Cast(y.ty, _turns(y, rest)))
+            one, none = tirx.const(1, y.ty), tirx.const(0, y.ty)
+            whole = (x - rest) / y - tirx.Select(_turns(y, rest), one, none)  # but for rounding
+            below = tirx.floor(whole)
+            return below + tirx.Select(whole - below > 0.5, one, none)
 
         return tirx.Select(y == 0, x / y, once(without, tirx.truncmod(x, y)))
 
     return both("T_floor_divide", quotient, a, b)
-
-
-def _whole(number: Any) -> Any:
-    """The integer that a number is but for rounding."""
-    return once(lambda below: below + tirx.Cast(below.ty, number - below > 0.5), tirx.floor(number))
 
 
 def _remainder(a: te.Tensor, b: te.Tensor) -> te.Tensor:
