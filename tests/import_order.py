@@ -272,6 +272,7 @@ ORDER = {
         "onnx_model",
         "onnx_check",
         "onnx_import",
+        "places",
         "decomposing",
         "importer",
         "picks",
