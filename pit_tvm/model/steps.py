@@ -28,7 +28,8 @@ def stored_before_steps(module: tvm.IRModule) -> tvm.IRModule:
 
     def rule(builder: relax.BlockBuilder, call: relax.Call, var: relax.Var) -> relax.Expr:
         narrow = isinstance(call.ty, relax.TensorType) and str(call.ty.dtype) == "bfloat16"
-        return builder.match_cast(call, call.ty) if narrow and var in stored else call
+        stays = narrow and var in stored
+        return builder.match_cast(builder.emit(call), call.ty) if stays else call
 
     return rebuild(module, rule)
 
