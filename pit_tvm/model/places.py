@@ -15,7 +15,7 @@ from torch import Tensor
 def _own(x: Tensor, dim: int, index: Tensor) -> Tensor:
     """Which of the indices along ``dim``, here the last one, is that of each place of ``x``."""
     dim %= x.dim()
-    places = torch.arange(x.shape[dim]).reshape(-1, *[1] * (x.dim() - dim))
+    places = torch.arange(x.shape[dim], device=x.device).reshape(-1, *[1] * (x.dim() - dim))
     return index.movedim(dim, -1).unsqueeze(dim) == places
 
 
@@ -41,7 +41,7 @@ def _scatter(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Any:
     if not _fits(x, dim, index, src):
         return NotImplemented
     own = _own(x, dim, index)
-    last = torch.where(own, torch.arange(index.shape[dim]), -1).amax(-1)
+    last = torch.where(own, torch.arange(index.shape[dim], device=x.device), -1).amax(-1)
     found = src.gather(dim, last.clamp(min=0))
     return torch.where(last >= 0, found, x)
 
@@ -59,7 +59,7 @@ def _index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Any:
         return NotImplemented
     extent = x.shape[dim]
     index = torch.where(index < 0, index + extent, index).reshape(-1)
-    filled = (torch.arange(extent)[:, None] == index).any(-1)
+    filled = (torch.arange(extent, device=x.device)[:, None] == index).any(-1)
     shape = [1] * x.dim()
     shape[dim] = -1
     return torch.where(filled.reshape(shape), value, x).to(x.dtype)
@@ -68,7 +68,7 @@ def _index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Any:
 def _one_hot(index: Tensor, num_classes: int = -1) -> Any:
     if num_classes < 0:  # as many as the largest says
         return NotImplemented
-    return (index.unsqueeze(-1) == torch.arange(num_classes)).long()
+    return (index.unsqueeze(-1) == torch.arange(num_classes, device=index.device)).long()
 
 
 def _bucket(x: Tensor, bounds: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
@@ -96,8 +96,8 @@ def _unfold(x: Tensor, dim: int, size: int, step: int) -> Any:
     if not x.dim():
         return NotImplemented
     dim %= x.dim()
-    first = torch.arange((x.shape[dim] - size) // step + 1) * step
-    places = first[:, None] + torch.arange(size)
+    first = torch.arange((x.shape[dim] - size) // step + 1, device=x.device) * step
+    places = first[:, None] + torch.arange(size, device=x.device)
     return x[(slice(None),) * dim + (places,)].movedim(dim + 1, -1)
 
 
