@@ -16,21 +16,17 @@ from pit_tvm.runtime.kernel_cache import KernelCache
 from tests.runtime.cuda_emulation import Emulator, missing
 
 
-@pytest.fixture(scope="session")
-def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where kernels lie that tests share, those of another worker included."""
+@pytest.fixture(scope="session", autouse=True)
+def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where kernels lie that tests share, those of another worker included: not among the user's,
+    but in a folder that PIT_TVM_CACHE names, as for tests on a GPU, or else in the session's."""
     own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "kernels"
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def shared_kernels(kernel_folder: Path) -> Iterator[None]:
-    """Models of a whole file compile into `kernel_folder`."""
+    apart = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "kernels"
+    folder = Path(os.environ.get("PIT_TVM_CACHE", apart)).expanduser()
+    folder.mkdir(parents=True, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PIT_TVM_CACHE", str(kernel_folder))
-        yield
+        patch.setenv("PIT_TVM_CACHE", str(folder))
+        yield folder
 
 
 @pytest.fixture(scope="session")
@@ -43,9 +39,9 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
 
 
 @pytest.fixture(scope="session")
-def cache() -> KernelCache:
-    """The user's own kernels, which tests on a GPU need not compile again."""
-    return KernelCache()
+def cache(kernel_folder: Path) -> KernelCache:
+    """The kernels in `kernel_folder`."""
+    return KernelCache(kernel_folder)
 
 
 @pytest.fixture

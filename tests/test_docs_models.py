@@ -90,11 +90,9 @@ def run_page(name: str, model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch)
 def test_code_of_page(
     name: str,
     monkeypatch: pytest.MonkeyPatch,
-    kernel_folder: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     torch.manual_seed(0)
-    monkeypatch.setenv("PIT_TVM_CACHE", str(kernel_folder))
     model = MODELS[name]()
     page = run_page(name, model, monkeypatch)
     assert "of them attention" in capsys.readouterr().out

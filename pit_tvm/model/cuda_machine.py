@@ -11,11 +11,12 @@ import tvm
 from tvm import tirx
 from tvm.s_tir import dlight
 
-from ..errors import SavedModelError, mismatch
-from ..runtime.cuda_build import build_cuda
+from ..errors import BackendUnavailable, SavedModelError, UnsupportedModel, mismatch
+from ..runtime.cuda_build import CudaLibrary, build_cuda, compile_source
 from ..runtime.kernel_cache import KernelCache, content_key
 from ..schedules.cuda_elementwise import Vectorised
 from ..target import TargetInfo
+from .faults import LEAVE_OUT
 from .lowering import fused
 from .program_parts import VIEWS
 from .saved import ProgramText
@@ -56,6 +57,13 @@ def compile_graph(
         Kernels that the graph calls by name.
     cache
         Where compiled kernels are kept.
+
+    Raises
+    ------
+    UnsupportedModel
+        nvcc compiles others, and refuses these kernels.
+    BackendUnavailable
+        There is no nvcc, or none that works.
     """
     device_target = tvm.target.Target({"kind": "cuda", "arch": target.isa})
     module = fused(module, device_target, [*VIEWS, *OF_TORCH])
@@ -83,8 +91,17 @@ def compile_graph(
 def _library(module: tvm.IRModule, arch: str, tiled: bool, cache: KernelCache) -> str:
     """The key of the compiled functions of a module; kept, because nvcc takes long."""
     key = content_key("model", module, arch)
-    cache.module(key, lambda: build_cuda(module, arch, tirx=tiled))
+    cache.module(key, lambda: _built(module, arch, tiled))
     return key
+
+
+def _built(module: tvm.IRModule, arch: str, tiled: bool) -> CudaLibrary:
+    try:
+        return build_cuda(module, arch, tirx=tiled)
+    except BackendUnavailable as error:
+        compile_source("", arch)  # raises the same where there is no nvcc, or none that works
+        expected = f"operators that nvcc compiles for {arch}"
+        raise UnsupportedModel(mismatch("model", expected, error, LEAVE_OUT)) from error
 
 
 def _lacking() -> Any:

@@ -6,6 +6,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -14,6 +15,7 @@ from torch.export import ExportedProgram, default_decompositions
 
 from ..torch import host
 from .faults import faults_as_unsupported
+from .places import BY_PLACES
 
 
 def decompose(program: ExportedProgram) -> ExportedProgram:
@@ -32,6 +34,7 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
                 **default_decompositions(),
                 **get_decompositions(_BY_TORCH),
                 **_OURS,
+                **BY_PLACES,
             }
         )
 
@@ -155,6 +158,45 @@ def _linear_rows(
     return torch.where(live[..., None], rows, 0.0)
 
 
+def _distances(x: Tensor, y: Tensor, p: float, _: int | None) -> Tensor:
+    """Of every row of ``x`` to every one of ``y``."""
+    apart = x.unsqueeze(-2) - y.unsqueeze(-3)
+    return torch.linalg.vector_norm(apart, p, -1)
+
+
+def _extreme_norm(
+    x: Tensor,
+    ord: float = 2,  # noqa: A002  (torch's name)
+    dim: list[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    """How many numbers are not 0, or the size of the largest or smallest."""
+    axes = list(range(x.dim())) if dim is None else dim
+    x = x if dtype is None else x.to(dtype)
+    if ord == 0:
+        return (x != 0).to(x.dtype).sum(axes, keepdim)
+    if abs(ord) != math.inf:
+        return NotImplemented
+    return (torch.amax if ord > 0 else torch.amin)(x.abs(), axes, keepdim)
+
+
+def _widened(operator: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator of which TVM has none for 16 bits, in 32."""
+
+    def run(x: Tensor, *others: Any) -> Any:
+        if x.dtype not in (torch.float16, torch.bfloat16):
+            return NotImplemented
+        wide = [one.float() if isinstance(one, Tensor) else one for one in others]
+        found = operator(x.float(), *wide)
+        if isinstance(found, Tensor):
+            return found.to(x.dtype)
+        return found[0].to(x.dtype), *found[1:]
+
+    return run
+
+
 _ATEN, _PIT = torch.ops.aten, torch.ops.pit_tvm
 _OURS = {
     _ATEN.native_group_norm.default: _group_norm,
@@ -171,5 +213,14 @@ _OURS = {
     _PIT.gated_activation.default: host.gate_halves,
     _PIT.combine_choices.default: _combined,
     _PIT.sum_choices.default: lambda rows: rows.sum(-2),
+    _ATEN.linalg_vector_norm.default: _extreme_norm,
+    _ATEN._cdist_forward.default: _distances,
+    **{
+        operator: _widened(operator)
+        for operator in (
+            _ATEN.convolution.default,
+            _ATEN._native_batch_norm_legit_no_training.default,
+        )
+    },
 }
 _BY_TORCH = [_ATEN._native_batch_norm_legit.no_stats]

@@ -8,7 +8,7 @@ from typing import Any
 import tvm
 from tvm import ir, relax, te, tirx
 
-from . import grouped, nan
+from . import arithmetic, grouped, nan
 from .nan import RULE, each, keeping, spread, wide
 from .rebuild import extents_of, is_at_most_one, is_one
 
@@ -18,7 +18,14 @@ _TAKE, _EXPAND = "relax.take", "relax.broadcast_to"
 def legalize(kept: Sequence[str] = ()) -> tvm.ir.transform.Pass:
     """The pass that calls a function for every operator, but for those that are ``kept``."""
     round_own = keeping("relax.round", _round, 1)
-    own = {_TAKE: _take, _EXPAND: _expand, "relax.round": round_own, **nan.RULES, **grouped.RULES}
+    own = {
+        _TAKE: _take,
+        _EXPAND: _expand,
+        "relax.round": round_own,
+        **nan.RULES,
+        **arithmetic.RULES,
+        **grouped.RULES,
+    }
     skipped = [f"relax.{name}" for name in kept]
     return relax.transform.LegalizeOps(own, skip_ops=skipped)
 

@@ -15,6 +15,7 @@ from ..transform.unalign import unalign
 from .faults import faults_as_unsupported
 from .legalize import legalize
 from .results import copy_constants
+from .steps import stored_before_steps
 from .wide import widen
 
 # Functions that bring a schedule of their own; the others get the generic one.
@@ -37,7 +38,7 @@ def build(module: tvm.IRModule, target: TargetInfo) -> Any:
     # relax.build knows pipelines by name only.
     tirx.register_tir_pipeline(_PIPELINE, _pipeline)
     with faults_as_unsupported("operators that TVM can lower and fuse"):
-        module = fused(module, device)
+        module = fused(stored_before_steps(module), device)
     for var, func in module.functions_items():
         if isinstance(func, tirx.PrimFunc) and SCHEDULED not in (func.attrs or {}):
             with faults_as_unsupported(f"loops that can be scheduled for {var.name_hint}"):

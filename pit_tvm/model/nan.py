@@ -131,11 +131,11 @@ def _clip(data: te.Tensor, least: Any, most: Any) -> te.Tensor:
 
 
 def _maximum(a: te.Tensor, b: te.Tensor) -> te.Tensor:
-    return _both("T_maximum", _first(lambda x, y: x > y), a, b)
+    return both("T_maximum", _first(lambda x, y: x > y), a, b)
 
 
 def _minimum(a: te.Tensor, b: te.Tensor) -> te.Tensor:
-    return _both("T_minimum", _first(lambda x, y: x < y), a, b)
+    return both("T_minimum", _first(lambda x, y: x < y), a, b)
 
 
 def _first(comes: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,7 +147,7 @@ def _holds(name: str, compare: Callable[..., Any]) -> _Make:
     """Whether both are numbers of which ``compare`` holds, also where they are one and the same."""
 
     def make(a: te.Tensor, b: te.Tensor) -> te.Tensor:
-        return _both(
+        return both(
             f"T_{name}", lambda x, y: tirx.And(compare(x, y), tirx.Not(tirx.isnan(wide(x)))), a, b
         )
 
@@ -160,7 +160,7 @@ def _not_equal(a: te.Tensor, b: te.Tensor) -> te.Tensor:
         nan = tirx.Or(tirx.isnan(wide(x)), tirx.isnan(wide(y)))
         return tirx.Or(tirx.NE(x, y), nan)
 
-    return _both("T_not_equal", differ, a, b)
+    return both("T_not_equal", differ, a, b)
 
 
 def _asked(question: Callable[[Any], Any]) -> _Make:
@@ -178,7 +178,7 @@ def each(name: str, make: Callable[[Any], Any], data: te.Tensor) -> te.Tensor:
     return te.compute(data.shape, lambda *at: make(data(*at)), name=name, tag="elemwise")
 
 
-def _both(name: str, make: Callable[..., Any], a: te.Tensor, b: te.Tensor) -> te.Tensor:
+def both(name: str, make: Callable[..., Any], a: te.Tensor, b: te.Tensor) -> te.Tensor:
     """What ``make`` makes of every two elements of tensors that are broadcast."""
 
     def element(*at: Any) -> Any:

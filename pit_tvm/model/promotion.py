@@ -6,7 +6,6 @@ it counts in the type that is given, where torch takes 64 bits.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,8 @@ from tvm.relax.frontend.torch.base_fx_graph_translator import BaseFXGraphImporte
 
 from ..errors import UnsupportedModel, mismatch
 from ..runtime.cuda_arrays import dtype_name
-from .rebuild import is_at_most_one, is_number, is_one, shape_of
+from .rebuild import is_at_most_one, is_one, shape_of
+from .wide import NARROW, WIDE
 
 Convert = Callable[[fx.Node, BaseFXGraphImporter], relax.Expr]
 Operator = Callable[[relax.Expr, relax.Expr], relax.Expr]
@@ -63,11 +63,12 @@ def promoting_converters() -> dict[str, Convert]:
     reverse = dict.fromkeys((f"rsub.{form}" for form in _FORMS), _reverse_subtract)
     power = dict.fromkeys(("pow.Scalar", "pow.Tensor_Scalar", "pow.Tensor_Tensor"), _power)
     others = {
-        "div.Tensor": _division,
-        "div.Scalar": _division,
+        "div.Tensor": _arithmetic(relax.op.divide),
+        "div.Scalar": _arithmetic(relax.op.divide),
+        "remainder.Scalar_Tensor": _arithmetic(relax.op.floor_mod),
         "div.Tensor_mode": _rounded_division,
         "div.Scalar_mode": _rounded_division,
-        "floor_divide.default": _arithmetic(relax.op.floor_divide),
+        "floor_divide.default": _rounded_division,
         "maximum.default": _arithmetic(relax.op.maximum),
         "minimum.default": _arithmetic(relax.op.minimum),
         "cat.default": _joined,
@@ -87,16 +88,6 @@ def _arithmetic(operator: Operator) -> Convert:
         return importer.block_builder.emit(chosen(left, right))
 
     return convert
-
-
-def _division(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
-    """A quotient; TVM does not divide by a constant 0."""
-    dtype = _result(node)
-    left, right = _operands(node, importer, dtype)
-    if is_number(right) and not right.value.numpy().any():
-        infinite = relax.const(math.copysign(math.inf, right.value.numpy()), dtype)
-        return importer.block_builder.emit(relax.op.multiply(left, infinite))
-    return importer.block_builder.emit(relax.op.divide(left, right))
 
 
 def _comparison(operator: Operator) -> Convert:
@@ -141,13 +132,18 @@ def _reverse_subtract(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Exp
 
 
 def _rounded_division(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
-    emit, dtype, mode = importer.block_builder.emit, _result(node), node.kwargs["rounding_mode"]
-    left, right = _operands(node, importer, dtype)
+    emit, dtype = importer.block_builder.emit, _result(node)
+    mode = node.kwargs.get("rounding_mode", "floor")
+    # A number beside 16 bits is not rounded to them.
+    by_number = dtype in NARROW and not all(isinstance(a, fx.Node) for a in node.args[:2])
+    left, right = _operands(node, importer, WIDE if by_number else dtype)
     if mode == "floor":
-        return emit(relax.op.floor_divide(left, right))
-    quotient = emit(relax.op.divide(left, right))
-    # Whole numbers are divided towards zero.
-    return emit(relax.op.trunc(quotient)) if mode and dtype.endswith(_REAL) else quotient
+        found = emit(relax.op.floor_divide(left, right))
+    else:
+        found = emit(relax.op.divide(left, right))
+        # Whole numbers are divided towards zero.
+        found = emit(relax.op.trunc(found)) if mode and dtype.endswith(_REAL) else found
+    return _cast(found, importer, dtype)
 
 
 def _power(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:

@@ -18,6 +18,7 @@ _WIDENED = (
     *("nn.layer_norm", "nn.rms_norm", "nn.group_norm", "nn.instance_norm", "nn.batch_norm"),
     *("nn.softmax", "nn.log_softmax", "nn.gelu", "nn.gelu_tanh", "nn.silu", "nn.softplus"),
     *("exp", "log", "erf", "tanh", "sigmoid", "sin", "cos", "sqrt", "rsqrt", "power", "divide"),
+    *("floor_divide", "floor_mod", "mod"),
     *("sum", "mean", "variance", "std", "prod", "cumsum", "matmul"),
 )
 

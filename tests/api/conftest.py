@@ -1,8 +1,6 @@
-"""One kernel folder for the whole session, so that every kernel is compiled once."""
+"""What tests of operators share."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
@@ -10,11 +8,7 @@ from pit_tvm.runtime import launch
 
 
 @pytest.fixture(autouse=True)
-def shared_kernels(kernel_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every operator of these tests keeps its kernels in the session's folder, and none checks.
-
-    Products use all threads, however small they are here.
-    """
-    monkeypatch.setenv("PIT_TVM_CACHE", str(kernel_folder))
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No operator of these tests checks, and products use all threads, however small they are."""
     monkeypatch.setattr(launch, "ALONE_US", 0.0)
     monkeypatch.delenv("PIT_TVM_CHECK", raising=False)

@@ -32,9 +32,6 @@ class Small(nn.Module):
         return self.rest(self, self.up(self.table(input_ids)), input_ids, attention_mask)
 
 
-pytestmark = pytest.mark.usefixtures("shared_kernels")
-
-
 def inputs(mask: Any) -> dict[str, torch.Tensor]:
     """Random ids and ``mask`` ``[batch, tokens]``."""
     mask = np.asarray(mask)

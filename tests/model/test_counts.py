@@ -10,8 +10,6 @@ from torch.export import Dim
 from pit_tvm.errors import PitError, ShapeError, UnsupportedModel
 from pit_tvm.model import compile
 
-pytestmark = pytest.mark.usefixtures("shared_kernels")
-
 WIDTH = 8
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch.export import Dim
@@ -89,7 +87,7 @@ class Decomposed(torch.nn.Module):
         return torch.cat([each.to(input.dtype) for each in found], -1)
 
 
-def test_operators_by_others(shared_kernels: None) -> None:
+def test_operators_by_others() -> None:
     x = torch.randn(2, 5, len(EXTREMES), generator=torch.Generator().manual_seed(0))
     live = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
     got, want = both(Decomposed(), "llvm", x, live)
@@ -99,7 +97,7 @@ def test_operators_by_others(shared_kernels: None) -> None:
     assert torch.equal(got[:, signed].signbit(), want[:, signed].signbit())
 
 
-def test_views_of_parts(shared_kernels: None) -> None:
+def test_views_of_parts() -> None:
     class Normed(torch.nn.Module):
         def forward(self, input: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
             columns = (input * attention_mask[..., None]).transpose(1, 2)
@@ -111,9 +109,8 @@ def test_views_of_parts(shared_kernels: None) -> None:
     torch.testing.assert_close(got[live > 0], want[live > 0], rtol=1e-4, atol=1e-5)
 
 
-def test_gpt2_with_attention_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpt2_with_attention_of_torch() -> None:
     transformers = pytest.importorskip("transformers")
-    monkeypatch.setenv("PIT_TVM_CACHE", str(tmp_path))
     torch.manual_seed(0)
     config = transformers.GPT2Config(
         vocab_size=40, n_positions=16, n_embd=16, n_layer=2, n_head=2, use_cache=False

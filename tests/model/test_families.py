@@ -25,9 +25,6 @@ from tests.model.families import (  # noqa: E402  (needs transformers)
     randomised,
 )
 
-pytestmark = pytest.mark.usefixtures("shared_kernels")
-
-
 # Every family once here; compiling takes most of the time.
 FORMS = [
     ("bert", "sdpa"),

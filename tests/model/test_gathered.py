@@ -22,9 +22,6 @@ ALWAYS, NEVER = math.inf, 0.0  # margins at which every call gathers, or none
 TOLERANCES = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
 
 
-pytestmark = pytest.mark.usefixtures("shared_kernels")
-
-
 def force(patch: pytest.MonkeyPatch, margin: float) -> None:
     """Let samples decide by ``margin`` alone."""
     patch.setattr(gathered, "_MARGIN", margin)

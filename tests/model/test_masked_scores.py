@@ -10,8 +10,6 @@ from torch import nn
 
 from pit_tvm.model import CompiledModel, compile
 
-pytestmark = pytest.mark.usefixtures("shared_kernels")
-
 WIDTH, HEADS = 8, 2
 LOWEST, INFINITE = torch.finfo(torch.float32).min, float("-inf")
 # ``weights(scores [batch, heads, tokens, tokens], live [batch, 1, 1, tokens])``, before softmax.

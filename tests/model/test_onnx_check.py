@@ -20,9 +20,6 @@ FAR = 2**62
 INPUTS = "int64[batch, tokens] input_ids, int64[batch, tokens] attention_mask"
 
 
-pytestmark = pytest.mark.usefixtures("shared_kernels")
-
-
 def graph(
     body: str,
     *outputs: str,

@@ -23,9 +23,6 @@ from tests.model.onnx_graphs import LONGEST, VOCABULARY, add_arrays, encoder, tr
 MASK = "attention_mask"
 
 
-pytestmark = pytest.mark.usefixtures("shared_kernels")
-
-
 @pytest.fixture(scope="module")
 def ours() -> CompiledModel:
     return compile(encoder())

@@ -12,8 +12,6 @@ from torch import nn
 from pit_tvm.model import CompiledModel, compile
 from pit_tvm.model.propagate import ALL
 
-pytestmark = pytest.mark.usefixtures("shared_kernels")
-
 WIDTH, HEADS, PLACES = 8, 2, 16
 LOWEST = torch.finfo(torch.float32).min
 # What becomes of ``scores [batch, heads, tokens, tokens]`` of ``queries [batch, heads, tokens, 4]``

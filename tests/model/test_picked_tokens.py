@@ -4,8 +4,7 @@ of a dead token. Against torch in float64, under padding of every form."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -206,11 +205,9 @@ def compiled(names: list[str]) -> tuple[Parts, CompiledModel]:
 
 
 @pytest.fixture(scope="module")
-def together(kernel_folder: Path) -> Iterator[tuple[Parts, CompiledModel]]:
+def together() -> tuple[Parts, CompiledModel]:
     """All picks in one model, whose values thus have all sorts of other readers."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PIT_TVM_CACHE", str(kernel_folder))
-        yield compiled(list(FORMS))
+    return compiled(list(FORMS))
 
 
 def compare(model: Parts, ours: CompiledModel, pattern: str) -> None:

@@ -31,9 +31,6 @@ class Small(nn.Module):
         return self.rest(self.table(input_ids), input_ids, attention_mask)
 
 
-pytestmark = pytest.mark.usefixtures("shared_kernels")
-
-
 def inputs(batch: int, tokens: int) -> dict[str, torch.Tensor]:
     """Random ids, all of them live."""
     ids = torch.randint(3, 40, (batch, tokens), generator=torch.Generator().manual_seed(0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,16 +68,14 @@ def written_out() -> torch.nn.Module:
 
 
 @pytest.fixture(scope="module", params=[bert, opt, written_out], ids=["bert", "opt", "eager"])
-def model(request: pytest.FixtureRequest, dtype: str, kernel_folder: Path) -> Iterator[Model]:
+def model(request: pytest.FixtureRequest, dtype: str) -> Model:
     """The type, the model in float32 with weights of that type, and what is compiled of it."""
     torch.manual_seed(3)
     narrow = request.param().eval()
     for parameter in narrow.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     narrow = narrow.to(getattr(torch, dtype))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PIT_TVM_CACHE", str(kernel_folder))
-        yield dtype, copy.deepcopy(narrow).float(), compile(narrow, batch([4, 6]))
+    return dtype, copy.deepcopy(narrow).float(), compile(narrow, batch([4, 6]))
 
 
 def check(model: Model, inputs: dict[str, torch.Tensor]) -> None:

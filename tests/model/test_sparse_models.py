@@ -37,9 +37,6 @@ class Feed(nn.Module):
         return self.act(self.up(x)) * self.gate(x)
 
 
-pytestmark = pytest.mark.usefixtures("shared_kernels")
-
-
 def batch(*lengths: int) -> dict[str, torch.Tensor]:
     """Random ids, and the mask of sequences padded right."""
     mask = np.arange(max(lengths)) < np.array(lengths)[:, None]

@@ -96,7 +96,6 @@ def test_what_comes_near_stays(name: str) -> None:
     assert function in found and not {"nn.gelu_tanh", "nn.gelu"} & set(found)
 
 
-@pytest.mark.usefixtures("shared_kernels")
 def test_values_are_torchs() -> None:
     forms = TANH | ERF | {name: form for name, (_, form) in OTHERS.items()}
     del forms["x divides"]  # by what may be 0

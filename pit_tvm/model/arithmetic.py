@@ -1,0 +1,84 @@
+"""Rules of arithmetic by which NaN and infinity come through, and quotients are torch's.
+
+TVM's simplifier takes numbers to be finite: what is multiplied by a constant 0, or taken from
+itself, is 0 to it, and so is 0 divided by anything. It divides by no constant 0. Its quotients
+that are rounded down, and remainders of them, are those of a quotient that was rounded before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import ir, relax, te, tirx, topi
+
+from .nan import RULE, both, each, keeping, once
+from .rebuild import is_number
+
+Rule = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
+
+
+def _of_any_number(name: str, make: Callable[..., te.Tensor]) -> Rule:
+    """TVM's rule, but a 0 among floating-point numbers is read as any tensor is."""
+
+    def rule(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        if any(map(_is_zero, call.args)):
+            return builder.call_te(make, *call.args, primfunc_name_hint=make.__name__)
+        return ir.Op.get(name).get_attr(RULE)(builder, call)
+
+    return rule
+
+
+def _is_zero(expr: relax.Expr) -> bool:
+    """Whether an expression is a floating-point 0."""
+    return is_number(expr) and "float" in str(expr.ty.dtype) and not float(expr.value.numpy())
+
+
+def _subtract(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    left, right = call.args
+    if left.same_as(right) and "float" in str(left.ty.dtype):
+        return builder.call_te(_from_itself, left, primfunc_name_hint="subtract")
+    return ir.Op.get("relax.subtract").get_attr(RULE)(builder, call)
+
+
+def _from_itself(data: te.Tensor) -> te.Tensor:
+    return each("T_subtract", lambda x: x + x * tirx.const(-1, x.ty), data)
+
+
+def _divided_down(a: te.Tensor, b: te.Tensor) -> te.Tensor:
+    def quotient(x: Any, y: Any) -> Any:
+        def without(rest: Any) -> Any:
+            one, none = tirx.const(1, y.ty), tirx.const(0, y.ty)
+            whole = (x - rest) / y - tirx.Select(_turns(y, rest), one, none)  # but for rounding
+            below = tirx.floor(whole)
+            return below + tirx.Select(whole - below > 0.5, one, none)
+
+        return tirx.Select(y == 0, x / y, once(without, tirx.truncmod(x, y)))
+
+    return both("T_floor_divide", quotient, a, b)
+
+
+def _remainder(a: te.Tensor, b: te.Tensor) -> te.Tensor:
+    """Of the sign of ``b``."""
+
+    def signed(x: Any, y: Any) -> Any:
+        def of(rest: Any) -> Any:
+            return tirx.Select(_turns(y, rest), rest + y, rest)
+
+        return once(of, tirx.truncmod(x, y))
+
+    return both("T_floor_mod", signed, a, b)
+
+
+def _turns(y: Any, rest: Any) -> Any:
+    """Whether a remainder, of the sign of what was divided, is not 0 and has another than ``y``."""
+    return tirx.Or(tirx.And(y < 0, rest > 0), tirx.And(y > 0, rest < 0))
+
+
+RULES: dict[str, Rule] = {
+    "relax.multiply": _of_any_number("relax.multiply", topi.multiply),
+    "relax.divide": _of_any_number("relax.divide", topi.divide),
+    "relax.subtract": _subtract,
+    "relax.floor_divide": keeping("relax.floor_divide", _divided_down, 2),
+    "relax.floor_mod": keeping("relax.floor_mod", _remainder, 2),
+}

@@ -1,0 +1,62 @@
+"""Arithmetic of whole models on NaN, infinity and 0, and quotients rounded down, are torch's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.model.targets import NARROW, ON_CPU, ON_GPU, both  # noqa: E402
+
+
+class Folded(torch.nn.Module):  # type: ignore[misc]
+    """What is 0 if all numbers are finite."""
+
+    def forward(self, input: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        twice, grown = input * 2, input.exp()
+        found = [
+            input * 0,
+            -0.0 * twice,
+            0 / input,
+            0.0 / (input - 1),
+            twice - input * 2,
+            grown - input.exp(),
+            torch.add(input, input, alpha=0),
+            torch.zeros_like(input) * input,
+            input / 0.0,
+            input / torch.zeros_like(input),
+            0.0 % input,
+            (input * 0).sum(-1, keepdim=True),
+        ]
+        return torch.cat(found, -1)
+
+
+class Quotients(torch.nn.Module):  # type: ignore[misc]
+    """Quotients and what is left of them."""
+
+    def forward(self, input: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        other = input.flip(-1)
+        found = [input // number for number in (0.1, -0.3, 0.0, 2.0, float("inf"))]
+        found += [input % number for number in (0.25, -0.3, 0.0, 2.0, float("inf"))]
+        found += [input // other, input % other, torch.fmod(input, other), torch.fmod(input, 0.25)]
+        found += [torch.div(input, number, rounding_mode="trunc") for number in (0.1, -2.5, 0.0)]
+        return torch.cat(found, -1)
+
+
+def numbers(dtype: Any) -> Any:
+    x = torch.randn(3, 5, 40).to(dtype) * 2
+    x[:, :2, :20] = torch.randint(-6, 7, (3, 2, 20)).to(dtype)
+    special = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.0]).to(dtype)
+    chosen = special[torch.randint(0, len(special), x.shape)]
+    return torch.where(torch.rand(x.shape) < 0.3, chosen, x)
+
+
+@pytest.mark.parametrize(("target", "dtype"), [*ON_CPU, *ON_GPU])
+@pytest.mark.parametrize("model", [Folded, Quotients])
+def test_as_torch(model: type[torch.nn.Module], target: str, dtype: Any) -> None:
+    got, want = both(model(), target, numbers(dtype), torch.ones(3, 5, dtype=torch.int64))
+    assert want.isnan().any()
+    off = {"rtol": 4 * torch.finfo(dtype).eps, "atol": 1e-5} if dtype in NARROW else {}
+    torch.testing.assert_close(got, want, equal_nan=True, **off)
