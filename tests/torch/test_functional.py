@@ -221,6 +221,9 @@ def test_errors_name_the_arguments_of_the_function(function: str, name: str) -> 
     if len(shapes[name]) > 1:
         with pytest.raises(ShapeError, match=f"^{name}: expected a contiguous tensor"):
             call(**given | {name: given[name].repeat_interleave(2, -1)[..., ::2]}, **others)
+    if function == "linear_rows":  # the others' are read by torch itself here
+        with pytest.raises(ShapeError, match=f"^{name}: expected a plain tensor, got a negated"):
+            call(**given | {name: torch._neg_view(given[name])}, **others)
     if name != "x":
         expected = "torch.float32 with x of torch.float32, got torch.float16"
         with pytest.raises(DTypeError, match=f"^{name}: expected {expected}"):
@@ -352,6 +355,8 @@ def test_types_of_x(function: str, dtype: torch.dtype) -> None:
     if dtype == torch.int8 and function != "moe_feed_forward":
         given["bias"] = given["bias"].int()
         assert getattr(pit, function)(**given, **others).dtype == torch.int32
+        with pytest.raises(DTypeError, match="^activation: .*'relu' for x of int8"):
+            getattr(pit, function)(**given, **others, activation="gelu")
         return
     with pytest.raises(DTypeError, match=f"^x: expected .*, got {dtype}"):
         getattr(pit, function)(**given, **others)
