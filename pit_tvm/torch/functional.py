@@ -27,6 +27,7 @@ from ..errors import DTypeError, ShapeError, mismatch
 from ..op.epilogue import ACTIVATIONS
 from ..runtime.cuda_arrays import check_devices
 from ..runtime.torch_arrays import check_plain, check_strided
+from ..structs import check_flags
 from . import custom_ops
 from .dispatch import differentiated
 from .gradients import activate_live, feed_forward_in_parts, split_activation
@@ -174,6 +175,7 @@ def moe_feed_forward(
     ShapeError, DTypeError
         An argument does not fit.
     """
+    check_flags(gated=gated)
     if activation is None:
         raise DTypeError(mismatch("activation", f"one of {', '.join(ACTIVATIONS)}", None))
     _check_tensors({"up": up, "down": down, "expert_weights": expert_weights})

@@ -106,6 +106,13 @@ def test_unknown_fate_of_dead_rows_is_refused(dead: Any) -> None:
         pit_tvm.compile(MATMUL_TENSORS, sparse={"lhs": Rows()}, dead=dead)
 
 
+@pytest.mark.parametrize("option", ["deterministic", "apply_mask", "library"])
+@pytest.mark.parametrize("value", ["numpy", np.zeros(2), None, 1])
+def test_options_that_are_neither_true_nor_false_are_refused(option: str, value: Any) -> None:
+    with pytest.raises(ShapeError, match=f"^{option}: expected True or False, got"):
+        pit_tvm.compile(MATMUL_TENSORS, sparse={"lhs": Mask(1, 1)}, **{option: value})
+
+
 @pytest.mark.parametrize(
     "target", ["cuda -arch=sm_70", "llvm -mcpu=pentium-9000", "", 7, {"kind": "rocm"}]
 )

@@ -265,6 +265,8 @@ def test_moe_widths_and_activations_that_do_not_fit() -> None:
     up, down = torch.randn(GROUPS, 49, 16), torch.randn(GROUPS, 16, 24)
     with pytest.raises(ShapeError, match="up: expected an even number"):
         pit.moe_feed_forward(x, ids, weights, up, down)
+    with pytest.raises(ShapeError, match="^gated: expected True or False, got 'no'"):
+        pit.moe_feed_forward(x, ids, weights, up, down, gated="no")  # type: ignore[arg-type]
     for activation in (3, None):
         with pytest.raises(DTypeError, match="activation"):
             pit.moe_feed_forward(x, ids, weights, up[:, :48], down, activation=activation)  # type: ignore[arg-type]
