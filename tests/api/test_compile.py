@@ -278,3 +278,8 @@ def test_profile_times_its_parts() -> None:
 def test_inputs_are_named_in_order() -> None:
     assert compiled(LINEAR, "float32", "lhs", Rows()).inputs == ("lhs", "rhs", "bias")
     assert compiled(REDUCE_SUM, "float32", "data", Values()).inputs == ("data",)
+
+
+def test_an_operand_that_nothing_reads_is_named() -> None:
+    with pytest.raises(AxisError, match="^data: expected an input that is read, got one that no"):
+        pit_tvm.compile(op.elementwise((4, 5), [("mul", 0)]), sparse={"data": Rows()})
