@@ -13,7 +13,7 @@ from .runtime.dispatch import Clock, Dispatcher
 from .runtime.kernel_cache import CacheStats, KernelCache
 from .runtime.program import analyse
 from .shared import Shared
-from .structs import Candidate, Plan, SparsitySpec, integer
+from .structs import Candidate, Plan, SparsitySpec, check_flags, integer
 from .target import resolve_target, start_thread_pool
 from .tile_db.store import TileStore
 
@@ -224,7 +224,8 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
         The operand or its axes do not admit the pattern, or there is no mask to apply; the
         message says why.
     ShapeError
-        The specification does not fit the operand's rank; or an extent is not of 32 bits, on a CPU.
+        The specification does not fit the operand's rank; an option is neither True nor False; or
+        an extent is not of 32 bits, on a CPU.
     DTypeError
         An array's elements are of a type that arrays on a CPU have not, on a CPU.
     UnsupportedTarget, DatabaseError
@@ -233,6 +234,7 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
     """
     if dead not in ("skip", "zero"):
         raise AxisError(mismatch("dead", "'skip' or 'zero'", repr(dead)))
+    check_flags(deterministic=deterministic, apply_mask=apply_mask, library=library)
     if not isinstance(sparse, Mapping):
         expected = "a dictionary from the operand's name to its pattern"
         raise AxisError(mismatch("sparse", expected, type(sparse).__name__))

@@ -132,6 +132,19 @@ def writable_folder(option: str, path: Path, mode: int = 0o777) -> None:
         raise DatabaseError(mismatch(option, "a folder that can be written", error)) from error
 
 
+@contextmanager
+def made_folder(option: str, path: Path) -> Iterator[None]:
+    """A `writable_folder`; what was made for it and is empty at the end is removed again."""
+    made = [each for each in (path, *path.parents) if not os.path.exists(each)]
+    try:
+        writable_folder(option, path)
+        yield
+    finally:
+        for each in made:
+            with suppress(OSError):  # not empty, or never made
+                each.rmdir()
+
+
 def _write_in(path: Path, mode: int) -> None:
     path.mkdir(mode=mode, parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=path):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .cli_model import add_mask_input, add_model, check_families, missing_tasks
-from .cli_options import any_seed, at_least, folder, in_memory, sizes, writable_folder
+from .cli_options import any_seed, at_least, folder, in_memory, made_folder, sizes
 from .errors import UnsupportedTarget, mismatch
 from .target import TargetInfo, cpus, resolve_target
 from .tile_db.store import TileStore
@@ -157,9 +157,9 @@ def run_tune(args: argparse.Namespace) -> int:
         print(f"{len(tasks)} products to tune")
         if args.list or not tasks:
             return 0
-    writable_folder("--out", args.out)
-    writable_folder("--work-dir", args.work_dir)
     with ExitStack() as stack:
+        stack.enter_context(made_folder("--out", args.out))
+        stack.enter_context(made_folder("--work-dir", args.work_dir))
         make_place = _cuda if target.kind == "cuda" else _host
         place = stack.enter_context(make_place(args, target))
         job = _tune_job(args, tasks, target, place)

@@ -57,6 +57,13 @@ def integer(number: object) -> int | None:
         return None
 
 
+def check_flags(**flags: object) -> None:
+    """ShapeError for what is neither True nor False, of Python or of numpy; it names the flag."""
+    for name, value in flags.items():
+        if type(value).__name__ not in ("bool", "bool_"):
+            raise ShapeError(mismatch(name, "True or False", repr(value)))
+
+
 def _checked_extents(owner: str, extents: tuple[int, ...]) -> tuple[int, ...]:
     found = [integer(e) for e in extents]
     if any(e is None or e < 1 for e in found):
@@ -144,9 +151,7 @@ class Lengths(SparsitySpec):
     cumulative: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.cumulative, bool):
-            got = repr(self.cumulative)
-            raise ShapeError(mismatch("Lengths.cumulative", "True or False", got))
+        check_flags(**{"Lengths.cumulative": self.cumulative})
         _set_integer(self, "dim")
 
 

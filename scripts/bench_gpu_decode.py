@@ -180,9 +180,7 @@ def decode_suite() -> Suite:
         cases=list_steps,
         measure=measure_step,
         columns=(
-            time_column("dense", "dense", 1),
-            time_column("turned", "turned", 1),
-            time_column("pit", "pit", 1),
+            *(time_column(n, n, 1) for n in ("dense", "turned", "pit")),
             fact_column("union", "union", ".2f"),
             fact_column("predict", "predicted_us", ".1f"),
             fact_column("/dense", "over_dense", ".2f"),

@@ -244,11 +244,7 @@ def tensor_suite() -> Suite:
 
 
 _COLUMNS = (
-    time_column("dense", "dense", 1),
-    time_column("turned", "turned", 1),
-    time_column("pit", "pit", 1),
-    time_column("rows", "rows", 1),
-    time_column("index", "index", 1),
+    *(time_column(n, n, 1) for n in ("dense", "turned", "pit", "rows", "index")),
     fact_column("predict", "predicted_us", ".1f"),
     fact_column("/dense", "over_dense", ".2f"),
     fact_column("rows/dense", "rows_over_dense", ".2f"),

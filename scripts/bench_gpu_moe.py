@@ -219,12 +219,7 @@ def moe_suite() -> Suite:
         measure=measure_moe,
         columns=(
             fact_column("peak", "peak", ".2f"),
-            time_column("whole", "whole", 1),
-            time_column("sorted", "sorted", 1),
-            time_column("loop", "loop", 1),
-            time_column("cublas", "cublas", 1),
-            time_column("pit", "pit", 1),
-            time_column("index", "index", 1),
+            *(time_column(n, n, 1) for n in ("whole", "sorted", "loop", "cublas", "pit", "index")),
             fact_column("predict", "predicted_us", ".1f"),
             fact_column("floor", "floor_us", ".1f"),
             fact_column("x floor", "over_floor", ".2f"),

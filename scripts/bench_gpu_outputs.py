@@ -165,9 +165,7 @@ def outputs_suite() -> Suite:
         cases=list_outputs,
         measure=measure_output,
         columns=(
-            time_column("dense", "dense", 1),
-            time_column("pit", "pit", 1),
-            time_column("index", "index", 1),
+            *(time_column(n, n, 1) for n in ("dense", "pit", "index")),
             fact_column("predict", "predicted_us", ".1f"),
             fact_column("/dense", "over_dense", ".2f"),
             fact_column("kernel", "kernel"),

@@ -83,7 +83,6 @@ ORDER = {
     "transform": (
         "axis_map",
         "rebuild",
-        "annotate_pit_axes",
         "remap_scope",
         "unalign",
         "apply_mask",

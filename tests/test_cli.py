@@ -133,6 +133,7 @@ def test_error_is_one_line_and_status_2(
     assert printed.out == ""
     assert printed.err.startswith(f"pit-tvm: error: {message}")
     assert printed.err.count("\n") == 1
+    assert not list(tmp_path.iterdir())  # folders that it needs are not left behind empty
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tvm import te
 
+from ..structs import check_flags
 from .arguments import Extent, resolve_dtypes, resolve_extent
 from .contraction import reduce_and_finish
 
@@ -40,8 +41,9 @@ def batch_matmul(
     Raises
     ------
     ShapeError, DTypeError
-        An extent, type or activation is not one of those above.
+        An extent, flag, type or activation is not one of those above.
     """
+    check_flags(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
     dtypes = resolve_dtypes(dtype, out_dtype)
     batch, depth = resolve_extent("b", b), resolve_extent("k", k, 1)
     rows, columns = resolve_extent("m", m), resolve_extent("n", n)

@@ -6,6 +6,7 @@ from tvm import te, tirx
 from tvm.ir import Expr, Var
 
 from ..errors import ShapeError, mismatch
+from ..structs import check_flags
 from .arguments import Extent, pair, resolve_dtypes, resolve_extent
 from .contraction import reduce_and_finish
 
@@ -57,6 +58,7 @@ def conv2d(
         An extent, type or activation is not one of those above, or the kernel is larger than
         the padded image.
     """
+    check_flags(bias=bias)
     dtypes = resolve_dtypes(dtype, out_dtype)
     kernels, pads = pair("kernel", kernel, 1), pair("padding", padding, 0)
     strides, dilations = pair("stride", stride, 1), pair("dilation", dilation, 1)

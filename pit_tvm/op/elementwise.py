@@ -5,24 +5,43 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import TypeAlias
 
 from tvm import te, tirx
 from tvm.ir import Expr, Var
 
 from ..errors import DTypeError, ShapeError, mismatch
-from .arguments import DTypes, Extent, resolve_dtypes, resolve_extent
+from .arguments import DTypes, Extent, element_type, resolve_dtypes, resolve_extent
 from .epilogue import ACTIVATIONS, check_activation
 
 # "relu" works on the chain's value alone, "add" takes one more operand, ("mul", 0.5) a number.
 Stage: TypeAlias = str | tuple[str, float]
 
+
+def _larger(x: Expr, y: Expr) -> Expr:
+    """The larger one; NaN if either is, as numpy and torch have it."""
+    return _or_nan(x, tirx.max(x, y), tirx.Select(x > y, x, y))
+
+
+def _smaller(x: Expr, y: Expr) -> Expr:
+    """The smaller one; NaN if either is."""
+    return _or_nan(x, tirx.min(x, y), tirx.Select(x < y, x, y))
+
+
+def _or_nan(x: Expr, whole: Expr, real: Expr) -> Expr:
+    """``whole`` of integers; of real numbers x where it is NaN, else ``real``."""
+    if element_type(x) == "int32":
+        return whole
+    return tirx.Select(tirx.isnan(x), x, real)
+
+
 BINARY: dict[str, Callable[[Expr, Expr], Expr]] = {
     "add": lambda x, y: x + y,
     "sub": lambda x, y: x - y,
     "mul": lambda x, y: x * y,
-    "max": tirx.max,
-    "min": tirx.min,
+    "max": _larger,
+    "min": _smaller,
 }
 _AXES = ("p", "q")
 _MOST_FLOAT = (2 - 2**-23) * 2.0**127  # the largest of float32
@@ -104,21 +123,27 @@ def _read_stage(
             check_activation(stage, dtypes)
             return _Step(ACTIVATIONS[stage], None)
     elif isinstance(stage, tuple) and len(stage) == 2 and isinstance(stage[0], str):
-        if stage[0] in BINARY and _is_number(stage[1], dtypes.epilogue):
-            return _Step(BINARY[stage[0]], stage[1])
+        number = _number(stage[1], dtypes.epilogue)
+        if stage[0] in BINARY and number is not None:
+            return _Step(BINARY[stage[0]], number)
     expected = f"one of {', '.join([*BINARY, *ACTIVATIONS])}, or (binary stage, number)"
     kind = "an integer chain takes integers" if dtypes.epilogue == "int32" else "it takes numbers"
     advice = f"{kind} of {dtypes.epilogue}"
     raise DTypeError(mismatch("stages", expected, repr(stage), advice))
 
 
-def _is_number(value: object, dtype: str) -> bool:
-    """Whether a constant of the type that a chain is computed in may be ``value``."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return False
+def _number(value: object, dtype: str) -> int | float | None:
+    """``value`` as a constant of the type that a chain is computed in; None if it cannot be one."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return None
+    try:
+        number = int(value) if isinstance(value, Integral) else float(value)
+        real = float(number)
+    except OverflowError:
+        return None
     if dtype == "int32":
-        return isinstance(value, int) and -(2**31) <= value < 2**31
-    return abs(value) <= _MOST_FLOAT or value in (math.inf, -math.inf) or value != value
+        return number if isinstance(number, int) and -(2**31) <= number < 2**31 else None
+    return number if abs(real) <= _MOST_FLOAT or not math.isfinite(real) else None
 
 
 def _body(value: te.Tensor, step: _Step, dtypes: DTypes, dtype: str) -> Callable[..., Expr]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tvm import te
 
+from ..structs import check_flags
 from .arguments import Extent, resolve_dtypes, resolve_extent
 from .contraction import reduce_and_finish
 
@@ -46,8 +47,9 @@ def grouped_matmul(
     Raises
     ------
     ShapeError, DTypeError
-        An extent, type or activation is not one of those above.
+        An extent, flag, type or activation is not one of those above.
     """
+    check_flags(transpose_rhs=transpose_rhs, bias=bias)
     dtypes = resolve_dtypes(dtype, out_dtype)
     rows, columns = resolve_extent("m", m), resolve_extent("n", n)
     depth, groups = resolve_extent("k", k, 1), resolve_extent("num_groups", num_groups)

@@ -43,6 +43,11 @@ def uneven(name: str, rows: int, sequences: int, cumulative: bool) -> ShapeError
     return ShapeError(mismatch(name, expected, f"{max(sequences, 0)} sequences", advice))
 
 
+def told_groups(groups: int) -> str:
+    """What the ids of ``groups`` groups may be."""
+    return f"ids from -1 (none) to {groups - 1}" if groups else "ids of -1 (none), of no groups"
+
+
 def check_number(name: str, shape: Sequence[int]) -> None:
     """Refuse an array of a ``shape`` that kernels cannot count; ShapeError names it."""
     if math.prod(shape) >= MOST_ELEMENTS:

@@ -15,7 +15,7 @@ from ..structs import Groups, Lengths, MicroTile, Rows, SparsitySpec
 from . import cuda_detect_cluster as cluster
 from . import cuda_detect_groups as sharing
 from . import cuda_detect_slices as slices
-from .argument import MOST_ELEMENTS, uneven
+from .argument import MOST_ELEMENTS, told_groups, uneven
 from .cuda_arrays import (
     check_tensor,
     dtype_name,
@@ -186,7 +186,7 @@ class SlicePlan:
             given = flat(value)
             if checked:
                 outside = first_outside(given, -1, groups - 1)
-                _refuse(argument, outside, f"ids from -1 (dead) to {groups - 1}")
+                _refuse(argument, outside, told_groups(groups))
             index = take(given, "live", groups, size)
             if groups:
                 launch(given, index)

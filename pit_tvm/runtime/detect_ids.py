@@ -13,7 +13,7 @@ import tvm_ffi
 from ..errors import AxisError, DTypeError, ShapeError, mismatch
 from ..structs import Groups, Index, Lengths, MicroTile, Rows, SparsitySpec
 from . import detect_slices
-from .argument import pattern_array, uneven
+from .argument import pattern_array, told_groups, uneven
 from .arrays import kind
 from .detect_plan import Build, capacity_of, check_micro_tile
 from .detect_workspace import Array, Take, Workspace, flat_view, fresh
@@ -170,7 +170,7 @@ class SliceCall:
             return
         if isinstance(self._spec, Groups):
             outside = (ids < -1) | (ids >= groups)
-            self._refuse(ids, outside, f"ids from -1 (dead) to {groups - 1}")
+            self._refuse(ids, outside, told_groups(groups))
             return
         if self._cumulative and ids[0] != 0:
             expected = "running sums that start at 0"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ..runtime.torch_arrays import check_contiguous, check_weight
+from ..runtime.torch_arrays import check_contiguous, check_signs, check_weight
 from .dispatch import CustomOperator
 from .operators import (
     activated_of_rows,
@@ -41,6 +41,9 @@ def linear_rows(
     flat = _flat(x)
     _check_contiguous(x=flat, bias=bias)
     check_weight("weight", weight)
+    for name, array in {"x": x, "weight": weight, "bias": bias}.items():
+        if array is not None:
+            check_signs(name, array)
     out = linear_of_rows(flat, weight, bias, pattern, kind, activation)
     return out.reshape(*x.shape[:-1], weight.shape[0])
 

@@ -27,12 +27,13 @@ from ..errors import DTypeError, ShapeError, mismatch
 from ..op.epilogue import ACTIVATIONS
 from ..runtime.cuda_arrays import check_devices
 from ..runtime.torch_arrays import check_plain, check_strided
+from ..structs import check_flags
 from . import custom_ops
 from .dispatch import differentiated
 from .gradients import activate_live, feed_forward_in_parts, split_activation
 from .host import activate
 
-_CAST = (torch.float16, torch.bfloat16, torch.float32)  # what autocast converts
+_CAST = (torch.float16, torch.bfloat16, torch.float32)  # what autocast converts, and experts take
 _TYPES = (*_CAST, torch.int8)
 
 
@@ -174,13 +175,12 @@ def moe_feed_forward(
     ShapeError, DTypeError
         An argument does not fit.
     """
+    check_flags(gated=gated)
     if activation is None:
         raise DTypeError(mismatch("activation", f"one of {', '.join(ACTIVATIONS)}", None))
     _check_tensors({"up": up, "down": down, "expert_weights": expert_weights})
     x, up, down = _autocast(x, up, down)
-    _check(x, up, None, 3, activation, "up")
-    if not x.is_floating_point():
-        raise DTypeError(mismatch("x", "a floating-point type", x.dtype))
+    _check(x, up, None, 3, activation, "up", _CAST)
     _check_type("down", down, x, x.dtype)
     _check_ids("expert_ids", expert_ids)
     beside = {"up": up, "down": down, "expert_ids": expert_ids, "expert_weights": expert_weights}
@@ -221,6 +221,7 @@ def _check(
     rank: int,
     activation: str | None,
     name: str = "weight",
+    types: tuple[torch.dtype, ...] = _TYPES,
 ) -> None:
     """What the fake implementations need to be able to tell a shape, and torch to call them; and
     what operators would refuse by names of their own. ``name`` is that of ``weight``."""
@@ -237,8 +238,11 @@ def _check(
         raise ShapeError(mismatch("x", expected, tuple(x.shape), advice))
     if x.shape[-1] == 0:
         raise ShapeError(mismatch("x", "a depth of at least 1", tuple(x.shape)))
-    if x.dtype not in _TYPES:
-        raise DTypeError(mismatch("x", f"one of {', '.join(map(str, _TYPES))}", x.dtype))
+    if x.dtype not in types:
+        raise DTypeError(mismatch("x", f"one of {', '.join(map(str, types))}", x.dtype))
+    if x.dtype == torch.int8 and activation not in (None, "relu"):
+        expected, advice = "None or 'relu' for x of int8", "apply torch's own to result.float()"
+        raise DTypeError(mismatch("activation", expected, repr(activation), advice))
     _check_type(name, weight, x, x.dtype)
     if bias is not None:
         _check_type("bias", bias, x, torch.int32 if x.dtype == torch.int8 else x.dtype)

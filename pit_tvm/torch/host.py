@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional
 
 from ..errors import DTypeError, ShapeError, mismatch
+from ..runtime.argument import told_groups
 
 
 def computes(dtype: torch.dtype) -> bool:
@@ -54,7 +55,7 @@ def live_groups(ids: torch.Tensor, groups: int) -> Iterator[tuple[int, torch.Ten
     if wrong.any():
         place = int(wrong.nonzero()[0, 0])
         got = f"{int(ids[place])} at position {place}"
-        raise ShapeError(mismatch("group ids", f"ids from -1 (none) to {groups - 1}", got))
+        raise ShapeError(mismatch("group ids", told_groups(groups), got))
     order = torch.argsort(ids, stable=True)
     none, *counts = torch.bincount(ids.long() + 1, minlength=groups + 1).tolist()
     begin = none

@@ -89,6 +89,9 @@ def main_block(func: tirx.PrimFunc, operand: str) -> BlockInfo:
         reads = operand in names and any(a.buffer_name == operand for a in info.reads)
         if reads or (sums and info.block.init is not None):
             return info
+    if operand in names:
+        expected, got = "an input that is read", "one that no block reads"
+        raise AxisError(mismatch(operand, expected, got, "TVM takes 0 for its product with 0"))
     raise AxisError(mismatch("operand", f"an input, one of {names}, or the output", operand))
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from tvm.s_tir import meta_schedule as ms
+import tvm
+from tvm.target import Target
 
-from ..errors import BackendUnavailable
 from ..structs import TileTask
 from ..target import TargetInfo
 from ..tile_db.record import TileRecord
@@ -21,27 +21,27 @@ from .tasks import Space, make_example
 
 
 class Builder(Protocol):
-    """A MetaSchedule builder that may work ahead. ``lost``: why ``build`` could not build at all,
-    which says nothing about a candidate."""
+    """What makes libraries of candidates, and may work ahead.
 
-    lost: BackendUnavailable | None
+    Both raise BackendUnavailable for what says nothing about a candidate.
+    """
 
-    def warm(self, build_inputs: list[ms.builder.BuilderInput]) -> None:
+    def warm(self, mods: Sequence[tvm.IRModule]) -> None:
         """Prepare for ``build`` of these."""
 
-    def build(self, build_inputs: list[ms.builder.BuilderInput]) -> list[Any]:
-        """Builder results, in order."""
+    def build(self, mod: tvm.IRModule) -> Path | str:
+        """The library, or what is wrong with the candidate."""
 
 
 @dataclass(frozen=True)
 class Backend:
-    """``make_builder(lower, folder)``: a builder that leaves artifacts in a folder.
+    """``make_builder(lower, target, folder)``: one that leaves artifacts in a folder.
     ``make_data(space, task, rng)``: fresh arguments of a task, and their check.
     ``measure_profile(target, more)``: the device's constants. ``here``: this process runs the
     candidates."""
 
     open_session: OpenSession
-    make_builder: Callable[[Lower, Path], Builder]
+    make_builder: Callable[[Lower, Target, Path], Builder]
     make_data: Callable[[Space, TileTask, np.random.Generator], Data] = make_example
     measure_profile: Callable[[TargetInfo, Mapping[str, Callable[[], float]]], TileRecord] = (
         measure_profile
@@ -55,7 +55,7 @@ def host_backend(sessions: OpenSession = local_session) -> Backend:
     here = sessions is local_session
     suffix = ".so" if here else ".tar"
 
-    def make_builder(lower: Lower, folder: Path) -> Builder:
-        return TileBuilder(lower, folder, suffix)
+    def make_builder(lower: Lower, target: Target, folder: Path) -> Builder:
+        return TileBuilder(lower, target, folder, suffix)
 
     return Backend(sessions, make_builder, here=here)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import tvm
-from tvm.ir.utils import derived_object
-from tvm.s_tir import meta_schedule as ms
+from tvm.target import Target
 
 from ..errors import BackendUnavailable, mismatch
 from ..files import check_room
@@ -38,44 +37,44 @@ def error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"
 
 
-@derived_object
-class TileBuilder(ms.builder.PyBuilder):
-    """Lowers with ``lower``, compiles, and writes a library into ``folder``.
+class TileBuilder:
+    """Lowers with ``lower``, compiles for ``target``, and writes a library into ``folder``.
 
     ``suffix`` is ".so", linked here, or ".tar", linked by the machine that runs it. Whoever runs
-    the artifact deletes it. ``lost``: why no library could be written or linked, which says nothing
-    about the candidate; errors do not cross MetaSchedule with their types, so it is kept here.
+    the artifact deletes it.
     """
 
-    def __init__(self, lower: Lower, folder: Path, suffix: str = ".so") -> None:
-        super().__init__()
+    def __init__(self, lower: Lower, target: Target, folder: Path, suffix: str = ".so") -> None:
         self.lower = lower
+        self.target = target
         self.folder = folder
         self.suffix = suffix
-        self.lost: BackendUnavailable | None = None
 
-    def warm(self, build_inputs: list[ms.builder.BuilderInput]) -> None:
+    def warm(self, mods: Sequence[tvm.IRModule]) -> None:
         """Nothing: this builder compiles a candidate when it is asked for."""
 
-    def build(self, build_inputs: list[ms.builder.BuilderInput]) -> list[ms.builder.BuilderResult]:
-        return [self._build(item) for item in build_inputs]
+    def build(self, mod: tvm.IRModule) -> Path | str:
+        """The library, or what is wrong with the candidate.
 
-    def _build(self, item: ms.builder.BuilderInput) -> ms.builder.BuilderResult:
+        Raises
+        ------
+        BackendUnavailable
+            No library could be written or linked, which says nothing about the candidate.
+        """
         try:
-            with item.target:
-                lowered = self.lower(item.mod)
-            built = tvm.compile(lowered, target=item.target)
+            with self.target:
+                lowered = self.lower(mod)
+            built = tvm.compile(lowered, target=self.target)
         except CANDIDATE_ERRORS as error:
-            return ms.builder.BuilderResult(None, error_text(error))
+            return error_text(error)
         try:
             path = self._new_path()
             check_room()
             built.export_library(str(path))
         except CANDIDATE_ERRORS as error:  # no compiler, a full disk
             text = mismatch("work_dir", "candidates written and linked there", error_text(error))
-            self.lost = BackendUnavailable(text)
-            return ms.builder.BuilderResult(None, text)
-        return ms.builder.BuilderResult(str(path), None)
+            raise BackendUnavailable(text) from error
+        return path
 
     def _new_path(self) -> Path:
         """A name never used before: of a library that is still loaded under the same name, the

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import tvm
+from tvm.target import Target
 
 from ..structs import TileTask
 from ..target import TargetInfo
@@ -51,7 +52,7 @@ def cuda_backend(toolchain: Toolchain, pool: ProcessPoolExecutor | None) -> Back
     def kernels(dtype: str) -> Any:
         return tvm.runtime.load_module(str(toolchain.built(check_module(dtype))))
 
-    def make_builder(lower: Lower, folder: Path) -> Builder:
+    def make_builder(lower: Lower, target: Target, folder: Path) -> Builder:
         return CudaBuilder(lower, folder, toolchain, pool)
 
     def make_data(space: Space, task: TileTask, rng: np.random.Generator) -> Data:

@@ -12,7 +12,7 @@ import os
 import pickle
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -21,8 +21,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import tvm
-from tvm.ir.utils import derived_object
-from tvm.s_tir import meta_schedule as ms
 
 from ..errors import BackendUnavailable, mismatch
 from .builder import CANDIDATE_ERRORS, Lower, error_text
@@ -76,23 +74,20 @@ def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor | None]:
         yield pool
 
 
-@derived_object
-class CudaBuilder(ms.builder.PyBuilder):
+class CudaBuilder:
     """Lowers with ``lower``, compiles by the toolchain, and leaves a copy of each library in a new
     folder inside ``folder``. Whoever runs the artifact deletes the copy."""
 
     def __init__(
         self, lower: Lower, folder: Path, toolchain: Toolchain, pool: ProcessPoolExecutor | None
     ) -> None:
-        super().__init__()
         self.lower = lower
         self.folder = folder
         self.toolchain = toolchain
         self.pool = pool
         self.found: dict[str, Path | str] = {}
-        self.lost: BackendUnavailable | None = None
 
-    def warm(self, build_inputs: list[ms.builder.BuilderInput]) -> None:
+    def warm(self, mods: Sequence[tvm.IRModule]) -> None:
         """Compile what ``build`` will be asked for next, side by side.
 
         Raises
@@ -100,7 +95,7 @@ class CudaBuilder(ms.builder.PyBuilder):
         BackendUnavailable
             There is no compiler, or a worker process was ended from outside.
         """
-        wanted = {_key(item.mod): item.mod for item in build_inputs}
+        wanted = {_key(mod): mod for mod in mods}
         wanted = {key: mod for key, mod in wanted.items() if key not in self.found}
         if self.pool is None:
             self.found |= {k: _attempt(self.lower, self.toolchain, m) for k, m in wanted.items()}
@@ -116,16 +111,14 @@ class CudaBuilder(ms.builder.PyBuilder):
             text = mismatch("compiler process", "an answer", error, advice)
             raise BackendUnavailable(text) from error
 
-    def build(self, build_inputs: list[ms.builder.BuilderInput]) -> list[ms.builder.BuilderResult]:
-        self.warm(build_inputs)
-        return [self._result(self.found[_key(item.mod)]) for item in build_inputs]
-
-    def _result(self, built: Path | str) -> ms.builder.BuilderResult:
+    def build(self, mod: tvm.IRModule) -> Path | str:
+        """The library, or what is wrong with the candidate. Raises as `warm` does."""
+        self.warm([mod])
+        built = self.found[_key(mod)]
         if isinstance(built, str):
-            return ms.builder.BuilderResult(None, built)
+            return built
         scratch = tempfile.mkdtemp(prefix="candidate-", dir=self.folder)
-        copy = shutil.copyfile(built, Path(scratch) / built.name)
-        return ms.builder.BuilderResult(str(copy), None)
+        return shutil.copyfile(built, Path(scratch) / built.name)
 
 
 def _key(mod: tvm.IRModule) -> str:

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import tvm
-from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
 from ..errors import BackendUnavailable, mismatch
@@ -95,27 +94,10 @@ class Repeats:
     warm_ms: int = 0
 
 
-@derived_object
-class _Done(ms.runner.PyRunnerFuture):
-    """A result that is already there: candidates run one after the other."""
-
-    def __init__(self, outcome: ms.runner.RunnerResult) -> None:
-        super().__init__()
-        self.outcome = outcome
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> ms.runner.RunnerResult:
-        return self.outcome
-
-
 class Measurer:
     """Runs artifacts on the data of one task, one after the other.
 
-    ``fastest``: median of the fastest so far, in seconds. ``lost``: why no device could be
-    reached, which says nothing about the candidate; errors do not cross MetaSchedule with their
-    types, so it is kept here.
+    ``fastest``: median of the fastest so far, in seconds.
     """
 
     def __init__(self, open_session: OpenSession, data: Data, repeats: Repeats) -> None:
@@ -123,35 +105,27 @@ class Measurer:
         self.data = data
         self.repeats = repeats
         self.fastest = float("inf")
-        self.lost: BackendUnavailable | None = None
 
     def run(self, artifact: Path) -> ms.runner.RunnerResult:
         """Times of one artifact, which is deleted; an error that holds ``WRONG`` and no times if
-        its result differs from the data's by more than the tolerance."""
+        its result differs from the data's by more than the tolerance.
+
+        Raises
+        ------
+        BackendUnavailable
+            No device could be reached, which says nothing about the candidate.
+        """
         try:
             with self.open_session() as session:
                 secs = measure(session, artifact, self.data, self.repeats, self.fastest)
-        except BackendUnavailable as error:
-            self.lost = error
-            return ms.runner.RunnerResult(None, str(error))
+        except BackendUnavailable:
+            raise
         except CANDIDATE_ERRORS as error:
             return ms.runner.RunnerResult(None, error_text(error))
         finally:
             artifact.unlink(missing_ok=True)
         self.fastest = min(self.fastest, float(np.median(secs)))
         return ms.runner.RunnerResult(list(secs), None)
-
-
-@derived_object
-class TileRunner(ms.runner.PyRunner):
-    """MetaSchedule's face of a Measurer."""
-
-    def __init__(self, measurer: Measurer) -> None:
-        super().__init__()
-        self.measurer = measurer
-
-    def run(self, runner_inputs: list[ms.runner.RunnerInput]) -> list[ms.runner.PyRunnerFuture]:
-        return [_Done(self.measurer.run(Path(str(i.artifact_path)))) for i in runner_inputs]
 
 
 def measure(

@@ -19,7 +19,7 @@ from ..tile_db.record import Provenance, TileRecord
 from .backend import Backend
 from .features import decision_key
 from .history import History, median_secs
-from .runner import Measurer, Repeats, TileRunner
+from .runner import Measurer, Repeats
 from .search import Search, start_search
 from .tasks import WRONG, Space, workload_module
 
@@ -103,7 +103,7 @@ class TaskRun:
         # A folder per family: two of them may share a workload, but not the meaning of decisions.
         self.history = History.load(bench.work_dir / task.family, self.mod, bench.target)
         self.counts.reused = min(len(self.history.known), settings.trials)
-        self.builder = bench.backend.make_builder(space.lower, bench.artifacts)
+        self.builder = bench.backend.make_builder(space.lower, bench.target, bench.artifacts)
 
     def run(self, provenance: Provenance) -> list[TileRecord]:
         """Search until the trials are used up, then record the best tiles."""
@@ -205,9 +205,8 @@ class TaskRun:
 
     def _warm(self, batch: Sequence[ms.MeasureCandidate], limit: int) -> None:
         """Let the builder work ahead on what is not known yet, on ``limit`` candidates at most."""
-        new = [c for c in batch if decision_key(c.sch.trace) not in self.history.known]
-        inputs = [ms.builder.BuilderInput(c.sch.mod, self.bench.target) for c in new]
-        self.builder.warm(inputs[: max(0, limit)])
+        new = [c.sch.mod for c in batch if decision_key(c.sch.trace) not in self.history.known]
+        self.builder.warm(new[: max(0, limit)])
 
     def _finished(self) -> bool:
         return self.stop() or len(self.history.known) >= self.settings.trials
@@ -231,18 +230,10 @@ class TaskRun:
     def _build_and_run(
         self, candidate: ms.MeasureCandidate, measurer: Measurer
     ) -> ms.runner.RunnerResult:
-        item = ms.builder.BuilderInput(candidate.sch.mod, self.bench.target)
-        built = self.builder.build([item])[0]
-        if self.builder.lost is not None:
-            raise self.builder.lost
-        if built.error_msg is not None:
-            return ms.runner.RunnerResult(None, built.error_msg)
-        kind = str(self.bench.target.kind.name)
-        ready = ms.runner.RunnerInput(built.artifact_path, kind, candidate.args_info)
-        result = TileRunner(measurer).run([ready])[0].result()
-        if measurer.lost is not None:
-            raise measurer.lost
-        return result
+        built = self.builder.build(candidate.sch.mod)
+        if isinstance(built, str):
+            return ms.runner.RunnerResult(None, built)
+        return measurer.run(built)
 
     def _measurer(self, repeats: Repeats, data: int) -> Measurer:
         """A measurer with random data of its own; ``data`` tells its purposes apart."""

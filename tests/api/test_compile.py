@@ -106,6 +106,13 @@ def test_unknown_fate_of_dead_rows_is_refused(dead: Any) -> None:
         pit_tvm.compile(MATMUL_TENSORS, sparse={"lhs": Rows()}, dead=dead)
 
 
+@pytest.mark.parametrize("option", ["deterministic", "apply_mask", "library"])
+@pytest.mark.parametrize("value", ["numpy", np.zeros(2), None, 1])
+def test_options_that_are_neither_true_nor_false_are_refused(option: str, value: Any) -> None:
+    with pytest.raises(ShapeError, match=f"^{option}: expected True or False, got"):
+        pit_tvm.compile(MATMUL_TENSORS, sparse={"lhs": Mask(1, 1)}, **{option: value})
+
+
 @pytest.mark.parametrize(
     "target", ["cuda -arch=sm_70", "llvm -mcpu=pentium-9000", "", 7, {"kind": "rocm"}]
 )
@@ -271,3 +278,8 @@ def test_profile_times_its_parts() -> None:
 def test_inputs_are_named_in_order() -> None:
     assert compiled(LINEAR, "float32", "lhs", Rows()).inputs == ("lhs", "rhs", "bias")
     assert compiled(REDUCE_SUM, "float32", "data", Values()).inputs == ("data",)
+
+
+def test_an_operand_that_nothing_reads_is_named() -> None:
+    with pytest.raises(AxisError, match="^data: expected an input that is read, got one that no"):
+        pit_tvm.compile(op.elementwise((4, 5), [("mul", 0)]), sparse={"data": Rows()})

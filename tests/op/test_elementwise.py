@@ -96,6 +96,27 @@ def test_extreme_numbers_of_float32_are_taken(run, operand, number):
         assert (got == np.maximum(data, np.float32(number))).all()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("stage", ["max", "min"])
+def test_nan_stays_nan_in_either_operand(run, operand, stage, dtype):
+    data, rhs = operand((40,), dtype), operand((40,), dtype)
+    data[::3], rhs[::4], data[1], rhs[2] = np.nan, np.nan, np.inf, -np.inf
+    got = run(elementwise((None,), [stage], dtype=dtype), [data, rhs], (40,))
+    want = reference.elementwise([stage], data, rhs)
+    np.testing.assert_array_equal(got.astype(np.float64), want)
+    got = run(elementwise((None,), [(stage, 0.5)], dtype=dtype), [data], (40,))
+    np.testing.assert_array_equal(
+        got.astype(np.float64), reference.elementwise([(stage, 0.5)], data)
+    )
+
+
+@pytest.mark.parametrize("number", [np.float32(0.5), np.float16(-2), np.int64(3), np.uint8(7)])
+def test_numbers_of_numpy_are_numbers(run, operand, number):
+    data = operand((5,), "float32")
+    got = run(elementwise((5,), [("mul", number)]), [data], (5,))
+    np.testing.assert_array_equal(got, data * np.float32(number))
+
+
 @pytest.mark.parametrize("number", [-(2**31), 2**31 - 1])
 def test_extreme_integers_are_taken(run, operand, number):
     data = operand((3,), "int8")

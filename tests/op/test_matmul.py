@@ -132,6 +132,13 @@ def test_a_wrong_type_or_activation_is_refused(arguments, message):
         matmul(M, N, K, **arguments)
 
 
+@pytest.mark.parametrize("flag", ["bias", "transpose_lhs", "transpose_rhs"])
+@pytest.mark.parametrize("value", [np.zeros(N), "no", None])
+def test_flags_are_true_or_false(flag, value):
+    with pytest.raises(ShapeError, match=f"^{flag}: expected True or False, got"):
+        matmul(M, N, K, **{flag: value})
+
+
 @pytest.mark.parametrize("extent", [2**31, 10**30])
 def test_extents_are_int32(extent):
     assert matmul(2**31 - 1, 4, 4)

@@ -221,6 +221,9 @@ def test_errors_name_the_arguments_of_the_function(function: str, name: str) -> 
     if len(shapes[name]) > 1:
         with pytest.raises(ShapeError, match=f"^{name}: expected a contiguous tensor"):
             call(**given | {name: given[name].repeat_interleave(2, -1)[..., ::2]}, **others)
+    if function == "linear_rows":  # the others' are read by torch itself here
+        with pytest.raises(ShapeError, match=f"^{name}: expected a plain tensor, got a negated"):
+            call(**given | {name: torch._neg_view(given[name])}, **others)
     if name != "x":
         expected = "torch.float32 with x of torch.float32, got torch.float16"
         with pytest.raises(DTypeError, match=f"^{name}: expected {expected}"):
@@ -262,6 +265,8 @@ def test_moe_widths_and_activations_that_do_not_fit() -> None:
     up, down = torch.randn(GROUPS, 49, 16), torch.randn(GROUPS, 16, 24)
     with pytest.raises(ShapeError, match="up: expected an even number"):
         pit.moe_feed_forward(x, ids, weights, up, down)
+    with pytest.raises(ShapeError, match="^gated: expected True or False, got 'no'"):
+        pit.moe_feed_forward(x, ids, weights, up, down, gated="no")  # type: ignore[arg-type]
     for activation in (3, None):
         with pytest.raises(DTypeError, match="activation"):
             pit.moe_feed_forward(x, ids, weights, up[:, :48], down, activation=activation)  # type: ignore[arg-type]
@@ -352,6 +357,8 @@ def test_types_of_x(function: str, dtype: torch.dtype) -> None:
     if dtype == torch.int8 and function != "moe_feed_forward":
         given["bias"] = given["bias"].int()
         assert getattr(pit, function)(**given, **others).dtype == torch.int32
+        with pytest.raises(DTypeError, match="^activation: .*'relu' for x of int8"):
+            getattr(pit, function)(**given, **others, activation="gelu")
         return
     with pytest.raises(DTypeError, match=f"^x: expected .*, got {dtype}"):
         getattr(pit, function)(**given, **others)

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 import tvm
 from tvm.s_tir import Schedule
-from tvm.s_tir import meta_schedule as ms
-from tvm.target import Target
 
 from pit_tvm.errors import BackendUnavailable
 from pit_tvm.tuning.cuda_builder import CudaBuilder, Toolchain, worker_pool
@@ -19,7 +17,6 @@ from pit_tvm.tuning.tasks import workload_module
 from tests.tuning.stand_in import SPACE, sample, task
 
 TASK = task("avx2")
-TARGET = Target({"kind": "cuda", "arch": "sm_90a"})
 
 
 class Bytes:
@@ -57,10 +54,10 @@ def same(mod: tvm.IRModule) -> tvm.IRModule:
     return mod
 
 
-def item(seed: int) -> ms.builder.BuilderInput:
+def candidate(seed: int) -> tvm.IRModule:
     sch = Schedule(workload_module(SPACE, TASK), seed=seed)
     sample(sch, TASK)
-    return ms.builder.BuilderInput(sch.mod, TARGET)
+    return sch.mod
 
 
 @pytest.fixture
@@ -79,43 +76,41 @@ def test_equal_candidates_are_compiled_once_and_each_gets_a_file(
     tools: Toolchain, folder: Path
 ) -> None:
     builder = CudaBuilder(same, folder, tools, None)
-    results = builder.build([item(1), item(1), item(2)])
-    assert all(result.error_msg is None for result in results)
-    paths = [Path(str(result.artifact_path)) for result in results]
+    paths = [builder.build(candidate(seed)) for seed in (1, 1, 2)]
     assert len(set(paths)) == 3 and all(folder in path.parents for path in paths)
     assert paths[0].read_text() == paths[1].read_text() != paths[2].read_text()
     assert len(list(tools.kernels.glob("*.so"))) == 2 == len(list(tools.kernels.iterdir()))
 
 
 def test_another_job_finds_the_kernels(tools: Toolchain, folder: Path) -> None:
-    CudaBuilder(same, folder, tools, None).warm([item(1)])
+    CudaBuilder(same, folder, tools, None).warm([candidate(1)])
     (kernel,) = tools.kernels.iterdir()
     kernel.write_text("found")
-    (result,) = CudaBuilder(same, folder, replace(tools, compile=refuse), None).build([item(1)])
-    assert Path(str(result.artifact_path)).read_text() == "found"
+    again = CudaBuilder(same, folder, replace(tools, compile=refuse), None)
+    assert again.build(candidate(1)).read_text() == "found"
 
 
 def test_processes_compile_side_by_side(tools: Toolchain, folder: Path) -> None:
     with worker_pool(2) as pool:
         builder = CudaBuilder(same, folder, replace(tools, workers=2), pool)
-        builder.warm([item(seed) for seed in range(1, 5)])
-        results = builder.build([item(seed) for seed in range(1, 5)])
-    assert all(result.error_msg is None for result in results)
-    makers = {Path(str(r.artifact_path)).read_text().partition("\n")[0] for r in results}
+        builder.warm([candidate(seed) for seed in range(1, 5)])
+        paths = [builder.build(candidate(seed)) for seed in range(1, 5)]
+    makers = {path.read_text().partition("\n")[0] for path in paths}
     assert str(os.getpid()) not in makers
 
 
 def test_candidate_that_does_not_compile_reports_why(tools: Toolchain, folder: Path) -> None:
     builder = CudaBuilder(same, folder, replace(tools, compile=refuse), None)
-    (result,) = builder.build([item(1)])
-    assert result.artifact_path is None and result.error_msg == "RuntimeError: says no"
+    assert builder.build(candidate(1)) == "RuntimeError: says no"
     assert not list(tools.kernels.glob("*.so"))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_missing_compiler_ends_the_job(tools: Toolchain, folder: Path, workers: int) -> None:
     with worker_pool(workers) as pool, pytest.raises(BackendUnavailable, match="no nvcc"):
-        CudaBuilder(same, folder, replace(tools, compile=without_compiler), pool).warm([item(1)])
+        CudaBuilder(same, folder, replace(tools, compile=without_compiler), pool).warm(
+            [candidate(1)]
+        )
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -124,4 +119,4 @@ def test_full_disk_ends_the_job_and_is_no_failed_candidate(
 ) -> None:
     full = replace(tools, compile=on_a_full_disk)
     with worker_pool(workers) as pool, pytest.raises(BackendUnavailable, match="no space left"):
-        CudaBuilder(same, folder, full, pool).warm([item(1)])
+        CudaBuilder(same, folder, full, pool).warm([candidate(1)])

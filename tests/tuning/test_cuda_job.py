@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import tvm
+from tvm.target import Target
 
 from pit_tvm.errors import TuningError
 from pit_tvm.schedules import hopper_space
@@ -81,7 +82,7 @@ def session() -> Iterator[Session]:
 def backend(root: Path) -> Backend:
     tools = Toolchain(source, as_library, "sm_90a", root / "kernels")
 
-    def builder(lower: Any, folder: Path) -> CudaBuilder:
+    def builder(lower: Any, target: Target, folder: Path) -> CudaBuilder:
         return CudaBuilder(lower, folder, tools, None)
 
     def profile(target: Any, more: Any) -> TileRecord:

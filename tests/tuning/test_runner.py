@@ -11,32 +11,26 @@ import pytest
 import tvm
 from tvm import tirx
 from tvm.s_tir import Schedule
-from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from pit_tvm.errors import BackendUnavailable
 from pit_tvm.target import resolve_target
 from pit_tvm.tuning.builder import TileBuilder
-from pit_tvm.tuning.runner import Measurer, Repeats, TileRunner, local_session
+from pit_tvm.tuning.runner import Measurer, Repeats, local_session
 from pit_tvm.tuning.tasks import WRONG, Example, make_example, relative_error, workload_module
 from tests.tuning import adding
 from tests.tuning.stand_in import SPACE, sample, space_with, task
 
 HOST = resolve_target("llvm")
+TARGET = Target(HOST.tvm_target)
 TASK = task(HOST.isa)
 QUICK = Repeats(repeat=3, min_repeat_ms=0)
 
 
-def build(folder: Path, lower=lambda mod: mod, of=TASK) -> ms.builder.BuilderResult:
-    sch = Schedule(workload_module(SPACE, of), seed=1)
-    sample(sch, of)
-    item = ms.builder.BuilderInput(sch.mod, Target(HOST.tvm_target))
-    return TileBuilder(lower, folder).build([item])[0]
-
-
-def run(measurer: Measurer, artifact: str) -> ms.runner.RunnerResult:
-    item = ms.runner.RunnerInput(artifact, "llvm", [])
-    return TileRunner(measurer).run([item])[0].result()
+def build(folder: Path, lower=lambda mod: mod) -> Path | str:
+    sch = Schedule(workload_module(SPACE, TASK), seed=1)
+    sample(sch, TASK)
+    return TileBuilder(lower, TARGET, folder).build(sch.mod)
 
 
 @pytest.fixture
@@ -48,9 +42,9 @@ def test_right_candidate_gets_its_times_and_its_artifact_is_deleted(
     tmp_path: Path, example: Example
 ) -> None:
     built = build(tmp_path)
-    assert built.error_msg is None and Path(built.artifact_path).parent == tmp_path
+    assert isinstance(built, Path) and built.parent == tmp_path
     measurer = Measurer(local_session, example, QUICK)
-    result = run(measurer, built.artifact_path)
+    result = measurer.run(built)
     assert result.error_msg is None and len(result.run_secs) == 3
     assert measurer.fastest == np.median([float(secs) for secs in result.run_secs])
     assert list(tmp_path.iterdir()) == []
@@ -60,7 +54,7 @@ def test_wrong_candidate_gets_no_times(tmp_path: Path, example: Example) -> None
     changed = example.expected.copy()
     changed[-1, -1] += 1e-4 * np.abs(changed).max()
     measurer = Measurer(local_session, replace(example, expected=changed), QUICK)
-    result = run(measurer, build(tmp_path).artifact_path)
+    result = measurer.run(build(tmp_path))
     assert result.run_secs is None and WRONG in result.error_msg
     assert measurer.fastest == float("inf")
     assert list(tmp_path.iterdir()) == []
@@ -76,9 +70,9 @@ def test_candidate_that_writes_nothing_is_wrong_even_where_zero_is_right(tmp_pat
         inputs=tuple(np.zeros_like(array) for array in made.inputs),
         expected=np.zeros_like(made.expected),
     )
-    right = run(Measurer(local_session, zeros, QUICK), build(tmp_path).artifact_path)
+    right = Measurer(local_session, zeros, QUICK).run(build(tmp_path))
     assert right.error_msg is None
-    wrong = run(Measurer(local_session, zeros, QUICK), build(tmp_path, emptied).artifact_path)
+    wrong = Measurer(local_session, zeros, QUICK).run(build(tmp_path, emptied))
     assert wrong.run_secs is None and WRONG in wrong.error_msg
 
 
@@ -86,35 +80,29 @@ def test_candidate_that_does_not_lower_or_compile_reports_why(tmp_path: Path) ->
     def refuse(mod: tvm.IRModule) -> tvm.IRModule:
         raise ValueError("some\nreason")
 
-    built = build(tmp_path, refuse)
-    assert built.artifact_path is None and built.error_msg == "ValueError: reason"
+    assert build(tmp_path, refuse) == "ValueError: reason"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_library_that_cannot_be_written_says_nothing_about_its_candidate(tmp_path: Path) -> None:
-    sch = Schedule(workload_module(SPACE, TASK), seed=1)
-    sample(sch, TASK)
-    builder = TileBuilder(SPACE.lower, tmp_path / "absent")
-    assert builder.lost is None
-    (built,) = builder.build([ms.builder.BuilderInput(sch.mod, Target(HOST.tvm_target))])
-    assert built.artifact_path is None
-    assert isinstance(builder.lost, BackendUnavailable) and "absent" in str(builder.lost)
+    with pytest.raises(BackendUnavailable, match="absent"):
+        build(tmp_path / "absent", SPACE.lower)
 
 
 def test_artifacts_never_share_a_name(tmp_path: Path) -> None:
-    paths = {build(tmp_path).artifact_path for _ in range(3)}
+    paths = {build(tmp_path) for _ in range(3)}
     assert len(paths) == 3
 
 
 def test_missing_artifact_is_a_failure_not_a_crash(tmp_path: Path, example: Example) -> None:
-    result = run(Measurer(local_session, example, QUICK), str(tmp_path / "absent.so"))
+    result = Measurer(local_session, example, QUICK).run(tmp_path / "absent.so")
     assert result.run_secs is None and result.error_msg
 
 
 def test_hopeless_candidate_is_measured_once(tmp_path: Path, example: Example) -> None:
     measurer = Measurer(local_session, example, Repeats(repeat=5, min_repeat_ms=0))
     measurer.fastest = 1e-12
-    assert len(run(measurer, build(tmp_path).artifact_path).run_secs) == 1
+    assert len(measurer.run(build(tmp_path)).run_secs) == 1
 
 
 def test_lost_device_is_told_apart_from_a_broken_candidate(
@@ -123,26 +111,22 @@ def test_lost_device_is_told_apart_from_a_broken_candidate(
     def lost():
         raise BackendUnavailable("no device")
 
-    measurer = Measurer(lost, example, QUICK)
-    assert run(measurer, build(tmp_path).artifact_path).error_msg == "no device"
-    assert isinstance(measurer.lost, BackendUnavailable)
+    with pytest.raises(BackendUnavailable, match="no device"):
+        Measurer(lost, example, QUICK).run(build(tmp_path))
 
 
 def test_bfloat16_arguments_run(tmp_path: Path) -> None:
     of = task(HOST.isa, dtype="bfloat16")
     exact = make_example(space_with(example=small_integers), of, np.random.default_rng(0))
-    item = ms.builder.BuilderInput(workload_module(SPACE, of), Target(HOST.tvm_target))
-    built = TileBuilder(SPACE.lower, tmp_path).build([item])[0]
-    assert built.error_msg is None
-    assert run(Measurer(local_session, exact, QUICK), built.artifact_path).error_msg is None
+    built = TileBuilder(SPACE.lower, TARGET, tmp_path).build(workload_module(SPACE, of))
+    assert Measurer(local_session, exact, QUICK).run(built).error_msg is None
 
 
 def test_output_that_is_added_to_starts_at_zero(tmp_path: Path) -> None:
     space = space_with(workload=lambda of: adding.add_rows, example=adding.example)
-    item = ms.builder.BuilderInput(workload_module(space, TASK), Target(HOST.tvm_target))
-    built = TileBuilder(space.lower, tmp_path).build([item])[0]
+    built = TileBuilder(space.lower, TARGET, tmp_path).build(workload_module(space, TASK))
     example = make_example(space, TASK, np.random.default_rng(0))
-    assert run(Measurer(local_session, example, QUICK), built.artifact_path).error_msg is None
+    assert Measurer(local_session, example, QUICK).run(built).error_msg is None
 
 
 def small_integers(of, rng):
