@@ -83,6 +83,7 @@ ORDER = {
     "transform": (
         "axis_map",
         "rebuild",
+        "annotate_pit_axes",
         "remap_scope",
         "unalign",
         "apply_mask",
