@@ -170,17 +170,18 @@ class CudaExperts:
         x, ids, weights, up, down = given
         first, second = call.products
         index = self._index(call, x, ids)
-        middle, rows = self._between(call, x)
+        middle, rows, apart = self._between(call, x)
         plan.kernels[0](x, index.ids, index.count, first.stored(up), middle)
         plan.kernels[1](middle, index.ids, index.count, second.stored(down), rows)
         combine = self.kernels.combine_kernel(first.dtype, dtype_name(ids))
-        combine(rows, weights.float(), ids, first.groups, out)
+        combine(apart, weights.float(), ids, first.groups, out)
         return index.count
 
-    def _between(self, call: ExpertsCall, like: Any) -> tuple[Any, Any]:
-        """Memory between products: small one is used again by the next call in the stream."""
+    def _between(self, call: ExpertsCall, like: Any) -> tuple[Any, Any, Any]:
+        """Memory between products, what they give also by tokens and choices: small memory is used
+        again by the next call in the stream."""
         (tokens, n), (first, second) = call.shape, call.products
-        sizes = (first.rows, second.k), (tokens, first.rows // tokens, n)
+        sizes = (first.rows, second.k), (first.rows, n), (tokens, first.rows // tokens, n)
         if not call.small:
             return _memory(like, like.dtype, *sizes)
         return self.memory.keep(_memory, like, like.dtype, *sizes)
@@ -258,8 +259,15 @@ class CudaExperts:
         return self._rates[key]
 
 
-def _memory(like: Any, dtype: Any, *shapes: tuple[int, ...]) -> tuple[Any, ...]:
-    return tuple(empty(like, shape) for shape in shapes)
+def _memory(
+    like: Any,
+    dtype: Any,
+    middle: tuple[int, int],
+    rows: tuple[int, int],
+    apart: tuple[int, int, int],
+) -> tuple[Any, Any, Any]:
+    made = empty(like, rows)
+    return empty(like, middle), made, made.view(apart)
 
 
 @cache

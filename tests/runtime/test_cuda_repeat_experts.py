@@ -100,6 +100,11 @@ def test_layers_are_launched_again_by_a_graph(
     assert all(out is outs[0] for out in outs)
     if dtype == "float32":
         assert seen[-4:] == seen[-8:-4]
+    shapes = [[arg[1] for arg in args if isinstance(arg, tuple)] for _, *args in seen[-4:]]
+    choices, (x, *_, up, middle), (_, *_, down, rows), (apart, *_, out) = shapes
+    assert (x, middle, rows) == ((TOKENS, HIDDEN), (12, INTER), (12, HIDDEN))
+    assert (apart, out) == ((TOKENS, TOP_K, HIDDEN), x) and choices[0] == (TOKENS * TOP_K,)
+    assert (up, down) == tuple(tuple(weight.shape) for weight in given[3:])
     experts.run(*given, activation="gelu")  # the same tensors in another layer
     assert names(seen[-4:]) == ["index", "gelu", "down", "sum"]
 

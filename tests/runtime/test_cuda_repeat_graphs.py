@@ -143,9 +143,9 @@ def test_plans_that_take_turns_keep_their_graphs(cache: KernelCache) -> None:
     planner: Any = made._dispatcher.planner
     plan, plans = planner.plan, dict[object, Any]()
 
-    def planned(layout: Any, counts: Any, fresh: bool) -> Any:
+    def planned(layout: Any, counts: Any, *how: bool) -> Any:
         """Every second eight of live rows runs by another tile."""
-        found, other = plan(layout, counts, fresh), sum(counts or ()) // 8 % 2
+        found, other = plan(layout, counts, *how), sum(counts or ()) // 8 % 2
         tiles = [choice for choice in found.candidates if choice.kind == "pit"]
         key = id(found), other
         return plans.setdefault(key, dataclasses.replace(found, choice=tiles[other]))
