@@ -7,6 +7,7 @@ that are rounded down, and remainders of them, are those of a quotient that was 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -53,7 +54,9 @@ def _divided_down(a: te.Tensor, b: te.Tensor) -> te.Tensor:
             below = tirx.floor(whole)
             return below + tirx.Select(whole - below > 0.5, one, none)
 
-        return tirx.Select(y == 0, x / y, once(without, tirx.truncmod(x, y)))
+        # Of x too, all of which but NaN it lets pass: vectors of CUDA are not chosen by a scalar.
+        by_zero = tirx.And(y == 0, x >= tirx.const(-math.inf, x.ty))
+        return tirx.Select(by_zero, x / y, once(without, tirx.truncmod(x, y)))
 
     return both("T_floor_divide", quotient, a, b)
 

@@ -45,6 +45,13 @@ class Quotients(torch.nn.Module):  # type: ignore[misc]
         return torch.cat(found, -1)
 
 
+class Quotient(torch.nn.Module):  # type: ignore[misc]
+    """One quotient by a number, in vectors on a GPU."""
+
+    def forward(self, input: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        return (input // 0.5) * 2
+
+
 def numbers(dtype: Any) -> Any:
     x = torch.randn(3, 5, 40).to(dtype) * 2
     x[:, :2, :20] = torch.randint(-6, 7, (3, 2, 20)).to(dtype)
@@ -54,7 +61,7 @@ def numbers(dtype: Any) -> Any:
 
 
 @pytest.mark.parametrize(("target", "dtype"), [*ON_CPU, *ON_GPU])
-@pytest.mark.parametrize("model", [Folded, Quotients])
+@pytest.mark.parametrize("model", [Folded, Quotients, Quotient])
 def test_as_torch(model: type[torch.nn.Module], target: str, dtype: Any) -> None:
     got, want = both(model(), target, numbers(dtype), torch.ones(3, 5, dtype=torch.int64))
     assert want.isnan().any()
