@@ -111,6 +111,7 @@ def _check(x: Any, ids: Any, weights: Any, up: Any, down: Any, gated: bool) -> N
 
 
 def check_outer(left: Any, right: Any, ids: Any, groups: int) -> None:
+    """ShapeError or DTypeError for arguments that do not fit `CudaExperts.outer`."""
     if [len(each.shape) for each in (left, right, ids)] != [2, 2, 2]:
         expected = "left [tokens * top_k, n], right [tokens, k], ids [tokens, top_k]"
         got = (tuple(left.shape), tuple(right.shape), tuple(ids.shape))

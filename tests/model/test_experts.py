@@ -27,8 +27,6 @@ from tests.model.families import (  # noqa: E402  (needs transformers)
     randomised,
 )
 
-pytestmark = pytest.mark.usefixtures("shared_kernels")
-
 EXPERTS = "of them products of experts, over live tokens"
 VOCABULARY, WIDTH = 50, 12
 

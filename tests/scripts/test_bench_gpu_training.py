@@ -24,7 +24,7 @@ import torch
 from bench_gpu_pit import internals, operator
 from bench_rows import Row, Stat
 
-from pit_tvm.runtime import cuda_between, cuda_experts
+from pit_tvm.runtime import cuda_between, cuda_experts, cuda_experts_call
 from pit_tvm.runtime.cuda_arrays import dtype_name
 from pit_tvm.runtime.cuda_watch import CountWatch
 from pit_tvm.runtime.kernel_cache import KernelCache
@@ -266,13 +266,14 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...] | None
         detect=lambda *a, **k: lists, detect_split=lambda *a, **k: (lists, lists)
     )
     patch = monkeypatch.setattr
-    patch(made, "detector", detect)
+    patch(made, "_find", lambda *given: lambda ids, take: (lists, None))
+    patch(made, "_repeats", None)
     patch(made, "fill", SimpleNamespace(clear_ungrouped=lambda *given: None))
     patch(CountWatch, "counts", lambda self: counts)
     patch(CountWatch, "due", lambda self: False)
     between = cuda_between.CudaBetween(KernelCache(), target.isa)
     patch(between, "_detector", detect)
-    for module in (cuda_experts, cuda_between):
+    for module in (cuda_experts_call, cuda_between):
         patch(module, "check_tensor", lambda *given: None)
     patch(custom_ops, "linear_of_rows", linear)
     patch(custom_ops, "outer_of_rows", outer)
