@@ -26,11 +26,17 @@ class Folded(torch.nn.Module):  # type: ignore[misc]
             torch.add(input, input, alpha=0),
             torch.zeros_like(input) * input,
             input / 0.0,
-            input / torch.zeros_like(input),
             0.0 % input,
             (input * 0).sum(-1, keepdim=True),
         ]
         return torch.cat(found, -1)
+
+
+class ByZeros(torch.nn.Module):  # type: ignore[misc]
+    """Numbers divided by a tensor of zeros: refused on GPUs, where TVM divides by its number."""
+
+    def forward(self, input: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        return input / torch.zeros_like(input)
 
 
 class Quotients(torch.nn.Module):  # type: ignore[misc]
@@ -67,3 +73,9 @@ def test_as_torch(model: type[torch.nn.Module], target: str, dtype: Any) -> None
     assert want.isnan().any()
     off = {"rtol": 4 * torch.finfo(dtype).eps, "atol": 1e-5} if dtype in NARROW else {}
     torch.testing.assert_close(got, want, equal_nan=True, **off)
+
+
+@pytest.mark.parametrize(("target", "dtype"), ON_CPU)
+def test_zeros_divide(target: str, dtype: Any) -> None:
+    got, want = both(ByZeros(), target, numbers(dtype), torch.ones(3, 5, dtype=torch.int64))
+    torch.testing.assert_close(got, want, equal_nan=True)
