@@ -47,6 +47,8 @@ LAYERS = (
     (8, 2, 4096, 14336, "silu", True),
 )
 HELD_OUT_LAYERS = ((96, 1, 768, 3072, "relu", False),)
+# While a model writes text: a layer of Qwen3-30B-A3B, and tokens.
+WRITING, FEW_TOKENS = (128, 8, 2048, 768, "silu", True), (1, 16)
 
 # Training steps of linear layers: name, sequences, padded length, mix, n, k, whether GELU follows.
 TRAINED = (
@@ -211,7 +213,8 @@ class Layer(Routed):
         """Name of the case; equal names mean equal data."""
         sizes = f"{self.hidden}->{self.inter}->{self.hidden}"
         gated = " gated" * self.gated
-        return f"E={self.experts} top-{self.top_k} {sizes} {self.act}{gated} {self.routing}"
+        few = f" {self.tokens} tokens" if self.tokens < QUICK * QUICK else ""
+        return f"E={self.experts} top-{self.top_k} {sizes} {self.act}{gated} {self.routing}{few}"
 
     @property
     def products(self) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -222,7 +225,8 @@ class Layer(Routed):
     def small(self) -> Layer:
         """The same with extents divided by `QUICK`."""
         experts = max(self.top_k + 1, self.experts // QUICK)
-        hidden, inter, tokens = self.hidden // QUICK, self.inter // QUICK, self.tokens // QUICK
+        hidden, inter = self.hidden // QUICK, self.inter // QUICK
+        tokens = max(self.tokens // QUICK, min(self.tokens, QUICK))
         return replace(self, experts=experts, hidden=hidden, inter=inter, tokens=tokens)
 
 
@@ -316,6 +320,8 @@ def list_layers(quick: bool) -> list[Layer]:
         for sizes in shapes
         for routing in ROUTINGS
     ]
+    few = [Layer(*WRITING, "uniform", tokens=tokens) for tokens in FEW_TOKENS]
+    cases = [*few, *cases]
     return [case.small() for case in cases] if quick else cases
 
 
@@ -327,6 +333,7 @@ def list_training(quick: bool) -> list[TrainingStep]:
         for name, batch, padded, mix, n, k, gelu in shapes
     ]
     layers = [case for case in list_layers(False) if case.routing in TRAINED_ROUTINGS]
+    layers = [case for case in layers if case.tokens == TOKENS]
     steps = [*map(TrainingStep, linear), *map(TrainingStep, layers)]
     return [step.small() for step in steps] if quick else steps
 
