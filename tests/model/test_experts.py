@@ -19,6 +19,7 @@ from pit_tvm.model import compile, load
 
 transformers = pytest.importorskip("transformers")
 
+from tests.model.elsewhere import WITHOUT_TORCH  # noqa: E402
 from tests.model.families import (  # noqa: E402  (needs transformers)
     LONGEST,
     example_inputs,
@@ -254,20 +255,13 @@ def test_a_list_of_rows_is_refused() -> None:
         compile(Model(listed), example_inputs())
 
 
-ELSEWHERE = """
-import sys
-import numpy as np
-
-class Nowhere:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("torch", "transformers"):
-            raise ImportError(f"no {name} here")
-
-sys.meta_path.insert(0, Nowhere())
-from pit_tvm.model import load
+ELSEWHERE = (
+    WITHOUT_TORCH
+    + """
 
 np.save(sys.argv[3], load(sys.argv[1])(**dict(np.load(sys.argv[2]))).logits)
 """
+)
 
 
 def test_saved_and_loaded_without_torch(tmp_path: Path) -> None:

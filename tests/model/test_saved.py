@@ -21,22 +21,15 @@ from torch import nn
 
 from pit_tvm.errors import BackendUnavailable, PitError, SavedModelError, UnsupportedTarget
 from pit_tvm.model import CompiledModel, compile, load
+from tests.model.elsewhere import WITHOUT_TORCH
 
 VOCABULARY, WIDTH = 17, 16
 Pair = namedtuple("Pair", ["first", "total"])
 
 # Loads a file where torch and transformers cannot be imported, and runs it on arrays.
-ELSEWHERE = """
-import sys
-import numpy as np
-
-class Nowhere:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("torch", "transformers"):
-            raise ImportError(f"no {name} here")
-
-sys.meta_path.insert(0, Nowhere())
-from pit_tvm.model import load
+ELSEWHERE = (
+    WITHOUT_TORCH
+    + """
 
 given = dict(np.load(sys.argv[2]))
 model = load(sys.argv[1])
@@ -46,6 +39,7 @@ assert not any("torch" in name.split(".")[0] for name in sys.modules)
 np.savez(sys.argv[3], tokens=tokens, first=pair.first, total=pair.total)
 print(model.explain())
 """
+)
 
 
 class Small(nn.Module):
