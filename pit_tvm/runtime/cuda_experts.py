@@ -118,6 +118,10 @@ class CudaExperts:
     def plan_of(self, call: ExpertsCall) -> Launches:
         """What is launched, for what is known now of such calls."""
         counts, plan = call.watch.counts(), call.plan
+        if plan is None and call.choices:
+            plan = call.plan = Launches(
+                call.choices, tuple(map(self.kernels.choices, call.choices))
+            )
         if plan is None or counts is not call.counts:
             tiles = tuple(self._tile(product, counts) for product in call.products)
             plan = Launches(tiles, tuple(map(self._kernel, call.products, tiles)))
@@ -138,10 +142,11 @@ class CudaExperts:
         if 0 in (*call.shape, call.products[0].rows, call.products[0].groups):
             return out.zero_()
         product = form[1] == GROUPED
+        run = self._run_choices if call.choices else self._run_layer
         # Products read 16 bytes at once; ids, and weights of choices, are read one by one.
         alone = (1,) if product else (1, 2)
         ready = tuple(a if i in alone else aligned(a) for i, a in enumerate(given))
-        launch, plan = self._run_product if product else self._run_layer, self.plan_of(call)
+        launch, plan = self._run_product if product else run, self.plan_of(call)
         counts = launch(call, plan, ready, out)
         if repeats and call.small and all(map(is_, ready, given)):
             again = partial(launch, call, plan, ready, out)
@@ -163,7 +168,8 @@ class CudaExperts:
         key = (*signature_of(form, given), form)
         call = self._calls.get(key)
         if call is None:
-            call = remember(self._calls, key, call_of(form, given))
+            # Ids are checked where they are listed.
+            call = remember(self._calls, key, call_of(form, given, self._repeats is not None))
         return call
 
     def _run_layer(self, call: ExpertsCall, plan: Launches, given: Given, out: Any) -> Any:
@@ -176,6 +182,13 @@ class CudaExperts:
         combine = self.kernels.combine_kernel(first.dtype, dtype_name(ids))
         combine(apart, weights.float(), ids, first.groups, out)
         return index.count
+
+    def _run_choices(self, call: ExpertsCall, plan: Launches, given: Given, out: Any) -> None:
+        """A layer whose products read the ids themselves: what lives is not counted."""
+        x, ids, weights, up, down = given
+        middle = self._between(call, x)[0]
+        plan.kernels[0](x, ids, up, middle)
+        plan.kernels[1](middle, ids, weights, down, out)
 
     def _between(self, call: ExpertsCall, like: Any) -> tuple[Any, Any, Any]:
         """Memory between products, what they give also by tokens and choices: small memory is used

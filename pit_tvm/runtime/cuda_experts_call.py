@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..errors import ShapeError, mismatch
+from ..schedules.cuda_choices import ChoicesTile, product_tile, sum_tile
 from ..schedules.hopper_combine import CHUNK, MOST_CHUNKS
 from ..schedules.hopper_space import DTYPES, GROUP_STEPS
+from ..selection.gpu_choices import by_choices
 from ..structs import Tile
 from .cuda_arrays import check_devices, check_tensor, dtype_name, signature
 from .cuda_columns import MOST_ELEMENTS
@@ -21,6 +23,7 @@ Form = tuple[str, str]  # an activation, and how gates lie, or `GROUPED`: one pr
 Given = tuple[Any, ...]  # x, ids, weights of choices, up and down; or x, ids, a bias or none, rhs
 GROUPED = "grouped"
 _TURNED = ("rhs_layout", "kn")  # an option
+MOST_CHOICES = 256  # of layers that may read weights choice by choice
 _SMALL = 1 << 20  # bytes of rows, at most, of calls that are repeated by CUDA graphs
 
 
@@ -55,11 +58,17 @@ class Launches(NamedTuple):
 class ExpertsCall:
     """What calls with the same signature share. ``plan``: that for ``counts``; ``find``: detection;
     ``small``: the rows of all products are so few bytes that the host may take longer than the
-    GPU."""
+    GPU. ``choices``: of a layer of few tokens, tiles that read weights choice by choice."""
 
-    def __init__(self, device: int, shape: tuple[int, int], *products: GroupedProduct) -> None:
+    def __init__(
+        self,
+        device: int,
+        shape: tuple[int, int],
+        *products: GroupedProduct,
+        choices: tuple[ChoicesTile, ...] = (),
+    ) -> None:
         self.device, self.watch = device, CountWatch(device)
-        self.shape, self.products = shape, products
+        self.shape, self.products, self.choices = shape, products, choices
         self.small = sum(2 * each.rows * each.n for each in products) <= _SMALL
         self.counts: tuple[int, ...] | None = None
         self.plan: Launches | None = None
@@ -73,8 +82,8 @@ def signature_of(form: Form, given: Given) -> tuple[object, ...]:
     return (*signature((*given[:-number], *stored)), layouts)
 
 
-def call_of(form: Form, given: Given) -> ExpertsCall:
-    """What calls like this one share; errors as `CudaExperts.run`."""
+def call_of(form: Form, given: Given, by_choice: bool = True) -> ExpertsCall:
+    """What calls like this one share, which may go ``by_choice``; errors as `CudaExperts.run`."""
     activation, gated = form
     x, ids, *beside, rhs = given
     if gated == GROUPED:
@@ -84,7 +93,26 @@ def call_of(form: Form, given: Given) -> ExpertsCall:
     weights, up = beside
     _check(x, ids, weights, up, rhs, gated == "halves")
     first = _product(x, ids, up, act=activation, share=ids.shape[1], gated=gated)
-    return ExpertsCall(x.get_device(), tuple(x.shape), first, _product(x, ids, rhs))
+    second = _product(x, ids, rhs)
+    choices = _choices(ids, weights, first, second) if by_choice else ()
+    return ExpertsCall(x.get_device(), tuple(x.shape), first, second, choices=choices)
+
+
+def _choices(
+    ids: Any, weights: Any, first: GroupedProduct, second: GroupedProduct
+) -> tuple[ChoicesTile, ...]:
+    """Tiles of a layer that reads weights choice by choice; none where tiles of rows are faster."""
+    (tokens, top_k), options = ids.shape, dict(first.options)
+    size = 2 * (first.n * first.k + second.n * second.k)
+    if not 0 < ids.numel() <= MOST_CHOICES or not first.groups:
+        return ()
+    if _TURNED in first.options + second.options or not by_choices(*ids.shape, first.groups, size):
+        return ()
+    of = {"dtype": first.dtype, "ids": dtype_name(ids)}
+    return (
+        product_tile(**of, act=options["act"], gated=options["gated"]),
+        sum_tile(**of, factors=dtype_name(weights), tokens=tokens, top_k=top_k),
+    )
 
 
 def _product(x: Any, ids: Any, rhs: Any, **options: Any) -> GroupedProduct:

@@ -43,7 +43,7 @@ MOST = 256  # calls that one thread knows of one operator
 MOST_BYTES = 1 << 18  # of memory that one graph keeps for itself
 # Where fewer than one call in so many is repeated, after so many trials, one in so many is tried:
 # while a model writes text its cache grows, and tensors seldom lie where others lay before.
-_SHARE, _TRIALS, _SELDOM = 4, 4096, 16
+_SHARE, _TRIALS, _SELDOM = 4, 1024, 16
 
 
 class Planner(Protocol):

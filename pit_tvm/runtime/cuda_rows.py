@@ -8,6 +8,7 @@ from typing import Any
 import tvm
 
 from ..errors import ScheduleError, UnsupportedTarget, mismatch
+from ..schedules.cuda_choices import ChoicesTile, choices_kernel
 from ..schedules.cuda_turn import AT_ONCE, turn_kernel, turn_rows_kernel
 from ..schedules.cuda_turn_live import turn_live_kernel
 from ..schedules.hopper_combine import combine_rows
@@ -73,6 +74,10 @@ class FamilyKernels:
         """
         key = ("hopper-combine", dtype, ids)
         return self._get(key, lambda: combine_rows(dtype, weighted=True, ids=ids))
+
+    def choices(self, tile: ChoicesTile) -> Kernel:
+        """x, ids, [factors,] weight, out; see `choices_kernel`."""
+        return self._get(("cuda-choices", tile), lambda: choices_kernel(tile))
 
     def turn(self, dtype: str, beside: bool = False) -> Kernel:
         """source, turned; see `turn_kernel`."""

@@ -248,6 +248,8 @@ def moe_feed_forward(
     _check_contiguous(x=flat)
     check_weight("up", up)
     check_weight("down", down)
+    if not x.is_cuda or expert_weights.dtype is torch.float64:  # kernels read 16 bits as well
+        expert_weights = expert_weights.float()
     ids, weights = _routing(expert_ids, expert_weights)
     layer = moe_layer(x.device.type)
     out = layer(flat, ids, weights, up, down, activation=activation, gated=gated)
@@ -279,13 +281,13 @@ def _of_tokens(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Rows [tokens, choices, n], weights in float32 and ids [tokens, choices]."""
     _check_contiguous(rows=rows)
-    choices, shares = _routing(ids, weights)
+    choices, shares = _routing(ids, weights.float())
     return rows.reshape(*choices.shape, rows.shape[-1]), shares, choices
 
 
 def _routing(ids: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and weights of choices [..., top_k], these in float32, as [tokens, top_k]."""
-    return _flat(ids).contiguous(), _flat(weights.float()).contiguous()
+    """Ids and weights of choices [..., top_k] as [tokens, top_k]."""
+    return _flat(ids).contiguous(), _flat(weights).contiguous()
 
 
 def _choices(ids: torch.Tensor, rows: int) -> torch.Tensor:

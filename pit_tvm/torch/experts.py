@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ..errors import BackendUnavailable, mismatch
+from ..runtime.promise import asked_for
 from .functional import grouped_linear, moe_feed_forward
 
 # What transformers' classes of activations compute, by their names, of what kernels know.
@@ -86,10 +87,9 @@ def experts_forward(
     if module.is_transposed:
         up, down = up.mT, down.mT
     x, ids = hidden_states.to(up.dtype).contiguous(), top_k_index.contiguous()
-    # Those of other devices have ids beyond; older releases do not say where that is so.
-    if getattr(module, "_is_expert_parallel", True):
-        ids = ids.masked_fill(ids >= up.shape[0], -1)
     activation = _fused_activation(module)
+    if _may_be_elsewhere(module, activation is not None and x.is_cuda):
+        ids = ids.masked_fill(ids >= up.shape[0], -1)
     if activation is None:
         out = _by_products(module, up, down, x, ids, top_k_weights)
     else:
@@ -118,6 +118,13 @@ def experts_here(model: torch.nn.Module) -> Iterator[None]:
 def _is_decorated(module: torch.nn.Module) -> bool:
     known = ("_apply_gate", "has_gate", "has_bias", "is_transposed")
     return all(hasattr(module, name) for name in known)
+
+
+def _may_be_elsewhere(module: Any, fused: bool) -> bool:
+    """Whether ids may be beyond, of experts of other devices, where that matters. Older releases do
+    not say; a GPU's ``fused`` layer leaves such choices out, if ids are not checked."""
+    silent = fused and not torch.is_grad_enabled() and not asked_for()
+    return bool(getattr(module, "_is_expert_parallel", not silent))
 
 
 def _fused_activation(module: Any) -> str | None:

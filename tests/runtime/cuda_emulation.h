@@ -93,6 +93,17 @@ inline T atomicAdd(T* at, T value) {  // threads take turns
   return before;
 }
 inline float __expf(float value) { return expf(value); }
+inline float __fdividef(float a, float b) { return a / b; }
+inline float __uint_as_float(unsigned bits) {
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+inline half __ushort_as_half(unsigned short bits) {
+  half value;
+  std::memcpy(&value, &bits, 2);
+  return value;
+}
 
 template <typename A, typename B>
 inline std::common_type_t<A, B> min(A a, B b) { return b < a ? b : a; }
@@ -225,6 +236,13 @@ inline unsigned shared_place(const void* address) {
 inline void load_shared(uint32_t& value, unsigned at) {
   if (at % 4) fail(cudaErrorMisalignedAddress);
   std::memcpy(&value, buf_dyn_shmem_ptr + at, 4);
+}
+
+inline void load4_if(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d, const void* at, int lives) {
+  if (reinterpret_cast<uintptr_t>(at) % 16) fail(cudaErrorMisalignedAddress);
+  uint32_t words[4] = {};
+  if (lives) std::memcpy(words, at, sizeof words);
+  a = words[0], b = words[1], c = words[2], d = words[3];
 }
 
 inline void store4(const void* at, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
@@ -383,6 +401,12 @@ inline int __shfl_up_sync(unsigned, int value, unsigned delta, int) {
   const emulated::Warp warp(static_cast<uint32_t>(value));
   const int lane = threadIdx.x % 32, other = lane - static_cast<int>(delta);
   return other < 0 ? value : warp(other, 0);
+}
+
+inline float __shfl_xor_sync(unsigned, float value, int mask, int) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  return __uint_as_float(emulated::Warp(bits)(threadIdx.x % 32 ^ mask, 0));
 }
 
 inline unsigned __reduce_or_sync(unsigned, unsigned value) {

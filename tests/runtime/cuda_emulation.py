@@ -39,6 +39,7 @@ _PTX = {
     r"griddepcontrol\.launch_dependents;": "let_successor_in",
     r"cp\.async\.c[ag]\.shared\.global ": "copy",
     r"ld\.shared\.b32 ": "load_shared",
+    r"@p ld\.global\.L1::no_allocate\.v4\.b32 ": "load4_if",
     r"st\.global\.v4\.b32 ": "store4",
     r"red\.global\.add\.v4\.f32 ": "add4",
     r"cvt\.rna\.tf32\.f32 ": "round_to_tf32",
@@ -49,7 +50,7 @@ _PTX = {
     r"mma\.sync\.aligned\.m16n8k8\.row\.col\.f32\.tf32\.tf32\.f32 ": "mma<float>",
 }
 _ASM = re.compile(r"(?:asm volatile|__asm__ __volatile__)\((.*?)\);\n", re.DOTALL)
-_OPERAND = re.compile(r'"[=+]?\w"\(([^()]*)\)')
+_OPERAND = re.compile(r'"[=+]?&?\w"\(([^()]*)\)')
 _DYNAMIC = re.compile(r"extern __shared__ __align__\(\d+\) uchar (\w+)\[\];")
 
 

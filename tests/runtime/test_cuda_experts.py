@@ -31,6 +31,7 @@ def given() -> list[tuple[Any, ...]]:
 def experts(given: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> CudaExperts:
     """A layer that takes the CPU's tensors; its detection does not run either."""
     monkeypatch.setattr(cuda_experts_call, "check_tensor", lambda *given: None)
+    monkeypatch.setattr(cuda_experts_call, "by_choices", lambda *given: False)
     target = resolve_target("cuda -arch=sm_90a -model=h200")
     store = TileStore.open(None, device=target.device, isa=target.isa)
     made: Any = CudaExperts(target, store, KernelCache())

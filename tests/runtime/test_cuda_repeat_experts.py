@@ -62,6 +62,10 @@ def experts(seen: list[Any], fake: Any, monkeypatch: pytest.MonkeyPatch) -> Cuda
         RowsKernels, "product", lambda *given, **options: note(options.get("act", "down"))
     )
     monkeypatch.setattr(RowsKernels, "combine_kernel", lambda *given: note("sum"))
+    monkeypatch.setattr(
+        RowsKernels, "choices", lambda self, tile: note("sums" if tile.factors else "choices")
+    )
+    monkeypatch.setattr(cuda_experts_call, "by_choices", lambda *given: False)
     monkeypatch.setattr(CountWatch, "due", lambda self: False)
     monkeypatch.setattr(CountWatch, "report", lambda self, *given: None)
     monkeypatch.setattr(CudaRepeats, "look", fake["main"])
@@ -107,6 +111,40 @@ def test_layers_are_launched_again_by_a_graph(
     assert (up, down) == tuple(tuple(weight.shape) for weight in given[3:])
     experts.run(*given, activation="gelu")  # the same tensors in another layer
     assert names(seen[-4:]) == ["index", "gelu", "down", "sum"]
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_few_tokens_are_read_choice_by_choice(
+    experts: CudaExperts, seen: list[Any], monkeypatch: pytest.MonkeyPatch, gated: bool
+) -> None:
+    asked: list[tuple[int, ...]] = []
+    monkeypatch.setattr(cuda_experts_call, "by_choices", lambda *given: asked.append(given) or True)
+    given = arguments("float16")
+    given[3] = given[3] if gated else given[3][:, :INTER].contiguous()
+    outs = [experts.run(*given, gated=gated) for _ in range(OFTEN + 8)]
+    assert all(out is outs[0] for out in outs)
+    one_by_one = len(seen) // 2
+    assert names(seen) == ["choices", "sums"] * one_by_one and one_by_one < len(outs)
+    shapes = [[arg[1] for arg in args] for _, *args in seen[-2:]]
+    x, ids, weights, up, down = (tuple(each.shape) for each in given)
+    assert shapes == [[x, ids, up, (12, INTER)], [(12, INTER), ids, weights, down, x]]
+    assert asked == [(TOKENS, TOP_K, EXPERTS, 2 * (2 + gated) * INTER * HIDDEN)]
+
+
+@pytest.mark.parametrize("case", ["turned", "many", "checked"])
+def test_other_layers_are_read_by_tiles_of_rows(
+    experts: CudaExperts, seen: list[Any], monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    monkeypatch.setattr(cuda_experts_call, "by_choices", lambda *given: True)
+    given = arguments()
+    if case == "turned":
+        given[4] = aligned(EXPERTS, INTER, HIDDEN).mT
+    elif case == "many":
+        monkeypatch.setattr(cuda_experts_call, "MOST_CHOICES", TOKENS * TOP_K - 1)
+    else:  # ids are checked where they are listed
+        monkeypatch.setattr(experts, "_repeats", None)
+    experts.run(*given)
+    assert names(seen) == ["index", "silu", "down", "sum"]
 
 
 @pytest.mark.parametrize("biased", [False, True])
