@@ -99,6 +99,8 @@ _GUARDED = re.compile(
 # What TVM writes for these numbers of bfloat16 is no C++; bits that are.
 _NO_NUMBER = re.compile(r"__float2bfloat16_rn\((-?)(inf|nan)f(?:/\*[^*]*\*/)?\)")
 _BITS = {"inf": "0x7f800000", "nan": "0x7fc00000"}
+# A condition that is alike for a vector gets the type of what it selects.
+_CONDITION = re.compile(r"\b\w+ (\w+ = make_ushort([234])\()")
 _ATTRIBUTE = re.compile(r"\bcudaFuncSetAttribute\(([\w:]+), (\w+), (\w+)\)")
 
 
@@ -163,7 +165,7 @@ def cuda_source(
     source, number = _ATTRIBUTE.subn(attributes, export_cuda_host(built.mod))
     source = _ONCE + source if number else source
     source = _GUARDED.sub(r".reg .u32 n;\2 selp.u32 n, %2, 0, p;\2 \1 [%0], [%1], %2, n;", source)
-    source = _NO_NUMBER.sub(_as_bits, source)
+    source = _CONDITION.sub(r"ushort\2 \1", _NO_NUMBER.sub(_as_bits, source))
     used = [name for name in _DRIVER if re.search(rf"\b{name}\b", source)]
     entries = [_entry(name) for name in used]
     return "".join([source, _LOOK_UP, *entries] if used else [source])

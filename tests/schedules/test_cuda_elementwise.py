@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -162,6 +163,23 @@ def test_choices_by_conditions_on_elements_are_compiled(dtype: str) -> None:
     lanes = 2 if dtype == "int64" else 4
     assert f"T.vectorized({lanes})" in found.mod["main"].script()
     assert "__global__" in cuda_source(tvm.IRModule({"main": found.mod["main"]}))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("index", ["int32", "int64"])
+def test_conditions_that_turn_out_alike_for_a_vector_are_compiled(dtype: str, index: str) -> None:
+    x, y = (te.placeholder((16, 64), dtype, name=name) for name in ("x", "y"))
+
+    def element(i: Any, j: Any) -> Any:  # a multiple of every vector
+        first = (j.astype(index) < tvm.tirx.const(32, index)).astype(index)
+        return tvm.tirx.Select(tvm.tirx.const(0, index) < first, x[i, j], y[i, j])
+
+    func = te.create_prim_func([x, y, te.compute((16, 64), element, name="out")])
+    found = Vectorised().apply(func, TARGET, False)
+    assert "T.vectorized" in found.mod["main"].script()
+    source = cuda_source(tvm.IRModule({"main": found.mod["main"]}))
+    made = re.findall(r"(\w+) \w+ = make_ushort(\d)", source)
+    assert made and all(kind == f"ushort{lanes}" for kind, lanes in made)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
