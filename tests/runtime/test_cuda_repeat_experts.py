@@ -16,6 +16,7 @@ from pit_tvm.runtime import (
     cuda_workspace,
 )
 from pit_tvm.runtime.cuda_experts import CudaExperts
+from pit_tvm.runtime.cuda_experts_call import MOST_CHOICES
 from pit_tvm.runtime.cuda_modules import CudaKernels
 from pit_tvm.runtime.cuda_repeat import CudaRepeats
 from pit_tvm.runtime.cuda_repeat_code import COUNT, OFTEN
@@ -238,20 +239,21 @@ def test_a_checked_layer_is_never_repeated(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.gpu
 @pytest.mark.parametrize("frozen", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_repeated_layers_on_a_gpu(dtype: str, frozen: bool) -> None:
+@pytest.mark.parametrize("tokens", [1, 3, MOST_CHOICES])  # by choices, and by tiles of rows
+def test_repeated_layers_on_a_gpu(tokens: int, dtype: str, frozen: bool) -> None:
     from pit_tvm import torch as pit
 
     torch.manual_seed(0)
-    shapes = (3, 136), (5, 2 * 264, 136), (5, 136, 264), (5, 2 * 264)
+    shapes = (tokens, 136), (5, 2 * 264, 136), (5, 136, 264), (5, 2 * 264)
     x, up, down, bias = (torch.randn(shape, device="cuda").bfloat16() for shape in shapes)
     up, down = (torch.nn.Parameter(each, requires_grad=not frozen) for each in (up, down))
-    scores = torch.rand(3, 5, device="cuda")
+    scores = torch.rand(tokens, 5, device="cuda")
     weights, ids = (each.clone() for each in scores.topk(2))
     weights = weights.to(getattr(torch, dtype))
     with torch.no_grad():
         for call in range(60):
             x.normal_()
-            ids.copy_(torch.rand(3, 5, device="cuda").topk(2)[1])
+            ids.copy_(torch.rand(tokens, 5, device="cuda").topk(2)[1])
             if call == 40:
                 weights.neg_()
             got = pit.moe_feed_forward(x, ids, weights, up, down)

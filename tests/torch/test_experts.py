@@ -169,6 +169,33 @@ def test_plain_experts_are_one_layer(name: str, monkeypatch: pytest.MonkeyPatch)
     assert calls == (["moe_feed_forward"] if MODULES[name][2] else ["grouped_linear"] * 2)
 
 
+@pytest.mark.parametrize(
+    ("said", "cuda", "learns", "checked", "masked"),
+    [
+        (True, True, False, False, True),
+        (False, False, True, True, False),
+        (None, True, False, False, False),  # its kernels leave out what is beyond
+        (None, False, False, False, True),
+        (None, True, True, False, True),
+        (None, True, False, True, True),
+    ],
+)
+def test_ids_beyond_are_masked_where_they_may_matter(
+    monkeypatch: pytest.MonkeyPatch,
+    said: bool | None,
+    cuda: bool,
+    learns: bool,
+    checked: bool,
+    masked: bool,
+) -> None:
+    module = torch.nn.Module()
+    if said is not None:
+        module._is_expert_parallel = said
+    monkeypatch.setattr(under_test, "asked_for", lambda: checked)
+    with torch.set_grad_enabled(learns):
+        assert under_test._may_be_elsewhere(module, cuda) == masked
+
+
 def test_hidden_states_may_be_wider_than_weights() -> None:
     module, (ids, weights) = make("mixtral", "cpu", torch.bfloat16), routing("cpu", 0)
     x = torch.randn(TOKENS, HIDDEN)
