@@ -22,7 +22,7 @@ from bench_gpu_cases import (
     list_moe,
     list_training,
 )
-from bench_gpu_experts import Product, products_of
+from bench_gpu_experts import IDS, Product, choices_of, products_of
 from bench_gpu_grains import Grain, list_grains, list_tensor_cores
 from bench_gpu_granularity import grain_operator
 from bench_gpu_grid import Cross, grid_operator, list_grid
@@ -40,6 +40,7 @@ from pit_tvm.runtime.cuda_general import GeneralDispatcher
 from pit_tvm.runtime.cuda_modules import cached_modules
 from pit_tvm.runtime.cuda_rows import RowsKernels
 from pit_tvm.runtime.kernel_cache import KernelCache
+from pit_tvm.schedules.cuda_choices import ChoicesTile
 from pit_tvm.schedules.hopper_bands import starting_ranges
 from pit_tvm.selection.gpu_columns import outer_tile
 from pit_tvm.structs import Candidate, SparsitySpec, Tile
@@ -47,7 +48,6 @@ from pit_tvm.torch.operators import ONES
 
 ARCH = "sm_90a"
 TARGET = f"cuda -arch={ARCH} -model=h200"
-IDS = "int32"  # type of the experts' ids in the benchmark
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,17 @@ class Library:
     dtype: str
     tile: Tile | None = None
     options: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """One product of a layer of few tokens."""
+
+    tile: ChoicesTile
+
+    def __call__(self) -> None:
+        """Compile it."""
+        RowsKernels(KernelCache(), ARCH).choices(self.tile)
 
 
 @dataclass(frozen=True)
@@ -243,6 +254,9 @@ def _wanted(case: Measured, settings: GpuSettings) -> Iterator[Wanted]:
             yield from _experts_step(case.layer, counts, settings)
         return
     if isinstance(case, Layer) or isinstance(case, Moe) and case.top_k > 1:
+        if isinstance(case, Layer) and (tiles := choices_of(case)):
+            yield from map(Chosen, tiles)
+            return
         counts = case.counts(settings.rng(case.label))
         number = settings.tiles if isinstance(case, Moe) else 1
         for product in products_of(case):

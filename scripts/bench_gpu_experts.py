@@ -17,9 +17,12 @@ from bench_gpu_measure import GpuSettings
 from bench_gpu_pit import Others, detector, later
 
 import pit_tvm
+from pit_tvm.runtime.cuda_experts_call import GroupedProduct, choices_tiles
 from pit_tvm.runtime.cuda_rows import RowsKernels, rates_of
 from pit_tvm.runtime.kernel_cache import KernelCache
+from pit_tvm.schedules.cuda_choices import ChoicesTile
 from pit_tvm.schedules.hopper_space import GROUPS
+from pit_tvm.selection.gpu_choices import choices_us
 from pit_tvm.selection.gpu_cost import GpuRates, GpuWork, select_gpu
 from pit_tvm.structs import MicroTile, Plan, Tile
 from pit_tvm.target import resolve_target
@@ -27,6 +30,7 @@ from pit_tvm.tile_db.store import TileStore
 from pit_tvm.torch import grouped_linear
 
 ROWS = MicroTile("lhs", "m", 0, (1, 0))
+IDS = "int32"  # type of the experts' ids
 INDEX_BYTES = 8.0  # of one id: read, and written to a list
 
 
@@ -75,9 +79,27 @@ def products_of(case: Moe | Layer) -> Iterator[Product]:
         yield Product(case.experts, case.rows, n, k, case.dtype, tuple(chosen.items()))
 
 
+def bytes_of(case: Layer) -> int:
+    """Of the weights of one expert, in 16 bits."""
+    return 2 * sum(n * k for n, k in case.products)
+
+
+def choices_of(case: Layer) -> tuple[ChoicesTile, ...]:
+    """What `pit_tvm.torch.moe_feed_forward` runs of a case of few tokens; else none."""
+    products = (
+        GroupedProduct(p.dtype, p.rows, p.experts, p.n, p.k, p.options) for p in products_of(case)
+    )
+    return choices_tiles((IDS, case.tokens, case.top_k), "float32", *products)
+
+
 def layer_facts(case: Layer, counts: tuple[int, ...], settings: GpuSettings) -> dict[str, Any]:
     """What ran in a layer, and what is predicted of it: index, products and the sum of rows."""
     first, second = products_of(case)
+    if tiles := choices_of(case):
+        cost = choices_us(case.tokens, case.top_k, case.experts, bytes_of(case))
+        kernels = [str(tile) for tile in tiles]
+        parts = {"products": cost}
+        return {"predicted_us": cost, "parts_us": parts, "kernel": kernels, "tuned": True}
     plans = [
         first.plan(counts, settings.planned_target, indexed=True),
         second.plan(counts, settings.planned_target),

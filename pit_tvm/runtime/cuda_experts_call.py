@@ -23,7 +23,6 @@ Form = tuple[str, str]  # an activation, and how gates lie, or `GROUPED`: one pr
 Given = tuple[Any, ...]  # x, ids, weights of choices, up and down; or x, ids, a bias or none, rhs
 GROUPED = "grouped"
 _TURNED = ("rhs_layout", "kn")  # an option
-MOST_CHOICES = 256  # of layers that may read weights choice by choice
 _SMALL = 1 << 20  # bytes of rows, at most, of calls that are repeated by CUDA graphs
 
 
@@ -46,7 +45,7 @@ class GroupedProduct:
 class Launches(NamedTuple):
     """Tiles of the products of a call, and their kernels."""
 
-    tiles: tuple[Tile, ...]
+    tiles: tuple[Tile | ChoicesTile, ...]
     kernels: tuple[Kernel, ...]
 
     @property
@@ -94,24 +93,27 @@ def call_of(form: Form, given: Given, by_choice: bool = True) -> ExpertsCall:
     _check(x, ids, weights, up, rhs, gated == "halves")
     first = _product(x, ids, up, act=activation, share=ids.shape[1], gated=gated)
     second = _product(x, ids, rhs)
-    choices = _choices(ids, weights, first, second) if by_choice else ()
+    tokens, top_k = map(int, ids.shape)
+    asked = (dtype_name(ids), tokens, top_k), dtype_name(weights)
+    choices = choices_tiles(*asked, first, second) if by_choice else ()
     return ExpertsCall(x.get_device(), tuple(x.shape), first, second, choices=choices)
 
 
-def _choices(
-    ids: Any, weights: Any, first: GroupedProduct, second: GroupedProduct
+def choices_tiles(
+    ids: tuple[str, int, int], factors: str, first: GroupedProduct, second: GroupedProduct
 ) -> tuple[ChoicesTile, ...]:
-    """Tiles of a layer that reads weights choice by choice; none where tiles of rows are faster."""
-    (tokens, top_k), options = ids.shape, dict(first.options)
+    """Tiles of a layer that reads weights choice by choice; none where tiles of rows are faster.
+    ``ids``: their type, tokens, and choices of each; ``factors``: the type of their weights."""
+    (kind, tokens, top_k), dtype = ids, first.dtype
     size = 2 * (first.n * first.k + second.n * second.k)
-    if not 0 < ids.numel() <= MOST_CHOICES or not first.groups:
+    if _TURNED in first.options + second.options:
         return ()
-    if _TURNED in first.options + second.options or not by_choices(*ids.shape, first.groups, size):
+    if not by_choices(tokens, top_k, first.groups, size):
         return ()
-    of = {"dtype": first.dtype, "ids": dtype_name(ids)}
+    options = dict(first.options)
     return (
-        product_tile(**of, act=options["act"], gated=options["gated"]),
-        sum_tile(**of, factors=dtype_name(weights), tokens=tokens, top_k=top_k),
+        product_tile(dtype, kind, options["act"], options["gated"]),
+        sum_tile(dtype, kind, factors, tokens, top_k),
     )
 
 

@@ -131,9 +131,17 @@ def test_what_cannot_be_built_is_refused(change: dict[str, Any], rule: str) -> N
         choices_kernel(replace(ChoicesTile("float16", "int32"), **change))
 
 
-def test_few_tokens_of_many_experts_go_by_choices() -> None:
-    size = 3 * 2048 * 768 * 2
-    assert all(by_choices(tokens, 8, 128, size) for tokens in (1, 2, 4, 8))
-    assert not any(by_choices(tokens, 8, 128, size) for tokens in (16, 64))
-    assert by_choices(1, 2, 8, 3 * 4096 * 14336 * 2)  # no bytes are read twice
-    assert not by_choices(4, 2, 8, 3 * 4096 * 14336 * 2)
+@pytest.mark.parametrize(
+    ("sizes", "most"),
+    [((8, 128, 9 << 20), 12), ((8, 64, 12 << 20), 7), ((2, 8, 352 << 20), 3)],
+)
+def test_few_tokens_of_many_experts_go_by_choices(sizes: tuple[int, int, int], most: int) -> None:
+    found = [by_choices(tokens, *sizes) for tokens in range(20)]
+    assert found == [0 < tokens <= most for tokens in range(20)]
+    assert not by_choices(257, 1, 2**20, 1) and not by_choices(1, 1, 0, 1)
+
+
+@pytest.mark.parametrize(("tokens", "top_k"), [(1, 1), (1, 8), (7, 3), (2, 1)])
+def test_tiles_can_be_built(tokens: int, top_k: int) -> None:
+    sum_tile("float16", "int32", "float16", tokens, top_k).check()
+    product_tile("bfloat16", "int64", "relu", "none").check()

@@ -16,13 +16,14 @@ from pit_tvm.runtime import (
     cuda_workspace,
 )
 from pit_tvm.runtime.cuda_experts import CudaExperts
-from pit_tvm.runtime.cuda_experts_call import MOST_CHOICES
 from pit_tvm.runtime.cuda_modules import CudaKernels
 from pit_tvm.runtime.cuda_repeat import CudaRepeats
 from pit_tvm.runtime.cuda_repeat_code import COUNT, OFTEN
 from pit_tvm.runtime.cuda_rows import RowsKernels
 from pit_tvm.runtime.cuda_watch import PERIOD, CountWatch
 from pit_tvm.runtime.kernel_cache import KernelCache
+from pit_tvm.selection import gpu_choices
+from pit_tvm.selection.gpu_choices import MOST_CHOICES, by_choices
 from pit_tvm.target import resolve_target
 from pit_tvm.tile_db.store import TileStore
 from tests.runtime import fake_graphs
@@ -136,12 +137,12 @@ def test_few_tokens_are_read_choice_by_choice(
 def test_other_layers_are_read_by_tiles_of_rows(
     experts: CudaExperts, seen: list[Any], monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    monkeypatch.setattr(cuda_experts_call, "by_choices", lambda *given: True)
+    monkeypatch.setattr(cuda_experts_call, "by_choices", by_choices)
     given = arguments()
     if case == "turned":
         given[4] = aligned(EXPERTS, INTER, HIDDEN).mT
     elif case == "many":
-        monkeypatch.setattr(cuda_experts_call, "MOST_CHOICES", TOKENS * TOP_K - 1)
+        monkeypatch.setattr(gpu_choices, "MOST_CHOICES", TOKENS * TOP_K - 1)
     else:  # ids are checked where they are listed
         monkeypatch.setattr(experts, "_repeats", None)
     experts.run(*given)

@@ -204,8 +204,10 @@ def test_shipped_records_know_no_held_out_shape() -> None:
 
 def test_kernels_of_all_timed_candidates_are_built() -> None:
     first = cases.Moe(5, 1, 24, 16, "zipf", tokens=40)
-    layer = cases.Layer(5, 2, 16, 24, "silu", True, "hot", tokens=40)
-    kernels = build.wanted([LENGTHS, replace(LENGTHS, gelu=True), EXPERTS, first, layer], DRY)
+    layer = cases.Layer(5, 2, 16, 24, "silu", True, "hot", tokens=400)
+    few, linear = replace(layer, tokens=3), [LENGTHS, replace(LENGTHS, gelu=True)]
+    kernels = build.wanted([*linear, EXPERTS, first, layer, few], DRY)
+    assert [k.tile.factors for k in kernels if isinstance(k, build.Chosen)] == ["", "float32"]
     kinds = {(k.kind, k.dtype, k.bias, k.act) for k in kernels if isinstance(k, build.Kernel)}
     assert kinds == {
         ("linear", "float16", False, None),
