@@ -14,7 +14,7 @@ from .runtime.dispatch import Clock, Dispatcher
 from .runtime.kernel_cache import CacheStats, KernelCache
 from .runtime.program import analyse
 from .shared import Shared
-from .structs import Candidate, Plan, SparsitySpec, check_flags, integer
+from .structs import Candidate, Plan, SparsitySpec, Values, check_flags, integer
 from .target import resolve_target, start_thread_pool
 from .tile_db.store import TileStore
 
@@ -41,7 +41,9 @@ class Operator(Shared):
 
     def __init__(self, dispatcher: Dispatcher | CudaDispatcher, cache: KernelCache) -> None:
         self._dispatcher, self._cache = dispatcher, cache
-        self._inputs = tuple(p.name for p in dispatcher.program.inputs)
+        program = dispatcher.program
+        self._inputs = tuple(p.name for p in program.inputs)
+        self._found = program.operand if isinstance(program.spec, Values) else None
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -76,9 +78,9 @@ class Operator(Shared):
         ------
         ShapeError, DTypeError
             An argument does not fit, or is a torch tensor that requires a gradient where torch
-            records them; nothing is written then.
+            records them, or there is a pattern beside ``Values``; nothing is written then.
         """
-        _check_gradients(self._inputs, arrays)
+        self._check(arrays, sparsity)
         return self._dispatcher.run(arrays, sparsity, out)[0]
 
     def repeat(self, choice: Candidate, *arrays: Any, sparsity: Any = None, out: Any = None) -> Any:
@@ -96,7 +98,7 @@ class Operator(Shared):
         if not isinstance(self._dispatcher, Dispatcher):
             advice = "call the operator: no call samples there"
             raise UnsupportedTarget(mismatch("repeat", "a CPU target", "a GPU's", advice))
-        _check_gradients(self._inputs, arrays)
+        self._check(arrays, sparsity)
         return self._dispatcher.repeat(choice, arrays, sparsity, out)
 
     def pack(self, **operand: Any) -> PackedOperand:
@@ -172,7 +174,7 @@ class Operator(Shared):
 
     def profile(self, *arrays: Any, sparsity: Any = None, out: Any = None) -> Profile:
         """Run once, as :meth:`__call__` does, and report where the time went."""
-        _check_gradients(self._inputs, arrays)
+        self._check(arrays, sparsity)
         clock = Clock()
         begin = clock.started
         _, plan = self._dispatcher.run(arrays, sparsity, out, clock)
@@ -180,20 +182,25 @@ class Operator(Shared):
         kernel = str(plan.choice) if plan else "nothing to do"
         return Profile(clock.index_us, clock.select_us, clock.kernel_us, total, kernel, plan)
 
-
-def _check_gradients(names: Sequence[str], arrays: Sequence[Any]) -> None:
-    """DTypeError for a torch tensor to which nothing would bring the gradient that it asks for."""
-    torch = sys.modules.get("torch")  # absent: no torch tensor can exist
-    if torch is None or not torch.is_grad_enabled():
-        return
-    for name, array in zip(names, arrays, strict=False):
-        if getattr(array, "requires_grad", False):
-            expected, got = "a tensor that requires no gradient", "one that does"
-            advice = (
-                "call under torch.no_grad(), pass .detach(), or use pit_tvm.torch, "
-                "through which gradients go"
-            )
-            raise DTypeError(mismatch(name, expected, got, advice))
+    def _check(self, arrays: Sequence[Any], sparsity: Any) -> None:
+        """Refuse what a call would pass over without a word: a gradient that a tensor asks for
+        (DTypeError), and a pattern of an operand whose values tell it (ShapeError)."""
+        torch = sys.modules.get("torch")  # absent: no torch tensor can exist
+        if torch is not None and torch.is_grad_enabled():
+            for name, array in zip(self._inputs, arrays, strict=False):
+                if getattr(array, "requires_grad", False):
+                    expected, got = "a tensor that requires no gradient", "one that does"
+                    advice = (
+                        "call under torch.no_grad(), pass .detach(), or use pit_tvm.torch, "
+                        "through which gradients go"
+                    )
+                    raise DTypeError(mismatch(name, expected, got, advice))
+        if sparsity is not None and self._found is not None:
+            operand = dict(zip(self._inputs, arrays, strict=False)).get(self._found)
+            if sparsity is not operand:
+                expected, got = f"None: Values finds what lives in {self._found}", "a pattern"
+                advice = "compile for Mask() to tell it"
+                raise ShapeError(mismatch("sparsity", expected, got, advice))
 
 
 def compile(  # noqa: A001  (the name users know from TVM and torch)
