@@ -202,6 +202,29 @@ def _extreme_norm(
     return (torch.amax if ord > 0 else torch.amin)(x.abs(), axes, keepdim)
 
 
+def _largest_of_parts(x: Tensor, sizes: list[int]) -> Any:
+    """Of images ``[..., height, width]`` in so many parts, all alike: the largest, and where."""
+    if list(sizes) == [1, 1]:
+        found, place = x.flatten(-2).max(-1, keepdim=True)
+        return found[..., None], place[..., None]
+    known = all(isinstance(extent, int) for extent in x.shape[-2:])
+    if not known or any(e % n for e, n in zip(x.shape[-2:], sizes, strict=True)):
+        return NotImplemented
+    each = [extent // number for extent, number in zip(x.shape[-2:], sizes, strict=True)]
+    return _ATEN.max_pool2d_with_indices(x, each)
+
+
+def _bilinear(
+    x: Tensor, weight: Tensor, y: Tensor, *expanded: list[int], unroll_dim: int = 1
+) -> Any:
+    """``sum_ij x[r, i] * weight[n, i, j] * y[r, j]``, the only form that layers have."""
+    if [*map(list, expanded)] != [[1, 3], [0], [1, 2], [2, 3]]:
+        return NotImplemented
+    n, _, depth = weight.shape
+    rows = torch.nn.functional.linear(x, weight.movedim(1, 2).reshape(n * depth, -1))
+    return (rows.unflatten(-1, (n, depth)) * y[:, None]).sum(-1)
+
+
 def _widened(operator: Callable[..., Any]) -> Callable[..., Any]:
     """An operator of which TVM has none for 16 bits, in 32."""
 
@@ -236,6 +259,8 @@ _OURS = {
     _PIT.sum_choices.default: lambda rows: rows.sum(-2),
     _ATEN.linalg_vector_norm.default: _extreme_norm,
     _ATEN._cdist_forward.default: _distances,
+    _ATEN._trilinear.default: _bilinear,
+    _ATEN.adaptive_max_pool2d.default: _largest_of_parts,
     **{
         operator: _widened(operator)
         for operator in (

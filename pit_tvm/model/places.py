@@ -22,7 +22,8 @@ def _own(x: Tensor, dim: int, index: Tensor) -> Tensor:
 
 def _fitted(x: Tensor, dim: int, index: Tensor, *others: Tensor) -> list[Tensor] | None:
     """An index, and tensors beside it that may be larger, with the extents of ``x`` but along
-    ``dim``: where the index is smaller, -1 stands, which is no place. None where ranks differ."""
+    ``dim``: where the index is smaller, -1 stands, which is no place. None where ranks differ, or
+    an unknown number of places has no index."""
     if not x.dim() or any(one.dim() != x.dim() for one in (index, *others)):
         return None
     for at, extent in enumerate(index.shape):  # compared as text, which ties no two of them
@@ -34,7 +35,9 @@ def _fitted(x: Tensor, dim: int, index: Tensor, *others: Tensor) -> list[Tensor]
     for at in reversed(range(x.dim())):
         same = at == dim % x.dim() or str(x.shape[at]) == str(index.shape[at])
         lacking += [0, 0 if same else x.shape[at] - index.shape[at]]
-    if not any(str(number) != "0" for number in lacking):
+    if not all(isinstance(number, int) for number in lacking):
+        return None
+    if not any(lacking):
         return [index, *others]
     pad = torch.nn.functional.pad
     return [pad(index, lacking, value=-1), *(pad(one, lacking) for one in others)]
