@@ -48,7 +48,6 @@ def converters() -> dict[str, Convert]:
         "select.int": _select,
         "index.Tensor": _index,
         "slice.Tensor": _slice,
-        "slice_scatter.default": _slice_scatter,
         "repeat.default": _repeat,
         "reshape.default": _reshape,
         "view.default": _reshape,
@@ -332,16 +331,6 @@ def _holds(extent: Any, begin: Any, size: Any, symbol: tirx.Var, known: torch.Sy
     most = int(min(bounds.upper, 2**31))
     analyzer.bind(symbol, ir.Range.from_min_extent(least, most - least + 1))
     return bool(analyzer.can_prove(tirx.all(begin >= 0, size >= 0, begin + size <= extent)))
-
-
-def _slice_scatter(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
-    x, _, axis = _arguments(node, importer, "src", "dim")
-    extent = extents_of(x)[axis or 0]
-    if not isinstance(extent, prim.IntImm):
-        advice = "choose by torch.where, or join parts by torch.cat"
-        expected = "an assignment to part of a dimension of constant extent"
-        raise UnsupportedModel(mismatch("slice_scatter", expected, f"extent {extent}", advice))
-    return importer._slice_scatter(node)
 
 
 def from_start(emit: Callable[..., Any], ids: relax.Expr, extent: Any) -> relax.Expr:

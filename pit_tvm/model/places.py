@@ -92,6 +92,37 @@ def _index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Any:
     return torch.where(filled.reshape(shape), value, x).to(x.dtype)
 
 
+def _put(x: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
+    """``x[mask] = values``, the same wherever the mask says so."""
+    (mask, *others), rest = indices, x.dim() - (indices[0].dim() if indices[0] is not None else 0)
+    if accumulate or others or mask is None or mask.dtype != torch.bool or values.dim() > rest:
+        return NotImplemented
+    return torch.where(mask.reshape(*mask.shape, *[1] * rest), values, x).to(x.dtype)
+
+
+def _assign(
+    x: Tensor,
+    src: Tensor,
+    dim: int = 0,
+    start: Any = None,
+    end: Any = None,
+    step: Any = 1,
+) -> Any:
+    """``x[start:end:step] = src`` along a dimension of any extent."""
+    if str(src.shape) == str(x.shape):
+        return src.to(x.dtype)
+    extent = x.shape[dim]
+    if isinstance(extent, int):
+        return NotImplemented
+    start = 0 if start is None else start
+    start = start + extent if isinstance(start, int) and start < 0 else start
+    after = torch.arange(extent, device=x.device) - start
+    number = src.shape[dim]
+    own = (after >= 0) & (after < number * step) & (after % step == 0)
+    found = src.index_select(dim, (after // step).clamp(0, number - 1))
+    return torch.where(own.reshape(-1, *[1] * (x.dim() - dim % x.dim() - 1)), found, x).to(x.dtype)
+
+
 def _one_hot(index: Tensor, num_classes: int = -1) -> Any:
     if num_classes < 0:  # as many as the largest says
         return NotImplemented
@@ -198,6 +229,8 @@ BY_PLACES = {
     _ATEN.logcumsumexp.default: _log_sums,
     _ATEN.index_fill.int_Scalar: _index_fill,
     _ATEN.index_fill.int_Tensor: _index_fill,
+    _ATEN.index_put.default: _put,
+    _ATEN.slice_scatter.default: _assign,
     _ATEN.one_hot.default: _one_hot,
     _ATEN.bucketize.Tensor: _bucket,
     _ATEN.searchsorted.Tensor: _search,

@@ -104,6 +104,33 @@ def test_parts_as_torch(dtype: Any) -> None:
     torch.testing.assert_close(got[LIVE > 0], want[LIVE > 0], equal_nan=True, **off)
 
 
+class Assigned(torch.nn.Module):  # type: ignore[misc]
+    """Assignments to what a mask, or a slice, picks."""
+
+    def forward(self, input: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        dead, row = attention_mask == 0, torch.arange(1.0 * WIDTH).to(input.dtype)
+        x = (input * attention_mask[..., None].to(input.dtype)).nan_to_num()
+        chosen, filled, columns = input.clone(), x.clone(), x.clone()
+        chosen[dead] = 0
+        chosen[chosen < 0] = 0.5
+        chosen[input[..., 0] > 0.5] = row
+        columns[:, :, 0] += 1
+        columns[..., 3:5] = x[..., :2]
+        filled[:, 0], filled[:, -1] = 0, row
+        shifted, steps = torch.zeros_like(x), x.clone()
+        shifted[:, 1:] = filled[:, :-1]
+        shifted[:, 1:] += x[:, :-1]
+        steps[:, 1::2] = 0
+        found = torch.cat([chosen, filled, columns, shifted, steps], -1)
+        return found * (~dead)[..., None].to(input.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_assignments(dtype: Any) -> None:
+    got, want = both(Assigned(), "llvm", numbers(dtype), LIVE)
+    torch.testing.assert_close(got[LIVE > 0], want[LIVE > 0], equal_nan=True)
+
+
 class Wide(torch.nn.Module):  # type: ignore[misc]
     """What TVM has for 32 bits only."""
 
