@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import AxisError, ShapeError, UnsupportedTarget, mismatch
+from .errors import AxisError, DTypeError, ShapeError, UnsupportedTarget, mismatch
 from .runtime.bind import PackedOperand
 from .runtime.dispatch import Clock, Dispatcher
 from .runtime.kernel_cache import CacheStats, KernelCache
 from .runtime.program import analyse
 from .shared import Shared
-from .structs import Candidate, Plan, SparsitySpec, check_flags, integer
+from .structs import Candidate, Plan, SparsitySpec, Values, check_flags, integer
 from .target import resolve_target, start_thread_pool
 from .tile_db.store import TileStore
 
@@ -40,11 +41,14 @@ class Operator(Shared):
 
     def __init__(self, dispatcher: Dispatcher | CudaDispatcher, cache: KernelCache) -> None:
         self._dispatcher, self._cache = dispatcher, cache
+        program = dispatcher.program
+        self._inputs = tuple(p.name for p in program.inputs)
+        self._found = program.operand if isinstance(program.spec, Values) else None
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the arrays that a call takes, in order."""
-        return tuple(p.name for p in self._dispatcher.program.inputs)
+        return self._inputs
 
     @property
     def stats(self) -> CacheStats:
@@ -55,7 +59,7 @@ class Operator(Shared):
         """Compute on numpy arrays, torch tensors or DLPack objects; the result is of that kind.
 
         On a GPU the arrays are CUDA tensors, everything runs on torch's current stream, and the
-        host waits for nothing; the result is a torch tensor.
+        host waits for nothing; the result is a torch tensor. Gradients do not go through it.
 
         Parameters
         ----------
@@ -73,8 +77,10 @@ class Operator(Shared):
         Raises
         ------
         ShapeError, DTypeError
-            An argument does not fit; nothing is written then.
+            An argument does not fit, or is a torch tensor that requires a gradient where torch
+            records them, or there is a pattern beside ``Values``; nothing is written then.
         """
+        self._check(arrays, sparsity)
         return self._dispatcher.run(arrays, sparsity, out)[0]
 
     def repeat(self, choice: Candidate, *arrays: Any, sparsity: Any = None, out: Any = None) -> Any:
@@ -92,6 +98,7 @@ class Operator(Shared):
         if not isinstance(self._dispatcher, Dispatcher):
             advice = "call the operator: no call samples there"
             raise UnsupportedTarget(mismatch("repeat", "a CPU target", "a GPU's", advice))
+        self._check(arrays, sparsity)
         return self._dispatcher.repeat(choice, arrays, sparsity, out)
 
     def pack(self, **operand: Any) -> PackedOperand:
@@ -167,12 +174,33 @@ class Operator(Shared):
 
     def profile(self, *arrays: Any, sparsity: Any = None, out: Any = None) -> Profile:
         """Run once, as :meth:`__call__` does, and report where the time went."""
+        self._check(arrays, sparsity)
         clock = Clock()
         begin = clock.started
         _, plan = self._dispatcher.run(arrays, sparsity, out, clock)
         total = 1e6 * (clock.started - begin)
         kernel = str(plan.choice) if plan else "nothing to do"
         return Profile(clock.index_us, clock.select_us, clock.kernel_us, total, kernel, plan)
+
+    def _check(self, arrays: Sequence[Any], sparsity: Any) -> None:
+        """Refuse what a call would pass over without a word: a gradient that a tensor asks for
+        (DTypeError), and a pattern of an operand whose values tell it (ShapeError)."""
+        torch = sys.modules.get("torch")  # absent: no torch tensor can exist
+        if torch is not None and torch.is_grad_enabled():
+            for name, array in zip(self._inputs, arrays, strict=False):
+                if getattr(array, "requires_grad", False):
+                    expected, got = "a tensor that requires no gradient", "one that does"
+                    advice = (
+                        "call under torch.no_grad(), pass .detach(), or use pit_tvm.torch, "
+                        "through which gradients go"
+                    )
+                    raise DTypeError(mismatch(name, expected, got, advice))
+        if sparsity is not None and self._found is not None:
+            operand = dict(zip(self._inputs, arrays, strict=False)).get(self._found)
+            if sparsity is not operand:
+                expected, got = f"None: Values finds what lives in {self._found}", "a pattern"
+                advice = "compile for Mask() to tell it"
+                raise ShapeError(mismatch("sparsity", expected, got, advice))
 
 
 def compile(  # noqa: A001  (the name users know from TVM and torch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from .api import Operator
+    from .model.experts import GroupedForm
     from .model.linear import LinearForm
     from .model.report import AxisCount, LinearUse
 
@@ -111,6 +113,7 @@ def _cpu(text: str) -> TargetInfo:
 
 def _print_plan(args: argparse.Namespace, imported: Any, target: TargetInfo) -> None:
     from .model.compiled import LINEAR
+    from .model.experts import GROUPED
     from .model.kernels import CpuKernels
     from .model.report import linear_uses, summary
     from .model.rewrite import rewrite
@@ -129,8 +132,9 @@ def _print_plan(args: argparse.Namespace, imported: Any, target: TargetInfo) -> 
     uses = linear_uses(rewritten.module, rewritten.layers, LINEAR)
     store = TileStore.over_shipped(args.database, device=target.device, isa=target.isa)
     _print_uses(uses, sizes | {"live": live}, sizes | {"live": whole}, target, store, args.library)
-    if rewritten.grouped:
-        print(f"not predicted: {len(rewritten.grouped)} products of experts")
+    products = linear_uses(rewritten.module, rewritten.grouped, GROUPED)
+    if products:
+        _print_products(products, sizes | {"live": live}, target, store)
     print(f"\n{summary(rewritten.decisions)}")
 
 
@@ -196,6 +200,32 @@ def _print_uses(
     print(f"{'predicted, all layers':102} {total:9.3f} {dense_total:9.3f}{gain}")
 
 
+def _print_products(
+    uses: list[LinearUse], sizes: dict[str, int], target: TargetInfo, store: TileStore
+) -> None:
+    """One line per form of products of experts and number of rows, as if all experts had equally
+    many, and the sum."""
+    import numpy as np
+
+    from .model.experts import grouped_operator
+
+    print(f"\n{'products of experts, of even routing':42} {'number':>6} {'rows':>7}")
+    total = 0.0
+    for use in uses:
+        rows, tile, each = use.count(sizes), "nothing to do", 0.0
+        if rows:
+            ids = np.arange(rows, dtype=np.int32) % use.form.groups
+            operator = grouped_operator(use.form, target, store)
+            plan = operator.explain(sparsity=ids, sizes={"m": rows})
+            tile, each = str(plan.choice.tile or plan.choice), 1e-3 * plan.choice.cost_us
+        total += use.layers * each
+        print(
+            f"{use.form!s:42} {use.layers:6} {rows:7} {'':6}  {tile:{_TILE_WIDTH}} "
+            f"{use.layers * each:9.3f}"
+        )
+    print(f"{'predicted, all products of experts':102} {total:9.3f}")
+
+
 def _cost(operator: Operator, rows: int, library: str, *, dense: bool) -> tuple[str, float]:
     """The choice for so many rows, or the dense product of them, and its milliseconds."""
     from .model.report import linear_plan
@@ -225,17 +255,18 @@ def _print_axes(counts: list[AxisCount]) -> None:
 
 
 def missing_tasks(args: argparse.Namespace, target: TargetInfo, device: str) -> list[TileTask]:
-    """What ``--out`` over the shipped records lacks for a model's linear layers; prints the layers
-    and what is there.
+    """What ``--out`` over the shipped records lacks for a model's linear layers and products of
+    experts; prints these and what is there.
 
     Only records of ``device`` itself count: those of others are left out as soon as there are any
     of its own for a family of tiles.
     """
-    forms: dict[LinearForm, int] = {}
+    forms: dict[LinearForm | GroupedForm, int] = {}
     for dtype in args.dtype or [""]:
         forms |= _forms(_find(args, dtype))
     store = TileStore.over_shipped(args.out if is_there("--out", args.out) else None, device=device)
-    print(f"{'linear layers':42} {'number':>6}  rows with tuned tiles; without")
+    head = f"{'linear layers, products of experts':42} {'number':>6}"
+    print(f"{head}  rows with tuned tiles; without")
     missing: dict[TileTask, None] = {}
     for form, number in forms.items():
         there: list[int] = []
@@ -250,10 +281,12 @@ def missing_tasks(args: argparse.Namespace, target: TargetInfo, device: str) -> 
     return list(missing)
 
 
-def _forms(example: Any) -> dict[LinearForm, int]:
-    """The forms of a model's linear layers, without any other pass over its graph."""
+def _forms(example: Any) -> dict[LinearForm | GroupedForm, int]:
+    """The forms of a model's linear layers and products of experts, without any other pass over
+    its graph."""
     from .model.compiled import LINEAR
     from .model.examples import as_graph
+    from .model.experts import extract_grouped
     from .model.importer import import_model
     from .model.linear import extract_linear
     from .model.report import linear_forms
@@ -264,19 +297,25 @@ def _forms(example: Any) -> dict[LinearForm, int]:
         module, bounds = imported.module, imported.size_bounds
     else:
         module, bounds = as_graph(example), {}
-    return linear_forms(extract_linear(tidy(module, bounds), LINEAR)[1])
+    module, products = extract_grouped(tidy(module, bounds), shares=True)
+    return linear_forms(extract_linear(module, LINEAR)[1]) | Counter(p.form for p in products)
 
 
 def _tasks(
-    form: LinearForm, rows: int, target: TargetInfo, families: list[str] | None
+    form: LinearForm | GroupedForm, rows: int, target: TargetInfo, families: list[str] | None
 ) -> list[TileTask]:
-    """The tasks of a form: live rows are gathered, so that only tiles for rows are used."""
-    from .tuning.tasks import make_tasks
+    """The tasks of a form: live rows are gathered, so that only tiles for rows are used. Where
+    groups have no tiles of their own, those of products count that are as high as one group."""
+    from .tuning.tasks import has_groups, make_tasks
 
-    shape = rows, form.n, form.k
-    made = make_tasks("matmul", shape, form.dtype, target.isa, wanted=families)
+    groups, choices = getattr(form, "groups", 1), getattr(form, "choices", 1)
+    op, shape, shares = "matmul", (max(1, rows * choices // groups), form.n, form.k), (1, 1)
+    if groups > 1 and has_groups(form.dtype, target.isa):
+        op, shape, shares = "grouped_matmul", (rows * choices, form.n, form.k), (groups, choices)
+    made = make_tasks(op, shape, form.dtype, target.isa, *shares, families)
     check_families(families, made, shape, form.dtype)
-    return [task for task in made if families or "rows" in task.family]
+    own = ("rows", "groups")
+    return [task for task in made if families or any(name in task.family for name in own)]
 
 
 def check_families(

@@ -15,13 +15,15 @@ import torch
 from torch import nn
 
 from pit_tvm.cli import main
-from pit_tvm.cli_model import _print_axes
+from pit_tvm.cli_model import _print_axes, _tasks
+from pit_tvm.model.experts import GroupedForm
 from pit_tvm.model.layers import Layers
 from pit_tvm.model.report import AxisCount
 from pit_tvm.structs import Tile, TileTask
 from pit_tvm.target import resolve_target
 from pit_tvm.tile_db.record import TileRecord, record_from_json
 from pit_tvm.tile_db.store import TileStore
+from pit_tvm.torch import modules as pit
 from pit_tvm.tuning import task_run
 from pit_tvm.tuning.runner import Repeats
 from tests.tile_db.records import example_record
@@ -49,18 +51,37 @@ class Small(nn.Module):
         return x, self.head(x[:, 0])
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A file of a model with a dynamic batch, and length of at most 16."""
+class Experts(nn.Module):
+    """A layer of experts, two for each token, and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.router = nn.Embedding(11, WIDTH), nn.Linear(WIDTH, 4, bias=False)
+        self.experts = pit.MoeFeedForward(4, WIDTH, INNER)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """Values ``[batch, tokens, width]``."""
+        x = self.words(input_ids)
+        weights, ids = self.router(x).softmax(-1).topk(2)
+        return self.experts(x, ids, weights)
+
+
+def written(model: nn.Module, path: Path) -> str:
+    """The file of a model with a dynamic batch, and length of at most 16."""
     ones = torch.ones(2, 6, dtype=torch.int64)
     sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("tokens", max=16)}
     given = {"input_ids": ones, "attention_mask": ones.clone()}
     program = torch.export.export(
-        Small().eval(), (), given, dynamic_shapes=dict.fromkeys(given, sizes), strict=False
+        model.eval(), (), given, dynamic_shapes=dict.fromkeys(given, sizes), strict=False
     )
-    path = tmp_path_factory.mktemp("models") / "small.pt2"
     torch.export.save(program, path)
     return str(path)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A file of such a model."""
+    return written(Small(), tmp_path_factory.mktemp("models") / "small.pt2")
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +116,36 @@ def test_explain_prints_plan_totals_decisions_and_axes(
     # How long positions are is known to be as long as tokens only where the graph is tidied.
     assert re.search(r"^ +1 layer_norm +ax0, ax1, ax2, k2$", text, re.MULTILINE)
     assert "not analysed" not in text
+
+
+def test_products_of_experts_are_predicted_and_tuned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = written(Experts(), tmp_path / "experts.pt2")
+    up, down = "4 x 80 x 24 float32 ", "4 x 24 x 40 float32 "
+    assert main(["explain", "--model", model, "--lengths", "3,8,0"]) == 0
+    text = capsys.readouterr().out
+    lines = [columns(text, start) for start in (up, down)]
+    assert [line[:2] for line in lines] == [["1", "22"]] * 2  # every one of 11 tokens twice
+    (total,) = columns(text, "predicted, all products of experts")
+    assert 0 < float(total) == pytest.approx(sum(float(line[-1]) for line in lines), abs=2e-3)
+    folders = ["--out", str(tmp_path / "db"), "--work-dir", str(tmp_path / "work")]
+    tune = ["tune", *folders, "--model", model, "--list", "--rows", "512"]
+    assert main(tune) == 0
+    text = capsys.readouterr().out
+    assert [columns(text, start)[0] for start in (up, down)] == ["1", "1"]
+    assert "3 products to tune" in text  # with the router
+
+
+def test_products_of_experts_have_tiles_of_their_own_on_hopper() -> None:
+    form = GroupedForm(64, 80, 24, "float16", False, "", 2)
+    hopper = resolve_target({"kind": "cuda", "arch": "sm_90a"})
+    (task,) = _tasks(form, 512, hopper, None)
+    assert (task.family, task.m, task.groups, task.share) == ("groups-hopper", 1024, 64, 2)
+    (task,) = _tasks(replace(form, dtype="float32"), 512, hopper, None)
+    assert (task.family, task.m, task.groups, task.share) == ("rows-cuda", 16, 1, 1)
+    (task,) = _tasks(form, 512, HOST, None)
+    assert (task.family, task.m, task.groups) == ("contraction-rows", 16, 1)
 
 
 def test_axes_that_nobody_looked_for_are_not_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,13 +39,15 @@ def converters() -> dict[str, Convert]:
         "prod.default": _product,
         "prod.dim_int": _product,
         "any.default": _any,
+        "any.dim": _any,
+        "any.dims": _any,
+        "pow": _whole_power,
         "arange.start_step": _arange,
         "elu.default": _elu,
         "selu.default": _elu,
         "select.int": _select,
         "index.Tensor": _index,
         "slice.Tensor": _slice,
-        "slice_scatter.default": _slice_scatter,
         "repeat.default": _repeat,
         "reshape.default": _reshape,
         "view.default": _reshape,
@@ -166,13 +168,19 @@ def _product(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
 
 
 def _any(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
-    """Whether anything is not 0."""
-    emit, (x,) = importer.block_builder.emit, _arguments(node, importer)
+    """Whether anything is not 0, of all or along axes."""
+    emit, (x, axes, keep) = importer.block_builder.emit, _arguments(node, importer, *_ALONG)
     dtype = str(x.ty.dtype)
     if dtype != "bool":
         x = emit(relax.op.not_equal(x, relax.const(0, dtype)))
-    found = emit(relax.op.max(emit(relax.op.astype(x, "int8"))))
+    found = emit(relax.op.max(emit(relax.op.astype(x, "int8")), axes, bool(keep)))
     return emit(relax.op.astype(found, "bool"))
+
+
+def _whole_power(node: fx.Node, importer: BaseFXGraphImporter) -> Any:
+    """An extent by itself, so many times."""
+    extent, times = importer.retrieve_args(node)
+    return math.prod([extent] * times, start=prim.IntImm("int64", 1))
 
 
 def _select(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
@@ -201,13 +209,19 @@ def _index(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
     return emit(relax.op.index_tensor(x, counted))
 
 
-def _symbol(size: Any, node: fx.Node, importer: BaseFXGraphImporter) -> tirx.Var | None:
-    """The extent of an input that torch's ``size`` is; None for others."""
+def _extent(size: Any, node: fx.Node, importer: BaseFXGraphImporter) -> tuple[Any, Any]:
+    """The extent of an input, or so many more or fewer, that torch's ``size`` is, and the variable
+    in it; None for others."""
+    free = [] if isinstance(size, int) else list(size.node.expr.free_symbols)
+    if len(free) != 1:
+        return None, None
     inputs = [importer.env[n] for n in node.graph.nodes if n.op == "placeholder"]
     shapes = [each.ty.shape for each in inputs if isinstance(each, relax.Expr)]
     symbols = {str(e): e for shape in shapes if shape is not None for e in shape.values}
-    found = None if isinstance(size, int) else symbols.get(str(size))
-    return found if isinstance(found, tirx.Var) else None
+    more, found = size.node.expr - free[0], symbols.get(str(free[0]))
+    if not isinstance(found, tirx.Var) or not more.is_Integer:
+        return None, None
+    return found + int(more) if more else found, found
 
 
 def _reshape(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
@@ -285,14 +299,14 @@ def _slice(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
     x, axis, start, end, step = _arguments(node, importer, "dim", "start", "end", "step")
     axis = (axis or 0) % x.ty.ndim
     known = node.meta["val"].shape[axis]
-    size = _symbol(known, node, importer)
+    size, symbol = _extent(known, node, importer)
     one_by_one = step is None or isinstance(step, int) and step == 1
     if size is not None and one_by_one and x.ty.shape is not None:
         extent = extents_of(x)[axis]
         if size.same_as(extent):
             return x
         begin = _begin(extent, size, start, end)
-        if begin is not None and _holds(extent, begin, size, known):
+        if begin is not None and _holds(extent, begin, size, symbol, known):
             cut = relax.op.strided_slice(x, [axis], [begin], [begin + size], assume_inbound=True)
             return importer.block_builder.emit(cut)
     if len(node.args) > 1:
@@ -300,7 +314,7 @@ def _slice(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
     return importer._slice(node)
 
 
-def _begin(extent: Any, size: tirx.Var, start: Any, end: Any) -> Any:
+def _begin(extent: Any, size: Any, start: Any, end: Any) -> Any:
     """Where a slice with ``size`` places of ``extent`` begins; None where that is not plain."""
     if start is None or isinstance(start, int) and start >= 0:
         return start or 0
@@ -308,23 +322,15 @@ def _begin(extent: Any, size: tirx.Var, start: Any, end: Any) -> Any:
     return extent - size if to_the_end else None
 
 
-def _holds(extent: Any, begin: Any, size: tirx.Var, known: torch.SymInt) -> bool:
-    """Whether an extent has ``size`` places from ``begin`` on, however many these are: up to the
-    limit that torch found, to which calls keep."""
-    analyzer = sym.Analyzer()
-    most = known.node.shape_env.bound_sympy(known.node.expr).upper
-    analyzer.bind(size, ir.Range.from_min_extent(0, int(min(most, 2**31)) + 1))
-    return bool(analyzer.can_prove(tirx.all(begin >= 0, begin + size <= extent)))
-
-
-def _slice_scatter(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
-    x, _, axis = _arguments(node, importer, "src", "dim")
-    extent = extents_of(x)[axis or 0]
-    if not isinstance(extent, prim.IntImm):
-        advice = "choose by torch.where, or join parts by torch.cat"
-        expected = "an assignment to part of a dimension of constant extent"
-        raise UnsupportedModel(mismatch("slice_scatter", expected, f"extent {extent}", advice))
-    return importer._slice_scatter(node)
+def _holds(extent: Any, begin: Any, size: Any, symbol: tirx.Var, known: torch.SymInt) -> bool:
+    """Whether an extent has ``size`` places from ``begin`` on, however many ``symbol`` stands for:
+    in the limits that torch found, to which calls keep, but that it traces no fewer than 2."""
+    analyzer, (torchs,) = sym.Analyzer(), known.node.expr.free_symbols
+    bounds = known.node.shape_env.bound_sympy(torchs)
+    least = int(bounds.lower) if bounds.lower > 2 else 0
+    most = int(min(bounds.upper, 2**31))
+    analyzer.bind(symbol, ir.Range.from_min_extent(least, most - least + 1))
+    return bool(analyzer.can_prove(tirx.all(begin >= 0, size >= 0, begin + size <= extent)))
 
 
 def from_start(emit: Callable[..., Any], ids: relax.Expr, extent: Any) -> relax.Expr:

@@ -108,6 +108,26 @@ def _with_sign(x: Tensor, of: Tensor | float) -> Tensor:
     return -x.abs() if math.copysign(1.0, of) < 0 else x.abs()
 
 
+# ln(erfc(x) / t) + x * x for x >= 0 by powers of t = 1 / (1 + x / 2), fitted to 1e-7.
+_LEFT = (
+    *(-1.26551223, 1.00002369, 0.37409174, 0.0967858, -0.18629449),
+    *(0.27888307, -1.13522494, 1.4885331, -0.82215987, 0.17087418),
+)
+
+
+def _left_of_error(x: Tensor) -> Any:
+    """``1 - erf(x)``, small ones as exact as others."""
+    if x.dtype == torch.float64 or not x.is_floating_point():
+        return NotImplemented
+    wide = x.double()  # float32 loses digits of the square
+    t = 1 / (1 + wide.abs() / 2)
+    powers = torch.zeros_like(t)
+    for factor in reversed(_LEFT):
+        powers = powers * t + factor
+    found = t * torch.exp(powers - wide * wide)
+    return torch.where(wide < 0, 2 - found, found).to(x.dtype)
+
+
 def _of_numbers(choose: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
     """One of two numbers, of which neither is NaN if the other is not."""
 
@@ -182,6 +202,29 @@ def _extreme_norm(
     return (torch.amax if ord > 0 else torch.amin)(x.abs(), axes, keepdim)
 
 
+def _largest_of_parts(x: Tensor, sizes: list[int]) -> Any:
+    """Of images ``[..., height, width]`` in so many parts, all alike: the largest, and where."""
+    if list(sizes) == [1, 1]:
+        found, place = x.flatten(-2).max(-1, keepdim=True)
+        return found[..., None], place[..., None]
+    known = all(isinstance(extent, int) for extent in x.shape[-2:])
+    if not known or any(e % n for e, n in zip(x.shape[-2:], sizes, strict=True)):
+        return NotImplemented
+    each = [extent // number for extent, number in zip(x.shape[-2:], sizes, strict=True)]
+    return _ATEN.max_pool2d_with_indices(x, each)
+
+
+def _bilinear(
+    x: Tensor, weight: Tensor, y: Tensor, *expanded: list[int], unroll_dim: int = 1
+) -> Any:
+    """``sum_ij x[r, i] * weight[n, i, j] * y[r, j]``, the only form that layers have."""
+    if [*map(list, expanded)] != [[1, 3], [0], [1, 2], [2, 3]]:
+        return NotImplemented
+    n, _, depth = weight.shape
+    rows = torch.nn.functional.linear(x, weight.movedim(1, 2).reshape(n * depth, -1))
+    return (rows.unflatten(-1, (n, depth)) * y[:, None]).sum(-1)
+
+
 def _widened(operator: Callable[..., Any]) -> Callable[..., Any]:
     """An operator of which TVM has none for 16 bits, in 32."""
 
@@ -207,6 +250,7 @@ _OURS = {
     _ATEN.copysign.Scalar: _with_sign,
     _ATEN.fmax.default: _of_numbers(torch.maximum),
     _ATEN.fmin.default: _of_numbers(torch.minimum),
+    _ATEN.erfc.default: _left_of_error,
     _ATEN.exp2.default: lambda x: torch.pow(2.0, x),
     _PIT.linear_rows.default: _linear_rows,
     _PIT.moe_feed_forward.default: _feed_forward,
@@ -215,6 +259,8 @@ _OURS = {
     _PIT.sum_choices.default: lambda rows: rows.sum(-2),
     _ATEN.linalg_vector_norm.default: _extreme_norm,
     _ATEN._cdist_forward.default: _distances,
+    _ATEN._trilinear.default: _bilinear,
+    _ATEN.adaptive_max_pool2d.default: _largest_of_parts,
     **{
         operator: _widened(operator)
         for operator in (

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from math import prod
 from typing import Any
 
@@ -22,11 +21,30 @@ from ..structs import Groups
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
 from .grouped import grouped_parts
+from .linear import LinearForm
 from .rebuild import extents_of, flat_rows, is_op, permutation_of, rebuild, values_of
 
 #: The name by which a graph calls its grouped products.
 GROUPED = "pit_tvm.model.grouped_linear"
 _MOST_ROWS, _MOST_FLOP = 8192, 2e10  # of calls that `GroupedLayers.prepare` looks at
+
+
+@dataclass(frozen=True)
+class GroupedForm:
+    """``activation(x @ weight[g].T + bias[g])`` with ``weight`` ``[groups, n, k]``; "" for no
+    activation; of every row for so many ``choices`` of a group."""
+
+    groups: int
+    n: int
+    k: int
+    dtype: str
+    bias: bool
+    activation: str
+    choices: int = 1
+
+    def __str__(self) -> str:
+        one = LinearForm(self.n, self.k, self.dtype, self.bias, self.activation)
+        return f"{self.groups} x {one}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,9 +59,11 @@ class GroupedLayer:
     choices: int = 1
 
     @property
-    def form(self) -> tuple[Any, ...]:
+    def form(self) -> GroupedForm:
         """What layers of one operator share."""
-        return (*self.weight.shape, self.dtype, self.bias is not None, self.activation)
+        groups, n, k = map(int, self.weight.shape)
+        ends = self.bias is not None, self.activation or "", self.choices
+        return GroupedForm(groups, n, k, self.dtype, *ends)
 
 
 def extract_grouped(module: tvm.IRModule, shares: bool) -> tuple[tvm.IRModule, list[GroupedLayer]]:
@@ -101,6 +121,23 @@ def _repeated(builder: relax.BlockBuilder, x: relax.Expr, ids: relax.Expr) -> re
     return builder.emit(relax.op.broadcast_to(one, [*rows, extents_of(ids)[-1], depth]))
 
 
+def grouped_operator(
+    form: GroupedForm, target: TargetInfo, store: TileStore, kernels: KernelCache | None = None
+) -> Operator:
+    """The operator on a CPU of products of this form."""
+    bias, activation = form.bias, form.activation or None
+    how: dict[str, Any] = {"dtype": form.dtype, "bias": bias, "activation": activation}
+    return compile_operator(
+        grouped_matmul(None, form.n, form.k, form.groups, transpose_rhs=True, **how),
+        sparse={"lhs": Groups(form.groups)},
+        dead="zero",
+        target=target.tvm_target,
+        library=False,
+        database=store,
+        cache=kernels,
+    )
+
+
 class GroupedLayers:
     """``layers(number, x, ids, out)`` runs one of ``found``: one operator for all of a form."""
 
@@ -113,24 +150,13 @@ class GroupedLayers:
     ) -> None:
         self.found = tuple(found)
 
-        @cache
-        def operator(
-            groups: int, n: int, k: int, dtype: str, bias: bool, activation: str | None
-        ) -> Operator:
-            how: dict[str, Any] = {"dtype": dtype, "bias": bias, "activation": activation}
-            return compile_operator(
-                grouped_matmul(None, n, k, groups, transpose_rhs=True, **how),
-                sparse={"lhs": Groups(groups)},
-                dead="zero",
-                target=target.tvm_target,
-                library=False,
-                database=store,
-                cache=kernels,
-            )
-
+        operators = {
+            form: grouped_operator(form, target, store, kernels)
+            for form in {layer.form for layer in found}
+        }
         self._layers = []
         for layer in found:
-            made = operator(*layer.form)
+            made = operators[layer.form]
             packed = made.pack(rhs=layer.weight)
             self._layers.append((made, [packed] if layer.bias is None else [packed, layer.bias]))
 

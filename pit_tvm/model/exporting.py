@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,10 @@ from ..torch.experts import experts_here
 from .deferred import unproven
 from .faults import CODE_FAULTS, LONGEST_MESSAGE
 
+_VIOLATED = "Constraints violated"
+# Tokens from which on torch traces: 2 for every number; it takes parts of a single one, as all but
+# the first of 2, or but the first and the last of 3, for constants.
+_LEASTS = (2, 3, 4)
 # What an error of torch.export says, and what helps.
 _ADVICE = (
     (
@@ -23,7 +27,7 @@ _ADVICE = (
         "out of the model",
     ),
     ("not a known type", "let it return tensors only: config.use_cache = False in transformers"),
-    ("Constraints violated", "the model's code admits only some lengths or batches"),
+    (_VIOLATED, "the model's code admits only some lengths or batches"),
 )
 
 
@@ -49,29 +53,47 @@ def export_program(
         if value.layout is not torch.strided:
             expected = f"a strided tensor as {name!r}"
             raise DTypeError(mismatch("example_inputs", expected, value.layout, "pass .to_dense()"))
-    inputs = _told_apart(example_inputs, tuple(example_inputs[mask].shape))
-    plane = tuple(inputs[mask].shape)
-    sizes = dict(enumerate((Dim("batch"), Dim("tokens"))))
-    shapes = {
-        name: sizes if tuple(value.shape[:2]) == plane else None for name, value in inputs.items()
-    }
-    args, kwargs = _as_called(model, inputs)
     training = {part: part.training for part in model.modules()}
     model.eval()
     try:
         with torch.no_grad(), experts_here(model):
-            return _export_within_bounds(model, args, kwargs, shapes)
+            return _export_from(model, example_inputs, mask, _LEASTS)
     finally:
         for part, was in training.items():
             part.training = was
 
 
+def _export_from(
+    model: torch.nn.Module,
+    example_inputs: Mapping[str, torch.Tensor],
+    mask: str,
+    leasts: Sequence[int],
+) -> ExportedProgram:
+    """Export for so many tokens or more, the first of ``leasts`` that torch can trace for; the
+    first one's error if it can for none."""
+    inputs = _told_apart(example_inputs, tuple(example_inputs[mask].shape), leasts[0])
+    plane = inputs[mask].shape
+    tokens = Dim("tokens", min=leasts[0]) if leasts[0] > _LEASTS[0] else Dim("tokens")
+    sizes = dict(enumerate((Dim("batch"), tokens)))
+    shapes = {name: sizes if each.shape[:2] == plane else None for name, each in inputs.items()}
+    try:
+        return _export_within_bounds(model, *_as_called(model, inputs), shapes)
+    except UnsupportedModel as error:
+        if _VIOLATED not in str(error) or len(leasts) == 1:
+            raise
+        try:
+            return _export_from(model, example_inputs, mask, leasts[1:])
+        except UnsupportedModel:
+            raise error from None
+
+
 def _told_apart(
-    inputs: Mapping[str, torch.Tensor], plane: tuple[int, ...]
+    inputs: Mapping[str, torch.Tensor], plane: tuple[int, ...], least: int
 ) -> dict[str, torch.Tensor]:
-    """Inputs with a batch and a length of at least 2, neither of which divides the other: torch
-    takes an extent of 1 for a constant, and what divides or equals another for what always does."""
-    batch, tokens = (max(extent, 2) for extent in plane)
+    """Inputs with a batch of at least 2 and so many tokens, neither of which divides the other:
+    torch takes an extent of 1 for a constant, and what divides or equals another for what always
+    does."""
+    batch, tokens = max(plane[0], 2), max(plane[1], least)
     shapes = [tuple(value.shape) for value in inputs.values()]
     tied = any(shape[:2] != plane and batch in shape for shape in shapes)  # refused by its name
     while not tied and (batch % tokens == 0 or tokens % batch == 0):
@@ -129,7 +151,7 @@ def _export_within_bounds(
         if tries > 1 and "Suggested fixes" in fixes:
             shapes = refine_dynamic_shapes_from_suggested_fixes(fixes, shapes)
             tries -= 1
-        elif refused is not None or "Constraints violated" not in fixes:
+        elif refused is not None or _VIOLATED not in fixes:
             raise _unsupported(error) from error
         else:
             refused = error

@@ -90,10 +90,11 @@ def emit_layer(
 
 
 def called_layer(expr: relax.Expr, call: str) -> tuple[int, relax.Expr] | None:
-    """The layer's number and its rows, if ``expr`` is what `emit_layer` emits; else None."""
+    """The layer's number and its rows, if ``expr`` is what `emit_layer` emits, or the like for
+    experts; else None."""
     if not is_op(expr, "call_dps_packed") or expr.args[0].global_symbol != call:
         return None
-    number, rows = expr.args[1].fields
+    number, rows, *_ = expr.args[1].fields
     return int(number), rows
 
 

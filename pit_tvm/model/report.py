@@ -16,6 +16,7 @@ from ..api import Operator
 from ..errors import AxisError
 from ..runtime.bind import resolve
 from ..structs import Plan
+from .experts import GroupedLayer
 from .legalize import legalize
 from .linear import LinearForm, LinearLayer, called_layer
 from .propagate import BY_TOKEN, Decision
@@ -41,9 +42,10 @@ def summary(decisions: Sequence[Decision]) -> str:
 
 @dataclass(frozen=True)
 class LinearUse:
-    """``layers`` linear layers of one form on equally many rows: ``rows`` over symbolic sizes."""
+    """``layers`` linear layers, or products of experts, of one form (`LinearForm`, `GroupedForm`)
+    on equally many rows: ``rows`` over symbolic sizes."""
 
-    form: LinearForm
+    form: Any
     rows: Any
     layers: int
 
@@ -57,14 +59,18 @@ def linear_forms(layers: Sequence[LinearLayer]) -> dict[LinearForm, int]:
     return dict(Counter(map(LinearForm.of, layers)))
 
 
-def linear_uses(module: tvm.IRModule, layers: Sequence[LinearLayer], call: str) -> list[LinearUse]:
-    """The linear layers that ``main`` calls by the name ``call``, those that are alike together."""
-    found: dict[tuple[LinearForm, str], list[Any]] = {}
+def linear_uses(
+    module: tvm.IRModule, layers: Sequence[LinearLayer | GroupedLayer], call: str
+) -> list[LinearUse]:
+    """The layers that ``main`` calls by the name ``call``, those that are alike together."""
+    found: dict[tuple[Any, str], list[Any]] = {}
     for binding in bindings_of(module["main"]):
         called = called_layer(binding.value, call)
         if called is not None:
             rows = _number(extents_of(called[1])[0])
-            found.setdefault((LinearForm.of(layers[called[0]]), str(rows)), []).append(rows)
+            layer = layers[called[0]]
+            form = layer.form if isinstance(layer, GroupedLayer) else LinearForm.of(layer)
+            found.setdefault((form, str(rows)), []).append(rows)
     return [LinearUse(form, rows[0], len(rows)) for (form, _), rows in found.items()]
 
 

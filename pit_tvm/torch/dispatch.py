@@ -44,10 +44,10 @@ class CustomOperator:
 
     def __call__(self, *args: Any) -> Any:
         """The result; as torch's own operators, of tensors that require gradients one that does."""
-        is_seen = torch.compiler.is_compiling() or _is_seen(args)
-        if not is_seen and not differentiated(*args):
+        seen = is_seen(args)
+        if not seen and not differentiated(*args):
             return self._function(*args)
-        if is_seen or self._differentiated is None:  # torch says on the way back that it is missing
+        if seen or self._differentiated is None:  # torch says on the way back that it is missing
             return getattr(torch.ops.pit_tvm, self._name)(*_alike(args))
         return self._differentiated.apply(*args)
 
@@ -119,8 +119,10 @@ def _alike(args: Sequence[Any]) -> Sequence[Any]:
     return alike(args)
 
 
-def _is_seen(args: Sequence[Any]) -> bool:
+def is_seen(args: Sequence[Any]) -> bool:
     """Whether somebody has to see the operator that is called."""
+    if torch.compiler.is_compiling():
+        return True
     for each in args:
         if isinstance(each, torch.Tensor) and (type(each) not in _PLAIN or each.is_meta):
             return True

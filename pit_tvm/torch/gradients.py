@@ -17,8 +17,8 @@ import torch
 
 from ..errors import DTypeError, mismatch
 from . import custom_ops
-from .dispatch import arguments, differentiated
-from .host import activate, activate_gradient, gate_halves, spread
+from .dispatch import arguments, differentiated, is_seen
+from .host import activate, activate_gradient, check_ids, gate_halves, spread
 from .operators import ONES, reads_live
 
 
@@ -136,7 +136,9 @@ def feed_forward_in_parts(
     gated: bool,
 ) -> torch.Tensor:
     """`pit_tvm.torch.moe_feed_forward` by operators that have derivatives; errors as
-    `split_activation`."""
+    `split_activation` and, on CPUs, `check_ids`."""
+    if ids.is_cpu and not is_seen((x, ids, weights, up, down)):  # operators call them otherwise
+        check_ids("expert_ids", ids, len(up))
     linear, act = custom_ops.grouped_linear, activate(activation)
     rows = linear(x, up, None, ids, None)
     rows = custom_ops.gated_activation(rows, activation) if gated else act(rows)

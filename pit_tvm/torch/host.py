@@ -43,19 +43,18 @@ def live_rows(
     return out
 
 
-def live_groups(ids: torch.Tensor, groups: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """Each group that occurs among ``ids`` [rows], and the places where it does, in order.
-
-    Raises
-    ------
-    ShapeError
-        An id is below -1, which stands for none, or no group.
-    """
+def check_ids(name: str, ids: torch.Tensor, groups: int) -> None:
+    """ShapeError if an id is below -1, which stands for none, or no group."""
     wrong = (ids < -1) | (ids >= groups)
     if wrong.any():
-        place = int(wrong.nonzero()[0, 0])
-        got = f"{int(ids[place])} at position {place}"
-        raise ShapeError(mismatch("group ids", told_groups(groups), got))
+        place = int(wrong.reshape(-1).nonzero()[0, 0])
+        got = f"{int(ids.reshape(-1)[place])} at position {place}"
+        raise ShapeError(mismatch(name, told_groups(groups), got))
+
+
+def live_groups(ids: torch.Tensor, groups: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """Each group that occurs among ``ids`` [rows], which `check_ids` has seen, and the places where
+    it does, in order."""
     order = torch.argsort(ids, stable=True)
     none, *counts = torch.bincount(ids.long() + 1, minlength=groups + 1).tolist()
     begin = none

@@ -156,6 +156,7 @@ def grouped_choices(
         return x.new_zeros((ids.numel(), weight.shape[1]))
     if x.is_cuda:
         return _cuda_experts().grouped(x, ids, weight, bias, activation or "none")
+    host.check_ids("group_ids", ids, len(weight))
     if host.computes(x.dtype):
         check_activation(activation, resolve_dtypes(dtype_name(x)))
         return host.grouped_rows(x, ids, weight, bias, activation)
@@ -164,10 +165,7 @@ def grouped_choices(
     operands = (stored,) if bias is None else (stored, bias)
     sizes = map(int, weight.shape)
     operator = _host_grouped(dtype_name(x), *sizes, layout, bias is not None, activation)
-    ids = ids.reshape(-1)
-    # The operand is int32: what is no group stays none. The pattern's own check sees the ids.
-    narrow = ids.clamp(-1, len(weight)).to(torch.int32)
-    return operator(rows, *operands, narrow, sparsity=ids)
+    return operator(rows, *operands, ids.reshape(-1).to(torch.int32))
 
 
 def outer_of_groups(
@@ -177,6 +175,7 @@ def outer_of_groups(
     choices ``ids[t, c]`` of the rows of ``right``."""
     if left.is_cuda:
         return _cuda_experts().outer(left, right, ids, groups)
+    host.check_ids("group_ids", ids, groups)
     return host.outer_groups(left, right, ids, groups)
 
 
@@ -227,6 +226,7 @@ def _host_moe(
 ) -> torch.Tensor:
     """The layer expert by expert, or by two grouped products."""
     check_activation(activation, resolve_dtypes(dtype_name(x)))
+    host.check_ids("expert_ids", ids, len(up))
     if host.computes(x.dtype):
         return host.feed_forward(x, ids, weights, up, down, activation=activation, gated=gated)
     rows = grouped_choices(x, ids, up, None, None if gated else activation)

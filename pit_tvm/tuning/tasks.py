@@ -179,6 +179,12 @@ def make_tasks(
     return tuple(TileTask(family, isa, dtype, m, n, k, groups, share) for family in families)
 
 
+def has_groups(dtype: str, isa: str) -> bool:
+    """Whether groups have tiles of their own on that instruction set."""
+    families = OPERATORS["grouped_matmul"].get(isa, ())
+    return any(dtype in _DTYPES.get(name, (dtype,)) for name in families)
+
+
 def workload_module(space: Space, task: TileTask) -> IRModule:
     """The task's unscheduled module, its one function named ``main``, of static shape.
 

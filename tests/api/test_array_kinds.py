@@ -13,6 +13,7 @@ import torch
 import tvm_ffi
 from tvm import runtime as tvm_runtime
 
+from pit_tvm.errors import DTypeError
 from pit_tvm.reference import ops as reference
 from pit_tvm.runtime.arrays import as_numpy
 from pit_tvm.structs import Lengths, Mask, Rows, Values
@@ -195,9 +196,26 @@ def test_tensors_that_require_a_gradient_are_read(rng: np.random.Generator) -> N
     (lhs, rhs), mask, truth = problem("float32", rng)
     weight = as_torch(rhs).requires_grad_()
     operator = compiled(MATMUL, "float32", "lhs", Mask())
-    out = operator(as_torch(lhs), weight, sparsity=torch.from_numpy(mask))
-    assert not out.requires_grad
-    assert_close(out.numpy(), truth)
+    given, told = (as_torch(lhs), weight), torch.from_numpy(mask)
+    with torch.no_grad():
+        assert_close(operator(*given, sparsity=told).numpy(), truth)
+        choice = operator.explain(*given, sparsity=told).choice
+        assert_close(operator.repeat(choice, *given, sparsity=told).numpy(), truth)
+    assert_close(operator(given[0], weight.detach(), sparsity=told).numpy(), truth)
+
+
+def test_gradients_are_refused_where_torch_records_them(rng: np.random.Generator) -> None:
+    (lhs, rhs), mask, _ = problem("float32", rng)
+    operator = compiled(MATMUL, "float32", "lhs", Mask())
+    given, told = (as_torch(lhs), as_torch(rhs)), torch.from_numpy(mask)
+    choice = operator.explain(*given, sparsity=told).choice
+    calls = operator, operator.profile, partial(operator.repeat, choice)
+    for call in calls:
+        call(*given, sparsity=told)
+    given[1].requires_grad_()
+    for call in calls:  # however like the one before
+        with pytest.raises(DTypeError, match=r"^rhs: expected .* no gradient.*torch\.no_grad\(\)"):
+            call(*given, sparsity=told)
 
 
 def test_row_ids_of_a_negated_tensor_are_read_as_their_values(rng: np.random.Generator) -> None:

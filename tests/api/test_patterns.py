@@ -249,6 +249,16 @@ def test_values_are_always_inside_their_own_pattern(monkeypatch: pytest.MonkeyPa
     assert_close(out, lhs.astype(np.float64) @ rhs)
 
 
+def test_values_take_no_other_pattern() -> None:
+    lhs, rhs = good()
+    operator = matmul(Values())
+    for told in (lhs != 0, lhs.copy(), [1]):
+        for call in (operator, operator.profile):
+            with pytest.raises(ShapeError, match=r"^sparsity: expected None.*lhs.*Mask\(\)"):
+                call(lhs, rhs, sparsity=told)
+    assert_close(operator(lhs, rhs, sparsity=lhs), lhs.astype(np.float64) @ rhs)
+
+
 @pytest.mark.parametrize(
     ("spec", "pattern"),
     [

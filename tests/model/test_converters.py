@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from pit_tvm.errors import ShapeError
 from pit_tvm.model import CompiledModel, compile
 
 WIDTH, ROWS = 8, 30
@@ -67,6 +68,17 @@ def operators(self: Small, x: torch.Tensor, ids: torch.Tensor, mask: torch.Tenso
         "bounds of another type": x.half().clamp(min=-mask[0, 0].float(), max=mask[0, 0].double()),
         "any of all": x.isinf().any() | (ids == 7).any(),
         "any number": (x * live).relu().any(),
+        "any of a sequence": ((ids == 3) * mask).any(1),
+        "any along axes": (ids * live.squeeze(-1) % 3).unsqueeze(-1).any((1, 2)),
+        "any column, kept": (x - x.amax(-1, keepdim=True)).any(-1, keepdim=True),
+        "all of a sequence": ((ids > 3) | (mask == 0)).all(1),
+        "all columns": x.where(x > -0.5, 0.0).all(-1),
+        "largest of a sequence": nn.functional.adaptive_max_pool1d((x * live).mT, 1),
+        "largest of parts": nn.functional.adaptive_max_pool1d(x, 4),
+        "of two tokens": nn.functional.bilinear(
+            x, self.down(x), self.table.weight[:24].view(3, WIDTH, WIDTH), self.table.weight[0, :3]
+        ),
+        "of pairs": torch.einsum("bij,dc->bcij", x @ x.mT, self.up.weight) * live[:, None],
         "largest of all": (x * live).amax((1, 2)),
         "smallest, kept": x.amin(-1, keepdim=True),
         "rows from the end": self.table.weight[ids % 5 - 5] * live,
@@ -113,6 +125,35 @@ def test_operators_are_torchs() -> None:
             assert found[name].dtype == one.dtype, name
             rows = live if one.shape[:2] == live.shape else ...
             torch.testing.assert_close(found[name][rows], one[rows], rtol=1e-5, atol=1e-6)
+
+
+def parts(self: Small, x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> Any:
+    scores, both = x[:, :-1].log_softmax(-1), (mask[:, 1:] * mask[:, :-1]).bool()
+    said = scores.gather(-1, ids[:, 1:, None] % WIDTH).squeeze(-1)
+    return {
+        "what follows each": (said * both).sum(1),
+        "steps": ((x[:, 1:] - x[:, :-1]) * both[..., None]).abs().sum(1),
+        "pairs": (self.table.weight[ids[:, :-1], ids[:, 1:] % WIDTH] * both).sum(1),
+        "without the first": (x[:, 1:] * mask[:, 1:, None]).sum(1),
+    }
+
+
+def inner(self: Small, x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> Any:
+    return {"without ends": (x[:, 1:-1] * mask[:, 1:-1, None]).sum(1)}
+
+
+@pytest.mark.parametrize(("rest", "least"), [(parts, 3), (inner, 4)])
+def test_parts_that_torch_takes_for_constants_where_they_are_of_one_token(
+    rest: Forward, least: int
+) -> None:
+    model, ours = both(rest)
+    rng = np.random.default_rng(0)
+    for length in (least, 9):
+        given = inputs(rng.random((4, length)) < 0.7)
+        with torch.no_grad():
+            torch.testing.assert_close(ours(**given), model(**given), rtol=1e-5, atol=1e-5)
+    with pytest.raises(ShapeError, match=f"attention_mask: expected at least {least} tokens"):
+        ours(**inputs(np.ones((2, least - 1))))
 
 
 def first_for_all(self: Small, x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> Any:

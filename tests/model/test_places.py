@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-import pit_tvm.model  # noqa: E402
-from pit_tvm.errors import UnsupportedModel  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
 from tests.model.targets import both  # noqa: E402
 
 WIDTH = 8
@@ -65,18 +66,69 @@ def test_as_torch(dtype: Any) -> None:
     torch.testing.assert_close(got[LIVE > 0], want[LIVE > 0], equal_nan=True, **off)
 
 
-class Part(torch.nn.Module):  # type: ignore[misc]
-    """Places of some columns only."""
+class Parts(torch.nn.Module):  # type: ignore[misc]
+    """Places of some columns only, and what comes of all places up to each."""
 
     def forward(self, input: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        index = torch.zeros_like(input[:, :1], dtype=torch.int64)
-        return input.scatter(1, index[..., :4], 1.0)
+        live = attention_mask[..., None]
+        x = (input * live.to(input.dtype)).nan_to_num()
+        first = torch.zeros_like(input[:, :1, :4], dtype=torch.int64)
+        halves, pairs = input.unflatten(-1, (2, -1)), x.unflatten(-1, (2, -1))
+        few = (pairs[..., :1, :3] * 64).long() % 4
+        square, dead = x.reshape(-1, 2, 2, 2), input.masked_fill(live == 0, -math.inf)
+        found = [
+            x.scatter(1, first, 1.0) * live,
+            input.scatter(-1, (x[..., :3] * 64).long() % WIDTH, input.flip(-1)),
+            halves.scatter(-1, few, halves.flip(-1)).flatten(-2),
+            halves.scatter_add(-1, few, pairs).flatten(-2),
+            input.index_add(-1, torch.tensor([1, 6, 1]), x[..., :3], alpha=2),
+            input.index_add(2, torch.tensor([5]), x[..., :1]),
+            input.kthvalue(3).values[..., None],
+            input.gather(-1, input.kthvalue(WIDTH - 1, keepdim=True).indices),
+            *input.cummax(-1),
+            *input.cummin(2),
+            *(x * 4).long().cummax(-1),
+            x.cummax(1).values * live,
+            input.logcumsumexp(-1),
+            torch.exp(dead.nan_to_num(neginf=-math.inf).logcumsumexp(1)) * live,
+            F.unfold(x[:, None], (3, WIDTH), padding=(1, 0)).mT * live,
+            F.unfold(square, 2, dilation=2, padding=1).reshape(*x.shape[:2], -1),
+        ]
+        return torch.cat([each.to(input.dtype) for each in found], -1)
 
 
-def test_an_index_of_a_smaller_shape_is_refused() -> None:
-    example = {"input": torch.rand(3, 5, WIDTH), "attention_mask": torch.ones(3, 5).long()}
-    with pytest.raises(UnsupportedModel, match="model: "):
-        pit_tvm.model.compile(Part(), example)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_parts_as_torch(dtype: Any) -> None:
+    got, want = both(Parts(), "llvm", numbers(dtype), LIVE)
+    off = {} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    torch.testing.assert_close(got[LIVE > 0], want[LIVE > 0], equal_nan=True, **off)
+
+
+class Assigned(torch.nn.Module):  # type: ignore[misc]
+    """Assignments to what a mask, or a slice, picks."""
+
+    def forward(self, input: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        dead, row = attention_mask == 0, torch.arange(1.0 * WIDTH).to(input.dtype)
+        x = (input * attention_mask[..., None].to(input.dtype)).nan_to_num()
+        chosen, filled, columns = input.clone(), x.clone(), x.clone()
+        chosen[dead] = 0
+        chosen[chosen < 0] = 0.5
+        chosen[input[..., 0] > 0.5] = row
+        columns[:, :, 0] += 1
+        columns[..., 3:5] = x[..., :2]
+        filled[:, 0], filled[:, -1] = 0, row
+        shifted, steps = torch.zeros_like(x), x.clone()
+        shifted[:, 1:] = filled[:, :-1]
+        shifted[:, 1:] += x[:, :-1]
+        steps[:, 1::2] = 0
+        found = torch.cat([chosen, filled, columns, shifted, steps], -1)
+        return found * (~dead)[..., None].to(input.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_assignments(dtype: Any) -> None:
+    got, want = both(Assigned(), "llvm", numbers(dtype), LIVE)
+    torch.testing.assert_close(got[LIVE > 0], want[LIVE > 0], equal_nan=True)
 
 
 class Wide(torch.nn.Module):  # type: ignore[misc]

@@ -70,10 +70,12 @@ def test_ids_that_are_no_group(
     layer, ids = pit.MoeFeedForward(GROUPS, HIDDEN, INTER), routed()
     ids[3, 1] = wrong
     x, message = torch.randn(TOKENS, HIDDEN), f"expected ids from -1 .* got {wrong} at position 7"
-    with pytest.raises(ShapeError, match=message):
-        layer(x, ids, torch.rand(TOKENS, TOP_K))
-    with pytest.raises(ShapeError, match=message):
-        pit.grouped_linear(x, layer.up.detach(), ids)
+    for recorded in (True, False):
+        with torch.set_grad_enabled(recorded):
+            with pytest.raises(ShapeError, match=f"^expert_ids: {message}"):
+                layer(x, ids, torch.rand(TOKENS, TOP_K))
+            with pytest.raises(ShapeError, match=f"^group_ids: {message}"):
+                pit.grouped_linear(x, layer.up, ids)
 
 
 def test_what_the_library_computes(monkeypatch: pytest.MonkeyPatch) -> None:
