@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tvm
-from tvm import relax, s_tir, tirx
+from tvm import ir, relax, s_tir, tirx
 
 from ..schedules import generic
 from ..target import TargetInfo
@@ -44,7 +44,7 @@ def build(module: tvm.IRModule, target: TargetInfo) -> Any:
             with faults_as_unsupported(f"loops that can be scheduled for {var.name_hint}"):
                 module.update_func(var, _scheduled(func))
     with faults_as_unsupported(f"operators that TVM can build for {target.kind}"):
-        return relax.build(module, device, tir_pipeline=_PIPELINE)
+        return relax.build(module, device, relax_pipeline=_called, tir_pipeline=_PIPELINE)
 
 
 def fused(
@@ -64,6 +64,23 @@ def fused(
         ):
             module = step(module)
     return copy_constants(module)
+
+
+@tvm.transform.module_pass(opt_level=0)
+def _called(module: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+    """TVM's own lowering of graphs, and no functions that nothing calls then: it leaves those of
+    reshapes, which became views, a third of a model's."""
+    module, called = relax.get_pipeline("default")(module), set()
+
+    def visit(node: Any) -> None:
+        if isinstance(node, ir.GlobalVar):
+            called.add(node.name_hint)
+
+    relax.analysis.post_order_visit(module["main"].body, visit)
+    for var, func in module.functions_items():
+        if isinstance(func, tirx.PrimFunc) and var.name_hint not in called:
+            del module[var]
+    return module
 
 
 def _scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
