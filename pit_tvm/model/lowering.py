@@ -7,6 +7,7 @@ from typing import Any
 
 import tvm
 from tvm import ir, relax, s_tir, tirx
+from tvm.ir.instrument import pass_instrument
 
 from ..schedules import generic
 from ..target import TargetInfo
@@ -97,6 +98,23 @@ def _pipeline() -> Any:
 
     @tvm.transform.module_pass(opt_level=0)
     def both(mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        return passes(lower(mod))
+        ours, theirs = {}, {}
+        for var, func in mod.functions_items():
+            (ours if SCHEDULED in (func.attrs or {}) else theirs)[var] = func
+        lowered = passes(lower(tvm.IRModule(theirs)))
+        config = tvm.transform.PassContext.current().config
+        with tvm.transform.PassContext(config=config, instruments=[_AsAllocated()]):
+            lowered.update(passes(lower(tvm.IRModule(ours))))
+        return lowered
 
     return both, host, device
+
+
+@pass_instrument
+class _AsAllocated:
+    """Scratch stays as large as it was asked for: TVM takes long to find that of attention is no
+    smaller."""
+
+    def should_run(self, _: tvm.IRModule, info: tvm.transform.PassInfo) -> bool:
+        """Whether a pass is no other."""
+        return bool(info.name != "s_tir.CompactBufferAllocation")
