@@ -98,7 +98,8 @@ def _pipeline() -> Any:
 
     @tvm.transform.module_pass(opt_level=0)
     def both(mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        ours, theirs = {}, {}
+        ours: dict[ir.GlobalVar, Any] = {}
+        theirs: dict[ir.GlobalVar, Any] = {}
         for var, func in mod.functions_items():
             (ours if SCHEDULED in (func.attrs or {}) else theirs)[var] = func
         lowered = passes(lower(tvm.IRModule(theirs)))
