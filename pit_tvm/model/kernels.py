@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 from tvm import relax, tirx
@@ -82,12 +82,7 @@ class CpuKernels(Kernels):
     """Scheduled functions; each is made only once: layers are alike, and parsing one is slow."""
 
     def __init__(self, target: TargetInfo) -> None:
-        @cache
-        def made(make: Callable[..., tirx.PrimFunc], *form: Any) -> tirx.PrimFunc:
-            func = make(*form, target=target).with_attr(SCHEDULED, True)
-            return func.without_attr("global_symbol")
-
-        self._made = made
+        self._made = partial(_made, target)
 
     def attention(
         self,
@@ -128,3 +123,9 @@ class CpuKernels(Kernels):
         operands = [*(part for pair in tables for part in pair), *arrays, how.scale, how.shift]
         ty = relax.TensorType([*first.ty.shape.values, width], dtype)
         return relax.call_tir(builder.add_func(func, "embeddings"), operands, ty)
+
+
+@lru_cache
+def _made(target: TargetInfo, make: Callable[..., tirx.PrimFunc], *form: Any) -> tirx.PrimFunc:
+    func = make(*form, target=target).with_attr(SCHEDULED, True)
+    return func.without_attr("global_symbol")

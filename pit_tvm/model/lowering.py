@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import tvm
-from tvm import relax, s_tir, tirx
+from tvm import ir, relax, s_tir, tirx
+from tvm.ir.instrument import pass_instrument
 
 from ..schedules import generic
 from ..target import TargetInfo
@@ -44,7 +45,7 @@ def build(module: tvm.IRModule, target: TargetInfo) -> Any:
             with faults_as_unsupported(f"loops that can be scheduled for {var.name_hint}"):
                 module.update_func(var, _scheduled(func))
     with faults_as_unsupported(f"operators that TVM can build for {target.kind}"):
-        return relax.build(module, device, tir_pipeline=_PIPELINE)
+        return relax.build(module, device, relax_pipeline=_called, tir_pipeline=_PIPELINE)
 
 
 def fused(
@@ -66,6 +67,23 @@ def fused(
     return copy_constants(module)
 
 
+@tvm.transform.module_pass(opt_level=0)
+def _called(module: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+    """TVM's own lowering of graphs, and no functions that nothing calls then: it leaves those of
+    reshapes, which became views, a third of a model's."""
+    module, called = relax.get_pipeline("default")(module), set()
+
+    def visit(node: Any) -> None:
+        if isinstance(node, ir.GlobalVar):
+            called.add(node.name_hint)
+
+    relax.analysis.post_order_visit(module["main"].body, visit)
+    for var, func in module.functions_items():
+        if isinstance(func, tirx.PrimFunc) and var.name_hint not in called:
+            del module[var]
+    return module
+
+
 def _scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """A function with its loops on threads, as annotations that pit-tvm's pipeline lowers."""
     sch = s_tir.Schedule(unalign(func).with_attr("global_symbol", "main"))
@@ -80,6 +98,24 @@ def _pipeline() -> Any:
 
     @tvm.transform.module_pass(opt_level=0)
     def both(mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        return passes(lower(mod))
+        ours: dict[ir.GlobalVar, Any] = {}
+        theirs: dict[ir.GlobalVar, Any] = {}
+        for var, func in mod.functions_items():
+            (ours if SCHEDULED in (func.attrs or {}) else theirs)[var] = func
+        lowered = passes(lower(tvm.IRModule(theirs)))
+        config = tvm.transform.PassContext.current().config
+        with tvm.transform.PassContext(config=config, instruments=[_AsAllocated()]):
+            lowered.update(passes(lower(tvm.IRModule(ours))))
+        return lowered
 
     return both, host, device
+
+
+@pass_instrument
+class _AsAllocated:
+    """Scratch stays as large as it was asked for: TVM takes long to find that of attention is no
+    smaller."""
+
+    def should_run(self, _: tvm.IRModule, info: tvm.transform.PassInfo) -> bool:
+        """Whether a pass is no other."""
+        return bool(info.name != "s_tir.CompactBufferAllocation")
