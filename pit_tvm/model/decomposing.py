@@ -108,7 +108,8 @@ def _with_sign(x: Tensor, of: Tensor | float) -> Tensor:
     return -x.abs() if math.copysign(1.0, of) < 0 else x.abs()
 
 
-# ln(erfc(x) / t) + x * x for x >= 0 by powers of t = 1 / (1 + x / 2), fitted to 1e-7.
+# ln(erfc(x) / t) + x * x for x >= 0 by powers of t = 1 / (1 + x / 2), to 1e-7: Numerical Recipes,
+# section 6.2.
 _LEFT = (
     *(-1.26551223, 1.00002369, 0.37409174, 0.0967858, -0.18629449),
     *(0.27888307, -1.13522494, 1.4885331, -0.82215987, 0.17087418),
