@@ -187,8 +187,9 @@ class Operator(Shared):
         (DTypeError), and a pattern of an operand whose values tell it (ShapeError)."""
         torch = sys.modules.get("torch")  # absent: no torch tensor can exist
         if torch is not None and torch.is_grad_enabled():
-            for name, array in zip(self._inputs, arrays, strict=False):
+            for place, array in enumerate(arrays):
                 if getattr(array, "requires_grad", False):
+                    name = dict(enumerate(self._inputs)).get(place, "arrays")
                     expected, got = "a tensor that requires no gradient", "one that does"
                     advice = (
                         "call under torch.no_grad(), pass .detach(), or use pit_tvm.torch, "
