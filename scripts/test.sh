@@ -11,6 +11,11 @@ venv="$(cd "$venv" && pwd)"
 python="$venv/bin/python"
 cd "$root"
 
+# Compiled once, beside the environment: tests start many processes, each of which would compile
+# torch, TVM and this project anew where the user has Python write no bytecode.
+unset PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX="$venv/bytecode"
+
 echo "ruff"
 "$python" -m ruff check .
 "$python" -m ruff format --check .
