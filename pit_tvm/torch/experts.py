@@ -19,6 +19,7 @@ import torch
 
 from ..errors import BackendUnavailable, mismatch
 from ..runtime.promise import asked_for
+from .custom_ops import combine_choices
 from .functional import grouped_linear, moe_feed_forward
 
 # What transformers' classes of activations compute, by their names, of what kernels know.
@@ -156,6 +157,4 @@ def _by_products(
     rows = grouped_linear(rows.contiguous(), down, ids, beside)
     if _has_norm(module):
         rows = module.post_expert_norm(rows)
-    shares = weights.float().masked_fill(ids < 0, 0.0)
-    # As 32-bit floats: 16 bits would be rounded at every sum.
-    return (rows.float() * shares[..., None]).sum(-2).to(x.dtype)
+    return combine_choices(rows.to(x.dtype).contiguous(), weights, ids)
