@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
+import numpy as np
 from tvm import ir, relax
 
+from ..runtime.arrays import as_numpy
 from .masks import value_if_dead
 from .plane import Plane
 from .rebuild import is_op, values_of
 
+_MOVED = ("reshape", "permute_dims", "expand_dims", "squeeze")  # every element as it is
 _CONSTANT = ("zeros_like", "ones_like", "full_like")
 
 
@@ -33,7 +36,7 @@ class Origins:
 
     def __init__(self, main: relax.Function, plane: Plane, mask: relax.Var) -> None:
         self.made, self.plane, self.mask = values_of(main), plane, mask
-        self.zero: set[relax.Expr] = set()
+        self.fills: dict[relax.Expr, float] = {}
         self.known: dict[relax.Expr, Origin] = {
             p: Origin.OWN if _is_float(p) else Origin.IDS
             for p in main.params
@@ -44,9 +47,10 @@ class Origins:
         """Whether dead tokens have nothing but hidden states of their own in ``var``."""
         return self._of(var) is Origin.OWN and _is_float(var)
 
-    def is_zero(self, var: relax.Var) -> bool:
-        """Whether ``var`` is 0 for every dead token, because the mask makes it so."""
-        return var in self.zero
+    def fill(self, var: relax.Var) -> float | None:
+        """The number that ``var`` is for every dead token, because the mask makes it so; None where
+        it is not."""
+        return self.fills.get(var)
 
     def attended(self, var: relax.Var, query: relax.Var) -> None:
         """Note that ``var`` is attention over live tokens by ``query``."""
@@ -56,7 +60,7 @@ class Origins:
     def by_token(self, var: relax.Var, value: relax.Call) -> None:
         """Note that ``value`` gives ``var`` token by token."""
         if is_op(value, "multiply") and any(map(self._is_zero, value.args)):
-            self.zero.add(var)
+            self.fills[var] = 0.0
             self.known[var] = self._gated(relax.analysis.free_vars(value))
         elif is_op(value, "where"):
             self.known[var] = self._chosen(var, value)
@@ -64,6 +68,8 @@ class Origins:
             self.known[var] = _mixed([self._of(field) for field in value.args[0].fields])
         else:
             self.known[var] = self._computed(value)
+            if is_op(value, *_MOVED) and value.args[0] in self.fills:
+                self.fills[var] = self.fills[value.args[0]]
 
     def _of(self, expr: relax.Expr) -> Origin:
         return self.known.get(expr, Origin.OTHERS)
@@ -84,8 +90,9 @@ class Origins:
             asked = self._of(condition)
             return asked if asked is Origin.OWN else max(asked, _mixed(found))
         taken = 0 if known else 1
-        if self._is_zero(branches[taken]) or _is_constant_zero(branches[taken]):
-            self.zero.add(var)
+        filled = 0.0 if self._is_zero(branches[taken]) else self._number(branches[taken])
+        if filled is not None:
+            self.fills[var] = filled
         return max(found[taken], self._gated(branches))
 
     def _gated(self, operands: Sequence[relax.Expr]) -> Origin:
@@ -93,7 +100,13 @@ class Origins:
         return Origin.GATED if any(map(self._of, operands)) else Origin.OTHERS
 
     def _is_zero(self, expr: relax.Expr) -> bool:
-        return expr in self.zero or not self._of(expr) and self._value(expr) == 0.0
+        return self.fills.get(expr) == 0.0 or not self._of(expr) and self._value(expr) == 0.0
+
+    def _number(self, expr: relax.Expr) -> float | None:
+        """One number for every dead token."""
+        if expr in self.fills:
+            return self.fills[expr]
+        return _constant(self.made.get(expr, expr))
 
     def _value(self, expr: relax.Expr) -> float | None:
         return value_if_dead(expr, self.made.get, self.mask, self.plane)
@@ -109,5 +122,11 @@ def _is_float(var: relax.Var) -> bool:
     return "float" in str(var.ty.dtype)
 
 
-def _is_constant_zero(expr: relax.Expr) -> bool:
-    return isinstance(expr, ir.GenericConst) and not expr.value.numpy().any()
+def _constant(expr: relax.Expr | None) -> float | None:
+    """The one number of a constant."""
+    if not isinstance(expr, ir.GenericConst):
+        return None
+    numbers = np.unique(as_numpy(expr.value))
+    if numbers.size != 1:
+        return None
+    return int(numbers[0]) if numbers.dtype.kind in "iub" else float(numbers[0])

@@ -89,8 +89,8 @@ class Packer:
         order[dim], order[place] = place, dim
         return self._permute(self._take(expr, self.index.sequence, dim), order)
 
-    def unpack(self, packed: relax.Expr, roles: Roles) -> relax.Var:
-        """The padded tensor of a packed one; elements of dead tokens are 0."""
+    def unpack(self, packed: relax.Expr, roles: Roles, fill: float = 0.0) -> relax.Var:
+        """The padded tensor of a packed one; elements of dead tokens are ``fill``."""
         if BOTH in roles:
             order = _first(roles, BOTH)
             rows = self._permute(packed, order)
@@ -100,7 +100,7 @@ class Packer:
             rows = self._reshape(front, [self.index.live, *extents_of(front)[2:]])
         whole = self.plane.batch * self.plane.tokens
         place = self._reshape(self.index.place, [whole])
-        full = unpack_rows(self.builder, rows, place)
+        full = unpack_rows(self.builder, rows, place, fill)
         if BOTH not in roles:
             outer = [self.plane.batch, self.plane.tokens]
             full = self._reshape(full, [*outer, *extents_of(full)[1:]])
@@ -118,13 +118,18 @@ class Packer:
         return self.builder.emit(relax.op.permute_dims(expr, list(order)))
 
 
-def unpack_rows(builder: relax.BlockBuilder, rows: relax.Expr, place: relax.Expr) -> relax.Var:
-    """The SWrite of ``rows`` ``[live, ...]`` to ``place`` ``[batch * tokens]``."""
-    return builder.emit(builder.call_te(_scatter, rows, place, primfunc_attrs={_SWRITE: True}))
+def unpack_rows(
+    builder: relax.BlockBuilder, rows: relax.Expr, place: relax.Expr, fill: float = 0.0
+) -> relax.Var:
+    """The SWrite of ``rows`` ``[live, ...]`` to ``place`` ``[batch * tokens]``; ``fill`` stands
+    elsewhere."""
+    attrs = {} if fill else {_SWRITE: True}
+    return builder.emit(builder.call_te(_scatter, rows, place, fill, primfunc_attrs=attrs))
 
 
 def is_unpack(expr: relax.Expr, module: tvm.IRModule) -> bool:
-    """Whether ``expr`` is what `unpack_rows` emits: a call with the rows and their places."""
+    """Whether ``expr`` is what `unpack_rows` emits with zeros: a call with the rows and their
+    places."""
     return is_op(expr, "call_tir") and _SWRITE in (module[expr.args[0]].attrs or {})
 
 
@@ -148,12 +153,14 @@ def is_index(expr: relax.Expr) -> bool:
     return is_op(expr, "call_pure_packed") and expr.args[0].global_symbol == LIVE_TOKENS
 
 
-def _scatter(rows: te.Tensor, place: te.Tensor) -> te.Tensor:
-    """Row ``place[i]`` of ``rows`` at ``[i]``, zeros where it is negative."""
+def _scatter(rows: te.Tensor, place: te.Tensor, fill: float) -> te.Tensor:
+    """Row ``place[i]`` of ``rows`` at ``[i]``, ``fill`` where it is negative."""
+
+    other = tirx.const(fill if "float" in str(rows.dtype) else int(fill), rows.dtype)
 
     def element(i: Any, *rest: Any) -> Any:
         at = place[i]
-        return tirx.if_then_else(at >= 0, rows[(at, *rest)], tirx.const(0, rows.dtype))
+        return tirx.if_then_else(at >= 0, rows[(at, *rest)], other)
 
     return te.compute((*place.shape, *rows.shape[1:]), element, name="swrite")
 

@@ -46,6 +46,7 @@ from .turned import turned
 PICKS = "picks a token of each sequence"
 PICKS_ALL = "picks a token of each sequence, of all tokens: what it picks of dead ones is needed"
 READS_ZEROS = "reads tokens that are 0 where dead"
+READS_FILLED = "reads tokens that are one number where dead"
 
 BY_TOKEN = "token by token"
 EXPERTS = "products of experts, over live tokens"
@@ -165,6 +166,11 @@ class _Propagation:
             self.packed[var] = packed
             self._note(packed, value, not reason.startswith(ALL), reason)
             reason = BY_TOKEN  # if its padded form is left, then for what reads that
+            fill = self.origins.fill(var)
+            if fill is not None:
+                rows = self._operand(var, None)
+                self.padded[var] = self.packer.unpack(rows, self.plane.known(var), fill)
+                return
         if var in self.pooled:
             self._note(self.pooled[var], value, False, reason)
             reason = PICKS_ALL if reason == PICKS else reason
@@ -173,7 +179,7 @@ class _Propagation:
     def _note(self, var: relax.Expr, value: relax.Call, live: bool, reason: str) -> None:
         values = (value, *relax.analysis.free_vars(value))
         by_token = any(self.plane.is_token_wise(self.plane.roles(v)) for v in values)
-        whole = by_token and not live and reason not in (PICKS, READS_ZEROS)
+        whole = by_token and not live and reason not in (PICKS, READS_ZEROS, READS_FILLED)
         decision = Decision(describe(value), str(value.ty), live, whole, reason)
         self.decisions.append((var, decision))
 
@@ -198,10 +204,9 @@ class _Propagation:
         if found is not None:
             return None, f"attention: {found.problem}"
         how = self._from_packed(value)
-        if how in (PICKS, READS_ZEROS):
+        if how == PICKS:
             env = self.padded | {value.args[0]: self._unpacked(value.args[0])}
-            forms = self.pooled if how == PICKS else self.padded
-            forms[var] = self._emit(substitute(value, env), var)
+            self.pooled[var] = self._emit(substitute(value, env), var)
         return None, how or reason
 
     def _by_token(self, var: relax.Var, value: relax.Call) -> tuple[relax.Var | None, str]:
@@ -319,9 +324,9 @@ class _Propagation:
         """Why a call on a value that has been computed of live tokens reads it as it does; empty if
         it does as any other.
 
-        It may read zeros for dead tokens if these are 0 in the padded form too. And it may if it
-        picks a single token of each sequence where a dead one has nothing but its hidden state,
-        which is 0 in outputs as well; what comes back to tokens is of the model's own pick.
+        It may if dead tokens are one number in the padded form. And it may if it picks a single
+        token of each sequence where a dead one has nothing but its hidden state, which is 0 in
+        outputs as well; what comes back to tokens is of the model's own pick.
         """
         source, *others = value.args
         if source not in self.packed:
@@ -329,8 +334,9 @@ class _Propagation:
         known = [self.plane.roles(o) for o in others if isinstance(o.ty, relax.TensorType)]
         if not all(r is not None and not any(r) for r in known):
             return ""
-        if self.origins.is_zero(source):
-            return READS_ZEROS
+        fill = self.origins.fill(source)
+        if fill is not None:
+            return READS_FILLED if fill else READS_ZEROS
         if not takes_a_token(value, self.plane, self.values):
             return ""
         return PICKS if self.origins.is_own(source) else PICKS_ALL

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import tvm
 from tvm import relax
 
 from pit_tvm.model.kernels import CpuKernels
-from pit_tvm.model.propagate import PICKS, PICKS_ALL, READS_ZEROS, Decision, propagate
+from pit_tvm.model.propagate import (
+    PICKS,
+    PICKS_ALL,
+    READS_FILLED,
+    READS_ZEROS,
+    Decision,
+    propagate,
+)
 from pit_tvm.target import resolve_target
 from tests.model.graphs import PLANE, B, T, graph, names, real, weight
 
@@ -22,6 +30,9 @@ TABLE, SQUARE, TALL = weight(9, 8), weight(8, 8), weight(16, 8)
 
 def number(value: float, dtype: str = "float32") -> relax.Constant:
     return relax.const(value, dtype)
+
+
+LEAST = number(-1e9)
 
 
 def first(x: Any) -> Any:
@@ -69,6 +80,32 @@ ORIGINS: dict[str, tuple[Callable[..., Any], str]] = {
     "zero by the mask": (
         lambda x, i, m, s: op.where(op.astype(op.expand_dims(m, [2]), "bool"), x, number(0.0)),
         READS_ZEROS,
+    ),
+    "zero by the mask, moved": (
+        lambda x, i, m, s: op.squeeze(op.expand_dims(op.multiply(x, real(m)), [3]), [3]),
+        READS_ZEROS,
+    ),
+    "one number by the mask": (
+        lambda x, i, m, s: op.where(op.equal(op.expand_dims(m, [2]), number(0, "int64")), LEAST, x),
+        READS_FILLED,
+    ),
+    "the same integer": (
+        lambda x, i, m, s: op.where(op.astype(m, "bool"), i, number(7, "int64")),
+        READS_FILLED,
+    ),
+    "one number by two masks": (
+        lambda x, i, m, s: op.where(
+            op.astype(op.expand_dims(m, [2]), "bool"),
+            s,
+            op.where(op.equal(op.expand_dims(m, [2]), number(0, "int64")), LEAST, x),
+        ),
+        READS_FILLED,
+    ),
+    "numbers by the mask": (
+        lambda x, i, m, s: op.where(
+            op.astype(op.expand_dims(m, [2]), "bool"), x, relax.const(np.arange(8.0, dtype="f4"))
+        ),
+        PICKS_ALL,
     ),
     "integers": (lambda x, i, m, s: op.add(i, i), PICKS_ALL),
     "ids as numbers": (lambda x, i, m, s: op.astype(op.add(i, i), "float32"), PICKS_ALL),
