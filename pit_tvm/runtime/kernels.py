@@ -140,8 +140,8 @@ class Kernels:
 
     @cached_property
     def pack_key(self) -> tuple[object, ...]:
-        """Kernels with equal keys pack an operand in the same form."""
-        return self.program.func.script(), self._contraction().dense, self.target.tvm_target
+        """Kernels with equal keys pack an operand in the same form, for any number of threads."""
+        return self.program.func.script(), self._contraction().dense, self.target.isa
 
     def packed_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of the packed form of a dense operand of ``shape``; ShapeError if too large."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -133,6 +135,22 @@ def test_operators_of_one_expression_share_a_packed_weight(rng: np.random.Genera
     assert_close(second(arrays["lhs"], shared, arrays["bias"]), truth_of(LINEAR, arrays))
     with pytest.raises(ShapeError, match="rhs: packed operand"):
         second(arrays["lhs"], packed, arrays["bias"])
+
+
+def test_operators_for_other_numbers_of_threads_share_a_packed_weight(
+    rng: np.random.Generator,
+) -> None:
+    how: dict[str, Any] = {"sparse": {"lhs": Rows()}, "dead": "zero"}
+    one, two = (
+        pit_tvm.compile(
+            pit_tvm.op.linear(None, 48, 32), target={"kind": "llvm", "num-cores": number}, **how
+        )
+        for number in (1, 2)
+    )
+    weight = rng.standard_normal((48, 32), np.float32)
+    shared = two.pack(rhs=one.pack(rhs=weight))
+    lhs, bias = rng.standard_normal((5, 32), np.float32), np.zeros(48, np.float32)
+    assert_close(two(lhs, shared, bias, sparsity=np.arange(5)), lhs @ weight.T)
 
 
 def test_weights_of_other_expressions_are_refused(rng: np.random.Generator) -> None:
