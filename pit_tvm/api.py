@@ -189,7 +189,8 @@ class Operator(Shared):
         if torch is not None and torch.is_grad_enabled():
             for place, array in enumerate(arrays):
                 if getattr(array, "requires_grad", False):
-                    if torch._C._functorch.is_gradtrackingtensor(array):
+                    tensor = isinstance(array, torch.Tensor)
+                    if tensor and torch._C._functorch.is_gradtrackingtensor(array):
                         continue  # of torch.func: refused as what it is
                     name = dict(enumerate(self._inputs)).get(place, "arrays")
                     expected, got = "a tensor that requires no gradient", "one that does"

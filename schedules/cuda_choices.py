@@ -85,7 +85,7 @@ class ChoicesTile:
         }
         for rule, holds in rules.items():
             if not holds:
-                raise ScheduleError(mismatch("chosen_rows", rule, self))
+                raise ScheduleError(mismatch("choices_kernel", rule, self))
 
 
 def product_tile(dtype: str, ids: str, act: str, gated: str) -> ChoicesTile:

@@ -216,6 +216,9 @@ def test_gradients_are_refused_where_torch_records_them(rng: np.random.Generator
     for call in calls:  # however like the one before
         with pytest.raises(DTypeError, match=r"^rhs: expected .* no gradient.*torch\.no_grad\(\)"):
             call(*given, sparsity=told)
+    other = type("Other", (), {"requires_grad": True})()  # another library's
+    with pytest.raises(DTypeError, match="^lhs: expected .* no gradient"):
+        operator(other, rhs, sparsity=told)
 
 
 def test_row_ids_of_a_negated_tensor_are_read_as_their_values(rng: np.random.Generator) -> None:
