@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from . import torch as torch
     from .analysis.pit_axis import pit_axes
     from .api import Operator, PackedOperand, compile
+    from .gates import Gate
     from .structs import (
         AxisReport,
         BitMask,
@@ -37,6 +38,7 @@ __all__ = [
     "AxisReport",
     "BitMask",
     "BlockMask",
+    "Gate",
     "Grid",
     "Groups",
     "Lengths",
@@ -62,6 +64,7 @@ _HOMES = {
     "compile": "api",
     "Operator": "api",
     "PackedOperand": "api",
+    "Gate": "gates",
     "pit_axes": "analysis.pit_axis",
 }
 

@@ -6,7 +6,17 @@ from __future__ import annotations
 LAYERS = (
     ("errors", "forks", "instructions"),
     ("pools",),
-    ("files", "structs", "locations", "memory", "quick_stacks", "remember", "shared", "target"),
+    (
+        "files",
+        "gates",
+        "structs",
+        "locations",
+        "memory",
+        "quick_stacks",
+        "remember",
+        "shared",
+        "target",
+    ),
     ("reference",),
     ("op", "analysis", "tile_db"),
     ("primitive", "selection"),
