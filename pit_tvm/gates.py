@@ -42,9 +42,13 @@ class Gate:
                 got = getattr(self, name)
                 raise ShapeError(mismatch(f"Gate.{name}", "a finite number", got))
 
+    def fits(self, activation: str) -> bool:
+        """Whether an activation takes ``alpha``."""
+        return self.alpha == 1.0 or activation == "silu"
+
     def check(self, activation: str) -> None:
-        """ShapeError where ``alpha`` scales what ``activation`` has not."""
-        if self.alpha != 1.0 and activation != "silu":
+        """ShapeError for an activation that does not take ``alpha``."""
+        if not self.fits(activation):
             expected = "1 for activations other than silu"
             raise ShapeError(mismatch("Gate.alpha", expected, f"{self.alpha} with {activation}"))
 

@@ -1,7 +1,7 @@
 """Products of few tokens by the weights of the experts that they chose.
 
-    out[t, c, :] = act(w[ids[t, c]] @ x[t])          of every choice
-    out[t, :] = sum over c of factors[t, c] * (w[ids[t, c]] @ x[t, c])
+    out[t, c, :] = act(w[ids[t, c]] @ x[t] + bias[ids[t, c]])          of every choice
+    out[t, :] = sum over c of factors[t, c] * (w[ids[t, c]] @ x[t, c] + bias[ids[t, c]])
 
 Where hardly two tokens share an expert, tiles are filled by one row, and an index, a row of tiles
 for each expert and sums of their results cost more than the arithmetic. Here ids are read where
@@ -14,102 +14,16 @@ Sums are fp32 and in fixed order: equal inputs give equal bits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import tvm
 from tvm.script import tirx as T
 
-from pit_tvm.errors import ScheduleError, mismatch
-
+from .cuda_choices_tile import CHUNK, LANES, STEP, ChoicesTile
+from .cuda_choices_turned import load_16, turned_product, turned_sum
 from .dependent import after_predecessor
-from .hopper_combine import UNPACK, unpack
-from .hopper_knobs import ACTS
-from .hopper_swrite import activate
-
-LANES = 32
-WARPS = 8
-CHUNK = 8  # elements of 16 bits in the 16 bytes that a lane reads at once
-STEP = LANES * CHUNK
-GATES = ("none", "halves")
-FACTORS = ("float32", "float16", "bfloat16")
-
-
-@dataclass(frozen=True)
-class ChoicesTile:
-    """``rows`` of the weights are read by a warp, ``ahead`` times `STEP` elements of each at once;
-    ``deep`` warps take choices of the same columns of a sum in turn.
-
-    ``gated``: "halves" multiplies the activations of the first half of the columns by the other.
-    ``factors``: the type of the factors of a sum; "" leaves every choice its own row.
-    """
-
-    dtype: str
-    ids: str
-    act: str = "none"
-    gated: str = "none"
-    factors: str = ""
-    rows: int = 8
-    ahead: int = 2
-    deep: int = 1
-
-    @property
-    def columns(self) -> int:
-        """Of out, that a warp makes."""
-        return self.rows // (1 if self.gated == "none" else 2)
-
-    @property
-    def across(self) -> int:
-        """Warps side by side."""
-        return WARPS // self.deep
-
-    @property
-    def owned(self) -> int:
-        """Columns of out that a CTA makes."""
-        return self.columns * self.across
-
-    def check(self) -> None:
-        """Raise ScheduleError (a ValueError) for what the template cannot build."""
-        rules = {
-            "dtype float16 or bfloat16": self.dtype in UNPACK,
-            "ids int32 or int64": self.ids in ("int32", "int64"),
-            f"act one of {', '.join(ACTS)}": self.act in ACTS,
-            f"gated one of {', '.join(GATES)}": self.gated in GATES,
-            f"factors one of {', '.join(FACTORS)}, or none": self.factors in ("", *FACTORS),
-            "sums without act": not self.factors or self.act == "none",
-            "sums without gates": not self.factors or self.gated == "none",
-            "rows 2, 4 or 8": self.rows in (2, 4, 8),
-            "ahead at least 1": self.ahead > 0,
-            "deep 1, 2, 4 or 8": self.deep in (1, 2, 4, 8),
-            "deep 1 without sums": self.deep == 1 or bool(self.factors),
-        }
-        for rule, holds in rules.items():
-            if not holds:
-                raise ScheduleError(mismatch("choices_kernel", rule, self))
-
-
-def product_tile(dtype: str, ids: str, act: str, gated: str) -> ChoicesTile:
-    """The fastest of those measured on an H200 for products of every choice."""
-    return ChoicesTile(dtype, ids, act, gated)
-
-
-def sum_tile(dtype: str, ids: str, factors: str, tokens: int, top_k: int) -> ChoicesTile:
-    """The fastest of those measured on an H200 for sums: one token's are few, so that more warps
-    share them."""
-    if tokens == 1 and top_k >= 4:
-        return ChoicesTile(dtype, ids, factors=factors, rows=4, ahead=2, deep=4)
-    return ChoicesTile(dtype, ids, factors=factors, rows=4, ahead=4, deep=min(top_k, 2))
-
-
-# No branch, so that all loads are under way before the first is waited for.
-_LOAD = """
-__forceinline__ __device__ void pit_load_16(unsigned* to, const void* from, int inside) {
-  asm volatile("{ .reg .pred p; setp.ne.s32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0;"
-               " mov.b32 %2, 0; mov.b32 %3, 0;"
-               " @p ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4]; }"
-               : "=&r"(to[0]), "=&r"(to[1]), "=&r"(to[2]), "=&r"(to[3]) : "l"(from), "r"(inside));
-}
-"""
+from .hopper_combine import unpack
+from .hopper_swrite import activate, multiply
 
 
 @T.meta_class
@@ -123,14 +37,16 @@ class _Dots:
 
     def load(self, u: Any, r: Any, source: Any, inside: Any) -> Any:
         """Read 16 bytes of a row of the weights, or, last, of the vector; zeros behind its end."""
-        given = (self.read.ptr_to([u, r, 0]), source, inside)
-        return T.cuda.func_call("pit_load_16", *given, source_code=_LOAD)
+        return load_16(self.read.ptr_to([u, r, 0]), source, inside)
 
     @T.inline
-    def clear(self):
-        """Begin sums."""
+    def begin(self, bias, group, places):
+        """Begin sums; one lane's with the bias."""
         for r in T.unroll(self.tile.rows):
             self.sums[r] = T.float32(0)
+            if bias is not None:
+                if self.lane == 0:
+                    self.sums[r] = T.cast(bias[group, T.cast(places[r], "int64")], "float32")
 
     @T.inline
     def add(self, x, row, weight, group, places, k):
@@ -173,6 +89,7 @@ def product_of_choices(
     x_h: T.handle,
     ids_h: T.handle,
     weight_h: T.handle,
+    bias_h: T.Optional(T.handle),  # type: ignore[valid-type]
     out_h: T.handle,
     *,
     tile: T.constexpr,
@@ -183,11 +100,15 @@ def product_of_choices(
     x = T.match_buffer(x_h, (tokens, k), tile.dtype, align=16)
     ids = T.match_buffer(ids_h, (tokens, choices), tile.ids)
     weight = T.match_buffer(weight_h, (groups, wide, k), tile.dtype, align=16)
+    if bias_h is not None:
+        bias = T.match_buffer(bias_h, (groups, wide), tile.dtype, align=2)
+    else:
+        bias = T.meta_var(None)
     out = T.match_buffer(out_h, (rows, n), tile.dtype, align=16)
     T.device_entry()
     # Neighbouring CTAs take the same columns: what choices have in common is read at one time.
     bx = T.cta_id([tokens * choices * T.truncdiv(n + tile.owned - 1, tile.owned)])
-    tx = T.thread_id([WARPS * LANES])
+    tx = T.thread_id([tile.warps * LANES])
     lane: T.let = T.truncmod(tx, LANES)
     row: T.let = T.truncmod(bx, tokens * choices)
     token: T.let = T.truncdiv(row, choices)
@@ -198,20 +119,23 @@ def product_of_choices(
     after_predecessor()
     if col < n:
         for r in T.unroll(tile.columns):
-            places[r] = T.min(col + r, n - 1)
-            if tile.gated == "halves":
-                places[tile.columns + r] = places[r] + n
-        dots.clear()
+            for side in T.unroll(tile.halves):
+                places[side * tile.columns + r] = tile.place(T.min(col + r, n - 1), side, n)
+        dots.begin(None, 0, places)
         group: T.let = T.cast(ids[token, T.truncmod(row, choices)], "int64")
         if (group >= T.int64(0)) & (group < T.cast(groups, "int64")):
+            dots.begin(bias, group, places)
             dots.add(x, token, weight, group, places, k)
         dots.add_up()
         for r in T.unroll(tile.columns):
             if (lane == r) & (col + r < n):
-                value: T.float32 = activate(tile.act, dots.sums[r])
-                if tile.gated == "halves":
-                    value = value * dots.sums[tile.columns + r]
-                out[row, col + r] = T.cast(value, tile.dtype)
+                if tile.gate is None:
+                    out[row, col + r] = T.cast(activate(tile.act, dots.sums[r]), tile.dtype)
+                else:
+                    out[row, col + r] = T.cast(
+                        multiply(tile.act, tile.gate, dots.sums[r], dots.sums[tile.columns + r]),
+                        tile.dtype,
+                    )
 
 
 @T.jit
@@ -220,6 +144,7 @@ def sum_of_choices(
     ids_h: T.handle,
     factors_h: T.handle,
     weight_h: T.handle,
+    bias_h: T.Optional(T.handle),  # type: ignore[valid-type]
     out_h: T.handle,
     *,
     tile: T.constexpr,
@@ -231,10 +156,14 @@ def sum_of_choices(
     ids = T.match_buffer(ids_h, (tokens, choices), tile.ids)
     factors = T.match_buffer(factors_h, (tokens, choices), tile.factors)
     weight = T.match_buffer(weight_h, (groups, n, k), tile.dtype, align=16)
+    if bias_h is not None:
+        bias = T.match_buffer(bias_h, (groups, n), tile.dtype, align=2)
+    else:
+        bias = T.meta_var(None)
     out = T.match_buffer(out_h, (tokens, n), tile.dtype, align=16)
     T.device_entry()
     bx = T.cta_id([tokens * T.truncdiv(n + tile.owned - 1, tile.owned)])
-    tx = T.thread_id([WARPS * LANES])
+    tx = T.thread_id([tile.warps * LANES])
     lane: T.let = T.truncmod(tx, LANES)
     warp: T.let = T.truncdiv(tx, LANES)
     token: T.let = T.truncmod(bx, tokens)
@@ -258,7 +187,7 @@ def sum_of_choices(
             factor: T.let = T.cast(factors[token, choice], "float32")
             group: T.let = T.cast(ids[token, choice], "int64")
             if (group >= T.int64(0)) & (group < T.cast(groups, "int64")) & (factor != T.float32(0)):
-                dots.clear()
+                dots.begin(bias, group, places)
                 dots.add(x, token * choices + choice, weight, group, places, k)
                 for r in T.unroll(tile.rows):
                     total[r] = total[r] + factor * dots.sums[r]
@@ -277,11 +206,12 @@ def sum_of_choices(
 
 
 def choices_kernel(tile: ChoicesTile) -> tvm.tirx.PrimFunc:
-    """Without ``tile.factors``: x (tokens, k), ids (tokens, choices), weight (groups, n or with
-    gates 2 n, k), out (tokens * choices, n); zeros, activated, where an id is no group's.
+    """Without ``tile.factors``: x (tokens, k), ids (tokens, choices), weight, [bias,] out (tokens *
+    choices, n); zeros, activated, where an id is no group's. ``weight`` is (groups, wide, k), or
+    (groups, k, wide), and ``bias`` (groups, wide), wide being n, or with a gate 2 n.
 
-    With: x (tokens * choices, k), ids, factors (tokens, choices), weight (groups, n, k), out
-    (tokens, n). Choices whose id is no group's, and those whose factor is zero, are not read.
+    With: x (tokens * choices, k), ids, factors (tokens, choices), weight, [bias,] out (tokens, n).
+    Choices whose id is no group's, and those whose factor is zero, are not read.
 
     k and n are multiples of 8, rows aligned to 16 bytes; no extent is 0.
 
@@ -290,4 +220,9 @@ def choices_kernel(tile: ChoicesTile) -> tvm.tirx.PrimFunc:
     ScheduleError (a ValueError) for what cannot be built
     """
     tile.check()
-    return (sum_of_choices if tile.factors else product_of_choices).specialize(tile=tile)
+    absent = {} if tile.bias else {"bias_h": None}
+    if tile.layout == "kn":
+        template = turned_sum if tile.factors else turned_product
+    else:
+        template = sum_of_choices if tile.factors else product_of_choices
+    return template.specialize(tile=tile, **absent)

@@ -9,6 +9,7 @@ from tvm.script.tirx import tile as Tx
 
 from .hopper_knobs import RowsOptions, RowsTile
 from .hopper_late import LateRows
+from .hopper_swrite import gate_config
 
 
 @T.meta_class
@@ -40,7 +41,7 @@ class Epilogue:
             )
         self.options = options
         self.halves = options.halves
-        self.paired = options.gated == "interleaved"
+        self.paired = options.interleaved
         self.cols = knobs.store_cols
         self.lanes = knobs.store_cols // 8  # that store one staged row
         self.at_once = 32 // self.lanes  # staged rows that a warp stores at once
@@ -143,7 +144,7 @@ class Epilogue:
             acc=acc,
             width=self.width,
             act=self.options.act,
-            gated=self.options.gated,
+            gate=gate_config(self.options.gate),
             bias=self.bias,
             has_bias=int(self.options.bias),
             per_row=mine.per_row,

@@ -10,7 +10,7 @@ from tvm.script.tirx import tile as Tx
 
 from .hopper_knobs import BAND, TILE_K, TILES_AHEAD, RowsOptions, RowsTile
 from .hopper_ring import RhsTiles, release
-from .hopper_swrite import CHUNK, PTX_TYPE, activate
+from .hopper_swrite import CHUNK, PTX_TYPE, activate, multiply
 
 
 @T.meta_class
@@ -128,9 +128,11 @@ class FlipEpilogue:
         row lane // 4 + 8 * ``side`` of this warp's part of a block. ``row``: a multiple of 8;
         ``per_row``: the live row's factor or bias, None where it has none."""
         x = self._sum(acc, block, row, side, odd)
-        x = activate(self.options.act, x + per_row if self.options.row_bias else x)
-        if self.options.halves == 2:
-            x = x * self._sum(acc, block + 1, row, side, odd)
+        act, gate = self.options.act, self.options.gate
+        if gate is not None:
+            x = multiply(act, gate, x, self._sum(acc, block + 1, row, side, odd))
+        else:
+            x = activate(act, x + per_row if self.options.row_bias else x)
         return x * per_row if self.options.row_scale else x
 
     def per_row(self, slot: Any, row: Any, lane: Any, odd: int) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from pit_tvm.errors import ScheduleError, TileNotFound, mismatch
+from pit_tvm.gates import Gate
 from pit_tvm.selection.gpu_fit import HEIGHT_STEP
 from pit_tvm.structs import Tile
 
@@ -191,7 +192,7 @@ class RowsOptions:
     act: str = "none"
     share: int = 1
     rhs_layout: str = "nk"
-    gated: str = "none"
+    gate: Gate | None = None
     row_scale: bool = False
     accumulate: int = 0
     live_bits: bool = False
@@ -207,9 +208,14 @@ class RowsOptions:
         return "float32" if self.accumulate else self.dtype
 
     @property
+    def interleaved(self) -> bool:
+        """Whether rhs's columns alternate, a gate first."""
+        return self.gate is not None and self.gate.interleaved
+
+    @property
     def halves(self) -> int:
         """rhs columns that make one output column: 2 for gated pairs."""
-        return 1 if self.gated == "none" else 2
+        return 1 if self.gate is None else 2
 
     @property
     def per_row(self) -> str:
@@ -223,7 +229,7 @@ class RowsOptions:
 
     def rhs_shape(self, matrices: Any, n: Any, k: Any) -> tuple[Any, ...]:
         """Extents of rhs, of so many ``matrices``."""
-        if self.gated == "interleaved":
+        if self.interleaved:
             return (matrices, n, 2, k)
         wide = n * self.halves
         return (matrices, k, wide) if self.rhs_layout == "kn" else (matrices, wide, k)
@@ -255,19 +261,18 @@ class RowsOptions:
             "accumulate 0 and no live_bits for late": not knobs.late
             or (self.accumulate == 0 and not self.live_bits),
             "rhs_layout nk or kn": self.rhs_layout in ("nk", "kn"),
-            "gated none, halves or interleaved": self.gated in ("none", "halves", "interleaved"),
+            "act that takes the gate's alpha": self.gate is None or self.gate.fits(self.act),
             "slot 0 or a multiple of tile_n": self.slot >= 0 and self.slot % knobs.tile_n == 0,
-            "gated none and accumulate 0 for slots": not self.slot
-            or (self.gated == "none" and self.accumulate == 0 and not self.live_bits),
+            "gate None and accumulate 0 for slots": not self.slot
+            or (self.gate is None and self.accumulate == 0 and not self.live_bits),
             "share 1 and most_groups 1 for packed": not self.packed
             or (self.share == 1 and knobs.most_groups == 1),
             # A warp that stores zeros could lag behind the thread that asks TMA for packed rows.
             "flip for packed with fills": bool(knobs.flip) or not (self.packed and self.fills),
-            "gated none and no row_scale for row_bias": not self.row_bias
-            or (self.gated == "none" and not self.row_scale),
+            "gate None and no row_scale for row_bias": not self.row_bias
+            or (self.gate is None and not self.row_scale),
             **self._one_list(knobs),
-            "rhs_layout nk for interleaved pairs": self.gated != "interleaved"
-            or self.rhs_layout == "nk",
+            "rhs_layout nk for interleaved pairs": not self.interleaved or self.rhs_layout == "nk",
             f"tile_n a multiple of {piece} for this rhs": knobs.tile_n % piece == 0,
             f"at most {SHARED_LIMIT} bytes of shared memory": self.shared_bytes(knobs)
             <= SHARED_LIMIT,
@@ -283,8 +288,8 @@ class RowsOptions:
         rules = {
             **self._one_list(knobs),
             "accumulate 0 and no live_bits for flip": self.accumulate == 0 and not self.live_bits,
-            "gated none or halves for flip": self.gated in ("none", "halves"),
-            "tile_n 128 per consumer for gated pairs": self.gated == "none"
+            "no interleaved pairs for flip": not self.interleaved,
+            "tile_n 128 per consumer for gated pairs": self.gate is None
             or knobs.tile_n == 128 * knobs.consumers,
         }
         require("rows_kernel", (self, knobs), rules)

@@ -98,7 +98,7 @@ class RhsTiles:
     def __init__(self, pool: Any, rhs: Any, n: Any, knobs: RowsTile, options: RowsOptions) -> None:
         self.rhs, self.n = rhs, n
         self.turned = options.rhs_layout == "kn"
-        self.paired = options.gated == "interleaved"
+        self.paired = options.interleaved
         self.matrices = knobs.tile_n // TILE_K if self.turned else 1
         self.high = TILE_K if self.turned else knobs.tile_n
         self.pieces = options.pieces(knobs)

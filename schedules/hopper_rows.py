@@ -25,6 +25,8 @@ from tvm.script import tirx as T
 from tvm.script.tirx import tile as Tx
 from tvm.tirx.lang.pipeline import PipelineState
 
+from pit_tvm.gates import Gate
+
 from .dependent import after_predecessor
 from .hopper_dead import STORING, DeadRows
 from .hopper_epilogue import Epilogue, EpilogueRows
@@ -307,7 +309,7 @@ def rows_kernel(
     act: str = "none",
     share: int = 1,
     rhs_layout: str = "nk",
-    gated: str = "none",
+    gate: Gate | None = None,
     row_scale: bool = False,
     accumulate: int = 0,
     live_bits: bool = False,
@@ -327,8 +329,8 @@ def rows_kernel(
     act : none, relu, gelu, gelu_tanh or silu
     share : ids per lhs row (top-k routing ids name token * k + choice); out rows are the ids
     rhs_layout : "nk" for rhs (groups, n, k), "kn" for (groups, k, n)
-    gated : out = act(gate) * up. "halves": rhs has 2 n columns, all gates first, as transformers'
-        gate_up_proj; "interleaved": gate and up alternate, rhs is passed as (groups, n, 2, k)
+    gate : of rhs's 2 n columns half are gates, see `Gate`: all of them first, as in transformers'
+        gate_up_proj, or where they are interleaved rhs is passed as (groups, n, 2, k)
     row_scale : scale (float32, one per id) multiplies the finished row: scale[ids[g, i]]
     accumulate : 0 stores; s > 0 adds the row to out[ids[g, i] // s] instead, in float32 and in no
         fixed order (sums differ in the last bits from call to call)
@@ -351,7 +353,7 @@ def rows_kernel(
     ScheduleError (a ValueError) for knobs or options that the template cannot build
     """
     how = (accumulate, live_bits, slot, packed, deep, row_bias, fills)
-    options = RowsOptions(dtype, bias, act, share, rhs_layout, gated, row_scale, *how)
+    options = RowsOptions(dtype, bias, act, share, rhs_layout, gate, row_scale, *how)
     options.check(knobs)
     register()
     absent = {} if bias else {"bias_h": None}

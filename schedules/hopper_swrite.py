@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from math import gcd
+from dataclasses import astuple
+from math import gcd, inf
 from typing import Any
 
 from tvm.script import tirx as T
 from tvm.tirx.tile_primitive import TilePrimitiveCall
+
+from pit_tvm.gates import Gate
 
 PTX_TYPE = {"float16": "f16", "bfloat16": "bf16"}
 CHUNK = 8  # 16-bit elements in 16 bytes
@@ -66,6 +69,34 @@ def activate(act: str, x: Any) -> Any:
     return T.cuda.func_call(name, x, source_code=code, return_type="float32")
 
 
+def limited(gate: Gate) -> str:
+    """Code that limits a gate x and what it gates, y; NaN stays."""
+    if gate.limit == inf:
+        return ""
+    most = f"{gate.limit!r}f"
+    return f" x = x > {most} ? {most} : x; y = y > {most} ? {most} : y < -{most} ? -{most} : y;"
+
+
+def multiply(act: str, gate: Gate, x: Any, y: Any) -> Any:
+    """What ``gate`` makes of the activation ``act`` of ``x`` and of ``y``, fp32 expressions."""
+    other = f"(y + {gate.offset!r}f)" if gate.offset else "y"
+    code = (
+        f"{gate_code(act, gate)}\n"
+        "__forceinline__ __device__ float pit_gate(float x, float y) {"
+        f"{limited(gate)} return pit_gate_act(x) * {other}; }}"
+    )
+    return T.cuda.func_call("pit_gate", x, y, source_code=code, return_type="float32")
+
+
+def gate_code(act: str, gate: Gate) -> str:
+    """The function of a gate's activation."""
+    if gate.alpha == 1.0:
+        inner = "return x;" if act == "none" else ACTIVATIONS[act][1]
+    else:  # silu's
+        inner = f"return __fdividef(x, 1.f + __expf({-gate.alpha!r}f * x));"
+    return f"__forceinline__ __device__ float pit_gate_act(float x) {{ {inner} }}"
+
+
 class _Values:
     """The finished fp32 value of one output element, from the configuration of a ``pit_swrite``.
 
@@ -74,13 +105,13 @@ class _Values:
 
     def __init__(self, config: Any) -> None:
         self.acc, self.lane, self.warp = config["acc"], config["lane"], config["warp"]
-        self.act, self.gated = str(config["act"]), str(config["gated"])
+        self.act, self.gate = str(config["act"]), gate_in(config)
         self.bias = config["bias"] if int(config["has_bias"]) else None
         per_row = config["per_row"]
         self.scales = per_row if int(config["scaled"]) else None
         self.shifts = per_row if int(config["shifted"]) else None
         self.width = int(config["width"])
-        self.per_block = self.width // 2 * (1 if self.gated == "none" else 2)
+        self.per_block = self.width // 2 * (1 if self.gate is None else 2)
         self.blocks = int(self.acc.shape[0]) // self.per_block
 
     def _biased(self, register: Any, column: Any) -> Any:
@@ -94,17 +125,28 @@ class _Values:
         """
         register = block * self.per_block + column // 2 + side * 2 + odd
         col = column + T.truncmod(self.lane, 4) * 2 + odd
-        if self.gated == "none":
+        if self.gate is None:
             x = self._biased(register, col)
             x = activate(self.act, x if self.shifts is None else x + self.shifts[block * 2 + side])
         else:
-            apart = self.gated == "halves"
+            apart = not self.gate.interleaved
             gate = self._biased(register, col if apart else col * 2)
             up = self._biased(
                 register + self.width // 2, col + self.width if apart else col * 2 + 1
             )
-            x = activate(self.act, gate) * up
+            x = multiply(self.act, self.gate, gate, up)
         return x if self.scales is None else x * self.scales[block * 2 + side]
+
+
+def gate_config(gate: Gate | None) -> list[float]:
+    """A gate as the configuration of a ``pit_swrite`` has it."""
+    return [] if gate is None else [*map(float, astuple(gate))]
+
+
+def gate_in(config: Any) -> Gate | None:
+    """The gate of a configuration."""
+    *numbers, interleaved = map(float, config["gate"] or (0.0,))
+    return Gate(*numbers, bool(interleaved)) if numbers else None
 
 
 @T.inline
@@ -146,9 +188,9 @@ def swrite(call: Any, _sctx: Any) -> Any:
     """Epilogue of a warpgroup's accumulators, then rows stored or added at their places in ``out``.
 
     Configuration: ``acc`` (local fp32, 64-row blocks as ``wgmma`` leaves them), ``width`` output
-    columns of the tile, ``act``, ``gated``, ``bias`` (shared; warps, 256) with ``has_bias``,
-    ``per_row`` (local fp32, two rows per block): factors with ``scaled``, biases with ``shifted``;
-    ``warp`` (of the CTA), ``lane``;
+    columns of the tile, ``act``, ``gate`` (see `gate_config`), ``bias`` (shared; warps, 256) with
+    ``has_bias``, ``per_row`` (local fp32, two rows per block): factors with ``scaled``, biases with
+    ``shifted``; ``warp`` (of the CTA), ``lane``;
     ``rows`` (local int32) the out row of each 16-byte store of this lane, ``pair_rows`` that of the
     two rows per block which its accumulators belong to, -1 for none; ``accumulate``; ``late``: rows
     stay in the staged ones, which hold all of a warp's. To say what is

@@ -17,7 +17,8 @@ from bench_gpu_measure import GpuSettings
 from bench_gpu_pit import Others, detector, later
 
 import pit_tvm
-from pit_tvm.runtime.cuda_experts_call import GroupedProduct, choices_tiles
+from pit_tvm.gates import PLAIN
+from pit_tvm.runtime.cuda_experts_call import Form, GroupedProduct, choices_tiles
 from pit_tvm.runtime.cuda_rows import RowsKernels, rates_of
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.schedules.cuda_choices import ChoicesTile
@@ -72,8 +73,8 @@ def products_of(case: Moe | Layer) -> Iterator[Product]:
         options: list[dict[str, Any]] = [{"act": "none", **share, "bias": False}]
         sizes: Sequence[tuple[int, int]] = [(case.n, case.k)]
     else:
-        gated = "halves" if case.gated else "none"
-        options = [{"act": case.act, **share, "gated": gated}, {}]
+        gate = {"gate": PLAIN} if case.gated else {}
+        options = [{"act": case.act, **share, **gate}, {}]
         sizes = case.products
     for (n, k), chosen in zip(sizes, options, strict=True):
         yield Product(case.experts, case.rows, n, k, case.dtype, tuple(chosen.items()))
@@ -89,7 +90,8 @@ def choices_of(case: Layer) -> tuple[ChoicesTile, ...]:
     products = (
         GroupedProduct(p.dtype, p.rows, p.experts, p.n, p.k, p.options) for p in products_of(case)
     )
-    return choices_tiles((IDS, case.tokens, case.top_k), "float32", *products)
+    form = Form(case.act, PLAIN if case.gated else None, (False, False), ("nk", "nk"))
+    return choices_tiles((IDS, case.tokens, case.top_k), "float32", form, *products)
 
 
 def layer_facts(case: Layer, counts: tuple[int, ...], settings: GpuSettings) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import ShapeError, mismatch
+from ..gates import PLAIN, Gate
 from ..schedules.hopper_activate import MOST_PIECES, activate_rows
 from ..schedules.hopper_combine import CHUNK, MOST_CHUNKS, combine_rows
-from ..schedules.hopper_gate import gate_rows
 from ..schedules.hopper_space import DTYPES
 from ..schedules.hopper_spread import MOST_ROWS, spread_rows
 from ..structs import MicroTile, SparsitySpec
@@ -39,24 +39,22 @@ class CudaBetween(FamilyKernels):
         self._detector = CudaDetector(cached_modules(cache, arch), checked=asked_for())
         self._memory = CudaWorkspace()
 
-    def gate(self, rows: Any, activation: str) -> Any:
-        """[number, n]: ``act(gate) * other`` of ``rows`` [number, 2 * n], gates first."""
+    def gate(self, rows: Any, activation: str, gate: Gate = PLAIN) -> Any:
+        """[number, n]: ``act(gate) * other`` of ``rows`` [number, 2 * n], as ``gate`` says."""
         number, width = _halves(rows)
         out = empty(rows, (number, width))
         if out.numel():
-            kernel = self.gate_kernel(dtype_name(rows), activation)
-            kernel(aligned(rows).view(number, 2, width), out)
+            self.gate_kernel(dtype_name(rows), activation, gate)(aligned(rows), out)
         return out
 
-    def gate_gradient(self, rows: Any, down: Any, activation: str) -> Any:
+    def gate_gradient(self, rows: Any, down: Any, activation: str, gate: Gate = PLAIN) -> Any:
         """The gradient to ``rows``, ``down`` [number, n] being that to the result of `gate`."""
         number, width = _halves(rows)
         check_tensor("down", down, (dtype_name(rows),), (number, width))
         out = empty(rows, rows.shape)
         if out.numel():
-            kernel = self.gate_kernel(dtype_name(rows), activation, backward=True)
-            halves = number, 2, width
-            kernel(aligned(rows).view(halves), aligned(down), out.view(halves))
+            kernel = self.gate_kernel(dtype_name(rows), activation, gate, backward=True)
+            kernel(aligned(rows), aligned(down), out)
         return out
 
     def total(self, rows: Any) -> Any:
@@ -119,11 +117,6 @@ class CudaBetween(FamilyKernels):
             kernel = self.activate_kernel(dtype_name(rows), activation, backward=True)
             kernel(aligned(rows), aligned(down), live.ids, live.count, out)
         return out
-
-    def gate_kernel(self, dtype: str, activation: str, *, backward: bool = False) -> Kernel:
-        """See `gate_rows`."""
-        key = ("hopper-gate", dtype, activation, backward)
-        return self._get(key, lambda: gate_rows(dtype, activation, backward=backward))
 
     def total_kernel(self, dtype: str) -> Kernel:
         """See `combine_rows`, without weights and ids."""

@@ -7,6 +7,7 @@ from operator import is_
 from typing import Any
 
 from ..errors import ShapeError, mismatch
+from ..gates import PLAIN, Gate
 from ..remember import remember
 from ..schedules.hopper_bands import starting_ranges
 from ..schedules.hopper_space import GROUPS
@@ -22,7 +23,6 @@ from .cuda_columns import ColumnsKernels
 from .cuda_detect import CudaDetector
 from .cuda_detect_ids import Find
 from .cuda_experts_call import (
-    GROUPED,
     ExpertsCall,
     Form,
     Given,
@@ -30,7 +30,7 @@ from .cuda_experts_call import (
     Launches,
     call_of,
     check_outer,
-    signature_of,
+    form_of,
 )
 from .cuda_fill import CudaFill
 from .cuda_modules import Kernel, cached_modules
@@ -74,8 +74,10 @@ class CudaExperts:
         up: Any,
         down: Any,
         *,
+        up_bias: Any = None,
+        down_bias: Any = None,
         activation: str = "silu",
-        gated: bool = True,
+        gate: Gate | None = PLAIN,
     ) -> Any:
         """The layer's output.
 
@@ -87,11 +89,13 @@ class CudaExperts:
             [tokens, top_k]: experts, int32 or int64 (-1 for none), and their floating-point
             weights.
         up, down
-            [experts, inter, hidden], or with ``gated`` [experts, 2 * inter, hidden] with all gates
-            first; [experts, hidden, inter]; contiguous, or ``.mT`` of what is. ``inter`` and
-            ``hidden`` are multiples of 8, not 0.
-        activation
-            Of ``up``'s result, or with ``gated`` of the gates, which multiply the other half.
+            [experts, wide, hidden], ``wide`` being ``inter``, or with a gate 2 * ``inter``;
+            [experts, hidden, inter]; contiguous, or ``.mT`` of what is. ``inter`` and ``hidden``
+            are multiples of 8, not 0.
+        up_bias, down_bias
+            [experts, wide], [experts, hidden], or None.
+        activation, gate
+            Of ``up``'s result, or with a ``gate`` of the half of its columns that are gates.
 
         Returns
         -------
@@ -102,8 +106,8 @@ class CudaExperts:
         ShapeError, DTypeError
             An argument does not fit.
         """
-        form = (activation, "halves" if gated else "none")
-        return self._answer(form, (x, ids, weights, up, down))
+        form, given = form_of(activation, gate, (up, up_bias), (down, down_bias))
+        return self._answer(form, (x, ids, weights, *given))
 
     def grouped(self, x: Any, ids: Any, rhs: Any, bias: Any, activation: str) -> Any:
         """``act(x[t] @ rhs[e].T + bias[e])`` for each choice ``e = ids[t, c]``; zeros where it is
@@ -112,8 +116,8 @@ class CudaExperts:
         ``x`` [tokens, k], ``ids`` [tokens, top_k], ``rhs`` [experts, n, k], ``bias`` [experts, n]
         or None; returns [tokens * top_k, n]. Errors as `run`.
         """
-        beside = () if bias is None else (bias,)
-        return self._answer((activation, GROUPED), (x, ids, *beside, rhs))
+        form, given = form_of(activation, None, (rhs, bias))
+        return self._answer(form, (x, ids, *given))
 
     def plan_of(self, call: ExpertsCall) -> Launches:
         """What is launched, for what is known now of such calls."""
@@ -141,7 +145,7 @@ class CudaExperts:
         out = empty(given[0], call.shape)
         if 0 in (*call.shape, call.products[0].rows, call.products[0].groups):
             return out.zero_()
-        product = form[1] == GROUPED
+        product = len(call.products) == 1
         run = self._run_choices if call.choices else self._run_layer
         # Products read 16 bytes at once; ids, and weights of choices, are read one by one.
         alone = (1,) if product else (1, 2)
@@ -165,7 +169,7 @@ class CudaExperts:
 
     def _known(self, form: Form, given: Given) -> ExpertsCall:
         """What calls like this one share; the first of them is checked."""
-        key = (*signature_of(form, given), form)
+        key = (*signature(given), form)
         call = self._calls.get(key)
         if call is None:
             # Ids are checked where they are listed.
@@ -173,38 +177,41 @@ class CudaExperts:
         return call
 
     def _run_layer(self, call: ExpertsCall, plan: Launches, given: Given, out: Any) -> Any:
-        x, ids, weights, up, down = given
-        first, second = call.products
-        index = self._index(call, x, ids)
-        middle, rows, apart = self._between(call, x)
-        plan.kernels[0](x, index.ids, index.count, first.stored(up), middle)
-        plan.kernels[1](middle, index.ids, index.count, second.stored(down), rows)
+        (x, ids, weights), (up, down) = call.form.parts(given)
+        index, (first, _) = self._index(call, x, ids), call.products
+        gated, wide, rows, apart = self._between(call, x)
+        plan.kernels[0](x, index.ids, index.count, *up, wide)
+        if gated is not wide:
+            gate = self.kernels.gate_kernel(first.dtype, call.form.activation, call.form.gate)
+            gate(wide, gated)
+        plan.kernels[1](gated, index.ids, index.count, *down, rows)
         combine = self.kernels.combine_kernel(first.dtype, dtype_name(ids))
         combine(apart, weights.float(), ids, first.groups, out)
         return index.count
 
     def _run_choices(self, call: ExpertsCall, plan: Launches, given: Given, out: Any) -> None:
         """A layer whose products read the ids themselves: what lives is not counted."""
-        x, ids, weights, up, down = given
+        (x, ids, weights), (up, down) = call.form.parts(given)
         middle = self._between(call, x)[0]
-        plan.kernels[0](x, ids, up, middle)
-        plan.kernels[1](middle, ids, weights, down, out)
+        plan.kernels[0](x, ids, *up, middle)
+        plan.kernels[1](middle, ids, weights, *down, out)
 
-    def _between(self, call: ExpertsCall, like: Any) -> tuple[Any, Any, Any]:
-        """Memory between products, what they give also by tokens and choices: small memory is used
-        again by the next call in the stream."""
+    def _between(self, call: ExpertsCall, like: Any) -> tuple[Any, Any, Any, Any]:
+        """Memory between products: rows that are gated, and before that if it is apart; what they
+        give, also by tokens and choices. Small memory is used again by the next call in the
+        stream."""
         (tokens, n), (first, second) = call.shape, call.products
-        sizes = (first.rows, second.k), (first.rows, n), (tokens, first.rows // tokens, n)
+        wide = second.k if call.form.fused else first.n
+        sizes = second.k, wide, (first.rows, n), (tokens, first.rows // tokens, n)
         if not call.small:
             return _memory(like, like.dtype, *sizes)
         return self.memory.keep(_memory, like, like.dtype, *sizes)
 
     def _run_product(self, call: ExpertsCall, plan: Launches, given: Given, out: Any) -> Any:
-        x, ids, *beside, rhs = given
-        (product,) = call.products
-        self.fill.clear_ungrouped(out, ids, product.groups)
+        (x, ids), (operands,) = call.form.parts(given)
+        self.fill.clear_ungrouped(out, ids, call.products[0].groups)
         index = self._index(call, x, ids)
-        plan.kernels[0](x, index.ids, index.count, product.stored(rhs), *beside, out)
+        plan.kernels[0](x, index.ids, index.count, *operands, out)
         return index.count
 
     def outer(self, left: Any, right: Any, ids: Any, groups: int) -> Any:
@@ -275,12 +282,14 @@ class CudaExperts:
 def _memory(
     like: Any,
     dtype: Any,
-    middle: tuple[int, int],
+    inter: int,
+    wide: int,
     rows: tuple[int, int],
     apart: tuple[int, int, int],
-) -> tuple[Any, Any, Any]:
-    made = empty(like, rows)
-    return empty(like, middle), made, made.view(apart)
+) -> tuple[Any, Any, Any, Any]:
+    made, gated = empty(like, rows), empty(like, (rows[0], inter))
+    before = gated if wide == inter else empty(like, (rows[0], wide))
+    return gated, before, made, made.view(apart)
 
 
 @cache

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..errors import ShapeError, mismatch
-from ..schedules.cuda_choices import ChoicesTile, product_tile, sum_tile
+from ..gates import Gate
+from ..schedules.cuda_choices_tile import ChoicesTile, product_tile, sum_tile
 from ..schedules.hopper_combine import CHUNK, MOST_CHUNKS
 from ..schedules.hopper_space import DTYPES, GROUP_STEPS
 from ..selection.gpu_choices import by_choices
 from ..structs import Tile
-from .cuda_arrays import check_devices, check_tensor, dtype_name, signature
+from .cuda_arrays import check_devices, check_tensor, dtype_name
 from .cuda_columns import MOST_ELEMENTS
 from .cuda_detect_ids import Find
 from .cuda_modules import Kernel
@@ -19,9 +20,8 @@ from .cuda_rows import ROW_STEP
 from .cuda_watch import CountWatch
 from .torch_arrays import stored_weight
 
-Form = tuple[str, str]  # an activation, and how gates lie, or `GROUPED`: one product
-Given = tuple[Any, ...]  # x, ids, weights of choices, up and down; or x, ids, a bias or none, rhs
-GROUPED = "grouped"
+# x, ids, [weights of choices,] biases, weights as they are stored
+Given = tuple[Any, ...]
 _TURNED = ("rhs_layout", "kn")  # an option
 _SMALL = 1 << 20  # bytes of rows, at most, of calls that are repeated by CUDA graphs
 
@@ -37,9 +37,32 @@ class GroupedProduct:
     k: int
     options: tuple[tuple[str, Any], ...]
 
-    def stored(self, rhs: Any) -> Any:
-        """The weights as they lie."""
-        return rhs.mT if _TURNED in self.options else rhs
+
+class Form(NamedTuple):
+    """What calls compute: a layer's gate if it has one; of every product whether there is a bias,
+    and how its weights are stored. A layer has two products, others one."""
+
+    activation: str
+    gate: Gate | None
+    biases: tuple[bool, ...]
+    layouts: tuple[str, ...]
+
+    @property
+    def fused(self) -> bool:
+        """Whether the first product gates its rows in its own tiles."""
+        return self.gate is None or not self.gate.interleaved
+
+    def parts(self, given: Given) -> tuple[tuple[Any, ...], list[tuple[Any, ...]]]:
+        """Of what is ``given`` what comes before the biases, and of every product the weights and
+        their bias if there is one."""
+        number = len(self.layouts)
+        weights = given[-number:]
+        biases = iter(given[len(given) - number - sum(self.biases) : -number])
+        products = [
+            (weight, next(biases)) if biased else (weight,)
+            for weight, biased in zip(weights, self.biases, strict=True)
+        ]
+        return given[: number + 1], products
 
 
 class Launches(NamedTuple):
@@ -61,12 +84,13 @@ class ExpertsCall:
 
     def __init__(
         self,
+        form: Form,
         device: int,
         shape: tuple[int, int],
         *products: GroupedProduct,
         choices: tuple[ChoicesTile, ...] = (),
     ) -> None:
-        self.device, self.watch = device, CountWatch(device)
+        self.form, self.device, self.watch = form, device, CountWatch(device)
         self.shape, self.products, self.choices = shape, products, choices
         self.small = sum(2 * each.rows * each.n for each in products) <= _SMALL
         self.counts: tuple[int, ...] | None = None
@@ -74,68 +98,92 @@ class ExpertsCall:
         self.find: Find | None = None
 
 
-def signature_of(form: Form, given: Given) -> tuple[object, ...]:
-    """`signature`, also of how weights are stored."""
-    number = 1 if form[1] == GROUPED else 2
-    stored, layouts = zip(*map(stored_weight, given[-number:]), strict=True)
-    return (*signature((*given[:-number], *stored)), layouts)
+def form_of(
+    activation: str, gate: Gate | None, *products: tuple[Any, Any]
+) -> tuple[Form, tuple[Any, ...]]:
+    """The form of calls with such products, weights and a bias or None each, and of what is given
+    the last part."""
+    stored, layouts = zip(*(stored_weight(weight) for weight, _ in products), strict=True)
+    biases = tuple(bias for _, bias in products)
+    form = Form(activation, gate, tuple(bias is not None for bias in biases), layouts)
+    return form, (*(bias for bias in biases if bias is not None), *stored)
 
 
 def call_of(form: Form, given: Given, by_choice: bool = True) -> ExpertsCall:
     """What calls like this one share, which may go ``by_choice``; errors as `CudaExperts.run`."""
-    activation, gated = form
-    x, ids, *beside, rhs = given
-    if gated == GROUPED:
-        _check_product(x, ids, rhs, *beside)
-        only = _product(x, ids, rhs, act=activation, share=ids.shape[1], bias=bool(beside))
-        return ExpertsCall(x.get_device(), (only.rows, only.n), only)
-    weights, up = beside
-    _check(x, ids, weights, up, rhs, gated == "halves")
-    first = _product(x, ids, up, act=activation, share=ids.shape[1], gated=gated)
-    second = _product(x, ids, rhs)
-    tokens, top_k = map(int, ids.shape)
-    asked = (dtype_name(ids), tokens, top_k), dtype_name(weights)
-    choices = choices_tiles(*asked, first, second) if by_choice else ()
-    return ExpertsCall(x.get_device(), tuple(x.shape), first, second, choices=choices)
+    (x, ids, *weights), (first, *rest) = form.parts(given)
+    _check_product(x, ids, form.layouts[0], *first)
+    options: dict[str, Any] = {"act": form.activation if form.fused else "none"}
+    options["share"] = int(ids.shape[1])
+    if form.gate is not None and form.fused:
+        options["gate"] = form.gate
+    one = _product(x, ids, form.layouts[0], *first, **options)
+    if not rest:
+        return ExpertsCall(form, x.get_device(), (one.rows, one.n), one)
+    _check_layer(form, x, ids, weights[0], one, *rest[0])
+    two = _product(x, ids, form.layouts[1], *rest[0])
+    asked = (dtype_name(ids), *map(int, ids.shape)), dtype_name(weights[0])
+    choices = choices_tiles(*asked, form, one, two) if by_choice else ()
+    return ExpertsCall(form, x.get_device(), tuple(x.shape), one, two, choices=choices)
 
 
 def choices_tiles(
-    ids: tuple[str, int, int], factors: str, first: GroupedProduct, second: GroupedProduct
+    ids: tuple[str, int, int],
+    factors: str,
+    form: Form,
+    first: GroupedProduct,
+    second: GroupedProduct,
 ) -> tuple[ChoicesTile, ...]:
     """Tiles of a layer that reads weights choice by choice; none where tiles of rows are faster.
     ``ids``: their type, tokens, and choices of each; ``factors``: the type of their weights."""
     (kind, tokens, top_k), dtype = ids, first.dtype
     size = 2 * (first.n * first.k + second.n * second.k)
-    if _TURNED in first.options + second.options:
-        return ()
     if not by_choices(tokens, top_k, first.groups, size):
         return ()
-    options = dict(first.options)
+    one, two = (
+        {"layout": layout, "bias": biased}
+        for layout, biased in zip(form.layouts, form.biases, strict=True)
+    )
     return (
-        product_tile(dtype, kind, options["act"], options["gated"]),
-        sum_tile(dtype, kind, factors, tokens, top_k),
+        product_tile(dtype, kind, form.activation, form.gate, **one),
+        sum_tile(dtype, kind, factors, tokens, top_k, **two),
     )
 
 
-def _product(x: Any, ids: Any, rhs: Any, **options: Any) -> GroupedProduct:
-    """The product of a row for each of ``ids`` by its group of ``rhs``."""
-    turned = () if stored_weight(rhs)[1] == "nk" else (_TURNED,)
-    groups, n, k = map(int, rhs.shape)
-    chosen = (*options.items(), *turned)
+def _product(
+    x: Any, ids: Any, layout: str, weight: Any, bias: Any = None, **options: Any
+) -> GroupedProduct:
+    """The product of a row for each of ``ids`` by its group of ``weight``."""
+    groups, n, k = map(int, _shape(weight, layout))
+    biased = () if bias is None else (("bias", True),)
+    turned = (_TURNED,) if layout == "kn" else ()
+    chosen = (*options.items(), *biased, *turned)
     return GroupedProduct(dtype_name(x), ids.numel(), groups, n, k, chosen)
 
 
-def _check(x: Any, ids: Any, weights: Any, up: Any, down: Any, gated: bool) -> None:
-    _check_product(x, ids, up)
-    experts, wide, hidden = up.shape
-    if gated and wide % 2:
+def _shape(weight: Any, layout: str) -> tuple[int, int, int]:
+    """[groups, n, k] of weights as they are stored."""
+    groups, *sizes = weight.shape
+    return (groups, *(sizes if layout == "nk" else sizes[::-1]))
+
+
+def _check_layer(
+    form: Form, x: Any, ids: Any, weights: Any, first: GroupedProduct, down: Any, bias: Any = None
+) -> None:
+    experts, wide, hidden = first.groups, first.n, first.k
+    if form.gate is not None and wide % 2:
         raise ShapeError(mismatch("up", "an even number of columns, gates and others", wide))
-    inter = wide // 2 if gated else wide
-    _check_weight("down", down, x, (experts, hidden, inter))
+    inter = wide if form.gate is None else wide // 2
+    _check_weight("down", down, form.layouts[1], x, (experts, hidden, inter))
     check_tensor("weights", weights, ("float32", *DTYPES), tuple(ids.shape))
+    others = {"weights": weights, "down": down}
+    if bias is not None:
+        check_tensor("down_bias", bias, (dtype_name(x),), (experts, hidden))
+        others["down_bias"] = bias
     _check_sizes(inter=inter)
-    check_devices("x", x, {"weights": weights, "down": down})
-    if x.numel() // CHUNK > MOST_CHUNKS:
+    check_devices("x", x, others)
+    pieces = max(x.numel(), 0 if form.fused else first.rows * inter) // CHUNK
+    if pieces > MOST_CHUNKS:
         expected = f"at most {MOST_CHUNKS} pieces of {CHUNK} elements"
         raise ShapeError(mismatch("x", expected, f"shape {list(x.shape)}"))
 
@@ -160,28 +208,27 @@ def check_outer(left: Any, right: Any, ids: Any, groups: int) -> None:
     check_devices("right", right, {"left": left, "ids": ids})
 
 
-def _check_product(x: Any, ids: Any, rhs: Any, bias: Any = None) -> None:
+def _check_product(x: Any, ids: Any, layout: str, rhs: Any, bias: Any = None) -> None:
     check_tensor("x", x, DTYPES)
     if len(x.shape) != 2 or len(rhs.shape) != 3 or len(ids.shape) != 2:
         expected = "x [tokens, k], ids [tokens, top_k], weight [experts, n, k]"
         got = (tuple(x.shape), tuple(ids.shape), tuple(rhs.shape))
         raise ShapeError(mismatch("x, ids, weight", expected, got))
-    tokens, depth = x.shape
-    if rhs.shape[0] > GROUP_STEPS[-1]:
-        raise ShapeError(mismatch("experts", f"at most {GROUP_STEPS[-1]}", rhs.shape[0]))
+    (tokens, depth), (groups, n, _) = x.shape, _shape(rhs, layout)
+    if groups > GROUP_STEPS[-1]:
+        raise ShapeError(mismatch("experts", f"at most {GROUP_STEPS[-1]}", groups))
     check_tensor("x", x, (dtype_name(x),), (tokens, depth))
-    _check_weight("weight", rhs, x, (rhs.shape[0], rhs.shape[1], depth))
+    _check_weight("weight", rhs, layout, x, (groups, n, depth))
     check_tensor("ids", ids, ("int32", "int64"), (tokens, ids.shape[1]))
     others = {"ids": ids, "weight": rhs}
     if bias is not None:
-        check_tensor("bias", bias, (dtype_name(x),), tuple(rhs.shape[:2]))
+        check_tensor("bias", bias, (dtype_name(x),), (groups, n))
         others["bias"] = bias
-    _check_sizes(n=rhs.shape[1], k=depth)
+    _check_sizes(n=n, k=depth)
     check_devices("x", x, others)
 
 
-def _check_weight(name: str, weight: Any, x: Any, shape: tuple[int, int, int]) -> None:
-    stored, layout = stored_weight(weight)
+def _check_weight(name: str, stored: Any, layout: str, x: Any, shape: tuple[int, int, int]) -> None:
     groups, n, k = shape
     check_tensor(name, stored, (dtype_name(x),), shape if layout == "nk" else (groups, k, n))
 

@@ -6,7 +6,7 @@ It runs on the host. The driver launches a graph in a fraction of what its kerne
 
 from __future__ import annotations
 
-MOST_TENSORS, MOST_RANK = 8, 6  # of one call, and of one tensor
+MOST_TENSORS, MOST_RANK = 10, 6  # of one call, and of one tensor
 HASH, STREAM, FIRST = range(3)  # words of a call: of all others, its stream, and of its tensors
 MOST_WORDS = FIRST + MOST_TENSORS * (2 + MOST_RANK)  # that tell a call from others
 GRAPHS, NEAR = 256, 8  # of one call, each for addresses of its own, of which so many share places

@@ -10,15 +10,18 @@ import numpy as np
 import pytest
 
 from pit_tvm.errors import ScheduleError
+from pit_tvm.gates import PLAIN, Gate
 from pit_tvm.runtime.cuda_build import cuda_source
 from pit_tvm.runtime.cuda_modules import named_module
-from pit_tvm.schedules.cuda_choices import ChoicesTile, choices_kernel, product_tile, sum_tile
+from pit_tvm.schedules.cuda_choices import choices_kernel
+from pit_tvm.schedules.cuda_choices_tile import ChoicesTile, product_tile, sum_tile
 from pit_tvm.selection.gpu_choices import by_choices
 from tests.runtime.cuda_emulation import Emulator, OnDevice
 from tests.schedules.cuda_text import cuda_text
 
 DTYPES: dict[str, Any] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 EXPERTS, TOKENS, TOP_K = 5, 3, 5
+CLAMPED, PAIRED = Gate(0.75, 1.702, 1.0), Gate(0.75, 1.702, 1.0, interleaved=True)
 
 
 def kernel(emulator: Emulator, tile: ChoicesTile) -> Any:
@@ -46,30 +49,54 @@ def close(got: Any, want: Any) -> bool:
     return bool(apart < (1e-3 if got.dtype == np.float16 else 6e-3))
 
 
-@pytest.mark.parametrize("gated", ["none", "halves"])
+@pytest.mark.parametrize("layout", ["nk", "kn"])
+@pytest.mark.parametrize("gate", [None, PLAIN, CLAMPED, PAIRED])
 @pytest.mark.parametrize(("dtype", "ids_dtype"), [("float16", "int32"), ("bfloat16", "int64")])
 def test_every_choice_has_the_row_of_its_expert(
-    emulator: Emulator, dtype: str, ids_dtype: str, gated: str, rng: np.random.Generator
+    emulator: Emulator,
+    dtype: str,
+    ids_dtype: str,
+    gate: Gate | None,
+    layout: str,
+    rng: np.random.Generator,
 ) -> None:
     n, k = 40, 528  # columns of a CTA and a half; a lane has two pieces, or three
-    wide = 2 * n if gated == "halves" else n
-    x, weight = random((TOKENS, k), dtype, rng), random((EXPERTS, wide, k), dtype, rng) / k**0.5
-    weight = weight.astype(DTYPES[dtype])
+    biased = dtype == "bfloat16" or gate is None
+    wide = n if gate is None else 2 * n
+    x = random((TOKENS, k), dtype, rng)
+    weight = (random((EXPERTS, wide, k), dtype, rng) / k**0.5).astype(DTYPES[dtype])
+    bias = random((EXPERTS, wide), dtype, rng) if biased else None
     ids, out = ids_of(ids_dtype, rng), np.full((TOKENS * TOP_K, n), np.nan, DTYPES[dtype])
-    kernel(emulator, product_tile(dtype, ids_dtype, "silu", gated))(x, ids, weight, out)
+    tile = product_tile(dtype, ids_dtype, "silu", gate, layout=layout, bias=biased)
+    kernel(emulator, tile)(x, ids, laid(weight, layout), *([bias] if biased else []), out)
     want = np.zeros((TOKENS, TOP_K, n))
     for t, c in np.ndindex(*ids.shape):
         if 0 <= ids[t, c] < EXPERTS:
             rows = weight[ids[t, c]].astype(np.float64) @ x[t].astype(np.float64)
-            want[t, c] = rows[:n] / (1 + np.exp(-rows[:n])) * (rows[n:] if wide > n else 1)
+            want[t, c] = gated(rows if bias is None else rows + bias[ids[t, c]], gate)
     assert close(out, want.reshape(-1, n))
     assert not out[_dead(ids)].any()
+
+
+def laid(weight: Any, layout: str) -> Any:
+    """Weights as they lie in memory."""
+    return weight if layout == "nk" else np.ascontiguousarray(weight.swapaxes(1, 2))
+
+
+def gated(rows: Any, gate: Gate | None) -> Any:
+    """silu of rows, or what a gate makes of them, in float64."""
+    if gate is None:
+        return rows / (1 + np.exp(-rows))
+    x, y = (rows[::2], rows[1::2]) if gate.interleaved else np.split(rows, 2)
+    x, y = np.minimum(x, gate.limit), np.clip(y, -gate.limit, gate.limit)
+    return x / (1 + np.exp(-gate.alpha * x)) * (y + gate.offset)
 
 
 def _dead(ids: Any) -> Any:
     return ((ids < 0) | (ids >= EXPERTS)).reshape(-1)
 
 
+@pytest.mark.parametrize("layout", ["nk", "kn"])
 @pytest.mark.parametrize("tokens", [1, TOKENS])
 @pytest.mark.parametrize(
     ("dtype", "ids_dtype", "factors"),
@@ -81,30 +108,34 @@ def test_choices_of_a_token_are_summed(
     ids_dtype: str,
     factors: str,
     tokens: int,
+    layout: str,
     rng: np.random.Generator,
 ) -> None:
     n, k = 40, 280
-    tile = sum_tile(dtype, ids_dtype, factors, tokens, TOP_K)
+    biased = factors == "bfloat16"
+    tile = sum_tile(dtype, ids_dtype, factors, tokens, TOP_K, layout=layout, bias=biased)
     ids = ids_of(ids_dtype, rng)[:tokens]
     shares = rng.random(ids.shape).astype(DTYPES.get(factors, np.float32))
     x, weight = random((ids.size, k), dtype, rng), random((EXPERTS, n, k), dtype, rng)
     shares[0, 0], x[0], x[_dead(ids)] = 0, np.nan, np.nan  # neither is read
     out = np.full((tokens, n), np.nan, DTYPES[dtype])
+    bias = random((EXPERTS, n), dtype, rng) if biased else np.zeros((EXPERTS, n))
     run = kernel(emulator, tile)
-    run(x, ids, shares, weight, out)
+    given = (x, ids, shares, laid(weight, layout), *([bias] if biased else []))
+    run(*given, out)
     want = np.zeros((tokens, n))
     for t, c in np.ndindex(*ids.shape):
         if 0 <= ids[t, c] < EXPERTS and shares[t, c]:
-            row = x[t * TOP_K + c].astype(np.float64)
-            want[t] += float(shares[t, c]) * (weight[ids[t, c]].astype(np.float64) @ row)
+            row = weight[ids[t, c]].astype(np.float64) @ x[t * TOP_K + c].astype(np.float64)
+            want[t] += float(shares[t, c]) * (row + bias[ids[t, c]])
     assert close(out, want)
     again = np.full_like(out, np.nan)
-    run(x, ids, shares, weight, again)
+    run(*given, again)
     assert np.array_equal(out, again)
 
 
 def test_lanes_read_16_bytes_of_all_rows_at_once() -> None:
-    tile = product_tile("bfloat16", "int64", "silu", "halves")
+    tile = product_tile("bfloat16", "int64", "silu", PLAIN)
     text = cuda_text(choices_kernel(tile))
     assert text.count("pit_load_16((&(") == tile.ahead * (tile.rows + 1)
     assert "griddepcontrol.wait" in text and "int64_t* __restrict__ ids_ptr" in text
@@ -116,10 +147,13 @@ def test_lanes_read_16_bytes_of_all_rows_at_once() -> None:
         ({"dtype": "float32"}, "dtype"),
         ({"ids": "int16"}, "ids"),
         ({"act": "tanh"}, "act one of"),
-        ({"gated": "interleaved"}, "gated one of"),
+        ({"act": "relu", "gate": CLAMPED}, "alpha"),
+        ({"layout": "mn"}, "layout"),
+        ({"lanes": 3}, "lanes 2, 4"),
+        ({"warps": 3}, "warps 4, 8"),
         ({"factors": "float64"}, "factors"),
         ({"factors": "float32", "act": "silu"}, "sums without act"),
-        ({"factors": "float32", "gated": "halves"}, "sums without gates"),
+        ({"factors": "float32", "gate": PLAIN}, "sums without gates"),
         ({"rows": 3}, "rows 2, 4 or 8"),
         ({"ahead": 0}, "ahead"),
         ({"deep": 3, "factors": "float32"}, "deep 1, 2, 4 or 8"),
@@ -144,4 +178,4 @@ def test_few_tokens_of_many_experts_go_by_choices(sizes: tuple[int, int, int], m
 @pytest.mark.parametrize(("tokens", "top_k"), [(1, 1), (1, 8), (7, 3), (2, 1)])
 def test_tiles_can_be_built(tokens: int, top_k: int) -> None:
     sum_tile("float16", "int32", "float16", tokens, top_k).check()
-    product_tile("bfloat16", "int64", "relu", "none").check()
+    product_tile("bfloat16", "int64", "relu").check()

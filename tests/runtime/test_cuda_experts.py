@@ -113,7 +113,7 @@ def test_more_sums_than_a_grid_has_threads(experts: CudaExperts, tokens: int, hi
         for shape in ((tokens, hidden), (tokens, 1), (EXPERTS, 8, hidden), (EXPERTS, hidden, 8))
     )
     with pytest.raises(ShapeError, match=f"x: expected at most {2**31 - THREADS} pieces of 8"):
-        experts.run(x, ids, ids, up, down, gated=False)
+        experts.run(x, ids, ids, up, down, gate=None)
 
 
 def test_sums_of_outer_products_are_given_aligned_operands_and_the_choices_of_a_row(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pit_tvm.gates import Gate
 from pit_tvm.runtime import (
     cuda_detect,
     cuda_detect_ids,
@@ -33,6 +34,7 @@ from tests.runtime.test_cuda_repeat_operators import noting
 torch = pytest.importorskip("torch")
 
 TOKENS, TOP_K, HIDDEN, INTER, EXPERTS = 6, 2, 64, 128, 4
+PAIRED = Gate(7.0, 1.702, 1.0, interleaved=True)
 
 
 @pytest.fixture
@@ -64,6 +66,7 @@ def experts(seen: list[Any], fake: Any, monkeypatch: pytest.MonkeyPatch) -> Cuda
         RowsKernels, "product", lambda *given, **options: note(options.get("act", "down"))
     )
     monkeypatch.setattr(RowsKernels, "combine_kernel", lambda *given: note("sum"))
+    monkeypatch.setattr(RowsKernels, "gate_kernel", lambda *given: note("gate"))
     monkeypatch.setattr(
         RowsKernels, "choices", lambda self, tile: note("sums" if tile.factors else "choices")
     )
@@ -115,33 +118,60 @@ def test_layers_are_launched_again_by_a_graph(
     assert names(seen[-4:]) == ["index", "gelu", "down", "sum"]
 
 
-@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("turned", [True, False])
+@pytest.mark.parametrize("gate", [PAIRED, None])
 def test_few_tokens_are_read_choice_by_choice(
-    experts: CudaExperts, seen: list[Any], monkeypatch: pytest.MonkeyPatch, gated: bool
+    experts: CudaExperts,
+    seen: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    gate: Gate | None,
+    turned: bool,
 ) -> None:
     asked: list[tuple[int, ...]] = []
     monkeypatch.setattr(cuda_experts_call, "by_choices", lambda *given: asked.append(given) or True)
     given = arguments("float16")
-    given[3] = given[3] if gated else given[3][:, :INTER].contiguous()
-    outs = [experts.run(*given, gated=gated) for _ in range(OFTEN + 8)]
+    given[3] = given[3][:, :INTER].contiguous() if gate is None else given[3]
+    stored = given[3:] = [aligned(*each.mT.shape) if turned else each for each in given[3:]]
+    biases = {"up_bias": aligned(*given[3].shape[:2])} if gate else {}
+    given[3:] = [each.mT if turned else each for each in stored]
+    how = {**biases, "gate": gate}
+    outs = [experts.run(*given, **how) for _ in range(OFTEN + 8)]
     assert all(out is outs[0] for out in outs)
     one_by_one = len(seen) // 2
     assert names(seen) == ["choices", "sums"] * one_by_one and one_by_one < len(outs)
     shapes = [[arg[1] for arg in args] for _, *args in seen[-2:]]
-    x, ids, weights, up, down = (tuple(each.shape) for each in given)
-    assert shapes == [[x, ids, up, (12, INTER)], [(12, INTER), ids, weights, down, x]]
-    assert asked == [(TOKENS, TOP_K, EXPERTS, 2 * (2 + gated) * INTER * HIDDEN)]
+    x, ids, weights, up, down = (tuple(each.shape) for each in (*given[:3], *stored))
+    bias = [tuple(each.shape) for each in biases.values()]
+    assert shapes == [[x, ids, up, *bias, (12, INTER)], [(12, INTER), ids, weights, down, x]]
+    assert asked == [(TOKENS, TOP_K, EXPERTS, (6 if gate else 4) * INTER * HIDDEN)]
 
 
-@pytest.mark.parametrize("case", ["turned", "many", "checked"])
+def test_gates_between_columns_are_launched_apart_and_again(
+    experts: CudaExperts, fake: Any, seen: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = arguments("float16")
+    given[3] = aligned(EXPERTS, HIDDEN, 2 * INTER).mT
+    biases = {"up_bias": aligned(EXPERTS, 2 * INTER), "down_bias": aligned(EXPERTS, HIDDEN)}
+    launched = fake["log"](fake_graphs.LAUNCHED)
+    outs = [experts.run(*given, **biases, gate=PAIRED) for _ in range(OFTEN + 8)]
+    again = fake["log"](fake_graphs.LAUNCHED) - launched
+    parts = ["index", "none", "gate", "down", "sum"]
+    assert again >= 7 and names(seen) == parts * (len(outs) - again + 1)
+    first, gate, second = (
+        [arg[1] for arg in args if isinstance(arg, tuple)] for _, *args in seen[-4:-1]
+    )
+    assert first[-3:] == [(EXPERTS, HIDDEN, 2 * INTER), (EXPERTS, 2 * INTER), (12, 2 * INTER)]
+    assert gate == [(12, 2 * INTER), (12, INTER)]
+    assert second[-3:] == [(EXPERTS, HIDDEN, INTER), (EXPERTS, HIDDEN), (12, HIDDEN)]
+
+
+@pytest.mark.parametrize("case", ["many", "checked"])
 def test_other_layers_are_read_by_tiles_of_rows(
     experts: CudaExperts, seen: list[Any], monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     monkeypatch.setattr(cuda_experts_call, "by_choices", by_choices)
     given = arguments()
-    if case == "turned":
-        given[4] = aligned(EXPERTS, INTER, HIDDEN).mT
-    elif case == "many":
+    if case == "many":
         monkeypatch.setattr(gpu_choices, "MOST_CHOICES", TOKENS * TOP_K - 1)
     else:  # ids are checked where they are listed
         monkeypatch.setattr(experts, "_repeats", None)
@@ -170,15 +200,13 @@ def test_products_are_launched_again_by_a_graph(
     assert len(seen) == 3 * (one_by_one + 1)
 
 
-@pytest.mark.parametrize("case", ["large", "turned", "unaligned"])
+@pytest.mark.parametrize("case", ["large", "unaligned"])
 def test_other_layers_are_launched_one_by_one(
     experts: CudaExperts, fake: Any, seen: list[Any], monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     given = arguments()
     if case == "large":
         monkeypatch.setattr(cuda_experts_call, "_SMALL", 0)
-    elif case == "turned":
-        given[3] = aligned(EXPERTS, HIDDEN, 2 * INTER).mT
     else:
         given[0] = torch.randn(TOKENS * HIDDEN + 1).half()[1:].view(TOKENS, HIDDEN)
     before = [fake["log"](what) for what in (fake_graphs.LAUNCHED, fake_graphs.MADE)]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pit_tvm.errors import ScheduleError
+from pit_tvm.gates import PLAIN, Gate
 from pit_tvm.schedules.hopper_knobs import SHARED_LIMIT, RowsOptions, RowsTile
 from pit_tvm.schedules.hopper_rows import rows_kernel
 from pit_tvm.selection.gpu_fit import HEIGHT_STEP
@@ -51,8 +52,8 @@ def test_a_tile_that_cannot_be_built_says_which_rule_it_breaks(
     [
         ({"accumulate": 2}, "accumulate"),
         ({"live_bits": True}, "live_bits"),
-        ({"gated": "interleaved"}, "gated"),
-        ({"gated": "halves"}, "tile_n 128 per consumer"),
+        ({"gate": Gate(interleaved=True)}, "interleaved"),
+        ({"gate": PLAIN}, "tile_n 128 per consumer"),
     ],
 )
 def test_options_that_it_does_not_compute_are_refused(options: dict[str, Any], word: str) -> None:
@@ -96,8 +97,8 @@ def test_either_layout_of_the_weights_is_read_as_it_is(layout: str, bits: str) -
 
 def test_gated_pairs_meet_in_one_thread() -> None:
     knobs = RowsTile(flip=1, tile_m=32, tile_n=256)
-    source = source_of(knobs=knobs, gated="halves", act="silu", row_scale=True)
-    assert boxes(source) == 2 and "pit_silu" in source and "per_row_ptr" in source
+    source = source_of(knobs=knobs, gate=PLAIN, act="silu", row_scale=True)
+    assert boxes(source) == 2 and "pit_gate(" in source and "per_row_ptr" in source
 
 
 def test_two_ctas_share_a_tiles_depth() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pit_tvm.errors import ScheduleError
+from pit_tvm.gates import PLAIN, Gate
 from pit_tvm.schedules.hopper_knobs import SHARED_LIMIT, RowsOptions, RowsTile
 
 
@@ -67,11 +68,11 @@ def test_a_tile_that_cannot_be_built_says_which_rule_it_breaks(
         ({"rhs_layout": "mn"}, {}, "rhs_layout"),
         ({"slot": 128}, {}, "slot"),
         ({"slot": 256, "accumulate": 1}, {}, "slots"),
-        ({"gated": "yes"}, {}, "gated"),
-        ({"gated": "interleaved", "rhs_layout": "kn"}, {}, "interleaved"),
+        ({"act": "relu", "gate": Gate(alpha=2.0)}, {}, "alpha"),
+        ({"gate": Gate(interleaved=True), "rhs_layout": "kn"}, {}, "interleaved"),
         ({"rhs_layout": "kn"}, {"tile_n": 168, "stages": 5}, "multiple of 64"),
-        ({"rhs_layout": "kn", "gated": "halves"}, {"tile_n": 192}, "multiple of 128"),
-        ({"gated": "halves"}, {"tile_n": 168, "stages": 5}, "multiple of 16"),
+        ({"rhs_layout": "kn", "gate": PLAIN}, {"tile_n": 192}, "multiple of 128"),
+        ({"gate": PLAIN}, {"tile_n": 168, "stages": 5}, "multiple of 16"),
         ({"packed": True, "fills": True}, {}, "packed with fills"),
     ],
 )
@@ -89,9 +90,9 @@ def test_options_that_do_not_fit_are_refused(
         ({}, {"cluster": 2}, 2),
         ({}, {"cluster": 2, "tile_n": 168}, 1),
         ({"rhs_layout": "kn"}, {}, 4),
-        ({"gated": "halves"}, {}, 2),
-        ({"gated": "halves"}, {"cluster": 2}, 2),
-        ({"gated": "halves", "rhs_layout": "kn"}, {"cluster": 2}, 4),
+        ({"gate": PLAIN}, {}, 2),
+        ({"gate": PLAIN}, {"cluster": 2}, 2),
+        ({"gate": PLAIN, "rhs_layout": "kn"}, {"cluster": 2}, 4),
     ],
 )
 def test_rhs_boxes_of_one_tile(options: dict[str, Any], knobs: dict[str, int], pieces: int) -> None:

@@ -11,6 +11,7 @@ import pytest
 import tvm
 
 from pit_tvm.errors import BackendUnavailable
+from pit_tvm.gates import PLAIN
 from pit_tvm.reference.index import dense_mask, index_lists
 from pit_tvm.runtime.cuda_build import build_cuda, find_nvcc
 from pit_tvm.runtime.cuda_detect import CudaDetector
@@ -50,7 +51,7 @@ KINDS = (
     Kind(
         RowsTile(tile_n=128, lag=1),
         "bfloat16",
-        options={"act": "relu", "gated": "halves", "rhs_layout": "kn"},
+        options={"act": "relu", "gate": PLAIN, "rhs_layout": "kn"},
     ),
 )
 
@@ -90,7 +91,7 @@ def draw(rng: np.random.Generator, kind: Kind) -> Problem:
     groups = int(rng.integers(1, kind.groups + 1))
     counts = rng.integers(0, 300, groups) * (rng.random(groups) < 0.8)
     rows, share = int(counts.sum() + rng.integers(1, 50)), options.get("share", 1)
-    wide = n * (2 if options.get("gated") else 1)
+    wide = n * (2 if options.get("gate") else 1)
     small = 2.0 ** -int(rng.choice([1, 1, 13]))
 
     def whole(*shape: int) -> Any:

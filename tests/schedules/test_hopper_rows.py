@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pit_tvm.errors import ScheduleError
+from pit_tvm.gates import PLAIN, Gate
 from pit_tvm.schedules.hopper_rows import RowsTile, rows_kernel
 from tests.schedules.cuda_text import boxes, cuda_text
 
@@ -72,14 +73,14 @@ def test_row_major_rhs_is_read_by_64_column_boxes_and_transposed_by_wgmma(cluste
 
 
 def test_gated_pairs_fetch_both_halves_and_multiply() -> None:
-    alone = source_of(gated="halves", act="silu")
-    pair = source_of(knobs=RowsTile(cluster=2), gated="halves", act="silu")
+    alone = source_of(gate=PLAIN, act="silu")
+    pair = source_of(knobs=RowsTile(cluster=2), gate=PLAIN, act="silu")
     assert boxes(alone) == 2 and boxes(pair) == 2  # one half for each CTA of the cluster
-    assert "pit_silu" in alone
+    assert "pit_gate(" in alone
 
 
 def test_interleaved_pairs_are_a_four_dimensional_rhs() -> None:
-    source = source_of(gated="interleaved", act="silu", bias=True)
+    source = source_of(gate=Gate(interleaved=True), act="silu", bias=True)
     assert "cp.async.bulk.tensor.4d" in source
 
 
@@ -109,7 +110,7 @@ def test_a_bias_of_rows_is_added_before_the_activation(flip: int) -> None:
     assert re.search(r"pit_relu\(\(acc_ptr\[\d+\] \+ ", body) and " * held_per_row" not in body
 
 
-@pytest.mark.parametrize("other", [{"row_scale": True}, {"gated": "halves"}])
+@pytest.mark.parametrize("other", [{"row_scale": True}, {"gate": PLAIN}])
 def test_a_bias_of_rows_excludes_what_it_would_mean_twice(other: dict[str, Any]) -> None:
     with pytest.raises(ScheduleError, match="row_bias"):
         rows_kernel("float16", RowsTile(), row_bias=True, **other)
