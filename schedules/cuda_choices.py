@@ -14,16 +14,119 @@ Sums are fp32 and in fixed order: equal inputs give equal bits.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import tvm
 from tvm.script import tirx as T
 
-from .cuda_choices_tile import CHUNK, LANES, STEP, ChoicesTile
-from .cuda_choices_turned import load_16, turned_product, turned_sum
+from pit_tvm.errors import ScheduleError, mismatch
+from pit_tvm.gates import Gate
+
 from .dependent import after_predecessor
-from .hopper_combine import unpack
+from .hopper_combine import UNPACK, unpack
+from .hopper_knobs import ACTS
 from .hopper_swrite import activate, multiply
+
+LANES = 32
+WARPS = 8
+CHUNK = 8  # elements of 16 bits in the 16 bytes that a lane reads at once
+STEP = LANES * CHUNK
+FACTORS = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class ChoicesTile:
+    """What a kernel computes, and how.
+
+    ``rows`` of the weights are read by a warp, ``ahead`` times `STEP` elements of each at once;
+    ``deep`` warps take choices of the same columns of a sum in turn. ``gate``: half of the columns
+    are gates. ``factors``: the type of the factors of a sum; "" leaves every choice its own row.
+    """
+
+    dtype: str
+    ids: str
+    act: str = "none"
+    gate: Gate | None = None
+    factors: str = ""
+    bias: bool = False
+    rows: int = 8
+    ahead: int = 2
+    deep: int = 1
+
+    @property
+    def halves(self) -> int:
+        """Columns of the weights that make one of out."""
+        return 1 if self.gate is None else 2
+
+    @property
+    def across(self) -> int:
+        """Warps side by side."""
+        return WARPS // self.deep
+
+    @property
+    def columns(self) -> int:
+        """Of out, that a warp makes."""
+        return self.rows // self.halves
+
+    @property
+    def owned(self) -> int:
+        """Columns of out that a CTA makes."""
+        return self.columns * self.across
+
+    def place(self, column: Any, side: int, n: Any) -> Any:
+        """The column of the weights that makes a ``side`` of a column of out, gates being 0."""
+        if self.gate is None:
+            return column
+        return column * 2 + side if self.gate.interleaved else column + side * n
+
+    def check(self) -> None:
+        """Raise ScheduleError (a ValueError) for what the template cannot build."""
+        rules = {
+            "dtype float16 or bfloat16": self.dtype in UNPACK,
+            "ids int32 or int64": self.ids in ("int32", "int64"),
+            f"act one of {', '.join(ACTS)}": self.act in ACTS,
+            "act that takes the gate's alpha": self.gate is None or self.gate.fits(self.act),
+            f"factors one of {', '.join(FACTORS)}, or none": self.factors in ("", *FACTORS),
+            "sums without act": not self.factors or self.act == "none",
+            "sums without gates": not self.factors or self.gate is None,
+            "rows 2, 4 or 8": self.rows in (2, 4, 8),
+            "ahead at least 1": self.ahead > 0,
+            "deep 1, 2, 4 or 8": self.deep in (1, 2, 4, 8),
+            "deep 1 without sums": self.deep == 1 or bool(self.factors),
+        }
+        for rule, holds in rules.items():
+            if not holds:
+                raise ScheduleError(mismatch("choices_kernel", rule, self))
+
+
+def product_tile(
+    dtype: str, ids: str, act: str, gate: Gate | None = None, *, bias: bool = False
+) -> ChoicesTile:
+    """The fastest of those measured on an H200 for products of every choice."""
+    return ChoicesTile(dtype, ids, act, gate, bias=bias)
+
+
+def sum_tile(
+    dtype: str, ids: str, factors: str, tokens: int, top_k: int, *, bias: bool = False
+) -> ChoicesTile:
+    """The fastest of those measured on an H200 for sums: one token's are few, so that more warps
+    share them."""
+    how: dict[str, Any] = {"factors": factors, "bias": bias}
+    if tokens == 1 and top_k >= 4:
+        return ChoicesTile(dtype, ids, **how, rows=4, ahead=2, deep=4)
+    return ChoicesTile(dtype, ids, **how, rows=4, ahead=4, deep=min(top_k, 2))
+
+
+# No branch, so that all loads are under way before the first is waited for.
+_LOAD = """
+__forceinline__ __device__ void pit_load_16(unsigned* to, const void* from, int inside) {
+  asm volatile("{ .reg .pred p; setp.ne.s32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0;"
+               " mov.b32 %2, 0; mov.b32 %3, 0;"
+               " @p ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4]; }"
+               : "=&r"(to[0]), "=&r"(to[1]), "=&r"(to[2]), "=&r"(to[3]) : "l"(from), "r"(inside));
+}
+"""
 
 
 @T.meta_class
@@ -37,7 +140,8 @@ class _Dots:
 
     def load(self, u: Any, r: Any, source: Any, inside: Any) -> Any:
         """Read 16 bytes of a row of the weights, or, last, of the vector; zeros behind its end."""
-        return load_16(self.read.ptr_to([u, r, 0]), source, inside)
+        given = (self.read.ptr_to([u, r, 0]), source, inside)
+        return T.cuda.func_call("pit_load_16", *given, source_code=_LOAD)
 
     @T.inline
     def begin(self, bias, group, places):
@@ -108,7 +212,7 @@ def product_of_choices(
     T.device_entry()
     # Neighbouring CTAs take the same columns: what choices have in common is read at one time.
     bx = T.cta_id([tokens * choices * T.truncdiv(n + tile.owned - 1, tile.owned)])
-    tx = T.thread_id([tile.warps * LANES])
+    tx = T.thread_id([WARPS * LANES])
     lane: T.let = T.truncmod(tx, LANES)
     row: T.let = T.truncmod(bx, tokens * choices)
     token: T.let = T.truncdiv(row, choices)
@@ -163,7 +267,7 @@ def sum_of_choices(
     out = T.match_buffer(out_h, (tokens, n), tile.dtype, align=16)
     T.device_entry()
     bx = T.cta_id([tokens * T.truncdiv(n + tile.owned - 1, tile.owned)])
-    tx = T.thread_id([tile.warps * LANES])
+    tx = T.thread_id([WARPS * LANES])
     lane: T.let = T.truncmod(tx, LANES)
     warp: T.let = T.truncdiv(tx, LANES)
     token: T.let = T.truncmod(bx, tokens)
@@ -207,8 +311,8 @@ def sum_of_choices(
 
 def choices_kernel(tile: ChoicesTile) -> tvm.tirx.PrimFunc:
     """Without ``tile.factors``: x (tokens, k), ids (tokens, choices), weight, [bias,] out (tokens *
-    choices, n); zeros, activated, where an id is no group's. ``weight`` is (groups, wide, k), or
-    (groups, k, wide), and ``bias`` (groups, wide), wide being n, or with a gate 2 n.
+    choices, n); zeros, activated, where an id is no group's. ``weight`` is (groups, wide, k) and
+    ``bias`` (groups, wide), wide being n, or with a gate 2 n.
 
     With: x (tokens * choices, k), ids, factors (tokens, choices), weight, [bias,] out (tokens, n).
     Choices whose id is no group's, and those whose factor is zero, are not read.
@@ -221,8 +325,5 @@ def choices_kernel(tile: ChoicesTile) -> tvm.tirx.PrimFunc:
     """
     tile.check()
     absent = {} if tile.bias else {"bias_h": None}
-    if tile.layout == "kn":
-        template = turned_sum if tile.factors else turned_product
-    else:
-        template = sum_of_choices if tile.factors else product_of_choices
+    template = sum_of_choices if tile.factors else product_of_choices
     return template.specialize(tile=tile, **absent)

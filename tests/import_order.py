@@ -154,8 +154,6 @@ ORDER = {
         "hopper_gate",
         "hopper_activate",
         "hopper_spread",
-        "cuda_choices_tile",
-        "cuda_choices_turned",
         "cuda_choices",
         "cuda_elementwise",
         "cuda_generic",

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ..errors import ShapeError, mismatch
 from ..gates import Gate
-from ..schedules.cuda_choices_tile import ChoicesTile, product_tile, sum_tile
+from ..schedules.cuda_choices import ChoicesTile, product_tile, sum_tile
 from ..schedules.hopper_combine import CHUNK, MOST_CHUNKS
 from ..schedules.hopper_space import DTYPES, GROUP_STEPS
 from ..selection.gpu_choices import by_choices
@@ -138,15 +138,12 @@ def choices_tiles(
     ``ids``: their type, tokens, and choices of each; ``factors``: the type of their weights."""
     (kind, tokens, top_k), dtype = ids, first.dtype
     size = 2 * (first.n * first.k + second.n * second.k)
-    if not by_choices(tokens, top_k, first.groups, size):
+    if "kn" in form.layouts or not by_choices(tokens, top_k, first.groups, size):
         return ()
-    one, two = (
-        {"layout": layout, "bias": biased}
-        for layout, biased in zip(form.layouts, form.biases, strict=True)
-    )
+    up_bias, down_bias = form.biases
     return (
-        product_tile(dtype, kind, form.activation, form.gate, **one),
-        sum_tile(dtype, kind, factors, tokens, top_k, **two),
+        product_tile(dtype, kind, form.activation, form.gate, bias=up_bias),
+        sum_tile(dtype, kind, factors, tokens, top_k, bias=down_bias),
     )
 
 

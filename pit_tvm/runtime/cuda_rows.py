@@ -9,8 +9,7 @@ import tvm
 
 from ..errors import ScheduleError, UnsupportedTarget, mismatch
 from ..gates import PLAIN, Gate
-from ..schedules.cuda_choices import choices_kernel
-from ..schedules.cuda_choices_tile import ChoicesTile
+from ..schedules.cuda_choices import ChoicesTile, choices_kernel
 from ..schedules.cuda_turn import AT_ONCE, turn_kernel, turn_rows_kernel
 from ..schedules.cuda_turn_live import turn_live_kernel
 from ..schedules.hopper_combine import combine_rows

@@ -13,8 +13,7 @@ from pit_tvm.errors import ScheduleError
 from pit_tvm.gates import PLAIN, Gate
 from pit_tvm.runtime.cuda_build import cuda_source
 from pit_tvm.runtime.cuda_modules import named_module
-from pit_tvm.schedules.cuda_choices import choices_kernel
-from pit_tvm.schedules.cuda_choices_tile import ChoicesTile, product_tile, sum_tile
+from pit_tvm.schedules.cuda_choices import ChoicesTile, choices_kernel, product_tile, sum_tile
 from pit_tvm.selection.gpu_choices import by_choices
 from tests.runtime.cuda_emulation import Emulator, OnDevice
 from tests.schedules.cuda_text import cuda_text
@@ -49,7 +48,6 @@ def close(got: Any, want: Any) -> bool:
     return bool(apart < (1e-3 if got.dtype == np.float16 else 6e-3))
 
 
-@pytest.mark.parametrize("layout", ["nk", "kn"])
 @pytest.mark.parametrize("gate", [None, PLAIN, CLAMPED, PAIRED])
 @pytest.mark.parametrize(("dtype", "ids_dtype"), [("float16", "int32"), ("bfloat16", "int64")])
 def test_every_choice_has_the_row_of_its_expert(
@@ -57,7 +55,6 @@ def test_every_choice_has_the_row_of_its_expert(
     dtype: str,
     ids_dtype: str,
     gate: Gate | None,
-    layout: str,
     rng: np.random.Generator,
 ) -> None:
     n, k = 40, 528  # columns of a CTA and a half; a lane has two pieces, or three
@@ -67,8 +64,8 @@ def test_every_choice_has_the_row_of_its_expert(
     weight = (random((EXPERTS, wide, k), dtype, rng) / k**0.5).astype(DTYPES[dtype])
     bias = random((EXPERTS, wide), dtype, rng) if biased else None
     ids, out = ids_of(ids_dtype, rng), np.full((TOKENS * TOP_K, n), np.nan, DTYPES[dtype])
-    tile = product_tile(dtype, ids_dtype, "silu", gate, layout=layout, bias=biased)
-    kernel(emulator, tile)(x, ids, laid(weight, layout), *([bias] if biased else []), out)
+    tile = product_tile(dtype, ids_dtype, "silu", gate, bias=biased)
+    kernel(emulator, tile)(x, ids, weight, *([bias] if biased else []), out)
     want = np.zeros((TOKENS, TOP_K, n))
     for t, c in np.ndindex(*ids.shape):
         if 0 <= ids[t, c] < EXPERTS:
@@ -76,11 +73,6 @@ def test_every_choice_has_the_row_of_its_expert(
             want[t, c] = gated(rows if bias is None else rows + bias[ids[t, c]], gate)
     assert close(out, want.reshape(-1, n))
     assert not out[_dead(ids)].any()
-
-
-def laid(weight: Any, layout: str) -> Any:
-    """Weights as they lie in memory."""
-    return weight if layout == "nk" else np.ascontiguousarray(weight.swapaxes(1, 2))
 
 
 def gated(rows: Any, gate: Gate | None) -> Any:
@@ -96,7 +88,6 @@ def _dead(ids: Any) -> Any:
     return ((ids < 0) | (ids >= EXPERTS)).reshape(-1)
 
 
-@pytest.mark.parametrize("layout", ["nk", "kn"])
 @pytest.mark.parametrize("tokens", [1, TOKENS])
 @pytest.mark.parametrize(
     ("dtype", "ids_dtype", "factors"),
@@ -108,12 +99,11 @@ def test_choices_of_a_token_are_summed(
     ids_dtype: str,
     factors: str,
     tokens: int,
-    layout: str,
     rng: np.random.Generator,
 ) -> None:
     n, k = 40, 280
     biased = factors == "bfloat16"
-    tile = sum_tile(dtype, ids_dtype, factors, tokens, TOP_K, layout=layout, bias=biased)
+    tile = sum_tile(dtype, ids_dtype, factors, tokens, TOP_K, bias=biased)
     ids = ids_of(ids_dtype, rng)[:tokens]
     shares = rng.random(ids.shape).astype(DTYPES.get(factors, np.float32))
     x, weight = random((ids.size, k), dtype, rng), random((EXPERTS, n, k), dtype, rng)
@@ -121,7 +111,7 @@ def test_choices_of_a_token_are_summed(
     out = np.full((tokens, n), np.nan, DTYPES[dtype])
     bias = random((EXPERTS, n), dtype, rng) if biased else np.zeros((EXPERTS, n))
     run = kernel(emulator, tile)
-    given = (x, ids, shares, laid(weight, layout), *([bias] if biased else []))
+    given = (x, ids, shares, weight, *([bias] if biased else []))
     run(*given, out)
     want = np.zeros((tokens, n))
     for t, c in np.ndindex(*ids.shape):
@@ -148,9 +138,6 @@ def test_lanes_read_16_bytes_of_all_rows_at_once() -> None:
         ({"ids": "int16"}, "ids"),
         ({"act": "tanh"}, "act one of"),
         ({"act": "relu", "gate": CLAMPED}, "alpha"),
-        ({"layout": "mn"}, "layout"),
-        ({"lanes": 3}, "lanes 2, 4"),
-        ({"warps": 3}, "warps 4, 8"),
         ({"factors": "float64"}, "factors"),
         ({"factors": "float32", "act": "silu"}, "sums without act"),
         ({"factors": "float32", "gate": PLAIN}, "sums without gates"),

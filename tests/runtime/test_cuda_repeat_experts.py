@@ -118,29 +118,25 @@ def test_layers_are_launched_again_by_a_graph(
     assert names(seen[-4:]) == ["index", "gelu", "down", "sum"]
 
 
-@pytest.mark.parametrize("turned", [True, False])
 @pytest.mark.parametrize("gate", [PAIRED, None])
 def test_few_tokens_are_read_choice_by_choice(
     experts: CudaExperts,
     seen: list[Any],
     monkeypatch: pytest.MonkeyPatch,
     gate: Gate | None,
-    turned: bool,
 ) -> None:
     asked: list[tuple[int, ...]] = []
     monkeypatch.setattr(cuda_experts_call, "by_choices", lambda *given: asked.append(given) or True)
     given = arguments("float16")
     given[3] = given[3][:, :INTER].contiguous() if gate is None else given[3]
-    stored = given[3:] = [aligned(*each.mT.shape) if turned else each for each in given[3:]]
     biases = {"up_bias": aligned(*given[3].shape[:2])} if gate else {}
-    given[3:] = [each.mT if turned else each for each in stored]
     how = {**biases, "gate": gate}
     outs = [experts.run(*given, **how) for _ in range(OFTEN + 8)]
     assert all(out is outs[0] for out in outs)
     one_by_one = len(seen) // 2
     assert names(seen) == ["choices", "sums"] * one_by_one and one_by_one < len(outs)
     shapes = [[arg[1] for arg in args] for _, *args in seen[-2:]]
-    x, ids, weights, up, down = (tuple(each.shape) for each in (*given[:3], *stored))
+    x, ids, weights, up, down = (tuple(each.shape) for each in given)
     bias = [tuple(each.shape) for each in biases.values()]
     assert shapes == [[x, ids, up, *bias, (12, INTER)], [(12, INTER), ids, weights, down, x]]
     assert asked == [(TOKENS, TOP_K, EXPERTS, (6 if gate else 4) * INTER * HIDDEN)]
@@ -165,13 +161,15 @@ def test_gates_between_columns_are_launched_apart_and_again(
     assert second[-3:] == [(EXPERTS, HIDDEN, INTER), (EXPERTS, HIDDEN), (12, HIDDEN)]
 
 
-@pytest.mark.parametrize("case", ["many", "checked"])
+@pytest.mark.parametrize("case", ["turned", "many", "checked"])
 def test_other_layers_are_read_by_tiles_of_rows(
     experts: CudaExperts, seen: list[Any], monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     monkeypatch.setattr(cuda_experts_call, "by_choices", by_choices)
     given = arguments()
-    if case == "many":
+    if case == "turned":
+        given[4] = aligned(EXPERTS, INTER, HIDDEN).mT
+    elif case == "many":
         monkeypatch.setattr(gpu_choices, "MOST_CHOICES", TOKENS * TOP_K - 1)
     else:  # ids are checked where they are listed
         monkeypatch.setattr(experts, "_repeats", None)
