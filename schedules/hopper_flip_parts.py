@@ -90,9 +90,9 @@ class FlipEpilogue:
         self.out_blocks = self.blocks // options.halves
         self.width = 64 * self.out_blocks  # output columns of a warpgroup
         self.tile_width = self.width * knobs.consumers
-        # Blocks of one warpgroup lie side by side; gates and what they gate a half tile apart.
-        self.apart = 64 if options.halves == 1 else 64 * knobs.consumers
-        self.part = self.blocks * 64 if options.halves == 1 else 64
+        # Blocks of one warpgroup lie side by side; gates may be half a tile from what they gate.
+        self.apart = 64 if options.sides == 1 else 64 * knobs.consumers
+        self.part = self.blocks * 64 if options.sides == 1 else 64
         self.per_block = knobs.tile_m // 2
         shape = (knobs.consumers, 2, BAND, self.width + CHUNK)
         self.staged = pool.alloc(shape, options.dtype, align=16)
@@ -107,18 +107,20 @@ class FlipEpilogue:
         """Ask for the bias of this lane's two weight rows of each block."""
         for b in T.unroll(self.blocks):
             for side in T.unroll(2):
+                apart = T.meta_var(self.options.sides > 1)
+                step = T.meta_var(2 if self.options.interleaved else 1)
                 col: T.let = (
-                    first
+                    first * step
                     + warp * 16
-                    + ((b * 64 if self.options.halves == 1 else 0) + side * 8)
+                    + ((0 if apart else b * 64) + side * 8)
                     + T.truncdiv(lane, 4)
                 )
                 self.biases[b * 2 + side] = T.float32(0)
-                if col < n:
+                if col < n * step:
                     self.biases[b * 2 + side] = T.cast(
                         bias[
                             T.cast(group, "int64"),
-                            T.cast(col + (0 if self.options.halves == 1 else b) * n, "int64"),
+                            T.cast(col + (b if apart else 0) * n, "int64"),
                         ],
                         "float32",
                     )
@@ -203,6 +205,37 @@ class FlipEpilogue:
     def turn(self, acc, slot, c, half, wg, warp, lane):
         """Finish band ``c`` and put it in a half of the staging memory, a row of ``out`` in each
         of its rows."""
+        if self.options.interleaved:
+            self.turn_pairs(acc, slot, c, half, wg, warp, lane)
+        else:
+            self.turn_blocks(acc, slot, c, half, wg, warp, lane)
+
+    @T.inline
+    def turn_pairs(self, acc, slot, c, half, wg, warp, lane):
+        """The same where gates are beside what they gate, so that two lanes have a pair: each
+        finishes those of one side."""
+        place: T.let = T.truncdiv(lane, 4)
+        upper: T.let = T.truncmod(place, 2)
+        col: T.let = warp * 8 + upper * 4 + T.truncdiv(place, 2)
+        for b in T.unroll(self.blocks):
+            for q in T.unroll(4):
+                row = T.meta_var(c * BAND + q // 2 * 8)
+                one: T.float32 = self._sum(acc, b, row, 0, q % 2)
+                two: T.float32 = self._sum(acc, b, row, 1, q % 2)
+                mine: T.float32 = T.if_then_else(upper == 0, one, two)
+                theirs: T.float32 = T.cuda.__shfl_xor_sync(
+                    T.uint32(0xFFFFFFFF), T.if_then_else(upper == 0, two, one), 4, 32
+                )
+                one = T.if_then_else(upper == 0, mine, theirs)
+                two = T.if_then_else(upper == 0, theirs, mine)
+                value: T.float32 = multiply(self.options.act, self.options.gate, one, two)
+                if self.options.row_scale:
+                    value = value * self.per_row(slot, row, lane, q % 2)
+                line: T.let = q // 2 * 8 + T.truncmod(lane, 4) * 2 + q % 2
+                self.staged[wg, half, line, b * 32 + col] = T.cast(value, self.options.dtype)
+
+    @T.inline
+    def turn_blocks(self, acc, slot, c, half, wg, warp, lane):
         pair = T.alloc_local([4], "uint32")
         for b in T.unroll(self.out_blocks):
             for q in T.unroll(4):

@@ -1,12 +1,11 @@
-"""Gated activations of whole rows and their gradients, in one pass: what training keeps apart, and
-gates that no product computes in its tiles.
+"""Gated activations of whole rows and their gradients, in one pass: what training keeps apart.
 
     out = act(gate) * other
     dgate = dout * other * act'(gate),    dother = dout * act(gate)
 
 with what a `Gate` does beside. Products of experts gate their rows in their own tiles; where
-gradients are asked for, what the gate is computed of is kept instead, and where gates alternate
-with what they gate, tiles hold them in other places. Both passes are bound by memory.
+gradients are asked for, what the gate is computed of is kept instead, and both passes are bound by
+memory.
 """
 
 from __future__ import annotations

@@ -227,10 +227,13 @@ class RowsOptions:
         """What rhs and bias have for each group, or ``common`` where slots share them."""
         return common if self.slot else of_group
 
+    @property
+    def sides(self) -> int:
+        """Places that a tile's rhs columns come from: of gates, and of what they gate."""
+        return 1 if self.interleaved else self.halves
+
     def rhs_shape(self, matrices: Any, n: Any, k: Any) -> tuple[Any, ...]:
         """Extents of rhs, of so many ``matrices``."""
-        if self.interleaved:
-            return (matrices, n, 2, k)
         wide = n * self.halves
         return (matrices, k, wide) if self.rhs_layout == "kn" else (matrices, wide, k)
 
@@ -244,14 +247,14 @@ class RowsOptions:
         if self.rhs_layout == "kn":
             return knobs.tile_n // TILE_K
         even = knobs.tile_n % (8 * knobs.cluster) == 0
-        return max(self.halves, knobs.cluster if even else 1)
+        return max(self.sides, knobs.cluster if even else 1)
 
     def check(self, knobs: RowsTile) -> None:
         """Raise ScheduleError (a ValueError) where the options do not fit together or the knobs."""
         knobs.check()
         if knobs.flip:
             self._check_flipped(knobs)
-        piece = (64 if self.rhs_layout == "kn" else 8) * self.halves
+        piece = max((64 if self.rhs_layout == "kn" else 8) * self.sides, 8 * self.halves)
         rules = {
             "dtype float16 or bfloat16": self.dtype in ("float16", "bfloat16"),
             f"act one of {', '.join(ACTS)}": self.act in ACTS,
@@ -272,7 +275,7 @@ class RowsOptions:
             "gate None and no row_scale for row_bias": not self.row_bias
             or (self.gate is None and not self.row_scale),
             **self._one_list(knobs),
-            "rhs_layout nk for interleaved pairs": not self.interleaved or self.rhs_layout == "nk",
+            "accumulate 0 for interleaved pairs": not (self.interleaved and self.accumulate),
             f"tile_n a multiple of {piece} for this rhs": knobs.tile_n % piece == 0,
             f"at most {SHARED_LIMIT} bytes of shared memory": self.shared_bytes(knobs)
             <= SHARED_LIMIT,
@@ -288,7 +291,6 @@ class RowsOptions:
         rules = {
             **self._one_list(knobs),
             "accumulate 0 and no live_bits for flip": self.accumulate == 0 and not self.live_bits,
-            "no interleaved pairs for flip": not self.interleaved,
             "tile_n 128 per consumer for gated pairs": self.gate is None
             or knobs.tile_n == 128 * knobs.consumers,
         }

@@ -91,19 +91,19 @@ class RhsTiles:
     """The ring's rhs tiles and the boxes that TMA fetches for one of them.
 
     rhs (groups, n, k) gives tiles of k-major rows, one (tile_n, 64) matrix per stage; (groups, k,
-    n) gives 64-column matrices (64 of k, 64 of n) side by side. With gated pairs the first side of
-    a tile's columns are gates, the second side what they gate.
+    n) gives 64-column matrices (64 of k, 64 of n) side by side. With gates apart from what they
+    gate the first side of a tile's columns are gates, the second side the others.
     """
 
     def __init__(self, pool: Any, rhs: Any, n: Any, knobs: RowsTile, options: RowsOptions) -> None:
         self.rhs, self.n = rhs, n
         self.turned = options.rhs_layout == "kn"
-        self.paired = options.interleaved
+        self.step = options.halves // options.sides  # rhs columns beside each other, of one of out
         self.matrices = knobs.tile_n // TILE_K if self.turned else 1
         self.high = TILE_K if self.turned else knobs.tile_n
         self.pieces = options.pieces(knobs)
         self.width = knobs.tile_n // self.pieces
-        self.per_half = self.pieces // options.halves
+        self.per_side = self.pieces // options.sides
         self.cluster = knobs.cluster
         # Each CTA fetches its part of every tile; where that does not come out even, they take
         # turns with whole tiles.
@@ -130,28 +130,17 @@ class RhsTiles:
     @T.inline
     def fetch_box(self, stage, group, col0, kt, bar, piece, mask):
         """The box number ``piece``, for the CTAs of ``mask``, or for this one where that is 0."""
-        side: T.let = T.truncdiv(piece, self.per_half)
-        col: T.let = col0 + T.truncmod(piece, self.per_half) * self.width
+        side: T.let = T.truncdiv(piece, self.per_side)
+        col: T.let = (
+            side * self.n + col0 * self.step + T.truncmod(piece, self.per_side) * self.width
+        )
         if self.turned:
             Tx.copy_async(
                 self.tiles[stage * self.matrices + piece, 0:TILE_K, 0:TILE_K],
                 self.rhs[
                     group : group + 1,
                     kt * TILE_K : kt * TILE_K + TILE_K,
-                    side * self.n + col : side * self.n + col + TILE_K,
-                ],
-                dispatch="tma_explicit",
-                mbar=bar,
-                cta_mask=mask,
-            )
-        elif self.paired:
-            Tx.copy_async(
-                self.tiles[stage, piece * self.width : piece * self.width + self.width, 0:TILE_K],
-                self.rhs[
-                    group : group + 1,
-                    col : col + self.width,
-                    side : side + 1,
-                    kt * TILE_K : kt * TILE_K + TILE_K,
+                    col : col + TILE_K,
                 ],
                 dispatch="tma_explicit",
                 mbar=bar,
@@ -162,7 +151,7 @@ class RhsTiles:
                 self.tiles[stage, piece * self.width : piece * self.width + self.width, 0:TILE_K],
                 self.rhs[
                     group : group + 1,
-                    side * self.n + col : side * self.n + col + self.width,
+                    col : col + self.width,
                     kt * TILE_K : kt * TILE_K + TILE_K,
                 ],
                 dispatch="tma_explicit",

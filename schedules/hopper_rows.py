@@ -329,8 +329,7 @@ def rows_kernel(
     act : none, relu, gelu, gelu_tanh or silu
     share : ids per lhs row (top-k routing ids name token * k + choice); out rows are the ids
     rhs_layout : "nk" for rhs (groups, n, k), "kn" for (groups, k, n)
-    gate : of rhs's 2 n columns half are gates, see `Gate`: all of them first, as in transformers'
-        gate_up_proj, or where they are interleaved rhs is passed as (groups, n, 2, k)
+    gate : half of rhs's 2 n columns are gates, see `Gate`
     row_scale : scale (float32, one per id) multiplies the finished row: scale[ids[g, i]]
     accumulate : 0 stores; s > 0 adds the row to out[ids[g, i] // s] instead, in float32 and in no
         fixed order (sums differ in the last bits from call to call)

@@ -100,7 +100,7 @@ def gate_code(act: str, gate: Gate) -> str:
 class _Values:
     """The finished fp32 value of one output element, from the configuration of a ``pit_swrite``.
 
-    ``width`` output columns need 2 * width accumulators columns with gated pairs: gates first.
+    ``width`` output columns need 2 * width columns of accumulators with a gate.
     """
 
     def __init__(self, config: Any) -> None:
@@ -111,6 +111,7 @@ class _Values:
         self.scales = per_row if int(config["scaled"]) else None
         self.shifts = per_row if int(config["shifted"]) else None
         self.width = int(config["width"])
+        self.paired = self.gate is not None and self.gate.interleaved
         self.per_block = self.width // 2 * (1 if self.gate is None else 2)
         self.blocks = int(self.acc.shape[0]) // self.per_block
 
@@ -129,12 +130,19 @@ class _Values:
             x = self._biased(register, col)
             x = activate(self.act, x if self.shifts is None else x + self.shifts[block * 2 + side])
         else:
-            apart = not self.gate.interleaved
-            gate = self._biased(register, col if apart else col * 2)
-            up = self._biased(
-                register + self.width // 2, col + self.width if apart else col * 2 + 1
-            )
-            x = multiply(self.act, self.gate, gate, up)
+            up = self._biased(register + self.width // 2, col + self.width)
+            x = multiply(self.act, self.gate, self._biased(register, col), up)
+        return self._scaled(x, block, side)
+
+    def beside(self, block: Any, column: Any, side: Any) -> Any:
+        """The same of gates beside what they gate, at column ``column`` + lane % 4; ``column`` is a
+        multiple of 4."""
+        register = block * self.per_block + column + side * 2
+        col = (column + T.truncmod(self.lane, 4)) * 2
+        gate, up = self._biased(register, col), self._biased(register + 1, col + 1)
+        return self._scaled(multiply(self.act, self.gate, gate, up), block, side)
+
+    def _scaled(self, x: Any, block: Any, side: Any) -> Any:
         return x if self.scales is None else x * self.scales[block * 2 + side]
 
 
@@ -233,9 +241,8 @@ def _add_rows(call: Any, values: _Values) -> Any:
 
 
 @T.inline
-def _stage(staged, values, block, row0, col0, cols, convert):
-    """Convert up to ``cols`` columns from ``col0`` on of a warp's 16 rows, into ``staged`` from row
-    ``row0`` on."""
+def _stage_pairs(staged, values, block, row0, col0, cols, convert):
+    """`_stage` where two columns beside each other are in one thread."""
     pair = T.alloc_local([4], "uint32")
     for j in T.unroll(-(-cols // 16)):
         if col0 + j * 16 < values.width:
@@ -256,6 +263,22 @@ def _stage(staged, values, block, row0, col0, cols, convert):
                 T.ptx["stmatrix.sync.aligned.m8n8.x2.shared.b16"](
                     staged.ptr_to([values.warp, row, j * 16]), pair[0], pair[1]
                 )
+
+
+@T.inline
+def _stage(staged, values, block, row0, col0, cols, convert):
+    """Convert up to ``cols`` columns from ``col0`` on of a warp's 16 rows, into ``staged`` from row
+    ``row0`` on."""
+    if values.paired:
+        for j in T.unroll(cols // 4):
+            if col0 + j * 4 < values.width:
+                for side in T.unroll(2):
+                    place: T.let = row0 + side * 8 + T.truncdiv(values.lane, 4)
+                    staged[values.warp, place, j * 4 + T.truncmod(values.lane, 4)] = T.cast(
+                        values.beside(block, col0 + j * 4, side), staged.dtype
+                    )
+    else:
+        _stage_pairs(staged, values, block, row0, col0, cols, convert)
 
 
 def _keep_rows(call: Any, values: _Values) -> Any:

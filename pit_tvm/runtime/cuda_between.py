@@ -9,6 +9,7 @@ from ..errors import ShapeError, mismatch
 from ..gates import PLAIN, Gate
 from ..schedules.hopper_activate import MOST_PIECES, activate_rows
 from ..schedules.hopper_combine import CHUNK, MOST_CHUNKS, combine_rows
+from ..schedules.hopper_gate import gate_rows
 from ..schedules.hopper_space import DTYPES
 from ..schedules.hopper_spread import MOST_ROWS, spread_rows
 from ..structs import MicroTile, SparsitySpec
@@ -117,6 +118,13 @@ class CudaBetween(FamilyKernels):
             kernel = self.activate_kernel(dtype_name(rows), activation, backward=True)
             kernel(aligned(rows), aligned(down), live.ids, live.count, out)
         return out
+
+    def gate_kernel(
+        self, dtype: str, activation: str, gate: Gate, *, backward: bool = False
+    ) -> Kernel:
+        """See `gate_rows`."""
+        key = ("hopper-gate", dtype, activation, gate, backward)
+        return self._get(key, lambda: gate_rows(dtype, activation, gate, backward=backward))
 
     def total_kernel(self, dtype: str) -> Kernel:
         """See `combine_rows`, without weights and ids."""

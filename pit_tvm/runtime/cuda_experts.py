@@ -179,12 +179,9 @@ class CudaExperts:
     def _run_layer(self, call: ExpertsCall, plan: Launches, given: Given, out: Any) -> Any:
         (x, ids, weights), (up, down) = call.form.parts(given)
         index, (first, _) = self._index(call, x, ids), call.products
-        gated, wide, rows, apart = self._between(call, x)
-        plan.kernels[0](x, index.ids, index.count, *up, wide)
-        if gated is not wide:
-            gate = self.kernels.gate_kernel(first.dtype, call.form.activation, call.form.gate)
-            gate(wide, gated)
-        plan.kernels[1](gated, index.ids, index.count, *down, rows)
+        middle, rows, apart = self._between(call, x)
+        plan.kernels[0](x, index.ids, index.count, *up, middle)
+        plan.kernels[1](middle, index.ids, index.count, *down, rows)
         combine = self.kernels.combine_kernel(first.dtype, dtype_name(ids))
         combine(apart, weights.float(), ids, first.groups, out)
         return index.count
@@ -196,13 +193,11 @@ class CudaExperts:
         plan.kernels[0](x, ids, *up, middle)
         plan.kernels[1](middle, ids, weights, *down, out)
 
-    def _between(self, call: ExpertsCall, like: Any) -> tuple[Any, Any, Any, Any]:
-        """Memory between products: rows that are gated, and before that if it is apart; what they
-        give, also by tokens and choices. Small memory is used again by the next call in the
-        stream."""
+    def _between(self, call: ExpertsCall, like: Any) -> tuple[Any, Any, Any]:
+        """Memory between products, what they give also by tokens and choices: small memory is used
+        again by the next call in the stream."""
         (tokens, n), (first, second) = call.shape, call.products
-        wide = second.k if call.form.fused else first.n
-        sizes = second.k, wide, (first.rows, n), (tokens, first.rows // tokens, n)
+        sizes = (first.rows, second.k), (first.rows, n), (tokens, first.rows // tokens, n)
         if not call.small:
             return _memory(like, like.dtype, *sizes)
         return self.memory.keep(_memory, like, like.dtype, *sizes)
@@ -282,14 +277,12 @@ class CudaExperts:
 def _memory(
     like: Any,
     dtype: Any,
-    inter: int,
-    wide: int,
+    middle: tuple[int, int],
     rows: tuple[int, int],
     apart: tuple[int, int, int],
-) -> tuple[Any, Any, Any, Any]:
-    made, gated = empty(like, rows), empty(like, (rows[0], inter))
-    before = gated if wide == inter else empty(like, (rows[0], wide))
-    return gated, before, made, made.view(apart)
+) -> tuple[Any, Any, Any]:
+    made = empty(like, rows)
+    return empty(like, middle), made, made.view(apart)
 
 
 @cache

@@ -47,11 +47,6 @@ class Form(NamedTuple):
     biases: tuple[bool, ...]
     layouts: tuple[str, ...]
 
-    @property
-    def fused(self) -> bool:
-        """Whether the first product gates its rows in its own tiles."""
-        return self.gate is None or not self.gate.interleaved
-
     def parts(self, given: Given) -> tuple[tuple[Any, ...], list[tuple[Any, ...]]]:
         """Of what is ``given`` what comes before the biases, and of every product the weights and
         their bias if there is one."""
@@ -113,10 +108,8 @@ def call_of(form: Form, given: Given, by_choice: bool = True) -> ExpertsCall:
     """What calls like this one share, which may go ``by_choice``; errors as `CudaExperts.run`."""
     (x, ids, *weights), (first, *rest) = form.parts(given)
     _check_product(x, ids, form.layouts[0], *first)
-    options: dict[str, Any] = {"act": form.activation if form.fused else "none"}
-    options["share"] = int(ids.shape[1])
-    if form.gate is not None and form.fused:
-        options["gate"] = form.gate
+    gate = {} if form.gate is None else {"gate": form.gate}
+    options = {"act": form.activation, "share": int(ids.shape[1]), **gate}
     one = _product(x, ids, form.layouts[0], *first, **options)
     if not rest:
         return ExpertsCall(form, x.get_device(), (one.rows, one.n), one)
@@ -179,8 +172,7 @@ def _check_layer(
         others["down_bias"] = bias
     _check_sizes(inter=inter)
     check_devices("x", x, others)
-    pieces = max(x.numel(), 0 if form.fused else first.rows * inter) // CHUNK
-    if pieces > MOST_CHUNKS:
+    if x.numel() // CHUNK > MOST_CHUNKS:
         expected = f"at most {MOST_CHUNKS} pieces of {CHUNK} elements"
         raise ShapeError(mismatch("x", expected, f"shape {list(x.shape)}"))
 

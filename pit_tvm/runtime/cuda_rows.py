@@ -8,12 +8,10 @@ from typing import Any
 import tvm
 
 from ..errors import ScheduleError, UnsupportedTarget, mismatch
-from ..gates import PLAIN, Gate
 from ..schedules.cuda_choices import ChoicesTile, choices_kernel
 from ..schedules.cuda_turn import AT_ONCE, turn_kernel, turn_rows_kernel
 from ..schedules.cuda_turn_live import turn_live_kernel
 from ..schedules.hopper_combine import combine_rows
-from ..schedules.hopper_gate import gate_rows
 from ..schedules.hopper_knobs import RowsOptions
 from ..schedules.hopper_rows import rows_kernel
 from ..schedules.hopper_space import FAMILIES, ISA, for_groups, rows_tile, starting_tiles
@@ -76,13 +74,6 @@ class FamilyKernels:
         """
         key = ("hopper-combine", dtype, ids)
         return self._get(key, lambda: combine_rows(dtype, weighted=True, ids=ids))
-
-    def gate_kernel(
-        self, dtype: str, activation: str, gate: Gate = PLAIN, *, backward: bool = False
-    ) -> Kernel:
-        """See `gate_rows`."""
-        key = ("hopper-gate", dtype, activation, gate, backward)
-        return self._get(key, lambda: gate_rows(dtype, activation, gate, backward=backward))
 
     def choices(self, tile: ChoicesTile) -> Kernel:
         """x, ids, [factors,] weight, [bias,] out; see `choices_kernel`."""

@@ -66,7 +66,6 @@ def experts(seen: list[Any], fake: Any, monkeypatch: pytest.MonkeyPatch) -> Cuda
         RowsKernels, "product", lambda *given, **options: note(options.get("act", "down"))
     )
     monkeypatch.setattr(RowsKernels, "combine_kernel", lambda *given: note("sum"))
-    monkeypatch.setattr(RowsKernels, "gate_kernel", lambda *given: note("gate"))
     monkeypatch.setattr(
         RowsKernels, "choices", lambda self, tile: note("sums" if tile.factors else "choices")
     )
@@ -142,8 +141,8 @@ def test_few_tokens_are_read_choice_by_choice(
     assert asked == [(TOKENS, TOP_K, EXPERTS, (6 if gate else 4) * INTER * HIDDEN)]
 
 
-def test_gates_between_columns_are_launched_apart_and_again(
-    experts: CudaExperts, fake: Any, seen: list[Any], monkeypatch: pytest.MonkeyPatch
+def test_layers_of_turned_weights_with_biases_are_launched_again(
+    experts: CudaExperts, fake: Any, seen: list[Any]
 ) -> None:
     given = arguments("float16")
     given[3] = aligned(EXPERTS, HIDDEN, 2 * INTER).mT
@@ -151,13 +150,10 @@ def test_gates_between_columns_are_launched_apart_and_again(
     launched = fake["log"](fake_graphs.LAUNCHED)
     outs = [experts.run(*given, **biases, gate=PAIRED) for _ in range(OFTEN + 8)]
     again = fake["log"](fake_graphs.LAUNCHED) - launched
-    parts = ["index", "none", "gate", "down", "sum"]
+    parts = ["index", "silu", "down", "sum"]
     assert again >= 7 and names(seen) == parts * (len(outs) - again + 1)
-    first, gate, second = (
-        [arg[1] for arg in args if isinstance(arg, tuple)] for _, *args in seen[-4:-1]
-    )
-    assert first[-3:] == [(EXPERTS, HIDDEN, 2 * INTER), (EXPERTS, 2 * INTER), (12, 2 * INTER)]
-    assert gate == [(12, 2 * INTER), (12, INTER)]
+    first, second = ([arg[1] for arg in args if isinstance(arg, tuple)] for _, *args in seen[-3:-1])
+    assert first[-3:] == [(EXPERTS, HIDDEN, 2 * INTER), (EXPERTS, 2 * INTER), (12, INTER)]
     assert second[-3:] == [(EXPERTS, HIDDEN, INTER), (EXPERTS, HIDDEN), (12, HIDDEN)]
 
 

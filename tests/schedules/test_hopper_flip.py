@@ -52,7 +52,6 @@ def test_a_tile_that_cannot_be_built_says_which_rule_it_breaks(
     [
         ({"accumulate": 2}, "accumulate"),
         ({"live_bits": True}, "live_bits"),
-        ({"gate": Gate(interleaved=True)}, "interleaved"),
         ({"gate": PLAIN}, "tile_n 128 per consumer"),
     ],
 )
@@ -99,6 +98,14 @@ def test_gated_pairs_meet_in_one_thread() -> None:
     knobs = RowsTile(flip=1, tile_m=32, tile_n=256)
     source = source_of(knobs=knobs, gate=PLAIN, act="silu", row_scale=True)
     assert boxes(source) == 2 and "pit_gate(" in source and "per_row_ptr" in source
+
+
+@pytest.mark.parametrize("layout", ["nk", "kn"])
+def test_pairs_beside_each_other_meet_by_a_shuffle(layout: str) -> None:
+    gate = Gate(7.0, interleaved=True)
+    source = source_of(knobs=RowsTile(flip=1, tile_m=32, tile_n=256), gate=gate, rhs_layout=layout)
+    assert boxes(source) == (1 if layout == "nk" else 4)
+    assert "__shfl_xor_sync" in source and "stmatrix" not in source
 
 
 def test_two_ctas_share_a_tiles_depth() -> None:

@@ -10,6 +10,8 @@ from pit_tvm.errors import ScheduleError
 from pit_tvm.gates import PLAIN, Gate
 from pit_tvm.schedules.hopper_knobs import SHARED_LIMIT, RowsOptions, RowsTile
 
+PAIRED = Gate(interleaved=True)
+
 
 def test_the_defaults_fit() -> None:
     RowsTile().check()
@@ -69,7 +71,9 @@ def test_a_tile_that_cannot_be_built_says_which_rule_it_breaks(
         ({"slot": 128}, {}, "slot"),
         ({"slot": 256, "accumulate": 1}, {}, "slots"),
         ({"act": "relu", "gate": Gate(alpha=2.0)}, {}, "alpha"),
-        ({"gate": Gate(interleaved=True), "rhs_layout": "kn"}, {}, "interleaved"),
+        ({"gate": PAIRED, "accumulate": 1}, {}, "interleaved"),
+        ({"gate": PAIRED}, {"tile_n": 168, "stages": 5}, "multiple of 16"),
+        ({"gate": PAIRED, "rhs_layout": "kn"}, {"tile_n": 96, "stages": 5}, "multiple of 64"),
         ({"rhs_layout": "kn"}, {"tile_n": 168, "stages": 5}, "multiple of 64"),
         ({"rhs_layout": "kn", "gate": PLAIN}, {"tile_n": 192}, "multiple of 128"),
         ({"gate": PLAIN}, {"tile_n": 168, "stages": 5}, "multiple of 16"),
@@ -92,6 +96,8 @@ def test_options_that_do_not_fit_are_refused(
         ({"rhs_layout": "kn"}, {}, 4),
         ({"gate": PLAIN}, {}, 2),
         ({"gate": PLAIN}, {"cluster": 2}, 2),
+        ({"gate": PAIRED}, {}, 1),
+        ({"gate": PAIRED, "rhs_layout": "kn"}, {}, 4),
         ({"gate": PLAIN, "rhs_layout": "kn"}, {"cluster": 2}, 4),
     ],
 )

@@ -79,9 +79,12 @@ def test_gated_pairs_fetch_both_halves_and_multiply() -> None:
     assert "pit_gate(" in alone
 
 
-def test_interleaved_pairs_are_a_four_dimensional_rhs() -> None:
-    source = source_of(gate=Gate(interleaved=True), act="silu", bias=True)
-    assert "cp.async.bulk.tensor.4d" in source
+@pytest.mark.parametrize("layout", ["nk", "kn"])
+def test_pairs_beside_each_other_are_finished_in_one_thread(layout: str) -> None:
+    gate = Gate(7.0, 1.702, 1.0, interleaved=True)
+    source = source_of(gate=gate, act="silu", bias=True, rhs_layout=layout)
+    assert boxes(source) == (1 if layout == "nk" else 4)
+    assert "stmatrix" not in source and "-1.702f * x" in source and "x > 7.0f ? 7.0f" in source
 
 
 @pytest.mark.parametrize("knobs", [RowsTile(), RowsTile(flip=1, tile_n=128, cluster=2)], ids=str)
