@@ -114,9 +114,13 @@ def experts_forward(
     if form is None:
         out = _by_products(module, (up, down), biases, x, ids, top_k_weights)
     else:
-        how: dict[str, Any] = dict(zip(("activation", "gated"), form, strict=True))
-        how |= dict(zip(("up_bias", "down_bias"), biases, strict=True))
-        out = moe_feed_forward(x, ids, top_k_weights, up, down, **how)
+        out = moe_feed_forward(
+            *(x, ids, top_k_weights, up, down),
+            up_bias=biases[0],
+            down_bias=biases[1],
+            activation=form[0],
+            gated=form[1],
+        )
     return out.to(hidden_states.dtype)
 
 
@@ -186,9 +190,10 @@ def _compare(
     """The activation and the `Gate` that give the same as ``gate`` and have the same gradients,
     below, at and beyond all limits; None if there are none, or if it reads more of its module than
     the given."""
-    module, known = SimpleNamespace(**numbers), [] if activation is None else [activation]
+    module, activations = SimpleNamespace(**numbers), {"silu"}
     if activation is not None:
         module.act_fn = host.activate(activation)
+        activations.add(activation)
     limits = {numbers[name] for name in _LIMITS if 0 < numbers.get(name, 0) < math.inf}
     alphas = {numbers[name] for name in _ALPHAS if math.isfinite(numbers.get(name, math.nan))}
     rows = _rows_about(limits).requires_grad_()
@@ -200,7 +205,7 @@ def _compare(
     # Some compute in float32, as kernels do.
     bound = 1e-5 if torch.equal(got, got.float().to(got.dtype)) else 1e-12
     forms = product({math.inf, *limits}, {1.0, *alphas}, (0.0, 1.0), (False, True))
-    for act, tried in product({*known, "silu"}, (Gate(*form) for form in forms)):
+    for act, tried in product(activations, (Gate(*form) for form in forms)):
         if act != "silu" and tried.alpha != 1.0:
             continue
         there = host.gate_halves(rows, act, tried)
