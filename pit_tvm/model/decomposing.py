@@ -14,6 +14,7 @@ from torch._decomp import get_decompositions
 from torch.export import ExportedProgram, default_decompositions
 
 from ..torch import host
+from ..torch.custom_ops import gate_of
 from .faults import faults_as_unsupported
 from .places import BY_PLACES
 
@@ -146,12 +147,19 @@ def _feed_forward(
     down: Tensor,
     activation: str,
     gated: bool,
+    up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    *numbers: Any,
 ) -> Tensor:
     """A layer of experts by two grouped products."""
-    rows = _PIT.grouped_linear(x, up, None, ids, None if gated else activation)
+    rows = _PIT.grouped_linear(x, up, up_bias, ids, None if gated else activation)
     if gated:
-        rows = host.gate_halves(rows, activation)
-    return _combined(_PIT.grouped_linear(rows, down, None, ids, None), weights, ids)
+        rows = _gated(rows, activation, *numbers)
+    return _combined(_PIT.grouped_linear(rows, down, down_bias, ids, None), weights, ids)
+
+
+def _gated(rows: Tensor, activation: str, *numbers: Any) -> Tensor:
+    return host.gate_halves(rows, activation, gate_of(*numbers))
 
 
 def _combined(rows: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
@@ -255,7 +263,7 @@ _OURS = {
     _ATEN.exp2.default: lambda x: torch.pow(2.0, x),
     _PIT.linear_rows.default: _linear_rows,
     _PIT.moe_feed_forward.default: _feed_forward,
-    _PIT.gated_activation.default: host.gate_halves,
+    _PIT.gated_activation.default: _gated,
     _PIT.combine_choices.default: _combined,
     _PIT.sum_choices.default: lambda rows: rows.sum(-2),
     _ATEN.linalg_vector_norm.default: _extreme_norm,

@@ -3,11 +3,13 @@
 Importing this package registers the operators ``torch.ops.pit_tvm.*``.
 """
 
+from ..gates import Gate
 from .experts import experts_forward, register_experts
 from .functional import grouped_linear, linear_rows, moe_feed_forward
 from .modules import GroupedLinear, LinearRows, MoeFeedForward
 
 __all__ = [
+    "Gate",
     "GroupedLinear",
     "LinearRows",
     "MoeFeedForward",

@@ -1,13 +1,18 @@
 """The custom operators ``torch.ops.pit_tvm.*`` and their fake implementations.
 
 `pit_tvm.torch.functional` checks what they are given and names it as users do;
-`pit_tvm.torch.gradients` holds their derivatives.
+`pit_tvm.torch.gradients` holds their derivatives. Gates are numbers at the end of what they take,
+where no limit is None: schemas know no infinite default.
 """
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
+
 import torch
 
+from ..gates import PLAIN, Gate
 from ..runtime.torch_arrays import check_contiguous, check_signs, check_weight
 from .dispatch import CustomOperator
 from .operators import (
@@ -26,6 +31,24 @@ from .operators import (
     spread_sums,
     summed_choices,
 )
+
+
+def numbers_of(gate: Gate | None) -> tuple[float | None, float, float, bool]:
+    """A gate as operators take it; of none, what they do not read."""
+    gate = PLAIN if gate is None else gate
+    limit = None if gate.limit == math.inf else gate.limit
+    return limit, gate.alpha, gate.offset, gate.interleaved
+
+
+@lru_cache
+def gate_of(
+    limit: float | None = None,
+    alpha: float = 1.0,
+    offset: float = 0.0,
+    interleaved: bool = False,
+) -> Gate:
+    """The gate of these numbers."""
+    return Gate(math.inf if limit is None else limit, alpha, offset, interleaved)
 
 
 @CustomOperator
@@ -161,28 +184,59 @@ def _(
 
 
 @CustomOperator
-def gated_activation(rows: torch.Tensor, activation: str) -> torch.Tensor:
-    """[..., n]: ``act(gate) * other`` of rows [..., 2 * n] of gates and others."""
-    flat = _flat(rows)
+def gated_activation(
+    rows: torch.Tensor,
+    activation: str,
+    limit: float | None = None,
+    alpha: float = 1.0,
+    offset: float = 0.0,
+    interleaved: bool = False,
+) -> torch.Tensor:
+    """[..., n]: what a `Gate` makes of rows [..., 2 * n] of gates and others."""
+    flat, gate = _flat(rows), gate_of(limit, alpha, offset, interleaved)
     _check_contiguous(rows=flat)
-    return gated_rows(flat, activation).reshape(*rows.shape[:-1], rows.shape[-1] // 2)
+    return gated_rows(flat, activation, gate).reshape(*rows.shape[:-1], rows.shape[-1] // 2)
 
 
 @gated_activation.register_fake
-def _(rows: torch.Tensor, activation: str) -> torch.Tensor:
+def _(
+    rows: torch.Tensor,
+    activation: str,
+    limit: float | None = None,
+    alpha: float = 1.0,
+    offset: float = 0.0,
+    interleaved: bool = False,
+) -> torch.Tensor:
     return rows.new_empty((*rows.shape[:-1], rows.shape[-1] // 2))
 
 
 @CustomOperator
-def gated_gradient(rows: torch.Tensor, down: torch.Tensor, activation: str) -> torch.Tensor:
+def gated_gradient(
+    rows: torch.Tensor,
+    down: torch.Tensor,
+    activation: str,
+    limit: float | None = None,
+    alpha: float = 1.0,
+    offset: float = 0.0,
+    interleaved: bool = False,
+) -> torch.Tensor:
     """The gradient to the rows of `gated_activation`, ``down`` being that to its result."""
     flat, given = _flat(rows), _flat(down)
     _check_contiguous(rows=flat, down=given)
-    return gradient_of_gated(flat, given, activation).reshape(rows.shape)
+    gate = gate_of(limit, alpha, offset, interleaved)
+    return gradient_of_gated(flat, given, activation, gate).reshape(rows.shape)
 
 
 @gated_gradient.register_fake
-def _(rows: torch.Tensor, down: torch.Tensor, activation: str) -> torch.Tensor:
+def _(
+    rows: torch.Tensor,
+    down: torch.Tensor,
+    activation: str,
+    limit: float | None = None,
+    alpha: float = 1.0,
+    offset: float = 0.0,
+    interleaved: bool = False,
+) -> torch.Tensor:
     return rows.new_empty(rows.shape)
 
 
@@ -242,17 +296,28 @@ def moe_feed_forward(
     down: torch.Tensor,
     activation: str,
     gated: bool,
+    up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    limit: float | None = None,
+    alpha: float = 1.0,
+    offset: float = 0.0,
+    interleaved: bool = False,
 ) -> torch.Tensor:
     """A layer of experts in one: see `pit_tvm.torch.moe_feed_forward`."""
     flat = _flat(x)
-    _check_contiguous(x=flat)
+    _check_contiguous(x=flat, up_bias=up_bias, down_bias=down_bias)
     check_weight("up", up)
     check_weight("down", down)
     if not x.is_cuda or expert_weights.dtype is torch.float64:  # kernels read 16 bits as well
         expert_weights = expert_weights.float()
     ids, weights = _routing(expert_ids, expert_weights)
-    layer = moe_layer(x.device.type)
-    out = layer(flat, ids, weights, up, down, activation=activation, gated=gated)
+    out = moe_layer(x.device.type)(
+        *(flat, ids, weights, up, down),
+        up_bias=up_bias,
+        down_bias=down_bias,
+        activation=activation,
+        gate=gate_of(limit, alpha, offset, interleaved) if gated else None,
+    )
     return out if flat is x else out.reshape(x.shape)
 
 
@@ -265,6 +330,12 @@ def _(
     down: torch.Tensor,
     activation: str,
     gated: bool,
+    up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    limit: float | None = None,
+    alpha: float = 1.0,
+    offset: float = 0.0,
+    interleaved: bool = False,
 ) -> torch.Tensor:
     return x.new_empty(x.shape)
 

@@ -24,6 +24,7 @@ from torch._C import _functorch as functorch
 from torch.autograd import forward_ad
 
 from ..errors import DTypeError, ShapeError, mismatch
+from ..gates import PLAIN, Gate
 from ..op.epilogue import ACTIVATIONS
 from ..runtime.cuda_arrays import check_devices
 from ..runtime.torch_arrays import check_plain, check_strided
@@ -143,14 +144,17 @@ def moe_feed_forward(
     up: torch.Tensor,
     down: torch.Tensor,
     *,
+    up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
     activation: str = "silu",
-    gated: bool = True,
+    gated: bool | Gate = True,
 ) -> torch.Tensor:
     """A mixture-of-experts feed-forward layer, from routing to combined rows.
 
-    ``out[t] = sum_c expert_weights[t, c] * down[e] @ h(up[e] @ x[t])``, ``e = expert_ids[t, c]``;
-    ``h`` is the activation, or with ``gated`` the activation of the first half of the columns
-    times the second half (SwiGLU). The order of the sums is fixed. A choice of weight 0 adds
+    ``out[t] = sum_c expert_weights[t, c] * (down[e] @ h(up[e] @ x[t] + up_bias[e]) +
+    down_bias[e])``, ``e = expert_ids[t, c]``; ``h`` is the activation, or with ``gated`` the
+    activation of the first half of the columns times the second half (SwiGLU), or what a
+    `pit_tvm.gates.Gate` makes of them. The order of the sums is fixed. A choice of weight 0 adds
     nothing, also where its expert gives infinite values or NaN.
 
     Parameters
@@ -163,8 +167,13 @@ def moe_feed_forward(
         ``[experts, inter, hidden]`` (``[experts, 2 * inter, hidden]`` if gated, as transformers
         stores ``gate_up_proj``) and ``[experts, hidden, inter]``, contiguous or ``.mT`` of what
         is. On CUDA ``hidden`` and ``inter`` are multiples of 8.
+    up_bias, down_bias
+        ``[experts, inter]`` (or ``2 * inter``, in the order of ``up``) and ``[experts, hidden]``,
+        contiguous.
     activation
         As in `linear_rows`.
+    gated
+        True, False, or a `Gate` with limits, an offset or columns that alternate.
 
     Returns
     -------
@@ -175,30 +184,41 @@ def moe_feed_forward(
     ShapeError, DTypeError
         An argument does not fit.
     """
-    check_flags(gated=gated)
     if activation is None:
         raise DTypeError(mismatch("activation", f"one of {', '.join(ACTIVATIONS)}", None))
-    _check_tensors({"up": up, "down": down, "expert_weights": expert_weights})
-    x, up, down = _autocast(x, up, down)
+    gate = checked_gate(gated, activation)
+    biases = {"up_bias": up_bias, "down_bias": down_bias}
+    present = {name: bias for name, bias in biases.items() if bias is not None}
+    _check_tensors({"up": up, "down": down, "expert_weights": expert_weights} | present)
+    x, up, down, up_bias, down_bias = _autocast(x, up, down, up_bias, down_bias)
     _check(x, up, None, 3, activation, "up", _CAST)
     _check_type("down", down, x, x.dtype)
     _check_ids("expert_ids", expert_ids)
     beside = {"up": up, "down": down, "expert_ids": expert_ids, "expert_weights": expert_weights}
-    _check_devices(x, beside)
+    _check_devices(x, beside | present)
     _check_routing(x, expert_ids, expert_weights)
     experts, wide, hidden = up.shape
-    if gated and wide % 2:
+    if gate is not None and wide % 2:
         raise ShapeError(mismatch("up", "an even number of columns, gates and others", wide))
-    fits = (experts, hidden, wide // 2 if gated else wide)
+    fits = (experts, hidden, wide if gate is None else wide // 2)
     if tuple(down.shape) != fits:
         raise ShapeError(mismatch("down", f"shape {list(fits)}", tuple(down.shape)))
-    if not differentiated(x, expert_weights, up, down):
-        return custom_ops.moe_feed_forward(
-            x, expert_ids, expert_weights, up, down, activation, gated
-        )
-    return feed_forward_in_parts(
-        x, expert_ids, expert_weights, up, down, activation=activation, gated=gated
-    )
+    _check_bias("up_bias", up_bias, x, "up", up)
+    _check_bias("down_bias", down_bias, x, "down", down)
+    given = x, expert_ids, expert_weights, up, down
+    if differentiated(x, expert_weights, up, down, up_bias, down_bias):
+        return feed_forward_in_parts(*given, up_bias, down_bias, activation, gate)
+    form = activation, gate is not None, up_bias, down_bias, *custom_ops.numbers_of(gate)
+    return custom_ops.moe_feed_forward(*given, *form)
+
+
+def checked_gate(gated: bool | Gate, activation: str) -> Gate | None:
+    """The gate that ``gated`` tells, None for none; errors as `moe_feed_forward`."""
+    if isinstance(gated, Gate):
+        gated.check(activation)
+        return gated
+    check_flags(gated=gated)
+    return PLAIN if gated else None
 
 
 def _autocast(x: torch.Tensor, *others: Any) -> Any:
@@ -244,11 +264,19 @@ def _check(
         expected, advice = "None or 'relu' for x of int8", "apply torch's own to result.float()"
         raise DTypeError(mismatch("activation", expected, repr(activation), advice))
     _check_type(name, weight, x, x.dtype)
-    if bias is not None:
-        _check_type("bias", bias, x, torch.int32 if x.dtype == torch.int8 else x.dtype)
-        if bias.shape != weight.shape[:-1]:  # torch would spread one of a single column
-            expected = f"shape {list(weight.shape[:-1])}, as {name}"
-            raise ShapeError(mismatch("bias", expected, tuple(bias.shape)))
+    _check_bias("bias", bias, x, name, weight)
+
+
+def _check_bias(
+    name: str, bias: torch.Tensor | None, x: torch.Tensor, of: str, weight: torch.Tensor
+) -> None:
+    """That a bias, if there is one, fits ``weight``, which is called ``of``."""
+    if bias is None:
+        return
+    _check_type(name, bias, x, torch.int32 if x.dtype == torch.int8 else x.dtype)
+    if bias.shape != weight.shape[:-1]:  # torch would spread one of a single column
+        expected = f"shape {list(weight.shape[:-1])}, as {of}"
+        raise ShapeError(mismatch(name, expected, tuple(bias.shape)))
 
 
 def _check_type(name: str, array: torch.Tensor, x: torch.Tensor, dtype: torch.dtype) -> None:

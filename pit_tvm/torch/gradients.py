@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ..errors import DTypeError, mismatch
+from ..gates import Gate
 from . import custom_ops
 from .dispatch import arguments, differentiated, is_seen
 from .host import activate, activate_gradient, check_ids, gate_halves, spread
@@ -80,11 +81,13 @@ def _(ctx: Any, dw: torch.Tensor) -> tuple[Any, ...]:
 
 @custom_ops.gated_activation.differentiate
 def _(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-    rows, activation = arguments(ctx)
+    rows, activation, *numbers = arguments(ctx)
     if torch.is_grad_enabled():  # somebody asks for gradients of this one
-        out = gate_halves(rows, activation)
-        return *torch.autograd.grad(out, rows, dy, create_graph=True), None
-    return custom_ops.gated_gradient(rows, dy.contiguous(), activation), None
+        out = gate_halves(rows, activation, custom_ops.gate_of(*numbers))
+        (found,) = torch.autograd.grad(out, rows, dy, create_graph=True)
+    else:
+        found = custom_ops.gated_gradient(rows, dy.contiguous(), activation, *numbers)
+    return found, *(None for _ in (activation, *numbers))
 
 
 @custom_ops.combine_choices.differentiate
@@ -131,18 +134,22 @@ def feed_forward_in_parts(
     weights: torch.Tensor,
     up: torch.Tensor,
     down: torch.Tensor,
-    *,
+    up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
     activation: str,
-    gated: bool,
+    gate: Gate | None,
 ) -> torch.Tensor:
     """`pit_tvm.torch.moe_feed_forward` by operators that have derivatives; errors as
     `split_activation` and, on CPUs, `check_ids`."""
     if ids.is_cpu and not is_seen((x, ids, weights, up, down)):  # operators call them otherwise
         check_ids("expert_ids", ids, len(up))
     linear, act = custom_ops.grouped_linear, activate(activation)
-    rows = linear(x, up, None, ids, None)
-    rows = custom_ops.gated_activation(rows, activation) if gated else act(rows)
-    rows = linear(rows, down, None, ids, None)
+    rows = linear(x, up, up_bias, ids, None)
+    if gate is None:
+        rows = act(rows)
+    else:
+        rows = custom_ops.gated_activation(rows, activation, *custom_ops.numbers_of(gate))
+    rows = linear(rows, down, down_bias, ids, None)
     return custom_ops.combine_choices(rows, weights, ids)
 
 

@@ -8,6 +8,7 @@ float16 on most CPUs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -15,6 +16,7 @@ import torch
 from torch.nn import functional
 
 from ..errors import DTypeError, ShapeError, mismatch
+from ..gates import PLAIN, Gate
 from ..runtime.argument import told_groups
 
 
@@ -98,17 +100,19 @@ def feed_forward(
     weights: torch.Tensor,
     up: torch.Tensor,
     down: torch.Tensor,
-    *,
+    up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
     activation: str,
-    gated: bool,
+    gate: Gate | None,
 ) -> torch.Tensor:
     """The layer of `moe_feed_forward`, [tokens, hidden], both products of an expert in a row."""
     choices = ids.shape[1]
     out = x.new_zeros((ids.numel(), x.shape[1]))
     for group, places in live_groups(ids.reshape(-1), len(up)):
-        rows = functional.linear(x[places // choices], up[group])
-        rows = gate_halves(rows, activation) if gated else activate(activation)(rows)
-        out[places] = functional.linear(rows, down[group])
+        first, second = (None if bias is None else bias[group] for bias in (up_bias, down_bias))
+        rows = functional.linear(x[places // choices], up[group], first)
+        rows = activate(activation)(rows) if gate is None else gate_halves(rows, activation, gate)
+        out[places] = functional.linear(rows, down[group], second)
     return combined(out, ids, weights, x.dtype)
 
 
@@ -122,16 +126,52 @@ def activate_gradient(rows: torch.Tensor, down: torch.Tensor, activation: str) -
     return _activation(activation)[1](down, rows)
 
 
-def gate_halves(rows: torch.Tensor, activation: str) -> torch.Tensor:
-    """``act(gate) * other`` of rows [..., 2 * width] of gates and others."""
-    gate, other = rows.chunk(2, -1)
-    return activate(activation)(gate) * other
+def gate_halves(rows: torch.Tensor, activation: str, gate: Gate = PLAIN) -> torch.Tensor:
+    """What ``gate`` makes of rows [..., 2 * width] of gates and others."""
+    gates, others = _within(gate, *_columns(rows, gate))
+    return _scaled(activation, gate.alpha)[0](gates) * _moved(others, gate)
 
 
-def gate_gradient(rows: torch.Tensor, down: torch.Tensor, activation: str) -> torch.Tensor:
-    """The gradient to the rows of `gate_halves`, ``down`` being that to its result."""
-    (gate, other), (act, backward) = rows.chunk(2, -1), _activation(activation)
-    return torch.cat((backward(down * other, gate), down * act(gate)), -1)
+def gate_gradient(
+    rows: torch.Tensor, down: torch.Tensor, activation: str, gate: Gate = PLAIN
+) -> torch.Tensor:
+    """The gradient to the rows of `gate_halves`, ``down`` being that to its result: as of torch's
+    clamps, none to what is beyond a limit."""
+    given, (act, backward) = _columns(rows, gate), _scaled(activation, gate.alpha)
+    gates, others = _within(gate, *given)
+    found = backward(down * _moved(others, gate), gates), down * act(gates)
+    if gate.limit != math.inf:
+        passes = given[0] <= gate.limit, given[1].abs() <= gate.limit
+        found = found[0].where(passes[0], 0.0), found[1].where(passes[1], 0.0)
+    return torch.stack(found, -1).flatten(-2) if gate.interleaved else torch.cat(found, -1)
+
+
+def _columns(rows: torch.Tensor, gate: Gate) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gates and others."""
+    if gate.interleaved:
+        return rows[..., ::2], rows[..., 1::2]
+    gates, others = rows.chunk(2, -1)
+    return gates, others
+
+
+def _within(
+    gate: Gate, gates: torch.Tensor, others: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if gate.limit == math.inf:
+        return gates, others
+    return gates.clamp(max=gate.limit), others.clamp(-gate.limit, gate.limit)
+
+
+def _moved(others: torch.Tensor, gate: Gate) -> torch.Tensor:
+    return others + gate.offset if gate.offset else others
+
+
+def _scaled(name: str, alpha: float) -> tuple[Callable[..., torch.Tensor], ...]:
+    """An activation whose sigmoid multiplies ``alpha``, and its gradient, as `_activation`."""
+    act, backward = _activation(name)
+    if alpha == 1.0:
+        return act, backward
+    return lambda x: x * torch.sigmoid(alpha * x), lambda down, x: backward(down, alpha * x)
 
 
 def spread(

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from ..errors import DTypeError, mismatch
+from ..gates import Gate
 from ..op.arguments import at_least
-from .functional import grouped_linear, linear_rows, moe_feed_forward
+from .functional import checked_gate, grouped_linear, linear_rows, moe_feed_forward
 from .host import activate
 
 
@@ -133,8 +134,10 @@ class GroupedLinear(torch.nn.Module):
 class MoeFeedForward(torch.nn.Module):
     """Experts of a mixture-of-experts layer, without its router; see `moe_feed_forward`.
 
-    Parameters: ``up`` [experts, (2 *) inter, hidden] and ``down`` [experts, hidden, inter].
-    ShapeError for a size that is no length, DTypeError for an activation that is none.
+    Parameters: ``up`` [experts, (2 *) inter, hidden] and ``down`` [experts, hidden, inter]; with
+    ``bias`` also ``up_bias`` [experts, (2 *) inter] and ``down_bias`` [experts, hidden].
+    ShapeError for a size that is no length and a gate that is none, DTypeError for an activation
+    that is none.
     """
 
     def __init__(
@@ -143,13 +146,15 @@ class MoeFeedForward(torch.nn.Module):
         hidden: int,
         inter: int,
         *,
+        bias: bool = False,
         activation: str = "silu",
-        gated: bool = True,
+        gated: bool | Gate = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         activate(activation)  # as above
+        checked_gate(gated, activation)
         self.activation, self.gated = activation, gated
         for name, size in {"experts": experts, "hidden": hidden, "inter": inter}.items():
             at_least(name, size, 0)
@@ -157,12 +162,17 @@ class MoeFeedForward(torch.nn.Module):
         kind: dict[str, Any] = {"device": device, "dtype": dtype}
         self.up = torch.nn.Parameter(torch.empty((experts, wide, hidden), **kind))
         self.down = torch.nn.Parameter(torch.empty((experts, hidden, inter), **kind))
+        self.up_bias: torch.nn.Parameter | None = None
+        self.down_bias: torch.nn.Parameter | None = None
+        if bias:
+            self.up_bias = torch.nn.Parameter(torch.empty((experts, wide), **kind))
+            self.down_bias = torch.nn.Parameter(torch.empty((experts, hidden), **kind))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """As ``nn.Linear`` does for each expert."""
-        for parameter in self.parameters():
-            _reset((parameter,), parameter.shape[2])
+        for weight, bias in ((self.up, self.up_bias), (self.down, self.down_bias)):
+            _reset((weight,) if bias is None else (weight, bias), weight.shape[2])
 
     def forward(
         self, x: torch.Tensor, expert_ids: torch.Tensor, expert_weights: torch.Tensor
@@ -174,6 +184,8 @@ class MoeFeedForward(torch.nn.Module):
             expert_weights,
             self.up,
             self.down,
+            up_bias=self.up_bias,
+            down_bias=self.down_bias,
             activation=self.activation,
             gated=self.gated,
         )
@@ -182,6 +194,7 @@ class MoeFeedForward(torch.nn.Module):
         """Sizes and activation."""
         experts, hidden, inter = self.down.shape
         sizes = f"experts={experts}, hidden={hidden}, inter={inter}"
+        sizes += f", bias={self.up_bias is not None}"
         return f"{sizes}, activation={self.activation}, gated={self.gated}"
 
 

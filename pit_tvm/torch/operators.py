@@ -13,6 +13,7 @@ from .. import op as te_op
 from ..api import Operator
 from ..api import compile as compile_operator
 from ..errors import ShapeError, mismatch
+from ..gates import Gate
 from ..op.arguments import resolve_dtypes
 from ..op.epilogue import check_activation
 from ..reference.index import index_lists
@@ -140,7 +141,8 @@ def _cuda_between() -> CudaBetween:
 
 
 def moe_layer(device: str) -> Callable[..., torch.Tensor]:
-    """``layer(x, ids, weights, up, down, activation=, gated=)`` on one kind of device."""
+    """``layer(x, ids, weights, up, down, up_bias=, down_bias=, activation=, gate=)`` on one kind of
+    device."""
     return _cuda_experts().run if device == "cuda" else _host_moe
 
 
@@ -200,18 +202,20 @@ def summed_choices(rows: torch.Tensor) -> torch.Tensor:
     return _cuda_between().total(rows) if rows.is_cuda else rows.sum(1)
 
 
-def gated_rows(rows: torch.Tensor, activation: str) -> torch.Tensor:
-    """``act(gate) * other`` of rows [number, 2 * width] of gates and others."""
+def gated_rows(rows: torch.Tensor, activation: str, gate: Gate) -> torch.Tensor:
+    """What ``gate`` makes of rows [number, 2 * width] of gates and others."""
     if rows.is_cuda:
-        return _cuda_between().gate(rows, activation)
-    return host.gate_halves(rows, activation)
+        return _cuda_between().gate(rows, activation, gate)
+    return host.gate_halves(rows, activation, gate)
 
 
-def gradient_of_gated(rows: torch.Tensor, down: torch.Tensor, activation: str) -> torch.Tensor:
+def gradient_of_gated(
+    rows: torch.Tensor, down: torch.Tensor, activation: str, gate: Gate
+) -> torch.Tensor:
     """The gradient to the rows of `gated_rows`, ``down`` being that to its result."""
     if rows.is_cuda:
-        return _cuda_between().gate_gradient(rows, down, activation)
-    return host.gate_gradient(rows, down, activation)
+        return _cuda_between().gate_gradient(rows, down, activation, gate)
+    return host.gate_gradient(rows, down, activation, gate)
 
 
 def _host_moe(
@@ -221,18 +225,20 @@ def _host_moe(
     up: torch.Tensor,
     down: torch.Tensor,
     *,
+    up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
     activation: str,
-    gated: bool,
+    gate: Gate | None,
 ) -> torch.Tensor:
     """The layer expert by expert, or by two grouped products."""
     check_activation(activation, resolve_dtypes(dtype_name(x)))
     host.check_ids("expert_ids", ids, len(up))
     if host.computes(x.dtype):
-        return host.feed_forward(x, ids, weights, up, down, activation=activation, gated=gated)
-    rows = grouped_choices(x, ids, up, None, None if gated else activation)
-    if gated:
-        rows = host.gate_halves(rows.float(), activation).to(x.dtype)
-    rows = grouped_choices(rows, ids.reshape(-1, 1), down, None, None)
+        return host.feed_forward(x, ids, weights, up, down, up_bias, down_bias, activation, gate)
+    rows = grouped_choices(x, ids, up, up_bias, activation if gate is None else None)
+    if gate is not None:
+        rows = host.gate_halves(rows.float(), activation, gate).to(x.dtype)
+    rows = grouped_choices(rows, ids.reshape(-1, 1), down, down_bias, None)
     return host.combined(rows, ids, weights, x.dtype)
 
 

@@ -145,9 +145,10 @@ def _(rows: Any) -> Iterator[Rule]:
 
 @_rules_of("moe_feed_forward")
 def _(
-    x: Any, ids: Any, weights: Any, up: Any, down: Any, activation: str, gated: bool
+    x: Any, ids: Any, weights: Any, up: Any, down: Any, activation: str, gated: bool, *_: Any
 ) -> Iterator[Rule]:
+    beside = (_WHOLE,) * 2  # in the places of activation and gated
     if not gated:  # a shard of gates and others would hold gates alone
-        yield (_SUM,), (_WHOLE, _WHOLE, _WHOLE, Shard(1), Shard(2))
+        yield (_SUM,), (*(_WHOLE,) * 3, Shard(1), Shard(2), *beside, Shard(1), _SUM)
     for dim in range(x.ndim - 1):
-        yield (Shard(dim),), (Shard(dim), Shard(dim), Shard(dim), _WHOLE, _WHOLE)
+        yield (Shard(dim),), (*(Shard(dim),) * 3, *(_WHOLE,) * 2, *beside, *(_WHOLE,) * 2)

@@ -127,6 +127,8 @@ class Model(nn.Module):
         self.table, self.router = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, 6)
         self.experts = pit.MoeFeedForward(6, WIDTH, 20)
         self.plain = pit.MoeFeedForward(6, WIDTH, 20, activation="relu", gated=False)
+        gate = pit.Gate(0.7, 1.702, 1.0, interleaved=True)
+        self.limited = pit.MoeFeedForward(6, WIDTH, 20, bias=True, gated=gate)
         self.grouped = pit.GroupedLinear(6, WIDTH, 9, activation="gelu")
         self.live = pit.LinearRows(WIDTH, 7, activation="silu")
         self.rest = rest
@@ -160,6 +162,7 @@ def modules(model: Model, x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor
     kept = torch.zeros_like(scores).scatter(-1, choices[0], choices[1])
     return {
         "gated": model.experts(x, *choices),
+        "biases, limits and columns in turn": model.limited(x, *choices),
         "not gated": model.plain(x, *choices),
         "choices that are none": some_without(model, x),
         "one group for each": model.grouped(x, choices[0][..., 0]),

@@ -88,10 +88,11 @@ def chosen(world: World, spread: bool = False) -> Tensors:
     return [rows, weights, ids(world, TOP_K), *(down if spread else [])]
 
 
-def layer(world: World, gated: bool) -> Tensors:
+def layer(world: World, gated: bool, beside: bool = False) -> Tensors:
     weights = torch.rand((BATCH, LENGTH, TOP_K)).to(world.device)
     up, down = world.random(GROUPS, N * (1 + gated), K), world.random(GROUPS, K, N)
-    return [world.random(BATCH, LENGTH, K), ids(world, TOP_K), weights, up, down]
+    biases = [world.random(*weight.shape[:2]) for weight in (up, down) if beside]
+    return [world.random(BATCH, LENGTH, K), ids(world, TOP_K), weights, up, down, *biases]
 
 
 # By operator: how its tensors are made, its other arguments, where tensors and results lie.
@@ -158,6 +159,18 @@ RULES: dict[str, list[Rule]] = {
     "moe_feed_forward": [
         (partial(layer, gated=False), ("relu", False), [R, R, R, S1, S2], [SUM]),
         (partial(layer, gated=True), ("silu", True), [S0, S0, S0, R, R], [S0]),
+        (
+            partial(layer, gated=False, beside=True),
+            ("gelu", False),
+            [R, R, R, S1, S2, S1, SUM],
+            [SUM],
+        ),
+        (
+            partial(layer, gated=True, beside=True),
+            ("silu", True),
+            [S1, S1, S1, R, R, R, R],
+            [S1],
+        ),
     ],
 }
 
@@ -166,13 +179,14 @@ def follow(world: World, name: str, rule: Rule) -> None:
     """An operator on tensors that lie as a rule asks, and on whole ones."""
     make, others, places, results = rule
     tensors, operator = make(world), getattr(custom_ops, name)
-    want = operator(*tensors, *others)
+    first = 5 if name == "moe_feed_forward" else len(tensors)  # biases are behind the others
+    want = operator(*tensors[:first], *others, *tensors[first:])
     split = [
         each if each is None else world.place(each, place)
         for each, place in zip(tensors, places, strict=True)
     ]
     with torch.no_grad(), CommDebugMode() as talk:
-        got = operator(*split, *others)
+        got = operator(*split[:first], *others, *split[first:])
     assert talk.get_total_counts() == 0
     pairs = [(got, want)] if len(results) == 1 else zip(got, want, strict=True)
     for (one, other), place in zip(pairs, results, strict=True):
@@ -227,6 +241,12 @@ def _linear_by(kind: str, activation: str | None) -> Callable[..., torch.Tensor]
     return call
 
 
+def _gated(x: Any, ids: Any, *others: Any) -> torch.Tensor:
+    *weights, up_bias, down_bias = others
+    gate = pit.Gate(0.5, 1.702, 1.0, interleaved=True)
+    return pit.moe_feed_forward(x, ids, *weights, up_bias=up_bias, down_bias=down_bias, gated=gate)
+
+
 def _grouped(x: Any, weight: Any, bias: Any, groups: Any) -> torch.Tensor:
     return pit.grouped_linear(x, weight, groups, bias, activation="gelu_tanh")
 
@@ -238,6 +258,7 @@ FUNCTIONS: dict[str, tuple[Make, Callable[..., torch.Tensor]]] = {
     "grouped_linear of choices": (lambda world: grouped(world, TOP_K), _grouped),
     "moe_feed_forward, gated": (partial(layer, gated=True), pit.moe_feed_forward),
     "moe_feed_forward": (partial(layer, gated=False), partial(pit.moe_feed_forward, gated=False)),
+    "moe_feed_forward of a Gate": (partial(layer, gated=True, beside=True), _gated),
 }
 
 # --------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +36,7 @@ def registered() -> Any:
 def config_of(**options: Any) -> Any:
     """Sizes by every name that the modules below look for."""
     sizes = {"hidden_size": HIDDEN, "intermediate_size": INTER, "moe_intermediate_size": INTER}
-    counts = dict.fromkeys(("num_local_experts", "n_routed_experts"), EXPERTS)
+    counts = dict.fromkeys(("num_local_experts", "n_routed_experts", "num_experts"), EXPERTS)
     gate = {"swiglu_alpha": 1.7, "swiglu_limit": 1.0, "moe_latent_size": None}
     return Config(**sizes, **counts, **gate, **options)
 
@@ -65,6 +66,27 @@ class OwnExperts(MixtralExperts):
         return out
 
 
+def experts_of(model: str, name: str) -> Any:
+    """A class of transformers; of releases that have no such model, None."""
+    try:
+        module = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
+    except ModuleNotFoundError:
+        return None
+    return getattr(module, name)
+
+
+DEEPSEEK = experts_of("deepseek_v4", "DeepseekV4Experts")
+LATE = experts_of("step3p7", "Step3p7Experts")
+
+
+def late(config: Any) -> torch.nn.Module:
+    """Experts with a limit behind the activation."""
+    made: torch.nn.Module = use_experts_implementation(type("Late", (LATE,), {}))(
+        config, config.late
+    )
+    return made
+
+
 # Each with options of its configuration, and whether it is one fused layer.
 MODULES: dict[str, tuple[Callable[[Any], torch.nn.Module], dict[str, Any], bool]] = {
     "mixtral": (MixtralExperts, {"hidden_act": "silu"}, True),
@@ -74,9 +96,19 @@ MODULES: dict[str, tuple[Callable[[Any], torch.nn.Module], dict[str, Any], bool]
     "no gate": (NemotronHExperts, {"mlp_hidden_act": "relu"}, True),
     "no gate, another activation": (NemotronHExperts, {"mlp_hidden_act": "relu2"}, False),
     "weights [experts, in, out]": (OwnExperts, {"is_turned": True}, True),
-    "the same with biases and a gate": (GptOssExperts, {}, False),
+    "the same with biases and a gate": (GptOssExperts, {}, True),
+    "that in halves": (experts_of("openai_privacy_filter", "OpenAIPrivacyFilterExperts"), {}, True),
+    "that without biases": (experts_of("minimax_m3_vl", "MiniMaxM3VLExperts"), {}, True),
+    "a limit of HY-V4": (experts_of("hy_v4", "HYV4Experts"), {}, True),
+    "a limit": (experts_of("glm5_next", "Glm5NextTextExperts"), {}, True),
+    "a limit of another name, GELU": (DEEPSEEK, {"hidden_act": "gelu"}, True),
+    "a limit and another activation": (DEEPSEEK, {"hidden_act": "quick_gelu"}, False),
+    "in float32": (experts_of("beam", "BeamExperts"), {"hidden_act": "silu"}, True),
+    "a limit behind an activation": (LATE and late, {"hidden_act": "silu", "late": 0.3}, False),
+    "none behind it": (LATE and late, {"hidden_act": "silu", "late": None}, True),
     "a norm": (OwnExperts, {"is_turned": False}, False),
 }
+MODULES = {name: each for name, each in MODULES.items() if each[0]}
 
 
 def make(name: str, device: str, dtype: torch.dtype) -> torch.nn.Module:

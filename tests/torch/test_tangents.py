@@ -25,8 +25,13 @@ CALLS: dict[str, tuple[Callable[..., torch.Tensor], dict[str, torch.Tensor]]] = 
         {"x": X, "weight": UP, "bias": torch.randn(3, 48)},
     ),
     "moe_feed_forward": (
-        lambda x, expert_weights, up, down: pit.moe_feed_forward(x, IDS, expert_weights, up, down),
-        {"x": X, "expert_weights": WEIGHTS, "up": UP, "down": DOWN},
+        lambda x, expert_weights, up, down, **biases: pit.moe_feed_forward(
+            x, IDS, expert_weights, up, down, **biases
+        ),
+        {
+            **{"x": X, "expert_weights": WEIGHTS, "up": UP, "down": DOWN},
+            **{"up_bias": torch.randn(3, 48), "down_bias": torch.randn(3, 16)},
+        },
     ),
 }
 CASES = [(call, name) for call, (_, given) in CALLS.items() for name in given]
