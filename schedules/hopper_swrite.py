@@ -139,8 +139,9 @@ class _Values:
         multiple of 4."""
         register = block * self.per_block + column + side * 2
         col = (column + T.truncmod(self.lane, 4)) * 2
-        gate, up = self._biased(register, col), self._biased(register + 1, col + 1)
-        return self._scaled(multiply(self.act, self.gate, gate, up), block, side)
+        x, up = self._biased(register, col), self._biased(register + 1, col + 1)
+        assert self.gate is not None
+        return self._scaled(multiply(self.act, self.gate, x, up), block, side)
 
     def _scaled(self, x: Any, block: Any, side: Any) -> Any:
         return x if self.scales is None else x * self.scales[block * 2 + side]
@@ -153,8 +154,10 @@ def gate_config(gate: Gate | None) -> list[float]:
 
 def gate_in(config: Any) -> Gate | None:
     """The gate of a configuration."""
-    *numbers, interleaved = map(float, config["gate"] or (0.0,))
-    return Gate(*numbers, bool(interleaved)) if numbers else None
+    if not config["gate"]:
+        return None
+    limit, alpha, offset, interleaved = map(float, config["gate"])
+    return Gate(limit, alpha, offset, bool(interleaved))
 
 
 @T.inline

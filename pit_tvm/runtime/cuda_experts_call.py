@@ -115,7 +115,8 @@ def call_of(form: Form, given: Given, by_choice: bool = True) -> ExpertsCall:
         return ExpertsCall(form, x.get_device(), (one.rows, one.n), one)
     _check_layer(form, x, ids, weights[0], one, *rest[0])
     two = _product(x, ids, form.layouts[1], *rest[0])
-    asked = (dtype_name(ids), *map(int, ids.shape)), dtype_name(weights[0])
+    tokens, top_k = map(int, ids.shape)
+    asked = (dtype_name(ids), tokens, top_k), dtype_name(weights[0])
     choices = choices_tiles(*asked, form, one, two) if by_choice else ()
     return ExpertsCall(form, x.get_device(), tuple(x.shape), one, two, choices=choices)
 
