@@ -7,7 +7,10 @@ import torch
 from torch.nn import functional
 
 from pit_tvm import torch as pit
+from pit_tvm.gates import PLAIN, Gate
 from pit_tvm.torch import operators
+from pit_tvm.torch.custom_ops import numbers_of
+from pit_tvm.torch.host import gate_halves
 from tests.torch.test_gradients import ACTIVATIONS, GROUPS, LIMITS, error, layer, leaf, routed
 
 pytestmark = pytest.mark.gpu
@@ -49,14 +52,14 @@ def test_experts_on_a_gpu(
 
 @BOTH
 @EACH
-def test_gates_on_a_gpu(activation: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("gate", [PLAIN, Gate(2.0, offset=1.0, interleaved=True)])
+def test_gates_on_a_gpu(gate: Gate, activation: str, dtype: torch.dtype) -> None:
     for number, width in ((1, 8), (301, 136), (64, 1024)):
         rows = (3 * torch.randn(number, 2 * width)).to(dtype).cuda().requires_grad_()
         with torch.no_grad():
             rows[0, :4] = torch.tensor([0.0, -0.0, 60.0, -60.0])
-        gate, other = rows.double().chunk(2, -1)
-        got = torch.ops.pit_tvm.gated_activation(rows, activation)
-        check_on_gpu(got, ACTIVATIONS[activation](gate) * other, (rows,))
+        got = torch.ops.pit_tvm.gated_activation(rows, activation, *numbers_of(gate))
+        check_on_gpu(got, gate_halves(rows.double(), activation, gate), (rows,))
 
 
 @BOTH
