@@ -344,7 +344,7 @@ def _experts_step(case: Layer, counts: tuple[int, ...], settings: GpuSettings) -
     for backward in (False, True) if case.gated else ():
         yield Between("gate", (dtype, case.act), backward)
     for (n, k), share in zip(case.products, shares, strict=True):
-        plain = {"act": "none", "share": share, "bias": False}
+        plain = {"act": "none", "share": share}
         for sizes, options in (
             ((n, k), plain),
             ((k, n), {**plain, "share": 1, "rhs_layout": "kn"}),

@@ -70,7 +70,7 @@ def products_of(case: Moe | Layer) -> Iterator[Product]:
     """The products that `pit_tvm.torch` runs for a case."""
     share = {"share": case.top_k}
     if isinstance(case, Moe):
-        options: list[dict[str, Any]] = [{"act": "none", **share, "bias": False}]
+        options: list[dict[str, Any]] = [{"act": "none", **share}]
         sizes: Sequence[tuple[int, int]] = [(case.n, case.k)]
     else:
         gate = {"gate": PLAIN} if case.gated else {}
