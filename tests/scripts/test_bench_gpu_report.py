@@ -26,6 +26,7 @@ import pytest
 import torch
 
 from pit_tvm.errors import PitError, ShapeError
+from pit_tvm.gates import PLAIN
 from pit_tvm.structs import TileTask
 from pit_tvm.tile_db.record import Provenance, TileRecord
 
@@ -216,8 +217,8 @@ def test_kernels_of_all_timed_candidates_are_built() -> None:
     }
     libraries = [kernel for kernel in kernels if isinstance(kernel, build.Library)]
     assert {(k.dtype, k.tile is None, k.options) for k in libraries} == {
-        ("bfloat16", False, (("act", "none"), ("share", 2), ("bias", False))),
-        ("bfloat16", False, (("act", "silu"), ("share", 2), ("gated", "halves"))),
+        ("bfloat16", False, (("act", "none"), ("share", 2))),
+        ("bfloat16", False, (("act", "silu"), ("share", 2), ("gate", PLAIN))),
         ("bfloat16", False, ()),
         ("bfloat16", True, ()),
     }
