@@ -41,7 +41,7 @@ def add_build(subparsers: Subparsers) -> None:
     parser.add_argument("--shape", type=_sizes, required=True, metavar="M,N,K[,GROUPS]")
     parser.add_argument("--dtype", default="float16", help="default: float16")
     parser.add_argument("--bias", action="store_true", help="with a bias")
-    parser.add_argument("--activation", help="relu, gelu, gelu_tanh or silu")
+    parser.add_argument("--activation", help="relu, relu2, gelu, gelu_tanh or silu")
     parser.add_argument("--target", default="cuda", help="default: cuda")
     add_database(parser)
     parser.add_argument("--out", type=folder, help="folder (default: the kernel cache)")

@@ -148,7 +148,7 @@ def few_rows(tile: FewRowsTile, *, bias: bool = False, act: str = "none") -> tvm
 
     x is (m, k) with m from 1 to ``tile.rows``, w (k or less, n): columns of x beyond it are 0. out
     is (m, n) and all are of ``tile.dtype``. k and n are multiples of 8, rows of x and w aligned to
-    16 bytes. ``act`` is none, relu, gelu, gelu_tanh or silu.
+    16 bytes. ``act`` is none, relu, relu2, gelu, gelu_tanh or silu.
 
     Raises
     ------

@@ -246,7 +246,7 @@ def turn_rows_kernel(dtype: str, bias: bool = False, act: str = "none") -> tvm.t
     Parameters
     ----------
     dtype : float16 or bfloat16
-    act : none, relu, gelu, gelu_tanh or silu
+    act : none, relu, relu2, gelu, gelu_tanh or silu
 
     Raises
     ------

@@ -97,7 +97,7 @@ def activate_rows(dtype: str, act: str, *, backward: bool = False) -> tvm.tirx.P
     whose other rows are left as they are.
 
     Rows are of ``dtype``, float16 or bfloat16; lists (1, capacity) and counts (1,) int32. ``act``:
-    relu, gelu, gelu_tanh or silu. n is a multiple of 8, and number * n / 8 at most
+    relu, relu2, gelu, gelu_tanh or silu. n is a multiple of 8, and number * n / 8 at most
     `MOST_PIECES`.
 
     Raises

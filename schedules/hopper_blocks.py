@@ -244,7 +244,7 @@ def blocks_kernel(dtype: str, knobs: BlocksTile, **options: object) -> tvm.tirx.
     side : the sparse operand, lhs or rhs
     lhs_layout, rhs_layout : mk or km, kn or nk
     bias : add bias
-    act : none, relu, gelu, gelu_tanh or silu
+    act : none, relu, relu2, gelu, gelu_tanh or silu
 
     Raises
     ------

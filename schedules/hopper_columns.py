@@ -239,7 +239,7 @@ def columns_kernel(
     ----------
     dtype : element type of all operands and of out: float16 or bfloat16
     bias : add bias
-    act : none, relu, gelu, gelu_tanh or silu
+    act : none, relu, relu2, gelu, gelu_tanh or silu
     packed : lhs is (bands * capacity, height) as `pack_columns` makes it of a row-major matrix, and
         not (k, m or more)
     common : one list, ids (1, capacity) and count (1,), is that of all bands. Before out come

@@ -26,6 +26,7 @@ from .hopper_swrite import GELU_TAIL, gate_code, limited, multiply
 # Derivatives of `hopper_swrite.ACTIVATIONS`, as torch's are: of relu 0 at 0.
 _SLOPES = {
     "relu": "return x <= 0.f ? 0.f : 1.f;",
+    "relu2": "return x <= 0.f ? 0.f : 2.f * x;",
     "silu": "float s = __fdividef(1.f, 1.f + __expf(-x)); return s * fmaf(x, 1.f - s, 1.f);",
     "gelu": (
         f"{GELU_TAIL} float d = 0.3989422804f * __expf(-0.5f * x * x), side = 0.5f * tail;"
@@ -180,9 +181,8 @@ def gate_rows(
     """rows (number, 2 * width), laid out as ``gate`` says, and out (number, width); or with
     ``backward`` rows, the gradient to out, and the gradient to rows.
 
-    All of ``dtype``, float16 or bfloat16; sums are fp32. ``act``: relu, gelu, gelu_tanh or silu.
-    The width is a multiple of 8, number * width / 8 from 1 to
-    `hopper_combine.MOST_CHUNKS`.
+    All of ``dtype``, float16 or bfloat16; sums are fp32. ``act``: relu, relu2, gelu, gelu_tanh or
+    silu. The width is a multiple of 8, number * width / 8 from 1 to `hopper_combine.MOST_CHUNKS`.
 
     Raises
     ------

@@ -21,7 +21,7 @@ BAND = 16  # live rows that a flipped tile's producer gathers, and its epilogue 
 TILES_AHEAD = 4  # tiles that the producer announces before the consumers reach them
 MOST_GROUPS = 1024  # that a walk tells apart
 MOST_RASTER = 2**10  # times the tiles beside each other it is counted in 32 bits
-ACTS = ("none", "relu", "gelu", "gelu_tanh", "silu")
+ACTS = ("none", "relu", "relu2", "gelu", "gelu_tanh", "silu")
 
 
 def require(kernel: str, subject: object, rules: dict[str, bool]) -> None:

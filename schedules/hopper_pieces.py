@@ -286,7 +286,7 @@ def pieces_kernel(
     ----------
     dtype : element type of all operands and of out: float16 or bfloat16
     bias : add bias
-    act : none, relu, gelu, gelu_tanh or silu
+    act : none, relu, relu2, gelu, gelu_tanh or silu
     rhs_layout : kn or nk
     flip : what is computed is the product turned: out is (n, m), bias (1, m)
 

@@ -326,7 +326,7 @@ def rows_kernel(
     ----------
     dtype : element type of lhs, rhs, bias and (unless ``accumulate``) out: float16 or bfloat16
     bias : add bias[g] (groups, n), with gated pairs (groups, 2 n) in the order of rhs's columns
-    act : none, relu, gelu, gelu_tanh or silu
+    act : none, relu, relu2, gelu, gelu_tanh or silu
     share : ids per lhs row (top-k routing ids name token * k + choice); out rows are the ids
     rhs_layout : "nk" for rhs (groups, n, k), "kn" for (groups, k, n)
     gate : half of rhs's 2 n columns are gates, see `Gate`

@@ -42,10 +42,13 @@ GELU_TAIL = (
     " p *= p; p *= p; p *= p; p *= p; float tail = __fdividef(1.f, p);"
 )
 
+# Keeps NaN, where fmaxf gives 0.
+_RELU = 'asm("max.NaN.f32 %0, %0, 0f00000000;" : "+f"(x));'
 # Branch-free forms in fp32 with one or two special-function operations each. gelu_tanh as
-# x * sigmoid(2 u), u = sqrt(2 / pi) * (x + 0.044715 x ** 3). relu keeps NaN, where fmaxf gives 0.
+# x * sigmoid(2 u), u = sqrt(2 / pi) * (x + 0.044715 x ** 3).
 ACTIVATIONS = {
-    "relu": ("pit_relu", 'asm("max.NaN.f32 %0, %0, 0f00000000;" : "+f"(x)); return x;'),
+    "relu": ("pit_relu", f"{_RELU} return x;"),
+    "relu2": ("pit_relu2", f"{_RELU} return x * x;"),
     "silu": ("pit_silu", "return __fdividef(x, 1.f + __expf(-x));"),
     "gelu_tanh": (
         "pit_gelu_tanh",
@@ -61,7 +64,7 @@ ACTIVATIONS = {
 
 
 def activate(act: str, x: Any) -> Any:
-    """The activation ``act`` (none, relu, gelu, gelu_tanh, silu) of an fp32 expression."""
+    """The activation ``act`` (one of `hopper_knobs.ACTS`) of an fp32 expression."""
     if act == "none":
         return x
     name, body = ACTIVATIONS[act]

@@ -32,7 +32,7 @@ def batch_matmul(
     transpose_lhs, transpose_rhs
         ``lhs`` is [b, k, m] instead of [b, m, k]; ``rhs`` is [b, n, k] instead of [b, k, n].
     activation
-        None, "relu", "gelu", "gelu_tanh" or "silu".
+        None, "relu", "relu2", "gelu", "gelu_tanh" or "silu".
 
     Returns
     -------

@@ -45,7 +45,7 @@ def conv2d(
     bias
         Add an operand ``bias`` [f].
     activation
-        None, "relu", "gelu", "gelu_tanh" or "silu".
+        None, "relu", "relu2", "gelu", "gelu_tanh" or "silu".
 
     Returns
     -------

@@ -91,6 +91,12 @@ def relu(x: Expr) -> Expr:
     return tirx.Select(x < zero, zero, x)
 
 
+def relu2(x: Expr) -> Expr:
+    """max(x, 0) ** 2 for float32 x; NaN stays NaN."""
+    value = relu(x)
+    return value * value
+
+
 def gelu(x: Expr) -> Expr:
     """x * Phi(x) for float32 x, exact (not tanh) form; relative error under 1e-6 for x > -5.
 
@@ -117,6 +123,7 @@ def silu(x: Expr) -> Expr:
 
 ACTIVATIONS: dict[str, Callable[[Expr], Expr]] = {
     "relu": relu,
+    "relu2": relu2,
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
     "silu": silu,

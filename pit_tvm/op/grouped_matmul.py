@@ -37,7 +37,7 @@ def grouped_matmul(
     bias
         Add an operand ``bias`` [num_groups, n].
     activation
-        None, "relu", "gelu", "gelu_tanh" or "silu".
+        None, "relu", "relu2", "gelu", "gelu_tanh" or "silu".
 
     Returns
     -------

@@ -34,7 +34,7 @@ def matmul(
     bias
         Add an operand ``bias`` [n].
     activation
-        None, "relu", "gelu", "gelu_tanh" or "silu".
+        None, "relu", "relu2", "gelu", "gelu_tanh" or "silu".
 
     Returns
     -------

@@ -37,18 +37,20 @@ def live(array: ArrayLike, mask: ArrayLike | None = None) -> Float64:
 
 
 def activate(x: Float64, activation: str | None) -> Float64:
-    """relu, gelu (exact), gelu_tanh, silu or nothing, of every element."""
+    """relu, relu2 (its square), gelu (exact), gelu_tanh, silu or nothing, of every element."""
     if activation is None:
         return x
     if activation == "relu":
         return np.maximum(x, 0.0)
+    if activation == "relu2":
+        return np.square(np.maximum(x, 0.0))
     if activation == "gelu":
         return 0.5 * x * _erfc(-x / math.sqrt(2.0))
     if activation == "gelu_tanh":
         return x * _sigmoid(2.0 * math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3))
     if activation == "silu":
         return x * _sigmoid(x)
-    expected = "None, relu, gelu, gelu_tanh or silu"
+    expected = "None, relu, relu2, gelu, gelu_tanh or silu"
     raise DTypeError(mismatch("activation", expected, repr(activation)))
 
 

@@ -268,6 +268,8 @@ def _activate(array: Any, act: str) -> None:
     functional = torch.nn.functional
     if act == "relu":
         array.relu_()
+    elif act == "relu2":
+        array.relu_().square_()
     elif act == "silu":
         functional.silu(array, inplace=True)
     elif act != "none":

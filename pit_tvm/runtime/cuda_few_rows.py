@@ -46,7 +46,7 @@ class CudaFewRows:
         out
             [m, n], contiguous.
         act
-            none, relu, gelu, gelu_tanh or silu.
+            none, relu, relu2, gelu, gelu_tanh or silu.
         """
         rows, k = x.shape
         if k % STEP or x.data_ptr() % (2 * STEP):

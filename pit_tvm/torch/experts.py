@@ -36,6 +36,7 @@ _ACTIVATIONS = {
     "GELUTanh": "gelu_tanh",
     "NewGELUActivation": "gelu_tanh",
     "ReLU": "relu",
+    "ReLUSquaredActivation": "relu2",
     "SiLU": "silu",
     "SiLUActivation": "silu",
 }

@@ -61,7 +61,7 @@ def linear_rows(
         ``[batch + 1]``; or ids of the rows that exist, without repeats. int32 or int64, on the
         device of ``x``.
     activation
-        None, "relu", "gelu", "gelu_tanh" or "silu".
+        None, "relu", "relu2", "gelu", "gelu_tanh" or "silu".
 
     Returns
     -------

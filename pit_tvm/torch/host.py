@@ -185,11 +185,16 @@ def spread(
     return drows, dots.masked_fill(none, 0.0).to(weights.dtype)
 
 
+def _relu2(x: torch.Tensor) -> torch.Tensor:
+    return functional.relu(x).square()
+
+
 def _activation(name: str) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
     """An activation, and its gradient of one to its result and of its input."""
     aten = torch.ops.aten
     known: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]] = {
         "relu": (functional.relu, lambda down, x: aten.threshold_backward(down, x, 0)),
+        "relu2": (_relu2, lambda down, x: 2.0 * aten.threshold_backward(down * x, x, 0)),
         "gelu": (functional.gelu, aten.gelu_backward),
         "gelu_tanh": (
             partial(functional.gelu, approximate="tanh"),

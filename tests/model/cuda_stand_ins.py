@@ -18,6 +18,7 @@ from pit_tvm.torch import host
 ACTIVATIONS: dict[str | None, Callable[[Any], Any]] = {
     None: lambda x: x,
     "relu": torch.relu,
+    "relu2": lambda x: torch.relu(x).square(),
     "silu": functional.silu,
     "gelu": functional.gelu,
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),

@@ -64,7 +64,7 @@ def test_linear_takes_every_storage_type(run, operand, assert_close, dtype, bias
     assert_close(run(tensors, inputs, (M, N)), reference.linear(*inputs, activation="relu"))
 
 
-@pytest.mark.parametrize("activation", [None, "relu", "gelu", "gelu_tanh", "silu"])
+@pytest.mark.parametrize("activation", [None, "relu", "relu2", "gelu", "gelu_tanh", "silu"])
 def test_linear_is_torchs_linear_with_an_epilogue(run, operand, assert_close, activation):
     tensors = linear(None, N, K, activation=activation)
     assert names(tensors) == ["lhs", "rhs", "bias", "out"]

@@ -25,6 +25,7 @@ def assert_same(got, expected):
     "activation, theirs",
     [
         ("relu", functional.relu),
+        ("relu2", lambda x: functional.relu(x).square()),
         ("gelu", functional.gelu),
         ("gelu_tanh", lambda x: functional.gelu(x, approximate="tanh")),
         ("silu", functional.silu),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -143,6 +144,9 @@ def test_layers_are_as_in_float64(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(host, "computes", lambda dtype: by_library)
+    if dtype != torch.float32 and gate is not None:
+        # Out of reach: rounding would decide on which side of a limit some numbers are.
+        gate = replace(gate, limit=100.0)
     given = layer(dtype, gate)
     got, want = run(given, activation, gate), wanted(given, activation, gate)
     leaves = [each for each in given if each.requires_grad]
@@ -153,8 +157,6 @@ def test_layers_are_as_in_float64(
         assert (one.double() - want).norm() < bound * want.norm()
     found = torch.autograd.grad(got, leaves, down.to(dtype))
     exact = torch.autograd.grad(want, leaves, down.double())
-    # In 16 bits rounding decides on which side of a limit some numbers are.
-    bound = bound if dtype == torch.float32 else 6 * bound
     for one, other in zip(found, exact, strict=True):
         assert (one.double() - other.double()).norm() < bound * other.double().norm()
 

@@ -18,6 +18,7 @@ from pit_tvm.torch import host
 ACTIVATIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
     None: lambda rows: rows,
     "relu": functional.relu,
+    "relu2": lambda x: functional.relu(x).square(),
     "gelu": functional.gelu,
     "gelu_tanh": lambda rows: functional.gelu(rows, approximate="tanh"),
     "silu": functional.silu,
@@ -192,7 +193,7 @@ def test_a_layer_of_experts_is_differentiated(
     assert error(whole, got) < LIMITS[dtype]
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
+@pytest.mark.parametrize("activation", ["relu", "relu2", "gelu", "gelu_tanh", "silu"])
 def test_gates_and_their_gradients(activation: str) -> None:
     rows = leaf(3, 5, 2 * N)
 
@@ -310,7 +311,7 @@ def test_autocast_chooses_the_type_as_for_torchs_layers(call: str) -> None:
     assert dx.dtype == dup.dtype == torch.float32 and dx.any() and dup.any()
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
+@pytest.mark.parametrize("activation", ["relu", "relu2", "gelu", "gelu_tanh", "silu"])
 def test_activations_of_rows_have_all_derivatives(activation: str) -> None:
     rows = torch.zeros(BATCH, LENGTH, 3, dtype=torch.float64)
     rows.view(-1, 3)[PATTERNS["rows"]] = torch.randn(4, 3, dtype=torch.float64)

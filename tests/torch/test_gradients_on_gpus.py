@@ -14,7 +14,7 @@ from pit_tvm.torch.host import gate_halves
 from tests.torch.test_gradients import ACTIVATIONS, GROUPS, LIMITS, error, layer, leaf, routed
 
 pytestmark = pytest.mark.gpu
-EACH = pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
+EACH = pytest.mark.parametrize("activation", ["relu", "relu2", "gelu", "gelu_tanh", "silu"])
 BOTH = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 
 
