@@ -55,13 +55,14 @@ def combined_rows(
     out_h: T.handle,
     *,
     dtype: T.constexpr,
+    factor_dtype: T.constexpr,
     id_dtype: T.constexpr,
 ):
     """The template; ``combine_rows`` explains it."""
     tokens, choices, n = T.int32(), T.int32(), T.int32()
     partial = T.match_buffer(partial_h, (tokens, choices, n), dtype)
     if weights_h is not None:
-        weights = T.match_buffer(weights_h, (tokens, choices), "float32")
+        weights = T.match_buffer(weights_h, (tokens, choices), factor_dtype)
     if ids_h is not None:
         ids = T.match_buffer(ids_h, (tokens, choices), id_dtype)
     out = T.match_buffer(out_h, (tokens, n), dtype)
@@ -81,7 +82,7 @@ def combined_rows(
         for c in T.serial(choices):
             factor: T.float32 = T.float32(1)
             if weights_h is not None:
-                factor = weights[token, c]
+                factor = T.cast(weights[token, c], "float32")
             if ids_h is not None:
                 chosen: T.int64 = T.cast(ids[token, c], "int64")
                 if (chosen < T.int64(0)) | (chosen >= T.cast(groups, "int64")):
@@ -97,24 +98,26 @@ def combined_rows(
         store_words(out.ptr_to([T.cast(token, "int64"), T.cast(col, "int64")]), words)
 
 
-def combine_rows(dtype: str, *, weighted: bool = False, ids: str = "") -> tvm.tirx.PrimFunc:
+def combine_rows(dtype: str, *, factors: str = "", ids: str = "") -> tvm.tirx.PrimFunc:
     """out[t, :] = sum over choices c, in order, of [weights[t, c] *] partial[t, c, :].
 
     Arguments of the kernel: partial (tokens, choices, n) of ``dtype``, [weights (tokens, choices)
-    float32,] [ids (tokens, choices) of type ``ids``,] groups, out (tokens, n) of ``dtype``.
+    of type ``factors``,] [ids (tokens, choices) of ``ids``,] groups, out (tokens, n) of ``dtype``.
     Choices whose id is no group, from 0 to ``groups - 1``, and those whose weight is zero are not
     read. Sums are fp32 and in order: the result does not depend on when rows were computed. n is a
     multiple of 8, tokens * n / 8 from 1 to `MOST_CHUNKS`.
 
     Raises
     ------
-    ScheduleError (a ValueError) for other element types than float16 and bfloat16, and for ids
-    that are not int32 or int64
+    ScheduleError (a ValueError) for other element types than float16 and bfloat16, factors that are
+    neither one of these nor float32, and ids that are not int32 or int64
     """
     if dtype not in UNPACK:
         raise ScheduleError(mismatch("dtype", "float16 or bfloat16", dtype))
     if ids not in ("", "int32", "int64"):
         raise ScheduleError(mismatch("ids", "int32 or int64", ids))
-    given = {"weights_h": weighted, "ids_h": bool(ids)}
-    absent = {name: None for name, is_given in given.items() if not is_given}
-    return combined_rows.specialize(dtype=dtype, id_dtype=ids, **absent)
+    if factors not in ("", "float32", *UNPACK):
+        raise ScheduleError(mismatch("factors", "float32, float16 or bfloat16", factors))
+    given = {"weights_h": factors, "ids_h": ids}
+    absent = {name: None for name, kind in given.items() if not kind}
+    return combined_rows.specialize(dtype=dtype, factor_dtype=factors, id_dtype=ids, **absent)

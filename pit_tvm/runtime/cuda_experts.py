@@ -182,8 +182,8 @@ class CudaExperts:
         middle, rows, apart = self._between(call, x)
         plan.kernels[0](x, index.ids, index.count, *up, middle)
         plan.kernels[1](middle, index.ids, index.count, *down, rows)
-        combine = self.kernels.combine_kernel(first.dtype, dtype_name(ids))
-        combine(apart, weights.float(), ids, first.groups, out)
+        kinds = dtype_name(ids), dtype_name(weights)
+        self.kernels.combine_kernel(first.dtype, *kinds)(apart, weights, ids, first.groups, out)
         return index.count
 
     def _run_choices(self, call: ExpertsCall, plan: Launches, given: Given, out: Any) -> None:

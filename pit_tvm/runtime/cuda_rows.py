@@ -67,13 +67,13 @@ class FamilyKernels:
             kernel = self._known[key] = self.cache.get(content, lambda: self._build(make()))
         return kernel
 
-    def combine_kernel(self, dtype: str, ids: str) -> Kernel:
+    def combine_kernel(self, dtype: str, ids: str, factors: str = "float32") -> Kernel:
         """partial (tokens, choices, n), weights and ids (tokens, choices), groups, out (tokens, n).
 
-        ``ids``: the type of the ids; see `combine_rows`.
+        ``ids`` and ``factors``: the types of ids and weights; see `combine_rows`.
         """
-        key = ("hopper-combine", dtype, ids)
-        return self._get(key, lambda: combine_rows(dtype, weighted=True, ids=ids))
+        key = ("hopper-combine", dtype, ids, factors)
+        return self._get(key, lambda: combine_rows(dtype, factors=factors, ids=ids))
 
     def choices(self, tile: ChoicesTile) -> Kernel:
         """x, ids, [factors,] weight, [bias,] out; see `choices_kernel`."""

@@ -245,6 +245,17 @@ inline void load4_if(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d, const v
   a = words[0], b = words[1], c = words[2], d = words[3];
 }
 
+inline void load4(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d, const void* at) {
+  load4_if(a, b, c, d, at, 1);
+}
+
+// The second one comes first in memory.
+template <typename T>
+inline void pack(uint32_t& word, float upper, float lower) {
+  T both[2] = {T(lower), T(upper)};
+  memcpy(&word, both, 4);
+}
+
 inline void store4(const void* at, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   if (reinterpret_cast<uintptr_t>(at) % 16) fail(cudaErrorMisalignedAddress);
   const uint32_t words[] = {a, b, c, d};

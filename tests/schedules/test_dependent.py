@@ -64,7 +64,7 @@ def test_products_wait_before_they_touch_memory(name: str) -> None:
 
 
 def test_choices_are_combined_behind_their_products() -> None:
-    kernel = combine_rows("float16", weighted=True, ids="int64")
+    kernel = combine_rows("float16", factors="float32", ids="int64")
     check(cuda_source(tvm.IRModule({"main": kernel}), tirx=True), 1)
 
 

@@ -18,12 +18,12 @@ def test_rows_move_in_16_byte_pieces_and_are_rounded_once(dtype: str, kind: str)
 
 
 def test_weights_are_a_parameter() -> None:
-    assert "weights_ptr" in cuda_text(combine_rows("float16", weighted=True))
+    assert "weights_ptr" in cuda_text(combine_rows("float16", factors="float32"))
 
 
 @pytest.mark.parametrize(("ids", "kind"), [("int32", "int"), ("int64", "int64_t")])
 def test_choices_may_be_told_by_their_ids(ids: str, kind: str) -> None:
-    source = cuda_text(combine_rows("float16", weighted=True, ids=ids))
+    source = cuda_text(combine_rows("float16", factors="float32", ids=ids))
     assert f"{kind}* __restrict__ ids_ptr" in source
     assert "groups" in source
 
@@ -33,6 +33,7 @@ def test_choices_may_be_told_by_their_ids(ids: str, kind: str) -> None:
     [
         ("float32", {}, "dtype"),
         ("float16", {"ids": "int16"}, "ids"),
+        ("float16", {"factors": "float64"}, "factors"),
     ],
 )
 def test_other_element_types_are_refused(dtype: str, options: dict[str, str], word: str) -> None:
