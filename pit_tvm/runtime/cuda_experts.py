@@ -145,12 +145,12 @@ class CudaExperts:
         out = empty(given[0], call.shape)
         if 0 in (*call.shape, call.products[0].rows, call.products[0].groups):
             return out.zero_()
-        product = len(call.products) == 1
+        number = len(call.products)
         run = self._run_choices if call.choices else self._run_layer
         # Products read 16 bytes at once; ids, and weights of choices, are read one by one.
-        alone = (1,) if product else (1, 2)
-        ready = tuple(a if i in alone else aligned(a) for i, a in enumerate(given))
-        launch, plan = self._run_product if product else run, self.plan_of(call)
+        x, alone, rest = given[0], given[1 : number + 1], given[number + 1 :]
+        ready = (aligned(x), *alone, *map(aligned, rest))
+        launch, plan = self._run_product if number == 1 else run, self.plan_of(call)
         counts = launch(call, plan, ready, out)
         if repeats and call.small and all(map(is_, ready, given)):
             again = partial(launch, call, plan, ready, out)

@@ -78,7 +78,7 @@ def linear_rows(
         expected = "exactly one of lengths, cu_seqlens and rows"
         raise ShapeError(mismatch("pattern", expected, sorted(named) or "none"))
     ((kind, pattern),) = named.items()
-    _check_tensors({kind: pattern})
+    _check_tensors({"x": x, "weight": weight, **_present(bias=bias), kind: pattern})
     x, weight, bias = _autocast(x, weight, bias)
     _check(x, weight, bias, 2, activation)
     _check_devices(x, {"weight": weight, "bias": bias, kind: pattern})
@@ -124,6 +124,8 @@ def grouped_linear(
     ShapeError, DTypeError
         An argument does not fit.
     """
+    biases = _present(bias=bias)
+    _check_tensors({"x": x, "weight": weight, **biases, "group_ids": group_ids})
     x, weight, bias = _autocast(x, weight, bias)
     _check(x, weight, bias, 3, activation)
     _check_ids("group_ids", group_ids)
@@ -187,15 +189,14 @@ def moe_feed_forward(
     if activation is None:
         raise DTypeError(mismatch("activation", f"one of {', '.join(ACTIVATIONS)}", None))
     gate = checked_gate(gated, activation)
-    biases = {"up_bias": up_bias, "down_bias": down_bias}
-    present = {name: bias for name, bias in biases.items() if bias is not None}
-    _check_tensors({"up": up, "down": down, "expert_weights": expert_weights} | present)
+    beside: dict[str, Any] = {"up": up, "down": down, "expert_ids": expert_ids}
+    beside |= {"expert_weights": expert_weights, **_present(up_bias=up_bias, down_bias=down_bias)}
+    _check_tensors({"x": x, **beside})
     x, up, down, up_bias, down_bias = _autocast(x, up, down, up_bias, down_bias)
     _check(x, up, None, 3, activation, "up", _CAST)
     _check_type("down", down, x, x.dtype)
     _check_ids("expert_ids", expert_ids)
-    beside = {"up": up, "down": down, "expert_ids": expert_ids, "expert_weights": expert_weights}
-    _check_devices(x, beside | present)
+    _check_devices(x, beside)
     _check_routing(x, expert_ids, expert_weights)
     experts, wide, hidden = up.shape
     if gate is not None and wide % 2:
@@ -223,7 +224,7 @@ def checked_gate(gated: bool | Gate, activation: str) -> Gate | None:
 
 def _autocast(x: torch.Tensor, *others: Any) -> Any:
     """The tensors in the type of ``torch.autocast``, where that is on; what is none as it is."""
-    if not isinstance(x, torch.Tensor) or x.is_meta:  # torch knows of no autocast there
+    if x.is_meta:  # torch knows of no autocast there
         return x, *others
     if not torch.is_autocast_enabled(x.device.type):
         return x, *others
@@ -245,7 +246,6 @@ def _check(
 ) -> None:
     """What the fake implementations need to be able to tell a shape, and torch to call them; and
     what operators would refuse by names of their own. ``name`` is that of ``weight``."""
-    _check_tensors({"x": x, name: weight, **({} if bias is None else {"bias": bias})})
     if activation is not None and not isinstance(activation, str):
         expected = f"None or one of {', '.join(ACTIVATIONS)}"
         raise DTypeError(mismatch("activation", expected, repr(activation)))
@@ -285,6 +285,11 @@ def _check_type(name: str, array: torch.Tensor, x: torch.Tensor, dtype: torch.dt
         raise DTypeError(mismatch(name, expected, array.dtype, advice))
 
 
+def _present(**arrays: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    """Those that there are."""
+    return {name: array for name, array in arrays.items() if array is not None}
+
+
 def _check_tensors(arrays: Mapping[str, object]) -> None:
     transformed = not torch.compiler.is_compiling() and (
         forward_ad._current_level >= 0 or functorch.peek_interpreter_stack() is not None
@@ -320,7 +325,6 @@ def _check_devices(x: torch.Tensor, others: Mapping[str, torch.Tensor | None]) -
 
 
 def _check_ids(name: str, ids: torch.Tensor) -> None:
-    _check_tensors({name: ids})
     if ids.dtype not in (torch.int32, torch.int64):
         raise DTypeError(mismatch(name, "int32 or int64", ids.dtype))
 
