@@ -12,18 +12,9 @@ from typing import Any
 import pytest
 
 from pit_tvm.runtime import cuda_repeat
+from pit_tvm.runtime import cuda_repeat_code as code
 from pit_tvm.runtime.cuda_repeat import MOST, MOST_BYTES, CudaRepeats
-from pit_tvm.runtime.cuda_repeat_code import (
-    BEGIN,
-    COUNT,
-    DUE,
-    END,
-    MOST_TENSORS,
-    MOST_WORDS,
-    NONE,
-    OTHERS,
-    WORDS,
-)
+from pit_tvm.runtime.cuda_repeat_code import BEGIN, COUNT, DUE, END, MOST_WORDS, NONE, OTHERS, WORDS
 from pit_tvm.runtime.cuda_watch import PERIOD
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.structs import Candidate, MicroTile, Plan
@@ -75,7 +66,7 @@ def test_what_is_not_contiguous_or_shares_memory_is_like_nothing(look: Any) -> N
     assert words(look, ids, both[:8], both[8:]) is not None
     assert words(look, "ids", x, out) is None
     assert words(look, ids, torch.zeros(0, 16).half(), out) is not None
-    assert words(look, *[x] * MOST_TENSORS, out) is None
+    assert words(look, *[x] * code.MOST_TENSORS, out) is None
 
 
 @pytest.mark.filterwarnings("ignore")  # torch warns of the address
