@@ -78,10 +78,11 @@ def linear_rows(
         expected = "exactly one of lengths, cu_seqlens and rows"
         raise ShapeError(mismatch("pattern", expected, sorted(named) or "none"))
     ((kind, pattern),) = named.items()
-    _check_tensors({"x": x, "weight": weight, **_present(bias=bias), kind: pattern})
+    beside = {"weight": weight, **_present(bias=bias), kind: pattern}
+    _check_tensors({"x": x, **beside})
     x, weight, bias = _autocast(x, weight, bias)
     _check(x, weight, bias, 2, activation)
-    _check_devices(x, {"weight": weight, "bias": bias, kind: pattern})
+    _check_devices(x, beside)
     # As int: torch.compile of torch 2.11 takes no bool from a size that it does not know.
     sequences = pattern.numel() - int(kind == "cu_seqlens")
     if kind != "rows" and x.dim() > 2 and sequences != math.prod(x.shape[:-2]):
@@ -124,12 +125,12 @@ def grouped_linear(
     ShapeError, DTypeError
         An argument does not fit.
     """
-    biases = _present(bias=bias)
-    _check_tensors({"x": x, "weight": weight, **biases, "group_ids": group_ids})
+    beside = {"weight": weight, **_present(bias=bias), "group_ids": group_ids}
+    _check_tensors({"x": x, **beside})
     x, weight, bias = _autocast(x, weight, bias)
     _check(x, weight, bias, 3, activation)
     _check_ids("group_ids", group_ids)
-    _check_devices(x, {"weight": weight, "bias": bias, "group_ids": group_ids})
+    _check_devices(x, beside)
     lead = tuple(x.shape[:-1])
     if tuple(group_ids.shape[: len(lead)]) != lead or group_ids.dim() > len(lead) + 1:
         expected = f"{list(lead)}, or with a last dimension top_k"
@@ -317,11 +318,11 @@ def _check_derivatives(name: str, array: torch.Tensor) -> None:
         raise DTypeError(mismatch(name, expected, got, "use .backward() or torch.autograd.grad"))
 
 
-def _check_devices(x: torch.Tensor, others: Mapping[str, torch.Tensor | None]) -> None:
+def _check_devices(x: torch.Tensor, others: dict[str, torch.Tensor]) -> None:
     """DTypeError for a tensor on another device than ``x``: torch calls the fake implementation, as
     for ``x`` on "meta", if any of them is there, and nothing would be computed."""
     if not x.is_meta:
-        check_devices("x", x, {name: a for name, a in others.items() if a is not None})
+        check_devices("x", x, others)
 
 
 def _check_ids(name: str, ids: torch.Tensor) -> None:
