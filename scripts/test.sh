@@ -34,4 +34,7 @@ echo "pytest"
 # Idle threads of a library do not spin, which took a tenth of the other's time.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 export TVM_THREAD_POOL_SPIN_COUNT="${TVM_THREAD_POOL_SPIN_COUNT:-100}"
+# torch remembers the shapes that operators gave while it traces a model, which pays where layers
+# are many: models of a layer or two take a quarter longer to trace with it.
+export TORCH_FAKE_TENSOR_DISPATCH_CACHE="${TORCH_FAKE_TENSOR_DISPATCH_CACHE:-0}"
 "$python" -m pytest -m "not gpu" -q -n 2 --dist loadfile "$@"
