@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
 
@@ -154,7 +154,7 @@ class TileStore:
             of_device: set[object] = set()
             for path in (root / name / FILE_NAME for root in self.roots):
                 if _is_file(path):
-                    own = tuple(read_records(path))
+                    own = read_records(path)
                     found[path.parent] = tuple(
                         r for r in own if known.isdisjoint((_subject(r), _measured(r)))
                     )
@@ -235,7 +235,7 @@ class TileStore:
             self.__dict__.pop(name, None)
 
 
-def read_records(path: Path) -> Iterator[TileRecord]:
+def read_records(path: Path) -> tuple[TileRecord, ...]:
     """The records of one file, in its order.
 
     Raises
@@ -247,12 +247,20 @@ def read_records(path: Path) -> Iterator[TileRecord]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DatabaseError(f"{path}:1: cannot be read as UTF-8 text: {error}") from error
+    return _records(path, text)
+
+
+@lru_cache(maxsize=8)
+def _records(path: Path, text: str) -> tuple[TileRecord, ...]:
+    """The records of a text. Every operator asks for those of its device, a thousand on a GPU."""
+    found = []
     # Not splitlines: a string in JSON may hold what else that takes for an end.
     for number, line in enumerate(text.removesuffix("\n").split("\n") if text else (), start=1):
         try:
-            yield record_from_json(json.loads(line))
+            found.append(record_from_json(json.loads(line)))
         except (ValueError, RecursionError) as error:  # DatabaseError is a ValueError
             raise DatabaseError(f"{path}:{number}: not a pit-tvm record: {error}") from error
+    return tuple(found)
 
 
 def _is_file(path: Path) -> bool:
