@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import AxisError, DTypeError, ShapeError, UnsupportedTarget, mismatch
+from .quick_script import quick_script
 from .runtime.bind import PackedOperand
 from .runtime.dispatch import Clock, Dispatcher
 from .runtime.kernel_cache import CacheStats, KernelCache
@@ -136,7 +137,8 @@ class Operator(Shared):
         BackendUnavailable
             nvcc is not on this machine.
         """
-        self._dispatcher.build(dict(sizes))
+        with quick_script():
+            self._dispatcher.build(dict(sizes))
 
     def explain(
         self,

@@ -1,4 +1,4 @@
-"""Fixtures that many tests share, and a shortcut through the standard library."""
+"""Fixtures that many tests share, and shortcuts through TVM's script parser."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pit_tvm.quick_stacks import quick_stacks
+from pit_tvm.quick_script import quick_script
 from pit_tvm.runtime.kernel_cache import KernelCache
 from tests.runtime.cuda_emulation import Emulator, missing
 
@@ -67,9 +67,9 @@ def poisoned() -> Callable[..., np.ndarray]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let TVM's script parser read its call stack quickly: pytest's stack is deep."""
+    """Let TVM's script parser take shortcuts: pytest's stack is deep, and kernels are many."""
     shortcut = contextlib.ExitStack()
-    shortcut.enter_context(quick_stacks())
+    shortcut.enter_context(quick_script())
     config.add_cleanup(shortcut.close)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # From the lowest layer to the highest. Units of one layer do not import each other.
 LAYERS = (
-    ("errors", "forks", "instructions"),
+    ("errors", "forks", "instructions", "quick_stacks"),
     ("pools",),
     (
         "files",
@@ -12,7 +12,7 @@ LAYERS = (
         "structs",
         "locations",
         "memory",
-        "quick_stacks",
+        "quick_script",
         "remember",
         "shared",
         "target",
