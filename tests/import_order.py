@@ -230,6 +230,7 @@ ORDER = {
         "cuda_rows",
         "cuda_few_rows",
         "cuda_planner",
+        "cuda_moving_code",
         "cuda_repeat_code",
         "cuda_repeat",
         "cuda_dispatch",

@@ -106,8 +106,17 @@ class CudaExperts:
         ShapeError, DTypeError
             An argument does not fit.
         """
+        asked, raw = _layer(x, ids, weights, up, down, up_bias, down_bias, activation, gate)
+        made = self._again(asked, raw)
+        if made is not None:
+            return made
         form, given = form_of(activation, gate, (up, up_bias), (down, down_bias))
-        return self._answer(form, (x, ids, weights, *given))
+        return self._answer(form, (x, ids, weights, *given), asked, raw)
+
+    def repeated(self, *layer: Any) -> Any:
+        """The output of `run`, whose arguments are all given in order, by the graph of a call like
+        this one; None if there is none. Nothing is checked but that the call is like that one."""
+        return self._again(*_layer(*layer))
 
     def grouped(self, x: Any, ids: Any, rhs: Any, bias: Any, activation: str) -> Any:
         """``act(x[t] @ rhs[e].T + bias[e])`` for each choice ``e = ids[t, c]``; zeros where it is
@@ -116,8 +125,12 @@ class CudaExperts:
         ``x`` [tokens, k], ``ids`` [tokens, top_k], ``rhs`` [experts, n, k], ``bias`` [experts, n]
         or None; returns [tokens * top_k, n]. Errors as `run`.
         """
+        asked, raw = ("one", activation), _present(x, ids, rhs, bias)
+        made = self._again(asked, raw)
+        if made is not None:
+            return made
         form, given = form_of(activation, None, (rhs, bias))
-        return self._answer(form, (x, ids, *given))
+        return self._answer(form, (x, ids, *given), asked, raw)
 
     def plan_of(self, call: ExpertsCall) -> Launches:
         """What is launched, for what is known now of such calls."""
@@ -135,12 +148,13 @@ class CudaExperts:
     def _kernel(self, product: GroupedProduct, tile: Tile) -> Kernel:
         return self.kernels.product(tile, product.groups, **dict(product.options))
 
-    def _answer(self, form: Form, given: Given) -> Any:
-        """The result, by the graph of a call like this one, or launched one by one."""
-        repeats = self._repeats_of(form)
-        made, repeat = repeats.run(given, None, None) if repeats else (None, None)
-        if repeat is not None:
-            return made
+    def _again(self, asked: object, raw: Given) -> Any:
+        """The result, by the graph of a call like this one; None if there is none."""
+        repeats = self._repeats_of(asked)
+        return None if repeats is None else repeats.run(raw, None, None)[0]
+
+    def _answer(self, form: Form, given: Given, asked: object, raw: Given) -> Any:
+        """The result, launched one by one. ``given`` is what is ``raw``, as memory has it."""
         call = self._known(form, given)
         out = empty(given[0], call.shape)
         if 0 in (*call.shape, call.products[0].rows, call.products[0].groups):
@@ -152,19 +166,20 @@ class CudaExperts:
         ready = (aligned(x), *alone, *map(aligned, rest))
         launch, plan = self._run_product if number == 1 else run, self.plan_of(call)
         counts = launch(call, plan, ready, out)
+        repeats = self._repeats_of(asked)
         if repeats and call.small and all(map(is_, ready, given)):
             again = partial(launch, call, plan, ready, out)
-            repeats.keep(given, None, (None, out), (call, plan, counts), again)
+            repeats.keep(raw, None, (None, out), (call, plan, counts), again)
         return out
 
-    def _repeats_of(self, form: Form) -> CudaRepeats | None:
-        """Of calls of a form; None where calls are checked."""
+    def _repeats_of(self, asked: object) -> CudaRepeats | None:
+        """Of calls that ask for the same; None where calls are checked."""
         if self._repeats is None:
             return None
-        found = self._repeats.get(form)
+        found = self._repeats.get(asked)
         if found is None:
             made = CudaRepeats(self._cache, self.detector.report, self)
-            found = self._repeats.setdefault(form, made)
+            found = self._repeats.setdefault(asked, made)
         return found
 
     def _known(self, form: Form, given: Given) -> ExpertsCall:
@@ -272,6 +287,26 @@ class CudaExperts:
         if key not in self._rates:
             self._rates[key] = rates_of(self.store, dtype, self.target.isa, "torch", options)
         return self._rates[key]
+
+
+def _layer(
+    x: Any,
+    ids: Any,
+    weights: Any,
+    up: Any,
+    down: Any,
+    up_bias: Any,
+    down_bias: Any,
+    activation: str,
+    gate: Gate | None,
+) -> tuple[object, Given]:
+    """What a call of a layer asks for, and its tensors."""
+    asked = activation, gate, up_bias is None, down_bias is None
+    return asked, _present(x, ids, weights, up, down, up_bias, down_bias)
+
+
+def _present(*tensors: Any) -> Given:
+    return tuple([each for each in tensors if each is not None])
 
 
 def _memory(

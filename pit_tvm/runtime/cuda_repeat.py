@@ -2,9 +2,9 @@
 call, and launches a CUDA graph of what it launched.
 
 What is compared is all that the checks of a call depend on, so that nothing is checked twice. A
-graph holds for addresses, which come again in a loop; where they have none yet, and now and then
-where to count what lives takes more than a graph does, a call goes the long way. Dense products of
-torch, and zeros that follow them, are no part of a graph: they only skip the checks.
+call goes the long way until it has a graph, and now and then where to count what lives takes more
+than a graph does. Dense products of torch, and zeros that follow them, are no part of a graph: they
+only skip the checks.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from typing import Any, Protocol
 from .cuda_arrays import empty, is_capturing, is_rehearsed
 from .cuda_build import compile_source
 from .cuda_modules import Kernel
-from .cuda_recording import recording
+from .cuda_recording import Recording, recording
 from .cuda_repeat_code import (
     BEGIN,
     COUNT,
     DROP,
     DUE,
     END,
-    GRAPHS,
     HASH,
     MOST_TENSORS,
     MOST_WORDS,
@@ -42,7 +41,7 @@ from .kernel_cache import KernelCache, content_key
 MOST = 256  # calls that one thread knows of one operator
 MOST_BYTES = 1 << 18  # of memory that one graph keeps for itself
 # Where fewer than one call in so many is repeated, after so many trials, one in so many is tried:
-# while a model writes text its cache grows, and tensors seldom lie where others lay before.
+# shapes may be others every time.
 _SHARE, _TRIALS, _SELDOM = 4, 1024, 16
 
 
@@ -73,16 +72,6 @@ class Repeat:
         return empty(self.like, self.shape)
 
 
-class _Graph(ctypes.Structure):
-    """`Graph` of the compiled code."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p * MOST_TENSORS),
-        ("seen", ctypes.c_int64),
-        ("made", ctypes.c_void_p),
-    )
-
-
 class _Call(ctypes.Structure):
     """`Call` of the compiled code."""
 
@@ -92,11 +81,11 @@ class _Call(ctypes.Structure):
         ("left", ctypes.c_int64),
         ("calm", ctypes.c_int64),
         ("dense", ctypes.c_int64),
-        ("failures", ctypes.c_int64),
         ("words", ctypes.c_int64 * MOST_WORDS),
-        ("data", ctypes.c_void_p * MOST_TENSORS),
-        ("graphs", _Graph * GRAPHS),
-        ("place", ctypes.c_void_p),
+        ("places", ctypes.c_int64 * (2 * MOST_TENSORS)),
+        ("seen", ctypes.c_int64),
+        ("failures", ctypes.c_int64),
+        ("graph", ctypes.c_void_p),
         ("own", ctypes.c_void_p),
         ("mode", ctypes.c_int64),
     )
@@ -106,7 +95,7 @@ class _Call(ctypes.Structure):
         super().__init__(len(words), period, period - 1, 0, repeat.dense)
         ctypes.memmove(self.words, words, len(words))
         self.length = len(words)
-        self.memory: dict[int, list[Any]] = {}  # of graphs, by their places
+        self.recorded: Recording | None = None  # its graph, with the memory of that
 
     @property
     def address(self) -> int:
@@ -118,8 +107,8 @@ class _Table:
     """Calls that a thread may repeat, and the memory in which compiled code looks for them.
 
     ``guess``: the number of the last call that made its output, if there is one. ``ways``: of each
-    call what it was when it ran in other ways, with its graphs: counts that vary often want one of
-    a few tiles. ``tries``: whether this call is looked for.
+    call what it was when it ran in other ways, with its graph: counts that vary often want one of a
+    few tiles. ``tries``: whether this call is looked for.
     """
 
     def __init__(self) -> None:
@@ -151,7 +140,7 @@ class _Table:
         self.ways: list[dict[object, tuple[Repeat, _Call]]] = []
 
     def add(self, words: bytes, repeat: Repeat, look: Kernel) -> None:
-        """Know a call by its words; a full table is emptied first. ``look`` drops its graphs."""
+        """Know a call by its words; a full table is emptied first. ``look`` drops its graph."""
         number = self.numbers.get(words)
         if number is None:
             if len(self.repeats) == MOST:
@@ -298,8 +287,8 @@ class CudaRepeats:
         if same and number < 0 or is_capturing(call.device) or is_rehearsed():
             return
         if same:
-            table.repeats[place] = replace(table.repeats[place], plan=plan, counts=counts)
-            self._record(table.calls[place], again)
+            if self._record(table.calls[place], again):
+                table.repeats[place] = replace(table.repeats[place], plan=plan, counts=counts)
             return
         words = (ctypes.c_int64 * MOST_WORDS)()
         size = self.look(ctypes.addressof(words), WORDS, sparsity, *given, outs[0])
@@ -308,20 +297,22 @@ class CudaRepeats:
             repeat = Repeat(call, plan, counts, like, shape, plan.way[0] == "dense")
             table.add(bytes(words)[: 8 * size], repeat, self.look)
 
-    def _record(self, call: _Call, again: Callable[[], None]) -> None:
-        """Make a graph of a call at its last addresses. One that cannot be made is no error: what
-        is launched waits for the host, or needs much memory of its own."""
+    def _record(self, call: _Call, again: Callable[[], None]) -> bool:
+        """Make the graph of a call, or learn which of its tensors may lie elsewhere; whether it was
+        made. What cannot be is no error: what is launched waits for the host, or needs much memory
+        of its own."""
         look, kept = self.look, None
         stream = look(call.address, BEGIN)
         if not stream:
-            return
+            return False
         try:
-            with recording(stream) as found:
+            with recording(stream, call.recorded) as found:
                 again()
-            kept = found.memory if found.is_complete(MOST_BYTES) else None
+            kept = found if found.is_complete(MOST_BYTES) else None
         except RuntimeError:
             pass
         finally:
-            place = look(call.address, END, kept is not None)
-        if kept is not None and place != NONE:
-            call.memory[place] = kept
+            made = bool(look(call.address, END, kept is not None))
+        if made:
+            call.recorded = kept
+        return made

@@ -1,18 +1,22 @@
 """Compiled code that compares a call's tensors with those of calls before, and launches the CUDA
-graph that was recorded of such a call at these addresses.
+graph that was recorded of such a call, wherever its tensors lie now.
 
-It runs on the host. The driver launches a graph in a fraction of what its kernels take one by one.
+It runs on the host. The driver launches a graph in a fraction of what its kernels take one by one,
+and takes half a microsecond to give one of them other parameters. Which bytes of these are
+addresses in tensors is guessed from one recording, and holds when another one, whose tensors lie
+elsewhere, is what the first one foretells, byte by byte.
 """
 
 from __future__ import annotations
 
+from .cuda_moving_code import MOVING
+
 MOST_TENSORS, MOST_RANK = 10, 6  # of one call, and of one tensor
 HASH, STREAM, FIRST = range(3)  # words of a call: of all others, its stream, and of its tensors
 MOST_WORDS = FIRST + MOST_TENSORS * (2 + MOST_RANK)  # that tell a call from others
-GRAPHS, NEAR = 256, 8  # of one call, each for addresses of its own, of which so many share places
 MOST_GRAPHS = 1024  # of a process: each takes 115 KiB of the device and 28 of the host
-OFTEN = 6  # times that addresses come before they get a graph, which takes as long as tens of calls
-MOST_FAILURES = 8  # graphs of a call that could not be made, be it for what other threads did
+OFTEN = 32  # calls before one is recorded, which takes as long as tens of them
+MOST_FAILURES = 8  # recordings of a call that came to nothing, be it for what other threads did
 NONE, OTHERS = -1, -2  # results; OTHERS - i: call i, which others compute
 WORDS, COUNT, BEGIN, END, DROP = -3, -4, -5, -6, -7  # what is asked for: see SOURCE
 DUE = 1 << 20  # added to the size of a result: the caller is to look at the call's plan
@@ -20,38 +24,36 @@ DUE = 1 << 20  # added to the size of a result: the caller is to look at the cal
 _CONSTANTS = f"""
 enum {{ MOST_TENSORS = {MOST_TENSORS}, MOST_RANK = {MOST_RANK}, MOST_WORDS = {MOST_WORDS} }};
 enum {{ HASH = {HASH}, STREAM = {STREAM}, FIRST = {FIRST} }};
-enum {{ GRAPHS = {GRAPHS}, NEAR = {NEAR}, MOST_GRAPHS = {MOST_GRAPHS}, OFTEN = {OFTEN} }};
+enum {{ MOST_GRAPHS = {MOST_GRAPHS}, OFTEN = {OFTEN} }};
 enum {{ MOST_FAILURES = {MOST_FAILURES}, NONE = {NONE}, OTHERS = {OTHERS}, DUE = {DUE} }};
 enum {{ WORDS = {WORDS}, COUNT = {COUNT}, BEGIN = {BEGIN}, END = {END}, DROP = {DROP} }};
 """
-SOURCE = (
-    _CONSTANTS
-    + """
+_TOP = """
 #include <atomic>
+#include <cuda.h>
 #include <cuda_runtime.h>
 #include <string.h>
 #include <tvm/ffi/c_api.h>
 #include <tvm/ffi/extra/c_env_api.h>
+#include <vector>
 
-// What a call launches at these addresses: ``made`` after they came OFTEN times. Other addresses
-// that want its place make it count backwards, until it is launched again: layers in turn that are
-// more than the places keep the graphs that they have.
-struct Graph {
-  char* data[MOST_TENSORS];
-  int64_t seen;
-  cudaGraphExec_t made;
-};
-
+static std::atomic<int> pit_graphs{0};  // of all threads
+"""
+SOURCE = (
+    _CONSTANTS
+    + _TOP
+    + MOVING
+    + """
 // A call in words, which tell its tensors. Every ``period``-th, unless that is 0, is not repeated.
 // After ``calm`` more calls each one is DUE, until the caller says otherwise. ``dense``: others
-// compute it. Last is what recording needs: the graph's place, a stream of its own, and the mode of
-// the thread before.
+// compute it. ``places``: of the tensors of the last call. ``seen``: how often it was launched one
+// by one. Last is what recording needs: a stream of its own, and the mode of the thread before.
 struct Call {
-  int64_t bytes, period, left, calm, dense, failures;
+  int64_t bytes, period, left, calm, dense;
   int64_t words[MOST_WORDS];
-  char* data[MOST_TENSORS];  // addresses of the tensors of the last call
-  Graph graphs[GRAPHS];
-  Graph* place;
+  Places places;
+  int64_t seen, failures;
+  Graph* graph;
   cudaStream_t own;
   int64_t mode;
 };
@@ -60,8 +62,6 @@ struct Table {
   int64_t size;
   struct { int64_t hash; Call* call; } known[];
 };
-
-static std::atomic<int> pit_graphs{0};  // of all threads
 
 static int64_t pit_hash(const int64_t* words, int size) {
   uint64_t hash = 0;
@@ -77,58 +77,78 @@ static DLTensor* pit_tensor(const TVMFFIAny* given) {
 
 static char* pit_data(const DLTensor* x) { return (char*)x->data + x->byte_offset; }
 
-// Device, type, rank, extents, and whether the address is a multiple of 16 bytes; -1 where elements
-// do not follow each other, or have no memory. ``bytes`` gets the size.
-static int pit_describe(const DLTensor* x, int64_t* words, int64_t* bytes) {
+static int64_t pit_bytes(const DLTensor* x) {
+  int64_t bytes = x->dtype.bits / 8;
+  for (int d = 0; d < x->ndim; ++d) bytes *= x->shape[d];
+  return bytes;
+}
+
+// Whether elements follow each other in memory; ``turned``: where the last two dimensions are
+// exchanged.
+static bool pit_follows(const DLTensor* x, bool turned) {
   int64_t step = 1;
-  if (x->ndim > MOST_RANK) return -1;
+  for (int i = 0; x->strides && i < x->ndim; ++i) {
+    int d = x->ndim - 1 - (turned && i < 2 ? 1 - i : i);
+    if (x->shape[d] != 1 && x->strides[d] != step) return false;
+    step *= x->shape[d];
+  }
+  return true;
+}
+
+// Device, type, rank, extents, which power of two the address is a multiple of, up to 32 (a vector,
+// of which kernels ask it), and whether the last two dimensions are exchanged; -1 where elements do
+// not follow each other, or have no memory.
+static int pit_describe(const DLTensor* x, int64_t* words) {
+  uintptr_t address = (uintptr_t)pit_data(x) | 32;
+  bool turned = !pit_follows(x, false);
+  if (x->ndim > MOST_RANK || (turned && (x->ndim < 2 || !pit_follows(x, true)))) return -1;
   words[0] = (int64_t)x->device.device_type << 32 | (uint32_t)x->device.device_id;
   words[1] = (int64_t)x->dtype.code << 40 | (int64_t)x->dtype.bits << 32 |
-             (int64_t)x->dtype.lanes << 16 | (int64_t)x->ndim << 8 |
-             (((uintptr_t)pit_data(x) & 15) == 0);
-  for (int d = x->ndim - 1; d >= 0; --d) {
-    if (x->strides && x->shape[d] != 1 && x->strides[d] != step) return -1;
-    step *= words[2 + d] = x->shape[d];
+             (int64_t)x->dtype.lanes << 16 | (int64_t)x->ndim << 8 | turned << 3 |
+             __builtin_ctzll(address);
+  for (int d = 0; d < x->ndim; ++d) words[2 + d] = x->shape[d];
+  return x->data || !pit_bytes(x) ? 2 + x->ndim : -1;
+}
+
+static bool pit_overlap(const Places* places, int i, int j) {
+  const char *a = places->data[i], *b = places->data[j];
+  return a && b && a < b + places->bytes[j] && b < a + places->bytes[i];
+}
+
+// The tensor before number ``i`` that begins where it does, -1 for none; -2 where it overlaps with
+// one in another way, or is the ``last``, the output, and overlaps.
+static int pit_shared(const Places* places, int i, bool last) {
+  for (int j = 0; j < i; ++j) {
+    if (!pit_overlap(places, i, j)) continue;
+    return last || places->data[i] != places->data[j] ? -2 : j;
   }
-  *bytes = step * x->dtype.bits / 8;
-  if (!x->data && *bytes) return -1;
-  return 2 + x->ndim;
+  return -1;
 }
 
 // Words of so many tensors, of which the last is the output; -1 for a call that cannot be told by
-// them, and where the output shares memory with another.
-static int pit_words(const TVMFFIAny* given, int number, int64_t* words, char** data) {
+// them, and where tensors share memory unless they begin together.
+static int pit_words(const TVMFFIAny* given, int number, int64_t* words, Places* places) {
   int at = FIRST, known = 0;
-  int64_t bytes[MOST_TENSORS];
   if (number > MOST_TENSORS) return -1;
+  memset(places, 0, sizeof(Places));
   for (int i = 0; i < number; ++i) {
     DLTensor* x = pit_tensor(given + i);
-    data[i] = x ? pit_data(x) : NULL;
     if (!x && given[i].type_index != kTVMFFINone) return -1;
     if (!x) {
       words[at++] = -1;
       continue;
     }
-    int size = pit_describe(x, words + at, bytes + i);
-    if (size < 0) return -1;
+    places->data[i] = pit_data(x);
+    places->bytes[i] = pit_bytes(x);
+    int size = pit_describe(x, words + at), shared = pit_shared(places, i, i == number - 1);
+    if (size < 0 || shared < -1) return -1;
+    words[at + 1] |= (shared + 1) << 4;
     if (!known++)
       words[STREAM] = (int64_t)TVMFFIEnvGetStream(x->device.device_type, x->device.device_id);
     at += size;
   }
-  for (int i = 0; data[number - 1] && i < number - 1; ++i)
-    if (data[i] && data[number - 1] < data[i] + bytes[i] &&
-        data[i] < data[number - 1] + bytes[number - 1])
-      return -1;
   words[HASH] = pit_hash(words + STREAM, at - STREAM);
   return at;
-}
-
-static void pit_drop(Graph* graph) {
-  if (graph->made) {
-    cudaGraphExecDestroy(graph->made);
-    --pit_graphs;
-  }
-  memset(graph, 0, sizeof(Graph));
 }
 
 // The number of the CUDA device of a call; -1 for another kind of device, and one that is not the
@@ -149,53 +169,33 @@ static int pit_recorded(const Call* call) {
   return 1;
 }
 
-static int pit_is_at(const Call* call, const Graph* graph) {
-  return !memcmp(graph->data, call->data, sizeof(graph->data));
-}
-
-// The graph of a call at its addresses, or else what they may have, of the places that depend on
-// them: the one that has been of least use.
-static Graph* pit_place(Call* call) {
-  uint64_t hash = pit_hash((int64_t*)call->data, MOST_TENSORS);
-  Graph* first = call->graphs + (hash >> 40) % (GRAPHS / NEAR) * NEAR;
-  Graph* least = first;
-  for (Graph* graph = first; graph < first + NEAR; ++graph) {
-    if (pit_is_at(call, graph)) return graph;
-    if (graph->seen < least->seen) least = graph;
-  }
-  return least;
-}
-
-// Launch the graph of a call at its addresses: whether there is one.
+// Launch the graph of a call, with its tensors where they are now: whether there is one that can.
 static int pit_launch(Call* call) {
-  Graph* graph = pit_place(call);
-  if (!graph->made || !pit_is_at(call, graph)) return 0;
-  graph->seen = OFTEN;
-  if (!cudaGraphLaunch(graph->made, (cudaStream_t)call->words[STREAM])) return 1;
+  Graph* graph = call->graph;
+  if (!graph || !pit_may_move(graph, call->places.data)) return 0;
+  if (pit_move(graph, call->places.data) &&
+      !cudaGraphLaunch(graph->made, (cudaStream_t)call->words[STREAM]))
+    return 1;
   cudaGetLastError();  // it is launched one by one, which says what is wrong, if anything is
   pit_drop(graph);
+  call->graph = NULL;
+  ++call->failures;
   return 0;
 }
 
-// Note that a call was launched one by one: whether its addresses came often enough for a graph.
+// Note that a call was launched one by one: whether it is to be recorded, first for a graph, then
+// because tensors lie where no recording had them.
 static int pit_count(Call* call) {
-  Graph* graph = pit_place(call);
   call->calm = 0;  // it may have asked for what changes its plan
   if (call->dense || call->failures == MOST_FAILURES || pit_device(call) < 0) return 0;
-  if (!pit_is_at(call, graph)) {
-    if (--graph->seen > 0) return 0;
-    pit_drop(graph);
-    memcpy(graph->data, call->data, sizeof(graph->data));
-  }
-  if (graph->seen < OFTEN) ++graph->seen;
-  return graph->seen == OFTEN && !graph->made && pit_graphs < MOST_GRAPHS;
+  if (call->seen < OFTEN && ++call->seen < OFTEN) return 0;
+  return call->graph ? !pit_may_move(call->graph, call->places.data) : pit_graphs < MOST_GRAPHS;
 }
 
 // The stream on which to launch a call again, to record it; NULL where that cannot be. The caller's
 // stream may be the default one, which no graph records, and other threads may record too.
 static cudaStream_t pit_begin(Call* call) {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-  call->place = pit_place(call);
   call->own = NULL;
   cudaThreadExchangeStreamCaptureMode(&mode);
   call->mode = mode;
@@ -209,25 +209,29 @@ static cudaStream_t pit_begin(Call* call) {
   return NULL;
 }
 
-// End the recording: the number of the graph's place if it is kept, else NONE.
-static int64_t pit_end(Call* call, int64_t keep) {
+// End the recording, which is of use if it is to be kept: whether it became the call's graph.
+static int pit_end(Call* call, bool keep) {
   cudaStreamCaptureMode mode = (cudaStreamCaptureMode)call->mode;
-  cudaGraph_t graph = NULL;
-  cudaGraphExec_t made = NULL;
-  if (!cudaStreamEndCapture(call->own, &graph) && keep && cudaGraphInstantiate(&made, graph, 0))
-    made = NULL;
-  if (graph) cudaGraphDestroy(graph);
+  cudaGraph_t recorded = NULL;
+  bool made = false, learned = false;
+  if (cudaStreamEndCapture(call->own, &recorded)) recorded = NULL;
+  if (recorded && !keep)
+    cudaGraphDestroy(recorded);
+  else if (recorded && call->graph)
+    learned = pit_learn(call->graph, recorded, call->places.data);
+  else if (recorded)
+    made = (call->graph = pit_make(recorded, &call->places)) != NULL;
   cudaStreamDestroy(call->own);
   cudaThreadExchangeStreamCaptureMode(&mode);
   cudaGetLastError();  // that nothing was recorded is no error of the call
-  call->place->made = made;
-  if (!made) {
-    call->place->seen = 0;
-    ++call->failures;
-    return NONE;
-  }
-  ++pit_graphs;
-  return call->place - call->graphs;
+  call->failures += !made && !learned;
+  return made;
+}
+
+// A tensor of a call lies here.
+static void pit_put(Call* call, int64_t number, const DLTensor* tensor) {
+  call->places.data[number] = pit_data(tensor);
+  call->places.bytes[number] = pit_bytes(tensor);
 }
 
 // The number of the call in a table whose tensors are like these, which gets their addresses, and
@@ -236,15 +240,15 @@ static int64_t pit_end(Call* call, int64_t keep) {
 static int64_t pit_find(Table* table, const TVMFFIAny* given, int number, const DLTensor* made,
                         int64_t only) {
   int64_t words[MOST_WORDS];
-  char* data[MOST_TENSORS] = {};
-  int64_t bytes = 8 * pit_words(given, number, words, data);
+  Places places;
+  int64_t bytes = 8 * pit_words(given, number, words, &places);
   for (int64_t i = 0; bytes > 0 && i < table->size; ++i) {
     if (table->known[i].hash != words[HASH]) continue;
     Call* call = table->known[i].call;
     if (call->bytes != bytes || memcmp(call->words, words, bytes)) continue;
     if (pit_device(call) >= 0 && pit_recorded(call)) return NONE;
-    if (made && (only < 0 || only == i)) data[number - 1] = pit_data(made);
-    memcpy(call->data, data, sizeof(data));
+    call->places = places;
+    if (made && (only < 0 || only == i)) pit_put(call, number - 1, made);
     return i;
   }
   return NONE;
@@ -266,20 +270,20 @@ static int64_t pit_done(Call* call, int64_t result) {
 // (table, COUNT, tensors .., output): a call was launched one by one, with this output. i if it is
 // to be recorded; OTHERS - i if not; NONE if it is not known.
 // (call, BEGIN): the stream on which to launch it for that, 0 if it cannot be recorded.
-// (call, END, keep): the place of its graph, NONE if there is none.
-// (call, DROP) drops its graphs. (address, WORDS, tensors ..) writes their words, and counts them.
+// (call, END, keep): 1 if that became its graph, else 0.
+// (call, DROP) drops its graph. (address, WORDS, tensors ..) writes their words, and counts them.
 extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_main(void* self, const TVMFFIAny* args, int size,
                                                  TVMFFIAny* result) {
   Table* table = (Table*)args[0].v_int64;
   Call* call = (Call*)table;
   int64_t asked = args[1].v_int64, found = asked, last = size - 4;
-  char* data[MOST_TENSORS];
+  Places places;
   result->type_index = kTVMFFIInt;
   result->v_int64 = NONE;
-  if (asked == WORDS) result->v_int64 = pit_words(args + 2, size - 2, (int64_t*)call, data);
+  if (asked == WORDS) result->v_int64 = pit_words(args + 2, size - 2, (int64_t*)call, &places);
   if (asked == BEGIN) result->v_int64 = (int64_t)pit_begin(call);
   if (asked == END) result->v_int64 = pit_end(call, args[2].v_int64);
-  for (int i = 0; asked == DROP && i < GRAPHS; ++i) pit_drop(call->graphs + i);
+  if (asked == DROP) pit_drop(call->graph);
   if (asked == COUNT) {
     found = pit_find(table, args + 2, size - 3, pit_tensor(args + size - 1), NONE);
     if (found >= 0) result->v_int64 = pit_count(table->known[found].call) ? found : OTHERS - found;
@@ -288,7 +292,7 @@ extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_main(void* self, const TVMFFIAny* ar
   if (args[2].type_index == kTVMFFIInt) {
     last = args[2].v_int64;
     call = table->known[found].call;
-    call->data[last] = pit_data(pit_tensor(args + 3));
+    pit_put(call, last, pit_tensor(args + 3));
   } else {
     found = pit_find(table, args + 2, size - 3, pit_tensor(args + size - 1), asked);
     if (found < 0) return 0;
@@ -300,7 +304,7 @@ extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_main(void* self, const TVMFFIAny* ar
   }
   if (call->dense)
     result->v_int64 = pit_done(call, OTHERS - found);
-  else if (!call->data[last])
+  else if (!call->places.data[last])
     result->v_int64 = OTHERS - found;
   else if (pit_device(call) >= 0 && pit_launch(call))
     result->v_int64 = pit_done(call, found);

@@ -30,9 +30,10 @@ from ..runtime.cuda_arrays import check_devices
 from ..runtime.torch_arrays import check_plain, check_strided
 from ..structs import check_flags
 from . import custom_ops
-from .dispatch import differentiated
+from .dispatch import differentiated, is_seen
 from .gradients import activate_live, feed_forward_in_parts, split_activation
 from .host import activate
+from .operators import repeated_layer
 
 _CAST = (torch.float16, torch.bfloat16, torch.float32)  # what autocast converts, and experts take
 _TYPES = (*_CAST, torch.int8)
@@ -190,6 +191,11 @@ def moe_feed_forward(
     if activation is None:
         raise DTypeError(mismatch("activation", f"one of {', '.join(ACTIVATIONS)}", None))
     gate = checked_gate(gated, activation)
+    layer = x, expert_ids, expert_weights, up, down, up_bias, down_bias
+    if _may_be_repeated(x, *layer[1:]):
+        made = repeated_layer(layer, activation, gate)
+        if made is not None:
+            return made
     beside: dict[str, Any] = {"up": up, "down": down, "expert_ids": expert_ids}
     beside |= {"expert_weights": expert_weights, **_present(up_bias=up_bias, down_bias=down_bias)}
     _check_tensors({"x": x, **beside})
@@ -221,6 +227,15 @@ def checked_gate(gated: bool | Gate, activation: str) -> Gate | None:
         return gated
     check_flags(gated=gated)
     return PLAIN if gated else None
+
+
+def _may_be_repeated(x: Any, *others: Any) -> bool:
+    """Whether nobody but the operators themselves has to look at rows ``x`` and at what is beside
+    them, on a GPU: a call that is like one before needs no checks."""
+    if is_seen((x, *others)) or not isinstance(x, torch.Tensor) or not x.is_cuda or x.dim() != 2:
+        return False
+    cast = torch.is_autocast_enabled("cuda") or forward_ad._current_level >= 0
+    return not (cast or differentiated(x, *others))
 
 
 def _autocast(x: torch.Tensor, *others: Any) -> Any:

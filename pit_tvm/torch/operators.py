@@ -3,7 +3,7 @@ options, kernels of a GPU, or on CPUs torch itself (`pit_tvm.torch.host`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -144,6 +144,15 @@ def moe_layer(device: str) -> Callable[..., torch.Tensor]:
     """``layer(x, ids, weights, up, down, up_bias=, down_bias=, activation=, gate=)`` on one kind of
     device."""
     return _cuda_experts().run if device == "cuda" else _host_moe
+
+
+def repeated_layer(
+    tensors: Sequence[torch.Tensor | None], activation: str, gate: Gate | None
+) -> torch.Tensor | None:
+    """A layer again on a GPU that was there before: x [tokens, hidden], ids, weights, up, down and
+    both biases, if there are any; None where it has to be computed."""
+    made: torch.Tensor | None = _cuda_experts().repeated(*tensors, activation, gate)
+    return made
 
 
 def grouped_choices(

@@ -31,7 +31,7 @@ def words(look: Any, *tensors: Any) -> bytes | None:
 
 def aligned(*shape: int, dtype: Any = torch.float16) -> Any:
     made = torch.zeros(*shape, dtype=dtype)
-    assert made.data_ptr() % 16 == 0
+    assert made.data_ptr() % 32 == 0
     return made
 
 
@@ -48,6 +48,8 @@ def test_calls_are_known_by_shapes_types_and_what_addresses_decide(look: Any) ->
         (ids, aligned(129)[1:].view(8, 16), w, out),
         (ids, x[:, :, None], w, out),
         (None, x, w, out),
+        (ids, aligned(128 + 8)[8:].view(8, 16), w, out),
+        (ids, aligned(16, 8).t(), w, out),
         (ids, x, w, None),
         (ids, x, w),
     ]
@@ -57,13 +59,17 @@ def test_calls_are_known_by_shapes_types_and_what_addresses_decide(look: Any) ->
 
 def test_what_is_not_contiguous_or_shares_memory_is_like_nothing(look: Any) -> None:
     ids, x, out = aligned(8, dtype=torch.int32), aligned(8, 16), aligned(8, 16)
-    assert words(look, ids, x.t(), out) is None
     assert words(look, ids, aligned(16, 16)[:, :8], out) is None
+    assert words(look, ids, aligned(2, 8, 16).transpose(0, 1), out) is None
     assert words(look, ids, x, x) is None
     assert words(look, ids, aligned(16, 16)[:8], aligned(1, 16)) is not None
     both = aligned(16, 16)
     assert words(look, ids, both[:9], both[8:]) is None
     assert words(look, ids, both[:8], both[8:]) is not None
+    assert words(look, ids, both[:9], both[8:], out) is None
+    known = words(look, ids, both[:8], both[8:], out)
+    assert known == words(look, ids, x, aligned(8, 16), out)
+    assert known != words(look, ids, x, x, out) != words(look, ids, ids, x, out)
     assert words(look, "ids", x, out) is None
     assert words(look, ids, torch.zeros(0, 16).half(), out) is not None
     assert words(look, *[x] * code.MOST_TENSORS, out) is None
@@ -342,7 +348,7 @@ class Recorder:
             return 77
         if asked == END:
             self.ended.append(given[0])
-            return 3 if given[0] else NONE
+            return int(given[0])
         found: int = self.look(first, asked, *given)
         return 0 if asked == COUNT and found == OTHERS else found
 
@@ -373,7 +379,8 @@ def test_a_recorded_call_keeps_its_memory(
     streams: list[int] = []
 
     @contextlib.contextmanager
-    def recording(stream: int) -> Any:
+    def recording(stream: int, before: Any) -> Any:
+        assert before is None
         streams.append(stream)
         yield found
 
@@ -390,4 +397,4 @@ def test_a_recorded_call_keeps_its_memory(
     repeats.keep(*given[:3], (call, later, None), again)
     assert recorder.ended == ended and streams == [77] * len(ended)
     (known,) = repeats._threads.table.calls
-    assert known.memory == ({3: [out]} if ended == [True] else {})
+    assert known.recorded is (found if ended == [True] else None)

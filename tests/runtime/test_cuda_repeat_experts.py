@@ -190,8 +190,11 @@ def test_products_are_launched_again_by_a_graph(
     one_by_one = len(seen) // 3
     assert names(seen) == ["clear", "index", "relu"] * one_by_one and one_by_one < len(outs)
     assert seen[-3:] == seen[-6:-3]
-    experts.grouped(x, ids, up, aligned(EXPERTS, 2 * INTER), "relu")
-    assert len(seen) == 3 * (one_by_one + 1)
+    number = len(seen)
+    for _ in range(4):
+        experts.grouped(x, ids, up, aligned(EXPERTS, 2 * INTER) if biased else None, "relu")
+    # A bias that lies elsewhere is one by one once, and recorded.
+    assert len(seen) == number + 6 * biased
 
 
 @pytest.mark.parametrize("case", ["large", "unaligned"])
@@ -218,13 +221,14 @@ def test_calls_that_seldom_repeat_are_seldom_looked_for(
     monkeypatch.setattr(
         CudaRepeats, "look", lambda self, *given: looked.append(given[1]) or fake["main"](*given)
     )
-    given, others = arguments(), [arguments()[0] for _ in range(200)]
-    for x in others:
-        experts.run(x, *given[1:])
+    given = arguments()
+    x, ids, weights = (torch.cat([each] * 40) for each in given[:3])
+    for tokens in range(7, 207):
+        experts.run(x[:tokens], ids[:tokens], weights[:tokens], *given[3:])
     tried = [asked for asked in looked if asked == COUNT]
     assert 32 < len(tried) < 32 + 200 // 8
     made = fake["log"](fake_graphs.MADE)
-    for _ in range(400):  # one place again, as in a loop
+    for _ in range(1000):  # one shape again, as in a loop
         experts.run(*given)
     assert fake["log"](fake_graphs.MADE) == made + 1
     looked.clear()

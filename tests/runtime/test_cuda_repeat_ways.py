@@ -1,4 +1,4 @@
-"""Calls that come at many addresses, and run in several ways: which graphs they keep."""
+"""Calls whose tensors lie elsewhere every time, and that run in several ways: what is launched."""
 
 from __future__ import annotations
 
@@ -10,11 +10,20 @@ import pytest
 
 from pit_tvm.runtime import cuda_repeat
 from pit_tvm.runtime.cuda_repeat import CudaRepeats
-from pit_tvm.runtime.cuda_repeat_code import GRAPHS, MOST_FAILURES, OFTEN
+from pit_tvm.runtime.cuda_repeat_code import MOST_FAILURES, OFTEN
 from pit_tvm.runtime.cuda_watch import PERIOD
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.structs import Candidate, MicroTile, Plan
-from tests.runtime.fake_graphs import DROPPED, LAST, LAUNCHED, MADE, fake_graphs, without_streams
+from tests.runtime.fake_graphs import (
+    CHANGED,
+    DROPPED,
+    LAUNCHED,
+    MADE,
+    RECORDED,
+    fake_graphs,
+    without_streams,
+)
+from tests.runtime.test_cuda_repeat import aligned
 
 torch = pytest.importorskip("torch")
 
@@ -30,18 +39,25 @@ def module() -> Any:
 class Runs:
     """Calls of one kind, with tensors of their own or given ones, as a dispatcher makes them.
 
-    ``plan`` is what the planner says; ``kept``: by the number of a graph, what it launches.
+    ``plan`` is what the planner says. ``parts``: of an input and an output, what a call launches:
+    kernels, each with its kind and parameters.
     """
 
     device = 0
 
     def __init__(self, module: Any, repeats: CudaRepeats) -> None:
         self.repeats, self.look, self.log = repeats, module["main"], module["log"]
+        self.module = module
         repeats.look = self.look
-        self.plan, self.kept = Plan(WAYS[0]), dict[int, object]()
-        self.counts, self.value = torch.zeros(1), torch.zeros(4, 2)
+        self.plan = Plan(WAYS[0])
+        self.counts, self.value = torch.zeros(1), aligned(4, 2)
         # What a call shares with others of its kind, and its watch.
         self.layout, self.watch, self.waits, self.output = self, self, False, (3, 5)
+        self.parts = lambda x, out: [(1, x, self.way(), out)]
+
+    def way(self) -> int:
+        """A number of the way that the plan runs in."""
+        return "kmn".index(self.plan.choice.micro_tile.axis) if self.plan.choice.micro_tile else 9
 
     def plan_of(self, call: Any) -> Plan:
         return self.plan
@@ -49,21 +65,32 @@ class Runs:
     def report(self, counts: Any, write: Any) -> None:
         """Arrives at once."""
 
+    def words(self, x: Any, out: Any) -> list[int]:
+        """Parameters of what a call launches."""
+        parts = [word for _, *words in self.parts(x, out) for word in words]
+        return [each.data_ptr() if hasattr(each, "data_ptr") else each for each in parts]
+
     def run(self, x: Any, out: Any) -> bool:
         """Whether a graph did it, or a repeated dense product; checks that it was the right one."""
-        before, place = self.log(LAUNCHED), (x.data_ptr(), out.data_ptr())
+        before = self.log(LAUNCHED)
         done, repeat = self.repeats.run((x,), self.value, out)
         launched = self.log(LAUNCHED) - before
         if repeat is not None:
             assert done is out and launched == (not repeat.dense)
-            assert repeat.dense or self.kept[self.log(LAST)] == (repeat.plan.choice.way, place)
+            if not repeat.dense:
+                planned, self.plan = self.plan, repeat.plan
+                last = self.module["launched"]
+                assert [last(at) for at in range(last(-1))] == self.words(x, out)
+                self.plan = planned
             return True
         assert launched == 0
-        number, planned = self.log(MADE), (self, self.plan, self.counts)
-        given: Any = ((x,), self.value, (out, out), planned, lambda: None)
-        self.repeats.keep(*given)
-        if self.log(MADE) > number:
-            self.kept[self.log(MADE)] = self.plan.choice.way, place
+
+        def again() -> None:
+            for part in self.parts(x, out):
+                self.module["record"](*part)
+
+        planned: Any = (self, self.plan, self.counts)
+        self.repeats.keep((x,), self.value, (out, out), planned, again)
         return False
 
 
@@ -77,21 +104,21 @@ def runs(module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Runs:
     return made
 
 
-def places(number: int) -> list[Any]:
+def places(number: int, *shape: int) -> list[Any]:
     """So many tensors of one shape, each at an address of its own."""
-    memory = torch.zeros(number, 64)
-    return [row[:8].reshape(4, 2) for row in memory]
+    return [aligned(*(shape or (4, 2))) for _ in range(number)]
 
 
 def test_graphs_of_every_way_are_kept(runs: Runs) -> None:
-    (x,), out, made = places(1), torch.zeros(3, 5), []
+    (x,), out, made = places(1), aligned(3, 5), []
+    first = runs.log(MADE)
     for turn in range(40):
         way = WAYS[turn % len(WAYS)]
         for part in range(4):  # other counts of the same way
             runs.plan = Plan(way._replace(cost_us=float(part)))
-            for _ in range(PERIOD):
+            for _ in range(2 * PERIOD):
                 runs.run(x, out)
-        made.append(len(runs.kept))
+        made.append(runs.log(MADE) - first)
     # Each was recorded once; a change of plan is seen in the call that looks at it.
     assert made[: len(WAYS)] == [1, 2, 3] and made[-1] == len(WAYS)
     before = runs.log(MADE), runs.log(DROPPED)
@@ -99,51 +126,92 @@ def test_graphs_of_every_way_are_kept(runs: Runs) -> None:
     assert (runs.log(MADE), runs.log(DROPPED)) == before
 
 
-def test_layers_that_share_an_operator_keep_their_graphs(runs: Runs) -> None:
-    layers, out = places(96), torch.zeros(3, 5)
-    for _ in range(2 * OFTEN):
-        for x in layers:
-            runs.run(x, out)
+def test_one_graph_does_the_work_of_all_layers(runs: Runs) -> None:
+    layers, first = places(96), [runs.log(what) for what in (MADE, RECORDED)]
+    outs = places(96, 3, 5)
+    for x, out in zip(layers[: OFTEN + 2], outs, strict=False):
+        assert not runs.run(x, out)
+    assert [runs.log(what) for what in (MADE, RECORDED)] == [first[0] + 1, first[1] + 2]
+    assert all(runs.run(x, aligned(3, 5)) for _ in range(3) for x in layers)
+    assert runs.log(MADE) == first[0] + 1
+    x, out = layers[0], aligned(3, 5)
+    assert runs.run(x, out)
+    changed = runs.log(CHANGED)
+    assert all(runs.run(x, out) for _ in range(8)) and runs.log(CHANGED) == changed
+
+
+def test_a_tensor_moves_once_a_recording_had_it_elsewhere(runs: Runs) -> None:
+    (x, other), outs = places(2), [aligned(3, 5) for _ in range(3)]
+    for _ in range(OFTEN + 1):
+        assert not runs.run(x, outs[0])
+    recorded = runs.log(RECORDED)
+    assert not runs.run(x, outs[1])
+    assert runs.run(x, outs[2])
+    assert not runs.run(other, outs[2])
+    assert runs.run(other, outs[0]) and runs.log(RECORDED) == recorded + 2
+
+
+@pytest.mark.parametrize("case", ["inside", "beyond", "hidden", "no kernel", "other kernel"])
+def test_what_no_recording_foretells_is_launched_one_by_one(runs: Runs, case: str) -> None:
+    turn = iter(range(1 << 20))
+    runs.parts = {
+        "inside": lambda x, out: [(1, x.data_ptr() + 4, out)],
+        "beyond": lambda x, out: [(1, x.data_ptr() + (1 << 40), out)],
+        "hidden": lambda x, out: [(1, x.data_ptr() // 128, out)],
+        "no kernel": lambda x, out: [(0, x, out), (1, x, out)],
+        "other kernel": lambda x, out: [(1 + next(turn), x, out)],
+    }[case]
+    (x, *layers), out = places(40), aligned(3, 5)
+    for _ in range(OFTEN + 1):
+        runs.run(x, out)
+    if case != "other kernel":  # the parts of which are others whenever they are asked for
+        assert runs.run(x, out)
+    recorded = runs.log(RECORDED)
+    found = [runs.run(other, out) for other in layers]
+    assert found == [case == "inside" and at > 0 for at in range(len(layers))]
+    assert runs.log(RECORDED) - recorded == (1 if case == "inside" else MOST_FAILURES)
+
+
+def test_what_the_driver_refuses_is_launched_one_by_one(runs: Runs) -> None:
+    layers, out = places(2 * OFTEN), aligned(3, 5)
+    for x in layers:
+        runs.run(x, out)
+    assert runs.run(layers[0], out)
     dropped = runs.log(DROPPED)
-    for turn in range(6):
-        runs.plan = Plan(WAYS[0]._replace(cost_us=float(turn)))
-        assert sum(runs.run(x, out) for x in layers) > 0.9 * len(layers)
-    assert runs.log(DROPPED) == dropped
+    runs.module["break"](1)
+    assert not runs.run(layers[1], out) and runs.log(DROPPED) == dropped + 1
+    runs.module["break"](0)
+    assert not any(runs.run(x, out) for x in layers[:1])
+    assert all(runs.run(x, out) for x in layers[2:])
 
 
-def test_more_layers_than_places_leave_graphs_to_those_that_have_them(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cuda_repeat, "_TRIALS", 1 << 20)  # all are looked for
-    layers, out = places(2 * GRAPHS), torch.zeros(3, 5)
-    for _ in range(4 * OFTEN):
-        for x in layers:
-            runs.run(x, out)
-    number = runs.log(MADE)
-    found = [sum(runs.run(x, out) for x in layers) for _ in range(5)]
-    assert min(found) == max(found) and 0.5 * GRAPHS < found[0] <= GRAPHS
-    assert runs.log(MADE) - number < 2 * MOST_FAILURES
+def test_tensors_that_share_memory_are_told_apart(runs: Runs) -> None:
+    """A graph in which two tensors are one is none of two."""
+    both, out = places(40), aligned(3, 5)
+    for x in both:
+        runs.value = x
+        runs.run(x, out)
+    runs.value = both[1]
+    assert runs.run(both[1], out) and not runs.run(both[0], out)
+    memory = aligned(16, 2)
+    runs.value = memory[1:5]
+    assert not runs.run(memory[:4], out)
 
 
-def test_addresses_that_come_no_more_give_their_graphs_up(runs: Runs) -> None:
-    out = torch.zeros(3, 5)
-    for x in places(3 * GRAPHS):
-        for _ in range(2 * OFTEN + 2):
-            runs.run(x, out)
-        assert runs.run(x, out)  # whatever was at its place before
+def test_graphs_are_dropped_with_what_they_are_of(runs: Runs) -> None:
+    (x,), out = places(1), aligned(3, 5)
+    for _ in range(OFTEN + 1):
+        runs.run(x, out)
     gc.collect()  # what other tests left
-    table, dropped = runs.repeats._threads.table, runs.log(DROPPED)
-    number = sum(graph.made is not None for graph in table.calls[0].graphs)
-    assert 0.9 * GRAPHS < number <= GRAPHS
+    dropped = runs.log(DROPPED)
     runs.repeats._threads.table = cuda_repeat._Table()
-    del table
     gc.collect()
-    assert runs.log(DROPPED) - dropped == number
+    assert runs.log(DROPPED) == dropped + 1
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_launched_is_of_the_plan_and_the_addresses(runs: Runs, seed: int) -> None:
-    rng, outs = random.Random(seed), [torch.zeros(3, 5) for _ in range(2)]
+    rng, outs = random.Random(seed), [aligned(3, 5) for _ in range(2)]
     layers = places(rng.choice((1, 3, 40)))
     done = 0
     for _ in range(3000):
@@ -151,4 +219,4 @@ def test_what_is_launched_is_of_the_plan_and_the_addresses(runs: Runs, seed: int
             runs.plan = Plan(rng.choice((*WAYS, DENSE))._replace(cost_us=rng.random()))
         runs.waits = rng.random() < 0.3
         done += runs.run(rng.choice(layers), rng.choice(outs))
-    assert done > 300 and runs.kept
+    assert done > 1500
