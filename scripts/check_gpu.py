@@ -168,6 +168,7 @@ def check_runtime(checker: Checker, reduced: bool) -> list[str]:
         checks |= {
             "no synchronisation": runtime.check_no_waiting,
             "CUDA graphs": runtime.check_graphs,
+            "tensors elsewhere": runtime.check_moves,
             "memory": runtime.check_memory,
             "number of kernels": runtime.check_kernels,
             "more than 2**31 elements": runtime.check_large,

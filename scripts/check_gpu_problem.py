@@ -42,6 +42,12 @@ class Problem:
             self.value.copy_(other.value)
         return replace(self, shape=other.shape, written=other.written, want=other.want)
 
+    def elsewhere(self) -> Problem:
+        """The same in memory of its own."""
+        value = None if self.value is None else self.value.clone()
+        arrays = tuple(array.clone() for array in self.arrays)
+        return replace(self, arrays=arrays, value=value, out=self.out.clone())
+
     def poison(self) -> None:
         """Make the output show what was not written."""
         self.out.fill_(_untold(self.out))

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +20,12 @@ from check_gpu_values import Checker, all_tiles, gathered
 
 import pit_tvm
 from pit_tvm.errors import PitError
+from pit_tvm.runtime.cuda_repeat_code import OFTEN
+from pit_tvm.runtime.cuda_rows import ROW_STEP
+from pit_tvm.structs import Plan
 
 CALLS = 40  # more than twice as many as an operator makes between two looks at its counts
+MOVES = OFTEN + CALLS  # calls of which many are repeated by graphs
 ROOM = 1.05  # of the bytes of inputs, output and index
 STREAMS = THREADS = 4
 HANDFUL = 12
@@ -105,6 +111,43 @@ def check_graphs(checker: Checker) -> list[str]:
             if fault := problem.fault(0.0):
                 faults.append(f"{shape}: replay {seed}: {fault}")
     return faults
+
+
+def check_moves(checker: Checker) -> list[str]:
+    """Calls that gather, with tensors that lie elsewhere every time: by graphs, after some."""
+    faults = []
+    for shape in shapes():
+        made, kept = checker.operator(shape), list[Problem]()
+        drawn = [_draw(checker, shape, seed) for seed in range(4)]
+        with _gathering(made):
+            for call in range(MOVES):
+                problem = drawn[call % len(drawn)].elsewhere()
+                problem.poison()
+                made(*problem.arrays, sparsity=problem.value, out=problem.out)
+                kept.append(problem)  # its memory is nobody else's
+                if fault := problem.fault(0.0):
+                    faults.append(f"{shape}: call {call}: {fault}")
+        table = internals(made)._repeats[False]._threads.table
+        if shape.n % ROW_STEP == 0 and not any(call.graph for call in table.calls):
+            faults.append(f"{shape}: no graph")
+    return faults
+
+
+@contextmanager
+def _gathering(made: pit_tvm.Operator) -> Iterator[None]:
+    """For a time an operator's plans choose the best candidate that gathers."""
+    planner, plans = internals(made).planner, dict[int, tuple[Plan, Plan]]()
+    own = planner.plan_of
+
+    def plan_of(call: Any) -> Plan:
+        plan = own(call)
+        return plans.setdefault(id(plan), (plan, replace(plan, choice=gathered(plan))))[1]
+
+    planner.plan_of = plan_of
+    try:
+        yield
+    finally:
+        del planner.plan_of
 
 
 def check_streams(checker: Checker) -> list[str]:

@@ -150,8 +150,9 @@ def _is_decorated(module: torch.nn.Module) -> bool:
 def _may_be_elsewhere(module: Any, fused: bool) -> bool:
     """Whether ids may be beyond, of experts of other devices, where that matters. Older releases do
     not say; a GPU's ``fused`` layer leaves such choices out, if ids are not checked."""
+    told = getattr(module, "_is_expert_parallel", None)
     silent = fused and not torch.is_grad_enabled() and not asked_for()
-    return bool(getattr(module, "_is_expert_parallel", not silent))
+    return not silent if told is None else bool(told)
 
 
 def _form_of(module: Any) -> Form | None:

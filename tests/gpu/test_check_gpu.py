@@ -31,6 +31,7 @@ def test_random_calls_are_right_with_every_tile(checker: Checker, family: str) -
         runtime.check_threads,
         runtime.check_no_waiting,
         runtime.check_graphs,
+        runtime.check_moves,
         runtime.check_streams,
         runtime.check_memory,
         runtime.check_kernels,
