@@ -24,7 +24,7 @@ class Recording:
         self.memory: list[Any] = []
         self.own: list[Any] = []  # of it what nobody else has
         self.size = self._number = 0
-        self._given = iter(() if before is None else before.own)
+        self._left = [] if before is None else [*before.own]
         self._before = _allocations()
 
     def allocate(self, make: Callable[[], Any]) -> Any:
@@ -35,11 +35,17 @@ class Recording:
         with torch.cuda.stream(self.stream):
             made = make()
         self._number += made.nbytes > 0
-        given = next(self._given, made)
-        made = given if (given.shape, given.dtype) == (made.shape, made.dtype) else made
+        made = self._like_before(made)
         self.memory.append(made)
         self.own.append(made)
         self.size += made.nbytes
+        return made
+
+    def _like_before(self, made: Any) -> Any:
+        """What the recording before had of this shape and type, if anything is left, else this."""
+        for place, each in enumerate(self._left):
+            if (each.shape, each.dtype) == (made.shape, made.dtype):
+                return self._left.pop(place)
         return made
 
     def is_complete(self, most: int) -> bool:

@@ -230,12 +230,18 @@ def checked_gate(gated: bool | Gate, activation: str) -> Gate | None:
 
 
 def _may_be_repeated(x: Any, *others: Any) -> bool:
-    """Whether nobody but the operators themselves has to look at rows ``x`` and at what is beside
-    them, on a GPU: a call that is like one before needs no checks."""
-    if is_seen((x, *others)) or not isinstance(x, torch.Tensor) or not x.is_cuda or x.dim() != 2:
+    """Whether only the operators themselves look at tensors of a call, rows ``x`` on a GPU and what
+    is beside them: if it is like one before, it is right as that was."""
+    if is_seen((x, *others)) or not isinstance(x, torch.Tensor) or not _is_rows(x):
         return False
-    cast = torch.is_autocast_enabled("cuda") or forward_ad._current_level >= 0
-    return not (cast or differentiated(x, *others))
+    if torch.is_autocast_enabled("cuda") or forward_ad._current_level >= 0:
+        return False
+    return not differentiated(x, *others)
+
+
+def _is_rows(x: torch.Tensor) -> bool:
+    """Whether ``x`` is on a GPU and as operators take it."""
+    return x.is_cuda and x.dim() == 2
 
 
 def _autocast(x: torch.Tensor, *others: Any) -> Any:

@@ -75,6 +75,19 @@ def test_outputs_of_a_recording_are_like_others(streams: Streams) -> None:
     assert cuda_arrays.empty(like, (4, 2)).shape == (4, 2) and len(found.memory) == 1
 
 
+def test_a_recording_has_the_memory_of_the_one_before(streams: Streams) -> None:
+    like, shapes = torch.zeros(3), ((4, 2), (3,), (4, 2))
+    with recording(OWN) as first:
+        made = [cuda_arrays.empty_of("int32", like, shape) for shape in shapes]
+    with recording(OWN, first) as second:
+        again = [cuda_arrays.empty_of("int32", like, shape) for shape in shapes[1:]]
+        again.append(cuda_arrays.empty_of("int32", like, shapes[0]))
+        others = [cuda_arrays.empty_of(dtype, like, (3,)) for dtype in ("int32", "int16")]
+    assert [id(each) for each in again] == [id(made[at]) for at in (1, 0, 2)]
+    assert not any(each is mine for each in others for mine in made)
+    assert second.is_complete(second.size) and first.own == first.memory == made
+
+
 def test_a_recording_uses_the_lists_of_its_call(streams: Streams) -> None:
     memory, like = CudaWorkspace(), torch.zeros(3)
     index = memory.take(like, "live", 1, 100)

@@ -1,0 +1,104 @@
+"""Which calls of a layer of experts may be repeated before anything is checked."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import pit_tvm.torch as pit
+from pit_tvm.errors import PitError
+from pit_tvm.gates import PLAIN, Gate
+
+torch = pytest.importorskip("torch")
+functional: Any = pytest.importorskip("pit_tvm.torch.functional")
+FakeTensorMode: Any = pytest.importorskip("torch._subclasses").FakeTensorMode
+forward_ad: Any = pytest.importorskip("torch.autograd.forward_ad")
+
+TOKENS, HIDDEN, INTER, EXPERTS, TOP_K = 3, 16, 24, 4, 2
+
+
+class Own(torch.Tensor):  # type: ignore[misc, name-defined]
+    """A tensor that torch has to ask what it does."""
+
+
+def arguments() -> list[Any]:
+    """x, ids, weights, up and down."""
+    weights, ids = torch.rand(TOKENS, EXPERTS).topk(TOP_K)
+    shapes = (TOKENS, HIDDEN), (EXPERTS, 2 * INTER, HIDDEN), (EXPERTS, HIDDEN, INTER)
+    x, up, down = (torch.randn(shape) for shape in shapes)
+    return [x, ids, weights, up, down]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is looked for, as if on a GPU, where nothing is found unless something is put here."""
+    calls: list[Any] = []
+    found: Callable[..., Any] = lambda *given: calls.append(given)  # noqa: E731
+    monkeypatch.setattr(functional, "repeated_layer", found)
+    monkeypatch.setattr(functional, "_is_rows", lambda x: x.dim() == 2)
+    return calls
+
+
+@contextlib.contextmanager
+def cast() -> Any:
+    """``torch.autocast`` of a GPU that is not there."""
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+
+
+def test_plain_calls_are_looked_for_and_then_computed(
+    asked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = arguments()
+    frozen = [*given[:3], *map(torch.nn.Parameter, given[3:])]
+    bias, gate = torch.randn(EXPERTS, HIDDEN), Gate(7.0, 1.7, 1.0, True)
+    with torch.no_grad():
+        first = pit.moe_feed_forward(*given)
+        torch.testing.assert_close(pit.moe_feed_forward(*frozen), first)
+        pit.moe_feed_forward(*given, down_bias=bias, activation="silu", gated=gate)
+    assert [(act, gate) for _, act, gate in asked] == [("silu", PLAIN)] * 2 + [("silu", gate)]
+    assert all(a is b for a, b in zip(asked[1][0], (*frozen, None, None), strict=True))
+    assert asked[2][0][5:] == (None, bias)
+    monkeypatch.setattr(functional, "repeated_layer", lambda *given: bias)
+    assert pit.moe_feed_forward(*given) is bias
+
+
+@pytest.mark.parametrize(
+    "around", [cast, forward_ad.dual_level, FakeTensorMode, torch.profiler.profile]
+)
+def test_calls_that_others_look_at_are_not_looked_for(asked: list[Any], around: Any) -> None:
+    given = arguments()
+    with torch.no_grad(), around():
+        if around is FakeTensorMode:
+            given = arguments()
+        pit.moe_feed_forward(*given)
+    assert not asked
+
+
+def test_calls_of_other_tensors_are_not_looked_for(asked: list[Any]) -> None:
+    given = arguments()
+    for place in (0, 2, 3):
+        other = [*given]
+        other[place] = torch.nn.Parameter(given[place])
+        pit.moe_feed_forward(*other)  # with gradients
+    with torch.no_grad():
+        own = [*given[:4], given[4].as_subclass(Own)]
+        pit.moe_feed_forward(*own)
+        pit.moe_feed_forward(given[0][None], given[1][None], given[2][None], *given[3:])
+        compiled = torch.compile(pit.moe_feed_forward, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(*given), pit.moe_feed_forward(*given))
+    assert len(asked) == 1  # the last one
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_what_is_no_tensor_is_refused_as_before(asked: list[Any], place: int) -> None:
+    given = arguments()
+    given[place] = given[place].tolist()
+    with pytest.raises(PitError), torch.no_grad():
+        pit.moe_feed_forward(*given)
