@@ -102,6 +102,14 @@ class Operator(Shared):
         self._check(arrays, sparsity)
         return self._dispatcher.repeat(choice, arrays, sparsity, out)
 
+    def repeated(self, *arrays: Any, sparsity: Any = None) -> Any:
+        """The result of a call that is like one before, on a GPU; None where there was none, or it
+        cannot be repeated. Nothing else is looked at: gradients, say, end there."""
+        dispatcher = self._dispatcher
+        if isinstance(dispatcher, Dispatcher):
+            return None
+        return dispatcher.repeated(arrays, sparsity, None)[0]
+
     def pack(self, **operand: Any) -> PackedOperand:
         """Pack a weight once, as ``operator.pack(rhs=weight)``, to pass instead of the array.
 

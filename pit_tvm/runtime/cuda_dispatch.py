@@ -108,17 +108,10 @@ class CudaDispatcher:
         """
         if getattr(out, "requires_grad", False):  # however like an earlier call this one is
             check_written(self.program.output.name, out)
-        if clock is None and choose is None and self._repeats:
-            made, repeat = self._repeats[self.planner.tf32()].run(arrays, sparsity, out)
-            if repeat is not None:
-                if repeat.dense:
-                    made = self._dense_again(repeat, arrays, made)
-                    if self.planner.dense_fills:
-                        find = self._find(repeat.call, sparsity, True)
-                        _, dead = find(sparsity, self.memory.take)
-                        assert dead is not None
-                        self.fill.fill_rows(made, dead)
-                return made, repeat.plan
+        if clock is None and choose is None:
+            made, done = self.repeated(arrays, sparsity, out)
+            if done is not None:
+                return made, done
         given = out
         bound = self.binder.bind_cuda(arrays, sparsity, out)
         call, inputs, value, out, _ = bound
@@ -144,6 +137,19 @@ class CudaDispatcher:
             outs, planned = (given, out), (call, plan, counts)
             self._repeats[call.tf32].keep(arrays, sparsity, outs, planned, again)
         return out, plan
+
+    def repeated(self, arrays: Sequence[Any], sparsity: Any, out: Any) -> tuple[Any, Plan | None]:
+        """As `run`, of a call like one before, unchecked; no plan where it goes the long way."""
+        if not self._repeats:
+            return out, None
+        made, repeat = self._repeats[self.planner.tf32()].run(arrays, sparsity, out)
+        if repeat is not None and repeat.dense:
+            made = self._dense_again(repeat, arrays, made)
+            if self.planner.dense_fills:
+                _, dead = self._find(repeat.call, sparsity, True)(sparsity, self.memory.take)
+                assert dead is not None
+                self.fill.fill_rows(made, dead)
+        return made, None if repeat is None else repeat.plan
 
     def _compute(self, choice: Candidate, bound: CudaBound, clock: Clock | None = None) -> Any:
         """Detect, and launch the product of a choice; returns how much lives, a CUDA tensor, where

@@ -33,7 +33,7 @@ from . import custom_ops
 from .dispatch import differentiated, is_seen
 from .gradients import activate_live, feed_forward_in_parts, split_activation
 from .host import activate
-from .operators import repeated_layer
+from .operators import repeated_layer, repeated_rows
 
 _CAST = (torch.float16, torch.bfloat16, torch.float32)  # what autocast converts, and experts take
 _TYPES = (*_CAST, torch.int8)
@@ -79,16 +79,18 @@ def linear_rows(
         expected = "exactly one of lengths, cu_seqlens and rows"
         raise ShapeError(mismatch("pattern", expected, sorted(named) or "none"))
     ((kind, pattern),) = named.items()
+    if _may_be_repeated(x, weight, bias, pattern) and _fits_lengths(x, pattern, kind):
+        made = repeated_rows(x, weight, bias, pattern, kind, activation)
+        if made is not None:
+            return made
     beside = {"weight": weight, **_present(bias=bias), kind: pattern}
     _check_tensors({"x": x, **beside})
     x, weight, bias = _autocast(x, weight, bias)
     _check(x, weight, bias, 2, activation)
     _check_devices(x, beside)
-    # As int: torch.compile of torch 2.11 takes no bool from a size that it does not know.
-    sequences = pattern.numel() - int(kind == "cu_seqlens")
-    if kind != "rows" and x.dim() > 2 and sequences != math.prod(x.shape[:-2]):
+    if not _fits_lengths(x, pattern, kind):
         expected = f"the {math.prod(x.shape[:-2])} sequences of x"
-        raise ShapeError(mismatch(kind, expected, f"{sequences} sequences"))
+        raise ShapeError(mismatch(kind, expected, f"{_sequences(pattern, kind)} sequences"))
     fused, left = split_activation(activation, x, weight, bias)
     out = custom_ops.linear_rows(x, weight, bias, pattern, kind, fused)
     return out if left is None else activate_live(out, pattern, kind, left)
@@ -192,7 +194,7 @@ def moe_feed_forward(
         raise DTypeError(mismatch("activation", f"one of {', '.join(ACTIVATIONS)}", None))
     gate = checked_gate(gated, activation)
     layer = x, expert_ids, expert_weights, up, down, up_bias, down_bias
-    if _may_be_repeated(x, *layer[1:]):
+    if _may_be_repeated(*layer) and x.dim() == 2:
         made = repeated_layer(layer, activation, gate)
         if made is not None:
             return made
@@ -229,19 +231,34 @@ def checked_gate(gated: bool | Gate, activation: str) -> Gate | None:
     return PLAIN if gated else None
 
 
+def _fits_lengths(x: torch.Tensor, pattern: torch.Tensor, kind: str) -> bool:
+    """Whether a pattern, if it is of sequences, is of those of ``x``, where these are told."""
+    if kind == "rows" or x.dim() <= 2:
+        return True
+    fits: bool = _sequences(pattern, kind) == math.prod(x.shape[:-2])
+    return fits
+
+
+def _sequences(pattern: torch.Tensor, kind: str) -> int:
+    # As int: torch.compile of torch 2.11 takes no bool from a size that it does not know.
+    return pattern.numel() - int(kind == "cu_seqlens")
+
+
 def _may_be_repeated(x: Any, *others: Any) -> bool:
     """Whether only the operators themselves look at tensors of a call, rows ``x`` on a GPU and what
     is beside them: if it is like one before, it is right as that was."""
-    if is_seen((x, *others)) or not isinstance(x, torch.Tensor) or not _is_rows(x):
+    given = x, *others
+    if is_seen(given) or not isinstance(x, torch.Tensor) or not _on_gpu(x):
+        return False
+    if not all(each is None or isinstance(each, torch.Tensor) for each in others):
         return False
     if torch.is_autocast_enabled("cuda") or forward_ad._current_level >= 0:
         return False
-    return not differentiated(x, *others)
+    return not differentiated(*given)
 
 
-def _is_rows(x: torch.Tensor) -> bool:
-    """Whether ``x`` is on a GPU and as operators take it."""
-    return x.is_cuda and x.dim() == 2
+def _on_gpu(x: torch.Tensor) -> bool:
+    return x.is_cuda
 
 
 def _autocast(x: torch.Tensor, *others: Any) -> Any:

@@ -69,8 +69,37 @@ def linear_of_rows(
     target, (stored, layout) = "cuda" if x.is_cuda else "llvm", stored_weight(weight)
     operator = _linear(target, dtype_name(x), kind, *sizes, layout, bias is not None, activation)
     operands = (stored,) if bias is None else (stored, bias)
+    if x.is_cuda and layout == "nk":
+        _rows_operators()[x.dtype, kind, bias is not None, activation] = operator
     out: torch.Tensor = operator(x, *operands, sparsity=pattern)
     return out
+
+
+def repeated_rows(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    pattern: torch.Tensor,
+    kind: str,
+    activation: str | None,
+) -> torch.Tensor | None:
+    """`linear_of_rows` again on a GPU, of what was there before, for rows [..., k]; None where it
+    has to be computed."""
+    if not (activation is None or isinstance(activation, str)) or not x.is_contiguous():
+        return None
+    operator = _rows_operators().get((x.dtype, kind, bias is not None, activation))
+    if operator is None:
+        return None
+    rows = x if x.dim() == 2 else x.view(-1, x.shape[-1])
+    operands = (weight,) if bias is None else (weight, bias)
+    made: torch.Tensor | None = operator.repeated(rows, *operands, sparsity=pattern)
+    return made if made is None or rows is x else made.view(*x.shape[:-1], len(weight))
+
+
+@cache
+def _rows_operators() -> dict[object, Operator]:
+    """Those of `linear_of_rows` that ran on GPUs with weights [n, k], by what calls ask for."""
+    return {}
 
 
 def outer_of_rows(

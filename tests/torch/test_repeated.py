@@ -1,9 +1,10 @@
-"""Which calls of a layer of experts may be repeated before anything is checked."""
+"""Which calls of functions may be repeated before anything is checked."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from pit_tvm.gates import PLAIN, Gate
 
 torch = pytest.importorskip("torch")
 functional: Any = pytest.importorskip("pit_tvm.torch.functional")
+operators: Any = pytest.importorskip("pit_tvm.torch.operators")
 FakeTensorMode: Any = pytest.importorskip("torch._subclasses").FakeTensorMode
 forward_ad: Any = pytest.importorskip("torch.autograd.forward_ad")
 
@@ -38,7 +40,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
     found: Callable[..., Any] = lambda *given: calls.append(given)  # noqa: E731
     monkeypatch.setattr(functional, "repeated_layer", found)
-    monkeypatch.setattr(functional, "_is_rows", lambda x: x.dim() == 2)
+    monkeypatch.setattr(functional, "repeated_rows", found)
+    monkeypatch.setattr(functional, "_on_gpu", lambda x: True)
     return calls
 
 
@@ -78,6 +81,7 @@ def test_calls_that_others_look_at_are_not_looked_for(asked: list[Any], around: 
         if around is FakeTensorMode:
             given = arguments()
         pit.moe_feed_forward(*given)
+        pit.linear_rows(given[0], given[0], rows=given[1][:1, 0].clamp(max=TOKENS - 1))
     assert not asked
 
 
@@ -94,6 +98,54 @@ def test_calls_of_other_tensors_are_not_looked_for(asked: list[Any]) -> None:
         compiled = torch.compile(pit.moe_feed_forward, backend="eager", fullgraph=True)
         torch.testing.assert_close(compiled(*given), pit.moe_feed_forward(*given))
     assert len(asked) == 1  # the last one
+
+
+def test_rows_are_looked_for_where_sequences_fit(
+    asked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, weight, bias = torch.randn(2, 4, 8), torch.randn(5, 8), torch.randn(5)
+    lengths, sums = torch.tensor([1, 4]), torch.tensor([0, 1, 5])
+    with torch.no_grad():
+        want = pit.linear_rows(x, weight, bias, lengths=lengths, activation="relu")
+        pit.linear_rows(x, weight, cu_seqlens=sums)
+        assert asked[0] == (x, weight, bias, lengths, "lengths", "relu")
+        assert asked[1] == (x, weight, None, sums, "cu_seqlens", None)
+        monkeypatch.setattr(functional, "repeated_rows", lambda *given: bias)
+        assert pit.linear_rows(x, weight, bias, lengths=lengths, activation="relu") is bias
+        for pattern in ({"lengths": sums}, {"cu_seqlens": lengths}, {"rows": [1]}):
+            with pytest.raises(PitError):
+                pit.linear_rows(x, weight, bias, **pattern)
+    left = torch.nn.functional.linear(x, weight, bias).relu()
+    live = torch.arange(4) < lengths[:, None]
+    torch.testing.assert_close(want, left * live[..., None])
+
+
+def test_rows_are_repeated_by_the_operator_that_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+
+    def repeated(*given: Any, sparsity: Any) -> Any:
+        calls.append((*given, sparsity))
+        return None if len(calls) > 1 else torch.arange(40.0).view(8, 5)
+
+    known = {(torch.float32, "lengths", True, None): SimpleNamespace(repeated=repeated)}
+    monkeypatch.setattr(operators, "_rows_operators", lambda: known)
+    x, weight, bias = torch.randn(2, 4, 8), torch.randn(5, 8), torch.randn(5)
+    lengths = torch.tensor([1, 4])
+    made = operators.repeated_rows(x, weight, bias, lengths, "lengths", None)
+    assert made.shape == (2, 4, 5) and torch.equal(made.flatten(), torch.arange(40.0))
+    rows, *others = calls[0]
+    assert rows.shape == (8, 8) and rows.data_ptr() == x.data_ptr()
+    assert all(a is b for a, b in zip(others, (weight, bias, lengths), strict=True))
+    for given in (
+        (x, weight, bias, lengths, "lengths", None),  # nothing is found
+        (x.transpose(0, 1), weight, bias, lengths, "lengths", None),
+        (x, weight, None, lengths, "lengths", None),
+        (x.half(), weight, bias, lengths, "lengths", None),
+        (x, weight, bias, lengths, "rows", None),
+        (x, weight, bias, lengths, "lengths", ["relu"]),
+    ):
+        assert operators.repeated_rows(*given) is None
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("place", range(5))
