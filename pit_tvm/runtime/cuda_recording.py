@@ -85,4 +85,7 @@ def _allocations() -> int:
     """How often torch has allocated memory of the current device, as far as it says."""
     import torch
 
-    return int(torch.cuda.memory_stats().get("allocation.all.allocated", 0))
+    found: Any = torch.cuda.memory_stats_as_nested_dict()  # `memory_stats` sorts them all
+    for name in ("allocation", "all", "allocated"):
+        found = found.get(name, {})
+    return int(found or 0)

@@ -44,8 +44,11 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
     monkeypatch.setattr(cuda, "current_stream", lambda: made.now[-1])
     monkeypatch.setattr(cuda, "ExternalStream", lambda at: SimpleNamespace(cuda_stream=at))
     monkeypatch.setattr(cuda, "stream", made.stream)
-    count = "allocation.all.allocated"
-    monkeypatch.setattr(cuda, "memory_stats", lambda: {count: made.allocations})
+
+    def stats() -> Any:
+        return {"allocation": {"all": {"allocated": made.allocations}}}
+
+    monkeypatch.setattr(cuda, "memory_stats_as_nested_dict", stats)
     monkeypatch.setattr(torch, "empty", made.empty)
     monkeypatch.setattr(cuda_workspace, "stream_of", lambda device: made.now[-1].cuda_stream)
     for module in (cuda_workspace, cuda_arrays):

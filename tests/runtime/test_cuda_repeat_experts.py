@@ -228,7 +228,7 @@ def test_calls_that_seldom_repeat_are_seldom_looked_for(
     tried = [asked for asked in looked if asked == COUNT]
     assert 32 < len(tried) < 32 + 200 // 8
     made = fake["log"](fake_graphs.MADE)
-    for _ in range(1000):  # one shape again, as in a loop
+    for _ in range(40 * OFTEN):  # one shape again, as in a loop
         experts.run(*given)
     assert fake["log"](fake_graphs.MADE) == made + 1
     looked.clear()
@@ -278,10 +278,10 @@ def test_repeated_layers_on_a_gpu(tokens: int, dtype: str, frozen: bool) -> None
     weights, ids = (each.clone() for each in scores.topk(2))
     weights = weights.to(getattr(torch, dtype))
     with torch.no_grad():
-        for call in range(60):
+        for call in range(OFTEN + 40):
             x.normal_()
             ids.copy_(torch.rand(tokens, 5, device="cuda").topk(2)[1])
-            if call == 40:
+            if call == OFTEN + 20:
                 weights.neg_()
             got = pit.moe_feed_forward(x, ids, weights, up, down)
             products = _times(x.double()[:, None], up.double()[ids])

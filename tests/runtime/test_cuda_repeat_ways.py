@@ -127,8 +127,8 @@ def test_graphs_of_every_way_are_kept(runs: Runs) -> None:
 
 
 def test_one_graph_does_the_work_of_all_layers(runs: Runs) -> None:
-    layers, first = places(96), [runs.log(what) for what in (MADE, RECORDED)]
-    outs = places(96, 3, 5)
+    layers, first = places(OFTEN + 64), [runs.log(what) for what in (MADE, RECORDED)]
+    outs = places(OFTEN + 64, 3, 5)
     for x, out in zip(layers[: OFTEN + 2], outs, strict=False):
         assert not runs.run(x, out)
     assert [runs.log(what) for what in (MADE, RECORDED)] == [first[0] + 1, first[1] + 2]
@@ -187,7 +187,7 @@ def test_what_the_driver_refuses_is_launched_one_by_one(runs: Runs) -> None:
 
 def test_tensors_that_share_memory_are_told_apart(runs: Runs) -> None:
     """A graph in which two tensors are one is none of two."""
-    both, out = places(40), aligned(3, 5)
+    both, out = places(OFTEN + 8), aligned(3, 5)
     for x in both:
         runs.value = x
         runs.run(x, out)
