@@ -248,7 +248,7 @@ def _may_be_repeated(x: Any, *others: Any) -> bool:
     """Whether only the operators themselves look at tensors of a call, rows ``x`` on a GPU and what
     is beside them: if it is like one before, it is right as that was."""
     given = x, *others
-    if is_seen(given) or not isinstance(x, torch.Tensor) or not _on_gpu(x):
+    if not isinstance(x, torch.Tensor) or not _on_gpu(x) or is_seen(given):
         return False
     if not all(each is None or isinstance(each, torch.Tensor) for each in others):
         return False
