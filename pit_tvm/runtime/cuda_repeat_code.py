@@ -1,10 +1,7 @@
 """Compiled code that compares a call's tensors with those of calls before, and launches the CUDA
 graph that was recorded of such a call, wherever its tensors lie now.
 
-It runs on the host. The driver launches a graph in a fraction of what its kernels take one by one,
-and takes half a microsecond to give one of them other parameters. Which bytes of these are
-addresses in tensors is guessed from one recording, and holds when another one, whose tensors lie
-elsewhere, is what the first one foretells, byte by byte.
+It runs on the host. The driver launches a graph in a fraction of what its kernels take one by one.
 """
 
 from __future__ import annotations

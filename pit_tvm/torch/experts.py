@@ -150,7 +150,7 @@ def _is_decorated(module: torch.nn.Module) -> bool:
 def _may_be_elsewhere(module: Any, fused: bool) -> bool:
     """Whether ids may be beyond, of experts of other devices, where that matters. Older releases do
     not say; a GPU's ``fused`` layer leaves such choices out, if ids are not checked."""
-    told = vars(module).get("_is_expert_parallel")  # `getattr` of what is not there takes 4 us
+    told = _said(module, "_is_expert_parallel")
     silent = fused and not torch.is_grad_enabled() and not asked_for()
     return not silent if told is None else bool(told)
 
@@ -227,7 +227,13 @@ def _rows_about(limits: set[float]) -> torch.Tensor:
 
 
 def _has_norm(module: Any) -> bool:
-    return bool(vars(module).get("has_post_expert_norm"))  # older releases know of none
+    return bool(_said(module, "has_post_expert_norm"))
+
+
+def _said(module: Any, name: str) -> Any:
+    """What a module, or its class, says, None where it does not, as in older releases: that takes
+    `getattr` 4 us of the host."""
+    return vars(module).get(name, getattr(type(module), name, None))
 
 
 def _by_products(

@@ -73,14 +73,15 @@ def linear_rows(
     ShapeError, DTypeError
         An argument does not fit, or not exactly one pattern is given.
     """
-    given = {"lengths": lengths, "cu_seqlens": cu_seqlens, "rows": rows}
-    named = {kind: pattern for kind, pattern in given.items() if pattern is not None}
+    told = {"lengths": lengths, "cu_seqlens": cu_seqlens, "rows": rows}
+    named = {kind: pattern for kind, pattern in told.items() if pattern is not None}
     if len(named) != 1:
         expected = "exactly one of lengths, cu_seqlens and rows"
         raise ShapeError(mismatch("pattern", expected, sorted(named) or "none"))
     ((kind, pattern),) = named.items()
-    if _may_be_repeated(x, weight, bias, pattern) and _fits_lengths(x, pattern, kind):
-        made = repeated_rows(x, weight, bias, pattern, kind, activation)
+    given = x, weight, bias, pattern
+    if _may_be_repeated(activation, *given) and _fits_lengths(x, pattern, kind):
+        made = repeated_rows(*given, kind, activation)
         if made is not None:
             return made
     beside = {"weight": weight, **_present(bias=bias), kind: pattern}
@@ -194,7 +195,7 @@ def moe_feed_forward(
         raise DTypeError(mismatch("activation", f"one of {', '.join(ACTIVATIONS)}", None))
     gate = checked_gate(gated, activation)
     layer = x, expert_ids, expert_weights, up, down, up_bias, down_bias
-    if _may_be_repeated(*layer) and x.dim() == 2:
+    if _may_be_repeated(activation, *layer) and x.dim() == 2:
         made = repeated_layer(layer, activation, gate)
         if made is not None:
             return made
@@ -244,17 +245,19 @@ def _sequences(pattern: torch.Tensor, kind: str) -> int:
     return pattern.numel() - int(kind == "cu_seqlens")
 
 
-def _may_be_repeated(x: Any, *others: Any) -> bool:
+def _may_be_repeated(activation: Any, x: Any, *others: Any) -> bool:
     """Whether only the operators themselves look at tensors of a call, rows ``x`` on a GPU and what
     is beside them: if it is like one before, it is right as that was."""
     given = x, *others
     if not isinstance(x, torch.Tensor) or not _on_gpu(x) or is_seen(given):
         return False
+    if x.layout is not torch.strided or x.is_nested:
+        return False
     if not all(each is None or isinstance(each, torch.Tensor) for each in others):
         return False
     if torch.is_autocast_enabled("cuda") or forward_ad._current_level >= 0:
         return False
-    return not differentiated(*given)
+    return (activation is None or isinstance(activation, str)) and not differentiated(*given)
 
 
 def _on_gpu(x: torch.Tensor) -> bool:

@@ -85,10 +85,8 @@ def repeated_rows(
 ) -> torch.Tensor | None:
     """`linear_of_rows` again on a GPU, of what was there before, for rows [..., k]; None where it
     has to be computed."""
-    if not (activation is None or isinstance(activation, str)) or not x.is_contiguous():
-        return None
     operator = _rows_operators().get((x.dtype, kind, bias is not None, activation))
-    if operator is None:
+    if operator is None or not x.is_contiguous():
         return None
     rows = x if x.dim() == 2 else x.view(-1, x.shape[-1])
     operands = (weight,) if bias is None else (weight, bias)

@@ -142,10 +142,28 @@ def test_rows_are_repeated_by_the_operator_that_ran(monkeypatch: pytest.MonkeyPa
         (x, weight, None, lengths, "lengths", None),
         (x.half(), weight, bias, lengths, "lengths", None),
         (x, weight, bias, lengths, "rows", None),
-        (x, weight, bias, lengths, "lengths", ["relu"]),
     ):
         assert operators.repeated_rows(*given) is None
     assert len(calls) == 2
+
+
+def test_what_is_no_rows_is_refused_as_before(asked: list[Any]) -> None:
+    x, weight, lengths = torch.randn(2, 4, 8), torch.randn(5, 8), torch.tensor([1, 4])
+    layers = arguments()
+    nested = torch.nested.nested_tensor([x[0], x[1, :2]])
+    with torch.no_grad():
+        for other in (x.to_sparse(), nested):
+            with pytest.raises(PitError):
+                pit.linear_rows(other, weight, lengths=lengths)
+            with pytest.raises(PitError):
+                pit.moe_feed_forward(other, *layers[1:])
+        for call in (
+            lambda act: pit.linear_rows(x, weight, lengths=lengths, activation=act),
+            lambda act: pit.moe_feed_forward(*layers, activation=act),
+        ):
+            with pytest.raises(PitError):
+                call(["relu"])
+    assert not asked
 
 
 @pytest.mark.parametrize("place", range(5))
