@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import AxisError, DTypeError, ShapeError, UnsupportedTarget, mismatch
-from .quick_script import quick_script
 from .runtime.bind import PackedOperand
 from .runtime.dispatch import Clock, Dispatcher
 from .runtime.kernel_cache import CacheStats, KernelCache
@@ -145,8 +144,7 @@ class Operator(Shared):
         BackendUnavailable
             nvcc is not on this machine.
         """
-        with quick_script():
-            self._dispatcher.build(dict(sizes))
+        self._dispatcher.build(dict(sizes))
 
     def explain(
         self,

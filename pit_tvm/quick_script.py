@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from types import CodeType
 from typing import Any
 
 from tvm.script.parser.core import doc, evaluator
 
-from .quick_stacks import quick_stacks
+from .quick_stacks import Change, Replaced, quick_stacks
 
 _PLAIN = (int, str, bool, type(None))  # constants that are as they are written
 _SPELLED: dict[type, Callable[[Any], str]] = {
@@ -29,7 +29,24 @@ def quick_script() -> Iterator[None]:
     """Within this context texts are parsed once, which TVM does at every call of a macro, and so
     are expressions, each of which TVM turns back into what Python compiles. The kernels are the
     same. Stacks are as in `quick_stacks`."""
-    parse, evaluate = doc.parse, evaluator._eval_expr
+    with quick_stacks(), _quick_parser():
+        yield
+
+
+@cache
+def _quick_parser() -> Replaced:
+    def changes() -> list[Change]:
+        parse = lru_cache(maxsize=512)(doc.parse)
+        return [
+            (doc, "parse", parse),
+            (evaluator, "_eval_expr", _value_beside(evaluator._eval_expr)),
+        ]
+
+    return Replaced(changes)
+
+
+def _value_beside(evaluate: Callable[..., Any]) -> Callable[..., Any]:
+    """As ``evaluate``, TVM's own, which has expressions that are rare."""
 
     def value_of(node: Any, names: dict[str, Any] | None) -> Any:
         try:
@@ -38,12 +55,7 @@ def quick_script() -> Iterator[None]:
             return evaluate(node, names)
         return eval(_compiled(text), {} if names is None else names)
 
-    doc.parse, evaluator._eval_expr = lru_cache(maxsize=512)(parse), value_of
-    try:
-        with quick_stacks():
-            yield
-    finally:
-        doc.parse, evaluator._eval_expr = parse, evaluate
+    return value_of
 
 
 @lru_cache(maxsize=4096)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
+
 import pytest
 from tvm.script.parser.core import doc, evaluator
 
 from pit_tvm.quick_script import _spelled, quick_script
+from pit_tvm.quick_stacks import Replaced
 
 NAMES = {"f": lambda *args, **kwargs: (args, kwargs), "d": {1: "one", (1, 2): "two"}, "x": 3}
 
@@ -32,8 +36,34 @@ def test_rare_expressions_are_left_to_the_parser() -> None:
             _spelled(doc.parse(text, mode="eval").body)
 
 
-def test_a_text_is_parsed_once_and_the_parser_is_left_as_it_was() -> None:
-    before = doc.parse, evaluator._eval_expr
-    with quick_script():
+def test_a_text_is_parsed_once() -> None:
+    with quick_script(), quick_script():
         assert doc.parse("x = 1") is doc.parse("x = 1")
-    assert (doc.parse, evaluator._eval_expr) == before
+
+
+def test_what_is_replaced_is_left_as_it_was_whoever_leaves_last() -> None:
+    module = SimpleNamespace(value=1)
+    turns = iter(range(10, 20))
+    other = Replaced(lambda: [(module, "value", next(turns))])
+    inside, leave, seen = threading.Event(), threading.Event(), list[int]()
+
+    def work() -> None:
+        with other:
+            inside.set()
+            leave.wait()
+            seen.append(module.value)
+
+    with other:
+        thread = threading.Thread(target=work)
+        thread.start()
+        inside.wait()
+        with other:
+            seen.append(module.value)
+    seen.append(module.value)  # the thread is inside
+    leave.set()
+    thread.join()
+    assert seen == [10, 10, 10] and module.value == 1
+    with pytest.raises(RuntimeError), other:
+        assert module.value == 11
+        raise RuntimeError
+    assert module.value == 1

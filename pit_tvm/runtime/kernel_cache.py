@@ -33,6 +33,7 @@ from .. import __version__
 from ..errors import BackendUnavailable, DTypeError, ShapeError, mismatch
 from ..files import as_path, check_room
 from ..locations import source_root
+from ..quick_script import quick_script
 
 # The folders whose code decides what a kernel looks like; runtime holds the detection kernels.
 _GENERATORS = ("op", "analysis", "primitive", "transform", "schedules", "runtime")
@@ -269,7 +270,8 @@ class KernelCache:
 
     def _build(self, key: str, build: Callable[[], Exportable]) -> Any:
         start = time.perf_counter()
-        executable = build()
+        with quick_script():
+            executable = build()
         built = time.perf_counter()
         module = executable.mod
         try:
