@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,6 +33,35 @@ def check_room() -> None:
     folder = tempfile.gettempdir()
     if shutil.disk_usage(folder).free < _ROOM:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
+
+
+@contextmanager
+def held(path: Path) -> Iterator[bool]:
+    """Held by one process or thread at a time, by a file that is gone afterwards: whether another
+    one had it. Where no file can be there, or the system has no locks for it, nobody waits."""
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        yield False
+        return
+    try:
+        yield _waited(handle)
+    finally:
+        with suppress(OSError):
+            path.unlink()
+        os.close(handle)
+
+
+def _waited(handle: int) -> bool:
+    """Lock an open file: whether another one had it locked."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        return True
+    except OSError:
+        pass
+    return False
 
 
 @contextmanager

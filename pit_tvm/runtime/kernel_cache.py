@@ -3,8 +3,8 @@
 On disk a kernel is one file ``<key>.so`` in ``$PIT_TVM_CACHE``, else in ``pit-tvm`` under
 ``$XDG_CACHE_HOME`` or ``~/.cache``. Behind the shared library stand a mark and the library's
 SHA-256 (the loader ignores trailing bytes), so that file and checksum are replaced as one. Files
-are written under a temporary name and renamed: processes may share the folder. Two that build
-the same kernel at the same time both succeed, and the later one's file stays.
+are written under a temporary name and renamed: processes may share the folder. One that wants what
+another builds waits for it; where it cannot, both succeed, and the later one's file stays.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from tvm.target import Target
 
 from .. import __version__
 from ..errors import BackendUnavailable, DTypeError, ShapeError, mismatch
-from ..files import as_path, check_room
+from ..files import as_path, check_room, held
 from ..locations import source_root
 from ..quick_script import quick_script
 
 # The folders whose code decides what a kernel looks like; runtime holds the detection kernels.
 _GENERATORS = ("op", "analysis", "primitive", "transform", "schedules", "runtime")
 _UNFINISHED = ".tmp.so"  # the loader wants the ending ".so"
-_OWN_FILE = re.compile(r"[0-9a-f]{64}(\w*\.tmp)?\.so")
+_OWN_FILE = re.compile(r"[0-9a-f]{64}((\w*\.tmp)?\.so|\.lock)")
 _MARK = b"pit-tvm-sha256:"
 _TRAILER = len(_MARK) + hashlib.sha256().digest_size
 
@@ -159,7 +159,10 @@ class KernelCache:
                     return module
             module = self._load(key)
             if module is None:
-                module = self._build(key, build)
+                with held(self._path(key).with_suffix(".lock")) as waited:
+                    module = self._load(key) if waited else None
+                    if module is None:
+                        module = self._build(key, build)
             with self._lock:
                 self._modules[key] = module
             return module
