@@ -291,9 +291,8 @@ def moe_feed_forward(
 ) -> torch.Tensor:
     """A layer of experts in one: see `pit_tvm.torch.moe_feed_forward`."""
     flat = _flat(x)
-    _check_contiguous(x=flat, up_bias=up_bias, down_bias=down_bias)
-    check_weight("up", up)
-    check_weight("down", down)
+    _check_contiguous(x=flat)
+    check_layer(up, down, up_bias, down_bias)
     if not x.is_cuda or expert_weights.dtype is torch.float64:  # kernels read 16 bits as well
         expert_weights = expert_weights.float()
     ids, weights = _routing(expert_ids, expert_weights)
@@ -310,6 +309,19 @@ def moe_feed_forward(
 @moe_feed_forward.register_fake
 def _(x: torch.Tensor, *_: Any) -> torch.Tensor:
     return x.new_empty(x.shape)
+
+
+def check_layer(
+    up: torch.Tensor,
+    down: torch.Tensor,
+    up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+) -> None:
+    """ShapeError for weights and biases of experts that do not lie in memory as operators take
+    them."""
+    check_weight("up", up)
+    check_weight("down", down)
+    _check_contiguous(up_bias=up_bias, down_bias=down_bias)
 
 
 def _flat(rows: torch.Tensor) -> torch.Tensor:

@@ -141,8 +141,11 @@ def feed_forward_in_parts(
 ) -> torch.Tensor:
     """`pit_tvm.torch.moe_feed_forward` by operators that have derivatives; errors as
     `split_activation` and, on CPUs, `check_ids`."""
-    if ids.is_cpu and not is_seen((x, ids, weights, up, down)):  # operators call them otherwise
-        check_ids("expert_ids", ids, len(up))
+    if not is_seen((x, ids, weights, up, down, up_bias, down_bias)):
+        # Operators call them otherwise.
+        custom_ops.check_layer(up, down, up_bias, down_bias)
+        if ids.is_cpu:
+            check_ids("expert_ids", ids, len(up))
     linear, act = custom_ops.grouped_linear, activate(activation)
     rows = linear(x, up, up_bias, ids, None)
     if gate is None:

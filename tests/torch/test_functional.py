@@ -205,7 +205,13 @@ CALLS: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, torch.Tensor]]] = {
         {"group_ids": torch.zeros(6, dtype=torch.int32)},
     ),
     "moe_feed_forward": (
-        {"x": (6, K), "up": (GROUPS, 48, K), "down": (GROUPS, K, 24)},
+        {
+            "x": (6, K),
+            "up": (GROUPS, 48, K),
+            "down": (GROUPS, K, 24),
+            "up_bias": (GROUPS, 48),
+            "down_bias": (GROUPS, K),
+        },
         {"expert_ids": torch.zeros(6, 1, dtype=torch.int32), "expert_weights": torch.rand(6, 1)},
     ),
 }
@@ -214,9 +220,10 @@ CALLS: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, torch.Tensor]]] = {
 @pytest.mark.parametrize(
     ("function", "name"), [(function, name) for function in CALLS for name in CALLS[function][0]]
 )
-def test_errors_name_the_arguments_of_the_function(function: str, name: str) -> None:
+@pytest.mark.parametrize("learns", [False, True])
+def test_errors_name_the_arguments_of_the_function(function: str, name: str, learns: bool) -> None:
     shapes, others = CALLS[function]
-    given = {key: torch.randn(shape) for key, shape in shapes.items()}
+    given = {key: torch.randn(shape, requires_grad=learns) for key, shape in shapes.items()}
     call = getattr(pit, function)
     if len(shapes[name]) > 1:
         with pytest.raises(ShapeError, match=f"^{name}: expected a contiguous tensor"):
