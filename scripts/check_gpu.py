@@ -5,9 +5,10 @@ products of live rows (linear with weights [n, k], matmul with weights [k, n], t
 [k, m] besides, grouped); of either operand in blocks along k, in pieces of one row and in bands;
 of operands whose zeros fill whole rows and whole columns (grid); of outputs that are needed in
 part; over ranges of k that exist; of a few rows (decode); and anything else (general: expressions
-of fixed n and k, each with many patterns). Then no synchronisation, CUDA graphs, streams, threads,
-memory and the number of kernels. One line for each check, a summary at the end; the exit status is
-1 if anything is wrong, and 2 if something is missing.
+of fixed n and k, each with many patterns). Then no synchronisation, CUDA graphs, tensors that lie
+elsewhere at every call, streams, threads, memory and the number of kernels. One line for each
+check, a summary at the end; the exit status is 1 if anything is wrong, and 2 if something is
+missing.
 
 A set small enough for compute-sanitizer, with memory that it can watch, and none of the library's
 own kernels, which racecheck complains of:
