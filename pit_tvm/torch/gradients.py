@@ -140,7 +140,7 @@ def feed_forward_in_parts(
     gate: Gate | None,
 ) -> torch.Tensor:
     """`pit_tvm.torch.moe_feed_forward` by operators that have derivatives; errors as
-    `split_activation` and, on CPUs, `check_ids`."""
+    `split_activation`, `custom_ops.check_layer` and, on CPUs, `check_ids`."""
     if not is_seen((x, ids, weights, up, down, up_bias, down_bias)):
         # Operators call them otherwise.
         custom_ops.check_layer(up, down, up_bias, down_bias)

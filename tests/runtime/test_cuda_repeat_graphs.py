@@ -162,16 +162,6 @@ def test_plans_that_take_turns_keep_their_graphs(cache: KernelCache) -> None:
     assert len(numbers) > 1 and set(numbers) == {1}
 
 
-def launches(made: pit_tvm.Operator, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Calls that go the long way, from now on."""
-    dispatcher: Any = made._dispatcher
-    bind, bound = dispatcher.binder.bind_cuda, list[Any]()
-    monkeypatch.setattr(
-        dispatcher.binder, "bind_cuda", lambda *given: bound.append(given) or bind(*given)
-    )
-    return bound
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
 def test_graphs_follow_tensors_wherever_they_lie(
@@ -182,7 +172,7 @@ def test_graphs_follow_tensors_wherever_they_lie(
     for seed in range(OFTEN + 4):
         kept.append(torch.empty(1 + seed, 1000, device="cuda"))  # nothing lies where it lay
         assert not wrong(made, kind, seed, False)
-    bound = launches(made, monkeypatch)
+    bound = bindings(made)
     for seed in range(64):
         kept.append(torch.empty(1 + seed, 1000, device="cuda"))
         assert not wrong(made, kind, 1000 + seed, False)
@@ -276,7 +266,7 @@ def test_calls_with_masks_become_graphs_and_dense_ones_do_not(
     rhs = torch.empty((n, k) if "transpose_rhs" in options else (k, n), device="cuda").half()
     bias = torch.empty(n, device="cuda").half()
     out = torch.empty((m, n), device="cuda").half()
-    kept, told, bound = list[Any](), None, launches(made, monkeypatch)
+    kept, told, bound = list[Any](), None, bindings(made)
     for call in range(OFTEN + 2 * PERIOD):
         if call > OFTEN:  # from now on nothing lies where it lay
             kept += (lhs, rhs, bias, out, told)
