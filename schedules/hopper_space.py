@@ -177,9 +177,9 @@ def features(tile: Tile, task: TileTask) -> tuple[float, ...]:
     """What decides a tile's speed on a task beside its knobs: waves of tiles over the chip, the
     share of the last wave that works, and useful over computed elements."""
     knobs = rows_tile(tile)
-    each = task.m // task.groups
+    groups, each = _even(task)
     high = _fitted(knobs, task) if knobs.flip else knobs.tile_m
-    bands = task.groups * -(-each // high)
+    bands = groups * -(-each // high)
     columns = -(-task.n // knobs.tile_n)
     places = knobs.sms // (knobs.cluster if knobs.flip else 1)
     waves = -(-bands * columns // places)
@@ -188,10 +188,16 @@ def features(tile: Tile, task: TileTask) -> tuple[float, ...]:
     return float(waves), filled, task.m * task.n / computed, float(knobs.stages)
 
 
+def _even(task: TileTask) -> tuple[int, int]:
+    """Groups that have rows, and rows of each, where a task's are spread evenly."""
+    groups = min(task.groups, task.m)
+    return groups, -(-task.m // groups)
+
+
 def _fitted(knobs: RowsTile, task: TileTask) -> int:
     """Height of flipped tiles where each group of a task has as many rows."""
     if task.groups > 1:
-        each = task.m // task.groups
+        _, each = _even(task)
         return int(even_heights(each, -(-each // knobs.tile_m)))
     kind = fitting([knobs.tile_m], [knobs.tile_n], [knobs.sms // knobs.cluster])
     return int(kind.heights(task.m, task.n)[0])

@@ -107,6 +107,17 @@ def test_features_count_waves_of_the_chip() -> None:
     assert filled == pytest.approx(144 / 264)
 
 
+@pytest.mark.parametrize("form", range(len(space.FORMS)))
+def test_features_of_fewer_rows_than_groups(form: int) -> None:
+    task = replace(GROUPS, m=4, n=512, groups=128)
+    tile = space.as_tile(space.decided((form, 1, 0, 8, 0, 64, 0), 128), space.GROUPS, "float16")
+    waves, filled, useful, _ = space.features(tile, task)
+    columns = 512 / tile.tile_n
+    assert waves == 1 and filled == pytest.approx(4 * -(-512 // tile.tile_n) / 132)
+    high = 8 if space.rows_tile(tile).flip else tile.tile_m
+    assert useful == pytest.approx(columns / -(-512 // tile.tile_n) / high)
+
+
 @pytest.mark.parametrize("dtype", space.DTYPES)
 def test_starting_tiles_are_legal_in_both_families(dtype: str) -> None:
     tiles = space.starting_tiles("sm_90a", dtype)
