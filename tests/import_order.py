@@ -77,6 +77,7 @@ ORDER = {
         "select",
         "gpu_fit",
         "gpu_roofline",
+        "gpu_measured",
         "gpu_records",
         "gpu_library",
         "gpu_turn",

@@ -21,11 +21,12 @@ import numpy.typing as npt
 from ..remember import remember
 from ..structs import Candidate, MicroTile, Plan, Tile, TileTask
 from ..tile_db.record import TileRecord
+from .gpu_fit import Numbers
 from .gpu_library import Library, library_of
+from .gpu_measured import Measured, as_measured, completed, handful, sizes_of
 from .gpu_records import times_for
 from .gpu_roofline import Product, TileSizes, tile_sizes
 
-_Numbers = npt.NDArray[np.float64]
 # Of a whole Hopper chip, where its own were not measured: GB/s and microseconds.
 _DEFAULTS = {
     "gather_gbps": 4200.0,
@@ -41,7 +42,6 @@ _UNTUNED = 1.15  # of a tile without records over its roofline
 # more so the nearer it is to what the chip can do.
 _LESS_PER_ZERO, _BUSY = 0.17, 4
 _PASS = 1.25  # of a store's time: what reads and writes as much
-_SOFT = 0.02  # keeps a record of the very shape from an infinite weight
 # Records of groups were measured with every row in a random one. How much slower than the fastest
 # a tile is there counts by this share, because calls route rows otherwise.
 _ROUTED = 0.45
@@ -54,10 +54,8 @@ ACT_US = {"gelu": 7.1e-7, "silu": 4.8e-7}
 # (tuning_logs/h100-sm_90a/beside.json: the median error is 3.4 % of a call).
 _LEFT, _IDLE = 0.25, 0.3
 _SPLIT_US = 3.5  # of the second kernel, where dead rows are listed as well as live ones
-_ROUNDS = 20  # of alternating means, to convergence
 _SELDOM = 3  # a tile measured on fewer than one in so many tasks is left out
 _SHOWN = 3  # tiles that a plan lists
-_HANDFUL = 12  # tiles of a family to choose from: each that is chosen is a kernel to compile
 
 
 @dataclass(frozen=True)
@@ -97,32 +95,6 @@ class GpuDense:
 
 
 @dataclass(frozen=True)
-class _Measured:
-    """What was measured: ``places [tasks, 6]``, of each task the squared length of the vector of
-    its sizes' logarithms, then -2 times that vector; ``ratio [tiles + 1, tasks]``, the logarithms
-    of measured over roofline, then ones."""
-
-    places: _Numbers
-    ratio: _Numbers
-    _away: dict[tuple[float, ...], _Numbers] = field(
-        default_factory=dict, repr=False, compare=False
-    )
-
-    def correction(self, m: float, *sizes: float) -> _Numbers:
-        """Measured over roofline of each tile near these sizes (m, and n, k, groups, share): the
-        mean over the tasks, weighted by the inverse square of their distance."""
-        away = self._away.get(sizes)
-        if away is None:
-            here = [0.0, *(math.log(max(size, 1)) for size in sizes)]
-            away = self.places @ np.array([1.0, *here]) + (_SOFT + sum(x * x for x in here))
-            remember(self._away, sizes, away)
-        high = math.log(max(m, 1.0))
-        sums = self.ratio @ (1.0 / (away + (self.places[:, 1] * high + high * high)))
-        corrected: _Numbers = np.exp(sums[:-1] / sums[-1])
-        return corrected
-
-
-@dataclass(frozen=True)
 class GpuRates:
     """Costs of one data type on one GPU; made by `gpu_rates`. ``library``: who computes dense
     products, ``products``: what they take."""
@@ -131,7 +103,7 @@ class GpuRates:
     library: str
     products: Library
     families: dict[str, _Family]
-    dense: _Measured | None
+    dense: Measured | None
     _known: dict[object, tuple[float, float]] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -194,9 +166,9 @@ class _Family:
 
     tiles: tuple[Tile, ...]
     sizes: TileSizes
-    measured: _Measured | None = None
+    measured: Measured | None = None
 
-    def roofline(self, work: Product, rates: GpuRates) -> tuple[_Numbers, float]:
+    def roofline(self, work: Product, rates: GpuRates) -> tuple[Numbers, float]:
         """Uncorrected time of each tile, and what bytes and operations take at least."""
         memory = 1e-3 * work.bytes_of_memory / rates.constant("gather_gbps")
         roof = self.sizes.roofline(work, rates.constant("gather_cached_gbps"), memory)
@@ -231,8 +203,8 @@ def gpu_rates(
             families[tile.family] = _family(same)
     against = None
     if dense:
-        ratio = [math.log(us / empty.dense_roofline(*_sizes(task))[0]) for task, us in dense]
-        against = _as_measured([task for task, _ in dense], np.array([ratio]))
+        ratio = [math.log(us / empty.dense_roofline(*sizes_of(task)[:3])[0]) for task, us in dense]
+        against = as_measured([task for task, _ in dense], np.array([ratio]))
     return replace(empty, families=families, dense=against)
 
 
@@ -333,7 +305,7 @@ def _measured_family(tiles: dict[Tile, list[tuple[TileTask, float]]], rates: Gpu
     for row, found in enumerate(tiles.values()):
         for task, us in found:
             ratio[row, tasks.index(task)] = math.log(us / roofs[task][row])
-    ratio = _completed(ratio)
+    ratio = completed(ratio, tasks)
     for column, task in enumerate(tasks):
         if task.groups > 1:
             fastest = ratio[(np.log(roofs[task]) + ratio[:, column]).argmin(), column]
@@ -341,54 +313,8 @@ def _measured_family(tiles: dict[Tile, list[tuple[TileTask, float]]], rates: Gpu
     roofline = np.column_stack([roofs[task] for task in tasks])
     kept = handful(roofline * np.exp(ratio))
     family = _family([list(tiles)[at] for at in kept])
-    return replace(family, measured=_as_measured(tasks, ratio[kept]))
-
-
-def handful(times: _Numbers, most: int = _HANDFUL) -> list[int]:
-    """The tiles to choose from, given their ``times [tiles, tasks]``, so that a few kernels serve
-    every shape: each next one is the one that brings the tasks nearest to their best tiles. When
-    none does any more, the others are looked at as if they were alone: a shape between those of the
-    tasks may fill its last round by one of them."""
-    share = times / times.min(axis=0)
-    best = np.full(share.shape[1], math.inf)
-    kept: list[int] = []
-    while len(kept) < min(most, len(share)):
-        gain = np.minimum(share, best).mean(axis=1)
-        gain[kept] = math.inf
-        if gain.min() >= best.mean():
-            best.fill(math.inf)
-            continue
-        kept.append(int(gain.argmin()))
-        best = np.minimum(best, share[kept[-1]])
-    return sorted(kept)
-
-
-def _completed(ratio: _Numbers) -> _Numbers:
-    """``ratio [tiles, tasks]`` with estimates for what was not measured, NaN.
-
-    They are sums of what the tile and what the task have in common with all that was measured: a
-    task is measured in one state of the device's clocks, which changes all of its tiles.
-    """
-    known = ~np.isnan(ratio)
-    sums = np.where(known, ratio, 0.0)
-    of_tile = np.zeros((len(ratio), 1))
-    for _ in range(_ROUNDS):
-        of_task = (sums - of_tile * known).sum(axis=0) / known.sum(axis=0)
-        of_tile = (sums - of_task * known).sum(axis=1, keepdims=True)
-        of_tile /= known.sum(axis=1, keepdims=True)
-    completed: _Numbers = np.where(known, ratio, of_tile + of_task)
-    return completed
+    return replace(family, measured=as_measured(tasks, ratio[kept]))
 
 
 def _family(tiles: Sequence[Tile]) -> _Family:
     return _Family(tuple(tiles), tile_sizes(tiles))
-
-
-def _as_measured(tasks: Sequence[TileTask], ratio: _Numbers) -> _Measured:
-    logs = np.array([np.log((*_sizes(task), task.groups, task.share)) for task in tasks])
-    places = np.column_stack([(logs * logs).sum(axis=1), -2.0 * logs])
-    return _Measured(places, np.vstack([ratio, np.ones(len(tasks))]))
-
-
-def _sizes(task: TileTask) -> tuple[int, int, int]:
-    return task.m, task.n, task.k

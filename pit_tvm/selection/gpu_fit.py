@@ -72,7 +72,16 @@ def group_sizes(
         return steps, often.take(steps).astype(np.float64)
     if groups == 1:
         return np.array([math.ceil(live / HEIGHT_STEP)]), np.ones(1)
-    mean = live / groups
-    spread = math.sqrt(mean * (1.0 - 1.0 / groups))
-    drawn = np.ceil(np.maximum(mean + _POINTS * spread, 0.0) / HEIGHT_STEP)
-    return drawn.astype(np.int64), np.full(len(drawn), groups / len(drawn))
+    used = filled_groups(live, groups)
+    mean = live / used if used else 0.0
+    of_all = live / groups
+    spread = math.sqrt(max(mean * (1.0 - 1.0 / groups + of_all) - mean * mean, 0.0))
+    drawn = np.ceil(np.maximum(mean + _POINTS * spread, min(mean, 1.0)) / HEIGHT_STEP)
+    return drawn.astype(np.int64), np.full(len(drawn), used / len(drawn))
+
+
+def filled_groups(live: float, groups: int) -> float:
+    """How many groups have rows, of which each of ``live`` goes to a random one."""
+    if groups == 1:
+        return float(live > 0)
+    return -groups * math.expm1(live * math.log1p(-1.0 / groups))

@@ -19,7 +19,8 @@ import numpy.typing as npt
 from ..structs import Candidate, MicroTile, Plan, Tile, TileTask
 from ..target import has_clusters
 from ..tile_db.record import TileRecord
-from .gpu_cost import GpuRates, cheapest, gpu_rates, handful, tile_candidates
+from .gpu_cost import GpuRates, cheapest, gpu_rates, tile_candidates
+from .gpu_measured import handful
 from .gpu_records import times_for
 
 _SMS = 132

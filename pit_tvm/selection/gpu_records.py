@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ..structs import TileTask
 from ..tile_db.record import TileRecord
+from .gpu_measured import sizes_of
 
 _ALIKE = {"float16": "bfloat16", "bfloat16": "float16"}
 
@@ -24,24 +25,19 @@ def times_for(
     same = [(r, r.task, r.secs) for r in records if r.task is not None and r.task.isa == isa]
     own = [entry for entry in same if entry[1].dtype == dtype]
     others = [entry for entry in same if entry[1].dtype == _ALIKE.get(dtype)]
-    known = {(_sizes(task), _subject(record)): secs for record, task, secs in own}
+    known = {(sizes_of(task), _subject(record)): secs for record, task, secs in own}
     twice: dict[Hashable, list[float]] = {}
     for record, task, secs in others:
-        here = known.get((_sizes(task), _subject(record)))
+        here = known.get((sizes_of(task), _subject(record)))
         if here is not None and record.tile is not None:
-            twice.setdefault(_sizes(task), []).append(math.log(here / secs))
+            twice.setdefault(sizes_of(task), []).append(math.log(here / secs))
     scale = {sizes: math.exp(sum(logs) / len(logs)) for sizes, logs in twice.items()}
     more = [
-        (record, task, secs * scale.get(_sizes(task), 1.0))
+        (record, task, secs * scale.get(sizes_of(task), 1.0))
         for record, task, secs in others
-        if (_sizes(task), _subject(record)) not in known
+        if (sizes_of(task), _subject(record)) not in known
     ]
     return [(record, replace(task, dtype=dtype), secs) for record, task, secs in own + more]
-
-
-def _sizes(task: TileTask) -> Hashable:
-    """A product in whatever data type."""
-    return task.m, task.n, task.k, task.groups, task.share
 
 
 def _subject(record: TileRecord) -> Hashable:

@@ -3,8 +3,9 @@
 Tiles are worked on in waves over the multiprocessors, and a wave takes as long as its tiles: steps
 of depth 64, then the write of the result. The last one is shorter where its tiles' parts have room
 beside each other. Each of the four limits alone gives a time; where several are near each other
-they share what there is, so the time is the fourth root of the sum of their fourth powers. The
-constants were fitted to times of 18 tiles on 110 products of one H200.
+they share what there is, so the time is the fourth root of the sum of their fourth powers. Memory
+takes longer where the last wave has few tiles, which ask for less than it could give. The constants
+were fitted to times of 18 tiles on 110 products of one H200, and of 55 tiles on 9 of few rows.
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ import numpy.typing as npt
 
 from ..remember import remember
 from ..structs import Tile
-from .gpu_fit import HEIGHT_STEP, Fitting, Numbers, even_heights, fitting, group_sizes
+from .gpu_fit import (
+    HEIGHT_STEP,
+    Fitting,
+    Numbers,
+    even_heights,
+    filled_groups,
+    fitting,
+    group_sizes,
+)
 
 # 16-bit operations per second (1e12): of one multiprocessor by one and by two warpgroups, and what
 # the chip's power allows all of them.
@@ -33,6 +42,7 @@ _WRITE_US, _LATE_US = 4.4e-5, 1.0e-5
 # Of memory's rate: tiles that store late have fewer stages on the way, pairs of CTAs wait for each
 # other.
 _LATE_MEMORY, _PAIR_MEMORY = 0.85, 0.96
+_LAST = 0.32  # of the time that memory takes for a wave: what a last one takes at least
 _TILE_US = 0.78  # of a tile's start and end
 _PART = 0.65  # of a tile's time that half of its rows take, whose weights are as many
 # The profile's rates are those of kernels that gather: copies in bulk get more from the cache, and
@@ -62,9 +72,7 @@ class Product:
         """Groups that have rows; without counts, as many as random rows fill."""
         if self.counts:
             return float(len(self.counts) - self.counts.count(0))
-        if self.groups == 1:
-            return float(self.live > 0)
-        return -self.groups * math.expm1(self.live * math.log1p(-1.0 / self.groups))
+        return filled_groups(self.live, self.groups)
 
     @property
     def bytes_of_memory(self) -> float:
@@ -120,12 +128,13 @@ class TileSizes:
     def roofline(self, work: Product, cached_gbps: float, memory_us: float) -> Numbers:
         """Microseconds of each tile, without a launch: by the rate of gathered rows in the
         second-level cache, of a device's profile, and by what its memory takes for the bytes."""
-        limits = self._others(work, cached_gbps) + memory_us**4 * self.slower
-        together: Numbers = np.sqrt(np.sqrt(limits))
+        others, longer = self._others(work, cached_gbps)
+        together: Numbers = np.sqrt(np.sqrt(others + memory_us**4 * self.slower * longer))
         return together
 
     def _others(self, work: Product, cached_gbps: float) -> Numbers:
-        """The fourth powers of what limits each tile beside memory, summed."""
+        """[2, tiles]: the fourth powers of what limits each tile beside memory, summed, and of how
+        much longer memory takes for its last wave."""
         alone = work.groups == 1 and not work.counts
         steps, times = group_sizes(work.live, work.groups, work.counts)
         key = work.n, work.k, alone, cached_gbps
@@ -143,7 +152,9 @@ class TileSizes:
             found = table.take(steps, axis=0)
         else:
             found = self._priced(weights.prices, steps, work.n, alone)
-        return found[0] if alone else self._joined((times @ found).reshape(5, -1))
+        if alone:
+            return found.reshape(2, -1)
+        return self._joined((times @ found).reshape(5, -1)).reshape(2, -1)
 
     def _prices(self, n: int, k: int, cached_gbps: float) -> Numbers:
         columns = np.ceil(n / self.width)
@@ -160,8 +171,9 @@ class TileSizes:
     def _priced(
         self, prices: Numbers, steps: npt.NDArray[np.int64], n: int, alone: bool
     ) -> Numbers:
-        """For each number of rows, given in ``steps``: of an only group the answer, [steps, tiles];
-        of one among several what `_joined` takes, which may be summed, [steps, 5 * tiles]."""
+        """For each number of rows, given in ``steps``: of an only group the answer, [steps, 2 *
+        tiles]; of one among several what `_joined` takes, which may be summed, [steps, 5 *
+        tiles]."""
         columns, deep, write, power, fetch = prices
         found = self._bands(steps, n if alone else None)
         bands, fetched, rows, step = found.reshape(-1, 4, len(self.width)).swapaxes(0, 1)
@@ -182,17 +194,21 @@ class TileSizes:
         return table.take(steps, axis=0)
 
     def _joined(self, parts: Numbers) -> Numbers:
-        """`_others`, of bands of rows and of tiles; microseconds of all bands, one after another,
-        for one block of columns; microseconds by the chip's power and by the cache: [5, ...], which
-        are overwritten."""
+        """`_others`, [..., 2 * tiles], of bands of rows and of tiles; microseconds of all bands,
+        one after another, for one block of columns; microseconds by the chip's power and by the
+        cache: [5, ..., tiles], which are overwritten."""
         whole, left = np.divmod(parts[1], self.places)
-        waves = whole + np.where(left <= self.room, _PART, 1.0) * (left > 0.0)
+        some = left > 0.0
+        waves = whole + np.where(left <= self.room, _PART, 1.0) * some
+        filled = np.maximum(parts[1], 1.0) / self.places
+        longer = (whole + (_LAST + (1.0 - _LAST) * left / self.places) * some) / filled
         parts[2] *= waves / np.maximum(parts[0], 1.0)
         limits = parts[2:]
         limits *= limits
         limits *= limits
-        summed: Numbers = np.add.reduce(limits)
-        return summed
+        longer *= longer
+        longer *= longer
+        return np.concatenate([np.add.reduce(limits), longer], axis=-1)
 
     def _worked(self, steps: npt.NDArray[np.int64], n: int | None) -> Numbers:
         """Of each number of rows, given in ``steps``, [steps, 4 * tiles]: bands of rows, how many

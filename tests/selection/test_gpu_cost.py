@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pit_tvm.selection import gpu_cost
+from pit_tvm.selection import gpu_cost, gpu_measured
 from pit_tvm.selection.gpu_cost import (
     GpuDense,
     GpuRates,
@@ -272,16 +272,16 @@ def test_a_handful_of_tiles_is_kept_that_are_near_the_best_everywhere():
     for tile in range(4):
         times[7 * tile, tile::4] = 1.0  # four tiles share the tasks
     times[3] = 1.5  # good at nothing, bad at nothing
-    kept = gpu_cost.handful(times)
-    assert len(kept) == gpu_cost._HANDFUL
+    kept = gpu_measured.handful(times)
+    assert len(kept) == gpu_measured.HANDFUL
     assert {0, 3, 7, 14, 21} <= set(kept)
     assert kept == sorted(kept)
-    assert gpu_cost.handful(times[:2]) == [0, 1]
+    assert gpu_measured.handful(times[:2]) == [0, 1]
 
 
 def test_tiles_that_no_task_is_best_with_are_kept_the_nearest_first() -> None:
     times = np.array([[1.0, 1.0], [3.0, 1.2], [1.1, 3.0], [1.3, 1.3], [2.0, 2.0]])
-    assert [gpu_cost.handful(times, most) for most in (1, 2, 3)] == [[0], [0, 3], [0, 2, 3]]
+    assert [gpu_measured.handful(times, most) for most in (1, 2, 3)] == [[0], [0, 3], [0, 2, 3]]
 
 
 def test_rows_that_share_what_is_stored_read_less_and_ask_records_of_their_kind() -> None:

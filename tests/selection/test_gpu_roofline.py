@@ -45,6 +45,17 @@ def test_a_wave_that_is_nearly_empty_costs_less_than_a_full_one() -> None:
     assert full < more < twice < 2.1 * full
 
 
+def test_memory_is_not_filled_by_few_tiles_in_the_last_wave() -> None:
+    kinds = [tile(64, 128), tile(64, 192), tile(128, 256)]
+    for n, k in ((6144, 3072), (3072, 3072)):
+        work = Product(12, n, k, 32, (1,) * 12 + (0,) * 20)
+        left = [12 * -(-n // kind.tile_n) / 132 % 1.0 for kind in kinds]
+        times = of_sizes(tile_sizes(kinds), work)
+        least = 1e-3 * work.bytes_of_memory / MEMORY
+        assert all(least < one < 1.6 * least for one in times)
+        assert (times[0] < times[2]) == (left[0] > left[2])
+
+
 def test_the_last_band_of_a_group_costs_what_its_warpgroups_compute() -> None:
     half, whole = (us([tile()], 1, counts=(c,) * 132)[0] for c in (128 + 64, 128 + 65))
     assert half < whole
