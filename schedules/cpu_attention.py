@@ -21,7 +21,7 @@ from pit_tvm.op.arguments import at_least
 from pit_tvm.target import TargetInfo
 
 from .contraction_space import lanes_of
-from .cpu_attention_parts import GROUP, KEYS, Ahead, AttentionForm, Queries, Rows, Square
+from .cpu_attention_parts import GROUP, KEYS, Ahead, AttentionForm, Queries, Square
 from .cpu_attention_scores import Scores
 from .cpu_rows import float_bytes
 
@@ -29,6 +29,7 @@ from .cpu_rows import float_bytes
 def attention(
     heads: int,
     head_dim: int,
+    value_dim: int,
     dtype: str,
     causal: bool,
     scale: float,
@@ -37,7 +38,8 @@ def attention(
 ) -> tirx.PrimFunc:
     """softmax(scale * q k^T) v within each sequence and head; ``main(q, k, v, starts, out)``.
 
-    ``q``, ``k``, ``v``, ``out``: ``dtype`` [t, heads, head_dim], arithmetic in float32.
+    ``q``, ``k``: ``dtype`` [t, heads, head_dim]; ``v``, ``out``: [t, heads, value_dim]; arithmetic
+    in float32.
     ``starts``: int32 [b + 1], where sequences begin and the last one ends: from 0 to t, ascending;
     not checked. A sequence may have any length, also 0. With ``causal`` a query sees the keys up
     to its own position. Threads share the work by its cost, whatever the lengths.
@@ -45,7 +47,7 @@ def attention(
     Raises
     ------
     ShapeError
-        ``heads`` or ``head_dim`` is below 1, or ``scale`` is not finite.
+        ``heads``, ``head_dim`` or ``value_dim`` is below 1, or ``scale`` is not finite.
     DTypeError
         ``dtype`` is none of float32, float16, bfloat16.
     TileNotFound
@@ -57,6 +59,7 @@ def attention(
     form = AttentionForm(
         at_least("heads", heads, 1),
         at_least("head_dim", head_dim, 1),
+        at_least("value_dim", value_dim, 1),
         dtype,
         bool(causal),
         float(scale),
@@ -66,7 +69,7 @@ def attention(
 
 
 def _function(form: AttentionForm, threads: int) -> tirx.PrimFunc:
-    heads, head_dim, dtype = form.heads, form.head_dim, form.dtype
+    heads, head_dim, value_dim, dtype = form.heads, form.head_dim, form.value_dim, form.dtype
     align, block = form.element_bytes, 2 * form.lanes
     loop = T.parallel if threads > 1 else T.serial
 
@@ -76,9 +79,9 @@ def _function(form: AttentionForm, threads: int) -> tirx.PrimFunc:
         n = T.int64()
         q = T.match_buffer(p_q, (t, heads, head_dim), dtype, align=align)
         k = T.match_buffer(p_k, (t, heads, head_dim), dtype, align=align)
-        v = T.match_buffer(p_v, (t, heads, head_dim), dtype, align=align)
+        v = T.match_buffer(p_v, (t, heads, value_dim), dtype, align=align)
         starts = T.match_buffer(p_starts, (n,), "int32", align=4)
-        out = T.match_buffer(p_out, (t, heads, head_dim), dtype, align=align)
+        out = T.match_buffer(p_out, (t, heads, value_dim), dtype, align=align)
         total = T.alloc_buffer((1,), "int64")  # cost of one head: blocks of queries times keys
         total[0] = T.int64(0)
         for sequence in range(n - 1):
@@ -102,8 +105,7 @@ class Share:
         self.form = form
         self.q, self.k, self.v, self.out = arrays
         self.heads, self.lanes, self.block = form.heads, form.lanes, 2 * form.lanes
-        self.rows = Rows(form)
-        self.queries = Queries(form, Square(form.lanes), self.rows)
+        self.queries = Queries(form, Square(form.lanes))
         self.ahead = Ahead(form, arrays)
         self.scores = Scores(form, self.queries, self.ahead)
         self.span = T.alloc_buffer((2,), "int64")

@@ -25,11 +25,13 @@ _NEAR, _DATA = 3, 1  # arguments of LLVM's prefetch: to the nearest cache, data
 class AttentionForm:
     """What a kernel is built for; sizes count elements.
 
-    ``lanes``: queries in a vector. A block of queries has one vector or two.
+    ``head_dim`` of queries and keys, ``value_dim`` of values and what comes of them. ``lanes``:
+    queries in a vector. A block of queries has one vector or two.
     """
 
     heads: int
     head_dim: int
+    value_dim: int
     dtype: str
     causal: bool
     scale: float
@@ -40,11 +42,10 @@ class AttentionForm:
         """Vectors in half of a register block: AVX-512 has twice as many registers as others."""
         return 8 if self.lanes == 16 else 4
 
-    @property
-    def wide(self) -> int:
-        """``head_dim`` in scratch: whole squares and whole register blocks."""
+    def room(self, width: int) -> int:
+        """A width in scratch: whole squares and whole register blocks."""
         step = max(self.lanes, 2 * self.sums)
-        return -(-self.head_dim // step) * step
+        return -(-width // step) * step
 
     @property
     def element_bytes(self) -> int:
@@ -108,11 +109,11 @@ class Square:
 
 @T.meta_class
 class Rows:
-    """Rows of an operand, copied to float32 scratch."""
+    """Rows of ``width``, copied to float32 scratch, and stored from there."""
 
-    def __init__(self, form: AttentionForm) -> None:
-        self.lanes, self.whole = form.lanes, form.head_dim // form.lanes
-        self.rest = form.head_dim % form.lanes
+    def __init__(self, form: AttentionForm, width: int) -> None:
+        self.lanes, self.dtype = form.lanes, form.dtype
+        self.whole, self.rest = divmod(width, form.lanes)
 
     @T.inline
     def load(self, src, row, head, dst, to, factor):
@@ -126,6 +127,18 @@ class Rows:
                 T.Cast("float32", src[row, head, self.whole * self.lanes + w]) * factor
             )
 
+    @T.inline
+    def store(self, src, start, factor, out, row, head):
+        for c in range(self.whole):
+            for w in T.vectorized(self.lanes):
+                out[row, head, c * self.lanes + w] = T.Cast(
+                    self.dtype, src[start + c * self.lanes + w] * factor
+                )
+        for w in range(self.rest):
+            out[row, head, self.whole * self.lanes + w] = T.Cast(
+                self.dtype, src[start + self.whole * self.lanes + w] * factor
+            )
+
 
 @T.meta_class
 class Ahead:
@@ -137,7 +150,6 @@ class Ahead:
 
     def __init__(self, form: AttentionForm, arrays: Sequence[Expr]) -> None:
         self.arrays = arrays
-        self.lines = -(-form.head_dim * form.element_bytes // LINE_BYTES)
         self.step = LINE_BYTES // form.element_bytes
         self.heads = form.heads
         self.where = T.alloc_buffer((3,), "int64")  # whether, distance of rows, head
@@ -151,7 +163,7 @@ class Ahead:
     def ask(self, row: Expr) -> None:
         """Emit a request for the next head's part of one row of each array."""
         for array in self.arrays:
-            for line in range(self.lines):
+            for line in range(-(-int(array.shape[2]) // self.step)):
                 first = array[row + self.where[1], self.where[2], line * self.step]
                 T.evaluate(
                     T.call_intrin("void", "tirx.prefetch", T.address_of(first), 0, _NEAR, _DATA)
@@ -163,21 +175,28 @@ class Queries:
     """A group's blocks of queries, each a vector or two: turned, with maxima and sums so far.
 
     Of block ``g`` with ``vectors`` vectors, column ``c`` of vector ``u`` begins ``(c * vectors +
-    u) * lanes`` behind ``at(g)`` in ``turned`` and ``sums``. ``stat`` holds the maxima of two
-    vectors, then the sums of their exponentials.
+    u) * lanes`` behind ``at(g)`` in ``turned`` and behind ``sums_at(g)`` in ``sums``. ``stat``
+    holds the maxima of two vectors, then the sums of their exponentials.
     """
 
-    def __init__(self, form: AttentionForm, square: Square, rows: Rows) -> None:
-        self.form, self.square, self.rows = form, square, rows
-        self.lanes, self.wide, self.scale = form.lanes, form.wide, form.scale
-        self.tile = T.alloc_buffer((form.lanes * form.wide,), "float32")
-        self.turned = T.alloc_buffer((GROUP * form.wide * 2 * form.lanes,), "float32")
-        self.sums = T.alloc_buffer((GROUP * form.wide * 2 * form.lanes,), "float32")
+    def __init__(self, form: AttentionForm, square: Square) -> None:
+        self.form, self.square = form, square
+        self.rows, self.value_rows = Rows(form, form.head_dim), Rows(form, form.value_dim)
+        self.lanes, self.scale = form.lanes, form.scale
+        self.wide, self.value_wide = form.room(form.head_dim), form.room(form.value_dim)
+        block = 2 * form.lanes
+        self.tile = T.alloc_buffer((form.lanes * max(self.wide, self.value_wide),), "float32")
+        self.turned = T.alloc_buffer((GROUP * self.wide * block,), "float32")
+        self.sums = T.alloc_buffer((GROUP * self.value_wide * block,), "float32")
         self.stat = T.alloc_buffer((GROUP * 4 * form.lanes,), "float32")
 
     def at(self, g: Expr) -> Expr:
-        """Where block ``g`` begins in ``turned`` and ``sums``."""
+        """Where block ``g`` begins in ``turned``."""
         return g * (self.wide * 2 * self.lanes)
+
+    def sums_at(self, g: Expr) -> Expr:
+        """Where block ``g`` begins in ``sums``."""
+        return g * (self.value_wide * 2 * self.lanes)
 
     def top(self, g: Expr, u: Expr) -> Expr:
         """Where the maxima of a vector begin in ``stat``."""
@@ -195,9 +214,9 @@ class Queries:
                 self.square.turn(
                     self.tile, c * self.lanes, self.wide, self.turned, to, vectors * self.lanes
                 )
-        for c in range(self.wide * 2):
+        for c in range(self.value_wide * 2):
             for w in T.vectorized(self.lanes):
-                self.sums[self.at(g) + c * self.lanes + w] = T.float32(0)
+                self.sums[self.sums_at(g) + c * self.lanes + w] = T.float32(0)
         for u in T.unroll(2):
             for w in T.vectorized(self.lanes):
                 self.stat[self.top(g, u) + w] = T.float32(LOWEST)
@@ -209,23 +228,13 @@ class Queries:
         for u in range(vectors):
             for w in T.vectorized(self.lanes):
                 self.stat[self.top(g, u) + w] = T.float32(1) / self.stat[self.top(g, 2 + u) + w]
-            for c in range(self.wide // self.lanes):
-                start: T.let = self.at(g) + (c * self.lanes * vectors + u) * self.lanes
+            for c in range(self.value_wide // self.lanes):
+                start: T.let = self.sums_at(g) + (c * self.lanes * vectors + u) * self.lanes
+                pitch: T.let = vectors * self.lanes
                 self.square.turn(
-                    self.sums, start, vectors * self.lanes, self.tile, c * self.lanes, self.wide
+                    self.sums, start, pitch, self.tile, c * self.lanes, self.value_wide
                 )
             for r in range(T.min(T.int64(self.lanes), length - query - u * self.lanes)):
                 row: T.let = begin + query + u * self.lanes + r
-                self.store(out, row, head, r * self.wide, self.stat[self.top(g, u) + r])
-
-    @T.inline
-    def store(self, out, row, head, start, factor):
-        for c in range(self.rows.whole):
-            for w in T.vectorized(self.lanes):
-                out[row, head, c * self.lanes + w] = T.Cast(
-                    self.form.dtype, self.tile[start + c * self.lanes + w] * factor
-                )
-        for w in range(self.rows.rest):
-            out[row, head, self.rows.whole * self.lanes + w] = T.Cast(
-                self.form.dtype, self.tile[start + self.rows.whole * self.lanes + w] * factor
-            )
+                under: T.let = self.stat[self.top(g, u) + r]
+                self.value_rows.store(self.tile, r * self.value_wide, under, out, row, head)

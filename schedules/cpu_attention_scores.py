@@ -18,13 +18,14 @@ class Scores:
     """
 
     def __init__(self, form: AttentionForm, queries: Queries, ahead: Ahead) -> None:
-        self.form, self.queries, self.rows, self.ahead = form, queries, queries.rows, ahead
-        self.lanes, self.half, self.wide = form.lanes, form.sums, form.wide
+        self.form, self.queries, self.ahead = form, queries, ahead
+        self.lanes, self.half = form.lanes, form.sums
+        self.wide, self.value_wide = queries.wide, queries.value_wide
         self.steps = self.half if form.head_dim % self.half == 0 else 1
         self.depth = form.head_dim // self.steps
         room = KEYS + 2 * form.sums
-        self.keys = T.alloc_buffer((room * form.wide,), "float32")
-        self.values = T.alloc_buffer((KEYS * form.wide,), "float32")
+        self.keys = T.alloc_buffer((room * self.wide,), "float32")
+        self.values = T.alloc_buffer((KEYS * self.value_wide,), "float32")
         self.probs = T.alloc_buffer((room * 2 * form.lanes,), "float32")
         self.best = T.alloc_buffer((2 * form.lanes,), "float32")
         self.shrink = T.alloc_buffer((2 * form.lanes,), "float32")
@@ -61,9 +62,10 @@ class Scores:
     @T.inline
     def pack(self, k, v, row, head, count):
         for key in range(count):
-            self.rows.load(k, row + key, head, self.keys, key * self.wide, T.float32(1))
+            self.queries.rows.load(k, row + key, head, self.keys, key * self.wide, T.float32(1))
         for key in range(count):
-            self.rows.load(v, row + key, head, self.values, key * self.wide, T.float32(1))
+            to: T.let = key * self.value_wide
+            self.queries.value_rows.load(v, row + key, head, self.values, to, T.float32(1))
         # scores come in register blocks: beyond the end the last key, which changes no maximum
         for key in range((-count) % (2 * self.half)):
             for c in range(self.wide // self.lanes):
@@ -121,7 +123,7 @@ class Scores:
             self.queries.stat[self.at(self.queries.top(g, 2 + u))] = self.total[
                 self.at(u * self.lanes)
             ]
-        for block in range(self.wide // self.height(vectors)):
+        for block in range(self.value_wide // self.height(vectors)):
             self.weigh(g, block * self.height(vectors), count, vectors)
 
     @T.inline
@@ -190,10 +192,10 @@ class Scores:
         low = T.alloc_buffer((self.half * self.lanes,), "float32")
         high = T.alloc_buffer((self.half * self.lanes,), "float32")
         for r in T.unroll(self.half):
-            to: T.let = self.queries.at(g) + self.place(column, r, 0, vectors)
+            to: T.let = self.queries.sums_at(g) + self.place(column, r, 0, vectors)
             for w in T.vectorized(self.lanes):
                 low[r * self.lanes + w] = self.queries.sums[to + w] * self.shrink[w]
-            beside: T.let = self.queries.at(g) + self.place(column, r, 1, vectors)
+            beside: T.let = self.queries.sums_at(g) + self.place(column, r, 1, vectors)
             for w in T.vectorized(self.lanes):
                 high[r * self.lanes + w] = (
                     self.queries.sums[beside + w] * self.shrink[self.last(vectors) + w]
@@ -203,14 +205,14 @@ class Scores:
                 low,
                 high,
                 self.values,
-                key * self.wide + column,
+                key * self.value_wide + column,
                 1,
                 self.probs,
                 key * vectors * self.lanes,
                 vectors,
             )
         for r in T.unroll(self.half):
-            to: T.let = self.queries.at(g) + self.place(column, r, 0, vectors)
+            to: T.let = self.queries.sums_at(g) + self.place(column, r, 0, vectors)
             self.queries.sums[self.at(to)] = low[self.at(r * self.lanes)]
-            beside: T.let = self.queries.at(g) + self.place(column, r, 1, vectors)
+            beside: T.let = self.queries.sums_at(g) + self.place(column, r, 1, vectors)
             self.queries.sums[self.at(beside)] = high[self.at(r * self.lanes)]

@@ -19,15 +19,16 @@ _KEYS_LAST = (BATCH, PLAIN, PLAIN, TOKENS)
 
 @dataclass(frozen=True)
 class Attention:
-    """``query`` and ``value`` ``[batch, heads, tokens, head_dim]``, ``keys`` with the last two
-    swapped. ``added``: what is added to the scores, of this ``kind``. ``problem`` says why it may
-    not skip dead tokens; it is empty if it may."""
+    """``query`` ``[batch, heads, tokens, head_dim]``, ``keys`` with the last two swapped, and
+    ``value`` of width ``value_dim``. ``added``: what is added to the scores, of this ``kind``.
+    ``problem`` says why it may not skip dead tokens; it is empty if it may."""
 
     query: relax.Var
     keys: relax.Var
     value: relax.Var
     heads: int
     head_dim: int
+    value_dim: int
     scale: float
     kind: str
     problem: str
@@ -52,7 +53,7 @@ def match_attention(
     plane: Plane,
     kind_of: Callable[..., tuple[str, str]],
 ) -> Attention | None:
-    """The attention whose result ``expr`` is, ``[batch, heads, tokens, head_dim]``; else None.
+    """The attention whose result ``expr`` is, ``[batch, heads, tokens, value_dim]``; else None.
 
     ``kind_of`` says what is added to the scores, as `masks.mask_kind` does, given queries and keys
     where it depends on them.
@@ -75,10 +76,12 @@ def match_attention(
         return None
     extents = extents_of(query)
     batch, heads, tokens, size = extents
-    like_query = same_extents(extents_of(value), extents)
-    if not like_query or not same_extents(extents_of(keys), (batch, heads, size, tokens)):
+    *like_query, width = extents_of(value)
+    if not same_extents(like_query, (batch, heads, tokens)):
         return None
-    if not (isinstance(heads, prim.IntImm) and isinstance(size, prim.IntImm)):
+    if not same_extents(extents_of(keys), (batch, heads, size, tokens)):
+        return None
+    if not all(isinstance(extent, prim.IntImm) for extent in (heads, size, width)):
         return None
     kind, problem = "", "it has no mask: dead keys would be seen"
     if added is not None:
@@ -93,6 +96,7 @@ def match_attention(
         value,
         int(heads),
         int(size),
+        int(width),
         scores.factor * by_query * by_keys,
         kind,
         problem,

@@ -96,22 +96,27 @@ def varlen_attention(
     causal: int,
     scale: float,
 ) -> torch.Tensor:
-    """Attention of sequences one after another, all operands ``[live, heads, head_dim]``.
+    """Attention of sequences one after another: queries and keys ``[live, heads, head_dim]``,
+    values ``[live, heads, value_dim]``.
 
     These are the operators behind ``torch.nn.attention.varlen``, which takes the host twice as
     long and in torch 2.11 has another name for each of its options than in 2.13, and behind torch's
     memory-efficient attention.
     """
     if not query.numel():
-        return torch.empty_like(query)
-    given, width = [query, keys, values], query.shape[-1]
-    rest = -width % _HEAD_STEP
-    if rest:  # zeros change no score, and give columns of zeros
-        given = [torch.nn.functional.pad(one, (0, rest)) for one in given]
-    short = len(query) <= _SHORT_SEQUENCE * (len(starts) - 1) and width <= _SLIM_HEAD
+        return torch.empty_like(values)
+    given, width = [query, keys, values], values.shape[-1]
+    widest = max(one.shape[-1] for one in given)
+    whole = widest + -widest % _HEAD_STEP
+    # zeros change no score, and give columns of zeros
+    pad = torch.nn.functional.pad
+    given = [
+        one if one.shape[-1] == whole else pad(one, (0, whole - one.shape[-1])) for one in given
+    ]
+    short = len(query) <= _SHORT_SEQUENCE * (len(starts) - 1) and widest <= _SLIM_HEAD
     attend = _efficient if short else _flash
     out = attend(given, starts, longest, bool(causal), scale)
-    return out[..., :width].contiguous() if rest else out
+    return out if width == whole else out[..., :width].contiguous()
 
 
 def _flash(

@@ -43,8 +43,9 @@ class Kernels(Protocol):
         operands: Sequence[relax.Expr],
         ty: relax.TensorType,
     ) -> relax.Call:
-        """Attention over live tokens: ``operands`` are queries, keys and values
-        ``[live, heads, head_dim]`` and the starts of the sequences, int32 ``[batch + 1]``."""
+        """Attention over live tokens: ``operands`` are queries and keys ``[live, heads,
+        head_dim]``, values ``[live, heads, value_dim]`` and the starts of the sequences, int32
+        ``[batch + 1]``."""
 
     def norm(
         self,
@@ -92,8 +93,9 @@ class CpuKernels(Kernels):
         ty: relax.TensorType,
     ) -> relax.Call:
         """As `Kernels.attention`."""
-        form = (found.heads, found.head_dim, str(ty.dtype), found.kind == CAUSAL, found.scale)
-        func = builder.add_func(self._made(attention, *form), "attention")
+        sizes = (found.heads, found.head_dim, found.value_dim, str(ty.dtype))
+        made = self._made(attention, *sizes, found.kind == CAUSAL, found.scale)
+        func = builder.add_func(made, "attention")
         return relax.call_tir(func, list(operands), ty)
 
     def norm(

@@ -113,7 +113,12 @@ def _assign(
         return src.to(x.dtype)
     extent = x.shape[dim]
     if isinstance(extent, int):
-        return NotImplemented
+        if step != 1 or not all(isinstance(place, int | None) for place in (start, end)):
+            return NotImplemented
+        first, last, _ = slice(start, end).indices(extent)
+        last = max(first, last)
+        parts = x.narrow(dim, 0, first), src, x.narrow(dim, last, extent - last)
+        return torch.cat([part.to(x.dtype) for part in parts if part.shape[dim]], dim)
     start = 0 if start is None else start
     start = start + extent if isinstance(start, int) and start < 0 else start
     after = torch.arange(extent, device=x.device) - start

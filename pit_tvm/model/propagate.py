@@ -243,8 +243,9 @@ class _Propagation:
         if found.kind == PARTIAL:
             return "no kernel has its mask, or what else is done to its scores"
         _, dtype = self._operands_of(found)
-        known = self.kernels.attends(found.head_dim, dtype)
-        return "" if known else f"no kernel has heads of {found.head_dim} in {dtype}"
+        widest = max(found.head_dim, found.value_dim)
+        known = self.kernels.attends(widest, dtype)
+        return "" if known else f"no kernel has heads of {widest} in {dtype}"
 
     def _operands_of(self, found: Attention) -> tuple[list[relax.Var], str]:
         """Queries, keys and values, and the type that they are computed in: kernels widen 16-bit
@@ -258,19 +259,21 @@ class _Propagation:
         return (narrow, types.pop()) if len(types) == 1 else (wide, "float32")
 
     def _attention(self, found: Attention) -> relax.Var:
-        """Attention over live tokens, ``[1, heads, live, head_dim]``."""
-        live, builder = self.index.live, self.builder
-        flat = [live, found.heads, found.head_dim]
+        """Attention over live tokens, ``[1, heads, live, value_dim]``."""
+        builder = self.builder
+        keyed = [self.index.live, found.heads, found.head_dim]
+        flat = [*keyed[:2], found.value_dim]
         sources, dtype = self._operands_of(found)
         scaled: Any = self.values.get(sources[0])
         if is_scaled(scaled):
             sources[0], factor = scaled.args
             found = replace(found, scale=found.scale * float(factor.value.numpy()))
         operands = []
-        for var, order in zip(sources, ([0, 2, 1, 3], [0, 3, 1, 2], [0, 2, 1, 3]), strict=True):
+        orders = [0, 2, 1, 3], [0, 3, 1, 2], [0, 2, 1, 3]
+        for var, order, shape in zip(sources, orders, (keyed, keyed, flat), strict=True):
             packed = self._operand(var, None)
             rows = builder.emit(relax.op.permute_dims(packed, order))
-            flat_rows = builder.emit(relax.op.reshape(rows, flat))
+            flat_rows = builder.emit(relax.op.reshape(rows, shape))
             operands.append(builder.emit(relax.op.astype(flat_rows, dtype)))
         ty = relax.TensorType(flat, dtype)
         out = self.kernels.attention(builder, found, [*operands, self.index.starts], ty)

@@ -33,8 +33,8 @@ def tidy(module: tvm.IRModule, size_bounds: Mapping[tirx.Var, int]) -> tvm.IRMod
     Slices get their true extent where ``size_bounds`` (largest values of symbolic extents) shows
     that they end inside; copies to the same shape, casts to the same type or to a wider one and
     back, factors of 1, pairs of permutations that cancel, weights repeated for every batch, and
-    parts without elements of what is joined go; a tensor that is split becomes slices, and an
-    activation that is spelled out an operator.
+    parts without elements of what is joined go; a tensor that is split becomes slices, a slice of
+    what was joined its parts, and an activation that is spelled out an operator.
     """
     analyzer = sym.Analyzer()
     for var, most in size_bounds.items():
@@ -45,7 +45,7 @@ def tidy(module: tvm.IRModule, size_bounds: Mapping[tirx.Var, int]) -> tvm.IRMod
 
     def rule(builder: relax.BlockBuilder, call: relax.Call, _: relax.Var) -> relax.Expr:
         made = made_by(builder)
-        simpler = (_inbound(call, analyzer), _slices(call), _simpler(call, made))
+        simpler = (_simpler(call, made), _inbound(call, analyzer), _slices(call))
         for found in (*simpler, spelled_activation(call, made)):
             if found is not None:
                 return found
@@ -122,6 +122,9 @@ def _simpler(call: relax.Call, made_by: Callable[[Any], Any]) -> relax.Expr | No
         return _shared_weight(call, made_by(call.args[1]))
     if is_op(call, "concat"):
         return _without_empty(call, made_by(call.args[0]))
+    if is_op(call, "strided_slice") and is_op(made_by(call.args[0]), "concat"):
+        joined = made_by(call.args[0])
+        return _parts(call, joined, made_by(joined.args[0]))
     return None
 
 
@@ -154,6 +157,38 @@ def _without_empty(call: relax.Call, parts: Any) -> relax.Expr | None:
     if len(full) in (0, len(extents)):
         return None
     return full[0] if len(full) == 1 else relax.op.concat(full, axis)
+
+
+def _parts(call: relax.Call, joined: relax.Call, parts: Any) -> relax.Expr | None:
+    """What a slice between constant places takes of what is joined, if these are whole parts."""
+    axis = int(joined.attrs.axis) % joined.ty.ndim
+    bounds = _places(call, axis)
+    if bounds is None or not isinstance(parts, relax.Tuple):
+        return None
+    extents = [shape_of(part) for part in parts.fields]
+    if any(own is None or not isinstance(own[axis], prim.IntImm) for own in extents):
+        return None
+    ends = list(accumulate(int(own[axis]) for own in extents if own is not None))
+    begin, end = bounds
+    if begin not in (0, *ends) or min(end, ends[-1]) not in ends or begin >= end:
+        return None
+    taken = [part for part, last in zip(parts.fields, ends, strict=True) if begin < last <= end]
+    return taken[0] if len(taken) == 1 else relax.op.concat(taken, axis)
+
+
+def _places(call: relax.Call, axis: int) -> tuple[int, int] | None:
+    """Where a slice along ``axis`` alone, by 1, begins and ends; None if it is another, or these
+    are not constant and counted from the front."""
+    given = call.args[1:]
+    if any(not isinstance(each, relax.Tuple) or len(each.fields) != 1 for each in given):
+        return None
+    numbers = [each.fields[0] for each in given]
+    if not all(isinstance(number, prim.IntImm) for number in numbers):
+        return None
+    along, begin, end, *step = map(int, numbers)
+    if along % call.ty.ndim != axis or begin < 0 or end < 0 or step not in ([], [1]):
+        return None
+    return begin, end
 
 
 def widens(expr: Any) -> bool:

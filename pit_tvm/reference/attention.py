@@ -11,14 +11,15 @@ from .ops import Float64, live
 def attention(
     q: ArrayLike, k: ArrayLike, v: ArrayLike, starts: ArrayLike, scale: float, *, causal: bool
 ) -> Float64:
-    """softmax(scale * q k^T) v of ``[t, heads, head_dim]``, within each sequence and head.
+    """softmax(scale * q k^T) v within each sequence and head: ``q`` and ``k`` are ``[t, heads,
+    head_dim]``, ``v`` and the result ``[t, heads, value_dim]``.
 
     Sequence ``i`` is rows ``starts[i]`` to ``starts[i + 1]``; rows of none are NaN. With
     ``causal`` a query sees the keys up to its own position.
     """
     query, key, value = live(q), live(k), live(v)
     edges = np.asarray(starts).tolist()
-    out = np.full(query.shape, np.nan)
+    out = np.full(value.shape, np.nan)
     for begin, end in zip(edges[:-1], edges[1:], strict=True):
         if begin == end:
             continue

@@ -86,7 +86,7 @@ def attention(
     scale: float,
 ) -> torch.Tensor:
     """`varlen_attention`, sequence by sequence."""
-    out, places = torch.empty_like(query), starts.tolist()
+    out, places = torch.empty_like(values), starts.tolist()
     assert max(np.diff(places), default=0) <= longest
     for begin, end in zip(places, places[1:], strict=False):
         q, k, v = (one[begin:end].transpose(0, 1) for one in (query, keys, values))

@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from pit_tvm.model import cuda_kernels
 from pit_tvm.model.cuda_kernels import varlen_attention
 
+_SAME = [(width, width) for width in (8, 12, 64, 72, 128)]
 LIMITS = {torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 
@@ -30,24 +31,31 @@ def test_short_sequences_of_narrow_heads_have_a_kernel_of_their_own(
     ran: list[Any] = []
 
     def attend(name: str) -> Any:
-        return lambda given, *rest: ran.append((name, given[0].shape, rest)) or given[2]
+        def run(given: list[Any], *rest: Any) -> Any:
+            (shape,) = {each.shape for each in given}
+            ran.append((name, shape, rest))
+            return given[2]
+
+        return run
 
     for name in ("_flash", "_efficient"):
         monkeypatch.setattr(cuda_kernels, name, attend(name))
     q, k, v = torch.randn(3, tokens, 2, width).unbind(0)
     starts = torch.linspace(0, tokens, sequences + 1).int()
-    assert torch.equal(varlen_attention(q, k, v, starts, 128, 1, 0.5), v)
     padded = -(-width // 8) * 8
-    assert ran == [(taken, (tokens, 2, padded), (starts, 128, True, 0.5))]
+    for value in (v, v[..., :7]):
+        ran.clear()
+        assert torch.equal(varlen_attention(q, k, value, starts, 128, 1, 0.5), value)
+        assert ran == [(taken, (tokens, 2, padded), (starts, 128, True, 0.5))]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 @pytest.mark.parametrize("causal", [0, 1])
-@pytest.mark.parametrize("width", [8, 12, 64, 72, 128])
+@pytest.mark.parametrize(("width", "value_width"), [*_SAME, (48, 32), (192, 128), (12, 20)])
 @pytest.mark.parametrize("most", [3, 40, 130, 300])
 def test_sequences_attend_to_themselves(
-    most: int, width: int, causal: int, dtype: torch.dtype
+    most: int, width: int, value_width: int, causal: int, dtype: torch.dtype
 ) -> None:
     heads, generator = 3, torch.Generator().manual_seed(most + width)
     lengths = torch.randint(0, most + 1, (9,), generator=generator)
@@ -55,8 +63,10 @@ def test_sequences_attend_to_themselves(
     starts = torch.cat([torch.zeros(1), lengths.cumsum(0)]).int()
     live, scale = int(starts[-1]), width**-0.5
     rows = live + 5  # some more than are live, in slices as of a product of all three
-    whole = torch.randn(rows, 3 * heads * width, generator=generator).to("cuda", dtype)
-    given = [part.reshape(rows, heads, width) for part in whole.chunk(3, dim=1)]
+    widths = width, width, value_width
+    whole = torch.randn(rows, heads * sum(widths), generator=generator).to("cuda", dtype)
+    parts = whole.split([heads * each for each in widths], dim=1)
+    given = [part.reshape(rows, heads, -1) for part in parts]
     found = varlen_attention(*given, starts.cuda(), most, causal, scale)
     for begin, end in pairwise(starts.tolist()):
         q, k, v = (one[begin:end].double().transpose(0, 1) for one in given)

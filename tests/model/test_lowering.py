@@ -39,7 +39,7 @@ def test_functions_that_nothing_calls_are_left_out(
 
 
 def attentions(target: str, dim: int, dtype: str, causal: bool) -> tirx.PrimFunc:
-    return attention(2, dim, dtype, causal, 0.5, target=resolve_target(target))
+    return attention(2, dim, dim, dtype, causal, 0.5, target=resolve_target(target))
 
 
 FUNCTIONS: dict[str, Callable[[], tirx.PrimFunc]] = {

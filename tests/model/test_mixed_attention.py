@@ -38,13 +38,38 @@ class Attention(nn.Module):
         added = torch.where(seen, 0.0, least).to(scores.dtype)
         weights = torch.softmax(scores + added, -1, dtype=torch.float32).to(v.dtype)
         mixed = (weights @ v).to(x.dtype).transpose(1, 2)
-        return self.out(mixed.reshape(*input_ids.shape, WIDTH))
+        return self.out(mixed.reshape(*input_ids.shape, self.out.in_features))
 
     def headed(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """``[batch, heads, tokens, head]``."""
         found = self.parts[name](x).view(*x.shape[:2], -1, self.head).transpose(1, 2)
         found = found.float() if name in self.wide else found
         return torch.tanh(found) if self.bounded else found
+
+
+class Latent(Attention):
+    """Keys are written, in two parts, behind each other into new memory, and values are of another
+    width than they are."""
+
+    def __init__(self, value: int, head: int = 8) -> None:
+        super().__init__("", bounded=False, head=head)
+        heads = WIDTH // head
+        self.parts["v"] = nn.Linear(WIDTH, heads * value)
+        self.shared = nn.Linear(WIDTH, 3)
+        self.out = nn.Linear(heads * value, WIDTH)
+        self.value = value
+
+    def headed(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """`Attention.headed`."""
+        if name == "v":
+            return self.parts["v"](x).view(*x.shape[:2], -1, self.value).transpose(1, 2)
+        found = super().headed(name, x)
+        if name != "k":
+            return found
+        whole = found.new_empty(*found.shape[:-1], self.head)
+        whole[..., :-3].copy_(found[..., 3:])
+        whole[..., -3:].copy_(self.shared(x)[:, None].expand(-1, found.shape[1], -1, -1))
+        return whole
 
 
 def batch(device: str = "cpu") -> dict[str, torch.Tensor]:
@@ -74,6 +99,17 @@ def test_operands_of_several_types(wide: str, bounded: bool) -> None:
     check(model, compiled, inputs)
 
 
+@pytest.mark.parametrize("value", [1, 8, 20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_values_of_another_width_than_keys(dtype: torch.dtype, value: int) -> None:
+    model = Latent(value).eval().to(dtype)
+    inputs = batch()
+    compiled = compile(model, inputs)
+    assert "1 of them attention, full, over live tokens" in compiled.explain()
+    assert "0 operators on all tokens" in compiled.explain()
+    check(model, compiled, inputs)
+
+
 @pytest.mark.parametrize(
     ("model", "said"),
     [
@@ -99,6 +135,17 @@ def test_what_a_gpu_has_no_kernel_for_is_the_models_own(model: nn.Module, said: 
 def test_operands_of_several_types_on_a_gpu(wide: str, bounded: bool, head: int) -> None:
     model = Attention(wide, bounded, head).eval().half()
     compiled = compile(model, batch(), target="cuda")
+    model = model.cuda()
+    for _ in range(3):
+        check(model, compiled, batch("cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("value", [1, 8, 20])
+def test_values_of_another_width_than_keys_on_a_gpu(value: int) -> None:
+    model = Latent(value).eval().half()
+    compiled = compile(model, batch(), target="cuda")
+    assert "1 of them attention, full, over live tokens" in compiled.explain()
     model = model.cuda()
     for _ in range(3):
         check(model, compiled, batch("cuda"))

@@ -116,6 +116,8 @@ class Assigned(torch.nn.Module):  # type: ignore[misc]
         chosen[input[..., 0] > 0.5] = row
         columns[:, :, 0] += 1
         columns[..., 3:5] = x[..., :2]
+        columns[..., -2:], columns[..., :1], columns[..., ::2] = x[..., :2], 0, row[::2]
+        columns[..., 4:3] = x[..., :0]
         filled[:, 0], filled[:, -1] = 0, row
         shifted, steps = torch.zeros_like(x), x.clone()
         shifted[:, 1:] = filled[:, :-1]

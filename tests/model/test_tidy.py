@@ -178,6 +178,25 @@ def test_parts_without_elements_are_not_joined(widths: tuple[int, ...]) -> None:
         np.testing.assert_allclose(run(after, x), expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("begin", "end", "joins"),
+    [(0, 3, 0), (3, 8, 0), (8, 99, 0), (3, 99, 2), (0, 99, 3), (0, 4, 3), (1, 3, 3), (-2, 99, 3)],
+)
+def test_slices_of_what_was_joined_are_its_parts(begin: int, end: int, joins: int) -> None:
+    def make(x: Any) -> Any:
+        doubled = op.tile(x, [1, 1, 2])
+        parts = [op.strided_slice(doubled, [2], [0], [width]) for width in (3, 5, 2)]
+        whole = op.concat([op.exp(parts[0]), op.sin(parts[1]), op.tanh(parts[2])], -1)
+        return op.negative(op.strided_slice(whole, [2], [begin], [end]))
+
+    before = graph(make, x=(2, 3, 4))
+    after = tidy(before, {})
+    joined = [len(c.args[0].fields) for c in calls(after) if c.op.name == "relax.concat"]
+    assert joined == [joins] * (joins > 0)
+    x = np.random.default_rng().normal(size=(2, 3, 4)).astype("float32")
+    np.testing.assert_allclose(run(after, x), run(before, x), rtol=1e-5)
+
+
 def test_parts_of_an_axis_of_any_length_are_left_alone() -> None:
     def make(x: Any) -> Any:
         whole = relax.BlockBuilder.current().emit(op.split(x, 2, 1))

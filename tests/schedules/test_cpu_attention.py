@@ -35,6 +35,7 @@ class Form:
     causal: bool
     target: str = "llvm"
     threads: int = 3
+    value_dim: int = 0  # of the same width, if 0
 
     @property
     def scale(self) -> float:
@@ -43,9 +44,8 @@ class Form:
     @functools.cached_property
     def kernel(self) -> Callable[..., None]:
         info = resolve_target(f"{self.target} -num-cores={self.threads}")
-        func = attention(
-            self.heads, self.head_dim, self.dtype, self.causal, self.scale, target=info
-        )
+        sizes = (self.heads, self.head_dim, self.value_dim or self.head_dim)
+        func = attention(*sizes, self.dtype, self.causal, self.scale, target=info)
         main = tvm.compile(tvm.IRModule({"main": func}), target=Target(info.tvm_target)).mod["main"]
 
         def call(*arrays: np.ndarray) -> None:
@@ -61,6 +61,8 @@ FORMS = [
     CAUSAL,
     Form(2, 40, "bfloat16", False, "llvm -mcpu=x86-64-v3", 2),
     Form(1, 5, "float32", True, "llvm -mcpu=x86-64", 1),
+    Form(2, 24, "float32", True, value_dim=16),
+    Form(2, 3, "bfloat16", False, "llvm -mcpu=x86-64-v3", 2, value_dim=37),
 ]
 
 
@@ -68,13 +70,14 @@ def operands(form: Form, lengths: tuple[int, ...], seed: int) -> tuple[np.ndarra
     """q, k, v and where sequences begin."""
     rng = np.random.default_rng(seed)
     starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int32)]).astype(np.int32)
-    shape = (int(starts[-1]), form.heads, form.head_dim)
-    return *(sparse.random(rng, shape, form.dtype) for _ in range(3)), starts
+    widths = form.head_dim, form.head_dim, form.value_dim or form.head_dim
+    shapes = [(int(starts[-1]), form.heads, width) for width in widths]
+    return *(sparse.random(rng, shape, form.dtype) for shape in shapes), starts
 
 
 def run(form: Form, q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """The kernel's result, in poisoned memory between forbidden pages."""
-    arrays = [sparse.fenced(a) for a in (q, k, v, starts, sparse.poisoned(q.shape, form.dtype))]
+    arrays = [sparse.fenced(a) for a in (q, k, v, starts, sparse.poisoned(v.shape, form.dtype))]
     form.kernel(*arrays)
     return arrays[-1]
 
@@ -145,13 +148,14 @@ def test_arrays_may_begin_at_any_element():
     [
         (ShapeError, {"heads": 0}),
         (ShapeError, {"head_dim": 2.5}),
+        (ShapeError, {"value_dim": 0}),
         (ShapeError, {"scale": math.nan}),
         (DTypeError, {"dtype": "int8"}),
         (TileNotFound, {"target": resolve_target("cuda -arch=sm_90a")}),
     ],
 )
 def test_refuses(error, change):
-    given = {"heads": 2, "head_dim": 8, "dtype": "float32", "causal": False, "scale": 1.0}
-    given["target"] = resolve_target("llvm")
+    given = {"heads": 2, "head_dim": 8, "value_dim": 8, "dtype": "float32", "causal": False}
+    given |= {"scale": 1.0, "target": resolve_target("llvm")}
     with pytest.raises(error, match=next(iter(change)) if error is not TileNotFound else "isa"):
         attention(**(given | change))
