@@ -10,7 +10,7 @@ from tvm.ir import prim
 
 from .masks import PARTIAL, excluding
 from .plane import BATCH, PLAIN, TOKENS, Plane, Roles
-from .rebuild import extents_of, is_one, is_op, same_extents, typed
+from .rebuild import extents_of, is_one, is_op, is_zero, same_extents, typed
 from .tidy import widens
 
 _HEADED = (BATCH, PLAIN, TOKENS, PLAIN)
@@ -66,7 +66,8 @@ def match_attention(
     value = look.headed(product.args[1], _HEADED)
     if weights is None or value is None:
         return None
-    scores = look.scores(weights.args[0])
+    given, sunk = weights
+    scores = look.scores(given)
     if scores is None:
         return None
     inner, added = scores.product, scores.added
@@ -88,7 +89,7 @@ def match_attention(
         kind, problem = kind_of(added)
         if problem:
             kind, problem = kind_of(added, query, keys, *relax.analysis.free_vars(look.made(keys)))
-    if scores.bent and not problem:
+    if (scores.bent or sunk) and not problem:
         kind = PARTIAL
     return Attention(
         query,
@@ -219,10 +220,13 @@ class _Look:
             return replace(found, added=typed(chosen))
         return None
 
-    def weights(self, expr: relax.Expr) -> relax.Call | None:
-        """The softmax over the last axis behind attention weights. Rows without any key may be
-        set to 0 after it: live queries have a key, themselves."""
+    def weights(self, expr: relax.Expr) -> tuple[relax.Expr, bool] | None:
+        """The scores whose softmax over the last axis attention weights are, and whether a column
+        stood behind them that takes its part of the weight and is left out (a sink). Rows without
+        any key may be set to 0 after it: live queries have a key, themselves."""
         found = self.through(expr, "reshape", "astype")
+        if is_op(found, "strided_slice"):
+            return self._beside_sink(found)
         if is_op(found, "where"):
             condition, zeros, weights = found.args
             softmax = self.through(weights, "reshape", "astype")
@@ -234,8 +238,41 @@ class _Look:
             if not without_key and not self._is_nan(condition, softmax):
                 return None
             found = softmax
-        last = is_op(found, "nn.softmax") and int(found.attrs.axis) in (-1, found.ty.ndim - 1)
-        return found if last else None
+        return (found.args[0], False) if _is_softmax(found) else None
+
+    def _beside_sink(self, kept: relax.Call) -> tuple[relax.Expr, bool] | None:
+        """`weights` of which ``kept`` are all columns but the last one."""
+        softmax = self.through(kept.args[0], "reshape", "astype")
+        if not _is_softmax(softmax):
+            return None
+        given = self.through(softmax.args[0], "astype")
+        if is_op(given, "subtract") and self._is_peak(given.args[1], given.args[0]):
+            given = self.through(given.args[0], "astype")
+        parts = self.made(given.args[0]) if is_op(given, "concat") else None
+        last = given.ty.ndim - 1
+        if not isinstance(parts, relax.Tuple) or int(given.attrs.axis) not in (-1, last):
+            return None
+        begins = kept.args[2]
+        from_first = isinstance(begins, relax.Tuple) and all(map(is_zero, begins.fields))
+        scores, sink = parts.fields[0], parts.fields[-1]
+        alike = same_extents(extents_of(scores), extents_of(kept))
+        if len(parts.fields) != 2 or not from_first or not alike or not self._is_weight(sink):
+            return None
+        return scores, True
+
+    def _is_weight(self, expr: relax.Expr) -> bool:
+        """Whether an expression is a weight of the model, repeated or not."""
+        found = self.made(expr)
+        while is_op(found, "reshape", "broadcast_to", "astype"):
+            found = self.made(found.args[0])
+        return isinstance(found, ir.GenericConst)
+
+    def _is_peak(self, expr: relax.Expr, scores: relax.Expr) -> bool:
+        """Whether an expression is the largest of each row of scores, which changes no weight."""
+        found = self.made(expr)
+        if not is_op(found, "max") or not found.args[0].same_as(scores):
+            return False
+        return [int(axis) % scores.ty.ndim for axis in found.attrs.axis] == [scores.ty.ndim - 1]
 
     def _is_zero(self, expr: relax.Expr) -> bool:
         made = self.made(expr)
@@ -298,6 +335,10 @@ def _keeps(call: relax.Call) -> bool:
         return _folds(call)
     before, after = str(call.args[0].ty.dtype), str(call.ty.dtype)
     return before == "bool" or ("float" in before and "float" in after)
+
+
+def _is_softmax(expr: relax.Expr) -> bool:
+    return is_op(expr, "nn.softmax") and int(expr.attrs.axis) in (-1, expr.ty.ndim - 1)
 
 
 def _is_number(expr: relax.Expr) -> bool:

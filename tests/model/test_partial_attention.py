@@ -91,6 +91,30 @@ class Folded(Attention):
         return x
 
 
+class Sunk(Attention):
+    """With a column behind the scores that takes its part of the weight: of numbers of the heads
+    and, ``by_keys``, of what all keys make."""
+
+    def __init__(self, by_keys: bool, shifted: bool = True) -> None:
+        super().__init__(lambda scores, *others: scores)
+        self.sinks, self.by_keys, self.shifted = nn.Parameter(torch.randn(HEADS)), by_keys, shifted
+
+    def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """``[batch, tokens, WIDTH]``."""
+        live = attention_mask.bool()[:, None, None, :]
+        heads = self.inner[0](x).view(*x.shape[:2], HEADS, -1).transpose(1, 2)
+        scores = heads @ heads.transpose(-1, -2) / 2 + excluded(live)
+        sinks = self.sinks.reshape(1, -1, 1, 1).expand(*scores.shape[:3], -1)
+        if self.by_keys:
+            sinks = sinks + heads.cumsum(-2)[..., :1]
+        joined = torch.cat([scores, sinks], -1)
+        if self.shifted:
+            joined = joined - joined.max(-1, keepdim=True).values
+        weights = joined.softmax(-1)[..., :-1]
+        summed = (weights @ heads).transpose(1, 2).reshape(x.shape)
+        return x + torch.relu(self.outer[0](summed))
+
+
 def checked(model: nn.Module, dtype: torch.dtype = torch.float32) -> CompiledModel:
     """Compiled, and compared on live tokens, at another batch and length than it was compiled."""
     torch.manual_seed(0)
@@ -168,6 +192,14 @@ def test_scores_by_a_number_of_another_type(dtype: torch.dtype) -> None:
     decisions = checked(Attention(scored), dtype).decisions
     assert sum(d.reason.startswith(ALL) for d in decisions) > 4
     assert all(d.live for d in decisions if d.operator == "linear")
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("by_keys", [False, True])
+def test_sinks_take_their_part_of_the_weight(by_keys: bool, shifted: bool) -> None:
+    decisions = checked(Sunk(by_keys, shifted)).decisions
+    assert any(d.reason.startswith(ALL) for d in decisions) is not by_keys
+    assert by_keys or all(d.live for d in decisions if d.operator == "linear")
 
 
 OTHERS: dict[str, Scored] = {
