@@ -88,7 +88,7 @@ def repeated_rows(
     operator = _rows_operators().get((x.dtype, kind, bias is not None, activation))
     if operator is None or not x.is_contiguous():
         return None
-    rows = x if x.dim() == 2 else x.view(-1, x.shape[-1])
+    rows = x if x.dim() == 2 else x.view(x.shape[:-1].numel(), *x.shape[-1:])
     operands = (weight,) if bias is None else (weight, bias)
     made: torch.Tensor | None = operator.repeated(rows, *operands, sparsity=pattern)
     return made if made is None or rows is x else made.view(*x.shape[:-1], len(weight))

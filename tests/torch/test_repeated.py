@@ -142,9 +142,11 @@ def test_rows_are_repeated_by_the_operator_that_ran(monkeypatch: pytest.MonkeyPa
         (x, weight, None, lengths, "lengths", None),
         (x.half(), weight, bias, lengths, "lengths", None),
         (x, weight, bias, lengths, "rows", None),
+        (x[..., :0], weight, bias, lengths, "lengths", None),  # nothing is found of these either
+        (x[0, 0, 0], weight, bias, lengths, "lengths", None),
     ):
         assert operators.repeated_rows(*given) is None
-    assert len(calls) == 2
+    assert len(calls) == 4
 
 
 def test_what_is_no_rows_is_refused_as_before(asked: list[Any]) -> None:
