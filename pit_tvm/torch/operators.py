@@ -105,8 +105,7 @@ def outer_of_rows(
 ) -> torch.Tensor:
     """``left.T @ right`` [n, k] over the rows that a pattern names, on CPUs by torch."""
     if not left.is_cuda:
-        rows = _rows_of(left, pattern, kind)
-        return left[rows].T @ right[rows]
+        return host.outer_live(left, right, _rows_of(left, pattern, kind))
     if 0 in left.shape or 0 in right.shape:
         return left.new_zeros((left.shape[1], right.shape[1]))
     out: torch.Tensor = _outer(dtype_name(left), kind)(left, right, sparsity=pattern)

@@ -326,6 +326,19 @@ def test_autocast_chooses_the_type_as_for_torchs_layers(call: str) -> None:
     assert dx.dtype == dup.dtype == torch.float32 and dx.any() and dup.any()
 
 
+@pytest.mark.parametrize("dtype", LIMITS)
+def test_autocast_changes_no_gradients_of_what_was_computed_without_it(dtype: torch.dtype) -> None:
+    x, weight, ids = leaf(BATCH, LENGTH, K, dtype=dtype), leaf(K, K, dtype=dtype), routed((24, 2))
+    up, down, shares = leaf(GROUPS, N, K, dtype=dtype), leaf(GROUPS, K, N, dtype=dtype), leaf(24, 2)
+    rows = pit.linear_rows(x, weight, lengths=PATTERNS["lengths"], activation="gelu").view(24, K)
+    out = pit.moe_feed_forward(rows, ids, shares, up, down, gated=False)
+    loss, leaves = out.square().sum(), (x, weight, up, down, shares)
+    want = torch.autograd.grad(loss, leaves, retain_graph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = torch.autograd.grad(loss, leaves)
+    torch.testing.assert_close(got, want)
+
+
 @pytest.mark.parametrize("activation", ["relu", "relu2", "gelu", "gelu_tanh", "silu"])
 def test_activations_of_rows_have_all_derivatives(activation: str) -> None:
     rows = torch.zeros(BATCH, LENGTH, 3, dtype=torch.float64)
