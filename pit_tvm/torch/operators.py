@@ -50,6 +50,12 @@ def result_type(x: torch.Tensor) -> torch.dtype:
     return found
 
 
+def shaped(made: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """A new tensor in another shape, and no view: autograd lets nobody change one in place that was
+    made where it does not look."""
+    return made if made.shape == shape else made.view(shape).data
+
+
 def linear_of_rows(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -91,7 +97,7 @@ def repeated_rows(
     rows = x if x.dim() == 2 else x.view(x.shape[:-1].numel(), *x.shape[-1:])
     operands = (weight,) if bias is None else (weight, bias)
     made: torch.Tensor | None = operator.repeated(rows, *operands, sparsity=pattern)
-    return made if made is None or rows is x else made.view(*x.shape[:-1], len(weight))
+    return None if made is None else shaped(made, (*x.shape[:-1], len(weight)))
 
 
 @cache
