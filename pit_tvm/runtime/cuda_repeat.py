@@ -222,8 +222,8 @@ class CudaRepeats:
         if not table.repeats:
             return out, None
         look, guess = self.look, table.guess
-        made = None if out is not None or guess < 0 else table.repeats[guess].output()
         try:
+            made = None if out is not None or guess < 0 else table.repeats[guess].output()
             for array in given:
                 if array.is_neg():  # DLPack does not say it
                     return out, None
@@ -235,7 +235,8 @@ class CudaRepeats:
                 made = table.repeats[guess].output()
                 number = look(table.address, guess, 1 + len(given), made)
         except (AttributeError, BufferError, RuntimeError, TypeError, ValueError):
-            return out, None  # no tensor, or none of DLPack's: the long way says so
+            # No tensor, or none of DLPack's: the long way says so. Or no memory for the guess.
+            return out, None
         place = number if number >= 0 else OTHERS - number
         if place < 0:  # NONE
             return out, None

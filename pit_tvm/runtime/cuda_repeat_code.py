@@ -115,11 +115,13 @@ static bool pit_overlap(const Places* places, int i, int j) {
 // The tensor before number ``i`` that begins where it does, -1 for none; -2 where it overlaps with
 // one in another way, or is the ``last``, the output, and overlaps.
 static int pit_shared(const Places* places, int i, bool last) {
-  for (int j = 0; j < i; ++j) {
+  int found = -1;
+  for (int j = i; j-- > 0;) {
     if (!pit_overlap(places, i, j)) continue;
-    return last || places->data[i] != places->data[j] ? -2 : j;
+    if (last || places->data[i] != places->data[j]) return -2;
+    found = j;
   }
-  return -1;
+  return found;
 }
 
 // Words of so many tensors, of which the last is the output; -1 for a call that cannot be told by

@@ -28,6 +28,7 @@ from .operators import (
     outer_of_groups,
     outer_of_rows,
     result_type,
+    shaped,
     spec_of,
     spread_sums,
     summed_choices,
@@ -69,7 +70,7 @@ def linear_rows(
         if array is not None:
             check_signs(name, array)
     out = linear_of_rows(flat, weight, bias, pattern, kind, activation)
-    return out.reshape(*x.shape[:-1], weight.shape[0])
+    return shaped(out, (*x.shape[:-1], weight.shape[0]))
 
 
 @linear_rows.register_fake
@@ -110,7 +111,7 @@ def activate_rows(
     results are."""
     flat = _flat(rows)
     _check_contiguous(rows=flat)
-    return activated_of_rows(flat, pattern, kind, activation).reshape(rows.shape)
+    return shaped(activated_of_rows(flat, pattern, kind, activation), rows.shape)
 
 
 @activate_rows.register_fake
@@ -127,7 +128,7 @@ def activate_rows_gradient(
     others hold anything."""
     flat, given = _flat(rows), _flat(down)
     _check_contiguous(rows=flat, down=given)
-    return gradient_of_activated(flat, given, pattern, kind, activation).reshape(rows.shape)
+    return shaped(gradient_of_activated(flat, given, pattern, kind, activation), rows.shape)
 
 
 @activate_rows_gradient.register_fake
@@ -152,7 +153,7 @@ def grouped_linear(
     check_weight("weight", weight)
     ids = _choices(group_ids, len(flat))
     out = grouped_choices(flat, ids, weight, bias, activation)
-    return out.reshape(*group_ids.shape, weight.shape[1])
+    return shaped(out, (*group_ids.shape, weight.shape[1]))
 
 
 @grouped_linear.register_fake
@@ -196,7 +197,8 @@ def gated_activation(
     """[..., n]: what a `Gate` makes of rows [..., 2 * n] of gates and others."""
     flat, gate = _flat(rows), gate_of(limit, alpha, offset, interleaved)
     _check_contiguous(rows=flat)
-    return gated_rows(flat, activation, gate).reshape(*rows.shape[:-1], rows.shape[-1] // 2)
+    shape = (*rows.shape[:-1], rows.shape[-1] // 2)
+    return shaped(gated_rows(flat, activation, gate), shape)
 
 
 @gated_activation.register_fake
@@ -218,7 +220,7 @@ def gated_gradient(
     flat, given = _flat(rows), _flat(down)
     _check_contiguous(rows=flat, down=given)
     gate = gate_of(limit, alpha, offset, interleaved)
-    return gradient_of_gated(flat, given, activation, gate).reshape(rows.shape)
+    return shaped(gradient_of_gated(flat, given, activation, gate), rows.shape)
 
 
 @gated_gradient.register_fake
@@ -231,7 +233,7 @@ def combine_choices(rows: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor
     """[..., n]: the sum of the rows [..., top_k, n] of a token, each by its weight [..., top_k]."""
     flat, shares, choices = _of_tokens(rows, weights, ids)
     out = combined_choices(flat, shares, choices)
-    return out.reshape(*rows.shape[:-2], rows.shape[-1])
+    return shaped(out, (*rows.shape[:-2], rows.shape[-1]))
 
 
 @combine_choices.register_fake
@@ -249,7 +251,7 @@ def spread_choices(
     _check_contiguous(down=given)
     flat, shares, choices = _of_tokens(rows, weights, ids)
     drows, dweights = spread_sums(flat, shares, choices, given)
-    return drows.reshape(rows.shape), dweights.reshape(weights.shape).to(weights.dtype)
+    return shaped(drows, rows.shape), shaped(dweights, weights.shape).to(weights.dtype)
 
 
 @spread_choices.register_fake
@@ -265,7 +267,7 @@ def sum_choices(rows: torch.Tensor) -> torch.Tensor:
     tokens = rows.shape[:-2].numel()
     _check_contiguous(rows=rows)
     out = summed_choices(rows.reshape(tokens, *rows.shape[-2:]))
-    return out.reshape(*rows.shape[:-2], rows.shape[-1])
+    return shaped(out, (*rows.shape[:-2], rows.shape[-1]))
 
 
 @sum_choices.register_fake
@@ -303,7 +305,7 @@ def moe_feed_forward(
         activation=activation,
         gate=gate_of(limit, alpha, offset, interleaved) if gated else None,
     )
-    return out if flat is x else out.reshape(x.shape)
+    return shaped(out, x.shape)
 
 
 @moe_feed_forward.register_fake

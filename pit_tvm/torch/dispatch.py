@@ -15,6 +15,8 @@ from ..runtime.torch_arrays import stored_weight
 Formula = Callable[[Any, torch.Tensor], Any]
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+# On where many gradients are asked for at once: torch.autograd.grad(.., is_grads_batched=True).
+_VMAP = torch._C._dispatch_key_parse("VmapMode")
 
 
 class CustomOperator:
@@ -127,5 +129,7 @@ def is_seen(args: Sequence[Any]) -> bool:
         if isinstance(each, torch.Tensor) and (type(each) not in _PLAIN or each.is_meta):
             return True
     if torch._C._len_torch_dispatch_stack() or torch.autograd._profiler_enabled():
+        return True
+    if torch._C._dispatch_tls_is_dispatch_key_included(_VMAP):
         return True
     return functorch.peek_interpreter_stack() is not None or torch.jit.is_tracing()

@@ -40,6 +40,11 @@ _ACTIVATIONS = {
     "SiLU": "silu",
     "SiLUActivation": "silu",
 }
+# What makes a call of a module, one of these, more than what its class computes.
+_HOOKS = (
+    *("forward", "_forward_hooks", "_forward_pre_hooks"),
+    *("_backward_hooks", "_backward_pre_hooks"),
+)
 Form = tuple[str, bool | Gate]  # an activation, and what `moe_feed_forward` calls gated
 # Of gates, by them, their activations, and numbers that they may read.
 _FORMS: dict[object, Form | None] = {}
@@ -157,8 +162,10 @@ def _may_be_elsewhere(module: Any, fused: bool) -> bool:
 
 def _form_of(module: Any) -> Form | None:
     """How `moe_feed_forward` computes a module; None where it does not."""
-    activation = _ACTIVATIONS.get(type(getattr(module, "act_fn", None)).__name__)
-    own = vars(module)
+    act, own = getattr(module, "act_fn", None), vars(module)
+    activation = _ACTIVATIONS.get(type(act).__name__)
+    if activation is not None and any(vars(act).get(name) for name in _HOOKS):
+        activation = None  # somebody has to see what it is given, or changes it
     if _has_norm(module) or "_apply_gate" in own:
         return None
     if not module.has_gate:

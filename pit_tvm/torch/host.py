@@ -3,14 +3,16 @@ group, and activations and sums between them, with their gradients.
 
 Only weights of groups that live are read, as they are. Our kernels would pack those of all groups
 at every call, which is worth it only in types that torch's library converts element by element, as
-float16 on most CPUs.
+float16 on most CPUs. Products are in the type that is given, also under ``torch.autocast``, which
+may be on when gradients are asked for of what was computed without it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import partial, wraps
+from typing import TypeVar
 
 import torch
 from torch.nn import functional
@@ -18,6 +20,21 @@ from torch.nn import functional
 from ..errors import DTypeError, ShapeError, mismatch
 from ..gates import PLAIN, Gate
 from ..runtime.argument import told_groups
+
+Run = TypeVar("Run", bound=Callable[..., object])
+
+
+def _uncast(function: Run) -> Run:
+    """The function, of tensors on a CPU, without ``torch.autocast``."""
+
+    @wraps(function)
+    def run(*args: object) -> object:
+        if not torch.is_autocast_enabled("cpu"):
+            return function(*args)
+        with torch.autocast("cpu", enabled=False):
+            return function(*args)
+
+    return run  # type: ignore[return-value]
 
 
 def computes(dtype: torch.dtype) -> bool:
@@ -32,6 +49,7 @@ def computes(dtype: torch.dtype) -> bool:
     return bool(known())
 
 
+@_uncast
 def live_rows(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -43,6 +61,12 @@ def live_rows(
     out = x.new_zeros((len(x), weight.shape[0]))
     out[rows] = activate(activation)(functional.linear(x[rows], weight, bias))
     return out
+
+
+@_uncast
+def outer_live(left: torch.Tensor, right: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """``left.T @ right`` over ``rows``."""
+    return left[rows].T @ right[rows]
 
 
 def check_ids(name: str, ids: torch.Tensor, groups: int) -> None:
@@ -66,6 +90,7 @@ def live_groups(ids: torch.Tensor, groups: int) -> Iterator[tuple[int, torch.Ten
         begin += count
 
 
+@_uncast
 def grouped_rows(
     x: torch.Tensor,
     ids: torch.Tensor,
@@ -82,6 +107,7 @@ def grouped_rows(
     return out
 
 
+@_uncast
 def outer_groups(
     left: torch.Tensor, right: torch.Tensor, ids: torch.Tensor, groups: int
 ) -> torch.Tensor:
@@ -94,6 +120,7 @@ def outer_groups(
     return out
 
 
+@_uncast
 def feed_forward(
     x: torch.Tensor,
     ids: torch.Tensor,
@@ -181,7 +208,7 @@ def spread(
     result."""
     none = ids < 0
     drows = down[..., None, :] * weights.masked_fill(none, 0.0)[..., None].to(down.dtype)
-    dots = (rows.float() @ down[..., None].float())[..., 0]
+    dots = (rows.float() * down[..., None, :].float()).sum(-1)  # no product that autocast casts
     return drows, dots.masked_fill(none, 0.0).to(weights.dtype)
 
 

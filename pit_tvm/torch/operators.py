@@ -50,6 +50,12 @@ def result_type(x: torch.Tensor) -> torch.dtype:
     return found
 
 
+def shaped(made: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """A new tensor in another shape, and no view: autograd lets nobody change one in place that was
+    made where it does not look."""
+    return made if made.shape == shape else made.view(shape).data
+
+
 def linear_of_rows(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -88,10 +94,10 @@ def repeated_rows(
     operator = _rows_operators().get((x.dtype, kind, bias is not None, activation))
     if operator is None or not x.is_contiguous():
         return None
-    rows = x if x.dim() == 2 else x.view(-1, x.shape[-1])
+    rows = x if x.dim() == 2 else x.view(x.shape[:-1].numel(), *x.shape[-1:])
     operands = (weight,) if bias is None else (weight, bias)
     made: torch.Tensor | None = operator.repeated(rows, *operands, sparsity=pattern)
-    return made if made is None or rows is x else made.view(*x.shape[:-1], len(weight))
+    return None if made is None else shaped(made, (*x.shape[:-1], len(weight)))
 
 
 @cache
@@ -105,8 +111,7 @@ def outer_of_rows(
 ) -> torch.Tensor:
     """``left.T @ right`` [n, k] over the rows that a pattern names, on CPUs by torch."""
     if not left.is_cuda:
-        rows = _rows_of(left, pattern, kind)
-        return left[rows].T @ right[rows]
+        return host.outer_live(left, right, _rows_of(left, pattern, kind))
     if 0 in left.shape or 0 in right.shape:
         return left.new_zeros((left.shape[1], right.shape[1]))
     out: torch.Tensor = _outer(dtype_name(left), kind)(left, right, sparsity=pattern)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from tests.runtime.fake_graphs import (
     fake_graphs,
     without_streams,
 )
-from tests.runtime.test_cuda_repeat import aligned
+from tests.runtime.test_cuda_repeat import aligned, keep, words
 
 torch = pytest.importorskip("torch")
 
@@ -196,6 +197,21 @@ def test_tensors_that_share_memory_are_told_apart(runs: Runs) -> None:
     memory = aligned(16, 2)
     runs.value = memory[1:5]
     assert not runs.run(memory[:4], out)
+    parts = [memory[begin : begin + 4] for begin in (0, 0, 4)]
+    assert words(runs.look, *parts, out) and words(runs.look, memory, *parts[:2], out)
+    assert words(runs.look, memory, *parts, out) is words(runs.look, *parts, memory, out) is None
+
+
+def test_no_memory_for_the_output_of_another_call_is_no_error(runs: Runs) -> None:
+    class Full:
+        def new_empty(self, shape: tuple[int, ...]) -> Any:
+            raise torch.OutOfMemoryError(f"no memory for {shape}")
+
+    value, x = runs.value, aligned(4, 2)
+    keep(runs.repeats, x, value, aligned(3, 5), "pit", new=True)
+    table = runs.repeats._threads.table
+    table.guess, table.repeats[0] = 0, replace(table.repeats[0], like=Full())
+    assert runs.repeats.run((aligned(9, 2),), value, None) == (None, None)
 
 
 def test_graphs_are_dropped_with_what_they_are_of(runs: Runs) -> None:

@@ -132,3 +132,25 @@ def test_what_is_changed_before_the_way_back_is_seen() -> None:
     rows += 1
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("lead", [(4,), (2, 2)])
+def test_results_may_be_changed_in_place(lead: tuple[int, ...], grad: bool) -> None:
+    x, weight = torch.randn(*lead, 8), torch.randn(6, 8, requires_grad=True)
+    weights, ids = torch.randn(3, 8, 8, requires_grad=True), torch.randint(3, (*lead, 2))
+    gain, shares = torch.randn(1, requires_grad=True), torch.rand(*lead, 2)
+    for run in (
+        lambda: pit.linear_rows(x, weight, rows=ROWS),
+        lambda: pit.grouped_linear(x, weights, ids),
+        lambda: pit.grouped_linear(x, weights, ids[..., 0]),
+        lambda: pit.moe_feed_forward(x, ids, shares, weights, weights, gated=False),
+    ):
+        with torch.set_grad_enabled(grad):
+            out, other = run(), run()
+        leaves = (weights if run().shape[-1] == 8 else weight, gain) if grad else (gain,)
+        got = torch.nn.functional.relu(out.add_(x.sum()).mul_(gain), inplace=True)
+        want = torch.nn.functional.relu((other + x.sum()) * gain)
+        torch.testing.assert_close(got, want)
+        found, right = (torch.autograd.grad(each.square().sum(), leaves) for each in (got, want))
+        torch.testing.assert_close(found, right)

@@ -6,7 +6,7 @@ import copy
 import importlib
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -201,6 +201,21 @@ def test_plain_experts_are_one_layer(name: str, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(under_test, each, noted)
     module(torch.randn(TOKENS, HIDDEN), ids, weights)
     assert calls == (["moe_feed_forward"] if MODULES[name][2] else ["grouped_linear"] * 2)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", ["mixtral", "no gate"])
+def test_hooks_of_activations_are_called(name: str, compiled: bool) -> None:
+    module, (ids, weights) = make(name, "cpu", torch.float32), routing("cpu", 0)
+    x, activation = torch.randn(TOKENS, HIDDEN), cast(torch.nn.Module, module.act_fn)
+    plain, form = module(x, ids, weights), under_test._form_of(module)
+    hook = activation.register_forward_hook(lambda act, given, out: 2 * out)
+    run = torch.compile(module, fullgraph=True, backend="eager") if compiled else module
+    torch.testing.assert_close(run(x, ids, weights), 2 * plain)
+    hook.remove()
+    assert form is not None and under_test._form_of(module) == form
+    activation.forward = lambda rows: 0 * rows  # type: ignore[method-assign]
+    assert not module(x, ids, weights).any()
 
 
 @pytest.mark.parametrize(

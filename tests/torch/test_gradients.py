@@ -227,6 +227,21 @@ def test_gradients_of_gradients() -> None:
         assert error(one, other) < 1e-4
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("dtype", LIMITS)
+def test_many_gradients_at_once(dtype: torch.dtype) -> None:
+    x, weight, ids = leaf(BATCH, LENGTH, K, dtype=dtype), leaf(N, K, dtype=dtype), routed((BATCH,))
+    rows = pit.linear_rows(x, weight, lengths=PATTERNS["lengths"], activation="gelu")
+    up, down = leaf(GROUPS, 2 * K, N, dtype=dtype), leaf(GROUPS, N, K, dtype=dtype)
+    shares = leaf(BATCH, 1)
+    out = pit.moe_feed_forward(rows[:, 0].contiguous(), ids[:, None], shares, up, down)
+    leaves, downs = (x, weight, up, down, shares), torch.randn(3, *out.shape).to(dtype)
+    many = torch.autograd.grad(out, leaves, downs, retain_graph=True, is_grads_batched=True)
+    single = [torch.autograd.grad(out, leaves, each, retain_graph=True) for each in downs]
+    for got, want in zip(many, zip(*single, strict=True), strict=True):
+        torch.testing.assert_close(got, torch.stack(want))
+
+
 @settings(deadline=None, max_examples=30)
 @given(
     tokens=st.integers(0, 9),
@@ -309,6 +324,19 @@ def test_autocast_chooses_the_type_as_for_torchs_layers(call: str) -> None:
     assert got.dtype == torch.bfloat16 and calls[call]().dtype == torch.float32
     dx, dup = torch.autograd.grad(got.float().sum(), (x, up))
     assert dx.dtype == dup.dtype == torch.float32 and dx.any() and dup.any()
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
+def test_autocast_changes_no_gradients_of_what_was_computed_without_it(dtype: torch.dtype) -> None:
+    x, weight, ids = leaf(BATCH, LENGTH, K, dtype=dtype), leaf(K, K, dtype=dtype), routed((24, 2))
+    up, down, shares = leaf(GROUPS, N, K, dtype=dtype), leaf(GROUPS, K, N, dtype=dtype), leaf(24, 2)
+    rows = pit.linear_rows(x, weight, lengths=PATTERNS["lengths"], activation="gelu").view(24, K)
+    out = pit.moe_feed_forward(rows, ids, shares, up, down, gated=False)
+    loss, leaves = out.square().sum(), (x, weight, up, down, shares)
+    want = torch.autograd.grad(loss, leaves, retain_graph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = torch.autograd.grad(loss, leaves)
+    torch.testing.assert_close(got, want)
 
 
 @pytest.mark.parametrize("activation", ["relu", "relu2", "gelu", "gelu_tanh", "silu"])

@@ -133,6 +133,7 @@ def test_rows_are_repeated_by_the_operator_that_ran(monkeypatch: pytest.MonkeyPa
     lengths = torch.tensor([1, 4])
     made = operators.repeated_rows(x, weight, bias, lengths, "lengths", None)
     assert made.shape == (2, 4, 5) and torch.equal(made.flatten(), torch.arange(40.0))
+    assert not made._is_view()
     rows, *others = calls[0]
     assert rows.shape == (8, 8) and rows.data_ptr() == x.data_ptr()
     assert all(a is b for a, b in zip(others, (weight, bias, lengths), strict=True))
@@ -142,9 +143,11 @@ def test_rows_are_repeated_by_the_operator_that_ran(monkeypatch: pytest.MonkeyPa
         (x, weight, None, lengths, "lengths", None),
         (x.half(), weight, bias, lengths, "lengths", None),
         (x, weight, bias, lengths, "rows", None),
+        (x[..., :0], weight, bias, lengths, "lengths", None),  # nothing is found of these either
+        (x[0, 0, 0], weight, bias, lengths, "lengths", None),
     ):
         assert operators.repeated_rows(*given) is None
-    assert len(calls) == 2
+    assert len(calls) == 4
 
 
 def test_what_is_no_rows_is_refused_as_before(asked: list[Any]) -> None:
