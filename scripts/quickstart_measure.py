@@ -19,12 +19,10 @@ from pit_tvm.runtime.live_tokens import live_tokens
 Samples = dict[str, dict[int, list[float]]]
 
 
-def settle(patience: float = 1.0) -> None:
-    """Wait until idle threads of the library that ran last stop spinning, which takes up to 0.1 s.
-
-    They would slow down whatever runs next. ``patience`` is in seconds.
-    """
-    end = time.perf_counter() + patience
+def settle() -> None:
+    """Wait until idle threads of the library that ran last stop spinning, which takes up to 0.1 s,
+    and no longer than 1 s: they would slow down whatever runs next."""
+    end = time.perf_counter() + 1.0
     busy = True
     while busy and time.perf_counter() < end:
         before = time.process_time()

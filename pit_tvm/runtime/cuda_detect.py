@@ -133,14 +133,13 @@ class CudaDetector:
         shape: tuple[int, ...],
         micro_tile: MicroTile,
         *,
-        deterministic: bool = False,
         take: Take = new_index,
     ) -> tuple[Index, Index]:
         """`detect`, ascending, and the index of all other positions, the dead ones, ascending too.
 
         `Groups` are refused (AxisError): the lists of groups name no slice that is dead.
         """
-        find = self.prepared(spec, value, shape, micro_tile, deterministic, True)
+        find = self.prepared(spec, value, shape, micro_tile, False, True)
         live, dead = find(value, take)
         assert dead is not None
         return live, dead

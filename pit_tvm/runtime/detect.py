@@ -162,13 +162,13 @@ class Detector:
         shape: tuple[int, ...],
         lines: Lines | None = None,
         *,
-        windows: int = 32,
         operand: str = "operand",
     ) -> SampleCall:
         """The sampling of covered densities of an operand of ``shape``, for several calls.
 
         Windows of 64x64 lie in the last two dimensions, on multiples of 64, spread evenly and
-        always at the same places; all of them are read if there are at most ``windows``.
+        always at the same places; all of them are read if there are fewer than
+        `detect_sample.WINDOWS`.
 
         Parameters
         ----------
@@ -182,13 +182,13 @@ class Detector:
         Raises
         ------
         ShapeError
-            No dimension, or no windows; from the call, as for `detect`.
+            No dimension; from the call, as for `detect`.
         DTypeError
             From the call, as for `detect`.
         AxisError
             The specification names slices: their share is known without sampling.
         """
-        return SampleCall(spec, shape, self._kernel, lines, windows, operand)
+        return SampleCall(spec, shape, self._kernel, lines, operand)
 
     def slices(
         self, spec: SparsitySpec, shape: tuple[int, ...], micro_tile: MicroTile

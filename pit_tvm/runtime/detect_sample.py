@@ -24,6 +24,7 @@ from .detect_sample_kernel import COUNTS, FOUND, sample_windows
 from .detect_view import Elements, elements_of, entries_of
 from .gate import RANK, negated, row_of
 
+WINDOWS = 32  # at most
 GOLDEN = (math.sqrt(5) - 1) / 2
 ROWS = 32  # lines that are read of a dimension at most twice as often,
 MOST_LINES = 512  # and of all dimensions
@@ -80,7 +81,7 @@ class SamplePlan:
 
 
 def plan_sample(
-    shape: tuple[int, ...], elements: Elements, windows: int, lines: Lines | None = None
+    shape: tuple[int, ...], elements: Elements, lines: Lines | None = None
 ) -> SamplePlan:
     """Place the windows in the last two dimensions of ``shape``, evenly and reproducibly.
 
@@ -89,7 +90,7 @@ def plan_sample(
     """
     if not shape:
         raise ShapeError(mismatch("shape", "at least one dimension", shape))
-    entries, where = elements.entries(shape), _windows(shape, elements, windows)
+    entries, where = elements.entries(shape), _windows(shape, elements)
     layout = "bits" if elements.packed else "blocks" if elements.grains else "entries"
     build = partial(sample_windows, elements.bits, elements.sign, layout)
     along, crossed = _lines(entries, lines)
@@ -105,14 +106,14 @@ def plan_sample(
     )
 
 
-def _windows(shape: tuple[int, ...], elements: Elements, windows: int) -> npt.NDArray[np.int64]:
+def _windows(shape: tuple[int, ...], elements: Elements) -> npt.NDArray[np.int64]:
     """``SamplePlan.where``."""
     rows, columns = (1, *shape)[-2:]
     per_matrix, per_band = -(-rows // WINDOW), -(-columns // WINDOW)
     bands = math.prod(shape[:-2]) * per_matrix
-    chosen = min(windows, bands * per_band)
+    chosen = min(WINDOWS, bands * per_band)
     number = np.arange(chosen)
-    if chosen < windows:  # all of them
+    if chosen < WINDOWS:  # all of them
         band, cell = np.divmod(number, max(per_band, 1))
     else:
         band = number * bands // chosen
@@ -217,16 +218,13 @@ class SampleCall:
         shape: tuple[int, ...],
         kernel: Callable[[Build], Callable[..., int]],
         lines: Lines | None,
-        windows: int,
         operand: str,
     ) -> None:
         if not isinstance(spec, (Mask, Values, BitMask, BlockMask)):
             expected = "Mask, BitMask, BlockMask or Values"
             raise AxisError(mismatch("spec", expected, spec, "slices need no sampling"))
-        if windows < 1:
-            raise ShapeError(mismatch("windows", "at least 1", windows))
         self._spec, self._shape, self._kernel = spec, shape, kernel
-        self._lines, self._windows, self._operand = lines, windows, operand
+        self._lines, self._operand = lines, operand
         self._ready: dict[np.dtype[Any], _Ready] = {}
         self._last: _Ready | None = None
         self._found = _Found()
@@ -252,7 +250,7 @@ class SampleCall:
 
     def _prepare(self, dtype: np.dtype[Any]) -> _Ready:
         elements, element = elements_of(self._spec, dtype, self._shape, self._operand)
-        plan = plan_sample(self._shape, elements, self._windows, self._lines)
+        plan = plan_sample(self._shape, elements, self._lines)
         entries = plan.entries
         flat = _row("flat", element, (math.prod(entries),))
         whole = _row("whole", dtype, entries) if len(entries) <= RANK else None

@@ -1,4 +1,4 @@
-"""Candidates on other machines: sessions from TVM's RPC tracker, and a farm of one on loopback.
+"""Candidates on other machines: sessions from TVM's RPC tracker.
 
 Whoever reaches a tracker or a server can run any code on it: use them in trusted networks only.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
@@ -21,21 +21,12 @@ from .runner import OpenSession, Session
 
 _NEEDED = ("tornado", "cloudpickle", "psutil")
 _CONNECT_SECS = 5.0
-_REGISTER_SECS = 60.0
 _POLL_SECS = 0.02
-_LOOPBACK = "127.0.0.1"
-_PORTS = (9190, 9290)
 _MOST_PORT, _DIGITS = 2**16 - 1, 5
 
 
-def require_rpc() -> None:
-    """Check that what TVM's tracker and servers import is installed.
-
-    Raises
-    ------
-    BackendUnavailable
-        A package of the extra ``rpc`` is missing.
-    """
+def _require_rpc() -> None:
+    """BackendUnavailable if a package is missing that TVM's tracker and servers import."""
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         advice = "pip install 'pit-tvm[rpc]'"
@@ -54,7 +45,7 @@ def rpc_sessions(tracker: str, key: str, timeout_secs: int = 60) -> OpenSession:
         The address is malformed, no tracker answers there, or none of its servers has the key.
         The sessions raise it when for ``timeout_secs`` no server is free.
     """
-    require_rpc()
+    _require_rpc()
     host, port = _parse_address(tracker)
     if key not in (keys := _server_keys(host, port)):
         raise BackendUnavailable(
@@ -63,7 +54,7 @@ def rpc_sessions(tracker: str, key: str, timeout_secs: int = 60) -> OpenSession:
 
     @contextmanager
     def open_session() -> Iterator[Session]:
-        _wait(lambda: _free_servers(host, port, key) > 0, timeout_secs, f"{key!r} that is free")
+        _wait_for_server(host, port, key, timeout_secs)
         with _tracker(host, port) as connection:
             remote = connection.request(key, session_timeout=timeout_secs, max_retry=1)
 
@@ -75,35 +66,6 @@ def rpc_sessions(tracker: str, key: str, timeout_secs: int = 60) -> OpenSession:
         yield Session(load, remote.cpu(), int(threads))
 
     return open_session
-
-
-@contextmanager
-def local_farm(key: str) -> Iterator[str]:
-    """A tracker and one server on this machine's loopback; yields the tracker's ``host:port``.
-
-    Both are processes of their own and end with the context.
-    """
-    require_rpc()
-    from tvm.rpc.tracker import Tracker  # needs tornado, so not at the top
-
-    first, last = _PORTS
-    tracker = Tracker(_LOOPBACK, port=first, port_end=last, silent=True)
-    try:
-        server = tvm.rpc.Server(
-            _LOOPBACK,
-            port=tracker.port + 1,
-            port_end=last,
-            tracker_addr=(_LOOPBACK, tracker.port),
-            key=key,
-            silent=True,
-        )
-        try:
-            _wait(lambda: key in _server_keys(_LOOPBACK, tracker.port), _REGISTER_SECS, repr(key))
-            yield f"{_LOOPBACK}:{tracker.port}"
-        finally:
-            server.terminate()
-    finally:
-        tracker.terminate()
 
 
 def _parse_address(text: str) -> tuple[str, int]:
@@ -148,12 +110,11 @@ def _free_servers(host: str, port: int, key: str) -> int:
     return int(queue.get("free", 0))
 
 
-def _wait(ready: Callable[[], bool], secs: float, what: str) -> None:
+def _wait_for_server(host: str, port: int, key: str, secs: int) -> None:
     deadline = time.monotonic() + secs
-    while not ready():
+    while not _free_servers(host, port, key):
         if time.monotonic() > deadline:
+            expected, got = f"one with key {key!r} that is free", f"none in {secs} s"
             advice = "start it again if a candidate crashed it"
-            raise BackendUnavailable(
-                mismatch("rpc server", f"one with key {what}", f"none in {secs:g} s", advice)
-            )
+            raise BackendUnavailable(mismatch("rpc server", expected, got, advice))
         time.sleep(_POLL_SECS)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pit_tvm.errors import AxisError, DTypeError, ShapeError
 from pit_tvm.reference.index import covered_density, dense_mask
 from pit_tvm.runtime.detect import Detector
-from pit_tvm.runtime.detect_sample import MOST_LINES, ROWS, Lines, plan_sample
+from pit_tvm.runtime.detect_sample import MOST_LINES, ROWS, WINDOWS, Lines, plan_sample
 from pit_tvm.runtime.detect_view import Elements
 from pit_tvm.selection.cover import SAMPLE_EXTENTS, bucket
 from pit_tvm.structs import BitMask, BlockMask, Mask, Rows, SparsitySpec, Values
@@ -59,11 +59,11 @@ def test_few_windows_are_all_read_and_the_densities_exact(
     detector: Detector, seed: int, kind: str, rank: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    shape = tuple(int(n) for n in rng.integers(1, [3, 3, 150, 200][-rank:]))
+    shape = tuple(int(n) for n in rng.integers(1, [3, 3, 128, 192][-rank:]))
     spec, value = passed(kind, shape, rng)
     row, beside = rng.permutation(rank)[:2] if rank > 1 else (0, 0)
     lines = Lines(row, beside, bool(rng.integers(2))) if rank > 1 else None
-    sample = detector.sampling(spec, shape, lines, windows=64).take(value)
+    sample = detector.sampling(spec, shape, lines).take(value)
     *found, crossed, live = sample.densities
     assert found == pytest.approx(exact(dense_mask(spec, value, shape)))
     assert sample.key == bytes(map(bucket, sample.densities))
@@ -100,8 +100,8 @@ def test_many_windows_are_sampled_near_the_truth_and_always_the_same(
 def test_windows_are_distinct_inside_and_spread_over_rows_and_columns(
     shape: tuple[int, ...],
 ) -> None:
-    where = plan_sample(shape, Elements(8, 0xFF), 32).where
-    assert len({tuple(row) for row in where.tolist()}) == 32
+    where = plan_sample(shape, Elements(8, 0xFF)).where
+    assert len({tuple(row) for row in where.tolist()}) == WINDOWS
     matrix, row, column, height, width = where.T
     assert (row + height <= shape[-2]).all() and (column + width <= shape[-1]).all()
     assert (row % 64 == 0).all() and (column % 64 == 0).all()
@@ -114,14 +114,13 @@ def test_windows_are_distinct_inside_and_spread_over_rows_and_columns(
 
 
 @pytest.mark.parametrize(
-    ("spec", "value", "shape", "options", "error", "text"),
+    ("spec", "value", "shape", "error", "text"),
     [
-        (Rows(), [0], (8, 8), {}, AxisError, "spec"),
-        (Mask(), np.ones((8, 8)), (8, 8), {}, DTypeError, "bool or uint8"),
-        (Mask(), np.ones((8, 7), np.bool_), (8, 8), {}, ShapeError, r"\(8, 8\)"),
-        (Mask(), np.ones((8, 16), np.bool_)[:, ::2], (8, 8), {}, ShapeError, "contiguous"),
-        (Mask(), np.ones((8, 8), np.bool_), (8, 8), {"windows": 0}, ShapeError, "windows"),
-        (Mask(), np.ones((), np.bool_), (), {}, ShapeError, "shape"),
+        (Rows(), [0], (8, 8), AxisError, "spec"),
+        (Mask(), np.ones((8, 8)), (8, 8), DTypeError, "bool or uint8"),
+        (Mask(), np.ones((8, 7), np.bool_), (8, 8), ShapeError, r"\(8, 8\)"),
+        (Mask(), np.ones((8, 16), np.bool_)[:, ::2], (8, 8), ShapeError, "contiguous"),
+        (Mask(), np.ones((), np.bool_), (), ShapeError, "shape"),
     ],
 )
 def test_bad_sample_is_refused_by_name(
@@ -129,12 +128,11 @@ def test_bad_sample_is_refused_by_name(
     spec: SparsitySpec,
     value: Any,
     shape: tuple[int, ...],
-    options: dict[str, int],
     error: type[Exception],
     text: str,
 ) -> None:
     with pytest.raises(error, match=text):
-        detector.sampling(spec, shape, **options).take(value)
+        detector.sampling(spec, shape).take(value)
 
 
 def forms(live: np.ndarray) -> list[Any]:

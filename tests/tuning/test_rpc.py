@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tvm
 
 from pit_tvm.errors import BackendUnavailable, TuningError
 from pit_tvm.target import start_thread_pool
 from pit_tvm.tile_db.store import TileStore
 from pit_tvm.tuning import rpc
 from pit_tvm.tuning.backend import host_backend
-from pit_tvm.tuning.rpc import local_farm, rpc_sessions
+from pit_tvm.tuning.rpc import rpc_sessions
 from pit_tvm.tuning.runner import measure
 from pit_tvm.tuning.tasks import make_example
 from tests.tuning.stand_in import SPACE
@@ -26,9 +28,27 @@ KEY = "test-server"
 
 @pytest.fixture(scope="module")
 def farm() -> Iterator[str]:
+    """A tracker and one server on this machine, processes of their own: the tracker's address."""
+    from tvm.rpc.tracker import Tracker  # needs tornado
+
     start_thread_pool(HOST.threads)
-    with local_farm(KEY) as address:
-        yield address
+    ports = {"port_end": 9290, "silent": True}
+    tracker = Tracker("127.0.0.1", port=9190, **ports)
+    address = ("127.0.0.1", tracker.port)
+    try:
+        server = tvm.rpc.Server(
+            "127.0.0.1", port=tracker.port + 1, tracker_addr=address, key=KEY, **ports
+        )
+        try:
+            deadline = time.monotonic() + 60.0
+            while KEY not in rpc._server_keys(*address):
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            yield f"127.0.0.1:{tracker.port}"
+        finally:
+            server.terminate()
+    finally:
+        tracker.terminate()
 
 
 def test_job_runs_over_rpc_and_records_the_servers_device(farm: str, tmp_path: Path) -> None:
@@ -105,5 +125,3 @@ def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(rpc, "find_spec", find)
     with pytest.raises(BackendUnavailable, match=r"\['tornado'\].*pit-tvm\[rpc\]"):
         rpc_sessions("127.0.0.1:9190", KEY)
-    with pytest.raises(BackendUnavailable, match="tornado"), local_farm(KEY):
-        pass
