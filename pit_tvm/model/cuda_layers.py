@@ -14,10 +14,11 @@ from ..runtime.arrays import as_numpy, as_torch
 from ..runtime.cuda_arrays import dense_product, dtype_name
 from ..runtime.cuda_few_rows import MOST_ROWS, CudaFewRows, tile_for
 from ..runtime.cuda_modules import cached_modules
+from ..runtime.cuda_planner import dense_of
 from ..runtime.cuda_rows import ROW_STEP, RowsKernels, rates_of
 from ..runtime.kernel_cache import KernelCache
 from ..schedules.hopper_space import ROWS
-from ..selection.gpu_cost import GpuDense, GpuRates, GpuWork, select_gpu
+from ..selection.gpu_cost import GpuRates, GpuWork, select_gpu
 from ..structs import MicroTile, Plan, Tile
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
@@ -208,8 +209,7 @@ class CudaLayers(StoredLayers):
 
     def _decide(self, layer: _Layer, rows: int) -> Plan:
         n, k = layer.sizes
-        passes = 0.0 if layer.act == "none" else 4.0 * rows * n  # 16 bits read, and written
-        dense = GpuDense(rows, n, k, False, passes)
+        dense = dense_of(rows, n, k, layer.act)
         work = GpuWork(live=float(rows), n=n, k=k, act=layer.act)
         plan = select_gpu(ROWS, _MICRO_TILE, work, dense, self._rates_for(layer), rows)
         if _whole_pieces(n, k):

@@ -13,7 +13,6 @@ from typing import Any
 
 from ..errors import ShapeError, mismatch
 from ..op.matmul import matmul
-from ..selection.gpu_cost import GpuDense
 from ..selection.gpu_few_rows import select_few_rows
 from ..structs import Candidate, MicroTile, Plan, Tile, Values
 from ..tile_db.store import TileStore
@@ -24,16 +23,13 @@ from .cuda_call import CudaCall
 from .cuda_dispatch import CudaDispatcher
 from .cuda_few_rows import MOST_ROWS, STEP, CudaFewRows, tile_for
 from .cuda_form import ColumnsForm, RowsForm, rows_form
-from .cuda_planner import CudaPlanner
+from .cuda_planner import CudaPlanner, dense_of
 from .cuda_workspace import CudaIndex
 from .dispatch import Clock
 from .kernel_cache import KernelCache
 from .program import Program, analyse
 
 FAMILY = "few-rows-cuda"
-# Of the predicted time of a dense product: records of more rows say 7 % too much of a few, and what
-# lives near the break-even point is not worth a mistake.
-_DENSE_PACE = 0.9
 
 
 def decodes(program: Program, form: RowsForm) -> bool:
@@ -57,16 +53,9 @@ class DecodePlanner(CudaPlanner):
         con = self.program.contraction
         return MicroTile(form.lhs, con.reduce if con else "", 1, (0, 1))
 
-    def plan(
-        self,
-        layout: Layout,
-        counts: tuple[int, ...] | None,
-        fresh: bool = True,
-        hosted: bool = False,
-    ) -> Plan:
-        """As `CudaPlanner.plan`; says so where nothing has been counted yet."""
-        found = super().plan(layout, counts, fresh, hosted)
-        if counts is not None or not self.few(layout):
+    def _guessed(self, layout: Layout, fresh: bool) -> Plan:
+        found = super()._guessed(layout, fresh)
+        if not self.few(layout):
             return found
         return replace(found, reason=f"{found.reason}; half taken to live: no count has arrived")
 
@@ -74,10 +63,8 @@ class DecodePlanner(CudaPlanner):
         """Algorithm 1 for live columns of a few rows, else for live rows, without the cache."""
         if not self.few(layout):
             return super().decide(layout, counts, fresh)
-        (m, n), k = layout.output, self._rows(layout)
-        passes = 0.0 if self.form.act == "none" else 4.0 * m * n  # 16 bits read, and written
-        dense = GpuDense(m, n, k, False, passes, _DENSE_PACE)
-        tile = self.tile(m, n)
+        m, n = layout.output
+        dense, tile = dense_of(m, n, self._rows(layout), self.form.act), self.tile(m, n)
         return select_few_rows(self.micro_tile(layout), tile, sum(counts), dense, self.rates())
 
     def tile(self, rows: int, n: int) -> Tile:

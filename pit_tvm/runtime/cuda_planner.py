@@ -28,6 +28,12 @@ UNKNOWN_SHARE = 0.5  # of rows that live, before any count has arrived
 _ALIKE, _FEW, _FEW_ALIKE = 64, 1024, 8
 
 
+def dense_of(m: int, n: int, k: int, act: str, **load: Any) -> GpuDense:
+    """The library's product, with a pass over its output for an activation: 16 bits read, and
+    written. ``load``: as `GpuDense` names it."""
+    return GpuDense(m, n, k, extra_bytes=0.0 if act == "none" else 4.0 * m * n, **load)
+
+
 class CudaPlanner:
     """Chooses plans for one program on one GPU."""
 
@@ -76,10 +82,16 @@ class CudaPlanner:
         key = (layout.key, self._alike(rows, counts), fresh, self.tf32(), hosted)
         plan = self._plans.get(key)
         if plan is None:
-            live = counts if counts is not None else self._assumed(layout, UNKNOWN_SHARE)
-            plan = self.decide(layout, live, fresh)
+            if counts is None:
+                plan = self._guessed(layout, fresh)
+            else:
+                plan = self.decide(layout, counts, fresh)
             plan = remember(self._plans, key, launched_by_host(plan) if hosted else plan)
         return plan
+
+    def _guessed(self, layout: Layout, fresh: bool) -> Plan:
+        """The plan before any count has arrived."""
+        return self.decide(layout, self._assumed(layout, UNKNOWN_SHARE), fresh)
 
     def tf32(self) -> bool:
         """Whether plans may use tensor cores for float32 now, as torch's products may."""
@@ -144,8 +156,7 @@ class CudaPlanner:
         overwritten where zeros are asked for. ``load``: as `GpuDense` names it."""
         if self.form.groups or not (self.fills or fresh):
             return None
-        passes = 0.0 if self.form.act == "none" else 4.0 * rows * n  # 16 bits read, and written
-        return GpuDense(max(rows, 1), n, k, self.dense_fills, passes, **load)
+        return dense_of(max(rows, 1), n, k, self.form.act, fills=self.dense_fills, **load)
 
     def rates(self) -> GpuRates:
         """Rates of the operator's data type on this GPU."""
@@ -216,8 +227,7 @@ class BandPlanner(CudaPlanner):
     def _whole(self, layout: Layout) -> GpuDense:
         """The dense product."""
         m, n = layout.output
-        passes = 0.0 if self.form.act == "none" else 4.0 * m * n  # 16 bits read, and written
-        return GpuDense(m, n, self._depth(layout), False, passes)
+        return dense_of(m, n, self._depth(layout), self.form.act)
 
     def _most_alike(self, rows: int, counts: tuple[int, ...]) -> tuple[int, ...]:
         """The counts as they are: `likely_tiles` leaves none out."""
