@@ -235,6 +235,7 @@ ORDER = {
         "cuda_repeat_code",
         "cuda_repeat",
         "cuda_dispatch",
+        "cuda_bands",
         "cuda_decode",
         "cuda_blocks",
         "cuda_pieces",

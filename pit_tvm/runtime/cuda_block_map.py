@@ -16,7 +16,7 @@ from .cuda_arrays import empty_of
 from .cuda_detect import MaskPlans, rows_of
 from .cuda_detect_plan import MaskPlan
 from .cuda_modules import CudaKernels, GetModule
-from .cuda_view import CudaView
+from .cuda_view import view_of
 
 MOST_BITS = 16  # of an entry that a kernel reads as it is
 
@@ -39,8 +39,7 @@ class BlockMap:
     @cached_property
     def views(self) -> tuple[Any, ...]:
         """What a kernel takes of it; holds as long as the map does."""
-        address, device = self.tensor.data_ptr(), self.tensor.get_device()
-        return CudaView(address, (self.size,), "uint8", device), *self.places
+        return view_of(self.tensor, "uint8", (self.size,)), *self.places
 
 
 class Mapper:

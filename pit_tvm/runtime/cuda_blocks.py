@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,15 +15,12 @@ from ..selection.gpu_blocks import BlocksWork, select_blocks
 from ..structs import BlockMask, MicroTile, Plan, Tile
 from ..tile_db.store import TileStore
 from .bind import Layout
-from .cuda_arrays import empty
+from .cuda_bands import BandDispatcher
 from .cuda_block_form import BlocksForm
 from .cuda_block_map import BlockMapper, Mapper
 from .cuda_call import CudaCall
-from .cuda_dispatch import CudaDispatcher
-from .cuda_fill import stepped
 from .cuda_planner import BandPlanner
 from .cuda_rows import FamilyKernels
-from .cuda_view import CudaView
 from .kernel_cache import KernelCache
 from .program import Program
 
@@ -65,11 +62,12 @@ class BlocksPlanner(BandPlanner):
         return -(-self._depth(layout) // TILE_K)
 
 
-class BlocksDispatcher(CudaDispatcher):
+class BlocksDispatcher(BandDispatcher):
     """Runs one program of the family on one GPU target; threads may share it."""
 
     form: BlocksForm
     mapper: Mapper
+    matrix = True
 
     def _prepare(self, store: TileStore, cache: KernelCache) -> None:
         self.planner = BlocksPlanner(self.program, self.form, self.target, store, self.dead)
@@ -89,24 +87,3 @@ class BlocksDispatcher(CudaDispatcher):
             count = self.mapper.count(found, call.layout.operand)
             call.watch.report(count, self.detector.report)
         return found, None
-
-    def _rest(self, call: CudaCall, inputs: Sequence[Any], out: Any) -> tuple[CudaView, ...]:
-        """The other operand, the bias as one row, and the output that was passed."""
-        beside, bias = self._beside(inputs)
-        shaped = [(beside, beside.shape)]
-        if bias is not None:
-            shaped.append((bias, (1, *bias.shape)))
-        if not call.fresh:
-            shaped.append((out, out.shape))
-        dtype, device = self.form.dtype, call.device
-        return tuple(CudaView(t.data_ptr(), shape, dtype, device) for t, shape in shaped)
-
-    def _unaligned(self, kernel: Kernel, index: Any, dead: Any, inputs: Any, out: Any) -> None:
-        """Rows that do not begin at 16 bytes: through padded copies."""
-        beside, bias = self._beside(inputs)
-        rest = [self.fill.padded(beside)]
-        if bias is not None:
-            rest.append(self.fill.padded(bias.unsqueeze(0))[:1])
-        wide = empty(out, stepped(out.shape))
-        kernel(self.fill.padded(inputs[self._gathered]), *index.views, *rest, wide)
-        self.fill.pad_copy(wide[: out.shape[0]], out)

@@ -10,7 +10,7 @@ anything.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,14 +23,11 @@ from ..structs import Candidate, Plan, Tile
 from ..tile_db.store import TileStore
 from .bind import Layout
 from .cuda_arrays import empty, empty_of, zero
-from .cuda_call import CudaCall
-from .cuda_dispatch import CudaDispatcher
-from .cuda_fill import stepped
+from .cuda_bands import BandDispatcher
 from .cuda_form import ColumnsForm
 from .cuda_planner import BandPlanner
 from .cuda_rows import FamilyKernels
-from .cuda_view import CudaView
-from .cuda_workspace import CudaIndex
+from .cuda_view import CudaView, view_of
 from .kernel_cache import KernelCache
 from .program import Program
 
@@ -79,14 +76,16 @@ class ColumnsPlanner(BandPlanner):
         return select_columns(*chosen, dense, self.rates())
 
 
-class ColumnsDispatcher(CudaDispatcher):
+class ColumnsDispatcher(BandDispatcher):
     """Runs one program of the family on one GPU target; threads may share it."""
 
     form: ColumnsForm
     kernels: ColumnsKernels
 
     def _prepare(self, store: TileStore, cache: KernelCache) -> None:
-        self.flip, self.turns = self.form.flip, self.form.turns
+        form = self.form
+        self.flip, self.packed = form.flip, form.packed
+        self.turns = self.matrix = form.turns
         self.planner = ColumnsPlanner(self.program, self.form, self.target, store, self.dead)
         self.kernels = ColumnsKernels(cache, self.target.isa)
 
@@ -135,37 +134,10 @@ class ColumnsDispatcher(CudaDispatcher):
                 pack(sparse, ids, count, own)
             if turn is not None and turned is not None:
                 turn(dense, turned)
-                shape = (1, *turned.shape)
-                dense = CudaView(turned.data_ptr(), shape, form.dtype, turned.get_device())
+                dense = view_of(turned, form.dtype, (1, *turned.shape))
             kernel(own, ids, count, dense, *rest)
 
         return launch
-
-    def _rest(self, call: CudaCall, inputs: Sequence[Any], out: Any) -> tuple[CudaView, ...]:
-        """As of all, but a dense operand that is turned is a matrix."""
-        rest, dense = super()._rest(call, inputs, out), self._beside(inputs)[0]
-        if not self.form.turns:
-            return rest
-        view = CudaView(dense.data_ptr(), dense.shape, self.form.dtype, call.device)
-        return (view, *rest[1:])
-
-    def _unaligned(
-        self,
-        kernel: Kernel,
-        index: CudaIndex,
-        dead: CudaIndex | None,
-        inputs: Sequence[Any],
-        out: Any,
-    ) -> None:
-        """Rows that do not begin at 16 bytes: through padded copies."""
-        sparse, (dense, bias) = inputs[self._gathered], self._beside(inputs)
-        wide, beside = empty(out, stepped(out.shape)), self.fill.padded(dense)
-        rest = [beside if self.form.turns else beside.unsqueeze(0)]
-        if bias is not None:
-            rest.append(self.fill.padded(bias.unsqueeze(0))[:1])
-        own = sparse if self.form.packed else self.fill.padded(sparse)
-        kernel(own, *index.views, *rest, wide)
-        self.fill.pad_copy(wide[: out.shape[0]], out)
 
 
 @dataclass(frozen=True)
@@ -180,9 +152,5 @@ def _new_sums(like: Any, shape: tuple[int, int, int]) -> _Sums:
     """Sums of any contents, and a flag for each of them, 0."""
     parts, flags = empty_of("float32", like, shape), empty_of("int32", like, shape[:1])
     zero(flags)
-    device = like.get_device()
-    views = (
-        CudaView(parts.data_ptr(), shape, "float32", device),
-        CudaView(flags.data_ptr(), shape[:1], "int32", device),
-    )
+    views = view_of(parts, "float32", shape), view_of(flags, "int32", shape[:1])
     return _Sums((parts, flags), views)

@@ -25,14 +25,14 @@ from .cuda_bind import CudaBinder, CudaBound
 from .cuda_call import CudaCall
 from .cuda_detect import CudaDetector
 from .cuda_detect_ids import Find
-from .cuda_fill import CudaFill
+from .cuda_fill import CudaFill, stepped
 from .cuda_fill_kernels import fill_module
 from .cuda_form import RowsForm, rows_form
 from .cuda_modules import cached_modules, detection_modules
 from .cuda_planner import CudaPlanner
 from .cuda_repeat import CudaRepeats, Repeat
 from .cuda_rows import ROW_STEP, RowsKernels
-from .cuda_view import CudaView
+from .cuda_view import CudaView, view_of
 from .cuda_workspace import CudaIndex, CudaWorkspace, listed
 from .detect import Detector
 from .dispatch import Clock, check_asked
@@ -50,6 +50,7 @@ class CudaDispatcher:
     kernels: Any
     flip = False  # whether kernels compute the product turned: rhs is what they gather
     turns = False  # whether an operand is turned first, so that every extent is one of rows
+    matrix = False  # whether kernels take the dense operand without a dimension of groups
 
     def __init__(
         self,
@@ -338,14 +339,14 @@ class CudaDispatcher:
 
     def _rest(self, call: CudaCall, inputs: Sequence[Any], out: Any) -> tuple[CudaView, ...]:
         """The dense operand and the bias with a dimension of groups, also where there are none,
-        and the output that was passed."""
-        views = []
-        for tensor in self._beside(inputs):
-            if tensor is not None:
-                shape = tensor.shape if self.form.groups else (1, *tensor.shape)
-                views.append(CudaView(tensor.data_ptr(), shape, self.form.dtype, call.device))
+        unless it is a ``matrix``, and the output that was passed."""
+        dtype, (dense, bias) = self.form.dtype, self._beside(inputs)
+        whole = self.form.groups or self.matrix
+        views = [view_of(dense, dtype, dense.shape if whole else (1, *dense.shape))]
+        if bias is not None:
+            views.append(view_of(bias, dtype, bias.shape if self.form.groups else (1, *bias.shape)))
         if not call.fresh:
-            views.append(CudaView(out.data_ptr(), out.shape, self.form.dtype, call.device))
+            views.append(view_of(out, dtype))
         return tuple(views)
 
     def _unaligned(
@@ -362,7 +363,7 @@ class CudaDispatcher:
         if not self.form.groups:
             rhs = rhs.unsqueeze(0)
             bias = None if bias is None else bias.unsqueeze(0)
-        n, k = (-(-size // ROW_STEP) * ROW_STEP for size in (out.shape[1], lhs.shape[1]))
+        n, k = stepped((out.shape[1], lhs.shape[1]))
         sizes = (rhs.shape[0], n, k) if self.form.rhs_layout == "nk" else (rhs.shape[0], k, n)
         wide = {
             "lhs": empty(lhs, (lhs.shape[0], k)),

@@ -33,7 +33,7 @@ from .cuda_fill import stepped
 from .cuda_grid_form import GridForm
 from .cuda_planner import UNKNOWN_SHARE, CudaPlanner
 from .cuda_rows import ROW_STEP, RowsKernels
-from .cuda_view import CudaView
+from .cuda_view import view_of
 from .cuda_workspace import CudaIndex, listed
 from .kernel_cache import KernelCache
 from .program import Program
@@ -229,7 +229,7 @@ class GridDispatcher(CudaDispatcher):
         own, other = self._whole(bound, index) if alone else self._packed(call, inputs, index)
         stored = out.shape if self.flip else out.shape[1:]
         straight = place.aligned and not any(size % ROW_STEP for size in stored)
-        dense = CudaView(other.data_ptr(), (1, *other.shape), self.form.dtype, call.device)
+        dense = view_of(other, self.form.dtype, (1, *other.shape))
         given = (own, *listed(index, dead), *(() if alone else index.also.views[1:]), dense)
         if self.flip:
             self._turned(self._kernel(choice), given, index, inputs, out, straight)

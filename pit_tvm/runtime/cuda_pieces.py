@@ -29,7 +29,7 @@ from .cuda_detect_plan import MaskPlan
 from .cuda_piece_form import PiecesForm
 from .cuda_planner import BandPlanner
 from .cuda_rows import FamilyKernels
-from .cuda_view import CudaView
+from .cuda_view import CudaView, view_of
 from .kernel_cache import KernelCache
 from .program import Program
 
@@ -45,9 +45,7 @@ class PieceLines:
     @cached_property
     def views(self) -> tuple[CudaView]:
         """What a kernel takes of it; holds as long as the bits do."""
-        tensor = self.tensor
-        place = tensor.data_ptr(), tuple(tensor.shape), "uint32", tensor.get_device()
-        return (CudaView(*place),)
+        return (view_of(self.tensor, "uint32"),)
 
 
 class LineMapper(Mapper):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import tvm_ffi
 
@@ -55,3 +56,9 @@ class CudaView(ctypes.c_void_p):
     def shape(self) -> tuple[int, ...]:
         """Extents of all dimensions."""
         return tuple(self._shape)
+
+
+def view_of(tensor: Any, dtype: str, shape: Sequence[int] | None = None) -> CudaView:
+    """A tensor's memory; ``shape``: None for its own."""
+    extents = tensor.shape if shape is None else shape
+    return CudaView(tensor.data_ptr(), extents, dtype, tensor.get_device())

@@ -13,7 +13,7 @@ from ..structs import Index
 from .cuda_arrays import empty_of, is_capturing, is_rehearsed, stream_of
 from .cuda_detect_plan import capacity_of
 from .cuda_recording import recorded
-from .cuda_view import CudaView
+from .cuda_view import CudaView, view_of
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,13 @@ class CudaIndex(Index):
     @cached_property
     def bits(self) -> CudaView:
         """``lines`` for a kernel; holds as long as the index does."""
-        lines = self.lines
-        return CudaView(lines.data_ptr(), lines.shape, "uint32", lines.get_device())
+        return view_of(self.lines, "uint32")
 
     @cached_property
     def views(self) -> tuple[CudaView, CudaView]:
         """``ids`` and ``count`` for functions that take a tensor, too: these do not tell the
         stream. They hold as long as the index does."""
-        device = self.ids.get_device()
-        return (
-            CudaView(self.ids.data_ptr(), self.ids.shape, "int32", device),
-            CudaView(self.count.data_ptr(), self.count.shape, "int32", device),
-        )
+        return view_of(self.ids, "int32"), view_of(self.count, "int32")
 
 
 def listed(index: Any, dead: CudaIndex | None) -> tuple[Any, ...]:
