@@ -15,9 +15,8 @@ from tvm.relax.frontend.torch.base_fx_graph_translator import BaseFXGraphImporte
 
 from ..errors import UnsupportedModel, mismatch
 from ..runtime.cuda_arrays import dtype_name
+from .products import Convert
 from .rebuild import extents_of
-
-Convert = Callable[[fx.Node, BaseFXGraphImporter], relax.Expr]
 
 # Where ids may be negative, and count from the end: TVM's default reads whatever lies there.
 _FROM_EITHER_END = "wrap"

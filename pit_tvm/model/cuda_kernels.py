@@ -57,22 +57,9 @@ class CudaKernels(Kernels):
         builder: relax.BlockBuilder,
         terms: Sequence[relax.Expr],
         how: RowNorm,
+        stores_sum: bool = False,
     ) -> relax.Call | None:
         """As `Kernels.norm`."""
-        return self._norm(terms, how, False)
-
-    def norm_and_sum(
-        self,
-        builder: relax.BlockBuilder,
-        terms: Sequence[relax.Expr],
-        how: RowNorm,
-    ) -> relax.Call | None:
-        """As `Kernels.norm_and_sum`."""
-        return self._norm(terms, how, True)
-
-    def _norm(
-        self, terms: Sequence[relax.Expr], how: RowNorm, stores_sum: bool
-    ) -> relax.Call | None:
         ty = terms[0].ty
         if str(ty.dtype) not in NARROW:
             return None

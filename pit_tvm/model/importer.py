@@ -273,7 +273,8 @@ class _Importer(ExportedProgramImporter):
 
     def create_convert_map(self) -> dict[str, Callable[[fx.Node], Any]]:
         """Conversions by the name of torch's operator."""
-        ours = product_converters() | promoting_converters() | converters() | routing_converters()
+        ours: dict[str, Callable[..., Any]] = product_converters() | promoting_converters()
+        ours |= converters() | routing_converters()
         bound = {name: partial(convert, importer=self) for name, convert in ours.items()}
         every = super().create_convert_map() | bound
         return {name: _named(convert, self) for name, convert in every.items()}

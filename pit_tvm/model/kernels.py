@@ -52,19 +52,10 @@ class Kernels(Protocol):
         builder: relax.BlockBuilder,
         terms: Sequence[relax.Expr],
         how: RowNorm,
+        stores_sum: bool = False,
     ) -> relax.Call | None:
-        """Layer norm of the sum of ``terms`` (one or two), ``[rows, width]``; None if there is no
-        such kernel."""
-
-    def norm_and_sum(
-        self,
-        builder: relax.BlockBuilder,
-        terms: Sequence[relax.Expr],
-        how: RowNorm,
-    ) -> relax.Call | None:
-        """As `norm` of two ``terms``, and their sum, as a tuple. None, as here, if there is no such
-        kernel."""
-        return None
+        """Layer norm of the sum of ``terms`` (one or two), ``[rows, width]``, or with
+        ``stores_sum`` a tuple of that and the sum; None if there is no such kernel."""
 
     def embeddings(
         self,
@@ -103,8 +94,11 @@ class CpuKernels(Kernels):
         builder: relax.BlockBuilder,
         terms: Sequence[relax.Expr],
         how: RowNorm,
-    ) -> relax.Call:
-        """As `Kernels.norm`."""
+        stores_sum: bool = False,
+    ) -> relax.Call | None:
+        """As `Kernels.norm`; none stores a sum."""
+        if stores_sum:
+            return None
         ty = terms[0].ty
         form = (int(ty.shape.values[-1]), str(ty.dtype), how.eps, len(terms) == 2)
         func = builder.add_func(self._made(residual_norm, *form), "norm")

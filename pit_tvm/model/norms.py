@@ -62,7 +62,7 @@ def _with_norm(
 ) -> tuple[relax.Var, relax.Var] | None:
     """A norm and the sum before it, as rows; None if there is no kernel for both."""
     rows = [flat_rows(builder, term) for term in sum_.args]
-    pair = kernels.norm_and_sum(builder, rows, how)
+    pair = kernels.norm(builder, rows, how, stores_sum=True)
     if pair is None:
         return None
     both = builder.emit(pair)

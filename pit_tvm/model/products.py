@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch import fx
 from tvm import relax
 from tvm.relax.frontend.torch.base_fx_graph_translator import BaseFXGraphImporter
 
-Convert = Callable[[Any, BaseFXGraphImporter], relax.Var]
+#: What one of torch's operators becomes.
+Convert = Callable[[fx.Node, BaseFXGraphImporter], relax.Expr]
 
 
 def product_converters() -> dict[str, Convert]:

@@ -17,10 +17,10 @@ from tvm.relax.frontend.torch.base_fx_graph_translator import BaseFXGraphImporte
 
 from ..errors import UnsupportedModel, mismatch
 from ..runtime.cuda_arrays import dtype_name
+from .products import Convert
 from .rebuild import is_at_most_one, is_one, shape_of
 from .wide import NARROW, WIDE
 
-Convert = Callable[[fx.Node, BaseFXGraphImporter], relax.Expr]
 Operator = Callable[[relax.Expr, relax.Expr], relax.Expr]
 
 _FORMS = ("Tensor", "Scalar")

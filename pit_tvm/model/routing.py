@@ -6,8 +6,8 @@ from torch import fx
 from tvm import relax
 from tvm.relax.frontend.torch.base_fx_graph_translator import BaseFXGraphImporter
 
-from .converters import Convert
 from .grouped import grouped_linear
+from .products import Convert
 
 
 def routing_converters() -> dict[str, Convert]:

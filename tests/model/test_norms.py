@@ -33,11 +33,13 @@ class Recorded(CpuKernels):
         super().__init__(resolve_target("llvm"))
         self.asked: list[tuple[Any, ...]] = []
 
-    def norm(self, builder: Any, terms: Any, how: RowNorm) -> Any:
+    def norm(self, builder: Any, terms: Any, how: RowNorm, stores_sum: bool = False) -> Any:
         """As `CpuKernels.norm`."""
-        ty = terms[0].ty
-        self.asked.append((int(ty.shape.values[-1]), ty.dtype, round(how.eps, 9), len(terms) == 2))
-        return super().norm(builder, terms, how)
+        made, ty = super().norm(builder, terms, how, stores_sum), terms[0].ty
+        if made is not None:
+            form = int(ty.shape.values[-1]), ty.dtype, round(how.eps, 9), len(terms) == 2
+            self.asked.append(form)
+        return made
 
 
 def extract(module: tvm.IRModule) -> tuple[tvm.IRModule, list[tuple[Any, ...]]]:
