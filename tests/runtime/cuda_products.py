@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -64,8 +65,8 @@ def by_tile(tile: Tile) -> Callable[[Plan], Candidate]:
     return lambda plan: tiled(plan)._replace(tile=tile)
 
 
-def check_replays(call: Callable[[], None], cases: Sequence[Any]) -> None:
-    """``call`` computes the first case: it must not wait for the device, and once recorded in a
+def check_replays(made: Any, cases: Sequence[Any], choose: Any = tiled) -> None:
+    """An operator's call with the first case must not wait for the device, and once recorded in a
     CUDA graph compute the others, whose arrays take the place of the first one's.
 
     A case has ``arrays``, ``value``, ``out``, ``want`` and ``error()``.
@@ -73,6 +74,7 @@ def check_replays(call: Callable[[], None], cases: Sequence[Any]) -> None:
     import torch
 
     first, stream = cases[0], torch.cuda.Stream()
+    call = partial(made._dispatcher.run, first.arrays, first.value, first.out, choose=choose)
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         call()

@@ -22,7 +22,7 @@ from pit_tvm.runtime.program import analyse
 from pit_tvm.structs import Candidate, Plan
 from tests.runtime import cuda_grid_kernels as fakes
 from tests.runtime.cuda_products import check_replays, roundings
-from tests.runtime.test_cuda_blocks import LINEAR, TURNED, operator
+from tests.runtime.test_cuda_blocks import FULL, LINEAR, TURNED, operator
 
 torch = pytest.importorskip("torch")
 
@@ -270,7 +270,6 @@ def test_what_a_dense_product_gives_dead_rows_stays(
 # Results, on a GPU
 
 
-FULL = {"dtype": "bfloat16", "bias": True, "activation": "relu"}
 ON_GPU: list[tuple[str, dict[str, Any]]] = [
     *KINDS,
     ("lhs", FULL),
@@ -326,8 +325,7 @@ def test_replayed_graphs_follow_new_patterns(
 ) -> None:
     made = operator(pit_tvm.Grid(), side, cache=cache, **options)
     cases = [Case((512, 328, 640), live, 5, side, **options) for live in LIVE]
-    run, first = made._dispatcher.run, cases[0]
-    check_replays(lambda: run(first.arrays, first.value, first.out, choose=both), cases)
+    check_replays(made, cases, both)
 
 
 def test_a_gpu_that_is_not_hopper_takes_grids_as_masks() -> None:

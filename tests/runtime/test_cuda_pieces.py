@@ -20,12 +20,9 @@ from pit_tvm.runtime.program import analyse
 from pit_tvm.schedules.hopper_piece_parts import PIECES, STARTING
 from pit_tvm.structs import SparsitySpec
 from tests.runtime.cuda_products import memory, roundings, tiled
-from tests.runtime.test_cuda_blocks import TURNED, Case, operator
+from tests.runtime.test_cuda_blocks import FULL, LINEAR, TURNED, Case, operator
 
 torch = pytest.importorskip("torch")
-
-LINEAR = {"transpose_rhs": True}
-FULL = {"dtype": "bfloat16", "bias": True, "activation": "relu"}
 
 
 def form(spec: SparsitySpec, sparse: str = "lhs", **options: Any) -> Any:
