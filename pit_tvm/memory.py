@@ -1,4 +1,4 @@
-"""Memory for arrays: aligned, and where it pays on large pages."""
+"""Memory for arrays: aligned, and where it pays on large pages; and what it holds."""
 
 from __future__ import annotations
 
@@ -6,13 +6,31 @@ import ctypes
 import math
 import mmap
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .errors import BackendUnavailable, mismatch
+
 ALIGNMENT = 128  # two cache lines, which the hardware fetches together
 LARGE_PAGE = 2 << 20
+
+
+@cache
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """numpy's type of that name. bfloat16 is the type of the optional package ml_dtypes;
+    BackendUnavailable if that is missing."""
+    if name != "bfloat16":
+        return np.dtype(name)
+    try:
+        from ml_dtypes import bfloat16
+    except ImportError as error:
+        advice = "install ml_dtypes, or pass torch tensors"
+        text = mismatch("bfloat16", "the package ml_dtypes for numpy arrays", "none", advice)
+        raise BackendUnavailable(text) from error
+    return np.dtype(bfloat16)
 
 
 def aligned_empty(

@@ -21,6 +21,7 @@ from tvm.target import Target
 
 from pit_tvm.analysis.contraction import Contraction, contraction_of
 from pit_tvm.errors import TileNotFound, TuningError, mismatch
+from pit_tvm.memory import numpy_dtype
 from pit_tvm.op.matmul import matmul
 from pit_tvm.structs import MicroTile, Tile, TileTask
 from pit_tvm.transform.pipeline import lower as lower_scheduled
@@ -122,11 +123,7 @@ def random_operand(shape: tuple[int, int], dtype: str, rng: np.random.Generator)
     """Random elements of an operand: standard normal, or integers from -8 to 7."""
     if dtype == "int8":
         return rng.integers(-8, 8, shape).astype(np.int8)
-    if dtype == "bfloat16":
-        import ml_dtypes
-
-        return rng.standard_normal(shape).astype(ml_dtypes.bfloat16)
-    return rng.standard_normal(shape).astype(dtype)
+    return rng.standard_normal(shape).astype(numpy_dtype(dtype))
 
 
 def _threads() -> int:

@@ -16,12 +16,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from .. import __version__
 from ..errors import BackendUnavailable, SavedModelError, UnsupportedTarget, mismatch
 from ..files import as_path, whole_file
+from ..memory import numpy_dtype
 from ..runtime.kernel_cache import content_key
 from ..target import TargetInfo, missing_features, needed_features, resolve_target, runs_here
 from ..tile_db.store import FILE_NAME, TileStore
@@ -37,7 +37,6 @@ _MANIFEST, _LIBRARY, _TILES, _KERNELS = "manifest.json", "machine.so", FILE_NAME
 _PROGRAM = "program.py"
 _SAME = ("apache-tvm", "apache-tvm-ffi")  # packages whose versions must be equal
 _AGAIN = "compile and save the model again with the versions here"
-_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 # What a file raises that is no whole one of ours; RuntimeError: members that are encrypted, or
 # compressed in a way that is not known here.
 _DAMAGE = (
@@ -228,7 +227,7 @@ def _read_graph(archive: zipfile.ZipFile, found: Mapping[str, Any]) -> bytes | P
 
 def _write_array(archive: zipfile.ZipFile, member: str, array: np.ndarray) -> None:
     """numpy's format, which has no name for bfloat16: its bits are written."""
-    bits = array.view(np.uint16) if array.dtype == _BFLOAT16 else array
+    bits = array.view(np.uint16) if array.dtype == numpy_dtype("bfloat16") else array
     with archive.open(member, "w", force_zip64=True) as file:
         np.lib.format.write_array(file, np.asarray(bits, order="C"), allow_pickle=False)
 
@@ -236,7 +235,7 @@ def _write_array(archive: zipfile.ZipFile, member: str, array: np.ndarray) -> No
 def _read_array(archive: zipfile.ZipFile, member: str, dtype: str) -> np.ndarray:
     with archive.open(member) as file:
         array = np.lib.format.read_array(file, allow_pickle=False)
-    return array.view(_BFLOAT16) if dtype == "bfloat16" else array
+    return array.view(numpy_dtype("bfloat16")) if dtype == "bfloat16" else array
 
 
 def _manifest(archive: zipfile.ZipFile) -> Mapping[str, Any]:

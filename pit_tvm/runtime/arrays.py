@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
 import tvm_ffi
 from tvm import runtime as tvm_runtime
 
-from ..errors import BackendUnavailable, DTypeError, ShapeError, mismatch
-from ..memory import aligned_empty
+from ..errors import DTypeError, ShapeError, mismatch
+from ..memory import aligned_empty, numpy_dtype
 from .torch_arrays import address_of, check_memory, check_shape, check_strided, check_torch
 
 NUMPY_DTYPES = {
@@ -127,7 +126,7 @@ def empty_like_kind(kind_of: Any, shape: Sequence[int], dtype: str) -> Any:
     """
     library = kind(kind_of)
     if library == "numpy":
-        return aligned_empty(shape, _numpy_dtype(dtype))
+        return aligned_empty(shape, numpy_dtype(dtype))
     if library == "torch":
         import torch
 
@@ -156,7 +155,7 @@ def as_numpy(array: Any, name: str = "array") -> np.ndarray:
             return _torch_as_numpy(array, name)
     tensor = _import(name, array)
     if tensor.dtype == "bfloat16":
-        return np.from_dlpack(_retype(tensor, "uint16")).view(_ml_bfloat16())
+        return np.from_dlpack(_retype(tensor, "uint16")).view(numpy_dtype("bfloat16"))
     return np.from_dlpack(tensor)
 
 
@@ -211,17 +210,6 @@ def _is_torch(array: Any) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
-@cache
-def _ml_bfloat16() -> np.dtype[Any]:
-    try:
-        from ml_dtypes import bfloat16
-    except ImportError as error:
-        advice = "install ml_dtypes, or pass torch tensors"
-        text = mismatch("bfloat16", "the package ml_dtypes for numpy arrays", "none", advice)
-        raise BackendUnavailable(text) from error
-    return np.dtype(bfloat16)
-
-
 def _torch_as_numpy(array: Any, name: str) -> np.ndarray:
     """A tensor that torch itself does not turn into a numpy array: with a gradient, or bfloat16."""
     torch = sys.modules["torch"]
@@ -230,21 +218,17 @@ def _torch_as_numpy(array: Any, name: str) -> np.ndarray:
     address_of(name, array)
     plain = array.detach().resolve_neg()
     if plain.dtype is torch.bfloat16:
-        return plain.view(torch.int16).numpy().view(_ml_bfloat16())
+        return plain.view(torch.int16).numpy().view(numpy_dtype("bfloat16"))
     try:
         return plain.numpy()
     except TypeError as error:
         raise DTypeError(mismatch(name, "a type that numpy has", plain.dtype)) from error
 
 
-def _numpy_dtype(dtype: str) -> np.dtype[Any]:
-    return _ml_bfloat16() if dtype == "bfloat16" else NUMPY_DTYPES[dtype]
-
-
 def _is_element(element: np.dtype[Any], dtype: str) -> bool:
     # bfloat16 is a type from outside numpy, of kind V; ml_dtypes is asked for only then.
     if dtype == "bfloat16":
-        return element.kind == "V" and element == _ml_bfloat16()
+        return element.kind == "V" and element == numpy_dtype("bfloat16")
     return element == NUMPY_DTYPES[dtype] or (dtype == "uint8" and element == np.bool_)
 
 

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import tvm
 
+from ..memory import numpy_dtype
 from ..schedules.hopper_space import random_index, stored
 from ..structs import TileTask
 from .cuda_kernels import LANES, LARGEST
-from .tasks import check_error, numpy_dtype, random_array, to_device, tolerance_of
+from .tasks import check_error, random_array, to_device, tolerance_of
 
 
 @dataclass

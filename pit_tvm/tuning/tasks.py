@@ -19,7 +19,7 @@ from tvm.tirx import IntImm, PrimFunc, decl_buffer
 from tvm_ffi import DLDeviceType
 
 from ..errors import DTypeError, ShapeError, TileNotFound, TuningError, mismatch
-from ..memory import aligned_empty
+from ..memory import aligned_empty, numpy_dtype
 from ..structs import Tile, TileTask
 
 _ANY_GPU = "sm"
@@ -280,15 +280,6 @@ def to_device(array: np.ndarray, device: Any) -> Any:
     copy = aligned_empty(array.shape, array.dtype, lasting=True)
     copy[...] = array
     return runtime.from_dlpack(copy)
-
-
-def numpy_dtype(dtype: str) -> Any:
-    """numpy's type of that name; bfloat16 comes from ml_dtypes."""
-    if dtype == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(dtype)
 
 
 def _is_static(buffer: Any) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 
 import pit_tvm
 from pit_tvm import Operator
+from pit_tvm.memory import numpy_dtype
 from pit_tvm.runtime.promise import asked_for
 from pit_tvm.structs import Candidate, SparsitySpec
 from pit_tvm.tile_db.store import TileStore
@@ -65,15 +66,6 @@ def _compiled(
     )
 
 
-def element(dtype: str) -> np.dtype[Any]:
-    """numpy's type of that name."""
-    if dtype == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(dtype)
-
-
 def random_array(
     shape: tuple[int, ...], dtype: str, rng: np.random.Generator, shift: float = 0.0
 ) -> np.ndarray:
@@ -81,7 +73,7 @@ def random_array(
     if dtype.startswith("int"):
         limit = 2**7 if dtype == "int8" else 2**20
         return rng.integers(-limit, limit, shape).astype(dtype)
-    return (rng.standard_normal(shape) + shift).astype(element(dtype))
+    return (rng.standard_normal(shape) + shift).astype(numpy_dtype(dtype))
 
 
 def random_inputs(case: Case, dtype: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -103,7 +95,7 @@ def result_dtype(dtype: str) -> str:
 
 def poison(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """An output that shows what was not written."""
-    kind = element(dtype)
+    kind = numpy_dtype(dtype)
     return np.full(shape, SENTINEL if dtype.startswith("int") else np.nan, kind)
 
 

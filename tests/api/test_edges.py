@@ -9,6 +9,7 @@ import pytest
 
 import pit_tvm
 from pit_tvm import op
+from pit_tvm.memory import numpy_dtype
 from pit_tvm.structs import (
     BitMask,
     BlockMask,
@@ -33,7 +34,6 @@ from tests.api.cases import (
 from tests.api.running import (
     assert_close,
     compiled,
-    element,
     every_candidate,
     poison,
     random_array,
@@ -192,7 +192,7 @@ def test_nan_and_infinity_are_live_values(value: float) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_sums_of_short_types_are_kept_in_float32(dtype: str) -> None:
     """4099 ones: a 16-bit accumulator would stop at 2048 or 256."""
-    lhs, rhs = np.ones((3, 4099), element(dtype)), np.ones((4099, 5), element(dtype))
+    lhs, rhs = np.ones((3, 4099), numpy_dtype(dtype)), np.ones((4099, 5), numpy_dtype(dtype))
     operator = compiled(MATMUL, dtype, "lhs", Mask())
     truth = np.full((3, 5), 4099.0)
     mask = np.ones(lhs.shape, bool)

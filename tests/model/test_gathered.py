@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 from pit_tvm.errors import ShapeError
+from pit_tvm.memory import numpy_dtype
 from pit_tvm.model import gathered
 from pit_tvm.model.layers import Layers
 from pit_tvm.model.linear import LinearLayer
@@ -28,10 +27,6 @@ def force(patch: pytest.MonkeyPatch, margin: float) -> None:
     patch.setattr(gathered, "_MOST_LIVE", 1.0)
 
 
-def element(dtype: str) -> np.dtype[Any]:
-    return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
-
-
 def made(
     dtype: str = "float32",
     bias: bool = True,
@@ -40,8 +35,8 @@ def made(
 ) -> Layers:
     """One layer of small random numbers."""
     rng = np.random.default_rng(0)
-    weight = rng.standard_normal((N, K)).astype(element(dtype))
-    shift = rng.standard_normal(N).astype(element(dtype)) if bias else None
+    weight = rng.standard_normal((N, K)).astype(numpy_dtype(dtype))
+    shift = rng.standard_normal(N).astype(numpy_dtype(dtype)) if bias else None
     layer = LinearLayer(weight, shift, None, dtype, after)
     return Layers([layer], resolve_target("llvm"), threshold=threshold)
 
@@ -52,7 +47,7 @@ def activations(rows: int, live: float, dtype: str = "float32", seed: int = 1) -
     values = np.abs(rng.standard_normal((rows, K))) + 0.01
     values *= (rng.random(K) < live) & ((rng.random((rows, K)) < 0.5) | (live == 1.0))
     values[values == 0.0] = rng.choice([0.0, -0.0], np.count_nonzero(values == 0.0))
-    return values.astype(element(dtype))
+    return values.astype(numpy_dtype(dtype))
 
 
 def check(layers: Layers, x: np.ndarray, seen: np.ndarray | None = None) -> None:
@@ -144,12 +139,12 @@ def test_small_values_count_as_zero(
     force(monkeypatch, margin)
     layers = made(dtype, after="gelu", threshold=0.25)
     for rows in (1, 37):
-        x = np.random.default_rng(rows).standard_normal((rows, K)).astype(element(dtype))
+        x = np.random.default_rng(rows).standard_normal((rows, K)).astype(numpy_dtype(dtype))
         x[:, 0] = 0.25  # at the threshold: dropped
         kept = np.where(np.abs(x.astype(np.float64)) <= 0.25, 0, x).astype(x.dtype)
         check(layers, x, kept)
     for one, rows in zip(layers.activity, (1, 37), strict=True):
-        x = np.random.default_rng(rows).standard_normal((rows, K)).astype(element(dtype))
+        x = np.random.default_rng(rows).standard_normal((rows, K)).astype(numpy_dtype(dtype))
         x[:, 0] = 0.25
         kept = np.abs(wide := x.astype(np.float64)) > 0.25
         norms = [np.linalg.norm(part) for part in (wide[~kept], wide)]

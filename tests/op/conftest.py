@@ -10,16 +10,11 @@ import pytest
 import tvm
 from tvm import te
 
+from pit_tvm.memory import numpy_dtype
 from pit_tvm.runtime.arrays import as_tensor, dtype_of, empty_like_kind
 
 # Rounding of the result's type; sums of both 16-bit types are float32.
 TOLERANCE = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3, "int32": 0.0}
-
-
-def _numpy_dtype(dtype: str) -> Any:
-    if dtype == "bfloat16":
-        return pytest.importorskip("ml_dtypes").bfloat16
-    return dtype
 
 
 def _aligned(array: np.ndarray) -> np.ndarray:
@@ -37,7 +32,7 @@ def operand(rng: np.random.Generator) -> Callable[[tuple[int, ...], str], np.nda
         if dtype.startswith("int"):
             limit = 2**7 if dtype == "int8" else 2**23
             return rng.integers(-limit, limit, shape).astype(dtype)
-        return rng.standard_normal(shape).astype(_numpy_dtype(dtype))
+        return rng.standard_normal(shape).astype(numpy_dtype(dtype))
 
     return make
 
@@ -55,7 +50,7 @@ def run() -> Callable[..., np.ndarray]:
         assert tensors[-1].op.name == "out"
         executable = tvm.compile(te.create_prim_func(tensors), target=target)
         out_dtype = str(tensors[-1].dtype)
-        out = _aligned(np.full(out_shape, 85, _numpy_dtype(out_dtype)))
+        out = _aligned(np.full(out_shape, 85, numpy_dtype(out_dtype)))
         if not out_dtype.startswith("int"):
             out[...] = np.nan
         arguments = [

@@ -12,7 +12,7 @@ import tvm_ffi
 from tvm import te
 
 from pit_tvm.errors import BackendUnavailable, DTypeError, ShapeError
-from pit_tvm.runtime import arrays
+from pit_tvm.memory import numpy_dtype
 from pit_tvm.runtime.arrays import (
     as_numpy,
     as_tensor,
@@ -201,12 +201,12 @@ def test_results_are_of_the_library_asked_for(library, dtype, shape):
 
 def test_numpy_bfloat16_needs_ml_dtypes(monkeypatch):
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    arrays._ml_bfloat16.cache_clear()
+    numpy_dtype.cache_clear()
     try:
         with pytest.raises(BackendUnavailable, match="^bfloat16: expected the package ml_dtypes"):
             empty_like_kind(np.zeros(1), (3,), "bfloat16")
     finally:
-        arrays._ml_bfloat16.cache_clear()
+        numpy_dtype.cache_clear()
 
 
 # --------------------------------------------------------------------------------------------

@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import tvm
 from tvm import te
 from tvm.target import Target
 
+from pit_tvm.memory import numpy_dtype
 from pit_tvm.runtime.arrays import as_tensor, dtype_of
 from pit_tvm.structs import MicroTile
 from pit_tvm.target import TargetInfo, resolve_target
@@ -46,11 +46,6 @@ def build(mod: tvm.IRModule) -> Callable[..., None]:
     return call
 
 
-def element(dtype: str) -> Any:
-    """numpy's type of an element."""
-    return ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
-
-
 def is_real(array: np.ndarray) -> bool:
     """Whether elements can be NaN."""
     return not np.issubdtype(array.dtype, np.integer)
@@ -60,12 +55,12 @@ def random(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.n
     """Normal numbers, or small whole ones."""
     if dtype.startswith("int"):
         return rng.integers(-8, 8, shape).astype(dtype)
-    return rng.standard_normal(shape).astype(element(dtype))
+    return rng.standard_normal(shape).astype(numpy_dtype(dtype))
 
 
 def poisoned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """A result that shows what was not written."""
-    return np.full(shape, UNTOUCHED if dtype.startswith("int") else np.nan, element(dtype))
+    return np.full(shape, UNTOUCHED if dtype.startswith("int") else np.nan, numpy_dtype(dtype))
 
 
 def is_untouched(array: np.ndarray) -> bool:

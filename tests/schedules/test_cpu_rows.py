@@ -15,6 +15,7 @@ from tvm import tirx
 from tvm.target import Target
 
 from pit_tvm.errors import DTypeError, ShapeError, TileNotFound
+from pit_tvm.memory import numpy_dtype
 from pit_tvm.reference import attention as reference
 from pit_tvm.runtime.arrays import as_tensor, dtype_of
 from pit_tvm.schedules.cpu_rows import SERIAL_ELEMENTS, embedding_norm, residual_norm
@@ -53,7 +54,7 @@ def operands(
     rng = np.random.default_rng(seed)
     shapes = [(rows, width)] * (1 + residual) + [(width,)] * 2
     arrays = [sparse.random(rng, shape, dtype) for shape in shapes]
-    arrays[0] = (arrays[0].astype(np.float64) + shift).astype(sparse.element(dtype))
+    arrays[0] = (arrays[0].astype(np.float64) + shift).astype(numpy_dtype(dtype))
     return arrays
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -10,6 +9,7 @@ from pit_tvm.errors import DTypeError, ScheduleError
 from pit_tvm.schedules.cuda_gather import gather_both
 from tests.runtime.cuda_emulation import Emulator, OnDevice
 from tests.schedules.cuda_text import cuda_text
+from tests.schedules.sparse import random
 
 FAR = 2**30  # an id beyond every array: reading there ends the process
 
@@ -19,10 +19,6 @@ def listed(extent: int, live: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     ids = np.full((1, -(-max(extent, 1) // 64) * 64), FAR, np.int32)
     ids[0, : len(live)] = live
     return ids, np.array([len(live)], np.int32)
-
-
-def numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    return rng.standard_normal(shape).astype(getattr(ml_dtypes, dtype, dtype))
 
 
 def whole(live: int) -> int:
@@ -46,13 +42,13 @@ def test_live_columns_are_packed_with_zeros_behind_them(
         (33, 1100, 80, 0.0),
         (9, 64, 64, 1.0),
     ):
-        source = numbers(rng, (m, k), dtype)
-        dense = numbers(rng, (k, n) if layout == "kn" else (n, k), dtype)
+        source = random(rng, (m, k), dtype)
+        dense = random(rng, (k, n) if layout == "kn" else (n, k), dtype)
         ids, count = listed(k, np.flatnonzero(rng.random(k) < share))
         rows, lives = listed(m, np.flatnonzero(rng.random(m) < 0.5))
         high, wide, live = -(-m // 8) * 8, -(-n // 8) * 8, ids[0, : count[0]]
-        packed = numbers(rng, (high, ids.shape[1]), dtype)
-        beside = numbers(
+        packed = random(rng, (high, ids.shape[1]), dtype)
+        beside = random(
             rng, (ids.shape[1], wide) if layout == "kn" else (wide, ids.shape[1]), dtype
         )
         want, want_beside, deep = packed.copy(), beside.copy(), whole(count[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -10,12 +9,9 @@ from pit_tvm.errors import DTypeError
 from pit_tvm.schedules.cuda_turn import turn_kernel, turn_rows_kernel
 from tests.runtime.cuda_emulation import Emulator, OnDevice
 from tests.schedules.cuda_text import cuda_text
+from tests.schedules.sparse import random
 
 SIZES = ((8, 8), (64, 64), (72, 200), (136, 56))
-
-
-def numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    return rng.standard_normal(shape).astype(getattr(ml_dtypes, dtype, dtype))
 
 
 def words(lives: np.ndarray) -> np.ndarray:
@@ -40,7 +36,7 @@ def test_rows_become_columns(dtype: str, emulator: Emulator) -> None:
     kernel = emulator.compile_source(cuda_text(turn_kernel(dtype))).mod["main"]
     rng = np.random.default_rng(1)
     for k, m in SIZES:
-        source, turned = numbers(rng, (k, m), dtype), numbers(rng, (m, k), dtype)
+        source, turned = random(rng, (k, m), dtype), random(rng, (m, k), dtype)
         kernel(*map(OnDevice, (source, turned)))
         np.testing.assert_array_equal(turned, source.T)
 
@@ -54,11 +50,11 @@ def test_dead_rows_become_what_their_bias_is(
     rng = np.random.default_rng(lines)
     for k, m in SIZES:
         known = k - 3  # biases: rows behind them have none
-        source, turned = numbers(rng, (k, m), dtype), numbers(rng, (m, k), dtype)
+        source, turned = random(rng, (k, m), dtype), random(rng, (m, k), dtype)
         lives = rng.random((lines, k)) < 1 / max(lines, 1)
         alive = lives.any(axis=0)
         source[~alive] = np.nan
-        dead = numbers(rng, (known,), dtype)
+        dead = random(rng, (known,), dtype)
         want = source.T.copy()
         want[:, ~alive] = 0
         if bias:

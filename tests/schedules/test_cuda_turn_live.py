@@ -9,7 +9,8 @@ from pit_tvm.errors import DTypeError, ScheduleError
 from pit_tvm.schedules.cuda_turn_live import turn_live_kernel
 from tests.runtime.cuda_emulation import Emulator, OnDevice
 from tests.schedules.cuda_text import cuda_text
-from tests.schedules.test_cuda_turn import numbers, words
+from tests.schedules.sparse import random
+from tests.schedules.test_cuda_turn import words
 
 SIZES = ((8, 8), (32, 264), (72, 200), (136, 56), (60, 40))
 
@@ -38,7 +39,7 @@ def test_live_columns_of_bands_become_rows(
     for high, wide in SIZES:
         for share in (0.0, 0.1, 1.0):
             room = -(-high // 8) * 8
-            source, turned = (numbers(rng, s, dtype) for s in ((high, wide), (wide + 1, room)))
+            source, turned = (random(rng, s, dtype) for s in ((high, wide), (wide + 1, room)))
             blocks = rng.random((-(-high // band), -(-wide // grain))) < share
             lives = blocks.repeat(grain, axis=1)[:, :wide].repeat(band, axis=0)[:high]
             source[~lives] = np.nan  # what is read beside live elements

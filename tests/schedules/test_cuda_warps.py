@@ -6,7 +6,6 @@ import itertools
 import re
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -17,6 +16,7 @@ from pit_tvm.schedules import cuda_contraction
 from pit_tvm.structs import Groups, Mask, Rows, Tile
 from pit_tvm.transform.pipeline import lower
 from tests.runtime.cuda_emulation import Emulator, OnDevice
+from tests.schedules.sparse import random
 
 DEAD = 2**30  # an id far beyond every array
 # Of the largest result, products of 16 bits rounded once; of tf32, ten bits of every factor.
@@ -46,10 +46,6 @@ def linear(dtype: str, stages: int = 3, arch: str = "sm_80", depth: int = 160) -
     return source_of(tensors, {"lhs": Rows()}, dtype, stages, arch)
 
 
-def numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    return rng.standard_normal(shape).astype(getattr(ml_dtypes, dtype, dtype))
-
-
 def assert_close(got: np.ndarray, expected: np.ndarray, dtype: str) -> None:
     error = np.abs(got.astype(np.float64) - expected).max(initial=0)
     assert error <= TOLERANCE[dtype] * np.abs(expected).max(initial=1)
@@ -60,9 +56,9 @@ def check_rows(
 ) -> None:
     """Results of the live rows, and nothing in the others."""
     rng, rows = np.random.default_rng(), 150
-    lhs = numbers(rng, (rows, depth), dtype)
-    rhs = numbers(rng, (n, depth) if k_major else (depth, n), dtype)
-    bias = [numbers(rng, (n,), dtype)] if k_major else []
+    lhs = random(rng, (rows, depth), dtype)
+    rhs = random(rng, (n, depth) if k_major else (depth, n), dtype)
+    bias = [random(rng, (n,), dtype)] if k_major else []
     live = rng.permutation(rows)[: rng.integers(60, rows)]
     ids = np.full((1, rows), DEAD, np.int32)
     ids[0, : len(live)] = live
@@ -105,7 +101,7 @@ def test_gathered_steps_of_the_reduction(dtype: str, emulator: Emulator):
     source = source_of(tensors, {"lhs": Mask(1, 64)}, dtype)
     mask = rng.random((depth, 2)) < 0.5
     mask[:, 1] = False
-    lhs, rhs = (numbers(rng, (depth, size), dtype) for _ in range(2))
+    lhs, rhs = (random(rng, (depth, size), dtype) for _ in range(2))
     lhs[~mask.repeat(64, axis=1)] = 0
     ids, count = np.full((2, depth), DEAD, np.int32), mask.sum(axis=0).astype(np.int32)
     ids[0, : count[0]] = rng.permutation(np.flatnonzero(mask[:, 0]))
@@ -119,7 +115,7 @@ def test_rows_of_groups(emulator: Emulator):
     rng, rows, n, depth = np.random.default_rng(), 170, 96, 96
     tensors = op.grouped_matmul(None, n, depth, 3, dtype="float16")
     source = source_of(tensors, {"lhs": Groups(3)}, "float16")
-    lhs, rhs = numbers(rng, (rows, depth), "float16"), numbers(rng, (3, depth, n), "float16")
+    lhs, rhs = random(rng, (rows, depth), "float16"), random(rng, (3, depth, n), "float16")
     group, ids = rng.integers(0, 2, rows) * 2, np.full((3, rows), DEAD, np.int32)
     count = np.bincount(group, minlength=3).astype(np.int32)
     for at, live in enumerate(count):
@@ -134,7 +130,7 @@ def test_gathered_columns_of_the_other_operand(emulator: Emulator):
     rng, rows, n, depth = np.random.default_rng(), 100, 96, 96
     tensors = op.matmul(None, n, depth, dtype="float16")
     source = source_of(tensors, {"rhs": Rows(1)}, "float16")
-    lhs, rhs = numbers(rng, (rows, depth), "float16"), numbers(rng, (depth, n), "float16")
+    lhs, rhs = random(rng, (rows, depth), "float16"), random(rng, (depth, n), "float16")
     live, ids = rng.permutation(n)[:50], np.full((1, n), DEAD, np.int32)
     ids[0, :50] = live
     out = np.full((rows, n), np.nan, np.float16)
