@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from bench_rows import Array, Run, Stat
+from bench_rows import Array, Run, Stat, in_turn
 from quickstart_measure import settle
 
 CHECKED_ROWS = 64
@@ -33,10 +33,8 @@ def each_turn(
     Every turn starts with another contender. Before a contender's turn idle threads of the last
     one come to rest, then one unmeasured run warms its caches and wakes its own threads.
     """
-    names = list(runs)
     for turn in range(repeats):
-        first = turn % len(names)
-        yield {name: _timed(runs[name], inner) for name in names[first:] + names[:first]}
+        yield {name: _timed(runs[name], inner) for name in in_turn(runs, turn)}
 
 
 def _timed(run: Run, inner: int) -> list[float]:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import datetime
 import os
-import platform
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from bench_cpu_cases import HELD_OUT, Shape
-from bench_report import Result
+from bench_report import Result, stamp
 from bench_rows import SEED_KEY, Settings, Target
 from quickstart import processor
 
-from pit_tvm import __version__
 from pit_tvm.schedules.contraction_space import SPARSITY
 from pit_tvm.target import resolve_target
 from pit_tvm.tile_db.record import TileRecord
@@ -29,18 +25,13 @@ def describe(settings: Settings, threads: int) -> dict[str, Any]:
     target = resolve_target("llvm")
     store = TileStore.open(device=target.device, isa=target.isa)
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]  # type: ignore[index]
+    library = {"numpy's BLAS": f"{blas['name']} {blas['version']}"}
     return {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        **stamp(*PACKAGES, **library),
         "device": target.device,
         "cpu": processor(),
         "threads": threads,
         "load": list(os.getloadavg()),
-        "versions": {
-            "python": platform.python_version(),
-            "pit-tvm": __version__,
-            **{name: metadata.version(name) for name in PACKAGES},
-            "numpy's BLAS": f"{blas['name']} {blas['version']}",
-        },
         "tile database": {"folder": ", ".join(store.used), "records": len(store.all())},
         "seeds": [SEED_KEY, settings.seed],
         "repeats": settings.repeats,

@@ -29,7 +29,7 @@ from bench_gpu_measure import (
     rounding_error,
 )
 from bench_gpu_pit import Others, Pit, later, operator, plan_facts, sizes_for
-from bench_rows import Column, Row, Suite, Target, fact_column, over_dense, time_column
+from bench_rows import ERRORS, Row, Suite, Target, fact_column, over_dense, time_column
 
 import pit_tvm
 from pit_tvm.structs import Candidate, Plan
@@ -185,7 +185,7 @@ def decode_suite() -> Suite:
             fact_column("predict", "predicted_us", ".1f"),
             fact_column("/dense", "over_dense", ".2f"),
             fact_column("kernel", "kernel"),
-            Column("errors", lambda row: f"{row.error:.1f}"),
+            ERRORS,
         ),
         targets=decode_targets,
     )

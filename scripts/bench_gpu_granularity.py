@@ -47,6 +47,7 @@ from bench_gpu_measure import (
 )
 from bench_gpu_pit import Pit, detection, indexing, operator, plan_facts, sizes_for
 from bench_rows import (
+    ERRORS,
     Column,
     Row,
     Suite,
@@ -249,4 +250,4 @@ _COLUMNS = (
     fact_column("/dense", "over_dense", ".2f"),
     fact_column("rows/dense", "rows_over_dense", ".2f"),
 )
-_LAST = (fact_column("chosen", "chosen"), Column("errors", lambda row: f"{row.error:.1f}"))
+_LAST = (fact_column("chosen", "chosen"), ERRORS)

@@ -35,8 +35,8 @@ from bench_gpu_measure import (
 )
 from bench_gpu_pit import Pit, detection, detector, internals, operator, plan_facts, sizes_for
 from bench_rows import (
+    ERRORS,
     Array,
-    Column,
     Row,
     Suite,
     Target,
@@ -231,7 +231,7 @@ def grid_suite() -> Suite:
             fact_column("/packed", "over_packed", ".2f"),
             fact_column("index/pit", "index_share", ".2f"),
             fact_column("chosen", "chosen"),
-            Column("errors", lambda row: f"{row.error:.1f}"),
+            ERRORS,
         ),
         targets=grid_targets,
     )

@@ -41,7 +41,7 @@ from bench_gpu_measure import (
 from bench_gpu_moe import ROWS, floor_us
 from bench_gpu_pit import detection, detector
 from bench_gpu_rivals import RIVALS, LayerData, Run, activate, rivals_of, torch_peers
-from bench_rows import Column, Row, Suite, Target, fact, fact_column, limits, time_column
+from bench_rows import ERRORS, Row, Suite, Target, fact, fact_column, limits, time_column
 
 import pit_tvm
 from pit_tvm.torch import moe_feed_forward
@@ -190,7 +190,7 @@ def layer_suite() -> Suite:
             fact_column("/loop", "over_loop", ".2f"),
             fact_column("/rival", "over_rival", ".2f"),
             fact_column("memory", "memory", ".2f"),
-            Column("errors", lambda row: f"{row.error:.1f}"),
+            ERRORS,
         ),
         targets=layer_targets,
     )

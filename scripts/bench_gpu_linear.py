@@ -36,7 +36,7 @@ from bench_gpu_measure import (
     rounding_error,
 )
 from bench_gpu_pit import Pit, detection, operator_of, plan_facts
-from bench_rows import Column, Row, Suite, Target, fact, fact_column, limits, time_column
+from bench_rows import ERRORS, Row, Suite, Target, fact, fact_column, limits, time_column
 
 import pit_tvm
 from pit_tvm.structs import MicroTile, SparsitySpec
@@ -217,7 +217,7 @@ def linear_suite() -> Suite:
             fact_column("/gather", "over_gather", ".2f"),
             fact_column("/packed", "of_bound", ".2f"),
             fact_column("TFLOP/s", "tflops", ".0f"),
-            Column("errors", lambda row: f"{row.error:.1f}"),
+            ERRORS,
         ),
         targets=linear_targets,
     )

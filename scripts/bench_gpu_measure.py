@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from bench_rows import Array, Row, Settings, Stat, Target, limits
+from bench_rows import Array, Row, Settings, Stat, Target, in_turn, limits
 
 # Deviation from float64 in roundings of the result's type, relative to the exact value plus the
 # root mean square of all of them. Libraries round partial sums, and before an activation too: in
@@ -311,13 +311,13 @@ def _times(ready: Mapping[str, _Ready], settings: GpuSettings) -> dict[str, Stat
         for name in captured:
             _sustain(name, ready, settings, seconds)
     else:
-        for names in _turns(captured, settings.repeats):
+        for turn in range(settings.repeats if captured else 0):
             torch.cuda._sleep(SPIN_CYCLES)
-            _time_once(names, ready, seconds)
+            _time_once(in_turn(captured, turn), ready, seconds)
     plain = [name for name, one in ready.items() if not one.graph]
     most = int(SLOW_US / max((ready[name].us for name in plain), default=1.0))
-    for names in _turns(plain, min(settings.repeats, max(most, LEAST_ROUNDS))):
-        _time_once(names, ready, seconds)
+    for turn in range(min(settings.repeats, max(most, LEAST_ROUNDS)) if plain else 0):
+        _time_once(in_turn(plain, turn), ready, seconds)
     return {name: Stat.of(kept) for name, kept in seconds.items()}
 
 
@@ -332,12 +332,6 @@ def _sustain(
     for _ in range(int(1e3 * settings.sustained / (one.us * one.calls))):
         one.launch()
     _time_once([name] * settings.repeats, ready, seconds)
-
-
-def _turns(names: list[str], repeats: int) -> Iterator[list[str]]:
-    for turn in range(repeats if names else 0):
-        first = turn % len(names)
-        yield names[first:] + names[:first]
 
 
 def _time_once(

@@ -37,7 +37,7 @@ from bench_gpu_measure import (
 )
 from bench_gpu_pit import Pit, detection, operator_of, plan_facts
 from bench_gpu_rivals import sort_ids
-from bench_rows import Column, Row, Suite, Target, fact, fact_column, limits, time_column
+from bench_rows import ERRORS, Row, Suite, Target, fact, fact_column, limits, time_column
 
 import pit_tvm
 
@@ -227,7 +227,7 @@ def moe_suite() -> Suite:
             fact_column("/sorted", "over_sorted", ".2f"),
             fact_column("/loop", "of_loop", ".2f"),
             fact_column("/cublas", "of_cublas", ".2f"),
-            Column("errors", lambda row: f"{row.error:.1f}"),
+            ERRORS,
         ),
         targets=moe_targets,
     )

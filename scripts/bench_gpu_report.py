@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import datetime
-import platform
 import shutil
 import subprocess
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Any
 
 import torch
@@ -18,9 +15,9 @@ from bench_gpu_cases import (
     HELD_OUT_TRAINED,
 )
 from bench_gpu_measure import ERROR_LIMIT, GpuSettings
+from bench_report import stamp
 from bench_rows import SEED_KEY, Row, Suite, Target
 
-from pit_tvm import __version__
 from pit_tvm.target import resolve_target
 from pit_tvm.tile_db.record import TileRecord
 from pit_tvm.tile_db.store import TileStore
@@ -61,15 +58,9 @@ def describe(settings: GpuSettings) -> dict[str, Any]:
 def machine(cuda: bool) -> dict[str, Any]:
     """Where, with what and when anything runs, as JSON values."""
     return {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        **stamp(*PACKAGES, cuda=torch.version.cuda or "none"),
         "device": torch.cuda.get_device_name() if cuda else "none: a dry run on the CPU",
         "clocks": clocks() if cuda else {},
-        "versions": {
-            "python": platform.python_version(),
-            "pit-tvm": __version__,
-            "cuda": torch.version.cuda or "none",
-            **{name: _version(name) for name in PACKAGES},
-        },
     }
 
 
@@ -88,13 +79,6 @@ def clocks() -> dict[str, str]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     values = [value.strip() for value in done.stdout.strip().split(",")]
     return dict(zip(QUERY, values, strict=False)) if done.returncode == 0 else {}
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "none"
 
 
 class Printer:

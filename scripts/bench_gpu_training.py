@@ -42,7 +42,7 @@ from bench_gpu_measure import (
     rounding_error,
 )
 from bench_gpu_training_experts import Tensors, make_experts, step_of, steps, wanted
-from bench_rows import Column, Row, Suite, Target, fact, fact_column, limits, time_column
+from bench_rows import ERRORS, Row, Suite, Target, fact, fact_column, limits, time_column
 from torch.nn import functional
 
 from pit_tvm.torch import linear_rows
@@ -247,7 +247,7 @@ def training_suite() -> Suite:
             *(fact_column(f"/{name}", f"over_{name}", ".2f") for name in PEERS),
             fact_column("/packed", "of_packed", ".2f"),
             fact_column("TFLOP/s", "tflops", ".0f"),
-            Column("errors", lambda row: f"{row.error:.1f}"),
+            ERRORS,
         ),
         targets=training_targets,
     )

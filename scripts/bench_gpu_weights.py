@@ -29,7 +29,7 @@ from bench_gpu_measure import (
     rounding_error,
 )
 from bench_gpu_pit import Pit, indexing, operator, plan_facts, sizes_for
-from bench_rows import Column, Row, Suite, Target, fact_column, over_dense, time_column
+from bench_rows import ERRORS, Column, Row, Suite, Target, fact_column, over_dense, time_column
 
 import pit_tvm
 
@@ -257,7 +257,7 @@ def weights_suite() -> Suite:
             fact_column("/dense", "over_dense", ".2f"),
             Column("bsr", sparse),
             fact_column("kernel", "kernel"),
-            Column("errors", lambda row: f"{row.error:.1f}"),
+            ERRORS,
         ),
         targets=weights_targets,
     )

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import copy
-import datetime
 import json
-import platform
 import statistics
 import sys
 import time
@@ -67,16 +65,15 @@ def measure(
 ) -> Times:
     """Milliseconds of each call, contenders in turn, every round beginning with another one.
     ``before`` is called before each timed call, and not counted."""
+    from bench_rows import in_turn
     from tqdm import tqdm
 
     for run in runs.values():
         for _ in range(WARM_UPS):
             run()
     times: Times = {name: [] for name in runs}
-    names = list(runs)
     for turn in tqdm(range(rounds), unit="round", leave=False):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
+        for name in in_turn(runs, turn):
             if before is not None:
                 before()
             times[name].append(_timed(runs[name], cuda))
@@ -332,15 +329,13 @@ def where(script: str, options: argparse.Namespace) -> dict[str, Any]:
     """When and on what a benchmark of models runs, as JSON values; raises BackendUnavailable if
     that GPU is missing."""
     import torch
-    import transformers
+    from bench_report import stamp
 
     if options.device == "cuda":
         require_gpu(script, "--device cpu tries the benchmark without one")
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     return {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        **stamp("torch", "transformers"),
         "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu: a dry run",
-        "versions": {"python": platform.python_version(), **versions},
         "quick": options.quick or options.device == "cpu",
         "seed": options.seed,
     }

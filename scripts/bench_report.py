@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
 import os
+import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from bench_rows import Row, Suite, Target
 
+from pit_tvm import __version__
 from pit_tvm.files import write_atomically
 
 
@@ -52,6 +56,27 @@ def table(result: Result) -> str:
     return "\n".join(
         [title, head, *ordinary, *(["held out, never tuned on:"] if apart else []), *apart]
     )
+
+
+def stamp(*packages: str, **others: str) -> dict[str, Any]:
+    """When and with which versions of these packages anything runs, and of ``others``, as JSON
+    values."""
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "versions": {
+            "python": platform.python_version(),
+            "pit-tvm": __version__,
+            **{name: _version(name) for name in packages},
+            **others,
+        },
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"
 
 
 def to_json(where: dict[str, Any], results: Sequence[Result], targets: Sequence[Target]) -> str:

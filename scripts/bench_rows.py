@@ -150,6 +150,10 @@ def fact_column(heading: str, name: str, form: str = "") -> Column:
     return Column(heading, text)
 
 
+#: The largest error, in roundings.
+ERRORS = Column("errors", lambda row: f"{row.error:.1f}")
+
+
 def fact(name: str) -> Callable[[Row], float]:
     """A fact of a row, as `limits` wants it."""
     return lambda row: float(row.facts[name])
@@ -186,6 +190,13 @@ def over_dense(
     for name, goal, here in goals:
         targets += limits(rows, name, goal, over, at_least=True, only=here)
     return [*targets, *limits(rows, every, never_below, over, at_least=True)]
+
+
+def in_turn(names: Iterable[str], turn: int) -> list[str]:
+    """The order of contenders in a turn: each begins with another one."""
+    order = list(names)
+    first = turn % len(order)
+    return order[first:] + order[:first]
 
 
 def block_mask(

@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from bench_rows import in_turn
 from quickstart_contenders import Contender
 from quickstart_data import Batch
 from tqdm import tqdm
@@ -36,14 +37,13 @@ def measure(contenders: Mapping[str, Contender], seconds: float, rounds: int) ->
     Contenders take turns batch by batch, every batch beginning with another one.
     """
     samples: Samples = {name: {} for name in contenders}
-    names, number = list(contenders), max(len(c.batches) for c in contenders.values())
+    number = max(len(c.batches) for c in contenders.values())
     end = time.perf_counter() + seconds
     for turn in range(rounds):
         if turn and time.perf_counter() > end:
             break
         for at in tqdm(range(number), desc=f"round {turn + 1}", unit="batch", leave=False):
-            first = (at + turn) % len(names)
-            for name in names[first:] + names[:first]:
+            for name in in_turn(contenders, at + turn):
                 contender = contenders[name]
                 if at < len(contender.batches) and at % contender.every == 0:
                     taken = samples[name].setdefault(at, [])
