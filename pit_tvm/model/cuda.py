@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,7 +41,7 @@ from .saved import Parts, tile_store
 from .swrite import store_in_place
 from .tidy import tidy, tidy_reshapes
 from .torch_program import TorchProgram
-from .wide import NARROW
+from .wide import check_narrow
 
 PLACED = "pit_tvm.model.linear_in_place"
 
@@ -127,7 +127,8 @@ def compile_for_gpu(
     """
     kernels = CudaKernels(Plane(imported.batch, imported.tokens))
     rewritten, cache = rewrite(imported, kernels, look), KernelCache()
-    _check_types(rewritten.layers)
+    for layer in rewritten.layers:
+        check_narrow(layer.dtype)
     check_grouped(rewritten.grouped)
     with faults_as_unsupported("operators that TVM can rewrite for a GPU"):
         module, merged = _graph(imported, rewritten, look)
@@ -182,13 +183,6 @@ def current_device() -> torch.device:
     if not torch.cuda.is_available():
         raise BackendUnavailable(mismatch("target cuda", "a CUDA device", "none"))
     return torch.device("cuda", torch.cuda.current_device())
-
-
-def _check_types(layers: Sequence[LinearLayer]) -> None:
-    for layer in layers:
-        if layer.dtype not in NARROW:
-            advice = "convert the model with .half() or .bfloat16()"
-            raise DTypeError(mismatch("dtype", " or ".join(NARROW), repr(layer.dtype), advice))
 
 
 def _machine(graph: Any, layers: CudaLayers, inputs: Inputs, cache: KernelCache) -> TorchProgram:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..errors import DTypeError, ShapeError, mismatch
+from ..errors import ShapeError, mismatch
 from ..runtime.arrays import as_torch
 from ..runtime.cuda_experts import CudaExperts
 from ..runtime.cuda_rows import ROW_STEP
@@ -15,7 +15,7 @@ from ..schedules.hopper_space import GROUP_STEPS
 from ..target import TargetInfo
 from ..tile_db.store import TileStore
 from .experts import GroupedLayer
-from .wide import NARROW
+from .wide import check_narrow
 
 # Numbers of rows whose kernels are compiled for a file: tiles are chosen by them; and the most
 # elements of what they give.
@@ -25,9 +25,7 @@ _NUMBERS_OF_ROWS, _MOST_ELEMENTS = tuple(2**i for i in range(17)), 1 << 28
 def check_grouped(layers: Sequence[GroupedLayer]) -> None:
     """DTypeError or ShapeError for a layer that no kernel computes."""
     for layer in layers:
-        if layer.dtype not in NARROW:
-            advice = "convert the model with .half() or .bfloat16()"
-            raise DTypeError(mismatch("dtype", " or ".join(NARROW), repr(layer.dtype), advice))
+        check_narrow(layer.dtype)
         groups, n, k = layer.weight.shape
         if n % ROW_STEP or k % ROW_STEP or groups > GROUP_STEPS[-1]:
             most = f"at most {GROUP_STEPS[-1]} experts, widths that are multiples of {ROW_STEP}"

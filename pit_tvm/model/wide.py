@@ -9,6 +9,7 @@ from __future__ import annotations
 import tvm
 from tvm import ir, relax
 
+from ..errors import DTypeError, mismatch
 from .rebuild import is_op, rebuild
 
 NARROW = ("float16", "bfloat16")
@@ -41,6 +42,13 @@ def widen(module: tvm.IRModule) -> tvm.IRModule:
         return relax.op.astype(builder.emit(made), str(call.ty.dtype))
 
     return rebuild(module, rule)
+
+
+def check_narrow(dtype: str) -> None:
+    """DTypeError for layers of another type than GPUs compute."""
+    if dtype not in NARROW:
+        advice = "convert the model with .half() or .bfloat16()"
+        raise DTypeError(mismatch("dtype", " or ".join(NARROW), repr(dtype), advice))
 
 
 def is_narrow(expr: relax.Expr) -> bool:

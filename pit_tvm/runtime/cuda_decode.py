@@ -6,7 +6,7 @@ columns and multiplies. More rows go the way of the m-axis family. Dense is a ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -25,7 +25,6 @@ from .cuda_few_rows import MOST_ROWS, STEP, CudaFewRows, tile_for
 from .cuda_form import ColumnsForm, RowsForm, rows_form
 from .cuda_planner import CudaPlanner, dense_of
 from .cuda_workspace import CudaIndex
-from .dispatch import Clock
 from .kernel_cache import KernelCache
 from .program import Program, analyse
 
@@ -157,28 +156,19 @@ class PackingDispatcher(CudaDispatcher):
             raise ShapeError(mismatch(name, f"shape {list(known)}", f"shape {list(array.shape)}"))
         return PackedOperand(name, array, array.t().contiguous(), self)
 
-    def run(
-        self,
-        arrays: Sequence[Any],
-        sparsity: Any,
-        out: Any,
-        clock: Clock | None = None,
-        choose: Callable[[Plan], Candidate] | None = None,
-    ) -> tuple[Any, Plan | None]:
+    def run(self, arrays: Sequence[Any], *call: Any, **how: Any) -> tuple[Any, Plan | None]:
         """As `CudaDispatcher.run`, with the weight as it is or packed."""
         given = self._opened(arrays)
         if given is None:
-            return super().run(arrays, sparsity, out, clock, choose)
-        return self._turned.run(given, sparsity, out, clock, choose)
+            return super().run(arrays, *call, **how)
+        return self._turned.run(given, *call, **how)
 
-    def explain(
-        self, arrays: Sequence[Any], sparsity: Any, sizes: dict[str, int], library: str
-    ) -> Plan:
+    def explain(self, arrays: Sequence[Any], *call: Any) -> Plan:
         """As `CudaDispatcher.explain`; without arrays the weight is taken to be packed."""
         given = self._opened(arrays) if arrays else ()
         if given is None:
-            return super().explain(arrays, sparsity, sizes, library)
-        return self._turned.explain(given, sparsity, sizes, library)
+            return super().explain(arrays, *call)
+        return self._turned.explain(given, *call)
 
     def build(self, sizes: dict[str, int]) -> None:
         """Compile what calls of these sizes may need, the weight packed or not; needs no GPU."""

@@ -289,20 +289,12 @@ class CudaExperts:
         return self._rates[key]
 
 
-def _layer(
-    x: Any,
-    ids: Any,
-    weights: Any,
-    up: Any,
-    down: Any,
-    up_bias: Any,
-    down_bias: Any,
-    activation: str,
-    gate: Gate | None,
-) -> tuple[object, Given]:
-    """What a call of a layer asks for, and its tensors."""
-    asked = activation, gate, up_bias is None, down_bias is None
-    return asked, _present(x, ids, weights, up, down, up_bias, down_bias)
+def _layer(*layer: Any) -> tuple[object, Given]:
+    """What a call of a layer asks for, and its tensors; all arguments of `CudaExperts.run`, in
+    order."""
+    *tensors, activation, gate = layer
+    up_bias, down_bias = tensors[-2:]
+    return (activation, gate, up_bias is None, down_bias is None), _present(*tensors)
 
 
 def _present(*tensors: Any) -> Given:
