@@ -27,14 +27,12 @@ MOST_CHUNKS = 4  # of one lane, where a team may still grow
 
 @dataclass(frozen=True)
 class NormForm:
-    """What a kernel is built for. ``terms``: tensors that are added up, 1 or 2; ``stores_sum``:
-    whether their sum is written as well."""
+    """What a kernel is built for. ``terms``: tensors that are added up, 1 or 2."""
 
     width: int
     dtype: str
     eps: float
     terms: int
-    stores_sum: bool = False
 
     @property
     def chunk(self) -> int:
@@ -199,7 +197,7 @@ def norm_rows(
         raise ShapeError(mismatch("terms", " or ".join(map(str, allowed)), terms))
     if not isfinite(eps) or eps < 0:
         raise ShapeError(mismatch("eps", "a finite number of at least 0", repr(eps)))
-    form = NormForm(at_least("width", width, 1), dtype, float(eps), terms, stores_sum)
+    form = NormForm(at_least("width", width, 1), dtype, float(eps), terms)
     absent = {} if terms == 2 else {"y_h": None}
     if not stores_sum:
         absent["sum_h"] = None

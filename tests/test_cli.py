@@ -26,7 +26,7 @@ from pit_tvm.tile_db.store import FILE_NAME, TileStore
 from pit_tvm.tuning import task_run, tasks
 from pit_tvm.tuning.runner import Repeats
 from pit_tvm.tuning.tasks import Space
-from tests.tile_db.records import example_record
+from tests.tile_db.records import constants_of, example_record, libraries
 from tests.tuning.stand_in import SPACE, space_with
 
 HOST = resolve_target("llvm")
@@ -60,8 +60,8 @@ def test_tune_records_tiles_libraries_and_constants(
     store = TileStore.open(tmp_path / "db", device=HOST.device)
     assert {(r.task.m, r.task.n, r.task.k) for r in store.records()} == {(16, 32, 32), (8, 16, 16)}
     assert {record.task.family for record in store.records()} == set(tasks.OPERATORS["matmul"][""])
-    assert {record.note for record in store.library("float32")} >= {"numpy"}
-    assert store.profile()["detect_gbps"] > 0
+    assert {record.note for record in libraries(store, "float32")} >= {"numpy"}
+    assert constants_of(store)["detect_gbps"] > 0
     printed = capsys.readouterr().out
     assert "GFLOP/s" in printed and "12 candidates measured (0 failed" in printed
 

@@ -79,7 +79,6 @@ class BlockInfo:
 
     name: str
     block: SBlock
-    realize: SBlockRealize
     iter_vars: Mapping[ir.Var, str]
     kinds: Mapping[str, str]
     bindings: Mapping[str, PrimExpr]
@@ -248,7 +247,6 @@ def _block_info(realize: SBlockRealize, around: _Around, name: str) -> BlockInfo
     return BlockInfo(
         name=name,
         block=block,
-        realize=realize,
         iter_vars={iv.var: axis for iv, axis in zip(block.iter_vars, axes, strict=True)},
         kinds={
             axis: _KINDS.get(int(iv.iter_type), "other")

@@ -245,7 +245,7 @@ def _accumulation_reason(info: BlockInfo, axis: str, write: Access) -> str | Non
     reducer = reducer_of(info, write.buffer)
     if isinstance(reducer, NotAReducer):
         return f"{text} is {how} by all {axis} and not accumulated: {reducer.reason}"
-    if not (reducer.commutative and reducer.associative):
+    if not reducer.takes_any_order:
         return f"{text} is accumulated by a {reducer.op}, which is not commutative and associative"
     starts = [s for s in info.init if s.target.buffer.same_as(write.buffer)]
     for other in info.axes if starts else ():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import ir, tirx
+from tvm import ir
 from tvm.ir import prim
 
 from .access import Access, BlockInfo, PrimExpr, Store, loads_in, loads_of, same_access
@@ -28,35 +28,23 @@ _REDUCERS: dict[type[Any], str] = {
     prim.Div: "quotient",
 }
 _ORDERED = frozenset({"difference", "quotient"})
-_HAVE_INFINITY = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 
 @dataclass(frozen=True, eq=False)
 class Reducer:
-    """``target = op(target, *terms)``.
+    """``out = op(out, *terms)``.
 
-    ``op`` is one of sum, prod, max, min, and, or; or difference, quotient, which are neither
-    commutative nor associative. ``dtype`` is the accumulator's. ``terms`` are those of all the
-    stores to the buffer.
+    ``op`` is one of sum, prod, max, min, and, or; or difference, quotient. ``terms`` are those of
+    all the stores to the buffer.
     """
 
     op: str
-    dtype: str
-    target: Access
     terms: tuple[PrimExpr, ...]
 
     @property
-    def commutative(self) -> bool:
+    def takes_any_order(self) -> bool:
+        """Whether it is commutative and associative."""
         return self.op not in _ORDERED
-
-    @property
-    def associative(self) -> bool:
-        return self.op not in _ORDERED
-
-    @property
-    def identity(self) -> PrimExpr:
-        """The element that leaves any other unchanged; KeyError for difference and quotient."""
-        return identity_element(self.op, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -64,23 +52,6 @@ class NotAReducer:
     """Why a buffer is not accumulated by one known reducer."""
 
     reason: str
-
-
-def identity_element(op: str, dtype: str) -> PrimExpr:
-    """Identity of sum, prod, max, min, and, or as a constant of ``dtype``; KeyError otherwise.
-
-    For max and min it is an infinity where the dtype has one (TE's own initial value is the
-    largest finite number), else the end of its range.
-    """
-    if dtype == "bool":
-        return tirx.const({"and": True, "min": True, "or": False, "max": False}[op], "bool")
-    if op == "and":
-        return tirx.max_value(dtype) if dtype.startswith("uint") else tirx.const(-1, dtype)
-    if op in ("max", "min") and dtype in _HAVE_INFINITY:
-        return tirx.FloatImm(dtype, float("-inf") if op == "max" else float("inf"))
-    if op in ("max", "min"):
-        return tirx.min_value(dtype) if op == "max" else tirx.max_value(dtype)
-    return tirx.const({"sum": 0, "prod": 1, "or": 0}[op], dtype)
 
 
 def _leaves(expr: PrimExpr, node: type[Any]) -> list[PrimExpr]:
@@ -152,4 +123,4 @@ def reducer_of(info: BlockInfo, buffer: ir.Var) -> Reducer | NotAReducer:
     why = _read_elsewhere(info, buffer)
     if why is not None:
         return NotAReducer(why)
-    return Reducer(ops.pop(), str(buffer.ty.dtype), stores[0].target, tuple(terms))
+    return Reducer(ops.pop(), tuple(terms))

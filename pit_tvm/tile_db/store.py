@@ -193,24 +193,6 @@ class TileStore:
         measured = [record for record in self.records(task.family) if record.task == task]
         return min(measured, key=lambda record: record.secs, default=None)
 
-    def library(self, dtype: str, name: str | None = None) -> tuple[TileRecord, ...]:
-        """Measured dense products of a BLAS, of the library ``name`` or of all of them."""
-        return tuple(
-            record
-            for record in self._all
-            if record.kind == "library"
-            and record.task is not None
-            and record.task.dtype == dtype
-            and name in (None, record.note)
-        )
-
-    def profile(self) -> dict[str, float]:
-        """The device's constants; empty if they were not measured."""
-        merged: dict[str, float] = {}
-        for record in self._all:
-            merged.update(record.profile)
-        return merged
-
     def append(self, records: Sequence[TileRecord]) -> None:
         """Write records into the folders of their devices; safe among processes.
 

@@ -292,7 +292,7 @@ def _check_whole(info: BlockInfo, access: Access, index: ir.Var, extent: Any) ->
 def _check_reducer(info: BlockInfo, axis: str) -> None:
     """Positions come in any order: AxisError if a block reduces over them in the axis's own."""
     found = reducer_of(info, _store(info).buffer)
-    if isinstance(found, Reducer) and found.commutative and found.associative:
+    if isinstance(found, Reducer) and found.takes_any_order:
         return
     what, got = (
         f"block {info.name}, axis {axis}",

@@ -18,7 +18,6 @@ from ..structs import TileTask
 from .features import DecisionFeatures, MutateCategorical
 from .tasks import Space
 
-STRATEGIES = ("evolutionary", "replay-trace")
 _LOGGER = logging.getLogger(__name__)
 # The cost model guesses at random until it has seen this many candidates.
 _WARMUP = 16
@@ -87,7 +86,6 @@ def start_search(
     target: Target,
     database: ms.Database,
     *,
-    strategy: str,
     trials: int,
     batch: int,
     seed: int,
@@ -97,10 +95,8 @@ def start_search(
     Raises
     ------
     TuningError
-        No such strategy, or the space makes no schedule.
+        The space makes no schedule.
     """
-    if strategy not in STRATEGIES:
-        raise TuningError(mismatch("strategy", f"one of {STRATEGIES}", repr(strategy)))
 
     def schedule(sch: Schedule) -> None:
         space.sample(sch, task)
@@ -109,8 +105,13 @@ def start_search(
     generator = ms.space_generator.ScheduleFn(
         schedule, sch_rules=[], postprocs=[], mutator_probs={MutateCategorical(): 1.0}
     )
+    strategy = ms.search_strategy.EvolutionarySearch(
+        population_size=_POPULATION,
+        init_min_unmeasured=batch,
+        genetic_num_iters=_GENERATIONS,
+    )
     # One thread: the schedule function and the mutator are Python and would wait for each other.
-    context = _Context(mod, target, generator, _strategy(strategy, batch), 1 + seed, threads=1)
+    context = _Context(mod, target, generator, strategy, 1 + seed, threads=1)
     model = ms.cost_model.XGBModel(
         extractor=DecisionFeatures(task, space),
         num_warmup_samples=_WARMUP,
@@ -136,13 +137,3 @@ def _keep_samples(sch: Schedule) -> None:
     samples = [inst for inst in sch.trace.insts if inst.kind.name == "SampleCategorical"]
     for number, inst in enumerate(samples):
         sch.annotate(root, f"pit.sample.{number}", inst.outputs[0])
-
-
-def _strategy(name: str, batch: int) -> ms.SearchStrategy:
-    if name == "replay-trace":
-        return ms.search_strategy.ReplayTrace()
-    return ms.search_strategy.EvolutionarySearch(
-        population_size=_POPULATION,
-        init_min_unmeasured=batch,
-        genetic_num_iters=_GENERATIONS,
-    )

@@ -38,7 +38,6 @@ class Settings:
     trials: int = 64
     batch: int = 16
     keep: int = 8
-    strategy: str = "evolutionary"
     seed: int = 0
     repeats: Repeats = Repeats()
     final: Repeats = Repeats(repeat=9, min_repeat_ms=30, hopeless=float("inf"))
@@ -175,7 +174,6 @@ class TaskRun:
             self.mod,
             self.bench.target,
             self.history.database,
-            strategy=settings.strategy,
             # Proposals that are already known count too, so the strategy's own limit is wider.
             trials=settings.trials * (1 + _STALE_BATCHES),
             batch=min(settings.batch, settings.trials),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from pit_tvm.structs import Tile, TileTask
 from pit_tvm.tile_db.record import Provenance, TileRecord
+from pit_tvm.tile_db.store import TileStore
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=8)
 SIZES = st.integers(1, 4096)
@@ -78,3 +79,14 @@ def example_record(device: str = "xeon-avx512", secs: float = 1e-3, tile_m: int 
         task=TileTask("contraction", isa, "float32", 64, 32, 16),
         run_secs=(secs,),
     )
+
+
+def libraries(store: TileStore, dtype: str) -> list[TileRecord]:
+    """Measured dense products of libraries."""
+    found = [record for record in store.all() if record.kind == "library"]
+    return [record for record in found if record.task is not None and record.task.dtype == dtype]
+
+
+def constants_of(store: TileStore) -> dict[str, float]:
+    """A device's constants, of which the last ones count."""
+    return {name: value for record in store.all() for name, value in record.profile}

@@ -18,16 +18,14 @@ from pit_tvm.errors import DatabaseError
 from pit_tvm.tile_db import store as store_module
 from pit_tvm.tile_db.record import TileRecord
 from pit_tvm.tile_db.store import FILE_NAME, TileStore, read_records
-from tests.tile_db.records import any_records, example_record
+from tests.tile_db.records import any_records, constants_of, example_record
 
 PROFILE = TileRecord("profile", example_record().provenance, profile=(("launch_us", 2.0),))
 
 
-def library(name: str, dtype: str = "float32") -> TileRecord:
-    record = example_record()
-    assert record.task is not None
-    task = replace(record.task, dtype=dtype)
-    return TileRecord("library", record.provenance, task=task, run_secs=(1.0,), note=name)
+def library(name: str) -> TileRecord:
+    tuned = example_record()
+    return TileRecord("library", tuned.provenance, task=tuned.task, run_secs=(1.0,), note=name)
 
 
 @settings(max_examples=20, deadline=None)
@@ -108,7 +106,7 @@ def test_constants_of_the_device_itself_come_first(tmp_path: Path) -> None:
         ]
     )
     store = TileStore.open(tmp_path, device="b-avx512", isa="avx512")
-    assert store.profile() == {"launch_us": 2.0, "store_gbps": 4.0, "detect_gbps": 6.0}
+    assert constants_of(store) == {"launch_us": 2.0, "store_gbps": 4.0, "detect_gbps": 6.0}
 
 
 # --------------------------------------------------------------------------------------------
@@ -167,7 +165,7 @@ def test_constants_of_a_database_come_before_shipped_ones(tmp_path: Path, shippe
     TileStore.open(shipped).append([constants(launch_us=1.0, store_gbps=2.0)])
     TileStore.create(tmp_path / "db").append([constants(launch_us=3.0)])
     store = TileStore.over_shipped(tmp_path / "db", device="xeon-avx512")
-    assert store.profile() == {"launch_us": 3.0, "store_gbps": 2.0}
+    assert constants_of(store) == {"launch_us": 3.0, "store_gbps": 2.0}
 
 
 def test_records_are_added_to_the_database_alone(tmp_path: Path, shipped: Path) -> None:
@@ -212,8 +210,7 @@ def test_a_database_needs_no_shipped_one(tmp_path: Path, monkeypatch: pytest.Mon
 def test_device_without_records_answers_with_nothing(tmp_path: Path) -> None:
     store = TileStore.open(tmp_path, device="xeon-avx512", isa="avx512")
     assert store.used == ()
-    assert store.all() == store.records() == store.library("float32") == ()
-    assert store.profile() == {}
+    assert store.all() == store.records() == ()
     task = example_record().task
     assert task is not None and store.best(task) is None
 
@@ -227,18 +224,13 @@ def test_device_folder_and_file_can_be_named(tmp_path: Path) -> None:
 
 def test_questions_select_by_kind_and_properties(tmp_path: Path) -> None:
     slow, fast = example_record(secs=2.0), example_record(secs=1.0, tile_m=8)
-    numpy, torch, narrow = library("numpy"), library("torch"), library("numpy", "float16")
     store = TileStore.open(tmp_path, device="xeon-avx512")
-    store.append([slow, fast, numpy, torch, narrow, PROFILE])
+    store.append([slow, fast, library("numpy"), PROFILE])
     assert store.records() == store.records("contraction") == (slow, fast)
     assert store.records("other") == ()
     assert slow.task is not None
     assert store.best(slow.task) == fast
     assert store.best(replace(slow.task, m=65)) is None
-    assert store.library("float32") == (numpy, torch)
-    assert store.library("float32", "torch") == (torch,)
-    assert store.library("float16") == (narrow,)
-    assert store.profile() == {"launch_us": 2.0}
 
 
 def test_nothing_is_read_before_the_first_question(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from tests.tuning.stand_in import SPACE, scheduled, space_with, task
 TASK = task("avx2")
 
 
-def search(tmp_path: Path, space=SPACE, strategy: str = "evolutionary", trials: int = 64) -> Search:
+def search(tmp_path: Path, space=SPACE, trials: int = 64) -> Search:
     mod = workload_module(space, TASK)
     return start_search(
         space,
@@ -35,7 +35,6 @@ def search(tmp_path: Path, space=SPACE, strategy: str = "evolutionary", trials: 
         mod,
         Target({"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 2}),
         ms.database.JSONDatabase(work_dir=str(tmp_path)),
-        strategy=strategy,
         trials=trials,
         batch=8,
         seed=0,
@@ -117,9 +116,8 @@ def test_cost_model_ranks_unseen_candidates_after_learning(tmp_path: Path) -> No
     )
 
 
-@pytest.mark.parametrize("strategy", ["evolutionary", "replay-trace"])
-def test_strategies_propose_valid_candidates(tmp_path: Path, strategy: str) -> None:
-    running = search(tmp_path, strategy=strategy, trials=16)
+def test_valid_candidates_are_proposed(tmp_path: Path) -> None:
+    running = search(tmp_path, trials=16)
     batch = running.next_batch()
     assert len(batch) == 8
     assert all(len(tile_annotation(candidate.sch.mod)) == 4 for candidate in batch)
@@ -128,21 +126,15 @@ def test_strategies_propose_valid_candidates(tmp_path: Path, strategy: str) -> N
     running.close()
 
 
-@pytest.mark.parametrize("strategy", ["evolutionary", "replay-trace"])
-def test_knobs_that_only_an_annotation_uses_are_searched(tmp_path: Path, strategy: str) -> None:
+def test_knobs_that_only_an_annotation_uses_are_searched(tmp_path: Path) -> None:
     def annotate(sch: Schedule, task) -> None:
         knobs = [sch.sample_categorical([1, 2, 4, 8], [0.25] * 4) for _ in range(3)]
         sch.annotate(sch.get_sblock("out"), "pit.tile", knobs)
 
-    batch = search(tmp_path, space_with(sample=annotate), strategy).next_batch()
+    batch = search(tmp_path, space_with(sample=annotate)).next_batch()
     tiles = {tuple(tile_annotation(candidate.sch.mod)) for candidate in batch}
     assert len(batch) == 8 and len(tiles) > 4
     assert all(knob_values(item.sch.trace) == tile_annotation(item.sch.mod) for item in batch)
-
-
-def test_unknown_strategy_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TuningError, match="strategy"):
-        search(tmp_path, strategy="guess")
 
 
 def test_space_that_cannot_schedule_is_refused(tmp_path: Path) -> None:
