@@ -90,11 +90,6 @@ class NormForm:
     lanes: int
     threads: int
 
-    @property
-    def element_bytes(self) -> int:
-        """Size of an element in memory."""
-        return float_bytes(self.dtype)
-
 
 def float_bytes(dtype: str) -> int:
     """Size of an element of a floating-point type that these kernels know; else DTypeError."""

@@ -25,9 +25,10 @@ from .cuda_arrays import (
     zero,
 )
 from .cuda_detect_device import WARP
-from .cuda_detect_plan import SMS, capacity_of, check_extents
+from .cuda_detect_plan import SMS, check_extents
 from .cuda_modules import CudaKernels, Kernel
 from .cuda_workspace import CudaIndex, Take, listed
+from .detect_plan import capacity_of
 
 ID_BITS = {"int32": 32, "int64": 64}
 SEARCH_LIMIT = 1 << 15  # ids that one multiprocessor compares before all groups share the work

@@ -77,11 +77,6 @@ class MaskPlan:
         return -(-self.entries // 32)
 
 
-def capacity_of(size: int) -> int:
-    """Room of a list of positions on an axis of ``size``: a multiple of 64, at least 64."""
-    return max(64, -(-size // 64) * 64)
-
-
 def grain_of(spec: SparsitySpec, micro_tile: MicroTile) -> int:
     """Positions on the PIT axis that a bit of a line stands for."""
     return spec.extents[micro_tile.dim] if isinstance(spec, BlockMask) else 1

@@ -24,9 +24,9 @@ from .argument import MOST_ELEMENTS
 from .arrays import itemsize
 from .bind import Layout
 from .cuda_arrays import tf32_allowed
-from .cuda_detect_plan import capacity_of
 from .cuda_general_form import GeneralForm, banded
 from .cuda_planner import LIBRARY, BandPlanner, CudaPlanner
+from .detect_plan import capacity_of
 from .program import Program
 
 _SECTOR = 32  # bytes that memory gives at once

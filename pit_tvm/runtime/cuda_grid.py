@@ -27,7 +27,6 @@ from .cuda_arrays import empty, empty_of
 from .cuda_bind import CudaBound
 from .cuda_call import CudaCall
 from .cuda_detect import AxesLines, axes_lines
-from .cuda_detect_plan import capacity_of
 from .cuda_dispatch import CudaDispatcher
 from .cuda_fill import stepped
 from .cuda_grid_form import GridForm
@@ -35,6 +34,7 @@ from .cuda_planner import UNKNOWN_SHARE, CudaPlanner
 from .cuda_rows import ROW_STEP, RowsKernels
 from .cuda_view import view_of
 from .cuda_workspace import CudaIndex, listed
+from .detect_plan import capacity_of
 from .kernel_cache import KernelCache
 from .program import Program
 

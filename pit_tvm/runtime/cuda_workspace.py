@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from ..remember import remember
 from ..structs import Index
 from .cuda_arrays import empty_of, is_capturing, is_rehearsed, stream_of
-from .cuda_detect_plan import capacity_of
 from .cuda_recording import recorded
 from .cuda_view import CudaView, view_of
+from .detect_plan import capacity_of
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,10 @@ the PIT dimension is moved before it. One flag per micro-tile is left, PIT inner
 
 from __future__ import annotations
 
-import hashlib
 import math
-import sys
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from inspect import signature
-from pathlib import Path
 
 import tvm
 
@@ -45,11 +42,6 @@ class Step:
     size: int = 0
 
     @property
-    def name(self) -> str:
-        """Name of the kernel, unique among all kernels of detection."""
-        return kernel_name(self.build)
-
-    @property
     def needs_table(self) -> bool:
         """Whether the kernel takes `detect_compact.bit_positions` after its source."""
         return self.build.func in (detect_compact.compact, detect_lists.fold_compact)
@@ -70,13 +62,11 @@ class MaskPlan:
 
 
 def kernel_name(build: Build) -> str:
-    """Name of the kernel that a template makes with its parameters.
-
-    It ends with a digest of the template's file, so that it can be the key of a cache on disk.
-    """
+    """Name of the kernel that a template makes with its parameters, unique among all kernels of
+    detection."""
     template = build.func
     words = [a if isinstance(a, str) else f"{int(a):x}" for a in build.args]
-    return "_".join(["detect", template.__name__, *words, _digest(template.__module__)])
+    return "_".join(["detect", template.__name__, *words])
 
 
 def is_parallel(build: Build) -> bool:
@@ -85,15 +75,9 @@ def is_parallel(build: Build) -> bool:
     return bool(given.get("parallel"))
 
 
-@cache
-def _digest(module: str) -> str:
-    path = Path(str(sys.modules[module].__file__))
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-
-
-def capacity_of(rows: int) -> int:
-    """Length of one list: ``rows`` rounded up to a multiple of 64, at least 64."""
-    return max(64, -(-rows // 64) * 64)
+def capacity_of(size: int) -> int:
+    """Room of a list of positions on an axis of ``size``: a multiple of 64, at least 64."""
+    return max(64, -(-size // 64) * 64)
 
 
 def check_micro_tile(shape: tuple[int, ...], micro_tile: MicroTile) -> None:

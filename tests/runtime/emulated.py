@@ -14,9 +14,9 @@ from pit_tvm import Operator, op
 from pit_tvm.reference import ops as reference
 from pit_tvm.reference.index import index_lists
 from pit_tvm.runtime.bind import told_pattern
-from pit_tvm.runtime.cuda_detect_plan import capacity_of
 from pit_tvm.runtime.cuda_general import GeneralDispatcher
 from pit_tvm.runtime.cuda_general_form import banded, general_form
+from pit_tvm.runtime.detect_plan import capacity_of
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.runtime.program import analyse
 from pit_tvm.structs import Candidate, Plan, SparsitySpec

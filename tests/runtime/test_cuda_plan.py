@@ -13,12 +13,12 @@ from pit_tvm.runtime.cuda_detect_plan import (
     MOST_PARTS,
     SMS,
     MaskPlan,
-    capacity_of,
     plan_mask,
 )
 from pit_tvm.runtime.cuda_detect_rows import ROW_WORDS, THREADS
 from pit_tvm.runtime.cuda_detect_strips import CTAS, LANES, MOST_WORDS
 from pit_tvm.runtime.cuda_modules import mask_module
+from pit_tvm.runtime.detect_plan import capacity_of
 from pit_tvm.structs import BitMask, BlockMask, Groups, Mask, MicroTile, Values
 
 EXTENTS = st.one_of(st.integers(0, 70), st.integers(0, 5000), st.integers(0, (1 << 30) - 1))
