@@ -14,7 +14,7 @@ from tvm.tirx import BufferLoad, BufferStore
 from ..errors import ScheduleError, mismatch
 from ..primitive.atomic_adds import ATOMIC_ADDS
 from .lower_prefetch_rows import replaced
-from .rebuild import rebuilt_block, rebuilt_loop
+from .rebuild import loops_in, rebuilt_block, rebuilt_loop, unmarked
 from .warp_mma_site import offset_of
 
 VECTORS = (2, 4)  # neighbours in float32 that GPUs with clusters add at once
@@ -29,11 +29,10 @@ def lower_atomic_adds(func: tirx.PrimFunc) -> tirx.PrimFunc:
         A block does not add to what it stores, or the vectorised loop around it is not one of
         as many float32 as one of `VECTORS`.
     """
-    loops: list[tirx.For] = []
-    tvm_ffi.structural_walk(func.body, (tirx.For, loops.append))
-    # Inner loops are met before those around them. Errors inside a callback of structural_map lose
-    # their type: bodies are worked out before.
-    around = {block: loop for loop in reversed(loops) for block in _marked(loop)}
+    # Of several loops around a block the innermost counts. Errors inside a callback of
+    # structural_map lose their type: bodies are worked out before.
+    loops = reversed(loops_in(func.body))
+    around = {block: loop for loop in loops for block in _marked(loop)}
     if not around:
         return func
     lowered = {loop.loop_var: _added(loop, block) for block, loop in around.items()}
@@ -62,8 +61,7 @@ def _added(loop: tirx.For, block: s_tir.SBlock) -> tirx.Stmt:
     tvm_ffi.structural_walk(block.body, (BufferStore, stores.append))
     calls = [_call(store, loop if vector else None) for store in stores]
     body = tvm_ffi.structural_map(block.body, [(BufferStore, lambda _: calls[0])])
-    notes = {k: v for k, v in block.annotations.items() if k != ATOMIC_ADDS}
-    new = rebuilt_block(block, body=body, annotations=notes)
+    new = rebuilt_block(block, body=body, annotations=unmarked(block, ATOMIC_ADDS))
     body = tvm_ffi.structural_map(
         loop.body, [(s_tir.SBlock, lambda b: new if ATOMIC_ADDS in (b.annotations or {}) else b)]
     )

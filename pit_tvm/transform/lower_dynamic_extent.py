@@ -17,7 +17,7 @@ from ..errors import ScheduleError, mismatch
 from ..primitive.checks import SPECULATIVE, guards, is_choice, is_one, split_and, uses_any
 from ..primitive.dynamic_extent import DYNAMIC_EXTENT
 from .axis_map import Expr
-from .rebuild import rebuilt_block, rebuilt_loop
+from .rebuild import loops_in, rebuilt_block, rebuilt_loop, unmarked
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,10 @@ def lower_dynamic_extent(func: tirx.PrimFunc) -> tirx.PrimFunc:
         No guard under an annotated loop bounds it, or two disagree.
     """
     body = _without_unit_variables(func.body)
-    loops: list[tirx.For] = []
-    tvm_ffi.structural_walk(body, (tirx.For, loops.append))
-    annotated = [loop for loop in loops if _is_dynamic(loop)]
+    annotated = loops_in(body, DYNAMIC_EXTENT)
     if not annotated:
         return func
-    threads = [loop for loop in loops if loop.kind == tirx.ForKind.THREAD_BINDING]
+    threads = [loop for loop in loops_in(body) if loop.kind == tirx.ForKind.THREAD_BINDING]
     threads = [loop for loop in threads if loop.thread_binding.thread_tag.startswith("threadIdx")]
     extents = {loop.loop_var: live_extent(loop, threads) for loop in annotated}
     body = _remove_guards(body, extents)
@@ -56,16 +54,12 @@ def lower_dynamic_extent(func: tirx.PrimFunc) -> tirx.PrimFunc:
     )
 
 
-def _is_dynamic(loop: tirx.For) -> bool:
-    return DYNAMIC_EXTENT in (loop.annotations or {})
-
-
 def _without_unit_variables(body: tirx.Stmt) -> tirx.Stmt:
     """``body`` with 0 for the variables of loops that run once: blocks that share such a loop may
     spell the same bound with and without it."""
 
     def replace(loop: tirx.For) -> tirx.For:
-        if not is_one(loop.extent) or _is_dynamic(loop):
+        if not is_one(loop.extent) or DYNAMIC_EXTENT in (loop.annotations or {}):
             return loop
         # Only its own variable, and only where it is used: a loop keeps the one that it defines.
         var, zero = loop.loop_var, tirx.const(0, str(loop.loop_var.ty.dtype))
@@ -80,7 +74,7 @@ def _without_unit_variables(body: tirx.Stmt) -> tirx.Stmt:
 def _resize(loop: tirx.For, extents: dict[ir.Var, Expr]) -> tirx.For:
     if loop.loop_var not in extents:
         return loop
-    notes = {k: v for k, v in loop.annotations.items() if k != DYNAMIC_EXTENT}
+    notes = unmarked(loop, DYNAMIC_EXTENT)
     extent, stages = extents[loop.loop_var], loop.annotations.get("software_pipeline_stage")
     if stages is None:
         return rebuilt_loop(loop, extent=extent, annotations=notes)
@@ -103,8 +97,7 @@ def live_extent(loop: tirx.For, threads: Sequence[tirx.For] = ()) -> Expr:
     ScheduleError
         No guard below bounds it, or two disagree.
     """
-    inner = list(threads)
-    tvm_ffi.structural_walk(loop.body, (tirx.For, inner.append))
+    inner = [*threads, *loops_in(loop.body)]
     found: list[Expr] = []
     for condition in guards(loop.body):
         extent = _live(condition, loop, inner)
@@ -209,11 +202,10 @@ def _drop_speculative(body: tirx.Stmt) -> tirx.Stmt:
     def drop(block: s_tir.SBlock) -> s_tir.SBlock:
         if SPECULATIVE not in (block.annotations or {}):
             return block
-        notes = {k: v for k, v in block.annotations.items() if k != SPECULATIVE}
         inner = block.body
         if isinstance(inner, tirx.IfThenElse):
             inner = inner.then_case
-        return rebuilt_block(block, body=inner, annotations=notes)
+        return rebuilt_block(block, body=inner, annotations=unmarked(block, SPECULATIVE))
 
     return tvm_ffi.structural_map(body, [(s_tir.SBlock, drop)])
 

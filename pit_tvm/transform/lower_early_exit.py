@@ -7,7 +7,7 @@ from tvm import tirx
 
 from ..primitive.early_exit import EARLY_EXIT
 from .lower_dynamic_extent import live_extent
-from .rebuild import rebuilt_loop
+from .rebuild import loops_in, rebuilt_loop, unmarked
 
 
 def lower_early_exit(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -18,16 +18,9 @@ def lower_early_exit(func: tirx.PrimFunc) -> tirx.PrimFunc:
     ScheduleError
         No guard under an annotated loop bounds it, or two disagree.
     """
-    marked: list[tirx.For] = []
-
-    def visit(loop: tirx.For) -> None:
-        if EARLY_EXIT in (loop.annotations or {}):
-            marked.append(loop)
-
-    tvm_ffi.structural_walk(func.body, (tirx.For, visit))
     # Errors inside a callback of structural_map lose their type: extents are worked out before.
-    extents = {loop.loop_var: live_extent(loop) for loop in marked}
-    if not marked:
+    extents = {loop.loop_var: live_extent(loop) for loop in loops_in(func.body, EARLY_EXIT)}
+    if not extents:
         return func
 
     def lowered(loop: tirx.For) -> tirx.For:
@@ -36,7 +29,7 @@ def lower_early_exit(func: tirx.PrimFunc) -> tirx.PrimFunc:
             return loop
         leave = tirx.Evaluate(tirx.op.thread_return())
         guard = tirx.IfThenElse(extent <= loop.loop_var, leave, None)
-        notes = {k: v for k, v in loop.annotations.items() if k != EARLY_EXIT}
-        return rebuilt_loop(loop, body=tirx.SeqStmt([guard, loop.body]), annotations=notes)
+        body, notes = tirx.SeqStmt([guard, loop.body]), unmarked(loop, EARLY_EXIT)
+        return rebuilt_loop(loop, body=body, annotations=notes)
 
     return func.with_body(tvm_ffi.structural_map(func.body, [(tirx.For, lowered)]))

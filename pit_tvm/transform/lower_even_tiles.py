@@ -16,7 +16,7 @@ from ..primitive.checks import guards, uses_any
 from ..primitive.dynamic_extent import DYNAMIC_EXTENT
 from ..primitive.even_tiles import EVEN_TILES
 from .axis_map import Expr, ceil_div
-from .rebuild import rebuilt_loop
+from .rebuild import loops_in, rebuilt_loop, unmarked
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,8 @@ def lower_even_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
         No guard under an annotated loop tests its positions, two disagree on the limit, or the
         loop's variable tells more than positions.
     """
-    loops: list[tirx.For] = []
-    tvm_ffi.structural_walk(func.body, (tirx.For, loops.append))
     # Errors inside a callback of structural_map lose their type: tiles are worked out before.
-    marked = [_tiles(loop) for loop in loops if EVEN_TILES in (loop.annotations or {})]
+    marked = [_tiles(loop) for loop in loops_in(func.body, EVEN_TILES)]
     if not marked:
         return func
     bodies = {tiles.loop.loop_var: _lowered(tiles) for tiles in marked}
@@ -82,7 +80,7 @@ def _lowered(tiles: _Tiles) -> tirx.For:
     if uses_any(_moved(loop.body, tiles, tirx.const(0, dtype), end), {loop.loop_var}):
         what = f"even_tiles: loop {loop.loop_var.name}"
         raise ScheduleError(mismatch(what, f"positions alone, {tiles.rows} a tile", "more"))
-    kept = {k: v for k, v in loop.annotations.items() if k not in (EVEN_TILES, DYNAMIC_EXTENT)}
+    kept = unmarked(loop, EVEN_TILES, DYNAMIC_EXTENT)
     extent = tirx.max(ceil_div(tiles.limit, tiles.height), 0)
     return rebuilt_loop(loop, extent=extent, body=_bound(body, bound, first), annotations=kept)
 

@@ -17,7 +17,7 @@ from ..errors import ScheduleError, mismatch
 from ..primitive.checks import uses_any
 from ..primitive.prefetch_rows import PREFETCH_ROWS
 from .axis_map import Expr
-from .rebuild import rebuilt_loop
+from .rebuild import loops_in, rebuilt_loop, unmarked
 
 LINE_BYTES = 64
 _ALL_CACHES, _DATA = 3, 1  # arguments of LLVM's prefetch
@@ -44,10 +44,9 @@ def lower_prefetch_rows(func: tirx.PrimFunc) -> tirx.PrimFunc:
     ScheduleError
         The loops around or below an annotated one were changed, or it reads the buffer no more.
     """
-    loops: list[tirx.For] = []
-    tvm_ffi.structural_walk(func.body, (tirx.For, loops.append))
+    loops = loops_in(func.body)
     # Errors inside a callback of structural_map lose their type: sites are worked out before.
-    sites = [_site(loop, loops) for loop in loops if PREFETCH_ROWS in (loop.annotations or {})]
+    sites = [_site(loop, loops) for loop in loops_in(func.body, PREFETCH_ROWS)]
     if not sites:
         return func
     requests = {site.loop.loop_var: _requests(site) for site in sites}
@@ -56,8 +55,7 @@ def lower_prefetch_rows(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if loop.loop_var not in requests:
             return loop
         body = tirx.SeqStmt([requests[loop.loop_var], loop.body])
-        kept = {k: v for k, v in loop.annotations.items() if k != PREFETCH_ROWS}
-        return rebuilt_loop(loop, body=body, annotations=kept)
+        return rebuilt_loop(loop, body=body, annotations=unmarked(loop, PREFETCH_ROWS))
 
     return func.with_body(tvm_ffi.structural_map(func.body, [(tirx.For, insert)]))
 

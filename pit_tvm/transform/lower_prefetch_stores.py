@@ -13,7 +13,7 @@ from ..errors import ScheduleError, mismatch
 from ..primitive.prefetch_stores import PREFETCH_STORES
 from .axis_map import ceil_div
 from .lower_prefetch_rows import LINE_BYTES, replaced, request
-from .rebuild import rebuilt_block, rebuilt_loop
+from .rebuild import loops_in, rebuilt_block, rebuilt_loop, unmarked
 
 
 def lower_prefetch_stores(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -26,9 +26,7 @@ def lower_prefetch_stores(func: tirx.PrimFunc) -> tirx.PrimFunc:
     ScheduleError
         The loop no longer holds computation and then one plain nest that stores to the buffer.
     """
-    loops: list[tirx.For] = []
-    tvm_ffi.structural_walk(func.body, (tirx.For, loops.append))
-    marked = [loop for loop in loops if PREFETCH_STORES in (loop.annotations or {})]
+    marked = loops_in(func.body, PREFETCH_STORES)
     if not marked:
         return func
     # Errors inside a callback of structural_map lose their type: requests are made before.
@@ -37,9 +35,8 @@ def lower_prefetch_stores(func: tirx.PrimFunc) -> tirx.PrimFunc:
     def insert(loop: tirx.For) -> tirx.For:
         if loop.loop_var not in requests:
             return loop
-        kept = {k: v for k, v in loop.annotations.items() if k != PREFETCH_STORES}
         body = _prepended(loop.body, requests[loop.loop_var])
-        return rebuilt_loop(loop, body=body, annotations=kept)
+        return rebuilt_loop(loop, body=body, annotations=unmarked(loop, PREFETCH_STORES))
 
     return func.with_body(tvm_ffi.structural_map(func.body, [(tirx.For, insert)]))
 

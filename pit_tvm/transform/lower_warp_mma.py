@@ -18,6 +18,7 @@ from tvm.tirx import BufferLoad
 from ..primitive.warp_mma import WARP_MMA
 from .axis_map import Expr
 from .lower_prefetch_rows import replaced
+from .rebuild import loops_in
 from .warp_mma_site import COLUMNS, ROWS, Site, offset_of, site_of
 
 # Attributes around all steps of a loop, with their number; around the loads for the first of them,
@@ -36,12 +37,10 @@ def lower_warp_mma(func: tirx.PrimFunc) -> tirx.PrimFunc:
         The loop no longer holds what `warp_mma` requires, no warp runs it as one, or a lane's
         sums, rows or columns are not those of the instruction.
     """
-    loops: list[tirx.For] = []
-    tvm_ffi.structural_walk(func.body, (tirx.For, loops.append))
-    # Errors inside a callback of structural_map lose their type: bodies are worked out before.
-    marked = [loop for loop in loops if WARP_MMA in (loop.annotations or {})]
+    loops, marked = loops_in(func.body), loops_in(func.body, WARP_MMA)
     if not marked:
         return func
+    # Errors inside a callback of structural_map lose their type: bodies are worked out before.
     lowered = {loop.loop_var: _lowered(site_of(loop, loops)) for loop in marked}
     return func.with_body(
         tvm_ffi.structural_map(

@@ -1,11 +1,26 @@
-"""Copies of blocks and loops with some of their parts replaced; TVM's nodes do not change."""
+"""Blocks and loops with annotations, and copies with some of their parts replaced; TVM's nodes do
+not change."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import tvm_ffi
 from tvm import s_tir, tirx
+
+
+def loops_in(body: tirx.Stmt, mark: str = "") -> list[tirx.For]:
+    """The loops in a statement, inner ones before those around them; with a ``mark`` those that
+    have this annotation."""
+    found: list[tirx.For] = []
+    tvm_ffi.structural_walk(body, (tirx.For, found.append))
+    return [loop for loop in found if not mark or mark in (loop.annotations or {})]
+
+
+def unmarked(node: s_tir.SBlock | tirx.For, *marks: str) -> dict[str, Any]:
+    """The annotations of a block or a loop but for these."""
+    return {name: value for name, value in node.annotations.items() if name not in marks}
 
 
 def rebuilt_block(
