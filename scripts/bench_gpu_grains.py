@@ -34,7 +34,6 @@ SINGLE_GOALS = {
     (32, 1): (5.0, 9.0, 25.0),
     (32, 64): (5.0, 9.0, 25.0),
 }
-NEVER_BELOW = 0.97
 # The paper's figure 16: one tensor-core tile, fed by micro-tiles and by whole blocks.
 TENSOR_GRAINS = ((32, 1), (32, 64))
 TENSOR_ZEROS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.975, 0.99)

@@ -26,7 +26,6 @@ from bench_gpu_cases import SHORT
 from bench_gpu_grains import (
     GOAL_ZEROS,
     GOALS,
-    NEVER_BELOW,
     SINGLE_GOALS,
     Grain,
     list_grains,
@@ -213,7 +212,7 @@ def granularity_targets(rows: Sequence[Row], name: str = "granularity") -> list[
         for (m, k), each in of_all.items()
         for zeros, goal in zip(GOAL_ZEROS, each, strict=True)
     ]
-    return over_dense(rows, goals, f"{name}: over dense, every row", NEVER_BELOW)
+    return over_dense(rows, goals, f"{name}: over dense, every row")
 
 
 def granularity_suite() -> Suite:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from bench_gpu_cases import HELD_OUT_LIVE, SHORT
-from bench_gpu_grains import BERT, CUBE, NEVER_BELOW, Sizes, sized
+from bench_gpu_grains import BERT, CUBE, Sizes, sized
 from bench_gpu_granularity import Data
 from bench_gpu_measure import (
     ERROR_LIMIT,
@@ -214,7 +214,7 @@ def _index(made: pit_tvm.Operator, mask: torch.Tensor, settings: GpuSettings) ->
 
 def grid_targets(rows: Sequence[Row]) -> list[Target]:
     """The goal for every row."""
-    return over_dense(rows, (), "grid: over dense, every row", NEVER_BELOW)
+    return over_dense(rows, (), "grid: over dense, every row")
 
 
 def grid_suite() -> Suite:

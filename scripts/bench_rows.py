@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 ERROR_LIMIT = 1e-5
+NEVER_BELOW = 0.97  # of the speed of a dense product
 SEED_KEY = 0xBE7C  # tuning draws from the plain seeds 0, 1, ..; the benchmarks' have this in front
 
 Array = npt.NDArray[Any]
@@ -182,14 +183,13 @@ def over_dense(
     rows: Sequence[Row],
     goals: Iterable[tuple[str, float, Callable[[Row], bool]]],
     every: str,
-    never_below: float,
 ) -> list[Target]:
-    """Goals for the fact ``over_dense``: name, limit and rows of each, and a limit for all rows,
-    whose name is ``every``."""
+    """Goals for the fact ``over_dense``: name, limit and rows of each, and `NEVER_BELOW` for all
+    rows, by the name ``every``."""
     over, targets = fact("over_dense"), []
     for name, goal, here in goals:
         targets += limits(rows, name, goal, over, at_least=True, only=here)
-    return [*targets, *limits(rows, every, never_below, over, at_least=True)]
+    return [*targets, *limits(rows, every, NEVER_BELOW, over, at_least=True)]
 
 
 def in_turn(names: Iterable[str], turn: int) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from ..errors import ShapeError, mismatch
@@ -16,13 +15,11 @@ from ..structs import MicroTile, SparsitySpec
 from .cuda_arrays import check_devices, check_tensor, dtype_name, empty, empty_of
 from .cuda_bind import aligned
 from .cuda_detect import CudaDetector
-from .cuda_modules import cached_modules
+from .cuda_modules import Kernel, cached_modules
 from .cuda_rows import FamilyKernels
 from .cuda_workspace import CudaWorkspace
 from .kernel_cache import KernelCache
 from .promise import asked_for
-
-Kernel = Callable[..., Any]
 
 _MICRO_TILE = MicroTile("rows", "m", 0, (1, 0))
 

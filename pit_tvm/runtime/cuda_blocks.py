@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,12 +18,11 @@ from .cuda_bands import BandDispatcher
 from .cuda_block_form import BlocksForm
 from .cuda_block_map import BlockMapper, Mapper
 from .cuda_call import CudaCall
+from .cuda_modules import Kernel
 from .cuda_planner import BandPlanner
 from .cuda_rows import FamilyKernels
 from .kernel_cache import KernelCache
 from .program import Program
-
-Kernel = Callable[..., Any]
 
 
 class BlocksKernels(FamilyKernels):

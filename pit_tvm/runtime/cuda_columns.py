@@ -10,7 +10,6 @@ anything.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,13 +24,12 @@ from .bind import Layout
 from .cuda_arrays import empty, empty_of, zero
 from .cuda_bands import BandDispatcher
 from .cuda_form import ColumnsForm
+from .cuda_modules import Kernel
 from .cuda_planner import BandPlanner
 from .cuda_rows import FamilyKernels
 from .cuda_view import CudaView, view_of
 from .kernel_cache import KernelCache
 from .program import Program
-
-Kernel = Callable[..., Any]
 
 MOST_ELEMENTS = 2**33  # padding included, kernels count 16 bytes of an operand in 32 bits
 

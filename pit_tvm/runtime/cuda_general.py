@@ -6,7 +6,7 @@ a PIT axis takes one thread to a result. What Hopper's own families compute goes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -31,13 +31,12 @@ from .cuda_detect_plan import grain_of
 from .cuda_dispatch import CudaDispatcher
 from .cuda_general_form import GeneralForm, banded, turned
 from .cuda_general_planner import GeneralPlanner
+from .cuda_modules import Kernel
 from .cuda_repeat import Repeat
 from .cuda_rows import FamilyKernels, in_vectors
 from .cuda_workspace import CudaIndex
 from .kernel_cache import KernelCache
 from .program import Program
-
-Kernel = Callable[..., Any]
 
 
 class GeneralKernels(FamilyKernels):

@@ -22,9 +22,9 @@ from . import (
 )
 from .cuda_build import build_cuda
 from .cuda_detect_emit import THREADS, emit, emit_axes
+from .detect_plan import Kernel
 from .kernel_cache import KernelCache, content_key
 
-Kernel = Callable[..., Any]
 GetModule = Callable[[str, Callable[[], tvm.IRModule]], Any]
 
 

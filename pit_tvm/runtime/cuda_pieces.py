@@ -6,7 +6,6 @@ product lists them itself. Pieces of an operand whose rows are k are turned befo
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -26,14 +25,13 @@ from .cuda_block_map import Mapper
 from .cuda_blocks import BlocksDispatcher
 from .cuda_detect import fold_lines
 from .cuda_detect_plan import MaskPlan
+from .cuda_modules import Kernel
 from .cuda_piece_form import PiecesForm
 from .cuda_planner import BandPlanner
 from .cuda_rows import FamilyKernels
 from .cuda_view import CudaView, view_of
 from .kernel_cache import KernelCache
 from .program import Program
-
-Kernel = Callable[..., Any]
 
 
 @dataclass(frozen=True)

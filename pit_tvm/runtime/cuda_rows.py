@@ -21,9 +21,8 @@ from ..tile_db.store import TileStore
 from .cuda_arrays import empty
 from .cuda_bind import ALIGNMENT
 from .cuda_build import build_cuda
+from .cuda_modules import Kernel
 from .kernel_cache import KernelCache, content_key
-
-Kernel = Callable[..., Any]
 
 ROW_STEP = 8  # elements of 16 bits in the 16 bytes that rows are moved by
 

@@ -24,12 +24,11 @@ from ..structs import BitMask, BlockMask, Index, Mask, MicroTile, SparsitySpec, 
 from .argument import pattern_array
 from .detect_compact import bit_positions
 from .detect_ids import SliceCall
-from .detect_plan import Build, MaskPlan, is_parallel, kernel_name, plan_mask
+from .detect_plan import Build, Kernel, MaskPlan, is_parallel, kernel_name, plan_mask
 from .detect_sample import Lines, SampleCall
 from .detect_view import UINT8, elements_of, entries_of
 from .detect_workspace import Array, Workspace, fresh
 
-Kernel = Callable[..., Any]
 GetKernel = Callable[[str, Callable[[], tvm.IRModule], Any], Kernel]
 
 INT32 = np.dtype(np.int32)

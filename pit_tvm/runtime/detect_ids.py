@@ -15,11 +15,9 @@ from ..structs import Groups, Index, Lengths, MicroTile, Rows, SparsitySpec
 from . import detect_slices
 from .argument import pattern_array, told_groups, uneven
 from .arrays import kind
-from .detect_plan import Build, capacity_of, check_micro_tile
+from .detect_plan import Build, Kernel, capacity_of, check_micro_tile
 from .detect_workspace import Array, Take, Workspace, flat_view, fresh
 from .gate import negated
-
-Kernel = Callable[..., Any]
 
 INT32 = np.dtype(np.int32)
 ID_BITS = {np.dtype(np.int32): 32, np.dtype(np.int64): 64}

@@ -8,9 +8,11 @@ the PIT dimension is moved before it. One flag per micro-tile is left, PIT inner
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
+from typing import Any
 
 import tvm
 
@@ -20,6 +22,7 @@ from . import detect_compact, detect_kernels, detect_lists
 from .detect_view import FLAGS, Dim, Elements, dimension, folded, merge, odd_pitch, product
 
 Build = partial[tvm.IRModule]
+Kernel = Callable[..., Any]
 
 INT32_MAX = 2**31 - 1
 PARALLEL_BYTES = 1 << 16  # waking a second worker costs about as much as reading this many bytes

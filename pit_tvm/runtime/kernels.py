@@ -27,12 +27,11 @@ from ..transform.split_epilogue import dead_value, split_epilogue
 from ..transform.unalign import unalign
 from .argument import check_number, check_type
 from .bind import Layout
-from .detect_plan import kernel_name
+from .detect_plan import Kernel, kernel_name
 from .gate import look_at
 from .kernel_cache import KernelCache, content_key
 from .program import Program
 
-Kernel = Callable[..., Any]
 _GENERIC_TILE = 16  # positions to a parallel step of the generic schedule
 
 
