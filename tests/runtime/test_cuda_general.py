@@ -19,8 +19,6 @@ from pit_tvm.runtime.program import Program, analyse
 from pit_tvm.schedules.cuda_contraction_space import PIECES, starting_tiles
 from pit_tvm.structs import BlockMask, Groups, Lengths, Mask, Rows, SparsitySpec, Values
 
-H200 = "cuda -arch=sm_90a -model=h200"
-
 
 def program(tensors: Any, spec: SparsitySpec, operand: str = "lhs") -> Program:
     return analyse(tensors, {operand: spec})

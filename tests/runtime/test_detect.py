@@ -313,7 +313,6 @@ def test_kernels_come_from_the_callers_cache_once_and_serve_every_shape() -> Non
 # -- refusals
 
 TILE = MicroTile("lhs", "k", 1, (4, 1))
-ROWS = MicroTile("lhs", "m", 0, (1, 0))
 LIVE = np.ones((8, 6), np.bool_)
 
 

@@ -32,7 +32,6 @@ from pit_tvm.tile_db.record import Provenance, TileRecord
 
 DRY = measure.GpuSettings(1, 0, quick=True, device="cpu", tiles=2)
 LENGTHS = cases.Linear("fc1", 96, 24, 16, "float16", "uniform", 6)
-ROWS = cases.Linear("", 60, 24, 16, "bfloat16", live=31, held_out=True)
 EXPERTS = cases.Moe(5, 2, 24, 16, "zipf", tokens=40)
 
 

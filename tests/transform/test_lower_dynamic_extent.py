@@ -201,16 +201,6 @@ def test_limit_that_an_outer_loop_decides_is_a_bound():
     check(before, after)
 
 
-def test_function_without_the_annotation_is_left_alone():
-    @T.prim_func(s_tir=True)
-    def func(A: T.Buffer((10,), "float32"), count: T.Buffer((1,), "int32")):
-        for t in range(10):
-            if t < count[0]:
-                A[t] = T.float32(1)
-
-    assert lower_dynamic_extent(func).same_as(func)
-
-
 @T.prim_func(s_tir=True)
 def no_guard(A: T.Buffer((10,), "float32"), count: T.Buffer((1,), "int32")):
     for t in T.serial(10, annotations={"pit.dynamic_extent": 1}):

@@ -79,12 +79,3 @@ def test_variable_that_tells_more_than_positions():
 def test_loop_without_a_guard():
     with pytest.raises(ScheduleError, match="even_tiles: loop t: expected one limit of its positi"):
         lower_even_tiles(unguarded)
-
-
-def test_function_without_the_annotation_stays_as_it_is():
-    @T.prim_func(s_tir=True)
-    def plain(out: T.Buffer((8,), "float32")):
-        for i in range(8):
-            out[i] = T.float32(0)
-
-    assert lower_even_tiles(plain).same_as(plain)

@@ -79,11 +79,6 @@ def test_requests_change_no_result():
         np.testing.assert_allclose(out, np.stack([exact] * 2, axis=1), rtol=1e-5, atol=1e-5)
 
 
-def test_a_function_without_the_annotation_stays():
-    plain = lower_prefetch_rows(gathered)
-    assert lower_prefetch_rows(plain).same_as(plain)
-
-
 def test_a_nest_that_was_changed_is_refused():
     @T.prim_func(s_tir=True)
     def changed(rhs: T.Buffer((4,), "float32"), out: T.Buffer((4,), "float32")):

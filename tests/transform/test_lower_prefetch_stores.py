@@ -122,15 +122,6 @@ def test_requests_change_no_result():
         np.testing.assert_array_equal(out, expected)
 
 
-def test_function_without_the_annotation_stays_as_it_is():
-    @T.prim_func(s_tir=True)
-    def plain(out: T.Buffer((8,), "float32")):
-        for i in range(8):
-            out[i] = T.float32(0)
-
-    assert lower_prefetch_stores(plain).same_as(plain)
-
-
 def test_loop_that_holds_nothing_but_the_store():
     @T.prim_func(s_tir=True)
     def alone(out: T.Buffer((8,), "float32")):

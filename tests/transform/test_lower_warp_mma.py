@@ -106,15 +106,6 @@ def test_reads_are_hidden_from_barriers_in_a_pipeline_only():
     assert masks == [{"0"}, {"1"}]
 
 
-def test_function_without_the_annotation_stays_as_it_is():
-    @T.prim_func(s_tir=True)
-    def plain(out: T.Buffer((8,), "float32")):
-        for i in range(8):
-            out[i] = T.float32(0)
-
-    assert lower_warp_mma(plain).same_as(plain)
-
-
 @pytest.mark.parametrize(
     "index", [{"row": lambda lane: lane % 8}, {"column": lambda lane: lane // 8}]
 )

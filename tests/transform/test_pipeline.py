@@ -13,6 +13,15 @@ from pit_tvm import op
 from pit_tvm.errors import ScheduleError
 from pit_tvm.schedules import generic
 from pit_tvm.structs import MicroTile
+from pit_tvm.transform import (
+    lower_atomic_adds,
+    lower_dynamic_extent,
+    lower_early_exit,
+    lower_even_tiles,
+    lower_prefetch_rows,
+    lower_prefetch_stores,
+    lower_warp_mma,
+)
 from pit_tvm.transform.insert_sread_swrite import SparseForm, insert_sread_swrite
 from pit_tvm.transform.pipeline import lower
 
@@ -95,3 +104,21 @@ def test_error_of_a_pass_keeps_its_type():
 
     with pytest.raises(ScheduleError, match="dynamic extent of loop t"):
         lower(tvm.IRModule({"main": func}))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        *(lower_atomic_adds, lower_dynamic_extent, lower_early_exit, lower_even_tiles),
+        *(lower_prefetch_rows, lower_prefetch_stores, lower_warp_mma),
+    ],
+)
+def test_functions_without_the_annotation_of_a_pass_stay_as_they_are(module: Any) -> None:
+    @T.prim_func(s_tir=True)
+    def plain(A: T.Buffer((10,), "float32"), count: T.Buffer((1,), "int32")):
+        for t in range(10):
+            if t < count[0]:
+                A[t] = T.float32(1)
+
+    lowered = getattr(module, module.__name__.rpartition(".")[2])
+    assert lowered(plain).same_as(plain)
