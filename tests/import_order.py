@@ -273,6 +273,7 @@ ORDER = {
         "legalize",
         "lowered",
         "token_wise",
+        "excluding",
         "masks",
         "attention",
         "by_rows",

@@ -29,6 +29,18 @@ def by_distance(scores: torch.Tensor, table: nn.Embedding) -> torch.Tensor:
     return table(apart(scores).clamp(-PLACES, PLACES - 1) + PLACES).permute(2, 0, 1)[None]
 
 
+def others(scores: torch.Tensor) -> torch.Tensor:
+    """1 for all keys but the query's own, and for that of the first, 0 for the rest."""
+    places = torch.arange(scores.shape[-1])
+    return ((apart(scores) != 0) | (places == 0)).float()
+
+
+def lengths(rows: torch.Tensor) -> torch.Tensor:
+    """Squares of them, for each query and key multiplied."""
+    squares = (rows * rows) @ torch.ones(rows.shape[-1], 1)
+    return squares @ squares.transpose(-1, -2)
+
+
 def disentangled(rows: torch.Tensor, table: nn.Embedding) -> torch.Tensor:
     """A bias of every row for each distance, picked by that of each other token."""
     factors = rows @ table.weight.T[:, None, :].expand(-1, rows.shape[-1], -1)
@@ -185,6 +197,10 @@ OTHERS: dict[str, Scored] = {
     "biases that exclude": lambda s, q, live, table: (
         s + torch.where(apart(s) % 3 == 0, 0.0, LOWEST) + excluded(live)
     ),
+    "a window by logarithms": lambda s, q, live, table: s + others(s).log() + excluded(live),
+    "a window by quotients": lambda s, q, live, table: s + -1 / others(s) + excluded(live),
+    "a window by powers": lambda s, q, live, table: s + -1 * others(s) ** -1.5 + excluded(live),
+    "scores over lengths": lambda s, q, live, table: s + s / lengths(q) + excluded(live),
 }
 
 
