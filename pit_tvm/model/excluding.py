@@ -39,7 +39,9 @@ def may_exclude(
             left.extend(node.fields)
         elif isinstance(node.ty, relax.TensorType) and "float" in str(node.ty.dtype):
             if isinstance(node, ir.GenericConst):
-                if (abs(node.value.numpy()) > -excluding(node.ty.dtype)).any():
+                # A wider type's number may be infinite in the one that scores have.
+                least = max(excluding(dtype) for dtype in (node.ty.dtype, expr.ty.dtype))
+                if (abs(node.value.numpy()) > -least).any():
                     return True
             elif isinstance(node, relax.Var) and node not in seen:
                 seen.add(node)

@@ -182,6 +182,15 @@ def test_scores_by_a_number_of_another_type(dtype: torch.dtype) -> None:
     assert all(d.live for d in decisions if d.operator == "linear")
 
 
+def test_numbers_that_are_infinite_in_the_type_of_scores() -> None:
+    def scored(s: torch.Tensor, q: torch.Tensor, live: torch.Tensor, table: nn.Embedding) -> Any:
+        window = torch.where(others(s) > 0, 0.0, -1e5).to(s.dtype)
+        return s + window + (1 - live.to(s.dtype)) * torch.finfo(s.dtype).min
+
+    decisions = checked(Attention(scored), torch.float16).decisions
+    assert not any(d.reason.startswith(ALL) for d in decisions)
+
+
 OTHERS: dict[str, Scored] = {
     "biases by a part of the query": lambda s, q, live, table: (
         s + q[..., :1] * by_distance(s, table) + excluded(live)
