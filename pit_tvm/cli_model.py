@@ -146,6 +146,9 @@ def _batch(args: argparse.Namespace, longest: int | None) -> tuple[list[int], in
         if args.fill is not None or args.batch is not None:
             raise ShapeError(mismatch("--lengths", "no --fill or --batch beside it", "both"))
         lengths = list(args.lengths)
+        if longest is not None and max(lengths) > longest:
+            expected = f"at most {longest} tokens of a sequence, the model's longest"
+            raise ShapeError(mismatch("--lengths", expected, max(lengths)))
         padded = args.padded or max(lengths)
     else:
         fill, sequences = args.fill, args.batch

@@ -275,6 +275,7 @@ ORDER = {
         "legalize",
         "lowered",
         "token_wise",
+        "excluding",
         "masks",
         "attention",
         "by_rows",

@@ -179,7 +179,7 @@ def test_batches_that_are_drawn_or_told(
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--lengths", "17"], "--padded: expected 17 to 16, the model's longest"),
+        (["--lengths", "17"], "--lengths: expected at most 16 tokens of a sequence"),
         (["--lengths", "9,2", "--padded", "8"], "--padded: expected 9 to 16"),
         (["--lengths", "9", "--fill", "0.2"], "--lengths: expected no --fill"),
         (["--padded", "100000"], "--padded: expected 1 to 16, the model's longest, got 100000"),

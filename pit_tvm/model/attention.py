@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from tvm import ir, relax
 from tvm.ir import prim
 
-from .masks import PARTIAL, excluding
+from .excluding import excluding
+from .masks import PARTIAL
 from .plane import BATCH, PLAIN, TOKENS, Plane, Roles
 from .rebuild import extents_of, is_one, is_op, is_zero, same_extents, typed
 from .tidy import widens

@@ -11,7 +11,7 @@ from .rebuild import extents_of, is_op, permutation_of, same_extents
 ROWS, COLUMNS = -2, -1  # axes of a matrix on which its tokens are
 
 _NONE: frozenset[int] = frozenset()
-_ELEMENTWISE = ("add", "subtract", "multiply", "divide", "negative", "astype", "where", "tanh")
+_ELEMENTWISE = ("add", "subtract", "multiply", "negative", "astype", "where", "tanh")
 
 
 class ByRows:
@@ -50,6 +50,8 @@ class ByRows:
     def _of_call(self, call: relax.Call, given: list[frozenset[int]]) -> frozenset[int] | None:
         if is_op(call, *_ELEMENTWISE):
             return frozenset().union(*given)
+        if is_op(call, "divide"):  # by rows of dead tokens, which are 0, it would give NaN
+            return None if given[1] else given[0]
         if is_op(call, "matmul"):
             left, right = given
             return left | right if left <= {ROWS} and right <= {COLUMNS} else None

@@ -42,7 +42,9 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
     model
         A ``torch.nn.Module`` that is called by keyword, or a ``torch.export.ExportedProgram`` of
         one with a dynamic batch and length; or an ``onnx.ModelProto`` or the path of an ``.onnx``
-        file, with inputs of a named batch and length. Its weights are bound as they are now.
+        file, with inputs of a named batch and length. Its weights are bound as they are now. torch
+        traces a module for several sequences of several tokens: one of either is treated as several
+        are, whatever the module's code does otherwise then (``if x.shape[1] == 1``, ``squeeze()``).
     example_inputs
         Its inputs by name, as ``tokenizer(..., return_tensors="pt")`` gives them. Only types and
         ranks matter, and that what is ``[batch, tokens, ...]`` begins with the mask's extents,

@@ -95,15 +95,21 @@ def varlen_attention(
     given, width = [query, keys, values], values.shape[-1]
     widest = max(one.shape[-1] for one in given)
     whole = widest + -widest % _HEAD_STEP
-    # zeros change no score, and give columns of zeros
-    pad = torch.nn.functional.pad
-    given = [
-        one if one.shape[-1] == whole else pad(one, (0, whole - one.shape[-1])) for one in given
-    ]
+    given = [_of_width(one, whole) for one in given]
     short = len(query) <= _SHORT_SEQUENCE * (len(starts) - 1) and widest <= _SLIM_HEAD
     attend = _efficient if short else _flash
     out = attend(given, starts, longest, bool(causal), scale)
     return out if width == whole else out[..., :width].contiguous()
+
+
+def _of_width(rows: torch.Tensor, width: int) -> torch.Tensor:
+    """Rows ``[live, heads, dim]`` as wide as heads of torch's kernels, and beginning where whole
+    pieces do: zeros change no score, and give columns of zeros."""
+    rest = width - rows.shape[-1]
+    places = (*rows.stride()[:-1], rows.storage_offset())
+    if rest or any(place % _HEAD_STEP for place in places):
+        return torch.nn.functional.pad(rows, (0, rest)).contiguous()
+    return rows
 
 
 def _flash(

@@ -13,21 +13,12 @@ from tvm.ir import prim
 
 from ..analysis.access import BlockInfo, block_infos
 from ..analysis.expr import PrimExpr, replace_vars, strip_widening
+from .excluding import MILD, excluding, may_exclude
 from .lowered import lower
 from .plane import BATCH, BOTH, TOKENS, Plane
 from .rebuild import counting, describe, is_one, is_op
 
 FULL, CAUSAL, PARTIAL = "full", "causal", "partial"
-
-# Added to a score, numbers below these leave a weight of exactly 0 beside scores that are not as
-# large themselves: models add the least number of their type.
-_EXCLUDED, _EXCLUDED_HALF = -1e30, -6e4
-_MILD = 1e3  # no number that models exclude keys by, nor a factor that makes one of others
-
-
-def excluding(dtype: Any) -> float:
-    """What numbers of a type must be below to exclude a key when they are added to its score."""
-    return _EXCLUDED_HALF if str(dtype) == "float16" else _EXCLUDED
 
 
 def mask_kind(
@@ -50,7 +41,7 @@ def mask_kind(
     """
 
     def excludes(part: relax.Expr) -> bool:
-        return _may_exclude(part, made_by, live, operands)
+        return may_exclude(part, made_by, live, operands)
 
     kind, reason = _kind(mask, made_by, live, excludes)
     if kind:
@@ -71,33 +62,6 @@ def _terms_of(expr: relax.Expr, made_by: Callable[[relax.Var], Any]) -> list[rel
     if not is_op(made, "add"):
         return [expr]
     return [term for arg in made.args for term in _terms_of(arg, made_by)]
-
-
-def _may_exclude(
-    expr: relax.Expr,
-    made_by: Callable[[relax.Var], Any],
-    live: relax.Var,
-    operands: Sequence[relax.Var],
-) -> bool:
-    """Whether what computes ``expr`` has a number in it that excludes a key, or an input that may
-    hold one, ``operands`` apart."""
-    seen: set[relax.Var] = set(operands)
-    left = [expr]
-    while left:
-        nodes: list[Any] = []
-        relax.analysis.post_order_visit(left.pop(), nodes.append)
-        for node in nodes:
-            if isinstance(node, ir.GenericConst) and "float" in str(node.ty.dtype):
-                if (node.value.numpy() < excluding(node.ty.dtype)).any():
-                    return True
-            elif isinstance(node, relax.Var) and node not in seen:
-                seen.add(node)
-                made = made_by(node)
-                if made is not None:
-                    left.append(made)
-                elif "float" in str(node.ty.dtype) and not node.same_as(live):
-                    return True
-    return False
 
 
 def _kind(
@@ -310,10 +274,12 @@ class _Element:
 def _is_mild(expr: PrimExpr) -> bool:
     if isinstance(expr, prim.Cast):
         return _is_mild(expr.value)
-    if isinstance(expr, prim.Add | prim.Sub | prim.Mul | prim.Div):
+    if isinstance(expr, prim.Div):
+        return _is_mild(expr.a) and abs(_number(expr.b) or 0.0) * MILD >= 1
+    if isinstance(expr, prim.Add | prim.Sub | prim.Mul):
         return _is_mild(expr.a) and _is_mild(expr.b)
     number = _number(expr)
-    return isinstance(expr, tirx.Var) or (number is not None and abs(number) <= _MILD)
+    return isinstance(expr, tirx.Var) or (number is not None and abs(number) <= MILD)
 
 
 def _number(expr: PrimExpr | None) -> float | None:

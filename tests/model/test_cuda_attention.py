@@ -33,6 +33,7 @@ def test_short_sequences_of_narrow_heads_have_a_kernel_of_their_own(
     def attend(name: str) -> Any:
         def run(given: list[Any], *rest: Any) -> Any:
             (shape,) = {each.shape for each in given}
+            assert all(place % 8 == 0 for each in given for place in each.stride()[:-1])
             ran.append((name, shape, rest))
             return given[2]
 
@@ -43,9 +44,11 @@ def test_short_sequences_of_narrow_heads_have_a_kernel_of_their_own(
     q, k, v = torch.randn(3, tokens, 2, width).unbind(0)
     starts = torch.linspace(0, tokens, sequences + 1).int()
     padded = -(-width // 8) * 8
-    for value in (v, v[..., :7]):
+    # as parts of one product of all three, of which the last one has an odd width
+    odd = torch.randn(tokens, 2 * width + 1)[:, 1:].unflatten(1, (2, width))
+    for query, value in ((q, v), (q, v[..., :7]), (odd, odd)):
         ran.clear()
-        assert torch.equal(varlen_attention(q, k, value, starts, 128, 1, 0.5), value)
+        assert torch.equal(varlen_attention(query, k, value, starts, 128, 1, 0.5), value)
         assert ran == [(taken, (tokens, 2, padded), (starts, 128, True, 0.5))]
 
 

@@ -29,6 +29,18 @@ def by_distance(scores: torch.Tensor, table: nn.Embedding) -> torch.Tensor:
     return table(apart(scores).clamp(-PLACES, PLACES - 1) + PLACES).permute(2, 0, 1)[None]
 
 
+def others(scores: torch.Tensor) -> torch.Tensor:
+    """1 for all keys but the query's own, and for that of the first, 0 for the rest."""
+    places = torch.arange(scores.shape[-1])
+    return ((apart(scores) != 0) | (places == 0)).float()
+
+
+def lengths(rows: torch.Tensor) -> torch.Tensor:
+    """Squares of them, for each query and key multiplied."""
+    squares = (rows * rows) @ torch.ones(rows.shape[-1], 1)
+    return squares @ squares.transpose(-1, -2)
+
+
 def disentangled(rows: torch.Tensor, table: nn.Embedding) -> torch.Tensor:
     """A bias of every row for each distance, picked by that of each other token."""
     factors = rows @ table.weight.T[:, None, :].expand(-1, rows.shape[-1], -1)
@@ -202,6 +214,15 @@ def test_sinks_take_their_part_of_the_weight(by_keys: bool, shifted: bool) -> No
     assert by_keys or all(d.live for d in decisions if d.operator == "linear")
 
 
+def test_numbers_that_are_infinite_in_the_type_of_scores() -> None:
+    def scored(s: torch.Tensor, q: torch.Tensor, live: torch.Tensor, table: nn.Embedding) -> Any:
+        window = torch.where(others(s) > 0, 0.0, -1e5).to(s.dtype)
+        return s + window + (1 - live.to(s.dtype)) * torch.finfo(s.dtype).min
+
+    decisions = checked(Attention(scored), torch.float16).decisions
+    assert not any(d.reason.startswith(ALL) for d in decisions)
+
+
 OTHERS: dict[str, Scored] = {
     "biases by a part of the query": lambda s, q, live, table: (
         s + q[..., :1] * by_distance(s, table) + excluded(live)
@@ -217,6 +238,10 @@ OTHERS: dict[str, Scored] = {
     "biases that exclude": lambda s, q, live, table: (
         s + torch.where(apart(s) % 3 == 0, 0.0, LOWEST) + excluded(live)
     ),
+    "a window by logarithms": lambda s, q, live, table: s + others(s).log() + excluded(live),
+    "a window by quotients": lambda s, q, live, table: s + -1 / others(s) + excluded(live),
+    "a window by powers": lambda s, q, live, table: s + -1 * others(s) ** -1.5 + excluded(live),
+    "scores over lengths": lambda s, q, live, table: s + s / lengths(q) + excluded(live),
 }
 
 
