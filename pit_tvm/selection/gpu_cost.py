@@ -55,6 +55,8 @@ ACT_US = {"gelu": 7.1e-7, "silu": 4.8e-7}
 _LEFT, _IDLE = 0.25, 0.3
 _SPLIT_US = 3.5  # of the second kernel, where dead rows are listed as well as live ones
 _SELDOM = 3  # a tile measured on fewer than one in so many tasks is left out
+# Rows of a group: of fewer its weights decide, for whose tasks other tiles are chosen from.
+_FEW = 64
 _SHOWN = 3  # tiles that a plan lists
 
 
@@ -310,8 +312,10 @@ def _measured_family(tiles: dict[Tile, list[tuple[TileTask, float]]], rates: Gpu
         if task.groups > 1:
             fastest = ratio[(np.log(roofs[task]) + ratio[:, column]).argmin(), column]
             ratio[:, column] = fastest + _ROUTED * (ratio[:, column] - fastest)
-    roofline = np.column_stack([roofs[task] for task in tasks])
-    kept = handful(roofline * np.exp(ratio))
+    times = np.column_stack([roofs[task] for task in tasks]) * np.exp(ratio)
+    few = np.array([task.m < _FEW * task.groups for task in tasks])
+    parts = [handful(times[:, part]) for part in (few, ~few) if part.any()]
+    kept = sorted(set().union(*parts))
     family = _family([list(tiles)[at] for at in kept])
     return replace(family, measured=as_measured(tasks, ratio[kept]))
 

@@ -279,6 +279,17 @@ def test_a_handful_of_tiles_is_kept_that_are_near_the_best_everywhere():
     assert gpu_measured.handful(times[:2]) == [0, 1]
 
 
+def test_tasks_of_few_rows_have_tiles_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_cost, "handful", lambda times: [int(times.mean(axis=1).argmin())])
+    few, many = task(16, groups=32), task(8192, groups=32)
+    tiles = [tile(64, n, family=GROUPED) for n in (96, 128, 192)]
+    times = {few: (300.0, 60.0, 300.0), many: (3000.0, 3000.0, 500.0)}
+    records = [measured(t, on, us) for on in times for t, us in zip(tiles, times[on], strict=True)]
+    assert rates(*records).families[GROUPED].tiles == (tiles[1], tiles[2])
+    alone = [record for record in records if record.task == many]
+    assert rates(*alone).families[GROUPED].tiles == (tiles[2],)
+
+
 def test_tiles_that_no_task_is_best_with_are_kept_the_nearest_first() -> None:
     times = np.array([[1.0, 1.0], [3.0, 1.2], [1.1, 3.0], [1.3, 1.3], [2.0, 2.0]])
     assert [gpu_measured.handful(times, most) for most in (1, 2, 3)] == [[0], [0, 3], [0, 2, 3]]
