@@ -99,8 +99,7 @@ def test_operands_of_several_types(wide: str, bounded: bool) -> None:
     check(model, compiled, inputs)
 
 
-@pytest.mark.parametrize("value", [1, 8, 20])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("dtype", "value"), [(torch.bfloat16, 1), (torch.float32, 20)])
 def test_values_of_another_width_than_keys(dtype: torch.dtype, value: int) -> None:
     model = Latent(value).eval().to(dtype)
     inputs = batch()

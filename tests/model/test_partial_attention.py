@@ -206,8 +206,7 @@ def test_scores_by_a_number_of_another_type(dtype: torch.dtype) -> None:
     assert all(d.live for d in decisions if d.operator == "linear")
 
 
-@pytest.mark.parametrize("shifted", [False, True])
-@pytest.mark.parametrize("by_keys", [False, True])
+@pytest.mark.parametrize(("by_keys", "shifted"), [(False, False), (False, True), (True, True)])
 def test_sinks_take_their_part_of_the_weight(by_keys: bool, shifted: bool) -> None:
     decisions = checked(Sunk(by_keys, shifted)).decisions
     assert any(d.reason.startswith(ALL) for d in decisions) is not by_keys
