@@ -169,8 +169,8 @@ def _parts(call: relax.Call, joined: relax.Call, parts: Any) -> relax.Expr | Non
     if any(own is None or not isinstance(own[axis], prim.IntImm) for own in extents):
         return None
     ends = list(accumulate(int(own[axis]) for own in extents if own is not None))
-    begin, end = bounds
-    if begin not in (0, *ends) or min(end, ends[-1]) not in ends or begin >= end:
+    begin, end = bounds[0], min(bounds[1], ends[-1])
+    if begin not in (0, *ends) or end not in ends or begin >= end:
         return None
     taken = [part for part, last in zip(parts.fields, ends, strict=True) if begin < last <= end]
     return taken[0] if len(taken) == 1 else relax.op.concat(taken, axis)

@@ -180,7 +180,17 @@ def test_parts_without_elements_are_not_joined(widths: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(
     ("begin", "end", "joins"),
-    [(0, 3, 0), (3, 8, 0), (8, 99, 0), (3, 99, 2), (0, 99, 3), (0, 4, 3), (1, 3, 3), (-2, 99, 3)],
+    [
+        (0, 3, 0),
+        (3, 8, 0),
+        (8, 99, 0),
+        (3, 99, 2),
+        (0, 99, 3),
+        (0, 4, 3),
+        (1, 3, 3),
+        (-2, 99, 3),
+        (10, 99, 3),
+    ],
 )
 def test_slices_of_what_was_joined_are_its_parts(begin: int, end: int, joins: int) -> None:
     def make(x: Any) -> Any:
