@@ -183,10 +183,11 @@ def test_experts_learn_as_in_float64(name: str, device: str) -> None:
     down = torch.randn(TOKENS, HIDDEN, dtype=torch.float64)
     found = torch.autograd.grad(module(x, ids, weights), leaves, down.to(device, dtype))
     wanted = torch.autograd.grad(want, (*others, *exact.parameters()), down)
+    # Rounding also decides which gates are beyond their limit, and learn nothing: up to 8 %.
+    rounded = 0.12 if name.startswith("a limit") else 6e-2
     for got, other in zip(found, wanted, strict=True):
         error = (got.cpu().double() - other).norm() / other.norm()
-        # Rounding also decides which gates are beyond their limit, and learn nothing: 6 to 8 %.
-        assert error < (1e-5 if device == "cpu" else 0.12)
+        assert error < (1e-5 if device == "cpu" else rounded)
 
 
 @pytest.mark.parametrize("name", MODULES)
