@@ -19,6 +19,7 @@ from tvm.script import tirx as T
 from pit_tvm.errors import ShapeError, mismatch
 from pit_tvm.op.arguments import at_least
 from pit_tvm.target import TargetInfo
+from pit_tvm.windows import Window
 
 from .contraction_space import lanes_of
 from .cpu_attention_parts import GROUP, KEYS, Ahead, AttentionForm, Queries, Square
@@ -31,18 +32,22 @@ def attention(
     head_dim: int,
     value_dim: int,
     dtype: str,
-    causal: bool,
+    window: Window,
     scale: float,
+    sinks: bool = False,
     *,
     target: TargetInfo,
 ) -> tirx.PrimFunc:
-    """softmax(scale * q k^T) v within each sequence and head; ``main(q, k, v, starts, out)``.
+    """softmax(scale * q k^T) v within each sequence and head; ``main(q, k, v, starts, position,
+    sinks, out)``.
 
     ``q``, ``k``: ``dtype`` [t, heads, head_dim]; ``v``, ``out``: [t, heads, value_dim]; arithmetic
     in float32.
     ``starts``: int32 [b + 1], where sequences begin and the last one ends: from 0 to t, ascending;
-    not checked. A sequence may have any length, also 0. With ``causal`` a query sees the keys up
-    to its own position. Threads share the work by its cost, whatever the lengths.
+    not checked. A sequence may have any length, also 0. A query sees the keys of ``window``, by
+    ``position``, int32 [t], ascending in each sequence. ``sinks``, float32 [heads] or, without
+    them, [0], are scores of keys whose values are 0. Threads share the work by its cost, whatever
+    the lengths.
 
     Raises
     ------
@@ -61,8 +66,9 @@ def attention(
         at_least("head_dim", head_dim, 1),
         at_least("value_dim", value_dim, 1),
         dtype,
-        bool(causal),
+        window,
         float(scale),
+        bool(sinks),
         lanes_of(target.isa),
     )
     return _function(form, target.threads)
@@ -74,22 +80,32 @@ def _function(form: AttentionForm, threads: int) -> tirx.PrimFunc:
     loop = T.parallel if threads > 1 else T.serial
 
     @T.prim_func(s_tir=True)
-    def main(p_q: T.handle, p_k: T.handle, p_v: T.handle, p_starts: T.handle, p_out: T.handle):
+    def main(
+        p_q: T.handle,
+        p_k: T.handle,
+        p_v: T.handle,
+        p_starts: T.handle,
+        p_position: T.handle,
+        p_sinks: T.handle,
+        p_out: T.handle,
+    ):
         t = T.int64()
         n = T.int64()
         q = T.match_buffer(p_q, (t, heads, head_dim), dtype, align=align)
         k = T.match_buffer(p_k, (t, heads, head_dim), dtype, align=align)
         v = T.match_buffer(p_v, (t, heads, value_dim), dtype, align=align)
         starts = T.match_buffer(p_starts, (n,), "int32", align=4)
+        position = T.match_buffer(p_position, (t,), "int32", align=4)
+        sinks = T.match_buffer(p_sinks, (heads if form.sinks else 0,), "float32", align=4)
         out = T.match_buffer(p_out, (t, heads, value_dim), dtype, align=align)
         total = T.alloc_buffer((1,), "int64")  # cost of one head: blocks of queries times keys
         total[0] = T.int64(0)
         for sequence in range(n - 1):
             length: T.let = T.Cast("int64", starts[sequence + 1] - starts[sequence])
-            total[0] = total[0] + (length + (block - 1)) // block * length
+            total[0] = total[0] + (length + (block - 1)) // block * form.reach(length)
         if total[0] > 0:
             for chunk in loop(threads):
-                share = Share(form, (q, k, v, out))
+                share = Share(form, (q, k, v, out), position, sinks)
                 share.span[0] = T.Cast("int64", chunk) * heads * total[0] // threads
                 share.span[1] = T.Cast("int64", chunk + 1) * heads * total[0] // threads
                 share.run(starts, n - 1)
@@ -101,9 +117,12 @@ def _function(form: AttentionForm, threads: int) -> tirx.PrimFunc:
 class Share:
     """One thread's part: the blocks of queries whose cost begins within its ``span``."""
 
-    def __init__(self, form: AttentionForm, arrays: Sequence[Expr]) -> None:
-        self.form = form
+    def __init__(
+        self, form: AttentionForm, arrays: Sequence[Expr], position: Expr, sinks: Expr
+    ) -> None:
+        self.form, self.window = form, form.window
         self.q, self.k, self.v, self.out = arrays
+        self.position, self.sinks = position, sinks
         self.heads, self.lanes, self.block = form.heads, form.lanes, 2 * form.lanes
         self.queries = Queries(form, Square(form.lanes))
         self.ahead = Ahead(form, arrays)
@@ -113,12 +132,13 @@ class Share:
         self.mine = T.alloc_buffer((2,), "int64")  # blocks of one sequence and head
         self.query = T.alloc_buffer((1,), "int64")  # first of a block, from its sequence's begin
         self.vectors = T.alloc_buffer((1,), "int32")  # of a block
-        self.keys = T.alloc_buffer((1,), "int64")  # that a group needs
+        self.keys = T.alloc_buffer((2,), "int64")  # that a group needs: end and begin
         self.near = T.alloc_buffer((2,), "int64")  # keys of a packed block, and what one block sees
 
     def within(self, at: Expr, length: Expr, blocks: Expr) -> Expr:
         """How many of the next ``blocks`` blocks begin before cost ``at``."""
-        steps = (at - self.cost[0] + length - 1) // T.max(length, T.int64(1))
+        cost = self.form.reach(length)
+        steps = (at - self.cost[0] + cost - 1) // T.max(cost, T.int64(1))
         return T.min(T.max(steps, T.int64(0)), blocks)
 
     @T.inline
@@ -137,7 +157,7 @@ class Share:
             for head in range(self.heads):
                 self.mine[0] = self.within(self.span[0], length, blocks)
                 self.mine[1] = self.within(self.span[1], length, blocks)
-                self.cost[0] = self.cost[0] + blocks * length
+                self.cost[0] = self.cost[0] + blocks * self.form.reach(length)
                 for group in range((self.mine[1] - self.mine[0] + (GROUP - 1)) // GROUP):
                     first: T.let = self.mine[0] + group * GROUP
                     count: T.let = T.min(T.int64(GROUP), self.mine[1] - first)
@@ -145,23 +165,42 @@ class Share:
 
     @T.inline
     def group(self, begin, length, blocks, head, first, count):
-        self.keys[0] = length if not self.form.causal else T.int64(0)
+        self.keys[0] = length if self.window.after is None else T.int64(0)
+        self.keys[1] = T.int64(0) if self.window.before is None else length
         for g in range(count):
             self.begin_block(first + g, blocks, length)
-            if self.form.causal:
-                self.keys[0] = T.min(T.max(self.keys[0], self.query[0] + self.block), length)
-            self.queries.take(self.q, begin, self.query[0], length, head, g, self.vectors[0])
-        for part in range((self.keys[0] + (KEYS - 1)) // KEYS):
-            start: T.let = part * KEYS
+            # Tokens are no further from each other by their order than by their positions.
+            if self.window.after is not None:
+                end: T.let = self.query[0] + (self.block + self.window.after)
+                self.keys[0] = T.min(T.max(self.keys[0], end), length)
+            if self.window.before is not None:
+                low: T.let = self.query[0] - self.window.before
+                self.keys[1] = T.max(T.min(self.keys[1], low), T.int64(0))
+            self.queries.take(
+                self.q,
+                self.position,
+                self.sinks,
+                begin,
+                self.query[0],
+                length,
+                head,
+                g,
+                self.vectors[0],
+            )
+        for part in range((self.keys[0] - self.keys[1] + (KEYS - 1)) // KEYS):
+            start: T.let = self.keys[1] + part * KEYS
             self.near[0] = T.min(T.int64(KEYS), self.keys[0] - start)
-            self.scores.pack(self.k, self.v, begin + start, head, self.near[0])
+            self.scores.pack(self.k, self.v, self.position, begin + start, head, self.near[0])
             for g in range(count):
                 self.begin_block(first + g, blocks, length)
                 self.query[0] = self.query[0] - start
-                if self.form.causal:
-                    self.near[1] = T.min(self.near[0], self.query[0] + self.block)
-                else:
-                    self.near[1] = self.near[0]
+                self.near[1] = self.near[0]
+                if self.window.after is not None:
+                    end: T.let = self.query[0] + (self.block + self.window.after)
+                    self.near[1] = T.min(self.near[1], end)
+                if self.window.before is not None:
+                    if self.near[0] + self.window.before <= self.query[0]:
+                        self.near[1] = T.int64(0)
                 self.ahead.aim((g == 0) & (first + count == blocks), head, length)
                 if self.near[1] > 0:
                     if self.vectors[0] == 2:

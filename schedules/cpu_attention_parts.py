@@ -10,6 +10,7 @@ from tvm.ir import Expr
 from tvm.script import tirx as T
 
 from pit_tvm.op.epilogue import exp
+from pit_tvm.windows import Window
 
 from .cpu_rows import float_bytes
 
@@ -33,8 +34,9 @@ class AttentionForm:
     head_dim: int
     value_dim: int
     dtype: str
-    causal: bool
+    window: Window
     scale: float
+    sinks: bool
     lanes: int
 
     @property
@@ -52,12 +54,18 @@ class AttentionForm:
         """Size of an element in memory."""
         return float_bytes(self.dtype)
 
+    def reach(self, length: Expr) -> Expr:
+        """Keys of a sequence that a query meets, roughly: what its block costs."""
+        span = self.window.span
+        return length if span is None else T.min(length, T.int64(span))
+
     def order(self, number: Expr, blocks: Expr) -> Expr:
         """Which block of a sequence comes as its ``number``-th.
 
-        Causal ones differ in cost: early and late in turns, so that any share of them is fair.
+        Where there is one limit blocks differ in cost: early and late in turns, so that any share
+        of them is fair.
         """
-        if not self.causal:
+        if (self.window.before is None) == (self.window.after is None):
             return number
         return tirx.Select(number % 2 == 0, number // 2, blocks - 1 - number // 2)
 
@@ -189,6 +197,8 @@ class Queries:
         self.turned = T.alloc_buffer((GROUP * self.wide * block,), "float32")
         self.sums = T.alloc_buffer((GROUP * self.value_wide * block,), "float32")
         self.stat = T.alloc_buffer((GROUP * 4 * form.lanes,), "float32")
+        if not form.window.by_order:
+            self.places = T.alloc_buffer((GROUP * block,), "int32")
 
     def at(self, g: Expr) -> Expr:
         """Where block ``g`` begins in ``turned``."""
@@ -198,17 +208,23 @@ class Queries:
         """Where block ``g`` begins in ``sums``."""
         return g * (self.value_wide * 2 * self.lanes)
 
+    def places_at(self, g: Expr, u: Expr) -> Expr:
+        """Where the positions of a vector's queries begin in ``places``."""
+        return (g * 2 + u) * self.lanes
+
     def top(self, g: Expr, u: Expr) -> Expr:
         """Where the maxima of a vector begin in ``stat``."""
         return (g * 4 + u) * self.lanes
 
     @T.inline
-    def take(self, q, begin, query, length, head, g, vectors):
+    def take(self, q, position, sinks, begin, query, length, head, g, vectors):
         for u in range(vectors):
             for r in range(self.lanes):
                 # beyond the end stands the last query again; nobody stores its results
                 row: T.let = begin + T.min(query + u * self.lanes + r, length - 1)
                 self.rows.load(q, row, head, self.tile, r * self.wide, T.float32(self.scale))
+                if not self.form.window.by_order:
+                    self.places[self.places_at(g, u) + r] = position[row]
             for c in range(self.wide // self.lanes):
                 to: T.let = self.at(g) + (c * self.lanes * vectors + u) * self.lanes
                 self.square.turn(
@@ -219,9 +235,13 @@ class Queries:
                 self.sums[self.sums_at(g) + c * self.lanes + w] = T.float32(0)
         for u in T.unroll(2):
             for w in T.vectorized(self.lanes):
-                self.stat[self.top(g, u) + w] = T.float32(LOWEST)
+                self.stat[self.top(g, u) + w] = self.least(sinks, head)
             for w in T.vectorized(self.lanes):
-                self.stat[self.top(g, 2 + u) + w] = T.float32(0)
+                self.stat[self.top(g, 2 + u) + w] = T.float32(1 if self.form.sinks else 0)
+
+    def least(self, sinks: Expr, head: Expr) -> Expr:
+        """The maximum before any key is met."""
+        return sinks[head] if self.form.sinks else T.float32(LOWEST)
 
     @T.inline
     def give(self, out, begin, query, length, head, g, vectors):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from tvm import tirx
 from tvm.ir import Expr
 from tvm.script import tirx as T
+
+from pit_tvm.windows import FULL
 
 from .cpu_attention_parts import KEYS, LOWEST, Ahead, AttentionForm, Queries, decay
 
@@ -26,6 +29,8 @@ class Scores:
         room = KEYS + 2 * form.sums
         self.keys = T.alloc_buffer((room * self.wide,), "float32")
         self.values = T.alloc_buffer((KEYS * self.value_wide,), "float32")
+        if not form.window.by_order:
+            self.places = T.alloc_buffer((room,), "int32")  # of keys
         self.probs = T.alloc_buffer((room * 2 * form.lanes,), "float32")
         self.best = T.alloc_buffer((2 * form.lanes,), "float32")
         self.shrink = T.alloc_buffer((2 * form.lanes,), "float32")
@@ -59,8 +64,19 @@ class Scores:
             level = [T.max(a, b) for a, b in zip(level[::2], level[1::2], strict=True)]
         return level[0]
 
+    def seen(self, key: Expr, g: Expr, query: Expr, u: Expr, w: Expr) -> Expr:
+        """Whether query ``w`` of vector ``u`` of block ``g``, which begins with ``query``, sees a
+        key: by their positions where order does not tell."""
+        window = self.form.window
+        if window.by_order:
+            far = query + u * self.lanes + w - key
+        else:
+            far = self.queries.places[self.queries.places_at(g, u) + w] - self.places[key]
+        before = [] if window.before is None else [far <= window.before]
+        return tirx.all(*before, *([] if window.after is None else [0 - far <= window.after]))
+
     @T.inline
-    def pack(self, k, v, row, head, count):
+    def pack(self, k, v, position, row, head, count):
         for key in range(count):
             self.queries.rows.load(k, row + key, head, self.keys, key * self.wide, T.float32(1))
         for key in range(count):
@@ -73,6 +89,9 @@ class Scores:
                     self.keys[(count + key) * self.wide + c * self.lanes + w] = self.keys[
                         (count - 1) * self.wide + c * self.lanes + w
                     ]
+        if not self.form.window.by_order:
+            for key in range(count + (-count) % (2 * self.half)):
+                self.places[key] = position[row + T.min(key, count - 1)]
 
     @T.inline
     def multiply(self, low, high, scalars, start, pitch, vector, vector_at, vectors):
@@ -118,7 +137,7 @@ class Scores:
                 )
         for key in range(count):
             for u in T.unroll(vectors):
-                self.soften(key, u, query, vectors)
+                self.soften(g, key, u, query, vectors)
         for u in T.unroll(vectors):
             self.queries.stat[self.at(self.queries.top(g, 2 + u))] = self.total[
                 self.at(u * self.lanes)
@@ -150,9 +169,9 @@ class Scores:
                     self.queries.at(g) + column * vectors * self.lanes,
                     vectors,
                 )
-        if self.form.causal:
-            self.mask(low, key, query, 0, vectors)
-            self.mask(high, key, query, 1, vectors)
+        if self.form.window != FULL:
+            self.mask(low, g, key, query, 0, vectors)
+            self.mask(high, g, key, query, 1, vectors)
         for r in T.unroll(self.half):
             self.probs[self.at(self.place(key, r, 0, vectors))] = low[self.at(r * self.lanes)]
             self.probs[self.at(self.place(key, r, 1, vectors))] = high[self.at(r * self.lanes)]
@@ -162,23 +181,24 @@ class Scores:
         )
 
     @T.inline
-    def mask(self, sums, key, query, side, vectors):
+    def mask(self, sums, g, key, query, side, vectors):
         for r in T.unroll(self.half):
             for w in T.vectorized(self.lanes):
-                seen: T.let = query + side * self.last(vectors) + w
                 sums[r * self.lanes + w] = T.Select(
-                    key + self.number(r, side, vectors) <= seen,
+                    self.seen(
+                        key + self.number(r, side, vectors), g, query, side * (vectors - 1), w
+                    ),
                     sums[r * self.lanes + w],
                     T.float32(LOWEST),
                 )
 
     @T.inline
-    def soften(self, key, u, query, vectors):
+    def soften(self, g, key, u, query, vectors):
         start: T.let = (key * vectors + u) * self.lanes
         for w in T.vectorized(self.lanes):
-            if self.form.causal:
+            if self.form.window != FULL:
                 self.probs[start + w] = T.Select(
-                    key <= query + u * self.lanes + w,
+                    self.seen(key, g, query, u, w),
                     decay(self.probs[start + w] - self.best[u * self.lanes + w]),
                     T.float32(0),
                 )

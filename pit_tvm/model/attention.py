@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 from tvm import ir, relax
 from tvm.ir import prim
 
 from .excluding import excluding
-from .masks import PARTIAL
+from .masks import PARTIAL, Kind
 from .plane import BATCH, PLAIN, TOKENS, Plane, Roles
 from .rebuild import extents_of, is_one, is_op, is_zero, same_extents, typed
 from .tidy import widens
@@ -22,6 +23,7 @@ _KEYS_LAST = (BATCH, PLAIN, PLAIN, TOKENS)
 class Attention:
     """``query`` ``[batch, heads, tokens, head_dim]``, ``keys`` with the last two swapped, and
     ``value`` of width ``value_dim``. ``added``: what is added to the scores, of this ``kind``.
+    ``sinks`` ``[heads]``: scores beside those of keys, which take their part of the weight.
     ``problem`` says why it may not skip dead tokens; it is empty if it may."""
 
     query: relax.Var
@@ -31,9 +33,10 @@ class Attention:
     head_dim: int
     value_dim: int
     scale: float
-    kind: str
+    kind: Kind
     problem: str
     added: relax.Expr | None
+    sinks: relax.Constant | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ def match_attention(
     expr: relax.Expr,
     values: Mapping[relax.Var, relax.Expr],
     plane: Plane,
-    kind_of: Callable[..., tuple[str, str]],
+    kind_of: Callable[..., tuple[Kind, str]],
 ) -> Attention | None:
     """The attention whose result ``expr`` is, ``[batch, heads, tokens, value_dim]``; else None.
 
@@ -67,7 +70,7 @@ def match_attention(
     value = look.headed(product.args[1], _HEADED)
     if weights is None or value is None:
         return None
-    given, sunk = weights
+    given, sink = weights
     scores = look.scores(given)
     if scores is None:
         return None
@@ -85,12 +88,14 @@ def match_attention(
         return None
     if not all(isinstance(extent, prim.IntImm) for extent in (heads, size, width)):
         return None
-    kind, problem = "", "it has no mask: dead keys would be seen"
+    kind: Kind = ""
+    problem = "it has no mask: dead keys would be seen"
+    sinks = None if sink is None else look.of_heads(sink, int(heads))
     if added is not None:
         kind, problem = kind_of(added)
         if problem:
             kind, problem = kind_of(added, query, keys, *relax.analysis.free_vars(look.made(keys)))
-    if (scores.bent or sunk) and not problem:
+    if (scores.bent or (sink is not None and sinks is None)) and not problem:
         kind = PARTIAL
     return Attention(
         query,
@@ -103,7 +108,14 @@ def match_attention(
         kind,
         problem,
         added,
+        sinks,
     )
+
+
+def sinks_of(found: Attention) -> relax.Constant:
+    """The sinks of attention, float32 ``[heads]``; ``[0]`` if it has none."""
+    sinks = np.zeros(0) if found.sinks is None else found.sinks.value.numpy()
+    return relax.const(sinks.reshape(-1).astype(np.float32))
 
 
 class _Look:
@@ -221,10 +233,10 @@ class _Look:
             return replace(found, added=typed(chosen))
         return None
 
-    def weights(self, expr: relax.Expr) -> tuple[relax.Expr, bool] | None:
-        """The scores whose softmax over the last axis attention weights are, and whether a column
-        stood behind them that takes its part of the weight and is left out (a sink). Rows without
-        any key may be set to 0 after it: live queries have a key, themselves."""
+    def weights(self, expr: relax.Expr) -> tuple[relax.Expr, relax.Expr | None] | None:
+        """The scores whose softmax over the last axis attention weights are, and the column behind
+        them, if one stood there that takes its part of the weight and is left out (a sink). Rows
+        without any key may be set to 0 after it: live queries have a key, themselves."""
         found = self.through(expr, "reshape", "astype")
         if is_op(found, "strided_slice"):
             return self._beside_sink(found)
@@ -239,9 +251,9 @@ class _Look:
             if not without_key and not self._is_nan(condition, softmax):
                 return None
             found = softmax
-        return (found.args[0], False) if _is_softmax(found) else None
+        return (found.args[0], None) if _is_softmax(found) else None
 
-    def _beside_sink(self, kept: relax.Call) -> tuple[relax.Expr, bool] | None:
+    def _beside_sink(self, kept: relax.Call) -> tuple[relax.Expr, relax.Expr] | None:
         """`weights` of which ``kept`` are all columns but the last one."""
         softmax = self.through(kept.args[0], "reshape", "astype")
         if not _is_softmax(softmax):
@@ -259,7 +271,19 @@ class _Look:
         alike = same_extents(extents_of(scores), extents_of(kept))
         if len(parts.fields) != 2 or not from_first or not alike or not self._is_weight(sink):
             return None
-        return scores, True
+        return scores, sink
+
+    def of_heads(self, sink: relax.Expr, heads: int) -> relax.Constant | None:
+        """The weight with an element for each head that a column ``[batch, heads, tokens, 1]``
+        repeats; None if it differs otherwise."""
+        found = self.made(sink)
+        while is_op(found, "broadcast_to", "astype"):
+            found = self.made(found.args[0])
+        *others, _, high, wide = extents_of(found) if found.ty.ndim > 2 else (0, 0, 0)
+        while is_op(found, "reshape", "astype"):
+            found = self.made(found.args[0])
+        of_model = isinstance(found, ir.GenericConst) and found.value.numpy().size == heads
+        return found if of_model and all(map(is_one, (*others, high, wide))) else None
 
     def _is_weight(self, expr: relax.Expr) -> bool:
         """Whether an expression is a weight of the model, repeated or not."""

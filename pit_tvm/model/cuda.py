@@ -18,9 +18,10 @@ from ..runtime.cuda_arrays import check_tensor
 from ..runtime.kernel_cache import KernelCache
 from ..target import TargetInfo
 from .compiled import LINEAR, CompiledModel
+from .cuda_attention import ATTENTION, WINDOWED, WindowAttention, varlen_attention
 from .cuda_experts import check_grouped
 from .cuda_index import CudaIndex, pass_ids
-from .cuda_kernels import ATTENTION, CudaKernels, varlen_attention
+from .cuda_kernels import CudaKernels
 from .cuda_layers import CudaLayers, has_tiles
 from .cuda_machine import compile_graph, cuda_program
 from .cuda_replay import Replayed
@@ -195,6 +196,8 @@ def _machine(graph: Any, layers: CudaLayers, inputs: Inputs, cache: KernelCache)
         LIVE_TOKENS: index,
         ATTENTION: varlen_attention,
     }
+    if WINDOWED in graph.functions:
+        packed[WINDOWED] = WindowAttention(layers.target.isa, cache)
     return cuda_program(graph, packed, layers.device, cache)
 
 
@@ -217,4 +220,5 @@ def _graph(
 
 def _is_attention(call: relax.Call) -> bool:
     """Whether a call takes views of its operands."""
-    return getattr(call.args[0], "global_symbol", "") == ATTENTION if call.args else False
+    name = getattr(call.args[0], "global_symbol", "") if call.args else ""
+    return name in (ATTENTION, WINDOWED)

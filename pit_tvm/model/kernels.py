@@ -14,7 +14,6 @@ from ..schedules.cpu_rows import embedding_norm, residual_norm
 from ..target import TargetInfo
 from .attention import Attention
 from .lowering import SCHEDULED
-from .masks import CAUSAL
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,9 +42,10 @@ class Kernels(Protocol):
         operands: Sequence[relax.Expr],
         ty: relax.TensorType,
     ) -> relax.Call:
-        """Attention over live tokens: ``operands`` are queries and keys ``[live, heads,
-        head_dim]``, values ``[live, heads, value_dim]`` and the starts of the sequences, int32
-        ``[batch + 1]``."""
+        """Attention over live tokens, of a kind that is a `Window`: ``operands`` are queries and
+        keys ``[live, heads, head_dim]``, values ``[live, heads, value_dim]``, the starts of the
+        sequences, int32 ``[batch + 1]``, every token's position, int32 ``[live]``, and the sinks,
+        float32 ``[heads]``, or ``[0]`` if it has none."""
 
     def norm(
         self,
@@ -85,7 +85,8 @@ class CpuKernels(Kernels):
     ) -> relax.Call:
         """As `Kernels.attention`."""
         sizes = (found.heads, found.head_dim, found.value_dim, str(ty.dtype))
-        made = self._made(attention, *sizes, found.kind == CAUSAL, found.scale)
+        sinks = found.sinks is not None
+        made = self._made(attention, *sizes, found.kind, found.scale, sinks)
         func = builder.add_func(made, "attention")
         return relax.call_tir(func, list(operands), ty)
 

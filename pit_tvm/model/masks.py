@@ -13,12 +13,15 @@ from tvm.ir import prim
 
 from ..analysis.access import BlockInfo, block_infos
 from ..analysis.expr import PrimExpr, replace_vars, strip_widening
+from ..windows import Window
 from .excluding import MILD, excluding, may_exclude
 from .lowered import lower
 from .plane import BATCH, BOTH, TOKENS, Plane
 from .rebuild import counting, describe, is_one, is_op
 
-FULL, CAUSAL, PARTIAL = "full", "causal", "partial"
+PARTIAL = "partial"
+Kind = Window | str  # PARTIAL, or "" for nothing that is known
+_MOST_NUMBERS = 16  # of a mask that are tried as distances
 
 
 def mask_kind(
@@ -26,18 +29,18 @@ def mask_kind(
     made_by: Callable[[relax.Var], Any],
     live: relax.Var,
     operands: Sequence[relax.Var] = (),
-) -> tuple[str, str]:
+) -> tuple[Kind, str]:
     """What ``mask``, added to the scores ``[batch, heads, query, key]``, does. Numbers that are
     made of ``operands``, as scores are, exclude no more than scores do.
 
     Returns
     -------
     tuple
-        ``("full", "")``: every key that is live in ``live`` (``[batch, tokens]``, 0 or 1) is
-        seen by every live query and no dead key is; ``("causal", "")``: the same, but only keys
-        up to the query's position; ``("partial", "")``: no dead key is seen by a live query, which
-        sees itself, but what else it sees, and what is added to those scores, is not known;
-        ``("", reason)`` where nothing can be proven.
+        ``(window, "")``: of the keys that are live in ``live`` (``[batch, tokens]``, 0 or 1) those
+        in the `Window` are seen by every live query, their scores as they are, and no others;
+        ``(PARTIAL, "")``: no dead key is seen by a live query, which sees itself, but what else it
+        sees, and what is added to those scores, is not known; ``("", reason)`` where nothing can be
+        proven.
     """
 
     def excludes(part: relax.Expr) -> bool:
@@ -69,7 +72,7 @@ def _kind(
     made_by: Callable[[relax.Var], Any],
     live: relax.Var,
     excludes: Callable[[relax.Expr], bool],
-) -> tuple[str, str]:
+) -> tuple[Kind, str]:
     """`mask_kind`, of a mask as a whole; ``excludes``: whether a part may, that is not read."""
     batch, head, query, key = (tirx.Var(n, "int64") for n in ("batch", "head", "query", "key"))
     reader = _Reader(made_by, live, (batch, head, query, key))
@@ -83,13 +86,12 @@ def _kind(
         return (PARTIAL, "") if partial else ("", reader.problem)
     if not element.excludes(key_live=False):
         return "", f"the mask lets live queries see dead keys: {value}"
-    if element.admits():
-        return FULL, ""
-    if element.admits(query >= key) and element.excludes(True, query < key):
-        return CAUSAL, ""
+    window = element.window()
+    if window is not None:
+        return window, ""
     if element.admits_itself():
         return PARTIAL, ""
-    return "", f"the mask is neither full nor causal: {value}"
+    return "", f"the mask is neither full, nor causal, nor a window: {value}"
 
 
 def value_if_dead(
@@ -237,9 +239,22 @@ class _Element:
         found = self._at(key_live, where)
         return found is not None and found < excluding(self.value.ty.dtype)
 
-    def admits(self, where: Any = None) -> bool:
-        """Whether the score of a live key is left as it is."""
-        return self._at(True, where) == 0.0
+    def window(self) -> Window | None:
+        """The keys that are seen if they live, whose scores are left as they are, if these are told
+        by their distance from the query alone."""
+        far = sorted({far for c in _integers(self.value) for far in (c - 1, c, c + 1) if far >= 0})
+        ways = (self.query, self.key), (self.key, self.query)
+        before, after = (
+            next((most for most in far if self.excludes(True, later - earlier > most)), None)
+            for later, earlier in ways
+        )
+        limits = [
+            later - earlier <= most
+            for (later, earlier), most in zip(ways, (before, after), strict=True)
+            if most is not None
+        ]
+        seen = self._at(True, tirx.all(*limits) if limits else None) == 0.0
+        return Window(before, after) if seen else None
 
     def admits_itself(self) -> bool:
         """Whether nothing excludes a live token's own key: what is added to its score is 0, or made
@@ -269,6 +284,17 @@ class _Element:
                 return analyzer.simplify(value)
         except tvm.error.InternalError:
             return None
+
+
+def _integers(expr: PrimExpr) -> set[int]:
+    """The numbers an expression has, 0 among them, that may be distances; 0 alone of many."""
+    found = {0}
+
+    def note(number: prim.IntImm) -> None:
+        found.add(abs(int(number.value)))
+
+    tvm_ffi.structural_walk(expr, (prim.IntImm, note))
+    return found if len(found) <= _MOST_NUMBERS else {0}
 
 
 def _is_mild(expr: PrimExpr) -> bool:

@@ -18,7 +18,7 @@ import tvm
 from tvm import relax
 
 from ..errors import UnsupportedModel, mismatch
-from .attention import Attention, match_attention
+from .attention import Attention, match_attention, sinks_of
 from .by_rows import COLUMNS, ROWS, ByRows
 from .grouped import GROUPED
 from .kernels import Kernels
@@ -275,8 +275,9 @@ class _Propagation:
             rows = builder.emit(relax.op.permute_dims(packed, order))
             flat_rows = builder.emit(relax.op.reshape(rows, shape))
             operands.append(builder.emit(relax.op.astype(flat_rows, dtype)))
+        given = [*operands, self.index.starts, self.index.position, sinks_of(found)]
         ty = relax.TensorType(flat, dtype)
-        out = self.kernels.attention(builder, found, [*operands, self.index.starts], ty)
+        out = self.kernels.attention(builder, found, given, ty)
         rows = builder.emit(relax.op.reshape(builder.emit(out), [1, *flat]))
         headed = builder.emit(relax.op.permute_dims(rows, [0, 2, 1, 3]))
         return builder.emit(relax.op.astype(headed, found.value.ty.dtype))

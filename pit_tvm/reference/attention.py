@@ -5,32 +5,52 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ..windows import FULL, Window
 from .ops import Float64, live
 
 
 def attention(
-    q: ArrayLike, k: ArrayLike, v: ArrayLike, starts: ArrayLike, scale: float, *, causal: bool
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    starts: ArrayLike,
+    scale: float,
+    *,
+    window: Window = FULL,
+    position: ArrayLike | None = None,
+    sinks: ArrayLike | None = None,
 ) -> Float64:
     """softmax(scale * q k^T) v within each sequence and head: ``q`` and ``k`` are ``[t, heads,
     head_dim]``, ``v`` and the result ``[t, heads, value_dim]``.
 
-    Sequence ``i`` is rows ``starts[i]`` to ``starts[i + 1]``; rows of none are NaN. With
-    ``causal`` a query sees the keys up to its own position.
+    Sequence ``i`` is rows ``starts[i]`` to ``starts[i + 1]``; rows of none are NaN. A query sees
+    the keys of ``window``, by each row's ``position`` (its number, if None). ``sinks`` ``[heads]``
+    are scores of keys whose values are 0.
     """
     query, key, value = live(q), live(k), live(v)
     edges = np.asarray(starts).tolist()
+    place = np.arange(len(query)) if position is None else np.asarray(position, np.int64)
     out = np.full(value.shape, np.nan)
     for begin, end in zip(edges[:-1], edges[1:], strict=True):
         if begin == end:
             continue
         rows = slice(begin, end)
         scores = np.einsum("qhd,khd->hqk", query[rows], key[rows]) * scale
-        if causal:
-            scores = np.where(np.tri(end - begin, dtype=bool), scores, -np.inf)
+        scores = np.where(_seen(window, place[rows]), scores, -np.inf)
+        sunk = np.empty((len(scores), 0)) if sinks is None else live(sinks)[:, None]
+        beside = np.broadcast_to(sunk[:, None], (*scores.shape[:2], sunk.shape[1]))
+        scores = np.concatenate([scores, beside], axis=-1)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        weights /= weights.sum(axis=-1, keepdims=True)
+        weights = weights[..., : end - begin] / weights.sum(axis=-1, keepdims=True)
         out[rows] = np.einsum("hqk,khd->qhd", weights, value[rows])
     return out
+
+
+def _seen(window: Window, place: np.ndarray) -> np.ndarray:
+    """Whether each query sees each key, ``[q, k]``, which stand at the same places."""
+    apart = place[:, None] - place[None, :]
+    before, after = (np.inf if far is None else far for far in (window.before, window.after))
+    return np.asarray((apart <= before) & (-apart <= after))
 
 
 def layer_norm(x: ArrayLike, gamma: ArrayLike, beta: ArrayLike, eps: float) -> Float64:

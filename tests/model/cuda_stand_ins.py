@@ -10,10 +10,13 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from pit_tvm.model.cuda_attention import ANY
 from pit_tvm.model.experts import GroupedLayer
 from pit_tvm.model.linear import LinearLayer
+from pit_tvm.reference import attention as reference
 from pit_tvm.runtime.live_tokens import live_tokens
 from pit_tvm.torch import host
+from pit_tvm.windows import Window
 
 ACTIVATIONS: dict[str | None, Callable[[Any], Any]] = {
     None: lambda x: x,
@@ -81,20 +84,20 @@ def attention(
     keys: torch.Tensor,
     values: torch.Tensor,
     starts: torch.Tensor,
+    position: torch.Tensor,
+    sinks: torch.Tensor,
     longest: int,
-    causal: int,
+    before: int,
+    after: int,
     scale: float,
 ) -> torch.Tensor:
-    """`varlen_attention`, sequence by sequence."""
-    out, places = torch.empty_like(values), starts.tolist()
-    assert max(np.diff(places), default=0) <= longest
-    for begin, end in zip(places, places[1:], strict=False):
-        q, k, v = (one[begin:end].transpose(0, 1) for one in (query, keys, values))
-        whole = functional.scaled_dot_product_attention(
-            q, k, v, is_causal=bool(causal), scale=scale
-        )
-        out[begin:end] = whole.transpose(0, 1)
-    return out
+    """`varlen_attention` and `WindowAttention`."""
+    assert max(np.diff(starts.tolist()), default=0) <= longest
+    window = Window(*(None if far == ANY else far for far in (before, after)))
+    more = {"sinks": sinks} if len(sinks) else {}
+    given = (one.double() for one in (query, keys, values))
+    found = reference.attention(*given, starts, scale, window=window, position=position, **more)
+    return torch.from_numpy(found).to(values.dtype)
 
 
 def index_of(mask: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor, ...]:

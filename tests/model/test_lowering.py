@@ -16,6 +16,7 @@ from pit_tvm.model.lowering import build
 from pit_tvm.schedules.cpu_attention import attention
 from pit_tvm.schedules.cpu_rows import embedding_norm, residual_norm
 from pit_tvm.target import resolve_target
+from pit_tvm.windows import CAUSAL, FULL, Window
 from tests.model.graphs import B, T, graph
 
 HOST = resolve_target("llvm")
@@ -38,15 +39,16 @@ def test_functions_that_nothing_calls_are_left_out(
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
-def attentions(target: str, dim: int, dtype: str, causal: bool) -> tirx.PrimFunc:
-    return attention(2, dim, dim, dtype, causal, 0.5, target=resolve_target(target))
+def attentions(target: str, dim: int, dtype: str, window: Window) -> tirx.PrimFunc:
+    return attention(2, dim, dim, dtype, window, 0.5, target=resolve_target(target))
 
 
 FUNCTIONS: dict[str, Callable[[], tirx.PrimFunc]] = {
-    "attention": partial(attentions, "llvm", 4, "float32", False),
-    "attention, causal": partial(attentions, "llvm", 12, "bfloat16", True),
-    "attention, narrow": partial(attentions, "llvm -mcpu=x86-64-v3", 64, "float32", False),
-    "attention, narrow, causal": partial(attentions, "llvm -mcpu=x86-64-v3", 12, "float16", True),
+    "attention": partial(attentions, "llvm", 4, "float32", FULL),
+    "attention, causal": partial(attentions, "llvm", 12, "bfloat16", CAUSAL),
+    "attention, narrow": partial(attentions, "llvm -mcpu=x86-64-v3", 64, "float32", FULL),
+    "attention, narrow, causal": partial(attentions, "llvm -mcpu=x86-64-v3", 12, "float16", CAUSAL),
+    "attention, near": partial(attentions, "llvm", 12, "float32", Window(5, 2)),
     "norm": lambda: residual_norm(20, "float32", 1e-5, True, target=HOST),
     "embeddings": lambda: embedding_norm(20, "float32", 1e-5, ("int64",), 1, target=HOST),
 }

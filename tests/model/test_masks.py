@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from pit_tvm.model.masks import CAUSAL, FULL, PARTIAL, mask_kind, value_if_dead
+from pit_tvm.model.masks import PARTIAL, Kind, mask_kind, value_if_dead
+from pit_tvm.windows import CAUSAL, FULL, Window
 from tests.model.graphs import PLANE, B, T, graph, real, values
 
 op = relax.op
@@ -20,7 +21,7 @@ MASK = ("int64", B, T)
 
 def number(value: float, dtype: str = "float32") -> relax.Constant:
     """A scalar constant."""
-    return relax.const(np.array(value, dtype))
+    return relax.const(np.array(value, dtype), dtype)
 
 
 def keys(mask: Any) -> Any:
@@ -62,7 +63,7 @@ def inverted(mask: Any, factor: float) -> Any:
     return op.multiply(op.subtract(number(1), real), number(factor))
 
 
-def kind(make: Callable[..., Any], **more: Any) -> tuple[str, str]:
+def kind(make: Callable[..., Any], **more: Any) -> tuple[Kind, str]:
     """`mask_kind` of a mask computed from ``mask`` and whatever else is named."""
     module = graph(make, mask=MASK, **more)
     main = module["main"]
@@ -130,6 +131,41 @@ SEEN: dict[str, tuple[Callable[..., Any], str]] = {
                 op.less(op.subtract(position(4, 2), position(4, 3)), number(4, "int64")),
             )
         ),
+        Window(3, 0),
+    ),
+    "a window to either side": (
+        lambda m: additive(
+            op.logical_and(
+                keys(m),
+                op.less_equal(
+                    op.abs(op.subtract(position(4, 2), position(4, 3))), number(5, "int64")
+                ),
+            )
+        ),
+        Window(5, 5),
+    ),
+    "a window of two limits": (
+        lambda m: additive(
+            op.logical_and(
+                op.logical_and(
+                    op.less(op.subtract(position(4, 2), number(8, "int64")), position(4, 3)),
+                    op.less_equal(op.subtract(position(4, 3), position(4, 2)), number(2, "int64")),
+                ),
+                keys(m),
+            )
+        ),
+        Window(7, 2),
+    ),
+    "every other key of a window": (
+        lambda m: additive(
+            op.logical_and(
+                op.logical_and(keys(m), not_after()),
+                op.equal(
+                    op.floor_mod(op.subtract(position(4, 2), position(4, 3)), number(2, "int64")),
+                    number(0, "int64"),
+                ),
+            )
+        ),
         PARTIAL,
     ),
     "distances": (
@@ -169,11 +205,11 @@ def test_masks_that_exclude_dead_keys(name: str) -> None:
 UNSEEN: dict[str, tuple[Callable[..., Any], str]] = {
     "only later keys": (
         lambda m: additive(op.logical_and(keys(m), op.less(position(4, 2), position(4, 3)))),
-        "neither full nor causal",
+        "neither full, nor causal, nor a window",
     ),
     "strictly earlier keys": (
         lambda m: additive(op.logical_and(keys(m), op.less(position(4, 3), position(4, 2)))),
-        "neither full nor causal",
+        "neither full, nor causal, nor a window",
     ),
     "without the mask": (lambda m: additive(not_after()), "lets live queries see dead keys"),
     "queries only": (lambda m: additive(queries(m)), "lets live queries see dead keys"),
@@ -200,7 +236,7 @@ UNSEEN: dict[str, tuple[Callable[..., Any], str]] = {
     ),
     "live keys with a bonus": (
         lambda m: op.where(keys(m), number(1), number(LOWEST)),
-        "neither full nor causal",
+        "neither full, nor causal, nor a window",
     ),
     "the mask of another sequence": (
         lambda m: additive(keys(op.flip(m, 0))),

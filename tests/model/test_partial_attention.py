@@ -147,10 +147,6 @@ def checked(model: nn.Module, dtype: torch.dtype = torch.float32) -> CompiledMod
 
 
 PARTIAL: dict[str, Scored] = {
-    "a window": lambda s, q, live, table: s.masked_fill(~(live & (apart(s).abs() < 2)), LOWEST),
-    "a causal window": lambda s, q, live, table: (
-        s + torch.zeros(()).masked_fill(~(live & (apart(s) <= 0) & (apart(s) > -3)), LOWEST)
-    ),
     "biases by distance": lambda s, q, live, table: s + by_distance(s, table) + excluded(live),
     "biases with the mask in": lambda s, q, live, table: (
         s + (by_distance(s, table) + excluded(live))
@@ -186,6 +182,28 @@ def test_layers_around_it_run_on_live_tokens(name: str, layers: int) -> None:
     assert products and all(d.live or d.reason.startswith(ALL) or not d.whole for d in products)
 
 
+WINDOWS: dict[str, tuple[Scored, str]] = {
+    "to either side": (
+        lambda s, q, live, table: s.masked_fill(~(live & (apart(s).abs() < 2)), LOWEST),
+        "within 1 position",
+    ),
+    "causal": (
+        lambda s, q, live, table: (
+            s + torch.zeros(()).masked_fill(~(live & (apart(s) <= 0) & (apart(s) > -3)), LOWEST)
+        ),
+        "causal within 2 positions",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_go_by_positions_of_live_tokens(name: str) -> None:
+    scored, kind = WINDOWS[name]
+    reasons = [d.reason for d in checked(Attention(scored)).decisions]
+    assert f"attention, {kind}, over live tokens" in reasons
+    assert not any(reason.startswith(ALL) for reason in reasons)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("alike", [False, True])
 def test_heads_and_batch_may_be_one_dimension(alike: bool, dtype: torch.dtype) -> None:
@@ -209,8 +227,10 @@ def test_scores_by_a_number_of_another_type(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("by_keys", "shifted"), [(False, False), (False, True), (True, True)])
 def test_sinks_take_their_part_of_the_weight(by_keys: bool, shifted: bool) -> None:
     decisions = checked(Sunk(by_keys, shifted)).decisions
-    assert any(d.reason.startswith(ALL) for d in decisions) is not by_keys
+    attended = [d.reason for d in decisions if d.reason.startswith("attention, full")]
+    assert len(attended) == (not by_keys)
     assert by_keys or all(d.live for d in decisions if d.operator == "linear")
+    assert not any(d.reason.startswith(ALL) for d in decisions)
 
 
 def test_numbers_that_are_infinite_in_the_type_of_scores() -> None:
