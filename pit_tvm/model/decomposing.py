@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, fx
 from torch._decomp import get_decompositions
 from torch.export import ExportedProgram, default_decompositions
+from torch.export.passes import move_to_device_pass
+from torch.utils import _pytree as pytree
 
 from ..torch import host
 from ..torch.custom_ops import gate_of
@@ -42,13 +44,24 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
 
 def _without_views(program: ExportedProgram) -> ExportedProgram:
     """Views as reshapes: what decomposed operators return may have other strides, as attention
-    does, and a view of those is refused."""
+    does, and a view of those is refused. And on the CPU, where weights are read and attention is
+    what is known here, wherever the program was exported."""
     graph = copy.deepcopy(program.graph)
     for before, node in zip(program.graph.nodes, graph.nodes, strict=True):
         node.name = before.name  # copies give names of Python's functions another
         if node.target is torch.ops.aten.view.default:
             node.target = torch.ops.aten.reshape.default
-    return program._update(fx.GraphModule(program.graph_module, graph), program.graph_signature)
+    here = _is_on_cpu(program)
+    root = program.graph_module if here else copy.deepcopy(program.graph_module)
+    state = {"state_dict": dict(program.state_dict), "constants": dict(program.constants)}
+    copied = program._update(fx.GraphModule(root, graph), program.graph_signature, **state)
+    return copied if here else move_to_device_pass(copied, "cpu")
+
+
+def _is_on_cpu(program: ExportedProgram) -> bool:
+    tensors = [*program.state_dict.values(), *program.constants.values()]
+    tensors += pytree.tree_leaves(program.example_inputs)
+    return all(one.device.type == "cpu" for one in tensors if isinstance(one, Tensor))
 
 
 # --------------------------------------------------------------------------------------------

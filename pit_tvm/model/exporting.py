@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -35,7 +36,8 @@ def export_program(
     model: torch.nn.Module, example_inputs: Mapping[str, torch.Tensor], mask: str
 ) -> ExportedProgram:
     """Export a module in evaluation mode, its inputs' leading extents dynamic where they are those
-    of ``mask`` ``[batch, tokens]``. Experts of transformers' models are exported as ours.
+    of ``mask`` ``[batch, tokens]``. Inputs go where its weights are. Experts of transformers'
+    models are exported as ours.
 
     Raises
     ------
@@ -53,6 +55,9 @@ def export_program(
         if value.layout is not torch.strided:
             expected = f"a strided tensor as {name!r}"
             raise DTypeError(mismatch("example_inputs", expected, value.layout, "pass .to_dense()"))
+    first = next(chain(model.parameters(), model.buffers()), None)
+    if first is not None:
+        example_inputs = {name: each.to(first.device) for name, each in example_inputs.items()}
     training = {part: part.training for part in model.modules()}
     model.eval()
     try:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from torch.export import Dim
 
 import pit_tvm.model
 from pit_tvm.errors import BackendUnavailable, DTypeError, PitError, ShapeError
@@ -36,6 +37,12 @@ def opt() -> torch.nn.Module:
     return transformers.OPTForCausalLM(transformers.OPTConfig(**options, **SIZES))
 
 
+def llama() -> torch.nn.Module:
+    """A small Llama, of which heads share keys."""
+    options = {"num_key_value_heads": 2, "use_cache": False}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**options, **SIZES))
+
+
 def batch(batch: int, tokens: int) -> dict[str, torch.Tensor]:
     """Random ids, all live."""
     ids = torch.randint(3, 1000, (batch, tokens))
@@ -46,6 +53,25 @@ def batch(batch: int, tokens: int) -> dict[str, torch.Tensor]:
 def test_without_a_gpu_no_model_is_looked_at() -> None:
     with pytest.raises(BackendUnavailable, match="CUDA device"):
         pit_tvm.model.compile("no such model", target="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("exported", [False, True])
+@pytest.mark.parametrize("make", [bert, opt, llama])
+def test_a_model_may_be_on_the_gpu(make: Callable[[], torch.nn.Module], exported: bool) -> None:
+    module = make().eval().half().cuda()
+    given = {name: each.cuda() for name, each in batch(3, 16).items()}
+    program: Any = module
+    if exported:
+        sizes = dict.fromkeys(given, {0: Dim("batch"), 1: Dim("tokens")})
+        program = torch.export.export(module, (), given, dynamic_shapes=sizes, strict=False)
+    compiled = pit_tvm.model.compile(program, batch(3, 16), target="cuda")
+    inputs = {name: each.cuda() for name, each in batch(5, 40).items()}
+    with torch.no_grad():
+        expected = module(**inputs)[0]
+    torch.testing.assert_close(compiled(**inputs)[0], expected, rtol=1e-2, atol=1e-2)
+    assert all(p.is_cuda for p in module.parameters())
+    assert not exported or all(p.is_cuda for p in program.state_dict.values())
 
 
 @pytest.mark.gpu
