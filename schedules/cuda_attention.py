@@ -2,7 +2,8 @@
 
 Kernels of others tell by the order of tokens which keys a query sees. A window goes by positions,
 which differ from the order behind a token that is missing. Few batches have such sequences, and
-these alone are computed here: a warp for each query, key by key.
+these alone are computed here: a warp for each query, key by key. Others cost what it takes to
+see that they have no hole.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from pit_tvm.errors import DTypeError, mismatch
 from .dependent import after_predecessor
 from .hopper_combine import UNPACK
 
-WARPS = 8  # of a CTA, which has a sequence and a head
+WARPS = 8  # of a CTA
+QUERIES = 64  # of a CTA: of one sequence and head
 MOST_DIM = 256  # of a head
 _LOWEST = -3.0e38  # stands for minus infinity, whose differences are no numbers
 
@@ -27,7 +29,7 @@ def attention_of_holed(dtype: str) -> tvm.tirx.PrimFunc:
     column``; starts (batch + 1,) and position (t,), int32, as `pit_tvm.runtime.live_tokens` has
     them; sinks, float32 (heads,) or, without them, (0,); out (t, heads, dim). ``dim`` is that of
     all heads, at most 256. A query sees the keys of positions from ``before`` its own to ``after``
-    it.
+    it. ``blocks`` of 64 rows are all of the longest sequence.
 
     Raises
     ------
@@ -56,6 +58,7 @@ def attention_of_holed(dtype: str) -> tvm.tirx.PrimFunc:
         before: T.int32,
         after: T.int32,
         scale: T.float32,
+        blocks: T.int32,
     ):
         q_size = T.int64()
         k_size = T.int64()
@@ -74,20 +77,22 @@ def attention_of_holed(dtype: str) -> tvm.tirx.PrimFunc:
         sinks = T.match_buffer(p_sinks, (sunk,), "float32", align=4)
         out = T.match_buffer(p_out, (rows, heads, dim), dtype, align=2)
         T.device_entry()
-        sequence, head = T.cta_id([edges - 1, heads])
+        place, head = T.cta_id([(edges - 1) * blocks, heads])
         thread = T.thread_id([WARPS * 32])
         query = T.alloc_local([each], "float32")
         total = T.alloc_local([each], "float32")
         after_predecessor()
         lane: T.let = T.truncmod(thread, 32)
+        sequence: T.let = T.truncdiv(place, blocks)
         begin: T.let = starts[sequence]
         end: T.let = starts[sequence + 1]
         holed: T.int32 = 0
         if begin < end:
             holed = position[end - 1] - position[begin] + 1 - (end - begin)
         if holed > 0:
-            for step in T.serial(T.truncdiv(end - begin + (WARPS - 1), WARPS)):
-                row: T.let = begin + step * WARPS + T.truncdiv(thread, 32)
+            for step in T.serial(QUERIES // WARPS):
+                block: T.let = T.truncmod(place, blocks)
+                row: T.let = begin + block * QUERIES + step * WARPS + T.truncdiv(thread, 32)
                 if row < end:
                     for c in T.unroll(each):
                         total[c] = T.float32(0)

@@ -12,7 +12,7 @@ import tvm
 
 from ..runtime.cuda_modules import cached_modules, named_module
 from ..runtime.kernel_cache import KernelCache
-from ..schedules.cuda_attention import MOST_DIM, attention_of_holed
+from ..schedules.cuda_attention import MOST_DIM, QUERIES, attention_of_holed
 from .wide import NARROW
 
 __all__ = ["ANY", "ATTENTION", "MOST_DIM", "WINDOWED", "WindowAttention", "varlen_attention"]
@@ -81,8 +81,8 @@ class WindowAttention:
             strides = [step for one in given for step in one.stride()[:-1]]
             flat = map(_flat, given)
             kernel = self._kernels[f"holed_{_NAMES[query.dtype]}"]
-            far = form.before, form.after, form.scale
-            kernel(*flat, starts, position, sinks, out, *strides, *far)
+            how = form.before, form.after, form.scale, -(-longest // QUERIES)
+            kernel(*flat, starts, position, sinks, out, *strides, *how)
         return _as_wide_as(values, out)
 
 

@@ -34,7 +34,7 @@ def test_refuses_wide_types() -> None:
 def test_sequences_with_holes_alone_are_written(
     emulator: Emulator, rng: np.random.Generator, window: Window, sunk: bool
 ) -> None:
-    heads, dim, lengths = 2, 40, [5, 0, 30, 1, 11, 20]
+    heads, dim, lengths = 2, 40, [5, 0, 70, 1, 11, 20]
     holed = [False, False, True, False, False, True]
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     steps = [
@@ -51,7 +51,7 @@ def test_sequences_with_holes_alone_are_written(
     index = [OnDevice(one) for one in (starts, position, sinks)]
     far = [ANY if far is None else far for far in (window.before, window.after)]
     written = OnDevice(out)
-    kernel(*flat, *index, written, *[heads * 3 * dim, 3 * dim] * 3, *far, 0.25)
+    kernel(*flat, *index, written, *[heads * 3 * dim, 3 * dim] * 3, *far, 0.25, 2)
     q, k, v = np.split(whole, 3, axis=-1)
     more = {"sinks": sinks} if sunk else {}
     wanted = reference.attention(q, k, v, starts, 0.25, window=window, position=position, **more)
