@@ -24,6 +24,7 @@ class Attention:
     """``query`` ``[batch, heads, tokens, head_dim]``, ``keys`` with the last two swapped, and
     ``value`` of width ``value_dim``. ``added``: what is added to the scores, of this ``kind``.
     ``sinks`` ``[heads]``: scores beside those of keys, which take their part of the weight.
+    ``plain``: scores are the product, scaled, and what is added to it, and nothing else.
     ``problem`` says why it may not skip dead tokens; it is empty if it may."""
 
     query: relax.Var
@@ -37,6 +38,7 @@ class Attention:
     problem: str
     added: relax.Expr | None
     sinks: relax.Constant | None = None
+    plain: bool = True
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,7 @@ def match_attention(
         problem,
         added,
         sinks,
+        not scores.bent and sink is None,
     )
 
 

@@ -18,7 +18,14 @@ from ..runtime.cuda_arrays import check_tensor
 from ..runtime.kernel_cache import KernelCache
 from ..target import TargetInfo
 from .compiled import LINEAR, CompiledModel
-from .cuda_attention import ATTENTION, WINDOWED, WindowAttention, varlen_attention
+from .cuda_attention import (
+    ATTENTION,
+    PADDED,
+    WINDOWED,
+    WindowAttention,
+    padded_attention,
+    varlen_attention,
+)
 from .cuda_experts import check_grouped
 from .cuda_index import CudaIndex, pass_ids
 from .cuda_kernels import CudaKernels
@@ -195,6 +202,7 @@ def _machine(graph: Any, layers: CudaLayers, inputs: Inputs, cache: KernelCache)
         PLACED: layers.placed,
         LIVE_TOKENS: index,
         ATTENTION: varlen_attention,
+        PADDED: padded_attention,
     }
     if WINDOWED in graph.functions:
         packed[WINDOWED] = WindowAttention(layers.target.isa, cache)

@@ -15,11 +15,21 @@ from ..runtime.kernel_cache import KernelCache
 from ..schedules.cuda_attention import MOST_DIM, QUERIES, attention_of_holed
 from .wide import NARROW
 
-__all__ = ["ANY", "ATTENTION", "MOST_DIM", "WINDOWED", "WindowAttention", "varlen_attention"]
+__all__ = [
+    "ANY",
+    "ATTENTION",
+    "MOST_DIM",
+    "PADDED",
+    "WINDOWED",
+    "WindowAttention",
+    "padded_attention",
+    "varlen_attention",
+]
 
 ATTENTION = "pit_tvm.model.attention"
 WINDOWED = "pit_tvm.model.attention_by_position"
 _NAMES = {getattr(torch, name): name for name in NARROW}
+PADDED = "pit_tvm.model.padded_attention"
 ANY = 1 << 30  # a distance between positions that none has
 
 _HEAD_STEP = 8  # heads of torch's kernels have whole pieces of so many elements
@@ -52,6 +62,21 @@ def varlen_attention(
     given = _whole(query, keys, values)
     out = _attend(given, starts, sinks, _Form.of(longest, before, after, scale))
     return _as_wide_as(values, out)
+
+
+def padded_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    added: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """Attention of all tokens: operands ``[batch, heads, tokens, dim]``, and what is added to
+    scores. Rows that see no key may be NaN."""
+    if not query.numel():
+        return torch.empty_like(values)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    return attend(query, keys, values, added, scale=scale).contiguous()
 
 
 class WindowAttention:

@@ -10,7 +10,7 @@ from tvm import relax
 
 from ..schedules.cuda_norm import norm_rows
 from .attention import Attention
-from .cuda_attention import ANY, ATTENTION, MOST_DIM, WINDOWED
+from .cuda_attention import ANY, ATTENTION, MOST_DIM, PADDED, WINDOWED
 from .kernels import Kernels, RowNorm
 from .plane import Plane
 from .wide import NARROW
@@ -45,6 +45,19 @@ class CudaKernels(Kernels):
         given = [*operands, *map(relax.prim_value, form)]
         name = ATTENTION if window.by_order else WINDOWED
         return relax.op.call_pure_packed(name, *given, ty_args=[ty])
+
+    def padded_attention(
+        self, found: Attention, operands: Sequence[relax.Expr], added: relax.Expr
+    ) -> relax.Call | None:
+        """As `Kernels.padded_attention`, of operands of one type of 16 bits."""
+        query, *_, values = operands
+        dtype = str(query.ty.dtype)
+        alike = {str(one.ty.dtype) for one in (*operands, added)} == {dtype}
+        widest = max(found.head_dim, found.value_dim)
+        if not (found.plain and alike and self.attends(widest, dtype)):
+            return None
+        given = [*operands, added, relax.prim_value(float(found.scale))]
+        return relax.op.call_pure_packed(PADDED, *given, ty_args=[values.ty])
 
     def norm(
         self,

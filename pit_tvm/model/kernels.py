@@ -47,6 +47,14 @@ class Kernels(Protocol):
         sequences, int32 ``[batch + 1]``, every token's position, int32 ``[live]``, and the sinks,
         float32 ``[heads]``, or ``[0]`` if it has none."""
 
+    def padded_attention(
+        self, found: Attention, operands: Sequence[relax.Expr], added: relax.Expr
+    ) -> relax.Call | None:
+        """Attention on all tokens, with what is ``added`` to its scores: ``operands`` are queries
+        and keys ``[batch, heads, tokens, head_dim]`` and values ``[batch, heads, tokens,
+        value_dim]``. None, as here, if there is no such kernel."""
+        return None
+
     def norm(
         self,
         builder: relax.BlockBuilder,

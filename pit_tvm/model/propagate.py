@@ -283,9 +283,10 @@ class _Propagation:
         return builder.emit(relax.op.astype(headed, found.value.ty.dtype))
 
     def _partial(self, var: relax.Var, found: Attention, reason: str) -> relax.Var | None:
-        """Attention as the model computes it, of tokens that are 0 where dead: what is added to the
-        scores keeps live queries from seeing those. None if it depends on the operands otherwise
-        than row by row, or these are not packed. ``reason``: why it is done so."""
+        """Attention as the model computes it, or by a kernel for all tokens, of tokens that are 0
+        where dead: what is added to the scores keeps live queries from seeing those. None if it
+        depends on the operands otherwise than row by row, or these are not packed. ``reason``: why
+        it is done so."""
         axes = {found.query: ROWS, found.keys: COLUMNS, found.value: ROWS}
         added, roles = relax.analysis.free_vars(found.added), self.plane.roles(found.query)
         for source in self.reads.get(found.keys, ()):
@@ -298,10 +299,25 @@ class _Propagation:
         if not ByRows(steps, axes).holds(found.added):
             return None
         env = {operand: self._unpacked(operand) for operand in axes}
-        inner = self._between(list(axes), var)
-        for step, value in inner.items():
-            env[step] = self._emit(substitute(value, self.padded | env), step)
-            self._note(env[step], value, False, reason)
+
+        def emit(*targets: relax.Var) -> None:
+            for target in targets:
+                for step, value in self._between(list(axes), target).items():
+                    if step not in env:
+                        env[step] = self._emit(substitute(value, self.padded | env), step)
+                        self._note(env[step], value, False, reason)
+
+        emit(found.keys, *added)
+        env = self.padded | env
+        keys = self.builder.emit(relax.op.permute_dims(env[found.keys], [0, 1, 3, 2]))
+        terms = self.builder.emit(substitute(found.added, env))
+        given = [env[found.query], keys, env[found.value]]
+        whole = self.kernels.padded_attention(found, given, terms)
+        if whole is None:
+            emit(var)
+        else:
+            env[var] = self._emit(whole, var)
+            self._note(env[var], self.values[var], False, reason)
         return self.packer.pack(env[var], self.plane.known(var))
 
     @cached_property

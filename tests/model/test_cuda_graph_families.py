@@ -14,7 +14,12 @@ pytest.importorskip("transformers")
 
 from pit_tvm.model import cuda, cuda_kernels  # noqa: E402  (needs transformers)
 from pit_tvm.model.compiled import LINEAR  # noqa: E402
-from pit_tvm.model.cuda_attention import ATTENTION, WINDOWED  # noqa: E402
+from pit_tvm.model.cuda_attention import (  # noqa: E402
+    ATTENTION,
+    PADDED,
+    WINDOWED,
+    padded_attention,
+)
 from pit_tvm.model.cuda_kernels import CudaKernels  # noqa: E402
 from pit_tvm.model.experts import GROUPED  # noqa: E402
 from pit_tvm.model.importer import import_model  # noqa: E402
@@ -73,6 +78,7 @@ def graph_of(model: Any, example: dict[str, torch.Tensor]) -> Callable[..., Any]
         LIVE_TOKENS: index_of,
         ATTENTION: attention,
         WINDOWED: attention,
+        PADDED: padded_attention,
     }
     made = program(module, **packed, **norms)
     return lambda **inputs: made(*inputs.values())
