@@ -63,8 +63,11 @@ def _in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_kernels, "norm_rows", lambda *_, **__: some_norm())
 
 
-def graph_of(model: Any, example: dict[str, torch.Tensor]) -> Callable[..., Any]:
-    """What a GPU would run of a model, with stand-ins for its kernels."""
+def graph_of(
+    model: Any, example: dict[str, torch.Tensor], attended: set[str] | None = None
+) -> Callable[..., Any]:
+    """What a GPU would run of a model, with stand-ins for its kernels; ``attended`` gets the names
+    of those for attention."""
     imported = import_model(model, example, "attention_mask")
     kernels = CudaKernels(Plane(imported.batch, imported.tokens))
     rewritten = rewrite(imported, kernels)
@@ -80,6 +83,10 @@ def graph_of(model: Any, example: dict[str, torch.Tensor]) -> Callable[..., Any]
         WINDOWED: attention,
         PADDED: padded_attention,
     }
+    if attended is not None:
+        attended |= {
+            name for name in (ATTENTION, WINDOWED, PADDED) if f'"{name}"' in module.script()
+        }
     made = program(module, **packed, **norms)
     return lambda **inputs: made(*inputs.values())
 
@@ -105,16 +112,31 @@ ONE_LAYER = {name: {"num_hidden_layers": 1} for name in ("mpnet", "deberta-v2", 
 }
 
 
+# What computes attention where something else than padding and order decides of it: by windows and
+# sinks, by biases; capped scores are computed as in the model.
+ATTENDED: dict[str, set[str]] = {
+    "modernbert": {ATTENTION, WINDOWED},
+    "gpt-oss": {ATTENTION, WINDOWED},
+    "mistral": {WINDOWED},
+    "mixtral": {ATTENTION},
+    "mpnet": {PADDED},
+    "deberta-v2": {PADDED},
+    "bloom": {PADDED},
+    "gemma2": set(),
+}
+
+
 @pytest.mark.usefixtures("_in_float32")
-@pytest.mark.parametrize("name", [*ONE_LAYER, "modernbert", "gemma2", "gpt-oss", "mistral"])
+@pytest.mark.parametrize("name", ATTENDED)
 def test_attention_with_more_than_a_mask(name: str) -> None:
-    """Padded, where something else is done to scores than windows and sinks."""
     family, rng = check_models_families.FAMILIES[name], np.random.default_rng(0)
     family = replace(family, options={**family.options, **ONE_LAYER.get(name, {})})
     torch.manual_seed(0)
     model = family.make()
     example, *others = (check_models.inputs(family, s, False, rng) for s in check_models.BATCHES)
-    ours = graph_of(model, example)
+    attended: set[str] = set()
+    ours = graph_of(model, example, attended)
+    assert attended == ATTENDED[name]
     for given in others:
         if not family.first:  # tokens may be missing anywhere
             given["attention_mask"][:, 1:-1] &= torch.from_numpy(

@@ -38,9 +38,8 @@ def opt() -> torch.nn.Module:
 
 
 def llama() -> torch.nn.Module:
-    """A small Llama, of which heads share keys."""
-    options = {"num_key_value_heads": 2, "use_cache": False}
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**options, **SIZES))
+    """A small Llama."""
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(use_cache=False, **SIZES))
 
 
 def batch(batch: int, tokens: int) -> dict[str, torch.Tensor]:
