@@ -182,7 +182,7 @@ def library_matmul(
     Sums of 16-bit types are float32: torch does this by itself where all three types are equal;
     otherwise, and always in numpy (which has no 16-bit BLAS), the operands are converted to
     float32 first, which costs a copy of each. int8 is multiplied in float64, which is exact; what
-    does not fit the result wraps.
+    does not fit the result wraps. Sums in float64 are of operands converted to it.
 
     Shapes and types are the caller's to check.
     """
@@ -199,6 +199,23 @@ def library_matmul(
     else:
         _torch_matmul(left, right, result)
     return out
+
+
+def library_sums(operands: Sequence[str], sums: str) -> bool:
+    """Whether `library_matmul` gives what an expression sums up that casts its operands of these
+    types to that of the sums: no cast loses anything, and whole products are exact in float64."""
+    if any(t != sums and (sums == "bfloat16" or not _widens(t, sums)) for t in operands):
+        return False
+    whole = [_whole(t) for t in operands]
+    return not all(whole) or all(itemsize(t) == 1 for t in operands)
+
+
+def _widens(dtype: str, sums: str) -> bool:
+    return np.can_cast("float32" if dtype == "bfloat16" else dtype, sums)
+
+
+def _whole(dtype: str) -> bool:
+    return dtype.startswith(("int", "uint", "bool"))
 
 
 # --------------------------------------------------------------------------------------------
@@ -361,8 +378,8 @@ def _torch_matmul(left: Any, right: Any, out: Any) -> None:
     if left.dtype is element and right.dtype is element and element.is_floating_point:
         torch.matmul(left, right, out=out)
         return
-    whole = not left.dtype.is_floating_point
-    wide = torch.float64 if whole else torch.float32
+    whole = not (left.dtype.is_floating_point or right.dtype.is_floating_point)
+    wide = torch.float64 if whole or element is torch.float64 else torch.float32
     sums = out if element is wide else torch.empty(out.shape, dtype=wide, device="cpu")
     # Autocast, which would lower the types, leaves products with a given result alone.
     torch.matmul(left.to(wide), right.to(wide), out=sums)
@@ -374,7 +391,7 @@ def _numpy_matmul(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
     if left.dtype == right.dtype == out.dtype and out.dtype.char in "fd":
         np.matmul(left, right, out=out)
         return
-    whole = left.dtype.kind in "iu"
-    wide = np.float64 if whole else np.float32
+    whole = left.dtype.kind in "iub" and right.dtype.kind in "iub"
+    wide = np.float64 if whole or out.dtype.char == "d" else np.float32
     sums = np.matmul(left.astype(wide), right.astype(wide))
     np.copyto(out, sums.astype(np.int64) if whole else sums, casting="unsafe")

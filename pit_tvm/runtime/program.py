@@ -34,6 +34,7 @@ from ..transform.insert_sread_swrite import (
     main_block,
 )
 from ..transform.unalign import is_buffer
+from .arrays import library_sums
 from .routes import Route, output_contraction, output_routes, read_routes
 
 _NO_AXIS = "indices not bare, or of a part, or other blocks need it whole"
@@ -381,6 +382,9 @@ def _vanishes(expr: Any, dead: Access) -> bool:
 def _product(con: Contraction, info: BlockInfo) -> Product | None:
     """The library call for a contraction: leading batch axes in one order, then the two."""
     written = [info.iter_vars.get(i, "") for i in info.updates[0].target.indices]
+    types = [str(a.buffer.dtype) for a in info.reads if a.buffer_name in (con.sparse, con.dense)]
+    if not library_sums(types, con.accumulator):
+        return None
     if con.group or len(written) < 2 or sorted(written[-2:]) != sorted((con.row, con.column)):
         return None
     sides = {con.sparse: con.sparse_axes, con.dense: con.dense_axes}

@@ -296,3 +296,44 @@ def test_two_operators_of_one_expression_do_not_mix(rng: np.random.Generator) ->
         wanted = factor * data.astype(np.float64)
         for _, out in every_candidate(operator, [data], mask, (M, N), "float32"):
             assert_close(out, wanted)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "sums"),
+    [
+        ("float32", "int32", "int32"),  # what is cast has a fraction
+        ("float32", "float32", "float64"),
+        ("int8", "float32", "float32"),
+        ("float32", "int8", "float32"),
+        ("int32", "int32", "int32"),  # terms of more bits than float64 has
+        ("bool", "bool", "int32"),
+    ],
+)
+def test_dense_product_is_that_of_the_types_that_operands_are_cast_to(
+    left: str, right: str, sums: str, rng: np.random.Generator
+) -> None:
+    lhs = te.placeholder((te.var("m"), K), left, "lhs")
+    rhs = te.placeholder((K, N), right, "rhs")
+    k, shape = te.reduce_axis((0, K), "k"), (lhs.shape[0], N)
+    out = te.compute(
+        shape, lambda m, n: te.sum(lhs[m, k].astype(sums) * rhs[k, n].astype(sums), axis=k), "out"
+    )
+    operator = pit_tvm.compile([lhs, rhs, out], sparse={"lhs": Mask()})
+    mask = rng.random((M, K)) < 0.5
+    drawn = {
+        dtype: rng.integers(-(2**30), 2**30) if dtype == "int32" else 3 * rng.standard_normal()
+        for dtype in (left, right)
+    }
+    arrays = [
+        (drawn[dtype] * rng.uniform(-1, 1, size)).astype(dtype)
+        for dtype, size in ((left, (M, K)), (right, (K, N)))
+    ]
+    arrays[0] = (arrays[0] * mask).astype(left)
+    cast = [array.astype(sums) for array in arrays]
+    wanted = np.einsum("mk,kn->mn", *cast)  # in the type of the sums, where integers wrap
+    plan = operator.explain(*arrays, sparsity=mask)
+    (dense,) = (c for c in plan.candidates if c.kind == "dense")
+    got = operator.repeat(dense, *arrays, sparsity=mask)
+    assert got.dtype == sums
+    limit = {"float32": 1e-5, "float64": 1e-13}.get(sums, 0.0) * np.abs(wanted).max()
+    assert np.abs(got.astype("float64") - wanted.astype("float64")).max() <= limit
