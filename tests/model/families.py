@@ -169,7 +169,7 @@ def random_sizes(rng: np.random.Generator, attention: str) -> Sizes:
     return Sizes(
         hidden=heads * int(rng.choice([4, 8, 12, 16])),
         heads=heads,
-        layers=int(rng.choice([1, 2], p=[0.7, 0.3])),
+        layers=int(rng.choice([1, 2], p=[0.8, 0.2])),
         inner=int(rng.choice([17, 24, 40])),
         vocabulary=int(rng.choice([31, 50, 97])),
         attention=attention,

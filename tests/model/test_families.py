@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
 
 from pit_tvm.model import CompiledModel, compile
 
@@ -25,41 +23,14 @@ from tests.model.families import (  # noqa: E402  (needs transformers)
     randomised,
 )
 
-# Every family once here; compiling takes most of the time.
-FORMS = [
-    ("bert", "sdpa"),
-    ("bert, classifying", "sdpa"),
-    ("sentence encoder", "eager"),
-    ("roberta", "eager"),
-    ("distilbert", "sdpa"),
-    ("opt", "eager"),
-    ("llama", "sdpa"),
-]
 
-
-def test_every_family_is_compared() -> None:
-    assert {name for name, _ in FORMS} == set(FAMILIES)
-
-
-@pytest.mark.parametrize(("name", "attention"), FORMS)
-def test_equals_transformers_at_live_tokens(name: str, attention: str) -> None:
-    compare(name, attention, seed=len(name))
-
-
-@settings(max_examples=2, deadline=None, phases=(Phase.explicit, Phase.generate))
-@given(
-    name=st.sampled_from(sorted(FAMILIES, reverse=True, key=lambda name: name == "opt")),
-    attention=st.sampled_from(["sdpa", "eager"]),
-    seed=st.integers(0, 2**16),
-)
-def test_any_family_of_any_sizes(name: str, attention: str, seed: int) -> None:
-    compare(name, attention, seed)
-
-
-def compare(name: str, attention: str, seed: int) -> None:
-    """Compile a random model and compare random batches of it under every kind of padding."""
-    family, rng = FAMILIES[name], np.random.default_rng(seed)
-    sizes = random_sizes(rng, attention)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_equals_transformers_at_live_tokens(name: str) -> None:
+    """A random model of any sizes, and random batches of it under every kind of padding."""
+    family, seed = FAMILIES[name], int(np.random.default_rng().integers(2**31))
+    rng = np.random.default_rng(seed)
+    sizes = random_sizes(rng, str(rng.choice(["sdpa", "eager"])))
+    print(f"{sizes}, seed {seed}")  # shown if the test fails
     model = randomised(family.make(sizes), seed)
     ours = compile(model, example_inputs())
     for mask in random_masks(rng):

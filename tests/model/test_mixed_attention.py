@@ -89,8 +89,10 @@ def check(model: nn.Module, compiled: Any, inputs: dict[str, torch.Tensor]) -> N
     assert not found[~live].any()
 
 
-@pytest.mark.parametrize("bounded", [False, True])
-@pytest.mark.parametrize("wide", ["", "qk", "qkv", "v"])
+# Products alone are but cast to float32; what is bounded is computed in it.
+@pytest.mark.parametrize(
+    ("wide", "bounded"), [("", False), ("qkv", False), ("qk", True), ("qkv", True), ("v", True)]
+)
 def test_operands_of_several_types(wide: str, bounded: bool) -> None:
     model = Attention(wide, bounded).eval().half()
     inputs = batch()

@@ -74,8 +74,15 @@ def random(width: int, dtype: Any, share: float, *others: str) -> Any:
     return x
 
 
-@pytest.mark.parametrize(("target", "dtype"), [*ON_CPU, *ON_GPU])
-@pytest.mark.parametrize("width", [4, 64])
+# Rows of several vectors in every type, and of a part of one.
+NUMBERS = [
+    *(pytest.param(*each, 64) for each in ON_CPU),
+    ("llvm", torch.float32, 4),
+    *(pytest.param(*each.values, n, marks=each.marks) for each in ON_GPU for n in (4, 64)),
+]
+
+
+@pytest.mark.parametrize(("target", "dtype", "width"), NUMBERS)
 def test_a_choice_of_two_numbers_keeps_nan(target: str, dtype: Any, width: int) -> None:
     live = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
     got, want = both(Limits(), target, random(width, dtype, 0.3), live)
@@ -85,8 +92,9 @@ def test_a_choice_of_two_numbers_keeps_nan(target: str, dtype: Any, width: int) 
     torch.testing.assert_close(got[live > 0], want[live > 0], equal_nan=True, **off)
 
 
-@pytest.mark.parametrize(("target", "dtype"), [*ON_CPU, ("llvm", torch.float64), *ON_GPU])
-@pytest.mark.parametrize("width", [4, 64])
+@pytest.mark.parametrize(
+    ("target", "dtype", "width"), [*NUMBERS, pytest.param("llvm", torch.float64, 64)]
+)
 def test_comparisons_know_nan(target: str, dtype: Any, width: int) -> None:
     x = random(width, dtype, 0.2 / width, "inf", "-inf")
     x[:, 2] = float("nan")

@@ -256,9 +256,8 @@ def test_a_pick_does_not_depend_on_other_outputs(names: list[str]) -> None:
         compare(model, ours, pattern)
 
 
-@pytest.mark.parametrize("name", ["last live by a count", "chosen by the side"])
-def test_only_live_tokens_are_computed_for_a_token_by_its_id(name: str) -> None:
-    _, ours = compiled([name])
+def test_only_live_tokens_are_computed_for_a_token_by_its_id() -> None:
+    _, ours = compiled(["last live by a count", "chosen by the side"])
     whole = [d for d in ours.decisions if d.whole]
     assert all("float" not in d.result for d in whole), whole  # sums of the mask
     assert any(d.reason == "picks a token of each sequence" for d in ours.decisions)

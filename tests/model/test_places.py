@@ -1,4 +1,5 @@
-"""Operators that write to places, or look for them, in whole models against torch."""
+"""Operators that write to places, or look for them, in whole models against torch: all in float32,
+and in one type of 16 bits, but for assignments, which become some of the others."""
 
 from __future__ import annotations
 
@@ -97,7 +98,7 @@ class Parts(torch.nn.Module):  # type: ignore[misc]
         return torch.cat([each.to(input.dtype) for each in found], -1)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_parts_as_torch(dtype: Any) -> None:
     got, want = both(Parts(), "llvm", numbers(dtype), LIVE)
     off = {} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
@@ -127,14 +128,13 @@ class Assigned(torch.nn.Module):  # type: ignore[misc]
         return found * (~dead)[..., None].to(input.dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_assignments(dtype: Any) -> None:
-    got, want = both(Assigned(), "llvm", numbers(dtype), LIVE)
+def test_assignments() -> None:
+    got, want = both(Assigned(), "llvm", numbers(torch.float32), LIVE)
     torch.testing.assert_close(got[LIVE > 0], want[LIVE > 0], equal_nan=True)
 
 
 class Wide(torch.nn.Module):  # type: ignore[misc]
-    """What TVM has for 32 bits only."""
+    """What TVM has for 32 bits only, in ``dtype``."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -57,21 +57,21 @@ def batch(lengths: list[int], left: bool = False) -> dict[str, torch.Tensor]:
 Model = tuple[str, torch.nn.Module, CompiledModel]
 
 
-@pytest.fixture(scope="module", params=["float16", "bfloat16"])
-def dtype(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 def written_out() -> torch.nn.Module:
     """BERT with attention as products and a softmax in float32."""
     return bert("eager")
 
 
-@pytest.fixture(scope="module", params=[bert, opt, written_out], ids=["bert", "opt", "eager"])
-def model(request: pytest.FixtureRequest, dtype: str) -> Model:
+MODELS = [(make, dtype) for make in (bert, opt) for dtype in TOLERANCES]
+MODELS += [(written_out, "float16")]  # whose least number is not that of float32
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=lambda each: f"{each[0].__name__}-{each[1]}")
+def model(request: pytest.FixtureRequest) -> Model:
     """The type, the model in float32 with weights of that type, and what is compiled of it."""
     torch.manual_seed(3)
-    narrow = request.param().eval()
+    make, dtype = request.param
+    narrow = make().eval()
     for parameter in narrow.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     narrow = narrow.to(getattr(torch, dtype))
