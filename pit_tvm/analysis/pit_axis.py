@@ -135,7 +135,7 @@ def _operations(tensors: Sequence[Any]) -> list[Any]:
 
 
 def _check_reductions(op: te.ComputeOp) -> None:
-    """te.create_prim_func drops the ``where`` of a reduction without a word."""
+    """te.create_prim_func drops the ``where`` and the ``init`` of a reduction without a word."""
     found: list[tirx.Reduce] = []
     for body in op.body:
         tvm_ffi.structural_walk(body, (tirx.Reduce, found.append))
@@ -144,6 +144,10 @@ def _check_reductions(op: te.ComputeOp) -> None:
             advice = "TVM drops the condition: put it into the summand with if_then_else"
             expected = f"a reduction in {op.name} without where="
             raise AxisError(mismatch(_ARGUMENT, expected, "one with where=", advice))
+        if node.init:
+            advice = "TVM drops what sums begin with: add it in a te.compute behind the reduction"
+            expected = f"a reduction in {op.name} without init="
+            raise AxisError(mismatch(_ARGUMENT, expected, "one with init=", advice))
 
 
 # --------------------------------------------------------------------------------------------

@@ -308,9 +308,8 @@ class _Propagation:
                         self._note(env[step], value, False, reason)
 
         emit(found.keys, *added)
-        env = self.padded | env
         keys = self.builder.emit(relax.op.permute_dims(env[found.keys], [0, 1, 3, 2]))
-        terms = self.builder.emit(substitute(found.added, env))
+        terms = self.builder.emit(substitute(found.added, self.padded | env))
         given = [env[found.query], keys, env[found.value]]
         whole = self.kernels.padded_attention(found, given, terms)
         if whole is None:

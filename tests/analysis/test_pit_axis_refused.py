@@ -153,6 +153,11 @@ def conditional_sum() -> list[Any]:
     return [x, te.compute((1,), lambda i: te.sum(x[k], axis=k, where=x[k] > 0.0), name="C")]
 
 
+def sum_with_a_start() -> list[Any]:
+    x, k = tensor("X", 4), te.reduce_axis((0, 4), "k")
+    return [x, te.compute((1,), lambda i: te.sum(x[k], axis=k, init=3.0), name="C")]
+
+
 @T.prim_func(s_tir=True)
 def plain_loops(A: T.Buffer((4,), "float32"), B: T.Buffer((4,), "float32")):
     for i in range(4):
@@ -170,6 +175,7 @@ def plain_loops(A: T.Buffer((4,), "float32"), B: T.Buffer((4,), "float32")):
         (ops.matmul()[2:], ("the input", "among them")),
         (scan(), ("te.scan scanned", "PrimFunc")),
         (conditional_sum(), ("where=", "if_then_else")),
+        (sum_with_a_start(), ("without init=", "te.compute")),
         (plain_loops, ("at least one block", "T.sblock")),
         (tvm.IRModule({}), ("an IRModule with one PrimFunc", "0 PrimFuncs")),
         (tvm.IRModule({"f": plain_loops, "g": plain_loops}), ("2 PrimFuncs",)),

@@ -260,4 +260,5 @@ def test_only_live_tokens_are_computed_for_a_token_by_its_id() -> None:
     _, ours = compiled(["last live by a count", "chosen by the side"])
     whole = [d for d in ours.decisions if d.whole]
     assert all("float" not in d.result for d in whole), whole  # sums of the mask
-    assert any(d.reason == "picks a token of each sequence" for d in ours.decisions)
+    picks = [d for d in ours.decisions if d.reason == "picks a token of each sequence"]
+    assert len(picks) >= 2
