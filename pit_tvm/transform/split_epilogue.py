@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import tvm
 import tvm_ffi
 from tvm import ir, s_tir, tirx
-from tvm.ir import TensorLoad
+from tvm.ir import TensorLoad, prim
 
-from ..analysis.access import BlockInfo, block_infos
+from ..analysis.access import Access, BlockInfo, block_infos
 from ..errors import AxisError, mismatch
 from .axis_map import Expr
 from .insert_sread_swrite import first_read, is_read
@@ -50,9 +51,29 @@ def dead_value(func: tirx.PrimFunc, main: str, operand: str) -> tirx.PrimFunc | 
         if start.value == 0:
             return None
     dead = first_read(info, operand)
-    zero = tirx.const(0, str(dead.buffer.dtype))
-    body = _replace_loads(func.body.block.body, lambda load: is_read(load, dead), zero)
-    return _assemble(func, [], body, set())
+    body = func.body.block.body
+    zero = _zero(str(dead.buffer.dtype), _divides(body, dead))
+    return _assemble(func, [], _replace_loads(body, lambda load: is_read(load, dead), zero), set())
+
+
+def _divides(body: tirx.Stmt, dead: Access) -> bool:
+    """Whether something is divided by what is made of the elements that are dead."""
+    found: list[TensorLoad] = []
+
+    def look(quotient: prim.Div) -> None:
+        tvm_ffi.structural_walk(quotient.b, (TensorLoad, found.append))
+
+    tvm_ffi.structural_walk(body, (prim.Div, look))
+    return any(is_read(load, dead) for load in found)
+
+
+def _zero(dtype: str, divides: bool) -> Expr:
+    """0; as a divisor of floating-point numbers one that TVM, which refuses to divide by a
+    constant 0, does not see: the processor gives what the dense product has there."""
+    if not divides or "float" not in dtype:
+        return tirx.const(0, dtype)
+    least = tirx.const(1, f"int{tvm.DataType(dtype).bits}")  # the bits of the least number above 0
+    return tirx.floor(tirx.reinterpret(dtype, least))
 
 
 def _block(func: tirx.PrimFunc, main: str) -> BlockInfo:

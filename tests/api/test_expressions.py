@@ -337,3 +337,22 @@ def test_dense_product_is_that_of_the_types_that_operands_are_cast_to(
     assert got.dtype == sums
     limit = {"float32": 1e-5, "float64": 1e-13}.get(sums, 0.0) * np.abs(wanted).max()
     assert np.abs(got.astype("float64") - wanted.astype("float64")).max() <= limit
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_divisor_that_is_zero_gives_what_the_dense_quotient_is(
+    rng: np.random.Generator, dtype: str
+) -> None:
+    left = te.placeholder((te.var("m"), K), dtype, "left")
+    right = te.placeholder((K,), dtype, "right")
+    out = te.compute(left.shape, lambda m, k: left[m, k] / right[k], "out")
+    operator = pit_tvm.compile([left, right, out], sparse={"right": Mask()})
+    mask = rng.random(K) < 0.3
+    arrays = [random_array((M, K), dtype, rng), random_array((K,), dtype, rng)]
+    arrays[1][~mask] = 0  # not -0
+    with np.errstate(divide="ignore"):
+        wanted = arrays[0].astype(np.float32) / arrays[1].astype(np.float32)
+    for candidate, found in every_candidate(operator, arrays, mask, (M, K), dtype):
+        live = np.broadcast_to(arrays[1] != 0, found.shape)
+        np.testing.assert_array_equal(found[~live], wanted[~live], str(candidate))
+        np.testing.assert_allclose(found[live], wanted.astype(dtype)[live], rtol=1e-2)
