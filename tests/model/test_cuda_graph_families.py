@@ -107,7 +107,7 @@ def test_equals_transformers_at_live_tokens(name: str, attended: str) -> None:
 
 
 # Layers of the others are of two kinds, in turn.
-ONE_LAYER = {name: {"num_hidden_layers": 1} for name in ("mpnet", "deberta-v2", "mixtral")} | {
+ONE_LAYER = {name: {"num_hidden_layers": 1} for name in ("mpnet", "deberta-v2")} | {
     "bloom": {"n_layer": 1}
 }
 
@@ -118,7 +118,6 @@ ATTENDED: dict[str, set[str]] = {
     "modernbert": {ATTENTION, WINDOWED},
     "gpt-oss": {ATTENTION, WINDOWED},
     "mistral": {WINDOWED},
-    "mixtral": {ATTENTION},
     "mpnet": {PADDED},
     "deberta-v2": {PADDED},
     "bloom": {PADDED},

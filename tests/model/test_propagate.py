@@ -17,6 +17,7 @@ from pit_tvm.model.propagate import BY_TOKEN, Decision, propagate
 from pit_tvm.model.report import summary
 from pit_tvm.runtime.live_tokens import live_tokens
 from pit_tvm.target import resolve_target
+from pit_tvm.windows import FULL
 from tests.model.graphs import PLANE, B, T, graph, names
 
 op = relax.op
@@ -231,7 +232,7 @@ def merged(y: Any, width: int = 8) -> Any:
 
 def test_attention_with_the_mask_runs_over_live_tokens() -> None:
     before, after, decisions, (found,) = packed(lambda x, mask: merged(attend(x, mask)))
-    assert (found.heads, found.head_dim, found.scale, found.kind) == (2, 4, 2.0, "full")
+    assert (found.heads, found.head_dim, found.scale, found.kind) == (2, 4, 2.0, FULL)
     assert any(d.reason == "attention, full, over live tokens" for d in decisions)
     assert "nn.softmax" not in names(after)
     assert_same(before, after)
