@@ -22,9 +22,9 @@ from .cuda_attention import (
     ATTENTION,
     PADDED,
     WINDOWED,
-    WindowAttention,
+    PackedAttention,
+    kernels_of_holed,
     padded_attention,
-    varlen_attention,
 )
 from .cuda_experts import check_grouped
 from .cuda_index import CudaIndex, pass_ids
@@ -201,11 +201,11 @@ def _machine(graph: Any, layers: CudaLayers, inputs: Inputs, cache: KernelCache)
         GROUPED: layers.grouped,
         PLACED: layers.placed,
         LIVE_TOKENS: index,
-        ATTENTION: varlen_attention,
+        ATTENTION: PackedAttention(),
         PADDED: padded_attention,
     }
     if WINDOWED in graph.functions:
-        packed[WINDOWED] = WindowAttention(layers.target.isa, cache)
+        packed[WINDOWED] = PackedAttention(kernels_of_holed(layers.target.isa, cache))
     return cuda_program(graph, packed, layers.device, cache)
 
 

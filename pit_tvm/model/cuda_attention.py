@@ -21,47 +21,68 @@ __all__ = [
     "MOST_DIM",
     "PADDED",
     "WINDOWED",
-    "WindowAttention",
+    "PackedAttention",
+    "kernels_of_holed",
     "padded_attention",
-    "varlen_attention",
 ]
 
 ATTENTION = "pit_tvm.model.attention"
 WINDOWED = "pit_tvm.model.attention_by_position"
-_NAMES = {getattr(torch, name): name for name in NARROW}
 PADDED = "pit_tvm.model.padded_attention"
 ANY = 1 << 30  # a distance between positions that none has
 
+_NAMES = {getattr(torch, name): name for name in NARROW}
 _HEAD_STEP = 8  # heads of torch's kernels have whole pieces of so many elements
 # Tiles of flash attention have 128 queries, those of torch's other kernel 64: it takes 0.6 to 0.8
 # of the time where sequences have at most so many tokens on average and heads are this narrow.
 _SHORT_SEQUENCE, _SLIM_HEAD = 48, 64
 
 
-def varlen_attention(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    starts: torch.Tensor,
-    position: torch.Tensor,
-    sinks: torch.Tensor,
-    longest: int,
-    before: int,
-    after: int,
-    scale: float,
-) -> torch.Tensor:
-    """Attention of sequences one after another: queries and keys ``[live, heads, head_dim]``,
-    values ``[live, heads, value_dim]``, ``sinks`` float32 ``[heads]`` or ``[0]``. A query sees the
-    keys of at most so many places ``before`` its own and ``after`` it.
+class PackedAttention:
+    """Attention of sequences one after another.
 
-    These are the operators behind ``torch.nn.attention.varlen``, which takes the host twice as
-    long and in torch 2.11 has another name for each of its options than in 2.13, and behind torch's
-    memory-efficient attention.
+    ``holed``: the kernels of `kernels_of_holed`, where windows go by positions. Order tells how far
+    tokens are apart where none is missing between the first and the last one of a sequence; other
+    sequences are computed once more.
+
+    Torch's kernels are the operators behind ``torch.nn.attention.varlen``, which takes the host
+    twice as long and in torch 2.11 has another name for each of its options than in 2.13, and
+    behind torch's memory-efficient attention.
     """
-    del position  # order tells
-    given = _whole(query, keys, values)
-    out = _attend(given, starts, sinks, _Form.of(longest, before, after, scale))
-    return _as_wide_as(values, out)
+
+    def __init__(self, holed: Any = None) -> None:
+        self._holed = holed
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        starts: torch.Tensor,
+        position: torch.Tensor,
+        sinks: torch.Tensor,
+        longest: int,
+        before: int,
+        after: int,
+        scale: float,
+    ) -> torch.Tensor:
+        """Queries and keys ``[live, heads, head_dim]``, values ``[live, heads, value_dim]``,
+        ``position`` ``[live]`` of every token, ``sinks`` float32 ``[heads]`` or ``[0]``. A query
+        sees the keys of at most so many positions ``before`` its own and ``after`` it."""
+        given, form = _whole(query, keys, values), _Form.of(longest, before, after, scale)
+        out = _attend(given, starts, sinks, form)
+        if self._holed is not None and query.numel() and not form.by_order:
+            strides = [step for one in given for step in one.stride()[:-1]]
+            how = form.before, form.after, form.scale, -(-longest // QUERIES)
+            kernel = self._holed[f"holed_{_NAMES[query.dtype]}"]
+            kernel(*map(_flat, given), starts, position, sinks, out, *strides, *how)
+        width = values.shape[-1]
+        return out if out.shape[-1] == width else out[..., :width].contiguous()
+
+
+def kernels_of_holed(arch: str, cache: KernelCache) -> Any:
+    """Attention by positions of sequences with a token missing in between, for each type."""
+    return cached_modules(cache, arch)("cuda-attention-of-holed", _module)
 
 
 def padded_attention(
@@ -79,41 +100,9 @@ def padded_attention(
     return attend(query, keys, values, added, scale=scale).contiguous()
 
 
-class WindowAttention:
-    """`varlen_attention` by positions: order tells how far tokens are apart where none is missing
-    between the first and the last one of a sequence; other sequences are computed once more."""
-
-    def __init__(self, arch: str, cache: KernelCache) -> None:
-        self._kernels = cached_modules(cache, arch)("cuda-attention-of-holed", _module)
-
-    def __call__(
-        self,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        starts: torch.Tensor,
-        position: torch.Tensor,
-        sinks: torch.Tensor,
-        longest: int,
-        before: int,
-        after: int,
-        scale: float,
-    ) -> torch.Tensor:
-        """As `varlen_attention`; ``position`` ``[live]``, of every token."""
-        given, form = _whole(query, keys, values), _Form.of(longest, before, after, scale)
-        out = _attend(given, starts, sinks, form)
-        if query.numel() and not form.by_order:
-            strides = [step for one in given for step in one.stride()[:-1]]
-            flat = map(_flat, given)
-            kernel = self._kernels[f"holed_{_NAMES[query.dtype]}"]
-            how = form.before, form.after, form.scale, -(-longest // QUERIES)
-            kernel(*flat, starts, position, sinks, out, *strides, *how)
-        return _as_wide_as(values, out)
-
-
 @dataclass(frozen=True)
 class _Form:
-    """As `varlen_attention` has them; distances that no two tokens are apart are `ANY`."""
+    """As `PackedAttention` has them; distances that no two tokens are apart are `ANY`."""
 
     longest: int
     before: int
@@ -161,11 +150,6 @@ def _of_width(rows: torch.Tensor, width: int) -> torch.Tensor:
     if rest or any(place % _HEAD_STEP for place in places):
         return torch.nn.functional.pad(rows, (0, rest)).contiguous()
     return rows
-
-
-def _as_wide_as(values: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    width = values.shape[-1]
-    return out if out.shape[-1] == width else out[..., :width].contiguous()
 
 
 def _flat(rows: torch.Tensor) -> torch.Tensor:

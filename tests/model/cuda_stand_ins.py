@@ -91,7 +91,7 @@ def attention(
     after: int,
     scale: float,
 ) -> torch.Tensor:
-    """`varlen_attention` and `WindowAttention`."""
+    """`PackedAttention`."""
     assert max(np.diff(starts.tolist()), default=0) <= longest
     window = Window(*(None if far == ANY else far for far in (before, after)))
     more = {"sinks": sinks} if len(sinks) else {}

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from pit_tvm.model import cuda_attention
-from pit_tvm.model.cuda_attention import ANY, WindowAttention, varlen_attention
+from pit_tvm.model.cuda_attention import ANY, PackedAttention, kernels_of_holed
 from pit_tvm.reference import attention as reference
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.windows import Window
@@ -64,7 +64,7 @@ def test_short_sequences_of_narrow_heads_have_a_kernel_of_their_own(
     form = cuda_attention._Form(128, before if before < 127 else ANY, 0, 0.5)
     for query, value in ((q, v), (q, v[..., :7]), (odd, odd)):
         ran.clear()
-        found = varlen_attention(query, k, value, starts, index, sinks, 128, before, 0, 0.5)
+        found = PackedAttention()(query, k, value, starts, index, sinks, 128, before, 0, 0.5)
         assert torch.equal(found, value / (1 + sunk))
         assert ran == [(taken, (tokens, 2, padded), starts, form)]
 
@@ -94,7 +94,7 @@ def test_sequences_attend_to_themselves(
     lengths[[0, 4]] = torch.tensor([0, most])  # none at all, and as long as any
     given, starts = packed(lengths, 3, (width, width, value_width), dtype, made)
     none, scale = torch.empty(0, device="cuda"), width**-0.5
-    found = varlen_attention(*given, starts.cuda(), none, none, most, ANY, after, scale)
+    found = PackedAttention()(*given, starts.cuda(), none, none, most, ANY, after, scale)
     for begin, end in pairwise(starts.tolist()):
         q, k, v = (one[begin:end].double().transpose(0, 1) for one in given)
         right = scaled_dot_product_attention(q, k, v, is_causal=after == 0, scale=scale)
@@ -125,7 +125,7 @@ def test_windows_and_sinks(
     position = torch.cat([steps[b:e].cumsum(0) for b, e in [*pairwise(edges), (edges[-1], None)]])
     sinks = torch.randn(heads * sunk, generator=made)
     index = [one.cuda() for one in (starts, position.int(), sinks)]
-    attend = WindowAttention("sm_90a", KernelCache())
+    attend = PackedAttention(kernels_of_holed("sm_90a", KernelCache()))
     longest = int(position.max()) + 1
     found = attend(*given, *index, longest, *far, width**-0.5)[: edges[-1]]
     window = Window(*(None if each == ANY else each for each in far))
