@@ -22,6 +22,7 @@ from .rebuild import counting, describe, is_one, is_op
 PARTIAL = "partial"
 Kind = Window | str  # PARTIAL, or "" for nothing that is known
 _MOST_NUMBERS = 16  # of a mask that are tried as distances
+_MOST_FAR = 1 << 30  # of distances, which kernels compare in 32 bits
 
 
 def mask_kind(
@@ -242,7 +243,8 @@ class _Element:
     def window(self) -> Window | None:
         """The keys that are seen if they live, whose scores are left as they are, if these are told
         by their distance from the query alone."""
-        far = sorted({far for c in _integers(self.value) for far in (c - 1, c, c + 1) if far >= 0})
+        near = {c + step for c in _integers(self.value) for step in (-1, 0, 1)}
+        far = sorted(most for most in near if 0 <= most < _MOST_FAR)
         ways = (self.query, self.key), (self.key, self.query)
         before, after = (
             next((most for most in far if self.excludes(True, later - earlier > most)), None)

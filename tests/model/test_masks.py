@@ -156,6 +156,15 @@ SEEN: dict[str, tuple[Callable[..., Any], str]] = {
         ),
         Window(7, 2),
     ),
+    "a window wider than kernels count": (
+        lambda m: additive(
+            op.logical_and(
+                keys(m),
+                op.less(op.subtract(position(4, 2), position(4, 3)), number(2**40, "int64")),
+            )
+        ),
+        FULL,
+    ),
     "every other key of a window": (
         lambda m: additive(
             op.logical_and(
