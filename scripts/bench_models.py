@@ -5,6 +5,7 @@ medians of calls with everything counted, the index too. ``bound`` is what the l
 live tokens take at least, at 790 TFLOP/s. opt-13b-step is one layer of that model for one token,
 with 95 % of its activations zero; fc2 alone is timed there as well. The exit status is 1 if a
 result is wrong; a goal that is not reached does not change it. Goals are for an H200 and float16.
+Names that end in a number are models of fewer layers than the published ones.
 """
 
 from __future__ import annotations
@@ -26,9 +27,13 @@ from out_paths import new_file, picture
 from pit_tvm.cli_options import any_seed, at_least
 from pit_tvm.errors import PitError
 
-NAMES = ("bert-base", "bert-large", "opt-1.3b", "opt-6.7b", "opt-13b", "opt-13b-step")
+NAMES = (
+    *("bert-base", "bert-large", "opt-1.3b", "opt-6.7b", "opt-13b", "opt-13b-step"),
+    *("modernbert-base", "mpnet-base", "bloom-12", "gemma3-12", "gpt-oss-4"),
+)
 MOST_TFLOPS = 790.0
-# Largest deviation at live tokens from the same weights in float32, relative to the largest value.
+# Largest deviation at live tokens from the same weights in float32, relative to the largest value;
+# where tokens choose experts, twice that of torch in the same type if that is more.
 ERROR_LIMIT = {"float16": 2e-2, "bfloat16": 1e-1, "float32": 1e-4}
 WARM_UPS = 3
 TOGETHER = 20  # products in one measurement
@@ -143,7 +148,8 @@ def run_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
     with torch.no_grad():
         activations = case.silence(model, inputs) if case.zeros else None
     start = time.perf_counter()
-    example = {each: torch.ones(3, 8, dtype=torch.int64) for each in inputs}
+    shape = (3, max(8, ids.shape[1]))  # as long as what comes: masks of windows depend on it
+    example = {each: torch.ones(shape, dtype=torch.int64) for each in inputs}
     target = "cuda" if cuda else "llvm"
     compiled: Any = pit_tvm.model.compile(copy.deepcopy(model).cpu(), example, target=target)
     compile_s = time.perf_counter() - start
@@ -160,7 +166,9 @@ def run_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
         runs["pit-tvm"] = lambda: compiled(**inputs)
         bytes_of = {n: memory(run, cuda) for n, run in runs.items()}
         expected = copy.deepcopy(model).float()(**inputs)[0]
-        error = deviation(compiled(**inputs)[0], expected, mask)
+        error, limit = deviation(compiled(**inputs)[0], expected, mask), ERROR_LIMIT[dtype]
+        if case.routed:
+            limit = max(limit, 2 * deviation(model(**inputs)[0], expected, mask))
         del expected
         index = compiled.index if cuda else lambda m: live_tokens(m.numpy())
         times = measure({**runs, "index": lambda: index(mask)}, options.rounds, cuda)
@@ -183,7 +191,7 @@ def run_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
         "peak_bytes": {n: most for n, (most, _) in bytes_of.items()},
         "kept_bytes": {n: kept for n, (_, kept) in bytes_of.items()},
         "error": error,
-        "error_limit": ERROR_LIMIT[dtype],
+        "error_limit": limit,
         "compile_seconds": compile_s,
         "not_skipped": sum(d.whole for d in compiled.decisions),
         "samples": times,
@@ -239,10 +247,10 @@ def text(row: Mapping[str, Any]) -> str:
     """One row for people."""
     ms = ", ".join(f"{name} {value:.2f}" for name, value in row["ms"].items())
     ratios = ", ".join(f"{value:.2f}x over {name}" for name, value in row["ratio"].items())
-    goal = f"goal {row['goal']}x over torch.compile"
+    goal = f" (goal {row['goal']}x over torch.compile)" if row["goal"] else ""
     if row["fc2"]:
         ratios += f"; fc2 {row['fc2']:.2f}x over torch"
-        goal = f"goal {row['goal']}x for fc2"
+        goal = f" (goal {row['goal']}x for fc2)"
     sizes = ", ".join(
         f"{name} {size >> 20} ({row['kept_bytes'][name] >> 20})"
         for name, size in row["peak_bytes"].items()
@@ -251,7 +259,7 @@ def text(row: Mapping[str, Any]) -> str:
         f"{row['model']}, {row['dtype']}, {row['batch'][0]} x {row['batch'][1]}, fill "
         f"{row['fill']:.2f}",
         f"  ms: {ms} (bound {row['bound_ms']:.2f})",
-        f"  {ratios} ({goal}); index {row['index_share']:.1%}",
+        f"  {ratios}{goal}; index {row['index_share']:.1%}",
         f"  MiB of tensors at most (and kept by the process): {sizes}",
         f"  error {row['error']:.1e}, compiled in {row['compile_seconds']:.0f} s, "
         f"{row['not_skipped']} operators on all tokens",

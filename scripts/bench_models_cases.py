@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from check_models_families import FAMILIES
 from torch.nn import functional
 
 LONGEST = 128
+QUICK_TOKENS = 48  # at most, of quick models
 SPREAD = 0.6  # of the logarithms of lengths
 _QUICK = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 500}
+
+_WITHOUT_HEAD = {
+    "modernbert": "ModernBertModel",
+    "mpnet": "MPNetModel",
+    "bloom": "BloomModel",
+    "gemma3": "Gemma3TextModel",
+    "gpt-oss": "GptOssModel",
+}
 
 Run = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -22,25 +32,29 @@ Run = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class Case:
     """A model with random weights on ``batch`` sequences padded to ``tokens``.
 
-    ``family``: "bert" or "opt"; ``sizes``: its configuration; ``mean``: of the lengths, which are
-    log-normal; ``left``: padding stands on the left; ``goal``: times torch.compile, on a GPU.
-    ``zeros``: share of the activations behind ReLU that are made zero by the biases before it; then
-    the goal is for the product that reads them, over torch's.
+    ``family``: "bert", "opt", or a name of ``FAMILIES``; ``sizes``: its configuration; ``mean``: of
+    the lengths, which are log-normal; ``left``: padding stands on the left; ``goal``: times
+    torch.compile, on a GPU, if there is one. ``zeros``: share of the activations behind ReLU that
+    are made zero by the biases before it; then the goal is for the product that reads them, over
+    torch's. ``routed``: tokens choose experts, and rounding may choose for them.
     """
 
     family: str
-    sizes: dict[str, int]
+    sizes: Mapping[str, int]
     batch: int
     mean: float
     left: bool
-    goal: float
+    goal: float | None
     tokens: int = LONGEST
     zeros: float = 0.0
+    routed: bool = False
 
     def make(self, quick: bool) -> torch.nn.Module:
         """The model in evaluation mode; ``quick`` makes a small one."""
         torch.manual_seed(0)
-        sizes: dict[str, Any] = _QUICK if quick else self.sizes
+        if self.family in _WITHOUT_HEAD:
+            return self._without_head(quick)
+        sizes: Mapping[str, Any] = _QUICK if quick else self.sizes
         if self.family == "bert":
             config = transformers.BertConfig(**sizes, intermediate_size=4 * sizes["hidden_size"])
             return transformers.BertModel(config).eval()
@@ -49,15 +63,24 @@ class Case:
         opt = transformers.OPTConfig(use_cache=False, **sizes, **inner)
         return transformers.OPTForCausalLM(opt).eval()
 
+    def _without_head(self, quick: bool) -> torch.nn.Module:
+        family = FAMILIES[self.family]
+        config = getattr(transformers, family.config)
+        sizes = family.options if quick else {"use_cache": False, **self.sizes}
+        model: torch.nn.Module = getattr(transformers, _WITHOUT_HEAD[self.family])(config(**sizes))
+        return model.eval()
+
     def batch_of(self, seed: int, quick: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids and mask ``[batch, 128]``, int64."""
+        """Ids and mask ``[batch, tokens]``, int64."""
         rng = np.random.default_rng(seed)
         batch = 4 if quick else self.batch
+        share = min(1.0, QUICK_TOKENS / self.tokens) if quick else 1.0
+        tokens = round(share * self.tokens)
         lengths = rng.lognormal(0.0, SPREAD, batch)
-        lengths = np.clip(np.rint(lengths / lengths.mean() * self.mean), 1, self.tokens)
-        places = np.arange(self.tokens)[::-1] if self.left else np.arange(self.tokens)
+        lengths = np.clip(np.rint(lengths / lengths.mean() * share * self.mean), 1, tokens)
+        places = np.arange(tokens)[::-1] if self.left else np.arange(tokens)
         mask = torch.from_numpy((places < lengths[:, None]).astype(np.int64))
-        ids = rng.integers(3, 500, (batch, self.tokens))
+        ids = rng.integers(3, 60 if quick else 500, (batch, tokens))
         return torch.from_numpy(ids), mask
 
     def silence(self, model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -81,6 +104,12 @@ def _sizes(hidden: int, layers: int, heads: int) -> dict[str, int]:
     return dict(zip(names, (hidden, layers, heads), strict=True))
 
 
+_BLOOM = {"vocab_size": 32000, "hidden_size": 1024, "n_layer": 12, "n_head": 16}
+_GEMMA = {
+    **{**_sizes(1152, 12, 4), "intermediate_size": 6912, "num_key_value_heads": 1, "head_dim": 256},
+    **{"vocab_size": 32000, "sliding_window": 512, "max_position_embeddings": 4096},
+}
+_GPT_OSS = {"num_hidden_layers": 4, "num_local_experts": 32}
 _ONE_LAYER = {**_sizes(5120, 1, 40), "vocab_size": 512}
 
 CASES = {
@@ -90,6 +119,11 @@ CASES = {
     "opt-6.7b": Case("opt", _sizes(4096, 32, 32), 32, LONGEST / 3, True, 2.2),
     "opt-13b": Case("opt", _sizes(5120, 40, 40), 32, LONGEST / 3, True, 2.2),
     "opt-13b-step": Case("opt", _ONE_LAYER, 1, 1.0, True, 4.0, tokens=1, zeros=0.95),
+    "modernbert-base": Case("modernbert", {}, 32, 256.0, False, None, 512),
+    "mpnet-base": Case("mpnet", {"max_position_embeddings": 514}, 32, 256.0, False, None, 512),
+    "bloom-12": Case("bloom", _BLOOM, 32, 256.0, False, None, 512),
+    "gemma3-12": Case("gemma3", _GEMMA, 8, 1024.0, False, None, 2048),
+    "gpt-oss-4": Case("gpt-oss", _GPT_OSS, 8, 512.0, False, None, 1024, routed=True),
 }
 
 

@@ -134,6 +134,9 @@ FAMILIES: dict[str, Family] = {
     "qwen3": _causal("Qwen3", head_dim=8),
     "gemma": _causal("Gemma", head_dim=8),
     "gemma2": _causal("Gemma2", head_dim=8, sliding_window=8),
+    "gemma3": Family(
+        "Gemma3ForCausalLM", "Gemma3TextConfig", {**DECODER, "head_dim": 8, "sliding_window": 8}
+    ),
     "phi": _causal("Phi", {**BERT, "use_cache": False}),
     "phi3": _causal("Phi3"),
     "stablelm": _causal("StableLm"),

@@ -12,6 +12,18 @@ import pytest
 import torch
 
 
+@pytest.fixture
+def row() -> dict[str, Any]:
+    """What is measured of a model, as far as it is printed."""
+    of_both = {"torch": 2.0, "pit-tvm": 1.0}
+    return {
+        **{"model": "a", "dtype": "float16", "batch": [4, 48], "fill": 0.5, "bound_ms": 0.1},
+        **{"ms": of_both, "ratio": {"torch": 2.0}, "fc2": None, "goal": None, "index_share": 0.1},
+        **{"peak_bytes": {"torch": 1 << 20}, "kept_bytes": {"torch": 1 << 20}, "error": 1e-3},
+        **{"compile_seconds": 3.0, "not_skipped": 0},
+    }
+
+
 def test_a_dry_run_measures_compares_and_writes(tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "rows.json"
     options = ["--device", "cpu", "--quick", "--rounds", "2", "--no-torch-compile"]
@@ -26,6 +38,21 @@ def test_a_dry_run_measures_compares_and_writes(tmp_path: Path, capsys: Any) -> 
     assert all(len(found) == 2 for found in row["samples"].values())
     printed = capsys.readouterr().out
     assert "over torch" in printed and "fc2" in printed and "0 wrong results" in printed
+
+
+@pytest.mark.parametrize("name", [n for n, case in cases.CASES.items() if case.goal is None])
+def test_families_without_heads_take_small_batches(name: str) -> None:
+    case = cases.CASES[name]
+    ids, mask = case.batch_of(1, True)
+    assert ids.shape == mask.shape == (4, cases.QUICK_TOKENS)
+    with torch.no_grad():
+        hidden = case.make(True)(input_ids=ids, attention_mask=mask)[0]
+    assert hidden.shape[:2] == ids.shape and bool(hidden[mask.bool()].isfinite().all())
+
+
+def test_a_row_without_a_goal_names_none(row: dict[str, Any]) -> None:
+    assert "goal" not in bench_models.text(row)
+    assert "(goal 2.5x over torch.compile)" in bench_models.text({**row, "goal": 2.5})
 
 
 def test_bars_for_every_contender_of_a_model(tmp_path: Path) -> None:
