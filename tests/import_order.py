@@ -295,6 +295,7 @@ ORDER = {
         "onnx_check",
         "onnx_import",
         "places",
+        "fragments",
         "decomposing",
         "importer",
         "picks",

@@ -48,6 +48,7 @@ def converters() -> dict[str, Convert]:
         "index.Tensor": _index,
         "slice.Tensor": _slice,
         "repeat.default": _repeat,
+        "sym_numel.default": _number_of_elements,
         "reshape.default": _reshape,
         "view.default": _reshape,
         "empty.memory_format": _empty,
@@ -227,6 +228,11 @@ def _reshape(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
     """TVM's, without its look for one that changes nothing, which compares extents as values."""
     x, extents = importer.retrieve_args(node)
     return importer._emit_torch_reshape(x, extents)
+
+
+def _number_of_elements(node: fx.Node, importer: BaseFXGraphImporter) -> Any:
+    """An extent, as those that TVM's conversion of ``sym_size`` gives."""
+    return math.prod(extents_of(importer.retrieve_args(node)[0]))
 
 
 def _repeat(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:

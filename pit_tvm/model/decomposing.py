@@ -6,10 +6,11 @@ import copy
 import math
 import warnings
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 from torch._decomp import get_decompositions
 from torch.export import ExportedProgram, default_decompositions
 from torch.export.passes import move_to_device_pass
@@ -18,6 +19,7 @@ from torch.utils import _pytree as pytree
 from ..torch import host
 from ..torch.custom_ops import gate_of
 from .faults import faults_as_unsupported
+from .fragments import expanded, with_graph
 from .places import BY_PLACES
 
 
@@ -32,30 +34,38 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
     with faults_as_unsupported("operators that torch can decompose"), warnings.catch_warnings():
         # torch warns of what it does itself when it copies a program.
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
-        return _without_views(program).run_decompositions(
-            {
-                **default_decompositions(),
-                **get_decompositions(_BY_TORCH),
-                **_OURS,
-                **BY_PLACES,
-            }
-        )
+        program, table = _on_cpu(program), _table()
+        return expanded(program, table) or _without_views(program).run_decompositions(table)
+
+
+@cache
+def _table() -> dict[Any, Callable[..., Any]]:
+    return {
+        **default_decompositions(),
+        **get_decompositions(_BY_TORCH),
+        **_OURS,
+        **BY_PLACES,
+    }
+
+
+def _on_cpu(program: ExportedProgram) -> ExportedProgram:
+    """The program on the CPU, where weights are read and attention is what is known here, wherever
+    it was exported."""
+    if _is_on_cpu(program):
+        return program
+    root = copy.deepcopy(program.graph_module)
+    return move_to_device_pass(with_graph(program, root, root.graph), "cpu")
 
 
 def _without_views(program: ExportedProgram) -> ExportedProgram:
     """Views as reshapes: what decomposed operators return may have other strides, as attention
-    does, and a view of those is refused. And on the CPU, where weights are read and attention is
-    what is known here, wherever the program was exported."""
+    does, and where all is traced anew a view of those is refused."""
     graph = copy.deepcopy(program.graph)
     for before, node in zip(program.graph.nodes, graph.nodes, strict=True):
         node.name = before.name  # copies give names of Python's functions another
         if node.target is torch.ops.aten.view.default:
             node.target = torch.ops.aten.reshape.default
-    here = _is_on_cpu(program)
-    root = program.graph_module if here else copy.deepcopy(program.graph_module)
-    state = {"state_dict": dict(program.state_dict), "constants": dict(program.constants)}
-    copied = program._update(fx.GraphModule(root, graph), program.graph_signature, **state)
-    return copied if here else move_to_device_pass(copied, "cpu")
+    return with_graph(program, program.graph_module, graph)
 
 
 def _is_on_cpu(program: ExportedProgram) -> bool:
@@ -291,4 +301,4 @@ _OURS = {
         )
     },
 }
-_BY_TORCH = [_ATEN._native_batch_norm_legit.no_stats]
+_BY_TORCH = [_ATEN._native_batch_norm_legit.no_stats, _ATEN.native_batch_norm.default]

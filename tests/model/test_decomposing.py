@@ -7,7 +7,7 @@ import torch
 from torch.export import Dim
 
 from pit_tvm.errors import UnsupportedModel
-from pit_tvm.model import compile
+from pit_tvm.model import compile, decomposing
 from pit_tvm.model.decomposing import decompose
 from tests.model.targets import both
 
@@ -49,7 +49,7 @@ def test_what_torch_raises_is_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise ValueError("Cannot view a tensor")
 
-    monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", fail)
+    monkeypatch.setattr(decomposing, "expanded", fail)
     with pytest.raises(UnsupportedModel, match="torch can decompose, got ValueError: Cannot view"):
         decompose(exported())
 

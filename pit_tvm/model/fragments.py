@@ -1,0 +1,203 @@
+"""A program's graph with its operators replaced by what they consist of, each form traced once.
+
+torch's `ExportedProgram.run_decompositions` traces the whole program anew, every layer of a model
+for itself; layers are alike, so that most of that is done again and again.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import detect_fake_mode
+from torch.export import ExportedProgram
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+Decompositions = Mapping[Any, Callable[..., Any]]
+_COMPOSITE = "CompositeImplicitAutograd"
+
+
+def expanded(program: ExportedProgram, table: Decompositions) -> ExportedProgram | None:
+    """The program with the operators of ``table``, and those that torch has by others only, so
+    replaced; ``program`` stays as it is. None where an operator writes to what others may see,
+    calls a part of the program, or comes to a constant: that takes a view of the whole."""
+    if not all(_is_plain(node) or _writes_unseen(node) for node in program.graph.nodes):
+        return None
+    known = _Known(table, detect_fake_mode([node.meta.get("val") for node in program.graph.nodes]))
+    replaced = {node: known.fragment_of(node) for node in program.graph.nodes}
+    if not all(f.is_plain for f in replaced.values() if f is not None):
+        return None
+    writer = _Writer()
+    for node, fragment in replaced.items():
+        writer.write(node, fragment)
+    writer.graph.eliminate_dead_code()
+    return with_graph(program, program.graph_module, writer.graph)
+
+
+def _is_plain(node: fx.Node) -> bool:
+    """Whether a node computes from its operands alone, and changes none."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return not node.target._schema.is_mutable
+    return node.op != "get_attr" and not isinstance(node.target, torch._ops.HigherOrderOperator)
+
+
+def _writes_unseen(node: fx.Node) -> bool:
+    """Whether a node that is not plain writes to its first operand only, which is a result of its
+    own memory that nobody reads in another way afterwards: others see what it returns."""
+    if not isinstance(node.target, torch._ops.OpOverload) or not isinstance(node.args[0], fx.Node):
+        return False
+    written = [one.alias_info is not None for one in node.target._schema.arguments]
+    given, others = node.args[0], [user for user in node.args[0].users if user is not node]
+    return (
+        not any(written[1:])
+        and (_is_fresh(given) or (given.op == "call_function" and _writes_unseen(given)))
+        and all(user < node and _is_fresh(user) for user in others)
+    )
+
+
+def _is_fresh(node: fx.Node) -> bool:
+    """Whether what a node gives shares no memory with its operands; of operators by others, which
+    may give back an operand as it is, that is not known."""
+    if not isinstance(node.target, torch._ops.OpOverload) or _is_composite(node.target):
+        return False
+    return all(one.alias_info is None for one in node.target._schema.returns)
+
+
+@dataclass(frozen=True)
+class _Fragment:
+    """What an operator consists of: a graph, and the nodes that it is applied to, in order."""
+
+    graph: fx.Graph
+    operands: Sequence[fx.Node]
+
+    @property
+    def is_plain(self) -> bool:
+        return all(map(_is_plain, self.graph.nodes))
+
+
+class _Known:
+    """Fragments by operator, and by types, extents and strides of operands."""
+
+    def __init__(self, table: Decompositions, fake: Any) -> None:
+        self.table, self.fake = table, fake
+        self.graphs: dict[Any, fx.Graph | None] = {}
+
+    def fragment_of(self, node: fx.Node) -> _Fragment | None:
+        """What replaces a node; None if it stays."""
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload):
+            return None
+        if not (target in self.table or _is_composite(target) or target._schema.is_mutable):
+            return None
+        given, structure = pytree.tree_flatten((node.args, node.kwargs))
+        operands = list(dict.fromkeys(one for one in given if isinstance(one, fx.Node)))
+        place = {one: number for number, one in enumerate(operands)}
+        key = (
+            *(target, structure),
+            *(place[one] if isinstance(one, fx.Node) else repr(one) for one in given),
+            *(_form(one.meta["val"]) for one in operands),
+        )
+        if key not in self.graphs:
+            self.graphs[key] = self._traced(target, given, structure, operands)
+        graph = self.graphs[key]
+        return None if graph is None else _Fragment(graph, operands)
+
+    def _traced(
+        self, target: Any, given: Sequence[Any], structure: Any, operands: Sequence[fx.Node]
+    ) -> fx.Graph | None:
+        """The graph of one operator; None where its decomposition declines."""
+        declined = False
+
+        def run(*values: Any) -> Any:
+            nonlocal declined
+            value = dict(zip(operands, values, strict=True))
+            flat = [value[one] if isinstance(one, fx.Node) else one for one in given]
+            args, kwargs = pytree.tree_unflatten(flat, structure)
+            if target._schema.is_mutable:
+                args = (args[0].clone(), *args[1:])
+            found = self.table.get(target, target)(*args, **kwargs)
+            declined |= found is NotImplemented
+            return () if declined else found
+
+        graph = self._graph(run, operands)
+        if declined:
+            return None
+        if not all(map(_is_plain, graph.nodes)):
+            graph = self._graph(torch.func.functionalize(run), operands)
+        return graph
+
+    def _graph(self, run: Callable[..., Any], operands: Sequence[fx.Node]) -> fx.Graph:
+        traced = make_fx(run, decomposition_table=dict(self.table), _allow_non_fake_inputs=True)
+        with self.fake:
+            graph = traced(*(one.meta["val"] for one in operands)).graph
+        graph.eliminate_dead_code()
+        return graph
+
+
+def _is_composite(target: Any) -> bool:
+    """Whether an operator of torch is one by others, for every device."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return target.namespace == "aten" and has_kernel(target.name(), _COMPOSITE)
+
+
+def _form(value: Any) -> Any:
+    """What decompositions may depend on; extents as text, which ties no two of them."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.device, str(tuple(value.shape)), str(value.stride())
+    return type(value), str(value)
+
+
+class _Writer:
+    """A graph that grows; extents that are equal are computed once."""
+
+    def __init__(self) -> None:
+        self.graph = fx.Graph()
+        self.made: dict[fx.Node, Any] = {}
+        self.extents: dict[str, fx.Node] = {}
+
+    def write(self, node: fx.Node, fragment: _Fragment | None) -> None:
+        """Add a node of a program, or what replaces it."""
+        if fragment is None:
+            self.made[node] = made = self._copied(node, self.made)
+            if node.op == "placeholder":
+                made.name = node.name  # copies give names of Python's functions another
+            return
+        inner: dict[fx.Node, Any] = {}
+        operands = iter(fragment.operands)
+        for part in fragment.graph.nodes:
+            if part.op == "placeholder":
+                inner[part] = self.made[next(operands)]
+            elif part.op == "output":
+                self.made[node] = fx.node.map_arg(part.args[0], inner.__getitem__)
+            else:
+                inner[part] = self._copied(part, inner)
+                if isinstance(inner[part], fx.Node):
+                    inner[part].meta = {**node.meta, **inner[part].meta}
+
+    def _copied(self, node: fx.Node, made: Mapping[fx.Node, Any]) -> Any:
+        if node.target is operator.getitem and not isinstance(made[node.args[0]], fx.Node):
+            return made[node.args[0]][node.args[1]]
+        extent = node.meta.get("val") if node.op == "call_function" else None
+        if not isinstance(extent, torch.SymInt):
+            return self.graph.node_copy(node, made.__getitem__)
+        if str(extent) not in self.extents:
+            self.extents[str(extent)] = self.graph.node_copy(node, made.__getitem__)
+        return self.extents[str(extent)]
+
+
+def with_graph(program: ExportedProgram, root: torch.nn.Module, graph: fx.Graph) -> ExportedProgram:
+    """The program with another graph, whose outputs may have other names, over the parts of
+    ``root``."""
+    signature = copy.deepcopy(program.graph_signature)
+    outputs: Sequence[Any] = graph.output_node().args[0]
+    for spec, node in zip(signature.output_specs, outputs, strict=True):
+        if isinstance(node, fx.Node):
+            spec.arg.name = node.name
+    state = {"state_dict": dict(program.state_dict), "constants": dict(program.constants)}
+    return program._update(fx.GraphModule(root, graph), signature, **state)
