@@ -180,7 +180,7 @@ class _Writer:
                 if isinstance(inner[part], fx.Node):
                     inner[part].meta = {**node.meta, **inner[part].meta}
 
-    def _copied(self, node: fx.Node, made: Mapping[fx.Node, Any]) -> Any:
+    def _copied(self, node: fx.Node, made: Mapping[Any, Any]) -> Any:
         if node.target is operator.getitem and not isinstance(made[node.args[0]], fx.Node):
             return made[node.args[0]][node.args[1]]
         extent = node.meta.get("val") if node.op == "call_function" else None
@@ -195,7 +195,7 @@ def with_graph(program: ExportedProgram, root: torch.nn.Module, graph: fx.Graph)
     """The program with another graph, whose outputs may have other names, over the parts of
     ``root``."""
     signature = copy.deepcopy(program.graph_signature)
-    outputs: Sequence[Any] = graph.output_node().args[0]
+    outputs: Any = graph.output_node().args[0]
     for spec, node in zip(signature.output_specs, outputs, strict=True):
         if isinstance(node, fx.Node):
             spec.arg.name = node.name
