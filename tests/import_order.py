@@ -180,6 +180,7 @@ ORDER = {
         "live_tokens",
         "kernel_cache",
         "routes",
+        "program_checks",
         "program",
         "promise",
         "detect_workspace",

@@ -33,8 +33,8 @@ from ..transform.insert_sread_swrite import (
     is_read,
     main_block,
 )
-from ..transform.unalign import is_buffer
 from .arrays import library_sums
+from .program_checks import check_program, symbolic_extents
 from .routes import Route, output_contraction, output_routes, read_routes
 
 _NO_AXIS = "indices not bare, or of a part, or other blocks need it whole"
@@ -122,7 +122,7 @@ class Program:
     @property
     def extents(self) -> list[str]:
         """Names of the symbolic extents."""
-        return [str(var.name) for var in _symbolic([*self.inputs, self.output])]
+        return [str(var.name) for var in symbolic_extents([*self.inputs, self.output])]
 
     def input(self, name: str) -> Param:
         """The input of that name; StopIteration if there is none."""
@@ -161,7 +161,7 @@ def analyse(tensors: Any, sparse: dict[str, SparsitySpec], *, apply_mask: bool =
         to apply; or two arrays, or two symbolic extents, have one name; or a parameter is no
         array, or no input has an extent.
     ShapeError
-        The specification does not fit the operand's rank.
+        The specification does not fit the operand's rank, or a sum is over no elements.
     """
     func = as_prim_func(tensors)
     operand, spec = _single(sparse)
@@ -169,12 +169,10 @@ def analyse(tensors: Any, sparse: dict[str, SparsitySpec], *, apply_mask: bool =
         expected = f"Mask, BitMask or BlockMask for {operand}"
         advice = "no other pattern has elements outside that a kernel reads"
         raise AxisError(mismatch("apply_mask", expected, type(spec).__name__, advice))
-    _check_arrays(func)
+    infos = block_infos(func)
+    check_program(func, infos)
     params = [_param(p) for p in func.params]
     names = [p.name for p in params]
-    infos = block_infos(func)
-    _check_names(params)
-    _check_order(infos, names)
     if operand not in names:
         expected = f"an input, one of {names[:-1]}, or the output {names[-1]}"
         raise AxisError(mismatch("sparse", expected, operand))
@@ -182,12 +180,11 @@ def analyse(tensors: Any, sparse: dict[str, SparsitySpec], *, apply_mask: bool =
     if apply_mask and not reads:
         raise AxisError(mismatch("apply_mask", f"a mask of an input, one of {names[:-1]}", operand))
     _check_rank(spec, params[names.index(operand)])
+    con = None if reads else output_contraction(func, spec)
     info = main_block(func, operand)
-    con: Contraction | None
-    if reads:
+    if con is None:
         con, routes = _reading(func, info, operand, spec)
     else:
-        con = output_contraction(func, spec)
         routes = output_routes(func, con, spec)
     return Program(
         func=func,
@@ -244,50 +241,6 @@ def _mask_name(operand: str, params: list[Param]) -> str:
     while name in [p.name for p in params]:
         name += "_"
     return name
-
-
-def _check_arrays(func: tirx.PrimFunc) -> None:
-    """Calls take arrays only: AxisError for a number among the parameters."""
-    for param in func.params:
-        if not is_buffer(param):
-            advice = "pass it as a tensor of shape (1,); extents come with the arrays"
-            raise AxisError(mismatch("tensors", "arrays only", f"the number {param.name}", advice))
-
-
-def _check_names(params: list[Param]) -> None:
-    """Calls know arrays and symbolic extents by name, the latter from inputs: AxisError if two of
-    either share one, or if no input has an extent."""
-    _check_distinct("inputs", [p.name for p in params], "pass name= to te.placeholder")
-    extents = _symbolic(params)
-    names = [str(var.name) for var in extents]
-    _check_distinct("symbolic extents", names, "pass a name to te.var")
-    told = {extent for p in params[:-1] for extent in p.shape if isinstance(extent, ir.Var)}
-    if lost := [str(var.name) for var in extents if var not in told]:
-        expected = "every symbolic extent to be that of an input"
-        raise AxisError(mismatch("tensors", expected, f"{', '.join(lost)}, which is of none"))
-
-
-def _symbolic(params: Sequence[Param]) -> list[ir.Var]:
-    """The variables of all extents, each once."""
-    found: list[ir.Var] = []
-    for extent in (extent for p in params for extent in p.shape):
-        tvm_ffi.structural_walk(extent, (ir.Var, found.append))
-    return list(dict.fromkeys(found))
-
-
-def _check_distinct(what: str, names: list[str], advice: str) -> None:
-    if len(set(names)) < len(names):
-        expected = f"{what} with names of their own"
-        raise AxisError(mismatch("tensors", expected, names, advice))
-
-
-def _check_order(infos: Sequence[BlockInfo], names: list[str]) -> None:
-    """The last array, and no other one, is computed."""
-    made = {a.buffer_name for info in infos for a in info.writes}
-    computed = [name for name in names if name in made]
-    if not names or computed != names[-1:]:
-        expected = "inputs, and then one tensor that is computed of them"
-        raise AxisError(mismatch("tensors", expected, f"{names}, of which {computed} are computed"))
 
 
 def _lookups(func: tirx.PrimFunc, infos: Sequence[BlockInfo], checked: str) -> tuple[Lookup, ...]:

@@ -235,3 +235,19 @@ def test_inputs_and_extents_have_names_of_their_own() -> None:
         text = r"^tensors: expected symbolic extents with names .*; pass a name to te.var"
         with pytest.raises(AxisError, match=text):
             analyse(difference(("left", "right"), shape), {"left": Rows()})
+
+
+def test_the_output_of_an_elementwise_operator_is_named_as_what_it_is() -> None:
+    x = te.placeholder((6, 4), "float32", "x")
+    twice = te.compute((6, 4), lambda i, j: x[i, j] * 2, "twice")
+    with pytest.raises(AxisError, match=r"sparse\['twice'\].*output of matmul.*another output"):
+        analyse([x, twice], {"twice": Mask()})
+
+
+@pytest.mark.parametrize("spec", [Mask(), Rows(), BlockMask(2, 3)], ids=str)
+def test_sums_over_no_elements_are_refused(spec: SparsitySpec) -> None:
+    lhs, rhs = te.placeholder((6, 0), "float32", "lhs"), te.placeholder((0, 5), "float32", "rhs")
+    k = te.reduce_axis((0, 0), "k")
+    out = te.compute((6, 5), lambda i, j: te.sum(lhs[i, k] * rhs[k, j], axis=k), "out")
+    with pytest.raises(ShapeError, match="^k: expected an extent of at least 1"):
+        analyse([lhs, rhs, out], {"lhs": spec})
