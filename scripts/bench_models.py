@@ -29,7 +29,7 @@ from pit_tvm.errors import PitError
 
 NAMES = (
     *("bert-base", "bert-large", "opt-1.3b", "opt-6.7b", "opt-13b", "opt-13b-step"),
-    *("modernbert-base", "mpnet-base", "bloom-12", "gemma3-12", "gpt-oss-4"),
+    *("modernbert-base", "mpnet-base", "bloom-12", "gemma2-12", "gemma3-12", "gpt-oss-4"),
 )
 MOST_TFLOPS = 790.0
 # Largest deviation at live tokens from the same weights in float32, relative to the largest value;

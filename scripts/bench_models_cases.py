@@ -21,6 +21,7 @@ _WITHOUT_HEAD = {
     "modernbert": "ModernBertModel",
     "mpnet": "MPNetModel",
     "bloom": "BloomModel",
+    "gemma2": "Gemma2Model",
     "gemma3": "Gemma3TextModel",
     "gpt-oss": "GptOssModel",
 }
@@ -105,7 +106,11 @@ def _sizes(hidden: int, layers: int, heads: int) -> dict[str, int]:
 
 
 _BLOOM = {"vocab_size": 32000, "hidden_size": 1024, "n_layer": 12, "n_head": 16}
-_GEMMA = {
+_GEMMA2 = {
+    **{**_sizes(2304, 12, 8), "intermediate_size": 9216, "num_key_value_heads": 4, "head_dim": 256},
+    **{"vocab_size": 32000, "sliding_window": 4096},
+}
+_GEMMA3 = {
     **{**_sizes(1152, 12, 4), "intermediate_size": 6912, "num_key_value_heads": 1, "head_dim": 256},
     **{"vocab_size": 32000, "sliding_window": 512, "max_position_embeddings": 4096},
 }
@@ -122,7 +127,8 @@ CASES = {
     "modernbert-base": Case("modernbert", {}, 32, 256.0, False, None, 512),
     "mpnet-base": Case("mpnet", {"max_position_embeddings": 514}, 32, 256.0, False, None, 512),
     "bloom-12": Case("bloom", _BLOOM, 32, 256.0, False, None, 512),
-    "gemma3-12": Case("gemma3", _GEMMA, 8, 1024.0, False, None, 2048),
+    "gemma2-12": Case("gemma2", _GEMMA2, 8, 1024.0, False, None, 2048),
+    "gemma3-12": Case("gemma3", _GEMMA3, 8, 1024.0, False, None, 2048),
     "gpt-oss-4": Case("gpt-oss", _GPT_OSS, 8, 512.0, False, None, 1024, routed=True),
 }
 
