@@ -301,4 +301,4 @@ _OURS = {
         )
     },
 }
-_BY_TORCH = [_ATEN._native_batch_norm_legit.no_stats, _ATEN.native_batch_norm.default]
+_BY_TORCH = [_ATEN._native_batch_norm_legit.no_stats]

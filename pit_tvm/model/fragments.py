@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -123,6 +124,8 @@ class _Known:
                 args = (args[0].clone(), *args[1:])
             found = self.table.get(target, target)(*args, **kwargs)
             declined |= found is NotImplemented
+            if isinstance(found, tuple):
+                return tuple(found)  # one with names would be made by a node of its own
             return () if declined else found
 
         graph = self._graph(run, operands)
@@ -134,7 +137,8 @@ class _Known:
 
     def _graph(self, run: Callable[..., Any], operands: Sequence[fx.Node]) -> fx.Graph:
         traced = make_fx(run, decomposition_table=dict(self.table), _allow_non_fake_inputs=True)
-        with self.fake:
+        # What is written in Python for extents that are symbols comes before torch's C++.
+        with self.fake, enable_python_dispatcher():
             graph = traced(*(one.meta["val"] for one in operands)).graph
         graph.eliminate_dead_code()
         return graph
