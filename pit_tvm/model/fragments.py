@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 Decompositions = Mapping[Any, Callable[..., Any]]
 _COMPOSITE = "CompositeImplicitAutograd"
+_BY_VALUES = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 
 
 def expanded(program: ExportedProgram, table: Decompositions) -> ExportedProgram | None:
@@ -42,22 +43,26 @@ def expanded(program: ExportedProgram, table: Decompositions) -> ExportedProgram
 
 
 def _is_plain(node: fx.Node) -> bool:
-    """Whether a node computes from its operands alone, and changes none."""
+    """Whether a node computes from its operands alone, and changes none; and its extents from
+    theirs, so that equal forms give equal ones."""
     if isinstance(node.target, torch._ops.OpOverload):
-        return not node.target._schema.is_mutable
+        return not (node.target._schema.is_mutable or _BY_VALUES & set(node.target.tags))
     return node.op != "get_attr" and not isinstance(node.target, torch._ops.HigherOrderOperator)
 
 
 def _writes_unseen(node: fx.Node) -> bool:
     """Whether a node that is not plain writes to its first operand only, which is a result of its
     own memory that nobody reads in another way afterwards: others see what it returns."""
-    if not isinstance(node.target, torch._ops.OpOverload) or not isinstance(node.args[0], fx.Node):
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+        return False
+    given = node.args[0] if node.args else None
+    if not isinstance(given, fx.Node):
         return False
     written = [one.alias_info is not None for one in node.target._schema.arguments]
-    given, others = node.args[0], [user for user in node.args[0].users if user is not node]
+    others = [user for user in given.users if user is not node]
     return (
         not any(written[1:])
-        and (_is_fresh(given) or (given.op == "call_function" and _writes_unseen(given)))
+        and (_is_fresh(given) or _writes_unseen(given))
         and all(user < node and _is_fresh(user) for user in others)
     )
 

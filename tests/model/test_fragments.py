@@ -145,6 +145,17 @@ IN_PLACE: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
 }
 
 
+def test_extents_that_values_decide_are_left_to_torch() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.where(x > 0)[0].float().sum() + torch.where(x < 0)[0].float().sum()
+
+    x = torch.randn(3, WIDTH)
+    program = exported(Model(), x)
+    assert fragments.expanded(program, decomposing._table()) is None
+    torch.testing.assert_close(decompose(program).module()(x), Model()(x))
+
+
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_writes_that_others_see_are_left_to_torch(name: str) -> None:
     class Model(nn.Module):
