@@ -18,11 +18,11 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 Decompositions = Mapping[Any, Callable[..., Any]]
 _COMPOSITE = "CompositeImplicitAutograd"
-_BY_VALUES = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 
 
 def expanded(program: ExportedProgram, table: Decompositions) -> ExportedProgram | None:
@@ -46,7 +46,8 @@ def _is_plain(node: fx.Node) -> bool:
     """Whether a node computes from its operands alone, and changes none; and its extents from
     theirs, so that equal forms give equal ones."""
     if isinstance(node.target, torch._ops.OpOverload):
-        return not (node.target._schema.is_mutable or _BY_VALUES & set(node.target.tags))
+        by_values = free_unbacked_symbols(node.meta.get("val", ()))
+        return not (node.target._schema.is_mutable or by_values)
     return node.op != "get_attr" and not isinstance(node.target, torch._ops.HigherOrderOperator)
 
 

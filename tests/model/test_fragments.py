@@ -156,6 +156,15 @@ def test_extents_that_values_decide_are_left_to_torch() -> None:
     torch.testing.assert_close(decompose(program).module()(x), Model()(x))
 
 
+def test_places_by_numbers_are_no_extents_that_values_decide() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+            return torch.softmax(x[ids % 2], -1)
+
+    program = exported(Model(), torch.randn(3, WIDTH), torch.arange(3))
+    assert fragments.expanded(program, decomposing._table()) is not None
+
+
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_writes_that_others_see_are_left_to_torch(name: str) -> None:
     class Model(nn.Module):
