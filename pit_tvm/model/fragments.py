@@ -28,7 +28,8 @@ _COMPOSITE = "CompositeImplicitAutograd"
 def expanded(program: ExportedProgram, table: Decompositions) -> ExportedProgram | None:
     """The program with the operators of ``table``, and those that torch has by others only, so
     replaced; ``program`` stays as it is. None where an operator writes to what others may see,
-    calls a part of the program, or comes to a constant: that takes a view of the whole."""
+    calls a part of the program, comes to a constant, or has extents that values decide: that takes
+    a view of the whole."""
     if not all(_is_plain(node) or _writes_unseen(node) for node in program.graph.nodes):
         return None
     known = _Known(table, detect_fake_mode([node.meta.get("val") for node in program.graph.nodes]))
