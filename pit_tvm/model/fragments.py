@@ -34,7 +34,8 @@ def expanded(program: ExportedProgram, table: Decompositions) -> ExportedProgram
         return None
     known = _Known(table, detect_fake_mode([node.meta.get("val") for node in program.graph.nodes]))
     replaced = {node: known.fragment_of(node) for node in program.graph.nodes}
-    if not all(f.is_plain for f in replaced.values() if f is not None):
+    traced = (graph for graph in known.graphs.values() if graph is not None)
+    if not all(_is_plain(part) for graph in traced for part in graph.nodes):
         return None
     writer = _Writer()
     for node, fragment in replaced.items():
@@ -83,10 +84,6 @@ class _Fragment:
 
     graph: fx.Graph
     operands: Sequence[fx.Node]
-
-    @property
-    def is_plain(self) -> bool:
-        return all(map(_is_plain, self.graph.nodes))
 
 
 class _Known:
