@@ -53,6 +53,24 @@ def _seen(window: Window, place: np.ndarray) -> np.ndarray:
     return np.asarray((apart <= before) & (-apart <= after))
 
 
+def masked_attention(
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, mask: ArrayLike, scale: float
+) -> Float64:
+    """softmax(scale * q k^T) v over the keys that ``mask`` lets each query see, zeros where it sees
+    none: ``q [batch, heads, queries, dim]``, ``k`` and ``v [batch, kv_heads, keys, ..]``, ``mask``
+    of a shape that broadcasts to ``[batch, heads, queries, keys]``.
+    """
+    query = live(q)
+    share = query.shape[1] // np.shape(k)[1]
+    key, value = (np.repeat(live(one), share, axis=1) for one in (k, v))
+    scores = np.where(mask, query @ key.swapaxes(-1, -2) * scale, -np.inf)
+    peak = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+    weights = np.exp(scores - np.where(np.isinf(peak), 0, peak))
+    total = weights.sum(axis=-1, keepdims=True)
+    shares = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
+    return np.asarray(shares @ value)
+
+
 def layer_norm(x: ArrayLike, gamma: ArrayLike, beta: ArrayLike, eps: float) -> Float64:
     """Rows of ``x [t, width]`` with mean 0 and variance 1, times ``gamma``, plus ``beta``."""
     rows = live(x)

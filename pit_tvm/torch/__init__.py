@@ -4,6 +4,7 @@ Importing this package registers the operators ``torch.ops.pit_tvm.*``.
 """
 
 from ..gates import Gate
+from .attention import masked_attention
 from .experts import experts_forward, register_experts
 from .functional import grouped_linear, linear_rows, moe_feed_forward
 from .modules import GroupedLinear, LinearRows, MoeFeedForward
@@ -16,6 +17,7 @@ __all__ = [
     "experts_forward",
     "grouped_linear",
     "linear_rows",
+    "masked_attention",
     "moe_feed_forward",
     "register_experts",
 ]

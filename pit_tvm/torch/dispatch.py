@@ -25,12 +25,13 @@ class CustomOperator:
     The dispatcher takes 20 microseconds of the host for an operator in Python, and 50 where there
     are gradients. It is needed for tensors that stand for others (fake, wrapped, batched), for
     compilers, and for modes and profiles, which look at operators; plain tensors do without.
+    ``strided``: the function takes tensors of any strides itself.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], strided: bool = False) -> None:
         self._function, self._name = function, function.__name__
         register = torch.library.custom_op(f"pit_tvm::{self._name}", mutates_args=())
-        self._library = register(_of_any_strides(function))
+        self._library = register(function if strided else _of_any_strides(function))
         self._differentiated: Any = None
 
     def register_fake(self, function: Callable[..., Any]) -> Callable[..., Any]:

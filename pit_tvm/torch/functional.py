@@ -16,27 +16,23 @@ since they would be lost, and so are those with gradients of ``torch.func``.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch._C import _functorch as functorch
 from torch.autograd import forward_ad
 
 from ..errors import DTypeError, ShapeError, mismatch
 from ..gates import PLAIN, Gate
 from ..op.epilogue import ACTIVATIONS
-from ..runtime.cuda_arrays import check_devices
-from ..runtime.torch_arrays import check_plain, check_strided
 from ..structs import check_flags
 from . import custom_ops
+from .arguments import CAST, autocast, check_same_device, check_tensors, check_type
 from .dispatch import differentiated, is_seen
 from .gradients import activate_live, feed_forward_in_parts, split_activation
 from .host import activate
 from .operators import repeated_layer, repeated_rows
 
-_CAST = (torch.float16, torch.bfloat16, torch.float32)  # what autocast converts, and experts take
-_TYPES = (*_CAST, torch.int8)
+_TYPES = (*CAST, torch.int8)
 
 
 def linear_rows(
@@ -85,10 +81,10 @@ def linear_rows(
         if made is not None:
             return made
     beside = {"weight": weight, **_present(bias=bias), kind: pattern}
-    _check_tensors({"x": x, **beside})
-    x, weight, bias = _autocast(x, weight, bias)
+    check_tensors({"x": x, **beside})
+    x, weight, bias = autocast(x, weight, bias)
     _check(x, weight, bias, 2, activation)
-    _check_devices(x, beside)
+    check_same_device(x, beside)
     if not _fits_lengths(x, pattern, kind):
         expected = f"the {math.prod(x.shape[:-2])} sequences of x"
         raise ShapeError(mismatch(kind, expected, f"{_sequences(pattern, kind)} sequences"))
@@ -130,11 +126,11 @@ def grouped_linear(
         An argument does not fit.
     """
     beside = {"weight": weight, **_present(bias=bias), "group_ids": group_ids}
-    _check_tensors({"x": x, **beside})
-    x, weight, bias = _autocast(x, weight, bias)
+    check_tensors({"x": x, **beside})
+    x, weight, bias = autocast(x, weight, bias)
     _check(x, weight, bias, 3, activation)
     _check_ids("group_ids", group_ids)
-    _check_devices(x, beside)
+    check_same_device(x, beside)
     lead = tuple(x.shape[:-1])
     if tuple(group_ids.shape[: len(lead)]) != lead or group_ids.dim() > len(lead) + 1:
         expected = f"{list(lead)}, or with a last dimension top_k"
@@ -201,12 +197,12 @@ def moe_feed_forward(
             return made
     beside: dict[str, Any] = {"up": up, "down": down, "expert_ids": expert_ids}
     beside |= {"expert_weights": expert_weights, **_present(up_bias=up_bias, down_bias=down_bias)}
-    _check_tensors({"x": x, **beside})
-    x, up, down, up_bias, down_bias = _autocast(x, up, down, up_bias, down_bias)
-    _check(x, up, None, 3, activation, "up", _CAST)
-    _check_type("down", down, x, x.dtype)
+    check_tensors({"x": x, **beside})
+    x, up, down, up_bias, down_bias = autocast(x, up, down, up_bias, down_bias)
+    _check(x, up, None, 3, activation, "up", CAST)
+    check_type("down", down, x, x.dtype)
     _check_ids("expert_ids", expert_ids)
-    _check_devices(x, beside)
+    check_same_device(x, beside)
     _check_routing(x, expert_ids, expert_weights)
     experts, wide, hidden = up.shape
     if gate is not None and wide % 2:
@@ -264,19 +260,6 @@ def _on_gpu(x: torch.Tensor) -> bool:
     return x.is_cuda
 
 
-def _autocast(x: torch.Tensor, *others: Any) -> Any:
-    """The tensors in the type of ``torch.autocast``, where that is on; what is none as it is."""
-    if x.is_meta:  # torch knows of no autocast there
-        return x, *others
-    if not torch.is_autocast_enabled(x.device.type):
-        return x, *others
-    dtype = torch.get_autocast_dtype(x.device.type)
-    return [
-        each.to(dtype) if isinstance(each, torch.Tensor) and each.dtype in _CAST else each
-        for each in (x, *others)
-    ]
-
-
 def _check(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -305,7 +288,7 @@ def _check(
     if x.dtype == torch.int8 and activation not in (None, "relu"):
         expected, advice = "None or 'relu' for x of int8", "apply torch's own to result.float()"
         raise DTypeError(mismatch("activation", expected, repr(activation), advice))
-    _check_type(name, weight, x, x.dtype)
+    check_type(name, weight, x, x.dtype)
     _check_bias("bias", bias, x, name, weight)
 
 
@@ -315,55 +298,15 @@ def _check_bias(
     """That a bias, if there is one, fits ``weight``, which is called ``of``."""
     if bias is None:
         return
-    _check_type(name, bias, x, torch.int32 if x.dtype == torch.int8 else x.dtype)
+    check_type(name, bias, x, torch.int32 if x.dtype == torch.int8 else x.dtype)
     if bias.shape != weight.shape[:-1]:  # torch would spread one of a single column
         expected = f"shape {list(weight.shape[:-1])}, as {of}"
         raise ShapeError(mismatch(name, expected, tuple(bias.shape)))
 
 
-def _check_type(name: str, array: torch.Tensor, x: torch.Tensor, dtype: torch.dtype) -> None:
-    if array.dtype != dtype:
-        expected, advice = f"{dtype} with x of {x.dtype}", f"convert it with .to({dtype})"
-        raise DTypeError(mismatch(name, expected, array.dtype, advice))
-
-
 def _present(**arrays: torch.Tensor | None) -> dict[str, torch.Tensor]:
     """Those that there are."""
     return {name: array for name, array in arrays.items() if array is not None}
-
-
-def _check_tensors(arrays: Mapping[str, object]) -> None:
-    transformed = not torch.compiler.is_compiling() and (
-        forward_ad._current_level >= 0 or functorch.peek_interpreter_stack() is not None
-    )
-    for name, array in arrays.items():
-        if not isinstance(array, torch.Tensor):
-            raise DTypeError(mismatch(name, "a torch tensor", type(array).__name__))
-        check_plain(name, array)
-        check_strided(name, array)
-        if transformed:
-            _check_derivatives(name, array)
-
-
-def _check_derivatives(name: str, array: torch.Tensor) -> None:
-    """DTypeError for a tensor with a tangent, also beneath ``torch.vmap``: torch calls operators
-    without a formula for it as if it were zero. And for one that ``torch.func`` takes gradients
-    to, which torch's custom operators have not."""
-    while functorch.is_batchedtensor(array):
-        array = functorch.get_unwrapped(array)
-    if forward_ad.unpack_dual(array).tangent is not None:
-        advice = "pass .detach(), or use torch's own layers: these go backward only"
-        raise DTypeError(mismatch(name, "a tensor without a tangent", "one that has one", advice))
-    if functorch.is_gradtrackingtensor(array) and differentiated(array):
-        expected, got = "a tensor without gradients of torch.func", "one that has them"
-        raise DTypeError(mismatch(name, expected, got, "use .backward() or torch.autograd.grad"))
-
-
-def _check_devices(x: torch.Tensor, others: dict[str, torch.Tensor]) -> None:
-    """DTypeError for a tensor on another device than ``x``: torch calls the fake implementation, as
-    for ``x`` on "meta", if any of them is there, and nothing would be computed."""
-    if not x.is_meta:
-        check_devices("x", x, others)
 
 
 def _check_ids(name: str, ids: torch.Tensor) -> None:

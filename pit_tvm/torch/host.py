@@ -242,3 +242,17 @@ def combined(
     picked = rows.reshape(*ids.shape, rows.shape[-1]).float() * live[..., None]
     # Nobody asked for what has no weight, which may be infinite.
     return picked.masked_fill((live == 0)[..., None], 0.0).sum(1).to(dtype)
+
+
+@_uncast
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """``softmax(scale * q @ k.T) @ v`` over the keys of a mask, zeros for queries that see none."""
+    if not k.shape[2]:
+        return q.new_zeros((*q.shape[:-1], v.shape[-1])) + 0 * (q.sum() + v.sum())
+    blind = ~mask.any(dim=-1, keepdim=True)
+    grouped = k.shape[1] != q.shape[1]
+    attend = functional.scaled_dot_product_attention
+    out = attend(q, k, v, mask | blind, scale=scale, enable_gqa=grouped)
+    return out.masked_fill(blind, 0)

@@ -16,11 +16,13 @@
 #include <type_traits>
 #include <vector>
 
+#define CUDART_INF_F INFINITY
 #define __global__
 #define __device__
 #define __host__
 #define __forceinline__ inline
-#define __launch_bounds__(threads)
+#define __noinline__
+#define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __shared__  // of the one kind that is known: `buf_dyn_shmem_ptr` below
 
@@ -214,6 +216,10 @@ inline void copy(unsigned at, const void* from, int bytes, bool real = true, int
   else current->open.push_back({to, from, bytes});
 }
 
+inline void copy16_or_zero(unsigned at, const void* from, int bytes) {
+  copy(at, from, 16, bytes == 16);
+}
+
 // Launches follow one another here.
 inline void await_predecessor() {}
 inline void let_successor_in() {}
@@ -307,6 +313,8 @@ inline void round_to_tf32(uint32_t& rounded, float value) {
   std::memcpy(&rounded, &value, 4);
   if (std::isfinite(value)) rounded = (rounded + 0x1000u) & ~0x1fffu;
 }
+
+inline void exp2(float& power, float value) { power = std::exp2(value); }
 
 template <typename T>
 float element(uint32_t word, int at) {
@@ -415,10 +423,31 @@ inline int __shfl_up_sync(unsigned, int value, unsigned delta, int) {
   return other < 0 ? value : warp(other, 0);
 }
 
+inline unsigned __shfl_xor_sync(unsigned, unsigned value, int mask, int) {
+  return emulated::Warp(value)(threadIdx.x % 32 ^ mask, 0);
+}
+
 inline float __shfl_xor_sync(unsigned, float value, int mask, int) {
   uint32_t bits;
   std::memcpy(&bits, &value, 4);
   return __uint_as_float(emulated::Warp(bits)(threadIdx.x % 32 ^ mask, 0));
+}
+
+inline int __popc(unsigned word) { return __builtin_popcount(word); }
+inline int __clz(int word) { return word ? __builtin_clz(word) : 32; }
+
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+  return (uint64_t{high} << 32 | low) >> shift % 32;
+}
+
+template <typename T>
+T __ldg(const T* at) {
+  if (reinterpret_cast<uintptr_t>(at) % sizeof(T)) emulated::fail(cudaErrorMisalignedAddress);
+  return *at;
+}
+template <typename T>
+T __ldcs(const T* at) {
+  return __ldg(at);
 }
 
 inline unsigned __reduce_or_sync(unsigned, unsigned value) {

@@ -25,7 +25,7 @@ OLDEST = 12  # of g++: the first to know 16-bit floats in C++
 
 _HEADER = Path(__file__).with_name("cuda_emulation.h")
 _EMPTY = (  # headers that sources include, and that ours replaces
-    *("cuda.h", "cuda_runtime.h", "cuda_fp16.h", "cuda_bf16.h"),
+    *("cuda.h", "cuda_runtime.h", "cuda_fp16.h", "cuda_bf16.h", "math_constants.h"),
     *("tvm/ffi/function.h", "tvm/ffi/extra/cuda/device_guard.h"),
 )
 _FLAGS = ("-std=c++17", "-O0", "-w", "-fPIC", "-fno-strict-aliasing")
@@ -37,6 +37,7 @@ _PTX = {
     r"cp\.async\.commit_group;": "commit_group",
     r"griddepcontrol\.wait;": "await_predecessor",
     r"griddepcontrol\.launch_dependents;": "let_successor_in",
+    r"cp\.async\.cg\.shared\.global \[%0\], \[%1\], 16, %2;": "copy16_or_zero",
     r"cp\.async\.c[ag]\.shared\.global ": "copy",
     r"ld\.shared\.b32 ": "load_shared",
     r"@p ld\.global\.L1::no_allocate\.v4\.b32 ": "load4_if",
@@ -46,6 +47,7 @@ _PTX = {
     r"cvt\.rn\.bf16x2\.f32 ": "pack<nv_bfloat16>",
     r"red\.global\.add\.v4\.f32 ": "add4",
     r"cvt\.rna\.tf32\.f32 ": "round_to_tf32",
+    r"ex2\.approx\.ftz\.f32 ": "exp2",
     r"ldmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16 ": "ldmatrix<false>",
     r"ldmatrix\.sync\.aligned\.m8n8\.x4\.trans\.shared\.b16 ": "ldmatrix<true>",
     r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\.f16\.f32 ": "mma<half>",

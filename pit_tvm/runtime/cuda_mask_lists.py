@@ -1,0 +1,325 @@
+"""CUDA kernels that list, from a boolean mask, the keys that tiles of queries see.
+
+Both axes of a mask are permutation-invariant for attention: queries are independent, and sums over
+keys may be taken in any order (PIT, SOSP'23, section 3). So queries that see about as many keys
+share a tile of `QUERIES`, those that see most first, and the micro-tile is a column of a tile. A
+list names the keys that any query of a tile sees, with a bit for each query beside each of them.
+
+Three kernels: `fold_queries` reads the mask once and leaves bits, `order_queries` sorts rows by how
+many they have, `list_keys` makes lists of tiles. Nothing depends on the order in which CTAs run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm.script import tirx as T
+
+from ..schedules.cuda_masked_attention_parts import KEYS, QUERIES, WORDS
+from ..schedules.dependent import after_predecessor
+from .cuda_detect_device import (
+    BYTES,
+    WARP,
+    below,
+    full_warp,
+    is_set,
+    lanes_of_group,
+    live_bits,
+    load16,
+    load_any,
+    popcount,
+    warp_scan,
+    warps_scan,
+)
+
+ROWS = 8  # of a CTA that folds: one of each warp
+_AT_ONCE = 4  # loads of a lane that are under way together
+_LOT = _AT_ONCE * WARP
+ORDER_THREADS = 1024
+_CLASSES = 16  # of queries, by the logarithm of their keys to the base of 4
+LIST_THREADS = 512
+_LIST_WARPS = LIST_THREADS // WARP
+_EACH = 8  # words of 32 keys that a warp deals with at once
+SPAN = _LIST_WARPS * _EACH * WARP  # keys of a tile that are looked at together
+
+
+def fold_queries(whole: bool) -> tvm.tirx.PrimFunc:
+    """``lines`` (rows, halves), uint16: bits of the keys of every row; count (rows,): how many.
+
+    mask: the address of rows times ``keys`` bytes, 0 where a key is not seen; with ``whole`` every
+    row begins at a multiple of 16 bytes. Keys beyond the last are not seen.
+    """
+
+    @T.prim_func
+    def kernel(mask: T.int64, keys: T.int32, p_lines: T.handle, p_count: T.handle):
+        rows = T.int32()
+        halves = T.int32()
+        lines = T.match_buffer(p_lines, (rows, halves), "uint16", align=4)
+        count = T.match_buffer(p_count, (rows,), "int32", align=4)
+        T.device_entry()
+        place = T.cta_id([T.truncdiv(rows + ROWS - 1, ROWS)])
+        thread = T.thread_id([ROWS * WARP])
+        loaded = T.alloc_local([_AT_ONCE, 4], "uint32")
+        total = T.alloc_local([1], "int32")
+        after_predecessor()
+        lane: T.let = T.truncmod(thread, WARP)
+        row: T.int32 = place * ROWS + T.truncdiv(thread, WARP)
+        if row < rows:
+            start: T.int64 = mask + T.cast(row, "int64") * T.cast(keys, "int64")
+            total[0] = 0
+            for step in T.serial(T.truncdiv(halves + _AT_ONCE * WARP - 1, _AT_ONCE * WARP)):
+                for u in T.unroll(_AT_ONCE):
+                    half: T.let = (step * _AT_ONCE + u) * WARP + lane
+                    at: T.let = start + T.cast(half, "int64") * BYTES
+                    words = T.meta_var(T.address_of(loaded[u, 0]))
+                    if whole:
+                        load16(words, at, T.cast(half * BYTES < keys, "bool"), 8)
+                    else:
+                        load_any(words, at, keys - half * BYTES)
+                for u in T.unroll(_AT_ONCE):
+                    mine: T.let = (step * _AT_ONCE + u) * WARP + lane
+                    live: T.uint32 = live_bits(T.address_of(loaded[u, 0]), full_warp(), 8)
+                    if mine < halves:
+                        lines[row, mine] = T.cast(live, "uint16")
+                        total[0] = total[0] + popcount(live)
+            warp_scan(total, lane)
+            if lane == WARP - 1:
+                count[row] = total[0]
+
+    return kernel
+
+
+def order_queries() -> tvm.tirx.PrimFunc:
+    """``order`` (planes, places): the rows of each plane by the class of their ``count`` (planes,
+    rows), largest first, of equal ones the last first; -1 behind them.
+
+    A class is a logarithm to the base of 4, so that rows that are alike stay neighbours.
+    """
+    warps = ORDER_THREADS // WARP
+
+    @T.prim_func
+    def kernel(p_count: T.handle, p_order: T.handle):
+        planes = T.int32()
+        rows = T.int32()
+        places = T.int32()
+        count = T.match_buffer(p_count, (planes, rows), "int32", align=4)
+        order = T.match_buffer(p_order, (planes, places), "int32", align=4)
+        T.device_entry()
+        plane = T.cta_id([planes])
+        thread = T.thread_id([ORDER_THREADS])
+        pool = T.SMEMPool()
+        tally = pool.alloc((_CLASSES * warps,), "int32", align=16)  # by class, then by warp
+        totals = pool.alloc((WARP,), "int32", align=16)
+        pool.commit()
+        value = T.alloc_local([1], "int32")
+        total = T.alloc_local([1], "int32")
+        kinds = T.alloc_local([_AT_ONCE], "int32")
+        lane: T.let = T.truncmod(thread, WARP)
+        warp: T.let = T.truncdiv(thread, WARP)
+        if thread < _CLASSES * warps:
+            tally[thread] = 0
+        after_predecessor()
+        each: T.int32 = T.truncdiv(rows + warps * _LOT - 1, warps * _LOT) * _LOT
+        for turn in T.unroll(2):
+            T.cuda.cta_sync()
+            for step in T.serial(T.truncdiv(each, _LOT)):
+                for u in T.unroll(_AT_ONCE):
+                    at: T.let = warp * each + step * _LOT + u * WARP + lane
+                    kinds[u] = -1
+                    if at < rows:
+                        kinds[u] = count[plane, rows - 1 - at]
+                for u in T.unroll(_AT_ONCE):
+                    row: T.let = rows - 1 - (warp * each + step * _LOT + u * WARP + lane)
+                    kind: T.int32 = _class_of(kinds[u])
+                    same: T.uint32 = lanes_of_group(kind, _CLASSES)
+                    if kind >= 0:
+                        run: T.int32 = tally[kind * warps + warp]
+                        if turn == 1:
+                            order[plane, run + popcount(T.bitwise_and(same, below(lane)))] = row
+                    T.cuda.warp_sync()
+                    if kind >= 0:
+                        if T.bitwise_and(same, below(lane)) == T.uint32(0):
+                            tally[kind * warps + warp] = tally[kind * warps + warp] + popcount(same)
+                    T.cuda.warp_sync()
+            if turn == 0:
+                T.cuda.cta_sync()
+                value[0] = 0
+                if thread < _CLASSES * warps:
+                    value[0] = tally[thread]
+                own: T.int32 = value[0]
+                warp_scan(value, lane)
+                own = value[0] - own
+                if lane == WARP - 1:
+                    totals[warp] = value[0]
+                warps_scan(value, total, totals, thread, warps)
+                if thread < _CLASSES * warps:
+                    tally[thread] = value[0] + own
+        rest: T.int32 = rows + thread
+        if rest < places:
+            order[plane, rest] = -1
+
+    return kernel
+
+
+def _class_of(keys: Any) -> Any:
+    """int32: 0 for the most keys; up to 3 keys are of the last class, and fewer than 0 of none."""
+    code = (
+        "__forceinline__ __device__ int pit_class_of(int keys) {\n"
+        "  if (keys < 4) return keys < 0 ? -1 : "
+        f"{_CLASSES - 1};\n"
+        f"  return {_CLASSES - 1} - (31 - __clz(keys)) / 2;\n}}\n"
+    )
+    return T.cuda.func_call("pit_class_of", keys, source_code=code, return_type="int32")
+
+
+def _any_of(word: Any) -> Any:
+    """uint32: the bits that are set in a word of any lane."""
+    code = (
+        "__forceinline__ __device__ unsigned pit_any_of(unsigned word) {\n"
+        "  return __reduce_or_sync(~0u, word);\n}\n"
+    )
+    return T.cuda.func_call("pit_any_of", word, source_code=code, return_type="uint32")
+
+
+@T.meta_class
+class _Span:
+    """Bits of a tile's queries for `SPAN` keys in shared memory, and how many keys of each word
+    any of them sees."""
+
+    def __init__(self) -> None:
+        pool: Any = T.SMEMPool()
+        # An odd number of words: lanes that read a column meet no other's bank.
+        self.rows = pool.alloc((QUERIES, SPAN // WARP + 1), "uint32", align=16)
+        self.totals = pool.alloc((WARP,), "int32", align=16)
+        pool.commit()
+        self.some = T.alloc_local([_EACH], "uint32")
+        self.column = T.alloc_local([WORDS], "uint32")
+        self.place = T.alloc_local([1], "int32")
+        self.total = T.alloc_local([1], "int32")
+
+    @T.inline
+    def read(self, lines, order, plane, tile, first, ordered, alike, warp, lane):
+        """Bits of the tile's queries from word ``first`` on; of the one row for all, if they are
+        ``alike``."""
+        for r in T.unroll(QUERIES // _LIST_WARPS):
+            own: T.let = r * _LIST_WARPS + warp
+            row: T.int32 = tile * QUERIES + own
+            if ordered:
+                row = order[plane, tile * QUERIES + own]
+            for u in T.unroll(SPAN // WARP // WARP):
+                at: T.let = u * WARP + lane
+                word: T.uint32 = T.uint32(0)
+                if (row >= 0) & (row < lines.shape[1]) & (first + at < lines.shape[2]):
+                    word = lines[plane, row, first + at]
+                self.rows[own, at] = word
+
+    @T.inline
+    def look(self, warp, lane):
+        """``some`` of the words of a warp, and ``place``: how many keys are listed before them."""
+        self.total[0] = 0
+        for u in T.unroll(_EACH):
+            at: T.let = u * _LIST_WARPS + warp
+            self.some[u] = _any_of(T.bitwise_or(self.rows[lane, at], self.rows[WARP + lane, at]))
+            self.total[0] = self.total[0] + popcount(self.some[u])
+        if lane == 0:
+            self.totals[warp] = self.total[0]
+
+    @T.inline
+    def columns(self, at, lane):
+        """``column``: of the key of each lane in a word, which queries see it."""
+        for w in T.unroll(WORDS):
+            word: T.uint32 = self.rows[w * WARP + lane, at]
+            self.column[w] = word
+            self._swap(w, lane, 16, 0x0000FFFF)
+            self._swap(w, lane, 8, 0x00FF00FF)
+            self._swap(w, lane, 4, 0x0F0F0F0F)
+            self._swap(w, lane, 2, 0x33333333)
+            self._swap(w, lane, 1, 0x55555555)
+
+    @T.inline
+    def _swap(self, w, lane, step, kept):
+        """Of blocks of twice ``step`` lanes and bits, the upper right and lower left parts change
+        places; ``kept`` has the bits on the left."""
+        own: T.uint32 = self.column[w]
+        other: T.uint32 = T.cuda.__shfl_xor_sync(full_warp(), own, step, 32)
+        if T.bitwise_and(lane, step) == 0:
+            self.column[w] = T.bitwise_or(
+                T.bitwise_and(own, T.uint32(kept)),
+                T.shift_left(T.bitwise_and(other, T.uint32(kept)), T.uint32(step)),
+            )
+        else:
+            self.column[w] = T.bitwise_or(
+                T.bitwise_and(own, T.bitwise_not(T.uint32(kept))),
+                T.bitwise_and(T.shift_right(other, T.uint32(step)), T.uint32(kept)),
+            )
+
+
+def list_keys(ordered: bool) -> tvm.tirx.PrimFunc:
+    """Lists of the keys that tiles see: ids (planes, tiles, capacity) and bits (planes, tiles,
+    `WORDS`, capacity), filled with -1 and 0 up to a multiple of `KEYS`; count (planes, tiles)
+    counts the keys without these.
+
+    lines (planes, rows, words), uint32: bits of every row; order (planes, tiles * `QUERIES`): the
+    rows of all tiles, -1 for none, if they are ``ordered``. ``alike`` 1: the one row of a plane is
+    that of all queries. Capacity is a multiple of `KEYS`, and at least all keys.
+    """
+
+    @T.prim_func
+    def kernel(
+        p_lines: T.handle,
+        p_order: T.handle,
+        alike: T.int32,
+        p_ids: T.handle,
+        p_bits: T.handle,
+        p_count: T.handle,
+    ):
+        planes = T.int32()
+        rows = T.int32()
+        words = T.int32()
+        places = T.int32()
+        tiles = T.int32()
+        capacity = T.int32()
+        lines = T.match_buffer(p_lines, (planes, rows, words), "uint32", align=4)
+        order = T.match_buffer(p_order, (planes, places), "int32", align=4)
+        ids = T.match_buffer(p_ids, (planes, tiles, capacity), "int32", align=16)
+        bits = T.match_buffer(p_bits, (planes, tiles, WORDS, capacity), "uint32", align=16)
+        count = T.match_buffer(p_count, (planes, tiles), "int32", align=4)
+        T.device_entry()
+        tile, plane = T.cta_id([tiles, planes])
+        thread = T.thread_id([LIST_THREADS])
+        span = _Span()
+        after_predecessor()
+        lane: T.let = T.truncmod(thread, WARP)
+        warp: T.let = T.truncdiv(thread, WARP)
+        found: T.int32 = 0
+        for part in T.serial(T.truncdiv(words + SPAN // WARP - 1, SPAN // WARP)):
+            span.read(lines, order, plane, tile, part * (SPAN // WARP), ordered, alike, warp, lane)
+            T.cuda.cta_sync()
+            span.look(warp, lane)
+            warps_scan(span.place, span.total, span.totals, thread, _LIST_WARPS)
+            place: T.int32 = found + span.place[0]
+            for u in T.unroll(_EACH):
+                some: T.uint32 = span.some[u]
+                if some != T.uint32(0):
+                    at: T.let = u * _LIST_WARPS + warp
+                    span.columns(at, lane)
+                    if is_set(some, lane) != 0:
+                        mine: T.let = place + popcount(T.bitwise_and(some, below(lane)))
+                        ids[plane, tile, mine] = (part * (SPAN // WARP) + at) * WARP + lane
+                        for w in T.unroll(WORDS):
+                            bits[plane, tile, w, mine] = (
+                                full_warp() if alike != 0 else span.column[w]
+                            )
+                    place = place + popcount(some)
+            found = found + span.total[0]
+            T.cuda.cta_sync()
+        rest: T.let = found + thread
+        if rest < T.truncdiv(found + KEYS - 1, KEYS) * KEYS:
+            ids[plane, tile, rest] = -1
+            for w in T.unroll(WORDS):
+                bits[plane, tile, w, rest] = T.uint32(0)
+        if thread == 0:
+            count[plane, tile] = found
+
+    return kernel

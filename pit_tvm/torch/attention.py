@@ -1,0 +1,119 @@
+"""Attention by a mask that may be new at every call."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ..errors import DTypeError, ShapeError, mismatch
+from . import custom_ops
+from .arguments import autocast, check_same_device, check_tensors, check_type
+from .dispatch import differentiated
+from .host import attention
+
+_ON_CUDA = (torch.float16, torch.bfloat16)
+_TYPES = (*_ON_CUDA, torch.float32)
+
+
+def masked_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """``softmax(scale * q @ k.T) @ v`` over the keys that ``mask`` lets each query see.
+
+    As ``torch.nn.functional.scaled_dot_product_attention`` with a boolean mask, of which any
+    pattern may be new at every call: windows with keys that all see, packed documents, blocks,
+    keys picked by a model. On CUDA every 64 queries gather the keys that any of them sees, so the
+    work is that of live columns of 64 x 1; the list is made on the device, by one pass over the
+    mask (PIT, SOSP'23, section 3). Where gradients may be asked for, and on CPUs, torch computes
+    it of all keys.
+
+    Parameters
+    ----------
+    q, k, v
+        ``[batch, heads, queries, dim]``, ``[batch, kv_heads, keys, dim]`` and ``[batch, kv_heads,
+        keys, value_dim]``; kv_heads divides heads. float16 or bfloat16, on CPUs float32 as well.
+        Heads are at most 256 wide on CUDA. Best where columns are contiguous and multiples of 8:
+        others are copied.
+    mask
+        bool, of a shape that broadcasts to ``[batch, heads, queries, keys]``: True where a query
+        sees a key.
+    scale
+        Of the scores; ``1 / sqrt(dim)`` if None.
+
+    Returns
+    -------
+    ``[batch, heads, queries, value_dim]`` of the type of ``q``: zeros for queries that see no key.
+    Heads of a query lie side by side in memory.
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        An argument does not fit.
+    """
+    check_tensors({"q": q, "k": k, "v": v, "mask": mask})
+    q, k, v = autocast(q, k, v)
+    check_same_device(q, {"k": k, "v": v, "mask": mask}, "q")
+    _check(q, k, v, mask)
+    factor = _checked_scale(scale, q.shape[-1])
+    seen = _planes(mask, q.shape, k.shape[2])
+    if differentiated(q, k, v):
+        return attention(q, k, v, seen, factor)
+    return custom_ops.masked_attention(q, k, v, seen, factor)
+
+
+def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> None:
+    types = _ON_CUDA if q.is_cuda else _TYPES
+    if q.dtype not in types:
+        raise DTypeError(mismatch("q", f"one of {', '.join(map(str, types))}", q.dtype))
+    for name, each in (("k", k), ("v", v)):
+        check_type(name, each, q, q.dtype, "q")
+    if mask.dtype is not torch.bool:
+        advice = "True where a query sees a key: convert it with mask > -1, mask != 0 or alike"
+        raise DTypeError(mismatch("mask", "bool", mask.dtype, advice))
+    for name, each in (("q", q), ("k", k), ("v", v)):
+        if each.dim() != 4:
+            expected = "[batch, heads, rows, columns]"
+            raise ShapeError(mismatch(name, expected, tuple(each.shape)))
+    batch, heads, _, dim = q.shape
+    shape = batch, k.shape[1], k.shape[2], dim
+    if tuple(k.shape) != shape or not k.shape[1] or heads % k.shape[1]:
+        expected = f"[{batch}, a divisor of {heads}, keys, {dim}], as q"
+        raise ShapeError(mismatch("k", expected, tuple(k.shape)))
+    if v.shape[:3] != k.shape[:3]:
+        expected = f"[{', '.join(map(str, k.shape[:3]))}, columns], as k"
+        raise ShapeError(mismatch("v", expected, tuple(v.shape)))
+    if not dim:
+        raise ShapeError(mismatch("q", "at least one column", tuple(q.shape)))
+
+
+def _checked_scale(scale: Any, dim: int) -> float:
+    if scale is None:
+        return 1 / math.sqrt(dim)
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not math.isfinite(scale):
+        raise DTypeError(mismatch("scale", "a finite number or None", repr(scale)))
+    return float(scale)
+
+
+def _planes(mask: torch.Tensor, shape: torch.Size, keys: int) -> torch.Tensor:
+    """The mask as [batch or 1, heads or 1, queries or 1, keys], of which nothing is repeated that
+    it repeats."""
+    wanted = (*shape[:3], keys)
+    fits = mask.dim() <= 4 and all(
+        have in (1, want)
+        for have, want in zip(reversed(mask.shape), reversed(wanted), strict=False)
+    )
+    if not fits:
+        expected = f"a shape that broadcasts to {list(wanted)}"
+        raise ShapeError(mismatch("mask", expected, tuple(mask.shape)))
+    planes = mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
+    for at in range(3):  # what `expand` repeats
+        if planes.stride(at) == 0 and planes.shape[at] > 1:
+            planes = planes.narrow(at, 0, 1)
+    return planes if planes.shape[3] == keys else planes.expand(*planes.shape[:3], keys)

@@ -1,0 +1,215 @@
+"""Attention by a mask on a GPU: its lists and its product, run by a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pit_tvm.errors import ScheduleError, ShapeError
+from pit_tvm.reference import attention as reference
+from pit_tvm.runtime.cuda_build import cuda_source
+from pit_tvm.runtime.cuda_masked_attention import CudaMaskedAttention, lists_module
+from pit_tvm.runtime.cuda_modules import named_module
+from pit_tvm.runtime.cuda_view import CudaView
+from pit_tvm.runtime.kernel_cache import KernelCache
+from pit_tvm.schedules.cuda_masked_attention import masked_attention
+from pit_tvm.schedules.cuda_masked_attention_parts import AttentionTile
+from tests.runtime.cuda_emulation import Emulator, OnDevice
+from tests.schedules.cuda_text import cuda_text
+
+
+class _Emulated(CudaMaskedAttention):
+    """Kernels of a CPU, on CPU tensors; memory is new, and holds nothing that could be meant."""
+
+    def __init__(self, cache: KernelCache, emulator: Emulator) -> None:
+        super().__init__(cache, "sm_90a")
+        self._emulator = emulator
+        self._memory = self  # type: ignore[assignment]
+        self._made: dict[object, Any] = {}
+
+    def keep(self, make: Any, like: Any, *size: Any) -> Any:
+        made = make(like, *size)
+        for each in vars(made).values():
+            if isinstance(each, torch.Tensor):
+                each.fill_(2**30)
+        return made
+
+    def kernel(self, tile: AttentionTile) -> Any:
+        return self._run(tile, lambda: named_module({"main": masked_attention(tile)}), "main")
+
+    def _list_kernel(self, name: str, option: bool = False) -> Any:
+        return self._run("lists", lists_module, f"{name}_{option:d}")
+
+    def _run(self, key: object, module: Callable[[], Any], name: str) -> Any:
+        if key not in self._made:
+            source = cuda_source(module(), tirx=True)
+            self._made[key] = self._emulator.compile_source(source).mod
+        kernel = self._made[key][name]
+        return lambda *args: kernel(*map(_on_device, args))
+
+
+def _on_device(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return OnDevice(value.numpy())
+    if isinstance(value, CudaView):
+        value._header.device_id = 0
+    return value
+
+
+@pytest.fixture(scope="module")
+def attend(emulator: Emulator, cache: KernelCache) -> CudaMaskedAttention:
+    """The class, on numpy's memory."""
+    return _Emulated(cache, emulator)
+
+
+def _mask(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Random, with queries that see all keys and none, and keys that all see and none."""
+    mask = rng.random(shape) < rng.choice([0.003, 0.1, 0.6])
+    mask[..., rng.integers(shape[-1])] = rng.random() < 0.5
+    mask[..., rng.integers(shape[-2]), :] = True
+    mask[..., rng.integers(shape[-2]), :] = False
+    return mask
+
+
+def _listed(attend: CudaMaskedAttention, mask: np.ndarray, queries: int) -> list[list[set[int]]]:
+    """Of each plane and query the keys that its tile's list lets it see."""
+    lists = attend.listed(torch.from_numpy(mask), queries)
+    rows = lists.order.numpy() if lists.ordered else np.arange(lists.order.shape[1])[None]
+    planes, tiles = lists.count.shape
+    seen: list[list[set[int]]] = [[set() for _ in range(queries)] for _ in range(planes)]
+    for plane, tile in np.ndindex(planes, tiles):
+        count = int(lists.count[plane, tile])
+        filled = -(-count // 64) * 64
+        ids, bits = lists._ids[plane, tile].numpy(), lists._bits[plane, tile].numpy()
+        assert len(set(ids[:count])) == count and (ids[count:filled] == -1).all()
+        assert not bits[:, count:filled].any()
+        words = np.ascontiguousarray(bits[:, :count].T).view(np.uint8)
+        own = np.unpackbits(words, axis=1, bitorder="little").astype(bool)
+        assert own.any(axis=1).all()
+        for place in range(64):
+            row = int(rows[min(plane, len(rows) - 1), tile * 64 + place])
+            if 0 <= row < queries:
+                seen[plane][row] |= set(ids[:count][own[:, place]].tolist())
+            elif mask.shape[2] > 1:
+                assert not own[:, place].any()
+    return seen
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 1, 100, 1040), (1, 3, 70, 37), (1, 1, 64, 5000), (1, 1, 1030, 16), (2, 2, 1, 64)]
+)
+def test_lists_name_what_each_query_sees(
+    attend: CudaMaskedAttention, rng: np.random.Generator, shape: tuple[int, ...]
+) -> None:
+    mask = _mask(rng, shape)
+    queries = shape[2] if shape[2] > 1 else 9
+    found = _listed(attend, mask, queries)
+    wanted = np.broadcast_to(mask, (*shape[:2], queries, shape[3])).reshape(-1, queries, shape[3])
+    for plane, rows in enumerate(found):
+        assert rows == [set(np.flatnonzero(row).tolist()) for row in wanted[plane]]
+
+
+def test_queries_that_see_many_keys_share_tiles(
+    attend: CudaMaskedAttention, rng: np.random.Generator
+) -> None:
+    mask = np.zeros((1, 1, 300, 640), bool)
+    mask[..., :40] = True
+    many = rng.permutation(300)[:50]
+    mask[:, :, many] = True
+    counts = attend.listed(torch.from_numpy(mask), 300).count.numpy()[0]
+    assert counts.tolist() == [640, 40, 40, 40, 40]
+
+
+@pytest.mark.parametrize(
+    ("shape", "heads", "widths", "planes"),
+    [
+        ((2, 4, 70, 130), 2, (64, 64), (2, 1)),
+        ((1, 2, 130, 300), 2, (40, 56), (1, 2)),
+        ((1, 1, 64, 70), 1, (136, 72), (1, 1)),
+        ((2, 2, 1, 90), 2, (33, 7), (2, 2)),
+    ],
+)
+def test_agrees_with_the_reference(
+    attend: CudaMaskedAttention,
+    rng: np.random.Generator,
+    shape: tuple[int, int, int, int],
+    heads: int,
+    widths: tuple[int, int],
+    planes: tuple[int, int],
+) -> None:
+    batch, all_heads, queries, keys = shape
+    mask = _mask(rng, (*planes, queries, keys))
+    # Heads side by side, and one behind the other.
+    q = rng.standard_normal((batch, queries, all_heads, widths[0])).astype(np.float16)
+    k = rng.standard_normal((batch, heads, keys, widths[0])).astype(np.float16)
+    v = rng.standard_normal((batch, heads, keys, widths[1])).astype(np.float16)
+    unseen = ~mask.any(axis=(0, 1, 2))
+    k[..., unseen, :], v[..., unseen, :] = np.nan, np.inf  # nobody reads them
+    query = torch.from_numpy(q).transpose(1, 2)
+    out = torch.full((batch, queries, all_heads, widths[1]), torch.nan, dtype=torch.float16)
+    given = [torch.from_numpy(one.copy()) for one in (k, v, mask)]
+    attend(query, *given, 0.3, out.transpose(1, 2))
+    k[..., unseen, :], v[..., unseen, :] = 0, 0
+    wanted = reference.masked_attention(query.numpy(), k, v, mask, 0.3)
+    np.testing.assert_allclose(out.transpose(1, 2).numpy(), wanted, atol=4e-3)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.7])
+def test_scales_need_not_be_positive(
+    attend: CudaMaskedAttention, rng: np.random.Generator, scale: float
+) -> None:
+    q, k, v = (rng.standard_normal((1, 1, 20, 64)).astype(np.float16) for _ in range(3))
+    mask = _mask(rng, (1, 1, 20, 20))
+    out = torch.full((1, 1, 20, 64), torch.nan, dtype=torch.float16)
+    attend(*map(torch.from_numpy, (q, k, v, mask)), scale, out)
+    wanted = reference.masked_attention(q, k, v, mask, scale)
+    np.testing.assert_allclose(out.numpy(), wanted, atol=8e-3)
+
+
+def test_missing_numbers_spread_to_who_sees_them(
+    attend: CudaMaskedAttention, rng: np.random.Generator
+) -> None:
+    q, k, v = (rng.standard_normal((1, 1, 4, 64)).astype(np.float16) for _ in range(3))
+    k[0, 0, 1, 0] = np.nan
+    mask = np.eye(4, dtype=bool)[None, None]
+    out = torch.full((1, 1, 4, 64), 7.0, dtype=torch.float16)
+    attend(*map(torch.from_numpy, (q, k, v, mask)), 1.0, out)
+    assert torch.isnan(out[0, 0, 1]).all()
+    np.testing.assert_allclose(out[0, 0, [0, 2, 3]].numpy(), v[0, 0, [0, 2, 3]], atol=1e-3)
+
+
+def test_no_keys_give_zeros(attend: CudaMaskedAttention) -> None:
+    q, none = torch.ones((1, 1, 3, 8), dtype=torch.float16), torch.ones((1, 1, 0, 8)).half()
+    out = torch.full((1, 1, 3, 8), torch.nan, dtype=torch.float16)
+    attend(q, none, none, torch.ones((1, 1, 3, 0), dtype=torch.bool), 1.0, out)
+    assert not out.any()
+
+
+def test_refuses_wide_heads(attend: CudaMaskedAttention) -> None:
+    q = torch.ones((1, 1, 3, 264), dtype=torch.float16)
+    with pytest.raises(ShapeError, match="at most 256"):
+        attend(q, q, q, torch.ones((1, 1, 3, 3), dtype=torch.bool), 1.0, torch.empty_like(q))
+
+
+@pytest.mark.parametrize(
+    "tile",
+    [
+        AttentionTile("float32", 64, 64, 2),
+        AttentionTile("float16", 32, 64, 2),
+        AttentionTile("float16", 64, 320, 2),
+        AttentionTile("float16", 64, 64, 1),
+    ],
+)
+def test_refuses_tiles_that_cannot_be_built(tile: AttentionTile) -> None:
+    with pytest.raises(ScheduleError, match="masked_attention"):
+        masked_attention(tile)
+
+
+def test_kernels_overlap_and_never_wait_for_the_host() -> None:
+    text = cuda_text(masked_attention(AttentionTile("bfloat16", 64, 64, 2)))
+    assert "griddepcontrol.wait" in text and "mma.sync" in text
+    assert "__launch_bounds__(128, 4)" in text

@@ -1,0 +1,123 @@
+"""`pit_tvm.torch.masked_attention` on a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pit_tvm.torch as pit
+from pit_tvm.errors import DTypeError, ShapeError
+from pit_tvm.reference import attention as reference
+
+
+def _operands(
+    batch: int = 2, heads: int = 4, kv_heads: int = 2, queries: int = 7, keys: int = 9
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q = torch.randn(batch, queries, heads, 16).transpose(1, 2)
+    return q, torch.randn(batch, kv_heads, keys, 16), torch.randn(batch, kv_heads, keys, 24)
+
+
+def _reference(q: Any, k: Any, v: Any, mask: torch.Tensor, scale: float) -> np.ndarray:
+    given = (each.detach().float().numpy() for each in (q, k, v))
+    return reference.masked_attention(*given, mask.numpy(), scale)
+
+
+@given(st.data())
+@settings(max_examples=30, deadline=None)
+def test_masks_of_any_shape_that_broadcasts(data: st.DataObject) -> None:
+    shape = (2, 4, data.draw(st.integers(0, 5)), data.draw(st.integers(0, 6)))
+    own = [data.draw(st.sampled_from([1, extent])) for extent in shape]
+    mask = torch.rand(own[data.draw(st.integers(0, 4)) :]) < data.draw(st.sampled_from([0, 0.5, 1]))
+    if data.draw(st.booleans()):
+        mask = mask.expand(shape)
+    q, k, v = _operands(queries=shape[2], keys=shape[3])
+    out = pit.masked_attention(q, k, v, mask)
+    assert out.shape == (*shape[:3], 24) and out.transpose(1, 2).is_contiguous()
+    np.testing.assert_allclose(out.numpy(), _reference(q, k, v, mask, 0.25), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_types_of_16_bits(dtype: torch.dtype) -> None:
+    q, k, v = (each.to(dtype) for each in _operands())
+    mask = torch.rand(7, 9) < 0.5
+    out = pit.masked_attention(q, k, v, mask, scale=-0.4)
+    assert out.dtype == dtype
+    np.testing.assert_allclose(out.float().numpy(), _reference(q, k, v, mask, -0.4), atol=5e-2)
+
+
+def test_keys_that_queries_can_see_decide_not_their_order() -> None:
+    q, k, v = _operands()
+    mask = torch.rand(7, 9) < 0.4
+    rows, columns = torch.randperm(7), torch.randperm(9)
+    turned = q[:, :, rows], k[:, :, columns], v[:, :, columns], mask[rows][:, columns]
+    torch.testing.assert_close(
+        pit.masked_attention(*turned), pit.masked_attention(q, k, v, mask)[:, :, rows]
+    )
+
+
+def test_gradients_are_those_of_attention_where_keys_are_seen() -> None:
+    q, k, v = (each.double().float().detach().requires_grad_() for each in _operands())
+    mask = torch.rand(7, 9) < 0.3
+    mask[2] = False
+    pit.masked_attention(q, k, v, mask).square().sum().backward()
+    found = [each.grad for each in (q, k, v)]
+    q, k, v = (each.detach().clone().requires_grad_() for each in (q, k, v))
+    scores = q @ k.repeat_interleave(2, dim=1).mT / 4
+    weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1).nan_to_num(0)
+    seen = mask.any(dim=-1)
+    out = (weights @ v.repeat_interleave(2, dim=1))[:, :, seen]
+    for mine, theirs in zip(found, torch.autograd.grad(out.square().sum(), (q, k, v)), strict=True):
+        torch.testing.assert_close(mine, theirs.nan_to_num(0))
+
+
+def test_compilers_see_one_operator() -> None:
+    q, k, v = _operands()
+    mask = torch.rand(2, 1, 7, 9) < 0.5
+    torch.library.opcheck(torch.ops.pit_tvm.masked_attention, (q, k, v, mask, 0.25))
+    step = torch.compile(lambda *given: pit.masked_attention(*given) * 2, fullgraph=True)
+    torch.testing.assert_close(step(q, k, v, mask), pit.masked_attention(q, k, v, mask) * 2)
+
+
+def test_autocast_chooses_the_type() -> None:
+    q, k, v = _operands()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert pit.masked_attention(q, k, v, torch.ones(9).bool()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "error", "text"),
+    [
+        ("q", lambda q: q[0], ShapeError, "q: expected \\[batch, heads, rows, columns\\]"),
+        ("q", lambda q: q.double(), DTypeError, "q: expected one of"),
+        ("q", lambda q: q[:, :3], ShapeError, "a divisor of 3"),
+        ("q", lambda q: q.numpy(), DTypeError, "q: expected a torch tensor"),
+        ("k", lambda k: k.half(), DTypeError, "k: expected torch.float32 with q"),
+        ("k", lambda k: k[..., :8], ShapeError, "k: expected"),
+        ("k", lambda k: k[:1], ShapeError, "k: expected"),
+        ("k", lambda k: k[:, :0], ShapeError, "k: expected"),
+        ("v", lambda v: v[:, :, 1:], ShapeError, "v: expected"),
+        ("mask", lambda mask: mask.int(), DTypeError, "mask: expected bool"),
+        ("mask", lambda mask: mask[:, 1:], ShapeError, "mask: expected a shape that broadcasts"),
+        ("mask", lambda mask: mask[None, None, None], ShapeError, "broadcasts to"),
+        ("scale", lambda _: float("nan"), DTypeError, "scale: expected a finite number"),
+        ("scale", lambda _: True, DTypeError, "scale"),
+        ("scale", lambda _: "1", DTypeError, "scale"),
+    ],
+)
+def test_refuses_what_does_not_fit(name: str, changed: Any, error: Any, text: str) -> None:
+    q, k, v = _operands()
+    given = {"q": q, "k": k, "v": v, "mask": torch.ones(7, 9).bool(), "scale": None}
+    given[name] = changed(given[name])
+    with pytest.raises(error, match=text):
+        pit.masked_attention(**given)  # type: ignore[arg-type]
+
+
+def test_refuses_a_tensor_elsewhere() -> None:
+    q, k, v = _operands()
+    with pytest.raises(DTypeError, match="mask: expected the device of q"):
+        pit.masked_attention(q, k, v, torch.ones(7, 9, device="meta").bool())
