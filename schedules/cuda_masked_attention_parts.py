@@ -15,6 +15,7 @@ from .hopper_swrite import PTX_TYPE
 QUERIES = 64  # of a tile
 KEYS = 64  # of a step
 WORDS = QUERIES // 32  # of the bits that tell which queries see a key
+PART_FACTS = 6  # what a CTA is told: tile, first step, last, slot, part, parts
 STEP = 64  # widths of heads are multiples in shared memory
 MOST_WIDE = 256
 LANES, _ROWS = 32, 16  # rows of a warp, and of one instruction
@@ -38,6 +39,11 @@ class AttentionTile:
     def held(self) -> bool:
         """Whether queries stay in registers."""
         return self.deep <= 128
+
+    @property
+    def laid(self) -> int:
+        """float32 numbers of a part of a tile: sums of all threads, scores, weights."""
+        return (self.wide // 2 + 4) * THREADS
 
     @property
     def ctas(self) -> int:
@@ -88,6 +94,7 @@ class QueryTile:
         self.v = pool.alloc((tile.stages, KEYS, tile.wide), tile.dtype, align=128)
         self.bits = pool.alloc((tile.stages, WORDS, KEYS), "uint32", align=16)
         self.rows = pool.alloc((QUERIES,), "int32", align=16)
+        self.last = pool.alloc((4,), "int32", align=16)
         pool.commit()
         self.q_at, self.out_at = T.local_scalar("int64"), T.local_scalar("int64")
         self.k_at, self.v_at = T.local_scalar("int64"), T.local_scalar("int64")
@@ -103,6 +110,15 @@ class QueryTile:
         self.weight = T.alloc_local([2], "float32")
         self.base = T.alloc_local([2], "float32")
         self.shrink = T.alloc_local([2], "float32")
+
+    @T.inline
+    def begin(self):
+        """No key has been seen."""
+        for i in T.unroll(self.tile.wide // 2):
+            self.sums[i] = T.float32(0)
+        for r in T.unroll(2):
+            self.peak[r] = T.float32("-inf")
+            self.weight[r] = T.float32(0)
 
     @T.inline
     def fetch_queries(self, q, row_step, order, ordered, first, queries, dim, thread):
@@ -275,6 +291,37 @@ class QueryTile:
                     self._multiply(self.sums, c * 8 + h * 4, self.p, 0, h)
 
     @T.inline
+    def lay_out(self, laid, at, thread):
+        """Leave what the CTA has, for the one that adds up the tile."""
+        half = T.meta_var(self.tile.wide // 2)
+        for i in T.unroll(half):
+            laid[at + i * THREADS + thread] = self.sums[i]
+        for r in T.unroll(2):
+            laid[at + (half + r) * THREADS + thread] = self.peak[r]
+            laid[at + (half + 2 + r) * THREADS + thread] = self.weight[r]
+
+    @T.inline
+    def take_in(self, laid, at, thread, scale):
+        """Add what a CTA has left."""
+        half = T.meta_var(self.tile.wide // 2)
+        for r in T.unroll(2):
+            other: T.float32 = laid[at + (half + r) * THREADS + thread]
+            top: T.float32 = T.max(self.peak[r], other)
+            self.base[r] = T.if_then_else(top == T.float32("-inf"), T.float32(0), top * scale)
+            T.ptx["ex2.approx.ftz.f32"](self.shrink[r], self.peak[r] * scale - self.base[r])
+            T.ptx["ex2.approx.ftz.f32"](self.base[r], other * scale - self.base[r])
+            self.peak[r] = top
+            self.weight[r] = (
+                self.weight[r] * self.shrink[r]
+                + laid[at + (half + 2 + r) * THREADS + thread] * self.base[r]
+            )
+        for i in T.unroll(half):
+            self.sums[i] = (
+                self.sums[i] * self.shrink[i // 2 % 2]
+                + laid[at + i * THREADS + thread] * self.base[i // 2 % 2]
+            )
+
+    @T.inline
     def store(self, out, row_step, dim, warp, lane):
         """Write sums by weights, by way of the warp's rows of q; zeros where no key is seen."""
         pack = T.meta_var(PACK[self.tile.dtype])
@@ -307,3 +354,17 @@ class QueryTile:
                     out.ptr_to([self.out_at + T.cast(row, "int64") * row_step + piece * _PIECE]),
                     *[self.b[w] for w in range(4)],
                 )
+
+
+def comes_last(at: Any, parts: Any) -> Any:
+    """int32: whether all other CTAs of a tile have come before, whose memory can be read then; the
+    number at ``at`` is 0 again behind the last. By one thread, behind a barrier of its CTA."""
+    code = (
+        "__forceinline__ __device__ int pit_comes_last(int* at, int parts) {\n"
+        "  __threadfence();\n"
+        "  bool last = atomicAdd(at, 1) == parts - 1;\n"
+        "  if (last) *at = 0;\n"
+        "  __threadfence();\n"
+        "  return last;\n}\n"
+    )
+    return T.cuda.func_call("pit_comes_last", at, parts, source_code=code, return_type="int32")

@@ -236,6 +236,7 @@ ORDER = {
         "cuda_rows",
         "cuda_few_rows",
         "cuda_mask_lists",
+        "cuda_mask_parts",
         "cuda_masked_attention",
         "cuda_planner",
         "cuda_moving_code",

@@ -12,6 +12,7 @@ from ..schedules.cuda_masked_attention import masked_attention
 from ..schedules.cuda_masked_attention_parts import (
     KEYS,
     MOST_WIDE,
+    PART_FACTS,
     QUERIES,
     STEP,
     WORDS,
@@ -20,6 +21,7 @@ from ..schedules.cuda_masked_attention_parts import (
 from . import cuda_arrays
 from .cuda_detect_device import WARP
 from .cuda_mask_lists import fold_queries, list_keys, order_queries
+from .cuda_mask_parts import deal_lists
 from .cuda_modules import Kernel, ModuleKernels, cached_modules, named_module
 from .cuda_rows import FamilyKernels
 from .cuda_view import CudaView, view_of
@@ -29,6 +31,9 @@ from .kernel_cache import KernelCache
 _PIECE = 8  # elements of 16 bits in 16 bytes
 _BYTES = 16  # of one load
 _STAGES = 2  # more leave room for fewer CTAs, and gain nothing on an H200
+_CTAS = 132 * 4  # that an H200 holds at once
+_LEAST_SLOTS = 8  # of parts of lists that are cut, of each head and sequence
+_PART_BYTES = 48 << 20  # at most of all parts
 _MOST = 65535  # CTAs along the later axes of a grid
 
 
@@ -78,12 +83,14 @@ class CudaMaskedAttention(FamilyKernels):
         made = out if _fits(out) else out.new_empty((*shape[:-1], v_dim + -v_dim % _PIECE))
         _check_extents(dim, v_dim, shape, mask)
         lists = self.listed(mask, shape[2])
+        tile = _tile(cuda_arrays.dtype_name(q), dim, v_dim)
+        parts = self._dealt(lists, shape, tile)
         planes = mask.shape[1] * int(mask.shape[0] > 1), int(mask.shape[1] > 1)
         widths = given[0].shape[-1], given[2].shape[-1]
-        kernel = self.kernel(_tile(cuda_arrays.dtype_name(q), dim, v_dim))
-        kernel(
+        self.kernel(tile)(
             *(_flat(one) for one in given),
-            *(*lists.views, _flat(made), lists.ordered),
+            *(*lists.views, parts.work, lists.order, parts.laid, parts.arrived, _flat(made)),
+            *(lists.ordered, parts.slots),
             *(*shape[:3], *widths, shape[1] // k.shape[1], *planes),
             *(step for one in (*given, made) for step in one.stride()[:-1]),
             scale * math.log2(math.e),
@@ -101,8 +108,21 @@ class CudaMaskedAttention(FamilyKernels):
         if lists.ordered:
             self._list_kernel("order")(lists.counted, lists.order)
         list_keys = self._list_kernel("list", bool(lists.ordered))
-        list_keys(lists.lines, lists.views[-1], alike, *lists.views[:-1])
+        list_keys(lists.lines, lists.order, alike, *lists.views, lists.count)
         return lists
+
+    def _dealt(self, lists: _Lists, shape: tuple[int, ...], tile: AttentionTile) -> _Parts:
+        """Parts of the lists for the CTAs of sequences, heads and queries, ``shape``."""
+        batch, heads, queries, _ = shape
+        tiles, wanted = -(-queries // QUERIES), -(-_CTAS // (batch * heads))
+        most = _PART_BYTES // (batch * heads * tile.laid * 4)
+        slots = min(max(_LEAST_SLOTS, tiles // 4, wanted - tiles), most)
+        planes = lists.count.shape[0]
+        parts: _Parts = self._memory.keep(
+            _Parts, lists.count, planes, tiles + slots, batch * heads * slots, tile.laid, slots
+        )
+        self._list_kernel("deal")(lists.count, tiles, wanted, slots, parts.work)
+        return parts
 
     def _list_kernel(self, name: str, option: bool = False) -> Kernel:
         return self._kernels.find("cuda-mask-lists", lists_module, f"{name}_{option:d}")
@@ -115,7 +135,7 @@ class CudaMaskedAttention(FamilyKernels):
 class _Lists:
     """Memory for the lists of a mask [batch, heads, rows, keys].
 
-    ``views``: ids, bits, count and order, which is no order of rows that fill one tile.
+    ``views``: ids and bits. The order of rows that fill one tile holds anything.
     """
 
     def __init__(self, like: Any, batch: int, heads: int, rows: int, keys: int) -> None:
@@ -134,13 +154,27 @@ class _Lists:
             view_of(self._lines, "uint16", (planes * rows, words * 2)),
             self.counted.view(-1),
         )
-        order = view_of(self.order, "int32")
-        self.views = view_of(self._ids, "int32"), view_of(self._bits, "uint32"), self.count, order
+        self.views = view_of(self._ids, "int32"), view_of(self._bits, "uint32")
+
+
+class _Parts:
+    """What CTAs do, ``items`` of each plane; room for ``parts`` of cut lists, and their counters,
+    which begin at 0 and are 0 behind every call."""
+
+    def __init__(
+        self, like: Any, planes: int, items: int, parts: int, laid: int, slots: int
+    ) -> None:
+        self.slots = slots
+        self._work = cuda_arrays.empty_of("int32", like, (planes, items, PART_FACTS))
+        self._laid = cuda_arrays.empty_of("float32", like, (max(1, parts * laid),))
+        self.arrived = cuda_arrays.empty_of("int32", like, (max(1, parts),)).zero_()
+        self.work = view_of(self._work, "int32")
+        self.laid = view_of(self._laid, "float32")
 
 
 def lists_module() -> tvm.IRModule:
     """The kernels that make lists, by their names and options."""
-    made = {"order_0": order_queries()}
+    made = {"order_0": order_queries(), "deal_0": deal_lists()}
     for option in (False, True):
         made[f"fold_{option:d}"] = fold_queries(option)
         made[f"list_{option:d}"] = list_keys(option)

@@ -433,6 +433,7 @@ inline float __shfl_xor_sync(unsigned, float value, int mask, int) {
   return __uint_as_float(emulated::Warp(bits)(threadIdx.x % 32 ^ mask, 0));
 }
 
+inline void __threadfence() {}
 inline int __popc(unsigned word) { return __builtin_popcount(word); }
 inline int __clz(int word) { return word ? __builtin_clz(word) : 32; }
 

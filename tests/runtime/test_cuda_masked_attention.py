@@ -34,7 +34,7 @@ class _Emulated(CudaMaskedAttention):
     def keep(self, make: Any, like: Any, *size: Any) -> Any:
         made = make(like, *size)
         for each in vars(made).values():
-            if isinstance(each, torch.Tensor):
+            if isinstance(each, torch.Tensor) and each is not getattr(made, "arrived", None):
                 each.fill_(2**30)
         return made
 
@@ -187,6 +187,34 @@ def test_no_keys_give_zeros(attend: CudaMaskedAttention) -> None:
     out = torch.full((1, 1, 3, 8), torch.nan, dtype=torch.float16)
     attend(q, none, none, torch.ones((1, 1, 3, 0), dtype=torch.bool), 1.0, out)
     assert not out.any()
+
+
+def test_long_lists_are_computed_in_parts(
+    attend: CudaMaskedAttention, rng: np.random.Generator
+) -> None:
+    mask = rng.random((1, 2, 130, 800)) < 0.01
+    mask[:, :, rng.permutation(130)[:9]] = True  # a tile with many keys, and others with few
+    q, k, v = (rng.standard_normal((1, 2, n, 64)).astype(np.float16) for n in (130, 800, 800))
+    out = torch.full((1, 2, 130, 64), torch.nan, dtype=torch.float16)
+    given = [torch.from_numpy(one) for one in (q, k, v, mask)]
+    lists = attend.listed(given[3], 130)
+    tile = AttentionTile("float16", 64, 64, 2)
+    parts = attend._dealt(lists, (1, 2, 130, 64), tile)
+    for plane, work in enumerate(parts._work.numpy()):
+        steps = -(-lists.count[plane].numpy() // 64)
+        alive = work[work[:, 0] >= 0]
+        for number, whole in enumerate(steps):
+            mine = alive[alive[:, 0] == number]
+            assert (mine[:, 4] == np.arange(len(mine))).all() and (mine[:, 5] == len(mine)).all()
+            assert mine[0, 1] == 0 and (mine[1:, 1] == mine[:-1, 2]).all()
+            assert mine[-1, 2] == whole and ((mine[:, 3] >= 0) == (len(mine) > 1)).all()
+        cut = alive[alive[:, 3] >= 0]
+        assert len(cut) and len(set(cut[:, 3] + cut[:, 4])) == len(cut) <= parts.slots
+    for _ in range(2):  # counters are as they were
+        attend(*given, 0.125, out)
+        wanted = reference.masked_attention(q, k, v, mask, 0.125)
+        np.testing.assert_allclose(out.numpy(), wanted, atol=4e-3)
+        out.fill_(torch.nan)
 
 
 def test_refuses_wide_heads(attend: CudaMaskedAttention) -> None:

@@ -1,0 +1,113 @@
+"""CUDA kernel that deals lists of keys out to CTAs: long ones in parts.
+
+A few queries that see all keys would keep one CTA busy when all others are done, and so would the
+few tiles of a short sequence with many keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm.script import tirx as T
+
+from ..schedules.cuda_masked_attention_parts import KEYS, PART_FACTS
+from ..schedules.dependent import after_predecessor
+from .cuda_detect_device import WARP, cta_scan
+
+THREADS = 1024
+_WARPS = THREADS // WARP
+_LEAST = 4  # steps of a part: fewer take less time than to add it up
+
+
+def _parts(keys: Any, cut: Any) -> Any:
+    """int32: parts of a list, of about ``cut`` steps; one that is little longer stays whole."""
+    code = (
+        "__forceinline__ __device__ int pit_parts(int keys, int cut) {\n"
+        f"  int steps = (keys + {KEYS - 1}) / {KEYS};\n"
+        "  return steps - cut > cut / 3 ? (steps + cut - 1) / cut : 1;\n}\n"
+    )
+    return T.cuda.func_call("pit_parts", keys, cut, source_code=code, return_type="int32")
+
+
+def deal_lists() -> tvm.tirx.PrimFunc:
+    """``work`` (planes, items, `PART_FACTS`), int32: of each part of a list its tile, its first
+    step, the one behind its last, the first slot of the tile, its number, and how many there are.
+
+    count (planes, lines): keys of each list; the last one is that of all later of ``tiles`` tiles.
+    A list is cut if it is much longer than the mean of ``tiles`` or of ``wanted`` lists, whichever
+    are more, and parts of cut lists have slots, at most ``slots``. Items are at least tiles and
+    slots; behind the last part their tile is -1. A tile that is not cut has the slot -1.
+    """
+
+    @T.prim_func
+    def kernel(
+        p_count: T.handle, tiles: T.int32, wanted: T.int32, slots: T.int32, p_work: T.handle
+    ):
+        planes = T.int32()
+        lines = T.int32()
+        items = T.int32()
+        count = T.match_buffer(p_count, (planes, lines), "int32", align=4)
+        work = T.match_buffer(p_work, (planes, items, PART_FACTS), "int32", align=4)
+        T.device_entry()
+        plane = T.cta_id([planes])
+        thread = T.thread_id([THREADS])
+        pool = T.SMEMPool()
+        totals = pool.alloc((WARP,), "int32", align=16)
+        pool.commit()
+        value = T.alloc_local([1], "int32")
+        total = T.alloc_local([1], "int32")
+        after_predecessor()
+        turns: T.int32 = T.truncdiv(tiles + THREADS - 1, THREADS)
+        value[0] = 0
+        for turn in T.serial(turns):
+            if turn * THREADS + thread < tiles:
+                keys: T.let = count[plane, T.min(turn * THREADS + thread, lines - 1)]
+                value[0] = value[0] + T.truncdiv(keys + KEYS - 1, KEYS)
+        cta_scan(value, total, totals, thread, _WARPS)
+        cut: T.int32 = T.max(T.truncdiv(total[0], T.max(tiles, wanted) * 2) * 3 + 1, _LEAST)
+        needed: T.int32 = slots + 1
+        while needed > slots:
+            value[0] = 0
+            for turn in T.serial(turns):
+                if turn * THREADS + thread < tiles:
+                    parts: T.int32 = _parts(
+                        count[plane, T.min(turn * THREADS + thread, lines - 1)], cut
+                    )
+                    if parts > 1:
+                        value[0] = value[0] + parts
+            cta_scan(value, total, totals, thread, _WARPS)
+            needed = total[0]
+            if needed > slots:
+                cut = cut * 2
+        item: T.int32 = 0
+        slot: T.int32 = 0
+        for turn in T.serial(turns):
+            tile: T.int32 = turn * THREADS + thread
+            steps: T.int32 = 0
+            number: T.int32 = 0
+            if tile < tiles:
+                mine: T.let = count[plane, T.min(tile, lines - 1)]
+                steps = T.truncdiv(mine + KEYS - 1, KEYS)
+                number = _parts(mine, cut)
+            value[0] = number
+            cta_scan(value, total, totals, thread, _WARPS)
+            place: T.int32 = item + value[0]
+            item = item + total[0]
+            value[0] = T.Select(number > 1, number, 0)
+            cta_scan(value, total, totals, thread, _WARPS)
+            first: T.int32 = T.Select(number > 1, slot + value[0], -1)
+            slot = slot + total[0]
+            for p in T.serial(number):
+                work[plane, place + p, 0] = tile
+                work[plane, place + p, 1] = T.truncdiv(steps * p, number)
+                work[plane, place + p, 2] = T.truncdiv(steps * (p + 1), number)
+                work[plane, place + p, 3] = first
+                work[plane, place + p, 4] = p
+                work[plane, place + p, 5] = number
+        rest: T.int32 = item + thread
+        while rest < items:
+            work[plane, rest, 0] = -1
+            rest = rest + THREADS
+
+    return kernel
