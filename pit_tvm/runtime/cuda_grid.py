@@ -75,15 +75,25 @@ class GridPlanner(CudaPlanner):
 
     def decide(self, layout: Layout, counts: tuple[int, ...], fresh: bool = True) -> Plan:
         """Algorithm 1 for live rows and columns, without the cache."""
-        form, rates = self.form, self.rates()
-        work, dense = self._rows_work(layout, counts), self._library(layout, counts, fresh)
+        dense = self._library(layout, counts, fresh)
         assert dense is not None  # zeros are promised
-        packing, both = self._packing(layout), tuple[Candidate, ...]()
-        if form.both is not None and work.k:
-            columns = min(counts[1], work.k)
-            both = both_axes(ROWS, form.both, work, columns, packing, rates)
-        alone = rows_alone(ROWS, form.route.micro_tile, work, dense, packing, rates)
-        return cheapest((*both, *alone), rates.is_tuned(ROWS))
+        found = (*self._both(layout, counts), *self._alone(layout, counts, dense))
+        return cheapest(found, self.rates().is_tuned(ROWS))
+
+    def _both(self, layout: Layout, counts: tuple[int, ...]) -> tuple[Candidate, ...]:
+        """Candidates over live rows and columns."""
+        form, work = self.form, self._rows_work(layout, counts)
+        if form.both is None or not work.k:
+            return ()
+        columns = min(counts[1], work.k)
+        return both_axes(ROWS, form.both, work, columns, self._packing(layout), self.rates())
+
+    def _alone(
+        self, layout: Layout, counts: tuple[int, ...], dense: GpuDense | None
+    ) -> tuple[Candidate, ...]:
+        """Candidates over live rows, and the dense one."""
+        micro_tile, work = self.form.route.micro_tile, self._rows_work(layout, counts)
+        return rows_alone(ROWS, micro_tile, work, dense, self._packing(layout), self.rates())
 
     def _packing(self, layout: Layout) -> Packing:
         form, size = self.form, 2.0 * math.prod(layout.output)
@@ -114,11 +124,14 @@ class GridPlanner(CudaPlanner):
     def likely_tiles(self, layout: Layout) -> tuple[Tile, ...]:
         """The best tiles of rows alone and of both axes, whatever lives."""
         found: dict[Tile, None] = {}
+        lives: set[int] = set()
         for counts in self._likely_counts(layout):
-            candidates = [c for c in self.decide(layout, counts).candidates if c.tile is not None]
-            for both in (False, True):
-                same = [c for c in candidates if (c.micro_tile == self.form.both) == both]
-                found |= {c.tile: None for c in same[:1] if c.tile is not None}
+            kinds = [self._both(layout, counts)]
+            if counts[0] not in lives:  # no tile of rows alone depends on columns
+                kinds.insert(0, self._alone(layout, counts, None))
+                lives.add(counts[0])
+            for candidates in kinds:
+                found |= {c.tile: None for c in candidates[:1] if c.tile is not None}
         return tuple(found)
 
     def _likely_counts(self, layout: Layout) -> Iterable[tuple[int, ...]]:

@@ -64,12 +64,12 @@ def rows_alone(
     family: str,
     micro_tile: MicroTile,
     work: GpuWork,
-    dense: GpuDense,
+    dense: GpuDense | None,
     packing: Packing,
     rates: GpuRates,
 ) -> tuple[Candidate, ...]:
-    """Candidates for ``work``, a product of all of k, and the dense one: as of `select_gpu`, and
-    what turning takes."""
+    """Candidates for ``work``, a product of all of k, and the dense one if given: as of
+    `select_gpu`, and what turning takes."""
     plan = select_gpu(family, micro_tile, work, dense, rates, packing.stored)
     back = max(packing.back_us(work) - _HIDDEN_US, 0.0)
     moved = (("turn", packing.whole_us(work) + back),)

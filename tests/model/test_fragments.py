@@ -137,6 +137,8 @@ def test_an_extent_is_computed_once() -> None:
 IN_PLACE: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "of a result": (lambda x: (x + 1).mul_(2), True),
     "twice": (lambda x: (x + 1).mul_(2).add_(1), True),
+    "of one of several results": (lambda x: (y := x.topk(3), y[0].mul_(2))[1] + y[1], True),
+    "of one of several parts": (lambda x: (y := x + 1, y.split(4, 1)[0].mul_(2))[0] * 1, False),
     "of a result that was read": (lambda x: (y := x + 1).sum() + y.mul_(2), True),
     "of a result by two names": (lambda x: (y := x + 1).mul_(2) + y, True),
     "of a part": (lambda x: (y := x + 1, y[:, :2].mul_(2))[0] * 1, False),
