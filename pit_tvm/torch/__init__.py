@@ -4,7 +4,7 @@ Importing this package registers the operators ``torch.ops.pit_tvm.*``.
 """
 
 from ..gates import Gate
-from .attention import masked_attention
+from .attention import attention_forward, masked_attention, register_attention
 from .experts import experts_forward, register_experts
 from .functional import grouped_linear, linear_rows, moe_feed_forward
 from .modules import GroupedLinear, LinearRows, MoeFeedForward
@@ -14,10 +14,12 @@ __all__ = [
     "GroupedLinear",
     "LinearRows",
     "MoeFeedForward",
+    "attention_forward",
     "experts_forward",
     "grouped_linear",
     "linear_rows",
     "masked_attention",
     "moe_feed_forward",
+    "register_attention",
     "register_experts",
 ]

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from ..errors import DTypeError, ShapeError, mismatch
+from ..errors import BackendUnavailable, DTypeError, ShapeError, mismatch
+from ..schedules.cuda_masked_attention_parts import MOST_WIDE
 from . import custom_ops
 from .arguments import autocast, check_same_device, check_tensors, check_type
 from .dispatch import differentiated
@@ -117,3 +118,71 @@ def _planes(mask: torch.Tensor, shape: torch.Size, keys: int) -> torch.Tensor:
         if planes.stride(at) == 0 and planes.shape[at] > 1:
             planes = planes.narrow(at, 0, 1)
     return planes if planes.shape[3] == keys else planes.expand(*planes.shape[:3], keys)
+
+
+def register_attention(name: str = "pit_tvm") -> None:
+    """Make `attention_forward` known to transformers, for ``model.set_attn_implementation(name)``
+    and ``from_pretrained(..., attn_implementation=name)``.
+
+    Raises
+    ------
+    BackendUnavailable
+        transformers is missing, or has no interface of attention.
+    """
+    try:
+        from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    except ImportError as error:
+        advice = "pip install 'transformers>=5'"
+        expected = "a transformers with an interface of attention"
+        got = mismatch("register_attention", expected, str(error), advice)
+        raise BackendUnavailable(got) from error
+    ALL_ATTENTION_FUNCTIONS.register(name, attention_forward)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(name, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+
+
+def attention_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of a layer of transformers: `masked_attention` where a boolean mask says what is
+    seen by several queries, else transformers' own by ``scaled_dot_product_attention``, which also
+    has dropout, biases, a flag for causal attention without a mask, and is what gradients want.
+
+    Parameters and result are those of transformers' attention functions.
+
+    Raises
+    ------
+    DTypeError
+        The layer has sinks, which neither computes.
+    """
+    if kwargs.get("s_aux") is not None:
+        advice = "leave attn_implementation as it is, or compile with pit_tvm.model"
+        raise DTypeError(mismatch("attention", "one without sinks", "one that has them", advice))
+    given = query, key, value
+    ours = (
+        attention_mask is not None
+        and attention_mask.dtype is torch.bool
+        and query.shape[2] > 1
+        and not dropout
+        and all(kwargs.get(one) is None for one in ("position_bias", "softcap"))
+        and not differentiated(*given)
+        and (not query.is_cuda or query.dtype in _ON_CUDA)
+        and max(query.shape[-1], value.shape[-1]) <= MOST_WIDE
+    )
+    if not ours or attention_mask is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        options = {"dropout": dropout, "scaling": scaling, **kwargs}
+        found: tuple[torch.Tensor, None] = sdpa_attention_forward(
+            module, *given, attention_mask, **options
+        )
+        return found
+    out = masked_attention(*given, attention_mask[..., : key.shape[2]], scale=scaling)
+    return out.transpose(1, 2).contiguous(), None

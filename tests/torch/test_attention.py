@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import pit_tvm.torch as pit
 from pit_tvm.errors import DTypeError, ShapeError
 from pit_tvm.reference import attention as reference
+from pit_tvm.torch import attention
 
 
 def _operands(
@@ -121,3 +122,65 @@ def test_refuses_a_tensor_elsewhere() -> None:
     q, k, v = _operands()
     with pytest.raises(DTypeError, match="mask: expected the device of q"):
         pit.masked_attention(q, k, v, torch.ones(7, 9, device="meta").bool())
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    """A small model of transformers, with grouped queries."""
+    transformers = pytest.importorskip("transformers", reason="models are of transformers")
+    pit.register_attention()
+    sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "vocab_size": 50}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads)).eval()
+
+
+def _called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Shapes of queries of later calls of `masked_attention` by `attention_forward`."""
+    calls: list[tuple[int, ...]] = []
+    inner = attention.masked_attention
+
+    def record(q: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
+        calls.append(tuple(q.shape))
+        return inner(q, *others, **options)
+
+    monkeypatch.setattr(attention, "masked_attention", record)
+    return calls
+
+
+def test_models_of_transformers_take_it_by_name(
+    llama: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, mask = torch.randint(50, (3, 9)), torch.ones(3, 9, dtype=torch.long)
+    mask[0, :4] = mask[2, :7] = 0
+    llama.set_attn_implementation("sdpa")
+    with torch.no_grad():
+        wanted = llama(ids, attention_mask=mask).logits
+        text = llama.generate(ids, attention_mask=mask, max_new_tokens=4, do_sample=False)
+        llama.set_attn_implementation("pit_tvm")
+        calls = _called(monkeypatch)
+        found = llama(ids, attention_mask=mask).logits
+        assert calls == [(3, 4, 9, 8)] * 2
+        again = llama.generate(ids, attention_mask=mask, max_new_tokens=4, do_sample=False)
+    torch.testing.assert_close(found[mask.bool()], wanted[mask.bool()])
+    assert torch.equal(text, again) and len(calls) == 4  # later tokens are single queries
+
+
+def test_transformers_computes_what_has_no_mask_or_gradients(
+    llama: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llama.set_attn_implementation("pit_tvm")
+    calls = _called(monkeypatch)
+    ids = torch.randint(50, (2, 6))
+    llama(ids).logits.sum().backward()
+    with torch.no_grad():
+        llama(ids)
+    mask = torch.ones(2, 6, dtype=torch.long)
+    mask[0, 0] = 0
+    llama(ids, attention_mask=mask).logits.sum().backward()
+    assert not calls
+
+
+def test_sinks_are_refused() -> None:
+    q, k, v = _operands()
+    with pytest.raises(DTypeError, match="sinks"):
+        pit.attention_forward(torch.nn.Module(), q, k, v, None, s_aux=torch.zeros(4))
