@@ -74,8 +74,9 @@ def _is_fresh(node: fx.Node) -> bool:
     """Whether what a node gives shares no memory with its operands, nor one of several results with
     another; of operators by others, which may give back an operand as it is, that is not known."""
     if node.target is operator.getitem:
-        same = [user for user in node.args[0].users if user.args == node.args]
-        return len(same) == 1 and _is_fresh(node.args[0])
+        whole: Any = node.args[0]
+        same = [user for user in whole.users if user.args == node.args]
+        return len(same) == 1 and _is_fresh(whole)
     if not isinstance(node.target, torch._ops.OpOverload) or _is_composite(node.target):
         return False
     return all(one.alias_info is None for one in node.target._schema.returns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pit_tvm.torch as pit
-from pit_tvm.errors import DTypeError, ShapeError
+from pit_tvm.errors import BackendUnavailable, DTypeError, ShapeError
 from pit_tvm.reference import attention as reference
 from pit_tvm.torch import attention
 
@@ -178,6 +179,12 @@ def test_transformers_computes_what_has_no_mask_or_gradients(
     mask[0, 0] = 0
     llama(ids, attention_mask=mask).logits.sum().backward()
     assert not calls
+
+
+def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers.masking_utils", None)
+    with pytest.raises(BackendUnavailable, match="transformers with an interface of att.*pip"):
+        pit.register_attention()
 
 
 def test_sinks_are_refused() -> None:
