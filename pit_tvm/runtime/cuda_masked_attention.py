@@ -31,6 +31,7 @@ from .kernel_cache import KernelCache
 _PIECE = 8  # elements of 16 bits in 16 bytes
 _BYTES = 16  # of one load
 _STAGES = 2  # more leave room for fewer CTAs, and gain nothing on an H200
+_KEPT = 4  # sizes of lists and of parts: long sequences have large ones
 _CTAS = 132 * 4  # that an H200 holds at once
 _LEAST_SLOTS = 8  # of parts of lists that are cut, of each head and sequence
 _PART_BYTES = 48 << 20  # at most of all parts
@@ -48,7 +49,7 @@ class CudaMaskedAttention(FamilyKernels):
     def __init__(self, cache: KernelCache, arch: str) -> None:
         super().__init__(cache, arch)
         self._kernels = ModuleKernels(cached_modules(cache, arch))
-        self._memory = CudaWorkspace()
+        self._memory = CudaWorkspace(_KEPT)
 
     def __call__(self, q: Any, k: Any, v: Any, mask: Any, scale: float, out: Any) -> None:
         """Write ``out``; queries that see no key get zeros.

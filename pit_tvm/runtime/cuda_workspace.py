@@ -54,7 +54,7 @@ Take = Callable[[Any, str, int, int], CudaIndex]
 
 Made = TypeVar("Made")
 
-_MOST = 64  # kept by one thread
+_MOST = 64  # kept by one thread, where nobody says otherwise
 
 
 def new_index(like: Any, role: str, slots: int, extent: int) -> CudaIndex:
@@ -68,11 +68,11 @@ class CudaWorkspace:
 
     A stream does its work in order, so a call may overwrite what the call before it has read.
     While a CUDA graph is captured, or rehearsed, memory is new: it belongs to the graph. One that
-    launches a call again uses the memory of that call.
+    launches a call again uses the memory of that call. A thread keeps that of ``most`` sizes.
     """
 
-    def __init__(self) -> None:
-        self._memory = threading.local()
+    def __init__(self, most: int = _MOST) -> None:
+        self._memory, self._most = threading.local(), most
 
     def take(self, like: Any, role: str, slots: int, extent: int) -> CudaIndex:
         """A `Take`: what it gives holds until the same thread asks for the same again."""
@@ -94,7 +94,7 @@ class CudaWorkspace:
         if made is None:
             made = make(like, *size)
             if not is_rehearsed():
-                remember(known, key, made, _MOST)
+                remember(known, key, made, self._most)
         if now is not None:
             now.memory.append(made)
         return made
