@@ -43,6 +43,7 @@ DRAWN = (
         "compiled",
         "index",
     ),
+    *("full", "sdpa", "flex", "flex_mask"),
     *("select", "cached"),
 )
 FACTS = {"predicted_us": "predicted", "floor_us": "floor"}

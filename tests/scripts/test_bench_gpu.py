@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import bench_gpu_attention as attention
 import bench_gpu_cases as cases
 import bench_gpu_conversion as conversion
 import bench_gpu_decode as decode
@@ -82,7 +83,7 @@ def test_labels_are_unique_and_held_out_shapes_are_nobody_elses() -> None:
         *(cases.list_linear, cases.list_moe, cases.list_layers, cases.list_indexed),
         *(conversion.list_conversions, grains.list_grains, grains.list_tensor_cores),
         *(weights.list_weights, outputs.list_outputs, grid.list_grid),
-        *(decode.list_steps, sread.list_segments),
+        *(decode.list_steps, sread.list_segments, attention.list_attention),
     )
     for listed in (make(False) for make in made):
         labels = [case.label for case in listed]

@@ -312,6 +312,7 @@ def test_search_judges_plans_of_products_that_are_not_asked_for() -> None:
         "grid",
         "decode",
         "sread",
+        "attention",
         "search",
     ]
 
