@@ -30,6 +30,26 @@ def _of_any_number(name: str, make: Callable[..., te.Tensor]) -> Rule:
     return rule
 
 
+def _of_zeros(name: str) -> Rule:
+    """TVM's rule, but numbers that are 0 everywhere are read as any tensor is: kernels for GPUs
+    take what makes a tensor in its place."""
+
+    def rule(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        dtype = str(call.ty.dtype)
+        extents, number = (*call.args, relax.const(0, dtype))[:2]
+        if not _is_zero(number) or str(number.ty.dtype) != dtype:
+            return ir.Op.get(name).get_attr(RULE)(builder, call)
+        return builder.call_te(_filled, extents, number, primfunc_name_hint="full")
+
+    return rule
+
+
+def _filled(extents: Any, number: te.Tensor) -> te.Tensor:
+    """A tensor as large as another one, or of these extents."""
+    shape = extents.shape if isinstance(extents, te.Tensor) else extents
+    return te.compute(shape, lambda *_: number(), name="T_full", tag="broadcast")
+
+
 def _is_zero(expr: relax.Expr) -> bool:
     """Whether an expression is a floating-point 0."""
     return is_number(expr) and "float" in str(expr.ty.dtype) and not float(expr.value.numpy())
@@ -81,6 +101,10 @@ def _turns(y: Any, rest: Any) -> Any:
 RULES: dict[str, Rule] = {
     "relax.multiply": _of_any_number("relax.multiply", topi.multiply),
     "relax.divide": _of_any_number("relax.divide", topi.divide),
+    **{
+        f"relax.{name}": _of_zeros(f"relax.{name}")
+        for name in ("full", "full_like", "zeros", "zeros_like")
+    },
     "relax.subtract": _subtract,
     "relax.floor_divide": keeping("relax.floor_divide", _divided_down, 2),
     "relax.floor_mod": keeping("relax.floor_mod", _remainder, 2),

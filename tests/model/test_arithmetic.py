@@ -8,6 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tvm import relax, tirx  # noqa: E402
+from tvm.target import Target  # noqa: E402
+
+from pit_tvm.model.legalize import legalize  # noqa: E402
+from pit_tvm.schedules.cuda_elementwise import Vectorised  # noqa: E402
 from tests.model.targets import NARROW, ON_CPU, ON_GPU, both  # noqa: E402
 
 
@@ -82,6 +87,31 @@ def test_as_torch(model: type[torch.nn.Module], target: str, dtype: Any) -> None
     assert want.isnan().any()
     off = {"rtol": 4 * torch.finfo(dtype).eps, "atol": 1e-5} if dtype in NARROW else {}
     torch.testing.assert_close(got, want, equal_nan=True, **off)
+
+
+@pytest.mark.parametrize("make", ["full", "full_like", "zeros", "zeros_like"])
+def test_zeros_are_a_tensor_where_kernels_make_them_in_place(make: str) -> None:
+    x = relax.Var("x", relax.TensorType((7, 40), "float16"))
+    arguments = {
+        "full": ((7, 40), relax.const(0.0, "float16"), "float16"),
+        "full_like": (x, relax.const(0.0, "float16")),
+        "zeros": ((7, 40), "float16"),
+        "zeros_like": (x,),
+    }
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            zeros = builder.emit(getattr(relax.op, make)(*arguments[make]))
+            out = builder.emit_output(builder.emit(relax.op.multiply(zeros, x)))
+        builder.emit_func_output(out)
+    mod = legalize()(builder.get())
+    passes = (relax.transform.AnnotateTIROpPattern, relax.transform.FuseOps)
+    for one in (*passes, relax.transform.FuseTIR):
+        mod = one()(mod)
+    (fused,) = (func for func in mod.functions.values() if isinstance(func, tirx.PrimFunc))
+    scheduled = Vectorised().apply(fused, Target({"kind": "cuda", "arch": "sm_90a"}), False)
+    text = scheduled.mod["main"].script()
+    assert "param_0[()] * x[" in text and "T_full" not in text
 
 
 @pytest.mark.parametrize(("target", "dtype"), ON_CPU)
