@@ -30,6 +30,7 @@ from .kernel_cache import KernelCache
 
 _PIECE = 8  # elements of 16 bits in 16 bytes
 _BYTES = 16  # of one load
+_HALF = 16  # bits of half a word
 _STAGES = 2  # more leave room for fewer CTAs, and gain nothing on an H200
 _KEPT = 4  # sizes of lists and of parts: long sequences have large ones
 _CTAS = 132 * 4  # that an H200 holds at once
@@ -69,20 +70,20 @@ class CudaMaskedAttention(FamilyKernels):
         Raises
         ------
         ShapeError
-            A head is wider than 256 columns, or there are more than 65,535 heads, sequences, or
-            planes of the mask.
+            A head is wider than 256 columns, there are more than 65,535 heads, sequences, or
+            planes of the mask, or lists of the mask have places beyond 32 bits.
         """
         if not out.numel():
             return
         if not mask.numel():  # no keys
             out.zero_()
             return
+        shape, (dim, v_dim) = tuple(q.shape), (q.shape[-1], v.shape[-1])
+        _check_extents(dim, v_dim, shape, mask)
         if scale <= 0:  # sums are scaled by the largest score before ``scale``
             q, scale = q * scale, 1.0
-        shape, (dim, v_dim) = tuple(q.shape), (q.shape[-1], v.shape[-1])
         given = [_in_pieces(one) for one in (q, k, v)]
         made = out if _fits(out) else out.new_empty((*shape[:-1], v_dim + -v_dim % _PIECE))
-        _check_extents(dim, v_dim, shape, mask)
         lists = self.listed(mask, shape[2])
         tile = _tile(cuda_arrays.dtype_name(q), dim, v_dim)
         parts = self._dealt(lists, shape, tile)
@@ -190,10 +191,15 @@ def _tile(dtype: str, dim: int, v_dim: int) -> AttentionTile:
 def _check_extents(dim: int, v_dim: int, shape: tuple[int, ...], mask: Any) -> None:
     if max(dim, v_dim) > MOST_WIDE:
         raise ShapeError(mismatch("q, k, v", f"heads of at most {MOST_WIDE}", max(dim, v_dim)))
-    planes = mask.shape[0] * mask.shape[1]
+    batch, heads, rows, keys = mask.shape
+    planes, capacity = batch * heads, -(-keys // KEYS) * KEYS
     if max(*shape[:2], planes) > _MOST:
         expected = f"at most {_MOST} sequences, heads, and planes of the mask"
         raise ShapeError(mismatch("q, mask", expected, (*shape[:2], planes)))
+    # Bits are told by words of lists, and read by halves of words of rows.
+    if planes * capacity * max(WORDS * -(-rows // QUERIES), -(-rows // _HALF)) >= 2**31:
+        expected = "lists of fewer than 2**31 words"
+        raise ShapeError(mismatch("mask", expected, tuple(mask.shape), "split the call"))
 
 
 def _fits(rows: Any) -> bool:

@@ -40,8 +40,9 @@ def masked_attention(
     q, k, v
         ``[batch, heads, queries, dim]``, ``[batch, kv_heads, keys, dim]`` and ``[batch, kv_heads,
         keys, value_dim]``; kv_heads divides heads. float16 or bfloat16, on CPUs float32 as well.
-        Heads are at most 256 wide on CUDA. Best where columns are contiguous and multiples of 8:
-        others are copied.
+        Heads are at most 256 wide on CUDA (above 128 that takes the shared memory of an A100 or a
+        later chip of its kind). Best where columns are contiguous and multiples of 8: others are
+        copied.
     mask
         bool, of a shape that broadcasts to ``[batch, heads, queries, keys]``: True where a query
         sees a key.

@@ -223,6 +223,18 @@ def test_refuses_wide_heads(attend: CudaMaskedAttention) -> None:
         attend(q, q, q, torch.ones((1, 1, 3, 3), dtype=torch.bool), 1.0, torch.empty_like(q))
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 2**18, 2**18), (2**10, 1, 1, 2**21)])
+def test_refuses_masks_whose_lists_no_kernel_can_count(
+    attend: CudaMaskedAttention, shape: tuple[int, ...]
+) -> None:
+    one = torch.zeros((1, 1, 1, 1), dtype=torch.float16)
+    q = one.expand(shape[0], 1, shape[2], 64)
+    mask = torch.zeros((1, 1, 1, 1), dtype=torch.bool).expand(shape)
+    k = one.expand(shape[0], 1, shape[3], 64)
+    with pytest.raises(ShapeError, match="mask: expected lists"):
+        attend(q, k, k, mask, 1.0, q)
+
+
 @pytest.mark.parametrize(
     "tile",
     [
