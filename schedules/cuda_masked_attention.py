@@ -1,10 +1,8 @@
 """Attention over the keys that lists name, on NVIDIA GPUs from Ampere on (mma.sync).
 
-A CTA takes a tile of queries of one head, gathers the keys and values that its list names while
-they go to shared memory (SRead; PIT, SOSP'23, section 3.2), and adds up weighted values as one does
-over all keys in turn: sums are scaled down whenever a larger score is met (Milakov and Gimelshein,
-2018). Scores that a query's bit excludes weigh nothing. Rows and columns beyond the operands are
-zeros in shared memory.
+A CTA takes a tile of queries of one head, gathers the keys and values that its list names, and adds
+up weighted values as one does over all keys in turn: sums are scaled down whenever a larger score
+is met (Milakov and Gimelshein, 2018). Scores that a query's bit excludes weigh nothing.
 """
 
 from __future__ import annotations
@@ -12,17 +10,137 @@ from __future__ import annotations
 import tvm
 from tvm.script import tirx as T
 
-from .cuda_masked_attention_parts import (
+from .cuda_listed_rows import (
+    ALL,
+    KEYS,
     LANES,
     PART_FACTS,
     QUERIES,
+    ROWS,
     THREADS,
     WORDS,
-    AttentionTile,
-    QueryTile,
+    ListedRows,
+    ListedTile,
     comes_last,
+    ctas_of,
 )
 from .dependent import after_predecessor
+
+
+class AttentionTile(ListedTile):
+    """Queries and keys are ``deep``, values ``wide``."""
+
+    @property
+    def held(self) -> bool:
+        """Whether queries stay in registers."""
+        return self.deep <= 128
+
+    @property
+    def laid(self) -> int:
+        """float32 numbers of a part of a tile: sums of all threads, scores, weights."""
+        return (self.wide // 2 + 4) * THREADS
+
+    @property
+    def ctas(self) -> int:
+        """CTAs that share a multiprocessor, by its registers and shared memory."""
+        return ctas_of(QUERIES * max(self.deep, self.wide), self, 4 if self.wide <= 64 else 2)
+
+
+@T.meta_class
+class _Queries(ListedRows):
+    """The queries of a tile, and what they have met."""
+
+    def __init__(self, tile: AttentionTile) -> None:
+        super().__init__(tile, 4 * (tile.deep // 16 if tile.held else 1))
+        self.q, self.out = self.region(max(tile.deep, tile.wide))
+        self.pool.commit()
+        self.sums = T.alloc_local([tile.wide // 2], "float32")
+        self.peak = T.alloc_local([2], "float32")
+        self.weight = T.alloc_local([2], "float32")
+        self.base = T.alloc_local([2], "float32")
+
+    @T.inline
+    def begin(self):
+        """No key has been seen."""
+        for i in T.unroll(self.tile.wide // 2):
+            self.sums[i] = T.float32(0)
+        for r in T.unroll(2):
+            self.peak[r] = T.float32("-inf")
+            self.weight[r] = T.float32(0)
+
+    @T.inline
+    def weigh(self, scale):
+        """``scores`` become weights; sums of earlier steps are scaled down to theirs."""
+        for r in T.unroll(2):
+            top: T.float32 = self.peak[r]
+            for j in T.unroll(KEYS // 8):
+                for e in T.unroll(2):
+                    top = T.max(top, self.scores[j * 4 + r * 2 + e])
+            for s in T.unroll(2):
+                top = T.max(top, T.cuda.__shfl_xor_sync(T.uint32(ALL), top, 1 << s, 32))
+            # Of a query that has seen no key yet, nothing may become a difference of infinities.
+            self.base[r] = T.if_then_else(top == T.float32("-inf"), T.float32(0), top * scale)
+            T.ptx["ex2.approx.ftz.f32"](self.factor[r], self.peak[r] * scale - self.base[r])
+            self.peak[r] = top
+            self.weight[r] = self.weight[r] * self.factor[r]
+        for i in T.unroll(KEYS // 2):
+            r = T.meta_var(i // 2 % 2)
+            T.ptx["ex2.approx.ftz.f32"](self.scores[i], self.scores[i] * scale - self.base[r])
+            self.weight[r] = self.weight[r] + self.scores[i]
+        for i in T.unroll(self.tile.wide // 2):
+            self.sums[i] = self.sums[i] * self.factor[i // 2 % 2]
+
+    @T.inline
+    def lay_out(self, laid, at, thread):
+        """Leave what the CTA has, for the one that adds up the tile."""
+        half = T.meta_var(self.tile.wide // 2)
+        for i in T.unroll(half):
+            laid[at + i * THREADS + thread] = self.sums[i]
+        for r in T.unroll(2):
+            laid[at + (half + r) * THREADS + thread] = self.peak[r]
+            laid[at + (half + 2 + r) * THREADS + thread] = self.weight[r]
+
+    @T.inline
+    def take_in(self, laid, at, thread, scale):
+        """Add what a CTA has left."""
+        half = T.meta_var(self.tile.wide // 2)
+        for r in T.unroll(2):
+            other: T.float32 = laid[at + (half + r) * THREADS + thread]
+            top: T.float32 = T.max(self.peak[r], other)
+            self.base[r] = T.if_then_else(top == T.float32("-inf"), T.float32(0), top * scale)
+            T.ptx["ex2.approx.ftz.f32"](self.factor[r], self.peak[r] * scale - self.base[r])
+            T.ptx["ex2.approx.ftz.f32"](self.base[r], other * scale - self.base[r])
+            self.peak[r] = top
+            self.weight[r] = (
+                self.weight[r] * self.factor[r]
+                + laid[at + (half + 2 + r) * THREADS + thread] * self.base[r]
+            )
+        for i in T.unroll(half):
+            self.sums[i] = (
+                self.sums[i] * self.factor[i // 2 % 2]
+                + laid[at + i * THREADS + thread] * self.base[i // 2 % 2]
+            )
+
+    @T.inline
+    def end(self, weights, at, told, scale, warp, lane):
+        """``factor``: one by the sum of weights, 0 where no key is seen. ``told`` 1: its logarithm
+        to the base of 2 goes to ``weights``, of the scores as they are scaled; infinity for 0."""
+        for r in T.unroll(2):
+            for s in T.unroll(2):
+                self.weight[r] = self.weight[r] + T.cuda.__shfl_xor_sync(
+                    T.uint32(ALL), self.weight[r], 1 << s, 32
+                )
+            self.factor[r] = T.if_then_else(
+                self.weight[r] == T.float32(0), T.float32(0), T.float32(1) / self.weight[r]
+            )
+            row: T.int32 = self.rows[warp * ROWS + r * 8 + T.truncdiv(lane, 4)]
+            if (told != 0) & (row >= 0) & (T.truncmod(lane, 4) == 0):
+                T.ptx["lg2.approx.ftz.f32"](self.base[r], self.weight[r])
+                weights[at + T.cast(row, "int64")] = T.if_then_else(
+                    self.weight[r] == T.float32(0),
+                    T.float32("inf"),
+                    self.peak[r] * scale + self.base[r],
+                )
 
 
 @T.jit
@@ -37,8 +155,10 @@ def attention_by_lists(
     laid_h: T.handle,
     arrived_h: T.handle,
     out_h: T.handle,
+    weights_h: T.handle,
     ordered: T.int32,
     slots: T.int32,
+    told: T.int32,
     batch: T.int32,
     heads: T.int32,
     queries: T.int32,
@@ -66,7 +186,7 @@ def attention_by_lists(
     """The template; ``masked_attention`` explains it."""
     q_size, k_size, v_size, out_size = T.int64(), T.int64(), T.int64(), T.int64()
     planes, lines, capacity, places = T.int32(), T.int32(), T.int32(), T.int32()
-    items, numbers, counters = T.int32(), T.int32(), T.int32()
+    items, numbers, counters, told_rows = T.int32(), T.int32(), T.int32(), T.int64()
     q = T.match_buffer(q_h, (q_size,), tile.dtype, align=16)
     k = T.match_buffer(k_h, (k_size,), tile.dtype, align=16)
     v = T.match_buffer(v_h, (v_size,), tile.dtype, align=16)
@@ -77,20 +197,19 @@ def attention_by_lists(
     laid = T.match_buffer(laid_h, (numbers,), "float32", align=4)
     arrived = T.match_buffer(arrived_h, (counters,), "int32", align=4)
     out = T.match_buffer(out_h, (out_size,), tile.dtype, align=16)
+    weights = T.match_buffer(weights_h, (told_rows,), "float32", align=4)
     STAGES = T.meta_var(tile.stages)
     T.device_entry()
     T.attr({"tirx.launch_bounds_min_blocks_per_sm": tile.ctas})
     item, head, sequence = T.cta_id([items, heads, batch])
     thread = T.thread_id([THREADS])
-    own = QueryTile(tile)
+    own = _Queries(tile)
     warp: T.let = T.truncdiv(thread, LANES)
     lane: T.let = T.truncmod(thread, LANES)
     own.plane = sequence * plane_batch + head * plane_head
-    own.q_at = T.cast(sequence, "int64") * q_batch + T.cast(head, "int64") * q_head
-    own.out_at = T.cast(sequence, "int64") * out_batch + T.cast(head, "int64") * out_head
     kv_head: T.int64 = T.cast(T.truncdiv(head, share), "int64")
-    own.k_at = T.cast(sequence, "int64") * k_batch + kv_head * k_head
-    own.v_at = T.cast(sequence, "int64") * v_batch + kv_head * v_head
+    own.first_at = T.cast(sequence, "int64") * k_batch + kv_head * k_head
+    own.second_at = T.cast(sequence, "int64") * v_batch + kv_head * v_head
     own.begin()
     after_predecessor()
     block: T.int32 = work[own.plane, item, 0]
@@ -99,28 +218,37 @@ def attention_by_lists(
         end: T.int32 = work[own.plane, item, 2]
         slot0: T.int32 = work[own.plane, item, 3]
         own.line = T.min(block, lines - 1)
-        own.fetch_queries(q, q_row, order, ordered, block * QUERIES, queries, dim, thread)
+        own.learn(order, ordered, block * QUERIES, queries, thread)
+        q_at: T.int64 = T.cast(sequence, "int64") * q_batch + T.cast(head, "int64") * q_head
+        own.fetch_own(own.q, tile.deep, q, q_at, q_row, dim, thread)
+        T.ptx.cp.async_.commit_group()
         for u in T.unroll(STAGES - 1):
             own.look(ids, first + u, end, lane)
-            own.fetch(u, k, k_row, dim, v, v_row, v_dim, bits, first + u, end, thread)
+            if first + u < end:
+                own.fetch(u, k, k_row, dim, v, v_row, v_dim, bits, first + u, thread)
+            T.ptx.cp.async_.commit_group()
         own.look(ids, first + STAGES - 1, end, lane)
         if tile.held:
             T.ptx.cp.async_.wait_group(STAGES - 1)
             T.cuda.cta_sync()
             for s in T.unroll(tile.deep // 16):
-                own.load_queries(s, s * 4, warp, lane)
+                own.load(own.q, s, s * 4, warp, lane)
         for i in T.serial(end - first):
             T.ptx.cp.async_.wait_group(STAGES - 2)
             T.cuda.cta_sync()
             slot: T.let = T.truncmod(i, STAGES)
             coming: T.let = T.truncmod(i + STAGES - 1, STAGES)
             ahead: T.let = first + i + STAGES - 1
-            own.fetch(coming, k, k_row, dim, v, v_row, v_dim, bits, ahead, end, thread)
+            if ahead < end:
+                own.fetch(coming, k, k_row, dim, v, v_row, v_dim, bits, ahead, thread)
+            T.ptx.cp.async_.commit_group()
             own.look(ids, ahead + 1, end, lane)
-            own.score(slot, warp, lane)
-            own.exclude(slot, warp, lane)
+            held = T.meta_var(0 if tile.held else -1)
+            own.score(own.scores, own.q, held, own.first, slot, tile.deep, warp, lane)
+            own.see(slot, warp, lane)
+            own.exclude(own.scores, "-inf")
             own.weigh(scale)
-            own.add(slot, lane)
+            own.add(own.sums, own.scores, own.second, slot, tile.wide, lane)
         T.ptx.cp.async_.wait_group(0)
         T.cuda.cta_sync()  # queries of other threads may be under way where there is no key
         stores: T.int32 = 1
@@ -139,12 +267,17 @@ def attention_by_lists(
                 for p in T.serial(parts):  # in one order, whoever comes last
                     own.take_in(laid, (place + p) * tile.laid, thread, scale)
         if stores != 0:
-            own.store(out, out_row, v_dim, warp, lane)
+            line0: T.int64 = T.cast(sequence * heads + head, "int64") * T.cast(queries, "int64")
+            own.end(weights, line0, told, scale, warp, lane)
+            out_at: T.int64 = (
+                T.cast(sequence, "int64") * out_batch + T.cast(head, "int64") * out_head
+            )
+            own.store(own.sums, own.out, tile.wide, out, out_at, out_row, v_dim, warp, lane)
 
 
 def masked_attention(tile: AttentionTile) -> tvm.tirx.PrimFunc:
     """``out = softmax(scale * q @ k.T) @ v`` over the keys that lists name: q, k, v, ids, bits,
-    work, order, laid, arrived, out, and numbers. Lists are those of
+    work, order, laid, arrived, out, weights, and numbers. Lists are those of
     `pit_tvm.runtime.cuda_mask_lists`, what CTAs do of `pit_tvm.runtime.cuda_mask_parts`.
 
     q, k, v and out: flat, of ``tile.dtype``; element ``c`` of a row lies at ``batch * *_batch +
@@ -156,11 +289,13 @@ def masked_attention(tile: AttentionTile) -> tvm.tirx.PrimFunc:
     none; with 0 they follow one another, and any array stands in its place. Parts of cut tiles are
     left in laid, ``tile.laid`` float32 for each of ``slots`` of each head and sequence, and counted
     in arrived, as many zeros, which are zeros afterwards; the CTA that comes last adds them up in
-    order. ``scale`` is positive and holds log2(e). A query that sees no key gets zeros.
+    order. ``told`` 1: weights, flat [batch, heads, queries], gets what gradients need of a query's
+    weights, the logarithm of their sum to the base of 2. ``scale`` is positive and holds log2(e).
+    A query that sees no key gets zeros, and infinity.
 
     Raises
     ------
     ScheduleError (a ValueError) for what cannot be built
     """
-    tile.check()
+    tile.check("masked_attention")
     return attention_by_lists.specialize(tile=tile)

@@ -3,7 +3,8 @@
 Suites, or all of them: padding, moe, layer; training, steps forward and backward; index, and
 conversion, which is index for every way to tell the zeros of a matrix (the paper's figure 17);
 granularity (its figure 15), tensorcore (its figure 16), weights, outputs, grid, decode; sread, what
-SRead and SWrite add to a dense tile; attention, by masks that are new at every call; and search.
+SRead and SWrite add to a dense tile; attention, by masks that are new at every call, and
+attention-training, with its gradients; and search.
 
 With --all-candidates every candidate of the plans of padding, moe and the suites of sparse operands
 is timed instead, to see how good predictions and choices are.
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
 
 INDEX = ("index", "conversion")
 SPARSE = ("granularity", "tensorcore", "weights", "outputs", "grid", "decode", "sread")
-SUITES = ("padding", "moe", "layer", "training", *INDEX, *SPARSE, "attention", "search")
+ATTENTION = ("attention", "attention-training")
+SUITES = ("padding", "moe", "layer", "training", *INDEX, *SPARSE, *ATTENTION, "search")
 ROUNDS, QUICK_ROUNDS = 30, 3
 
 

@@ -52,10 +52,8 @@ from bench_rows import (
 )
 from torch.nn.functional import scaled_dot_product_attention
 
-from pit_tvm.runtime.cuda_masked_attention import CudaMaskedAttention
-from pit_tvm.runtime.kernel_cache import KernelCache
-from pit_tvm.target import resolve_target
-from pit_tvm.torch import masked_attention
+from pit_tvm.schedules.cuda_listed_rows import KEYS, QUERIES
+from pit_tvm.torch import list_mask, masked_attention
 
 BLOCK = 128
 MEAN, SPREAD = 500, 0.5  # of lengths of documents
@@ -233,10 +231,11 @@ def runs(qkv: Qkv, mask: torch.Tensor, device: str) -> tuple[dict[str, Callable[
 
 
 def gathered(mask: torch.Tensor) -> float:
-    """Share of the keys that tiles of queries gather, on a GPU."""
-    made = CudaMaskedAttention(KernelCache(), resolve_target("cuda").isa)
-    count = made.listed(mask[None, None], len(mask)).count
-    return float(count.sum()) / (count.numel() * len(mask))
+    """Share of all steps of keys that tiles of queries take, on a GPU."""
+    listed = list_mask(mask, (1, 1, *mask.shape), gradients=False)
+    assert listed.queries is not None
+    tiles, most = math.ceil(len(mask) / QUERIES), math.ceil(len(mask) / KEYS)
+    return listed.queries.steps() / (tiles * most)
 
 
 def measure_attention(case: Attended, settings: GpuSettings) -> Row:
@@ -264,27 +263,37 @@ def measure_attention(case: Attended, settings: GpuSettings) -> Row:
             **({"without_flex": missing} if missing else {}),
         }
     row = Row(case.label, case.held_out, found.stats, facts, found.errors, LIMIT)
+    over_peers(row)
+    return row
+
+
+def over_peers(row: Row) -> None:
+    """Say how many times longer than pit every peer takes, flex with its mask."""
     peers = {"sdpa": ("sdpa",), "full": ("full",), "flex": ("flex", "flex_mask")}
     for name, parts in peers.items():
         if name in row.stats:
             row.facts[f"over_{name}"] = sum(map(row.us, parts)) / row.us("pit")
-    return row
 
 
 def attention_targets(rows: Sequence[Row]) -> list[Target]:
     """Masks with structure gain over sdpa, and over flex and its mask; no other mask loses."""
+    peers = ("sdpa", SDPA_SPEED_UP, OVER_SDPA), ("flex", FLEX_SPEED_UP, OVER_FLEX)
+    return attention_goals("attention", rows, peers)
+
+
+def attention_goals(
+    suite: str, rows: Sequence[Row], peers: Sequence[tuple[str, float, Sequence[str]]]
+) -> list[Target]:
+    """Of every peer its goal for some kinds of masks; the others lose nothing to sdpa."""
     targets = []
-    for peer, goal, kinds in (
-        ("sdpa", SDPA_SPEED_UP, OVER_SDPA),
-        ("flex", FLEX_SPEED_UP, OVER_FLEX),
-    ):
+    for peer, goal, kinds in peers:
         over = f"over_{peer}"
         for kind in kinds:
             some = [row for row in rows if row.facts["kind"] == kind and over in row.facts]
-            name = f"attention: {kind}, over {peer}"
+            name = f"{suite}: {kind}, over {peer}"
             targets += limits(some, name, goal, fact(over), at_least=True)
     others = [row for row in rows if row.facts["kind"] not in OVER_SDPA]
-    name = "attention: other masks, over sdpa"
+    name = f"{suite}: other masks, over sdpa"
     return [*targets, *limits(others, name, NEVER_BELOW, fact("over_sdpa"), at_least=True)]
 
 

@@ -16,12 +16,13 @@ from typing import Any
 import tvm
 from tvm.script import tirx as T
 
-from ..schedules.cuda_masked_attention_parts import KEYS, QUERIES, WORDS
+from ..schedules.cuda_listed_rows import KEYS, QUERIES, WORDS
 from ..schedules.dependent import after_predecessor
 from .cuda_detect_device import (
     BYTES,
     WARP,
     below,
+    cta_scan,
     full_warp,
     is_set,
     lanes_of_group,
@@ -147,14 +148,9 @@ def order_queries() -> tvm.tirx.PrimFunc:
                 value[0] = 0
                 if thread < _CLASSES * warps:
                     value[0] = tally[thread]
-                own: T.int32 = value[0]
-                warp_scan(value, lane)
-                own = value[0] - own
-                if lane == WARP - 1:
-                    totals[warp] = value[0]
-                warps_scan(value, total, totals, thread, warps)
+                cta_scan(value, total, totals, thread, warps)
                 if thread < _CLASSES * warps:
-                    tally[thread] = value[0] + own
+                    tally[thread] = value[0]
         rest: T.int32 = rows + thread
         if rest < places:
             order[plane, rest] = -1
@@ -180,6 +176,34 @@ def _any_of(word: Any) -> Any:
         "  return __reduce_or_sync(~0u, word);\n}\n"
     )
     return T.cuda.func_call("pit_any_of", word, source_code=code, return_type="uint32")
+
+
+@T.inline
+def _swap(words, w, lane, step, kept):
+    """Of blocks of twice ``step`` lanes and bits, the upper right and lower left parts change
+    places; ``kept`` has the bits on the left."""
+    own: T.uint32 = words[w]
+    other: T.uint32 = T.cuda.__shfl_xor_sync(full_warp(), own, step, 32)
+    if T.bitwise_and(lane, step) == 0:
+        words[w] = T.bitwise_or(
+            T.bitwise_and(own, T.uint32(kept)),
+            T.shift_left(T.bitwise_and(other, T.uint32(kept)), T.uint32(step)),
+        )
+    else:
+        words[w] = T.bitwise_or(
+            T.bitwise_and(own, T.bitwise_not(T.uint32(kept))),
+            T.bitwise_and(T.shift_right(other, T.uint32(step)), T.uint32(kept)),
+        )
+
+
+@T.inline
+def turn_words(words, w, lane):
+    """Bit b of ``words[w]`` of lane l becomes bit l of that of lane b."""
+    _swap(words, w, lane, 16, 0x0000FFFF)
+    _swap(words, w, lane, 8, 0x00FF00FF)
+    _swap(words, w, lane, 4, 0x0F0F0F0F)
+    _swap(words, w, lane, 2, 0x33333333)
+    _swap(words, w, lane, 1, 0x55555555)
 
 
 @T.meta_class
@@ -229,30 +253,8 @@ class _Span:
     def columns(self, at, lane):
         """``column``: of the key of each lane in a word, which queries see it."""
         for w in T.unroll(WORDS):
-            word: T.uint32 = self.rows[w * WARP + lane, at]
-            self.column[w] = word
-            self._swap(w, lane, 16, 0x0000FFFF)
-            self._swap(w, lane, 8, 0x00FF00FF)
-            self._swap(w, lane, 4, 0x0F0F0F0F)
-            self._swap(w, lane, 2, 0x33333333)
-            self._swap(w, lane, 1, 0x55555555)
-
-    @T.inline
-    def _swap(self, w, lane, step, kept):
-        """Of blocks of twice ``step`` lanes and bits, the upper right and lower left parts change
-        places; ``kept`` has the bits on the left."""
-        own: T.uint32 = self.column[w]
-        other: T.uint32 = T.cuda.__shfl_xor_sync(full_warp(), own, step, 32)
-        if T.bitwise_and(lane, step) == 0:
-            self.column[w] = T.bitwise_or(
-                T.bitwise_and(own, T.uint32(kept)),
-                T.shift_left(T.bitwise_and(other, T.uint32(kept)), T.uint32(step)),
-            )
-        else:
-            self.column[w] = T.bitwise_or(
-                T.bitwise_and(own, T.bitwise_not(T.uint32(kept))),
-                T.bitwise_and(T.shift_right(other, T.uint32(step)), T.uint32(kept)),
-            )
+            self.column[w] = self.rows[w * WARP + lane, at]
+            turn_words(self.column, w, lane)
 
 
 def list_keys(ordered: bool) -> tvm.tirx.PrimFunc:

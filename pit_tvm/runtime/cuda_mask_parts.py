@@ -11,7 +11,7 @@ from typing import Any
 import tvm
 from tvm.script import tirx as T
 
-from ..schedules.cuda_masked_attention_parts import KEYS, PART_FACTS
+from ..schedules.cuda_listed_rows import KEYS, PART_FACTS
 from ..schedules.dependent import after_predecessor
 from .cuda_detect_device import WARP, cta_scan
 

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 
 from ..errors import BackendUnavailable, DTypeError, ShapeError, mismatch
-from ..schedules.cuda_masked_attention_parts import MOST_WIDE
-from . import custom_ops
+from ..schedules.cuda_attention_gradients import MOST_WIDE_GRADIENT
+from ..schedules.cuda_listed_rows import MOST_WIDE
+from . import attention_ops
 from .arguments import autocast, check_same_device, check_tensors, check_type
 from .dispatch import differentiated
 from .host import attention
+from .listed_mask import ListedMask, check_mask, list_mask, planes_of
 
 _ON_CUDA = (torch.float16, torch.bfloat16)
 _TYPES = (*_ON_CUDA, torch.float32)
@@ -22,7 +24,7 @@ def masked_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    mask: torch.Tensor,
+    mask: torch.Tensor | ListedMask,
     *,
     scale: float | None = None,
 ) -> torch.Tensor:
@@ -32,8 +34,9 @@ def masked_attention(
     pattern may be new at every call: windows with keys that all see, packed documents, blocks,
     keys picked by a model. On CUDA every 64 queries gather the keys that any of them sees, so the
     work is that of live columns of 64 x 1; the list is made on the device, by one pass over the
-    mask (PIT, SOSP'23, section 3). Where gradients may be asked for, and on CPUs, torch computes
-    it of all keys.
+    mask (PIT, SOSP'23, section 3). Gradients take the same lists, and those of the queries that see
+    every 64 keys. On CPUs, and for gradients of heads wider than 128, torch computes it of all
+    keys.
 
     Parameters
     ----------
@@ -45,7 +48,7 @@ def masked_attention(
         copied.
     mask
         bool, of a shape that broadcasts to ``[batch, heads, queries, keys]``: True where a query
-        sees a key.
+        sees a key. Or what `list_mask` gave, where layers share a mask.
     scale
         Of the scores; ``1 / sqrt(dim)`` if None.
 
@@ -59,26 +62,60 @@ def masked_attention(
     ShapeError, DTypeError
         An argument does not fit.
     """
-    check_tensors({"q": q, "k": k, "v": v, "mask": mask})
+    listed, plain = (mask, mask.mask) if isinstance(mask, ListedMask) else (None, mask)
+    check_tensors({"q": q, "k": k, "v": v, "mask": plain})
     q, k, v = autocast(q, k, v)
-    check_same_device(q, {"k": k, "v": v, "mask": mask}, "q")
-    _check(q, k, v, mask)
+    check_same_device(q, {"k": k, "v": v, "mask": plain}, "q")
+    _check(q, k, v)
     factor = _checked_scale(scale, q.shape[-1])
-    seen = _planes(mask, q.shape, k.shape[2])
+    if listed is None:
+        check_mask(plain)
+        plain = planes_of(plain, q.shape[:3], k.shape[2])
+    else:
+        listed.check(q, k.shape[2])
     if differentiated(q, k, v):
-        return attention(q, k, v, seen, factor)
-    return custom_ops.masked_attention(q, k, v, seen, factor)
+        return _differentiated(q, k, v, plain, listed, factor)
+    if listed is None or listed.queries is None:
+        out: torch.Tensor = attention_ops.masked_attention(q, k, v, plain, factor)
+    else:
+        out = attention_ops.listed_attention(q, k, v, *listed.queries, factor)
+    return out
 
 
-def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> None:
+def _differentiated(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor,
+    listed: ListedMask | None,
+    scale: float,
+) -> torch.Tensor:
+    """`masked_attention` where gradients may be asked for."""
+    if not (_has_gradients(q, v) and q.numel() and k.numel()):
+        return attention(q, k, v, mask, scale)
+    if listed is None:
+        listed = list_mask(mask, (*q.shape[:3], k.shape[2]), gradients=True)
+    if listed.queries is None or listed.keys is None:
+        advice = "list_mask(mask, shape, gradients=True)"
+        raise ShapeError(mismatch("mask", "lists for gradients", "lists without", advice))
+    if scale <= 0:  # weights are kept of a positive one
+        q, scale = q * scale, 1.0
+    lists = *listed.queries, *listed.keys
+    out: torch.Tensor = attention_ops.told_attention(q, k, v, mask, *lists, scale)[0]
+    return out
+
+
+def _has_gradients(q: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether lists serve gradients as well."""
+    return q.is_cuda and max(q.shape[-1], v.shape[-1]) <= MOST_WIDE_GRADIENT
+
+
+def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     types = _ON_CUDA if q.is_cuda else _TYPES
     if q.dtype not in types:
         raise DTypeError(mismatch("q", f"one of {', '.join(map(str, types))}", q.dtype))
     for name, each in (("k", k), ("v", v)):
         check_type(name, each, q, q.dtype, "q")
-    if mask.dtype is not torch.bool:
-        advice = "True where a query sees a key: convert it with mask > -1, mask != 0 or alike"
-        raise DTypeError(mismatch("mask", "bool", mask.dtype, advice))
     for name, each in (("q", q), ("k", k), ("v", v)):
         if each.dim() != 4:
             expected = "[batch, heads, rows, columns]"
@@ -101,24 +138,6 @@ def _checked_scale(scale: Any, dim: int) -> float:
     if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not math.isfinite(scale):
         raise DTypeError(mismatch("scale", "a finite number or None", repr(scale)))
     return float(scale)
-
-
-def _planes(mask: torch.Tensor, shape: torch.Size, keys: int) -> torch.Tensor:
-    """The mask as [batch or 1, heads or 1, queries or 1, keys], of which nothing is repeated that
-    it repeats."""
-    wanted = (*shape[:3], keys)
-    fits = mask.dim() <= 4 and all(
-        have in (1, want)
-        for have, want in zip(reversed(mask.shape), reversed(wanted), strict=False)
-    )
-    if not fits:
-        expected = f"a shape that broadcasts to {list(wanted)}"
-        raise ShapeError(mismatch("mask", expected, tuple(mask.shape)))
-    planes = mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
-    for at in range(3):  # what `expand` repeats
-        if planes.stride(at) == 0 and planes.shape[at] > 1:
-            planes = planes.narrow(at, 0, 1)
-    return planes if planes.shape[3] == keys else planes.expand(*planes.shape[:3], keys)
 
 
 def register_attention(name: str = "pit_tvm") -> None:
@@ -154,7 +173,8 @@ def attention_forward(
 ) -> tuple[torch.Tensor, None]:
     """Attention of a layer of transformers: `masked_attention` where a boolean mask says what is
     seen by several queries, else transformers' own by ``scaled_dot_product_attention``, which also
-    has dropout, biases, a flag for causal attention without a mask, and is what gradients want.
+    has dropout, biases, a flag for causal attention without a mask, and gradients where lists have
+    none.
 
     Parameters and result are those of transformers' attention functions.
 
@@ -173,7 +193,7 @@ def attention_forward(
         and query.shape[2] > 1
         and not dropout
         and all(kwargs.get(one) is None for one in ("position_bias", "softcap"))
-        and not differentiated(*given)
+        and (_has_gradients(query, value) or not differentiated(*given))
         and (not query.is_cuda or query.dtype in _ON_CUDA)
         and max(query.shape[-1], value.shape[-1]) <= MOST_WIDE
     )

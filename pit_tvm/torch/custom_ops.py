@@ -8,7 +8,7 @@ where no limit is None: schemas know no infinite default.
 from __future__ import annotations
 
 import math
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from ..runtime.torch_arrays import check_contiguous, check_signs, check_weight
 from .dispatch import CustomOperator
 from .operators import (
     activated_of_rows,
-    attention_of_mask,
     combined_choices,
     gated_rows,
     gradient_of_activated,
@@ -29,7 +28,6 @@ from .operators import (
     outer_of_groups,
     outer_of_rows,
     result_type,
-    rows_of_heads,
     shaped,
     spec_of,
     spread_sums,
@@ -313,21 +311,6 @@ def moe_feed_forward(
 @moe_feed_forward.register_fake
 def _(x: torch.Tensor, *_: Any) -> torch.Tensor:
     return x.new_empty(x.shape)
-
-
-@partial(CustomOperator, strided=True)
-def masked_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
-) -> torch.Tensor:
-    """Attention over the keys of a mask: see `pit_tvm.torch.masked_attention`."""
-    return attention_of_mask(q, k, v, mask.contiguous(), scale)
-
-
-@masked_attention.register_fake
-def _(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
-) -> torch.Tensor:
-    return rows_of_heads(q, v)
 
 
 def check_layer(

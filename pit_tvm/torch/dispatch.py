@@ -12,7 +12,7 @@ from torch._C import _functorch as functorch
 
 from ..runtime.torch_arrays import stored_weight
 
-Formula = Callable[[Any, torch.Tensor], Any]
+Formula = Callable[..., Any]
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 # On where many gradients are asked for at once: torch.autograd.grad(.., is_grads_batched=True).
@@ -39,8 +39,8 @@ class CustomOperator:
         return self._library.register_fake(function)
 
     def differentiate(self, formula: Formula) -> Formula:
-        """The derivative: ``formula(ctx, gradient)``, in which `arguments` gives those of the call;
-        a decorator."""
+        """The derivative: ``formula(ctx, gradient)``, with as many gradients as there are results,
+        in which `arguments` gives those of the call; a decorator."""
         self._library.register_autograd(formula, setup_context=_keep)
         self._differentiated = _direct(self._function, formula)
         return formula
@@ -83,16 +83,25 @@ def differentiated(*args: Any) -> bool:
 
 def arguments(ctx: Any) -> list[Any]:
     """The arguments of the call that ``ctx`` is of, in order."""
-    found = list(ctx.others)
-    for place, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
+    found, kept = list(ctx.others), ctx.saved_tensors
+    for place, tensor in zip(ctx.places, kept[: len(ctx.places)], strict=True):
         found[place] = tensor
     return found
 
 
-def _keep(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
+def results(ctx: Any) -> Sequence[torch.Tensor]:
+    """The results of the call that ``ctx`` is of, where there were several."""
+    kept: Sequence[torch.Tensor] = ctx.saved_tensors
+    return kept[len(ctx.places) :]
+
+
+def _keep(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+    """Of several results only the first has a derivative, which may need all."""
     ctx.places = [i for i, each in enumerate(inputs) if isinstance(each, torch.Tensor)]
     ctx.others = [None if isinstance(each, torch.Tensor) else each for each in inputs]
-    ctx.save_for_backward(*(inputs[place] for place in ctx.places))
+    made = output if isinstance(output, tuple) else ()
+    ctx.mark_non_differentiable(*made[1:])
+    ctx.save_for_backward(*(inputs[place] for place in ctx.places), *made)
 
 
 def _direct(function: Callable[..., Any], formula: Formula) -> Any:

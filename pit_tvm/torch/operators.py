@@ -20,7 +20,6 @@ from ..reference.index import index_lists
 from ..runtime.cuda_arrays import dtype_name
 from ..runtime.cuda_between import CudaBetween
 from ..runtime.cuda_experts import CudaExperts
-from ..runtime.cuda_masked_attention import CudaMaskedAttention
 from ..runtime.detect import Detector
 from ..runtime.kernel_cache import KernelCache
 from ..runtime.promise import asked_for
@@ -166,31 +165,6 @@ def _cuda_experts() -> CudaExperts:
     target = resolve_target("cuda")
     store = TileStore.open(None, device=target.device, isa=target.isa)
     return CudaExperts(target, store, KernelCache())
-
-
-def attention_of_mask(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
-) -> torch.Tensor:
-    """``softmax(scale * q @ k.T) @ v`` over the keys of a mask, on CPUs by torch."""
-    out = rows_of_heads(q, v)
-    if not q.is_cuda:
-        return out.copy_(host.attention(q, k, v, mask, scale))
-    _cuda_masked_attention()(q, k, v, mask, scale, out)
-    return out
-
-
-def rows_of_heads(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Memory for [batch, heads, queries, value_dim] in which heads of a query lie side by side, as
-    what follows attention takes them."""
-    batch, heads, queries, _ = q.shape
-    width = v.shape[-1]
-    steps = (queries * heads * width, width, heads * width, 1)
-    return q.new_empty_strided((batch, heads, queries, width), steps)
-
-
-@cache
-def _cuda_masked_attention() -> CudaMaskedAttention:
-    return CudaMaskedAttention(KernelCache(), resolve_target("cuda").isa)
 
 
 @cache

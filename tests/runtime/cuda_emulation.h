@@ -220,6 +220,8 @@ inline void copy16_or_zero(unsigned at, const void* from, int bytes) {
   copy(at, from, 16, bytes == 16);
 }
 
+inline void copy4(unsigned at, const void* from) { copy(at, from, 4); }
+
 // Launches follow one another here.
 inline void await_predecessor() {}
 inline void let_successor_in() {}
@@ -315,6 +317,7 @@ inline void round_to_tf32(uint32_t& rounded, float value) {
 }
 
 inline void exp2(float& power, float value) { power = std::exp2(value); }
+inline void log2(float& exponent, float value) { exponent = std::log2(value); }
 
 template <typename T>
 float element(uint32_t word, int at) {

@@ -2,90 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
 from pit_tvm.errors import ScheduleError, ShapeError
 from pit_tvm.reference import attention as reference
-from pit_tvm.runtime.cuda_build import cuda_source
-from pit_tvm.runtime.cuda_masked_attention import CudaMaskedAttention, lists_module
-from pit_tvm.runtime.cuda_modules import named_module
-from pit_tvm.runtime.cuda_view import CudaView
 from pit_tvm.runtime.kernel_cache import KernelCache
-from pit_tvm.schedules.cuda_masked_attention import masked_attention
-from pit_tvm.schedules.cuda_masked_attention_parts import AttentionTile
-from tests.runtime.cuda_emulation import Emulator, OnDevice
+from pit_tvm.schedules.cuda_masked_attention import AttentionTile, masked_attention
+from tests.runtime.cuda_emulation import Emulator
+from tests.runtime.emulated_attention import EmulatedAttention, counted, random_mask
 from tests.schedules.cuda_text import cuda_text
 
 
-class _Emulated(CudaMaskedAttention):
-    """Kernels of a CPU, on CPU tensors; memory is new, and holds nothing that could be meant."""
-
-    def __init__(self, cache: KernelCache, emulator: Emulator) -> None:
-        super().__init__(cache, "sm_90a")
-        self._emulator = emulator
-        self._memory = self  # type: ignore[assignment]
-        self._made: dict[object, Any] = {}
-
-    def keep(self, make: Any, like: Any, *size: Any) -> Any:
-        made = make(like, *size)
-        for each in vars(made).values():
-            if isinstance(each, torch.Tensor) and each is not getattr(made, "arrived", None):
-                each.fill_(2**30)
-        return made
-
-    def kernel(self, tile: AttentionTile) -> Any:
-        return self._run(tile, lambda: named_module({"main": masked_attention(tile)}), "main")
-
-    def _list_kernel(self, name: str, option: bool = False) -> Any:
-        return self._run("lists", lists_module, f"{name}_{option:d}")
-
-    def _run(self, key: object, module: Callable[[], Any], name: str) -> Any:
-        if key not in self._made:
-            source = cuda_source(module(), tirx=True)
-            self._made[key] = self._emulator.compile_source(source).mod
-        kernel = self._made[key][name]
-        return lambda *args: kernel(*map(_on_device, args))
-
-
-def _on_device(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return OnDevice(value.numpy())
-    if isinstance(value, CudaView):
-        value._header.device_id = 0
-    return value
-
-
 @pytest.fixture(scope="module")
-def attend(emulator: Emulator, cache: KernelCache) -> CudaMaskedAttention:
+def attend(emulator: Emulator, cache: KernelCache) -> EmulatedAttention:
     """The class, on numpy's memory."""
-    return _Emulated(cache, emulator)
+    return EmulatedAttention(cache, emulator)
 
 
-def _mask(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Random, with queries that see all keys and none, and keys that all see and none."""
-    mask = rng.random(shape) < rng.choice([0.003, 0.1, 0.6])
-    mask[..., rng.integers(shape[-1])] = rng.random() < 0.5
-    mask[..., rng.integers(shape[-2]), :] = True
-    mask[..., rng.integers(shape[-2]), :] = False
-    return mask
-
-
-def _listed(attend: CudaMaskedAttention, mask: np.ndarray, queries: int) -> list[list[set[int]]]:
+def _listed(attend: EmulatedAttention, mask: np.ndarray, queries: int) -> list[list[set[int]]]:
     """Of each plane and query the keys that its tile's list lets it see."""
-    lists = attend.listed(torch.from_numpy(mask), queries)
-    rows = lists.order.numpy() if lists.ordered else np.arange(lists.order.shape[1])[None]
-    planes, tiles = lists.count.shape
+    lists, _ = attend.lists.of_queries(torch.from_numpy(mask), (*mask.shape[:2], queries))
+    counts = counted(lists)
+    ordered = lists.order.flatten(0, 1).numpy()
+    rows = ordered if lists.ordered else np.arange(ordered.shape[1])[None]
+    planes, tiles = counts.shape
     seen: list[list[set[int]]] = [[set() for _ in range(queries)] for _ in range(planes)]
+    all_ids, all_bits = (each.flatten(0, 1).numpy() for each in (lists.ids, lists.bits))
     for plane, tile in np.ndindex(planes, tiles):
-        count = int(lists.count[plane, tile])
+        count = counts[plane, tile]
         filled = -(-count // 64) * 64
-        ids, bits = lists._ids[plane, tile].numpy(), lists._bits[plane, tile].numpy()
-        assert len(set(ids[:count])) == count and (ids[count:filled] == -1).all()
+        ids, bits = all_ids[plane, tile], all_bits[plane, tile]
+        assert len(set(ids[:count])) == count
         assert not bits[:, count:filled].any()
         words = np.ascontiguousarray(bits[:, :count].T).view(np.uint8)
         own = np.unpackbits(words, axis=1, bitorder="little").astype(bool)
@@ -103,9 +52,9 @@ def _listed(attend: CudaMaskedAttention, mask: np.ndarray, queries: int) -> list
     "shape", [(2, 1, 100, 1040), (1, 3, 70, 37), (1, 1, 64, 5000), (1, 1, 1030, 16), (2, 2, 1, 64)]
 )
 def test_lists_name_what_each_query_sees(
-    attend: CudaMaskedAttention, rng: np.random.Generator, shape: tuple[int, ...]
+    attend: EmulatedAttention, rng: np.random.Generator, shape: tuple[int, ...]
 ) -> None:
-    mask = _mask(rng, shape)
+    mask = random_mask(rng, shape)
     queries = shape[2] if shape[2] > 1 else 9
     found = _listed(attend, mask, queries)
     wanted = np.broadcast_to(mask, (*shape[:2], queries, shape[3])).reshape(-1, queries, shape[3])
@@ -114,14 +63,14 @@ def test_lists_name_what_each_query_sees(
 
 
 def test_queries_that_see_many_keys_share_tiles(
-    attend: CudaMaskedAttention, rng: np.random.Generator
+    attend: EmulatedAttention, rng: np.random.Generator
 ) -> None:
     mask = np.zeros((1, 1, 300, 640), bool)
     mask[..., :40] = True
     many = rng.permutation(300)[:50]
     mask[:, :, many] = True
-    counts = attend.listed(torch.from_numpy(mask), 300).count.numpy()[0]
-    assert counts.tolist() == [640, 40, 40, 40, 40]
+    lists, _ = attend.lists.of_queries(torch.from_numpy(mask), (1, 1, 300))
+    assert counted(lists)[0].tolist() == [640, 40, 40, 40, 40]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +83,7 @@ def test_queries_that_see_many_keys_share_tiles(
     ],
 )
 def test_agrees_with_the_reference(
-    attend: CudaMaskedAttention,
+    attend: EmulatedAttention,
     rng: np.random.Generator,
     shape: tuple[int, int, int, int],
     heads: int,
@@ -142,7 +91,7 @@ def test_agrees_with_the_reference(
     planes: tuple[int, int],
 ) -> None:
     batch, all_heads, queries, keys = shape
-    mask = _mask(rng, (*planes, queries, keys))
+    mask = random_mask(rng, (*planes, queries, keys))
     # Heads side by side, and one behind the other.
     q = rng.standard_normal((batch, queries, all_heads, widths[0])).astype(np.float16)
     k = rng.standard_normal((batch, heads, keys, widths[0])).astype(np.float16)
@@ -152,7 +101,7 @@ def test_agrees_with_the_reference(
     query = torch.from_numpy(q).transpose(1, 2)
     out = torch.full((batch, queries, all_heads, widths[1]), torch.nan, dtype=torch.float16)
     given = [torch.from_numpy(one.copy()) for one in (k, v, mask)]
-    attend(query, *given, 0.3, out.transpose(1, 2))
+    attend.by_mask(query, *given, 0.3, out.transpose(1, 2))
     k[..., unseen, :], v[..., unseen, :] = 0, 0
     wanted = reference.masked_attention(query.numpy(), k, v, mask, 0.3)
     np.testing.assert_allclose(out.transpose(1, 2).numpy(), wanted, atol=4e-3)
@@ -160,48 +109,47 @@ def test_agrees_with_the_reference(
 
 @pytest.mark.parametrize("scale", [0.0, -0.7])
 def test_scales_need_not_be_positive(
-    attend: CudaMaskedAttention, rng: np.random.Generator, scale: float
+    attend: EmulatedAttention, rng: np.random.Generator, scale: float
 ) -> None:
     q, k, v = (rng.standard_normal((1, 1, 20, 64)).astype(np.float16) for _ in range(3))
-    mask = _mask(rng, (1, 1, 20, 20))
+    mask = random_mask(rng, (1, 1, 20, 20))
     out = torch.full((1, 1, 20, 64), torch.nan, dtype=torch.float16)
-    attend(*map(torch.from_numpy, (q, k, v, mask)), scale, out)
+    attend.by_mask(*map(torch.from_numpy, (q, k, v, mask)), scale, out)
     wanted = reference.masked_attention(q, k, v, mask, scale)
     np.testing.assert_allclose(out.numpy(), wanted, atol=8e-3)
 
 
 def test_missing_numbers_spread_to_who_sees_them(
-    attend: CudaMaskedAttention, rng: np.random.Generator
+    attend: EmulatedAttention, rng: np.random.Generator
 ) -> None:
     q, k, v = (rng.standard_normal((1, 1, 4, 64)).astype(np.float16) for _ in range(3))
     k[0, 0, 1, 0] = np.nan
     mask = np.eye(4, dtype=bool)[None, None]
     out = torch.full((1, 1, 4, 64), 7.0, dtype=torch.float16)
-    attend(*map(torch.from_numpy, (q, k, v, mask)), 1.0, out)
+    attend.by_mask(*map(torch.from_numpy, (q, k, v, mask)), 1.0, out)
     assert torch.isnan(out[0, 0, 1]).all()
     np.testing.assert_allclose(out[0, 0, [0, 2, 3]].numpy(), v[0, 0, [0, 2, 3]], atol=1e-3)
 
 
-def test_no_keys_give_zeros(attend: CudaMaskedAttention) -> None:
+def test_no_keys_give_zeros(attend: EmulatedAttention) -> None:
     q, none = torch.ones((1, 1, 3, 8), dtype=torch.float16), torch.ones((1, 1, 0, 8)).half()
     out = torch.full((1, 1, 3, 8), torch.nan, dtype=torch.float16)
-    attend(q, none, none, torch.ones((1, 1, 3, 0), dtype=torch.bool), 1.0, out)
+    attend.by_mask(q, none, none, torch.ones((1, 1, 3, 0), dtype=torch.bool), 1.0, out)
     assert not out.any()
 
 
 def test_long_lists_are_computed_in_parts(
-    attend: CudaMaskedAttention, rng: np.random.Generator
+    attend: EmulatedAttention, rng: np.random.Generator
 ) -> None:
     mask = rng.random((1, 2, 130, 800)) < 0.01
     mask[:, :, rng.permutation(130)[:9]] = True  # a tile with many keys, and others with few
     q, k, v = (rng.standard_normal((1, 2, n, 64)).astype(np.float16) for n in (130, 800, 800))
     out = torch.full((1, 2, 130, 64), torch.nan, dtype=torch.float16)
     given = [torch.from_numpy(one) for one in (q, k, v, mask)]
-    lists = attend.listed(given[3], 130)
-    tile = AttentionTile("float16", 64, 64, 2)
-    parts = attend._dealt(lists, (1, 2, 130, 64), tile)
-    for plane, work in enumerate(parts._work.numpy()):
-        steps = -(-lists.count[plane].numpy() // 64)
+    lists, _ = attend.lists.of_queries(given[3], (1, 2, 130))
+    counts, slots = counted(lists), lists.slots(130)
+    for plane, work in enumerate(lists.work.flatten(0, 1).numpy()):
+        steps = -(-counts[plane] // 64)
         alive = work[work[:, 0] >= 0]
         for number, whole in enumerate(steps):
             mine = alive[alive[:, 0] == number]
@@ -209,30 +157,32 @@ def test_long_lists_are_computed_in_parts(
             assert mine[0, 1] == 0 and (mine[1:, 1] == mine[:-1, 2]).all()
             assert mine[-1, 2] == whole and ((mine[:, 3] >= 0) == (len(mine) > 1)).all()
         cut = alive[alive[:, 3] >= 0]
-        assert len(cut) and len(set(cut[:, 3] + cut[:, 4])) == len(cut) <= parts.slots
+        assert len(cut) and len(set(cut[:, 3] + cut[:, 4])) == len(cut) <= slots
     for _ in range(2):  # counters are as they were
-        attend(*given, 0.125, out)
+        attend.by_mask(*given, 0.125, out)
         wanted = reference.masked_attention(q, k, v, mask, 0.125)
         np.testing.assert_allclose(out.numpy(), wanted, atol=4e-3)
         out.fill_(torch.nan)
 
 
-def test_refuses_wide_heads(attend: CudaMaskedAttention) -> None:
+def test_refuses_wide_heads(attend: EmulatedAttention) -> None:
     q = torch.ones((1, 1, 3, 264), dtype=torch.float16)
     with pytest.raises(ShapeError, match="at most 256"):
-        attend(q, q, q, torch.ones((1, 1, 3, 3), dtype=torch.bool), 1.0, torch.empty_like(q))
+        attend.by_mask(
+            q, q, q, torch.ones((1, 1, 3, 3), dtype=torch.bool), 1.0, torch.empty_like(q)
+        )
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 2**18, 2**18), (2**10, 1, 1, 2**21)])
 def test_refuses_masks_whose_lists_no_kernel_can_count(
-    attend: CudaMaskedAttention, shape: tuple[int, ...]
+    attend: EmulatedAttention, shape: tuple[int, ...]
 ) -> None:
     one = torch.zeros((1, 1, 1, 1), dtype=torch.float16)
     q = one.expand(shape[0], 1, shape[2], 64)
     mask = torch.zeros((1, 1, 1, 1), dtype=torch.bool).expand(shape)
     k = one.expand(shape[0], 1, shape[3], 64)
     with pytest.raises(ShapeError, match="mask: expected lists"):
-        attend(q, k, k, mask, 1.0, q)
+        attend.by_mask(q, k, k, mask, 1.0, q)
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,50 @@ def test_compilers_see_one_operator() -> None:
     torch.testing.assert_close(step(q, k, v, mask), pit.masked_attention(q, k, v, mask) * 2)
 
 
+def test_layers_share_what_is_listed_once() -> None:
+    q, k, v = _operands()
+    mask = torch.rand(2, 1, 7, 9) < 0.5
+    mask[..., 0] = True
+    listed = pit.list_mask(mask, (2, 4, 7, 9))
+    wanted = pit.masked_attention(q, k, v, mask)
+    assert torch.equal(pit.masked_attention(q, k, v, listed), wanted)
+    step = torch.compile(lambda *given: pit.masked_attention(*given) * 2, fullgraph=True)
+    torch.testing.assert_close(step(q, k, v, listed), wanted * 2)
+    q.requires_grad_()
+    assert pit.masked_attention(q, k, v, listed).requires_grad
+
+
+def test_lists_are_of_one_mask_and_one_shape() -> None:
+    q, k, v = _operands()
+    mask = torch.rand(7, 9) < 0.5
+    listed = pit.list_mask(mask, (2, 4, 7, 9))
+    with pytest.raises(ShapeError, match=r"one listed for \[2, 4, 7, 9\], got \[2, 4, 6, 9\]"):
+        pit.masked_attention(q[:, :, 1:], k, v, listed)
+    mask[0] = True
+    with pytest.raises(ShapeError, match="has changed since; call list_mask again"):
+        pit.masked_attention(q, k, v, listed)
+    with torch.inference_mode():
+        listed = pit.list_mask(torch.ones(9).bool(), (2, 4, 7, 9))
+        assert pit.masked_attention(q, k, v, listed).shape == (2, 4, 7, 24)
+
+
+@pytest.mark.parametrize(
+    ("mask", "shape", "error", "text"),
+    [
+        (torch.ones(7, 9), (2, 4, 7, 9), DTypeError, "mask: expected bool"),
+        (torch.ones(7, 8).bool(), (2, 4, 7, 9), ShapeError, "mask: expected a shape that"),
+        (torch.ones(9).bool(), (7, 9), ShapeError, "shape: expected .batch, heads, queries, keys"),
+        (torch.ones(9).bool(), (1, 1, -1, 9), ShapeError, "shape: expected"),
+        (torch.ones(9).bool(), (1, 1, 2.0, 9), ShapeError, "shape: expected"),
+        (torch.ones(9).bool(), None, ShapeError, "shape: expected"),
+        (None, (1, 1, 1, 1), DTypeError, "mask: expected a torch tensor"),
+    ],
+)
+def test_lists_refuse_what_does_not_fit(mask: Any, shape: Any, error: Any, text: str) -> None:
+    with pytest.raises(error, match=text):
+        pit.list_mask(mask, shape)
+
+
 def test_autocast_chooses_the_type() -> None:
     q, k, v = _operands()
     with torch.autocast("cpu", torch.bfloat16):

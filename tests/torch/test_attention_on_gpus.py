@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import pit_tvm.torch as pit
-from pit_tvm.errors import DTypeError
+from pit_tvm.errors import DTypeError, ShapeError
 
 pytestmark = pytest.mark.gpu
 BOTH = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -26,11 +26,18 @@ def _operands(
     return q.transpose(1, 2), k.transpose(1, 2), v
 
 
-def _exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def _exact(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float | None = None,
+) -> torch.Tensor:
     share = q.shape[1] // k.shape[1]
     key, value = (each.double().repeat_interleave(share, dim=1) for each in (k, v))
-    scores = q.double() @ key.mT / q.shape[-1] ** 0.5
-    return scores.masked_fill(~mask, -torch.inf).softmax(dim=-1).nan_to_num(0) @ value
+    scores = q.double() @ key.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    seen = mask.any(dim=-1, keepdim=True)
+    return scores.masked_fill(~mask & seen, -torch.inf).softmax(dim=-1) * seen @ value
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> None:
@@ -112,16 +119,138 @@ def test_streams_have_lists_of_their_own() -> None:
         assert all(torch.equal(each, want) for each in found)
 
 
-def test_compilers_and_gradients() -> None:
+def _check_gradients(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, **options: float
+) -> None:
+    given = [each.detach().requires_grad_() for each in (q, k, v)]
+    out = pit.masked_attention(*given, mask, **options)
+    down = torch.randn_like(out)
+    found = torch.autograd.grad(out, given, down)
+    exact = [each.detach().double().requires_grad_() for each in (q, k, v)]
+    wanted = torch.autograd.grad(_exact(*exact, mask, **options), exact, down.double())
+    limit = 0.004 if q.dtype == torch.float16 else 0.03
+    for mine, want in zip(found, wanted, strict=True):
+        assert mine.shape == want.shape
+        apart = (mine.double() - want).abs().max() / want.abs().max().clamp(min=1)
+        assert float(apart) < limit
+
+
+@BOTH
+@pytest.mark.parametrize("widths", [(64, 64), (128, 128), (80, 36), (7, 5), (192, 64)])
+def test_gradients_of_any_width(widths: tuple[int, int], dtype: torch.dtype) -> None:
+    given = _operands(2, (4, 2), 333, 517, widths, dtype)
+    for mask in (
+        _window(333, 517, 30),
+        torch.rand(2, 4, 333, 517, device="cuda") < 0.05,
+        torch.rand(2, 1, 1, 517, device="cuda") < 0.5,
+        torch.zeros(1, device="cuda", dtype=torch.bool),
+        torch.ones(333, 1, device="cuda", dtype=torch.bool),
+    ):
+        _check_gradients(*given, mask)
+    _check_gradients(*given, mask, scale=-0.05)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("queries", "keys"), [(1, 1), (1, 5000), (64, 9000), (4096, 64), (2050, 3000), (5000, 1)]
+)
+def test_gradients_of_any_number(queries: int, keys: int, dtype: torch.dtype) -> None:
+    given = _operands(1, (3, 3), queries, keys, (64, 64), dtype)
+    _check_gradients(*given, _window(queries, keys, 100))
+    _check_gradients(*given, torch.rand(queries, keys, device="cuda") < 0.01)
+
+
+def test_equal_steps_give_equal_gradients() -> None:
+    q, k, v = (
+        each.detach().requires_grad_()
+        for each in _operands(1, (12, 12), 2048, 2048, (64, 64), torch.bfloat16)
+    )
+    mask = _window(2048, 2048, 60)
+    first = torch.autograd.grad(pit.masked_attention(q, k, v, mask).sum(), (q, k, v))
+    for _ in range(10):
+        again = torch.autograd.grad(pit.masked_attention(q, k, v, mask).sum(), (q, k, v))
+        assert all(map(torch.equal, first, again))
+
+
+def test_compilers_and_gradients_of_gradients() -> None:
     q, k, v = _operands(1, (4, 2), 130, 200, (64, 64), torch.float16)
     mask = torch.rand(130, 200, device="cuda") < 0.2
     step = torch.compile(lambda *given: pit.masked_attention(*given) * 2, fullgraph=True)
     assert torch.equal(step(q, k, v, mask), pit.masked_attention(q, k, v, mask) * 2)
-    q = q.detach().requires_grad_()
-    torch.autograd.backward(pit.masked_attention(q, k, v, mask).sum())
-    exact = q.detach().double().requires_grad_()
-    (want,) = torch.autograd.grad(_exact(exact, k, v, mask).sum(), exact)
-    assert q.grad is not None and float((q.grad.double() - want).abs().max()) < 0.01
+    q, k, v = (each.detach().requires_grad_() for each in (q, k, v))
+    wanted = torch.autograd.grad((pit.masked_attention(q, k, v, mask) * 2).sum(), (q, k, v))
+    found = torch.autograd.grad(step(q, k, v, mask).sum(), (q, k, v))
+    for mine, want in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, want)
+    (first,) = torch.autograd.grad(pit.masked_attention(q, k, v, mask).sum(), q, create_graph=True)
+    (second,) = torch.autograd.grad(first.float().square().sum(), v)
+    exact = [each.detach().double().requires_grad_() for each in (q, k, v)]
+    (first,) = torch.autograd.grad(_exact(*exact, mask).sum(), exact[0], create_graph=True)
+    (want,) = torch.autograd.grad(first.square().sum(), exact[2])
+    assert float((second.double() - want).abs().max()) < 0.01
+
+
+def test_models_of_transformers_learn_with_it() -> None:
+    transformers = pytest.importorskip("transformers", reason="models are of transformers")
+    pit.register_attention()
+    sizes = {"hidden_size": 256, "intermediate_size": 300, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 500}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads))
+    model = model.to("cuda", torch.bfloat16)
+    ids, mask = torch.randint(500, (3, 200), device="cuda"), torch.ones(3, 200, device="cuda")
+    mask[0, 70:] = mask[2, 150:] = 0
+    found = {}
+    for name in ("sdpa", "pit_tvm"):
+        model.set_attn_implementation(name)
+        model.zero_grad()
+        labels = ids.masked_fill(mask == 0, -100)
+        model(ids, attention_mask=mask, labels=labels).loss.backward()
+        found[name] = [each.grad.float().clone() for each in model.parameters()]
+    for theirs, mine in zip(*found.values(), strict=True):
+        assert float((mine - theirs).norm() / theirs.norm().clamp(min=1e-6)) < 0.05
+
+
+def test_layers_share_lists() -> None:
+    q, k, v = _operands(2, (4, 2), 700, 900, (64, 64), torch.bfloat16)
+    mask = _window(700, 900, 40)
+    listed = pit.list_mask(mask, (2, 4, 700, 900))
+    wanted = pit.masked_attention(q, k, v, mask)
+    assert torch.equal(pit.masked_attention(q, k, v, listed), wanted)
+    step = torch.compile(lambda *given: pit.masked_attention(*given) * 2, fullgraph=True)
+    assert torch.equal(step(q, k, v, listed), wanted * 2)
+    given = [each.detach().requires_grad_() for each in (q, k, v)]
+    for seen in (listed, pit.list_mask(mask, (2, 4, 700, 900), gradients=True)):
+        found = torch.autograd.grad(pit.masked_attention(*given, seen).sum(), given)
+        want = torch.autograd.grad(pit.masked_attention(*given, mask).sum(), given)
+        assert all(map(torch.equal, found, want))
+    with torch.no_grad():
+        listed = pit.list_mask(mask, (2, 4, 700, 900))
+    with pytest.raises(ShapeError, match="lists for gradients.*gradients=True"):
+        pit.masked_attention(*given, listed)
+
+
+def test_graphs_of_steps_take_other_masks() -> None:
+    given = [
+        each.detach().requires_grad_()
+        for each in _operands(1, (4, 4), 500, 600, (64, 64), torch.float16)
+    ]
+    mask, down = _window(500, 600, 20), torch.randn(1, 4, 500, 64, device="cuda").half()
+
+    def step() -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(pit.masked_attention(*given, mask), given, down)
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step()
+    side.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    for far in (1, 300):
+        mask.copy_(_window(500, 600, far))
+        graph.replay()
+        for mine, want in zip(found, step(), strict=True):
+            assert torch.equal(mine, want)
 
 
 def test_refuses_float32() -> None:

@@ -1,0 +1,183 @@
+"""Lists of what the mask of a call lets queries and keys see, on a CUDA device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import tvm
+
+from ..errors import ShapeError, mismatch
+from ..schedules.cuda_listed_rows import KEYS, PART_FACTS, QUERIES, WORDS
+from . import cuda_arrays
+from .cuda_detect_device import WARP
+from .cuda_mask_lists import fold_queries, list_keys, order_queries
+from .cuda_mask_parts import deal_lists
+from .cuda_mask_turned import turn_lines
+from .cuda_modules import Kernel, ModuleKernels, cached_modules, named_module
+from .cuda_view import CudaView, view_of
+from .kernel_cache import KernelCache
+
+_BYTES = 16  # of one load
+_HALF = 16  # bits of half a word
+_CTAS = 132 * 4  # that an H200 holds at once
+_LEAST_SLOTS = 8  # of parts of lists that are cut, of each head and sequence
+_MOST_PARTS = 704  # of all heads and sequences: 48 MB where heads are wide
+_MOST = 65535  # CTAs along the later axes of a grid
+
+
+class Lists(NamedTuple):
+    """What tiles of rows see of others, by planes [batch or 1, heads or 1] of a mask: CUDA tensors,
+    int32.
+
+    ``ids`` [.., tiles, capacity] and ``bits`` [.., tiles, words, capacity] name what any row of a
+    tile sees, and which of them do; ``order`` [.., tiles * 64] the rows of all tiles, anything if
+    there is one; ``work`` [.., items, facts] is what CTAs do. See `cuda_mask_lists` and
+    `cuda_mask_parts`.
+    """
+
+    ids: Any
+    bits: Any
+    order: Any
+    work: Any
+
+    def views(self) -> tuple[CudaView, ...]:
+        """Ids, bits, work and order for kernels, which know planes by their numbers."""
+        bits = _flat(self.bits, "uint32")
+        return _flat(self.ids), bits, _flat(self.work), _flat(self.order)
+
+    @property
+    def planes(self) -> tuple[int, int]:
+        """How far planes lie apart, of sequences and of heads."""
+        batch, heads = self.ids.shape[:2]
+        return heads * int(batch > 1), int(heads > 1)
+
+    @property
+    def ordered(self) -> int:
+        """1 if ``order`` names rows."""
+        return int(self.order.shape[2] > QUERIES)
+
+    def steps(self) -> int:
+        """Steps of 64 that CTAs take for a head of all planes, those of cut lists included; waits
+        for the device."""
+        first, end = self.work[..., 1], self.work[..., 2]
+        return int((end - first)[self.work[..., 0] >= 0].sum())
+
+    def slots(self, rows: int) -> int:
+        """Parts of cut lists of each head and sequence, at most."""
+        return int(self.work.shape[2]) - -(-rows // QUERIES)
+
+
+class CudaMaskLists:
+    """Makes lists of masks. Threads may share it."""
+
+    def __init__(self, cache: KernelCache, arch: str) -> None:
+        self._kernels = ModuleKernels(cached_modules(cache, arch))
+
+    def of_queries(self, mask: Any, shape: Sequence[int]) -> tuple[Lists, Any]:
+        """The keys that tiles of queries see, by a contiguous mask [batch or 1, heads or 1, queries
+        or 1, keys] for sequences, heads and queries, ``shape``; and bits of its rows, for
+        `of_keys`.
+
+        ShapeError if there are more than 65,535 planes, or lists have places beyond 32 bits.
+        """
+        *planes, rows, keys = mask.shape
+        _check_planes(planes, rows, keys)
+        lines, count = self._lines(mask, planes, rows, keys)
+        if not mask.numel():
+            return self._empty(lines, shape), lines
+        whole = keys % _BYTES == 0 and mask.data_ptr() % _BYTES == 0
+        halves = view_of(lines, "uint16", (count.numel(), lines.shape[3] * 2))
+        self.kernel("fold", whole)(mask.data_ptr(), keys, halves, count.view(-1))
+        return self._listed(lines, count, shape, int(rows == 1)), lines
+
+    def of_keys(self, lines: Any, shape: Sequence[int], keys: int) -> Lists:
+        """The queries that see tiles of keys, by bits of the rows of a mask; errors as
+        `of_queries`."""
+        *planes, rows, words = lines.shape
+        batch, heads, queries = shape
+        _check_planes(planes, keys, queries)
+        turned, count = self._lines(lines, planes, keys, queries)
+        if not (lines.numel() and turned.numel()):
+            return self._empty(turned, (batch, heads, keys))
+        self.kernel("turn")(
+            view_of(lines, "uint32", (planes[0] * planes[1], rows, words)),
+            *(queries, _flat(turned, "uint32"), count),
+        )
+        return self._listed(turned, count, (batch, heads, keys), 0)
+
+    def _listed(self, lines: Any, count: Any, shape: Sequence[int], alike: int) -> Lists:
+        """Order rows by how many they see, list what their tiles see, and deal that out."""
+        lists, tiles = self._empty(lines, shape), -(-shape[2] // QUERIES)
+        listed = lists.ids.shape[2]
+        number = self._new(lines, (len(count), listed))
+        views = lists.views()  # counts, beside them, are tensors: these tell the stream
+        if listed > 1:
+            self.kernel("order")(count, views[3])
+        list_keys = self.kernel("list", listed > 1)
+        list_keys(_flat(lines, "uint32"), views[3], alike, *views[:2], number)
+        wanted = _wanted(shape)
+        self.kernel("deal")(number, tiles, wanted, lists.slots(shape[2]), views[2])
+        return lists
+
+    def _lines(self, like: Any, planes: Sequence[int], rows: int, others: int) -> tuple[Any, Any]:
+        """Memory for bits of rows, and for how many are set."""
+        words = -(-others // KEYS) * (KEYS // WARP)
+        count = self._new(like, (planes[0] * planes[1], rows))
+        return self._new(like, (*planes, rows, words)), count
+
+    def _empty(self, lines: Any, shape: Sequence[int]) -> Lists:
+        """Memory for lists of the rows of ``lines``."""
+        *planes, rows, words = lines.shape
+        made = shapes_of(planes, rows, words * WARP, shape)
+        return Lists(*(self._new(lines, each) for each in made))
+
+    def _new(self, like: Any, shape: tuple[int, ...]) -> Any:
+        return cuda_arrays.empty_of("int32", like, shape)
+
+    def kernel(self, name: str, option: bool = False) -> Kernel:
+        """One of `lists_module`."""
+        return self._kernels.find("cuda-mask-lists", lists_module, f"{name}_{option:d}")
+
+
+def shapes_of(
+    planes: Sequence[int], rows: int, others: int, shape: Sequence[int]
+) -> Iterator[tuple[int, ...]]:
+    """The shapes of `Lists` of ``rows`` that see others, or of one row for all, for sequences,
+    heads and rows, ``shape``."""
+    listed, capacity = -(-rows // QUERIES), -(-others // KEYS) * KEYS
+    tiles, alike = -(-shape[2] // QUERIES), max(1, shape[0] * shape[1])
+    slots = min(max(_LEAST_SLOTS, tiles // 4, _wanted(shape) - tiles), _MOST_PARTS // alike)
+    own = (listed, capacity), (listed, WORDS, capacity), (listed * QUERIES,)
+    for each in (*own, (tiles + slots, PART_FACTS)):
+        yield *planes, *each
+
+
+def _wanted(shape: Sequence[int]) -> int:
+    """Lists of each head and sequence that keep all multiprocessors busy."""
+    return -(-_CTAS // max(1, shape[0] * shape[1]))
+
+
+def _flat(tensor: Any, dtype: str = "int32") -> CudaView:
+    """A tensor whose first two dimensions are one."""
+    batch, heads, *own = tensor.shape
+    return view_of(tensor, dtype, (batch * heads, *own))
+
+
+def lists_module() -> tvm.IRModule:
+    """The kernels that make lists, by their names and options."""
+    made = {"order_0": order_queries(), "deal_0": deal_lists(), "turn_0": turn_lines()}
+    for option in (False, True):
+        made[f"fold_{option:d}"] = fold_queries(option)
+        made[f"list_{option:d}"] = list_keys(option)
+    return named_module(made)
+
+
+def _check_planes(planes: Sequence[int], rows: int, others: int) -> None:
+    number, capacity = planes[0] * planes[1], -(-others // KEYS) * KEYS
+    if number > _MOST:
+        raise ShapeError(mismatch("mask", f"at most {_MOST} planes", number))
+    # Bits are told by words of lists, and read by halves of words of rows.
+    if number * capacity * max(WORDS * -(-rows // QUERIES), -(-rows // _HALF)) >= 2**31:
+        got = f"{number} of {rows} x {others}"
+        raise ShapeError(mismatch("mask", "lists of fewer than 2**31 words", got, "split the call"))

@@ -1,0 +1,193 @@
+"""The custom operators of attention by masks, their fake implementations and derivative.
+
+Lists are `pit_tvm.runtime.cuda_listed_mask.Lists`, one tensor after the other: those of what
+queries see of keys, and behind them, where gradients are asked for, of the queries that see keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ..runtime.cuda_listed_mask import Lists, shapes_of
+from ..runtime.cuda_masked_attention import CudaMaskedAttention
+from ..runtime.kernel_cache import KernelCache
+from ..target import resolve_target
+from . import host
+from .dispatch import CustomOperator, arguments, results
+
+_Operator = partial(CustomOperator, strided=True)
+_Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+_Five = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+@_Operator
+def masked_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Attention over the keys of a mask: see `pit_tvm.torch.masked_attention`."""
+    out = _rows_of_heads(q, v)
+    if not q.is_cuda:
+        return out.copy_(host.attention(q, k, v, mask, scale))
+    attend = _attention()
+    lists, _ = attend.lists.of_queries(mask.contiguous(), q.shape[:3])
+    attend(q, k, v, lists, scale, out)
+    return out
+
+
+@masked_attention.register_fake
+def _(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    return _rows_of_heads(q, v)
+
+
+@_Operator
+def list_mask(mask: torch.Tensor, shape: Sequence[int]) -> _Five:
+    """Lists of what queries see by a mask on a GPU, [batch or 1, heads or 1, queries or 1, keys],
+    for sequences, heads and queries, ``shape``; and bits of its rows, for `list_keys`."""
+    lists, lines = _attention().lists.of_queries(mask.contiguous(), shape)
+    return *lists, lines
+
+
+@list_mask.register_fake
+def _(mask: torch.Tensor, shape: Sequence[int]) -> _Five:
+    *planes, rows, keys = mask.shape
+    made = _tensors(mask, shapes_of(planes, rows, keys, shape))
+    return *made, mask.new_empty((*planes, rows, made[0].shape[-1] // 32), dtype=torch.int32)
+
+
+@_Operator
+def list_keys(lines: torch.Tensor, shape: Sequence[int], keys: int) -> _Four:
+    """Lists of the queries that see each of so many keys, by bits of the rows of a mask."""
+    return _attention().lists.of_keys(lines, shape, keys)
+
+
+@list_keys.register_fake
+def _(lines: torch.Tensor, shape: Sequence[int], keys: int) -> _Four:
+    return _tensors(lines, shapes_of(lines.shape[:2], keys, shape[2], (*shape[:2], keys)))
+
+
+@_Operator
+def listed_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ids: torch.Tensor,
+    bits: torch.Tensor,
+    order: torch.Tensor,
+    work: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """`masked_attention` on a GPU by the lists of `list_mask`."""
+    out = _rows_of_heads(q, v)
+    _attention()(q, k, v, Lists(ids, bits, order, work), scale, out)
+    return out
+
+
+@listed_attention.register_fake
+def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> torch.Tensor:
+    return _rows_of_heads(q, v)
+
+
+@_Operator
+def told_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor,
+    ids: torch.Tensor,
+    bits: torch.Tensor,
+    order: torch.Tensor,
+    work: torch.Tensor,
+    key_ids: torch.Tensor,
+    key_bits: torch.Tensor,
+    key_order: torch.Tensor,
+    key_work: torch.Tensor,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`listed_attention` for gradients: also float32 [batch, heads, queries], what these need of
+    weights. ``scale`` is positive; gradients of gradients read the mask."""
+    out, weights = _rows_of_heads(q, v), q.new_empty(q.shape[:3], dtype=torch.float32)
+    _attention()(q, k, v, Lists(ids, bits, order, work), scale, out, weights)
+    return out, weights
+
+
+@told_attention.register_fake
+def _(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _rows_of_heads(q, v), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@_Operator
+def attention_gradients(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ids: torch.Tensor,
+    bits: torch.Tensor,
+    order: torch.Tensor,
+    work: torch.Tensor,
+    key_ids: torch.Tensor,
+    key_bits: torch.Tensor,
+    key_order: torch.Tensor,
+    key_work: torch.Tensor,
+    scale: float,
+    down: torch.Tensor,
+    out: torch.Tensor,
+    weights: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of `told_attention` to q, k and v, ``down`` being that to its first result."""
+    dq, dk, dv = (_rows_of_heads(each, each) for each in (q, k, v))
+    lists = Lists(ids, bits, order, work), Lists(key_ids, key_bits, key_order, key_work)
+    given = (q, k, v), lists, scale, (down, out, weights)
+    _attention().gradients(*given, (dq, dk, dv))
+    return dq, dk, dv
+
+
+@attention_gradients.register_fake
+def _(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    dq, dk, dv = (_rows_of_heads(each, each) for each in (q, k, v))
+    return dq, dk, dv
+
+
+@told_attention.differentiate
+def _(ctx: Any, dy: torch.Tensor, _: Any) -> tuple[Any, ...]:
+    q, k, v, mask, *lists, scale = arguments(ctx)
+    wanted = ctx.needs_input_grad[:3]
+    if torch.is_grad_enabled():  # somebody asks for gradients of this one
+        with sdpa_kernel(SDPBackend.MATH):  # others have none
+            made = host.attention(q, k, v, mask, scale)
+        asked = [each for each, want in zip((q, k, v), wanted, strict=True) if want]
+        grown = iter(torch.autograd.grad(made, asked, dy, create_graph=True))
+        found = tuple(next(grown) if want else None for want in wanted)
+    else:
+        found = attention_gradients(q, k, v, *lists, scale, dy, *results(ctx))
+    gradients = (one if want else None for one, want in zip(found, wanted, strict=True))
+    return *gradients, *(None for _ in (mask, *lists, scale))
+
+
+def _tensors(like: torch.Tensor, shapes: Any) -> Any:
+    """Of int32."""
+    return tuple(like.new_empty(shape, dtype=torch.int32) for shape in shapes)
+
+
+def _rows_of_heads(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Memory for [batch, heads, queries, value_dim] in which heads of a query lie side by side, as
+    what follows attention takes them."""
+    batch, heads, queries, _ = q.shape
+    width = v.shape[-1]
+    steps = (queries * heads * width, width, heads * width, 1)
+    return q.new_empty_strided((batch, heads, queries, width), steps)
+
+
+@cache
+def _attention() -> CudaMaskedAttention:
+    return CudaMaskedAttention(KernelCache(), resolve_target("cuda").isa)

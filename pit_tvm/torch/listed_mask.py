@@ -1,0 +1,116 @@
+"""Masks whose lists are made once, for the attention of many layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ..errors import DTypeError, ShapeError, mismatch
+from ..runtime.cuda_listed_mask import Lists
+from . import attention_ops
+from .arguments import check_tensors
+
+
+class ListedMask(NamedTuple):
+    """What `list_mask` gives: for `pit_tvm.torch.masked_attention` in place of the mask.
+
+    ``mask`` bool [batch or 1, heads or 1, queries or 1, keys] is that of ``shape`` [batch, heads,
+    queries, keys], at its ``version``; ``queries`` and ``keys`` are lists of what they see and of
+    what sees them, None on CPUs, which take the mask.
+    """
+
+    mask: torch.Tensor
+    shape: tuple[int, int, int, int]
+    version: int
+    queries: Lists | None
+    keys: Lists | None
+
+    def check(self, q: torch.Tensor, keys: int) -> None:
+        """ShapeError if it is of other queries or keys, or the mask has changed; DTypeError if it
+        is on another device."""
+        given = (*q.shape[:3], keys)
+        if given != self.shape:
+            raise ShapeError(mismatch("mask", f"one listed for {list(self.shape)}", list(given)))
+        if self.mask.device != q.device:
+            expected = f"the device of q, {q.device}"
+            raise DTypeError(mismatch("mask", expected, self.mask.device))
+        if min(now := _version(self.mask), self.version) >= 0 and now != self.version:
+            expected, advice = "the mask as it was listed", "call list_mask again"
+            raise ShapeError(mismatch("mask", expected, "one that has changed since", advice))
+
+
+def list_mask(
+    mask: torch.Tensor, shape: Sequence[int], *, gradients: bool | None = None
+) -> ListedMask:
+    """Make the lists of a mask, for all calls of `pit_tvm.torch.masked_attention` that share it.
+
+    Parameters
+    ----------
+    mask
+        bool, of a shape that broadcasts to ``shape``: True where a query sees a key. It may not be
+        changed while the lists are in use.
+    shape
+        ``(batch, heads, queries, keys)``.
+    gradients
+        Whether calls want gradients: lists of the queries that see keys are made as well. None:
+        if gradients are enabled now.
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        An argument does not fit.
+    """
+    check_tensors({"mask": mask})
+    check_mask(mask)
+    batch, heads, queries, keys = _checked_shape(shape)
+    seen = planes_of(mask, (batch, heads, queries), keys)
+    wants = torch.is_grad_enabled() if gradients is None else gradients
+    found, across = None, None
+    if mask.is_cuda:
+        *lists, lines = attention_ops.list_mask(seen, (batch, heads, queries))
+        found = Lists(*lists)
+        if wants:
+            across = Lists(*attention_ops.list_keys(lines, (batch, heads, queries), keys))
+    return ListedMask(seen, (batch, heads, queries, keys), _version(seen), found, across)
+
+
+def check_mask(mask: torch.Tensor) -> None:
+    """DTypeError if it is not boolean."""
+    if mask.dtype is not torch.bool:
+        advice = "True where a query sees a key: convert it with mask > -1, mask != 0 or alike"
+        raise DTypeError(mismatch("mask", "bool", mask.dtype, advice))
+
+
+def planes_of(mask: torch.Tensor, shape: Sequence[int], keys: int) -> torch.Tensor:
+    """The mask as [batch or 1, heads or 1, queries or 1, keys], of which nothing is repeated that
+    it repeats, for sequences, heads and queries, ``shape``; ShapeError if it does not fit."""
+    wanted = (*shape, keys)
+    fits = mask.dim() <= 4 and all(
+        have in (1, want)
+        for have, want in zip(reversed(mask.shape), reversed(wanted), strict=False)
+    )
+    if not fits:
+        expected = f"a shape that broadcasts to {list(wanted)}"
+        raise ShapeError(mismatch("mask", expected, tuple(mask.shape)))
+    planes = mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
+    for at in range(3):  # what `expand` repeats
+        if planes.stride(at) == 0 and planes.shape[at] > 1:
+            planes = planes.narrow(at, 0, 1)
+    return planes if planes.shape[3] == keys else planes.expand(*planes.shape[:3], keys)
+
+
+def _checked_shape(shape: Sequence[int]) -> tuple[int, int, int, int]:
+    extents = tuple(shape) if isinstance(shape, (tuple, list)) else ()
+    whole = all(isinstance(each, (int, torch.SymInt)) and each >= 0 for each in extents)
+    if len(extents) != 4 or not whole:
+        raise ShapeError(mismatch("shape", "(batch, heads, queries, keys)", shape))
+    return extents
+
+
+def _version(mask: torch.Tensor) -> int:
+    """How often the mask has been changed; -1 where torch does not tell."""
+    if torch.compiler.is_compiling() or mask.is_inference():
+        return -1
+    return mask._version

@@ -1,0 +1,129 @@
+"""The suite ``attention-training``: attention by a new mask and its gradients, in bfloat16.
+
+Masks, sizes and contenders are those of the suite ``attention``; each computes the result and the
+gradients to q, k and v.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from bench_gpu_attention import (
+    FLEX_SPEED_UP,
+    JUDGED,
+    OVER_FLEX,
+    OVER_SDPA,
+    SDPA_SPEED_UP,
+    Attended,
+    Qkv,
+    attention_goals,
+    gathered,
+    list_attention,
+    make_data,
+    over_peers,
+    runs,
+)
+from bench_gpu_measure import Contender, GpuSettings, fresh_memory, generator, measure, normal
+from bench_rows import Row, Suite, Target, fact_column, time_column
+
+# Of a row's gradient, relative to itself plus the root mean square of all rows: bfloat16 rounds
+# weights, results and gradients to scores by 2**-9, and the sums of some rows are small beside what
+# is added up. A row of usual size that lacks one of a window's 600 keys is off by 2 %.
+LIMIT = 0.015
+
+
+def list_training(quick: bool) -> list[Attended]:
+    """The cases that fit beside what torch keeps for gradients."""
+    return [case for case in list_attention(quick) if case.tokens <= 8192]
+
+
+def wanted_gradients(qkv: Qkv, mask: torch.Tensor, down: torch.Tensor) -> list[torch.Tensor]:
+    """Those to q, k and v in float64, head by head."""
+    want = [torch.empty_like(each, dtype=torch.float64) for each in qkv]
+    for head in range(down.shape[1]):
+        q, k, v = (each[0, head].double().requires_grad_() for each in qkv)
+        scores = (q @ k.t() / math.sqrt(q.shape[-1])).masked_fill_(~mask, float("-inf"))
+        found = torch.autograd.grad(scores.softmax(-1) @ v, (q, k, v), down[0, head].double())
+        for whole, each in zip(want, found, strict=True):
+            whole[0, head] = each
+    return want
+
+
+def gradient_error(found: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> float:
+    """The largest deviation of a row, in the unit of `LIMIT`."""
+    worst = 0.0
+    for mine, exact in zip(found, want, strict=True):
+        if mine.shape != exact.shape:
+            return float("inf")
+        sizes = exact.norm(dim=-1)
+        typical = sizes.square().mean().sqrt()
+        apart = (mine.double() - exact).norm(dim=-1) / (sizes + typical).clamp(min=1e-30)
+        worst = max(worst, float(apart.max().nan_to_num(nan=float("inf"))))
+    return worst
+
+
+def steps(qkv: Qkv, mask: torch.Tensor, device: str, down: torch.Tensor) -> Any:
+    """Contenders of `runs` with gradients, and why there is no ``flex``."""
+    given = tuple(each.requires_grad_() for each in qkv)
+    forward, missing = runs(given, mask, device)  # type: ignore[arg-type]
+
+    def both(run: Callable[[], torch.Tensor]) -> Callable[[], tuple[torch.Tensor, ...]]:
+        return lambda: torch.autograd.grad(run(), given, down)
+
+    return {n: run if n == "flex_mask" else both(run) for n, run in forward.items()}, missing
+
+
+def measure_training(case: Attended, settings: GpuSettings) -> Row:
+    """One mask: every contender, correct or not."""
+    with fresh_memory(settings.device):
+        qkv, mask = make_data(case, settings)
+        made = generator(settings.rng(f"{case.label} down"), settings.device)
+        down = normal(made, tuple(qkv[0].shape), "bfloat16")
+        want = wanted_gradients(qkv, mask, down)
+        some, missing = steps(qkv, mask, settings.device, down)
+
+        def error(found: Sequence[torch.Tensor]) -> float:
+            return gradient_error(found, want)
+
+        contenders = {
+            name: Contender(run, error if name in JUDGED else None) for name, run in some.items()
+        }
+        found = measure(contenders, settings)
+        facts = {
+            "kind": case.kind,
+            "sizes": [case.heads, case.tokens, case.dim],
+            "density": int(mask.sum()) / mask.numel(),
+            "without_graph": found.plain,
+            **({"live": gathered(mask)} if mask.is_cuda else {}),
+            **({"without_flex": missing} if missing else {}),
+        }
+    row = Row(case.label, case.held_out, found.stats, facts, found.errors, LIMIT)
+    over_peers(row)
+    return row
+
+
+def training_targets(rows: Sequence[Row]) -> list[Target]:
+    """As those of attention."""
+    peers = ("sdpa", SDPA_SPEED_UP, OVER_SDPA), ("flex", FLEX_SPEED_UP, OVER_FLEX)
+    return attention_goals("attention-training", rows, peers)
+
+
+def attention_training_suite() -> Suite:
+    """Attention by masks, and gradients."""
+    names = ("full", "sdpa", "flex", "flex_mask", "pit")
+    return Suite(
+        name="attention-training",
+        title="and its gradients, by a new mask, bf16; us",
+        cases=list_training,
+        measure=measure_training,
+        columns=(
+            fact_column("live", "live", ".3f"),
+            *(time_column(name, name, 1) for name in names),
+            fact_column("/sdpa", "over_sdpa", ".2f"),
+            fact_column("/flex", "over_flex", ".2f"),
+        ),
+        targets=training_targets,
+    )
