@@ -166,8 +166,8 @@ def gradients_by_lists(
     second_h: T.handle,
     ids_h: T.handle,
     bits_h: T.handle,
-    work_h: T.handle,
     order_h: T.handle,
+    work_h: T.handle,
     weights_h: T.handle,
     drops_h: T.handle,
     laid_h: T.handle,
@@ -218,7 +218,7 @@ def gradients_by_lists(
     first = T.match_buffer(first_h, (first_size,), tile.dtype, align=16)
     second = T.match_buffer(second_h, (second_size,), tile.dtype, align=16)
     ids = T.match_buffer(ids_h, (planes, lines, capacity), "int32", align=16)
-    bits = T.match_buffer(bits_h, (planes, lines, WORDS, capacity), "uint32", align=16)
+    bits = T.match_buffer(bits_h, (planes, lines, WORDS, capacity), "int32", align=16)
     work = T.match_buffer(work_h, (planes, items, PART_FACTS), "int32", align=4)
     order = T.match_buffer(order_h, (planes, places), "int32", align=4)
     weights = T.match_buffer(weights_h, (told_rows,), "float32", align=4)
@@ -335,7 +335,7 @@ def gradients_by_lists(
 
 def attention_gradients(tile: GradientTile) -> tvm.tirx.PrimFunc:
     """Gradients to queries, or to keys and values of every head of queries, by lists: the tile's
-    two operands, those of steps, ids, bits, work, order, weights, drops, laid, arrived, what is
+    two operands, those of steps, ids, bits, order, work, weights, drops, laid, arrived, what is
     made, and numbers.
 
     Operands are q and dout, made along k and v, or with ``tile.of_keys`` k and v along q and dout;

@@ -150,8 +150,8 @@ def attention_by_lists(
     v_h: T.handle,
     ids_h: T.handle,
     bits_h: T.handle,
-    work_h: T.handle,
     order_h: T.handle,
+    work_h: T.handle,
     laid_h: T.handle,
     arrived_h: T.handle,
     out_h: T.handle,
@@ -191,7 +191,7 @@ def attention_by_lists(
     k = T.match_buffer(k_h, (k_size,), tile.dtype, align=16)
     v = T.match_buffer(v_h, (v_size,), tile.dtype, align=16)
     ids = T.match_buffer(ids_h, (planes, lines, capacity), "int32", align=16)
-    bits = T.match_buffer(bits_h, (planes, lines, WORDS, capacity), "uint32", align=16)
+    bits = T.match_buffer(bits_h, (planes, lines, WORDS, capacity), "int32", align=16)
     work = T.match_buffer(work_h, (planes, items, PART_FACTS), "int32", align=4)
     order = T.match_buffer(order_h, (planes, places), "int32", align=4)
     laid = T.match_buffer(laid_h, (numbers,), "float32", align=4)
@@ -277,7 +277,7 @@ def attention_by_lists(
 
 def masked_attention(tile: AttentionTile) -> tvm.tirx.PrimFunc:
     """``out = softmax(scale * q @ k.T) @ v`` over the keys that lists name: q, k, v, ids, bits,
-    work, order, laid, arrived, out, weights, and numbers. Lists are those of
+    order, work, laid, arrived, out, weights, and numbers. Lists are those of
     `pit_tvm.runtime.cuda_mask_lists`, what CTAs do of `pit_tvm.runtime.cuda_mask_parts`.
 
     q, k, v and out: flat, of ``tile.dtype``; element ``c`` of a row lies at ``batch * *_batch +

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from . import cuda_arrays
 from .cuda_view import CudaView
 
 _PIECE = 8  # elements of 16 bits in 16 bytes
@@ -14,10 +13,11 @@ def fits(rows: Any) -> bool:
     """Whether rows consist of whole pieces, and begin where these do."""
     *steps, last = rows.stride()
     *extents, width = rows.shape
-    places = [step for step, extent in zip(steps, extents, strict=True) if extent > 1]
-    return (
-        last == 1 and rows.data_ptr() % 16 == 0 and not any(at % _PIECE for at in (width, *places))
-    )
+    apart = width | rows.data_ptr() // 2
+    for step, extent in zip(steps, extents, strict=True):
+        if extent > 1:
+            apart |= step
+    return bool(last == 1 and apart % _PIECE == 0)
 
 
 def in_pieces(rows: Any) -> Any:
@@ -50,13 +50,15 @@ def fill_from(rows: Any, made: Any) -> None:
         rows.copy_(cut.unflatten(1, (heads, -1)).sum(dim=2))
 
 
-def flat(rows: Any) -> CudaView:
-    """All that lies between the first element and the last one."""
-    steps = zip(rows.shape, rows.stride(), strict=True)
-    last = sum((extent - 1) * step for extent, step in steps)
-    return CudaView(rows.data_ptr(), (last + 1,), cuda_arrays.dtype_name(rows), rows.get_device())
+class HeadRows(NamedTuple):
+    """Rows in one dimension, from the first element on; kernels find the others by ``steps``, the
+    strides of sequences, heads and rows."""
+
+    view: CudaView
+    steps: tuple[int, int, int]
 
 
-def steps_of(*arrays: Any) -> tuple[int, ...]:
-    """The strides of all dimensions of arrays but their last ones."""
-    return tuple(step for one in arrays for step in one.stride()[:-1])
+def handed(rows: Any, dtype: str) -> HeadRows:
+    """Rows as kernels take them; they are kept by the caller."""
+    view = CudaView(rows.data_ptr(), (rows.numel(),), dtype, rows.get_device())
+    return HeadRows(view, rows.stride()[:3])

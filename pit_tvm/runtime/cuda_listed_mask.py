@@ -15,7 +15,7 @@ from .cuda_mask_lists import fold_queries, list_keys, order_queries
 from .cuda_mask_parts import deal_lists
 from .cuda_mask_turned import turn_lines
 from .cuda_modules import Kernel, ModuleKernels, cached_modules, named_module
-from .cuda_view import CudaView, view_of
+from .cuda_view import view_of
 from .kernel_cache import KernelCache
 
 _BYTES = 16  # of one load
@@ -27,8 +27,8 @@ _MOST = 65535  # CTAs along the later axes of a grid
 
 
 class Lists(NamedTuple):
-    """What tiles of rows see of others, by planes [batch or 1, heads or 1] of a mask: CUDA tensors,
-    int32.
+    """What tiles of rows see of others, by ``planes``, [batch or 1, heads or 1], of a mask: CUDA
+    tensors, int32, whose first dimension is all planes.
 
     ``ids`` [.., tiles, capacity] and ``bits`` [.., tiles, words, capacity] name what any row of a
     tile sees, and which of them do; ``order`` [.., tiles * 64] the rows of all tiles, anything if
@@ -40,22 +40,18 @@ class Lists(NamedTuple):
     bits: Any
     order: Any
     work: Any
-
-    def views(self) -> tuple[CudaView, ...]:
-        """Ids, bits, work and order for kernels, which know planes by their numbers."""
-        bits = _flat(self.bits, "uint32")
-        return _flat(self.ids), bits, _flat(self.work), _flat(self.order)
+    planes: tuple[int, int]
 
     @property
-    def planes(self) -> tuple[int, int]:
+    def apart(self) -> tuple[int, int]:
         """How far planes lie apart, of sequences and of heads."""
-        batch, heads = self.ids.shape[:2]
+        batch, heads = self.planes
         return heads * int(batch > 1), int(heads > 1)
 
     @property
     def ordered(self) -> int:
         """1 if ``order`` names rows."""
-        return int(self.order.shape[2] > QUERIES)
+        return int(self.order.shape[1] > QUERIES)
 
     def steps(self) -> int:
         """Steps of 64 that CTAs take for a head of all planes, those of cut lists included; waits
@@ -65,7 +61,7 @@ class Lists(NamedTuple):
 
     def slots(self, rows: int) -> int:
         """Parts of cut lists of each head and sequence, at most."""
-        return int(self.work.shape[2]) - -(-rows // QUERIES)
+        return int(self.work.shape[1]) - -(-rows // QUERIES)
 
 
 class CudaMaskLists:
@@ -81,56 +77,55 @@ class CudaMaskLists:
 
         ShapeError if there are more than 65,535 planes, or lists have places beyond 32 bits.
         """
-        *planes, rows, keys = mask.shape
+        batch, heads, rows, keys = mask.shape
+        planes = batch, heads
         _check_planes(planes, rows, keys)
         lines, count = self._lines(mask, planes, rows, keys)
-        if not mask.numel():
-            return self._empty(lines, shape), lines
-        whole = keys % _BYTES == 0 and mask.data_ptr() % _BYTES == 0
-        halves = view_of(lines, "uint16", (count.numel(), lines.shape[3] * 2))
-        self.kernel("fold", whole)(mask.data_ptr(), keys, halves, count.view(-1))
-        return self._listed(lines, count, shape, int(rows == 1)), lines
+        if mask.numel():
+            whole = keys % _BYTES == 0 and mask.data_ptr() % _BYTES == 0
+            halves = view_of(lines, "uint16", (count.numel(), lines.shape[2] * 2))
+            self.kernel("fold", whole)(mask.data_ptr(), keys, halves, count.view(-1))
+        return self._listed(lines, count, planes, shape, int(rows == 1)), lines
 
-    def of_keys(self, lines: Any, shape: Sequence[int], keys: int) -> Lists:
-        """The queries that see tiles of keys, by bits of the rows of a mask; errors as
-        `of_queries`."""
-        *planes, rows, words = lines.shape
+    def of_keys(
+        self, lines: Any, planes: tuple[int, int], shape: Sequence[int], keys: int
+    ) -> Lists:
+        """The queries that see tiles of keys, by bits of the rows of a mask of ``planes``; errors
+        as `of_queries`."""
         batch, heads, queries = shape
         _check_planes(planes, keys, queries)
         turned, count = self._lines(lines, planes, keys, queries)
-        if not (lines.numel() and turned.numel()):
-            return self._empty(turned, (batch, heads, keys))
-        self.kernel("turn")(
-            view_of(lines, "uint32", (planes[0] * planes[1], rows, words)),
-            *(queries, _flat(turned, "uint32"), count),
-        )
-        return self._listed(turned, count, (batch, heads, keys), 0)
+        if lines.numel() and turned.numel():
+            self.kernel("turn")(lines, queries, turned, count)
+        return self._listed(turned, count, planes, (batch, heads, keys), 0)
 
-    def _listed(self, lines: Any, count: Any, shape: Sequence[int], alike: int) -> Lists:
+    def _listed(
+        self,
+        lines: Any,
+        count: Any,
+        planes: tuple[int, int],
+        shape: Sequence[int],
+        alike: int,
+    ) -> Lists:
         """Order rows by how many they see, list what their tiles see, and deal that out."""
-        lists, tiles = self._empty(lines, shape), -(-shape[2] // QUERIES)
-        listed = lists.ids.shape[2]
-        number = self._new(lines, (len(count), listed))
-        views = lists.views()  # counts, beside them, are tensors: these tell the stream
+        number, rows, words = lines.shape
+        made = shapes_of(number, rows, words * WARP, shape)
+        lists = Lists(*(self._new(lines, each) for each in made), planes)
+        if not lines.numel():
+            return lists
+        ids, bits, order, work, _ = lists
+        listed, tiles = ids.shape[1], -(-shape[2] // QUERIES)
+        seen = self._new(lines, (number, listed))
         if listed > 1:
-            self.kernel("order")(count, views[3])
-        list_keys = self.kernel("list", listed > 1)
-        list_keys(_flat(lines, "uint32"), views[3], alike, *views[:2], number)
-        wanted = _wanted(shape)
-        self.kernel("deal")(number, tiles, wanted, lists.slots(shape[2]), views[2])
+            self.kernel("order")(count, order)
+        self.kernel("list", listed > 1)(lines, order, alike, ids, bits, seen)
+        self.kernel("deal")(seen, tiles, _wanted(shape), lists.slots(shape[2]), work)
         return lists
 
     def _lines(self, like: Any, planes: Sequence[int], rows: int, others: int) -> tuple[Any, Any]:
         """Memory for bits of rows, and for how many are set."""
-        words = -(-others // KEYS) * (KEYS // WARP)
-        count = self._new(like, (planes[0] * planes[1], rows))
-        return self._new(like, (*planes, rows, words)), count
-
-    def _empty(self, lines: Any, shape: Sequence[int]) -> Lists:
-        """Memory for lists of the rows of ``lines``."""
-        *planes, rows, words = lines.shape
-        made = shapes_of(planes, rows, words * WARP, shape)
-        return Lists(*(self._new(lines, each) for each in made))
+        number, words = planes[0] * planes[1], -(-others // KEYS) * (KEYS // WARP)
+        return self._new(like, (number, rows, words)), self._new(like, (number, rows))
 
     def _new(self, like: Any, shape: tuple[int, ...]) -> Any:
         return cuda_arrays.empty_of("int32", like, shape)
@@ -141,7 +136,7 @@ class CudaMaskLists:
 
 
 def shapes_of(
-    planes: Sequence[int], rows: int, others: int, shape: Sequence[int]
+    planes: int, rows: int, others: int, shape: Sequence[int]
 ) -> Iterator[tuple[int, ...]]:
     """The shapes of `Lists` of ``rows`` that see others, or of one row for all, for sequences,
     heads and rows, ``shape``."""
@@ -150,18 +145,12 @@ def shapes_of(
     slots = min(max(_LEAST_SLOTS, tiles // 4, _wanted(shape) - tiles), _MOST_PARTS // alike)
     own = (listed, capacity), (listed, WORDS, capacity), (listed * QUERIES,)
     for each in (*own, (tiles + slots, PART_FACTS)):
-        yield *planes, *each
+        yield planes, *each
 
 
 def _wanted(shape: Sequence[int]) -> int:
     """Lists of each head and sequence that keep all multiprocessors busy."""
     return -(-_CTAS // max(1, shape[0] * shape[1]))
-
-
-def _flat(tensor: Any, dtype: str = "int32") -> CudaView:
-    """A tensor whose first two dimensions are one."""
-    batch, heads, *own = tensor.shape
-    return view_of(tensor, dtype, (batch * heads, *own))
 
 
 def lists_module() -> tvm.IRModule:

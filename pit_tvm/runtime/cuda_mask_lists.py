@@ -235,7 +235,7 @@ class _Span:
                 at: T.let = u * WARP + lane
                 word: T.uint32 = T.uint32(0)
                 if (row >= 0) & (row < lines.shape[1]) & (first + at < lines.shape[2]):
-                    word = lines[plane, row, first + at]
+                    word = T.reinterpret("uint32", lines[plane, row, first + at])
                 self.rows[own, at] = word
 
     @T.inline
@@ -262,7 +262,7 @@ def list_keys(ordered: bool) -> tvm.tirx.PrimFunc:
     `WORDS`, capacity), filled with -1 and 0 up to a multiple of `KEYS`; count (planes, tiles)
     counts the keys without these.
 
-    lines (planes, rows, words), uint32: bits of every row; order (planes, tiles * `QUERIES`): the
+    lines (planes, rows, words): bits of every row; order (planes, tiles * `QUERIES`): the
     rows of all tiles, -1 for none, if they are ``ordered``. ``alike`` 1: the one row of a plane is
     that of all queries. Capacity is a multiple of `KEYS`, and at least all keys.
     """
@@ -282,10 +282,10 @@ def list_keys(ordered: bool) -> tvm.tirx.PrimFunc:
         places = T.int32()
         tiles = T.int32()
         capacity = T.int32()
-        lines = T.match_buffer(p_lines, (planes, rows, words), "uint32", align=4)
+        lines = T.match_buffer(p_lines, (planes, rows, words), "int32", align=4)
         order = T.match_buffer(p_order, (planes, places), "int32", align=4)
         ids = T.match_buffer(p_ids, (planes, tiles, capacity), "int32", align=16)
-        bits = T.match_buffer(p_bits, (planes, tiles, WORDS, capacity), "uint32", align=16)
+        bits = T.match_buffer(p_bits, (planes, tiles, WORDS, capacity), "int32", align=16)
         count = T.match_buffer(p_count, (planes, tiles), "int32", align=4)
         T.device_entry()
         tile, plane = T.cta_id([tiles, planes])
@@ -311,7 +311,7 @@ def list_keys(ordered: bool) -> tvm.tirx.PrimFunc:
                         ids[plane, tile, mine] = (part * (SPAN // WARP) + at) * WARP + lane
                         for w in T.unroll(WORDS):
                             bits[plane, tile, w, mine] = (
-                                full_warp() if alike != 0 else span.column[w]
+                                -1 if alike != 0 else T.reinterpret("int32", span.column[w])
                             )
                     place = place + popcount(some)
             found = found + span.total[0]
@@ -320,7 +320,7 @@ def list_keys(ordered: bool) -> tvm.tirx.PrimFunc:
         if rest < T.truncdiv(found + KEYS - 1, KEYS) * KEYS:
             ids[plane, tile, rest] = -1
             for w in T.unroll(WORDS):
-                bits[plane, tile, w, rest] = T.uint32(0)
+                bits[plane, tile, w, rest] = 0
         if thread == 0:
             count[plane, tile] = found
 

@@ -14,7 +14,7 @@ _LOT = _AT_ONCE * WARP
 
 
 def turn_lines() -> tvm.tirx.PrimFunc:
-    """``turned`` (planes, keys, across), uint32: bit q of row i is bit i of row q of ``lines``
+    """``turned`` (planes, keys, across): bit q of row i is bit i of row q of ``lines``
     (planes, rows, words), of the last row for all of ``queries`` behind it, 0 beyond them; count
     (planes, keys): how many are set. ``across`` words hold at least all queries."""
 
@@ -25,8 +25,8 @@ def turn_lines() -> tvm.tirx.PrimFunc:
         words = T.int32()
         keys = T.int32()
         across = T.int32()
-        lines = T.match_buffer(p_lines, (planes, rows, words), "uint32", align=4)
-        turned = T.match_buffer(p_turned, (planes, keys, across), "uint32", align=4)
+        lines = T.match_buffer(p_lines, (planes, rows, words), "int32", align=4)
+        turned = T.match_buffer(p_turned, (planes, keys, across), "int32", align=4)
         count = T.match_buffer(p_count, (planes, keys), "int32", align=4)
         T.device_entry()
         word, plane = T.cta_id([T.truncdiv(keys + WARP - 1, WARP), planes])
@@ -46,7 +46,7 @@ def turn_lines() -> tvm.tirx.PrimFunc:
                 query: T.let = (step * _LOT + u * WARP + warp) * WARP + lane
                 own[u] = T.uint32(0)
                 if query < queries:
-                    own[u] = lines[plane, T.min(query, rows - 1), word]
+                    own[u] = T.reinterpret("uint32", lines[plane, T.min(query, rows - 1), word])
             for u in T.unroll(_AT_ONCE):
                 turn_words(own, u, lane)
                 square[u, lane, warp] = own[u]
@@ -54,7 +54,7 @@ def turn_lines() -> tvm.tirx.PrimFunc:
             for u in T.unroll(_AT_ONCE):
                 at: T.let = step * _LOT + u * WARP + lane
                 if (key < keys) & (at < across):
-                    turned[plane, key, at] = square[u, warp, lane]
+                    turned[plane, key, at] = T.reinterpret("int32", square[u, warp, lane])
                     total[0] = total[0] + popcount(square[u, warp, lane])
             T.cuda.cta_sync()
         warp_scan(total, lane)

@@ -15,7 +15,7 @@ from ..schedules.cuda_listed_rows import MOST_WIDE, STEP
 from ..schedules.cuda_masked_attention import AttentionTile, masked_attention
 from ..schedules.cuda_row_products import row_products
 from . import cuda_arrays
-from .cuda_head_rows import fill_from, flat, in_pieces, room_for, steps_of
+from .cuda_head_rows import fill_from, handed, in_pieces, room_for
 from .cuda_listed_mask import CudaMaskLists, Lists
 from .cuda_modules import Kernel
 from .cuda_rows import FamilyKernels
@@ -55,12 +55,14 @@ class CudaMaskedAttention(FamilyKernels):
             not consist of whole pieces of 16 bytes are copied.
         lists
             What queries see of keys.
+        scale
+            Positive: sums are scaled down by the largest score before it.
         out
             [batch, heads, queries, value_dim], of the type of q, in any order of dimensions but the
             last.
         weights
-            float32, contiguous [batch, heads, queries], for `gradients`, of a positive ``scale``:
-            logarithms of the sums of weights to the base of 2, infinity where no key is seen.
+            float32, contiguous [batch, heads, queries], for `gradients`: logarithms of the sums of
+            weights to the base of 2, infinity where no key is seen.
 
         Raises
         ------
@@ -74,16 +76,16 @@ class CudaMaskedAttention(FamilyKernels):
             return
         shape = tuple(q.shape)
         _check_heads(shape, q, v, MOST_WIDE)
-        if scale <= 0:  # sums are scaled by the largest score before ``scale``
-            q, scale = q * scale, 1.0
         given, made = [in_pieces(one) for one in (q, k, v)], room_for(out, shape[1])
         tile = AttentionTile(*_sizes(q, v))
+        q_rows, k_rows, v_rows, rows = (handed(one, tile.dtype) for one in (*given, made))
         parts = self._parts(q, lists, shape[:3], tile.laid)
         self.kernel(tile)(
-            *(*map(flat, given), *lists.views(), parts.laid, parts.arrived, flat(made)),
-            *(parts.laid if weights is None else weights.view(-1), lists.ordered, parts.slots),
-            *(int(weights is not None), *shape[:3], given[0].shape[-1], given[2].shape[-1]),
-            *(shape[1] // k.shape[1], *lists.planes, *steps_of(*given, made), scale * _LOG2_E),
+            *(q_rows.view, k_rows.view, v_rows.view, *lists[:4], parts.laid, parts.arrived),
+            *(rows.view, parts.laid if weights is None else weights.view(-1), lists.ordered),
+            *(parts.slots, int(weights is not None), *shape[:3]),
+            *(given[0].shape[-1], given[2].shape[-1], shape[1] // k.shape[1], *lists.apart),
+            *(*q_rows.steps, *k_rows.steps, *v_rows.steps, *rows.steps, scale * _LOG2_E),
         )
         fill_from(out, made)
 
@@ -104,7 +106,7 @@ class CudaMaskedAttention(FamilyKernels):
         lists
             What queries see of keys, and by which queries keys are seen.
         scale
-            That of the call, positive.
+            That of the call.
         results
             The gradient to the result, the result, and ``weights``, which the call has written.
         made
@@ -123,26 +125,28 @@ class CudaMaskedAttention(FamilyKernels):
         shape, keys = tuple(q.shape), k.shape[2]
         _check_heads(shape, q, v, MOST_WIDE_GRADIENT)
         q, k, v, dout, out = map(in_pieces, (*given, *results[:2]))
-        weights = results[2].view(-1)
-        drops = cuda_arrays.empty_of("float32", q, (weights.shape[0],))
-        width = v.shape[-1]
-        products = self._products(cuda_arrays.dtype_name(q))
-        products(flat(dout), flat(out), drops, *shape[:3], width, *steps_of(dout, out))
-        numbers = shape[2], q.shape[-1], width, shape[1] // k.shape[1]
-        facts, scales = (weights, drops), (scale * _LOG2_E, scale)
+        weights, sizes = results[2].view(-1), _sizes(q, v)
+        dtype, width = sizes[0], v.shape[-1]
         rooms = [room_for(one, shape[1]) for one in made]
-        dq, dk, dv = rooms
-        for of_keys, rows, operands, makes in (
-            (False, shape[2], (q, dout, k, v), (dq, dq)),
-            (True, keys, (k, v, q, dout), (dk, dv)),
+        own = (handed(one, dtype) for one in (q, k, v, dout, out, *rooms))
+        q_rows, k_rows, v_rows, down, result, dq, dk, dv = own
+        drops = cuda_arrays.empty_of("float32", q, (weights.shape[0],))
+        self._products(dtype)(
+            *(down.view, result.view, drops, *shape[:3], width, *down.steps, *result.steps)
+        )
+        numbers = shape[2], q.shape[-1], width, shape[1] // k.shape[1]
+        for of_keys, rows, operands in (
+            (False, shape[2], (q_rows, down, k_rows, v_rows, dq, dq)),
+            (True, keys, (k_rows, v_rows, q_rows, down, dk, dv)),
         ):
-            tile, own = GradientTile(*_sizes(q, v), of_keys), lists[of_keys]
-            extents = *shape[:2], rows
-            parts = self._parts(q, own, extents, tile.laid)
+            tile, seen = GradientTile(*sizes, of_keys), lists[of_keys]
+            parts = self._parts(q, seen, (*shape[:2], rows), tile.laid)
+            views = [one.view for one in operands]
             self._gradient_kernel(tile)(
-                *(*map(flat, operands), *own.views(), *facts, parts.laid, parts.arrived),
-                *(*map(flat, makes), own.ordered, parts.slots, *extents, *numbers, *own.planes),
-                *(*steps_of(*operands, *makes), *scales),
+                *(*views[:4], *seen[:4], weights, drops, parts.laid, parts.arrived, *views[4:]),
+                *(seen.ordered, parts.slots, *shape[:2], rows, *numbers, *seen.apart),
+                *(step for one in operands for step in one.steps),
+                *(scale * _LOG2_E, scale),
             )
         for one, room in zip(made, rooms, strict=True):
             fill_from(one, room)

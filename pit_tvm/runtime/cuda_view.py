@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import tvm_ffi
 
 
-class _Header(ctypes.Structure):
+class Header(ctypes.Structure):
     """``DLTensor`` of the DLPack specification, version 1."""
 
     _fields_ = (
@@ -30,6 +31,11 @@ class _Header(ctypes.Structure):
     )
 
 
+_WORDS = ctypes.sizeof(Header) // 8
+_SHAPE = Header.shape.offset // 8
+_CUDA = int(tvm_ffi.DLDeviceType.kDLCUDA)
+
+
 class CudaView(ctypes.c_void_p):
     """Contiguous memory on a GPU as compiled functions take it, in another shape than its tensor's.
 
@@ -38,24 +44,37 @@ class CudaView(ctypes.c_void_p):
     """
 
     def __init__(self, address: int, shape: Sequence[int], dtype: str, device: int) -> None:
-        kind = tvm_ffi.dtype(dtype)
-        self._shape = (ctypes.c_int64 * len(shape))(*shape)
-        self._header = _Header(
-            data=address,
-            device_type=tvm_ffi.DLDeviceType.kDLCUDA,
-            device_id=device,
-            ndim=len(shape),
-            code=kind.type_code,
-            bits=kind.bits,
-            lanes=kind.lanes,
-            shape=self._shape,
+        # The header word by word, its shape behind it: a structure's fields take twice as long.
+        kind, count = _kind(dtype), len(shape)
+        words = self._words = _array(_WORDS + count)(
+            address, _CUDA | device << 32, count | kind << 32, 0, 0, 0, *shape
         )
-        super().__init__(ctypes.addressof(self._header))
+        place = ctypes.addressof(words)
+        words[_SHAPE] = place + 8 * _WORDS
+        super().__init__(place)
+
+    @property
+    def header(self) -> Header:
+        """What functions are given."""
+        return Header.from_address(self.value or 0)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Extents of all dimensions."""
-        return tuple(self._shape)
+        return tuple(self._words[_WORDS:])
+
+
+@lru_cache
+def _kind(dtype: str) -> int:
+    """The three fields of an element type in one number."""
+    kind = tvm_ffi.dtype(dtype)
+    return int(kind.type_code | kind.bits << 8 | kind.lanes << 16)
+
+
+@lru_cache
+def _array(words: int) -> Any:
+    """The type of so many words."""
+    return ctypes.c_int64 * words
 
 
 def view_of(tensor: Any, dtype: str, shape: Sequence[int] | None = None) -> CudaView:

@@ -73,6 +73,8 @@ def masked_attention(
         plain = planes_of(plain, q.shape[:3], k.shape[2])
     else:
         listed.check(q, k.shape[2])
+    if factor <= 0:  # kernels, torch's as well, look for the largest score before they scale
+        q, factor = q * factor, 1.0
     if differentiated(q, k, v):
         return _differentiated(q, k, v, plain, listed, factor)
     if listed is None or listed.queries is None:
@@ -98,9 +100,7 @@ def _differentiated(
     if listed.queries is None or listed.keys is None:
         advice = "list_mask(mask, shape, gradients=True)"
         raise ShapeError(mismatch("mask", "lists for gradients", "lists without", advice))
-    if scale <= 0:  # weights are kept of a positive one
-        q, scale = q * scale, 1.0
-    lists = *listed.queries, *listed.keys
+    lists = *listed.queries[:4], *listed.keys
     out: torch.Tensor = attention_ops.told_attention(q, k, v, mask, *lists, scale)[0]
     return out
 

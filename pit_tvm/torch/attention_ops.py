@@ -51,25 +51,28 @@ def list_mask(mask: torch.Tensor, shape: Sequence[int]) -> _Five:
     """Lists of what queries see by a mask on a GPU, [batch or 1, heads or 1, queries or 1, keys],
     for sequences, heads and queries, ``shape``; and bits of its rows, for `list_keys`."""
     lists, lines = _attention().lists.of_queries(mask.contiguous(), shape)
-    return *lists, lines
+    return *lists[:4], lines
 
 
 @list_mask.register_fake
 def _(mask: torch.Tensor, shape: Sequence[int]) -> _Five:
-    *planes, rows, keys = mask.shape
-    made = _tensors(mask, shapes_of(planes, rows, keys, shape))
-    return *made, mask.new_empty((*planes, rows, made[0].shape[-1] // 32), dtype=torch.int32)
+    batch, heads, rows, keys = mask.shape
+    made = _tensors(mask, shapes_of(batch * heads, rows, keys, shape))
+    lines = mask.new_empty((batch * heads, rows, made[0].shape[-1] // 32), dtype=torch.int32)
+    return *made, lines
 
 
 @_Operator
-def list_keys(lines: torch.Tensor, shape: Sequence[int], keys: int) -> _Four:
+def list_keys(lines: torch.Tensor, planes: Sequence[int], shape: Sequence[int], keys: int) -> _Four:
     """Lists of the queries that see each of so many keys, by bits of the rows of a mask."""
-    return _attention().lists.of_keys(lines, shape, keys)
+    batch, heads = planes
+    made = _attention().lists.of_keys(lines, (batch, heads), shape, keys)
+    return made.ids, made.bits, made.order, made.work
 
 
 @list_keys.register_fake
-def _(lines: torch.Tensor, shape: Sequence[int], keys: int) -> _Four:
-    return _tensors(lines, shapes_of(lines.shape[:2], keys, shape[2], (*shape[:2], keys)))
+def _(lines: torch.Tensor, planes: Sequence[int], shape: Sequence[int], keys: int) -> _Four:
+    return _tensors(lines, shapes_of(len(lines), keys, shape[2], (*shape[:2], keys)))
 
 
 @_Operator
@@ -81,11 +84,12 @@ def listed_attention(
     bits: torch.Tensor,
     order: torch.Tensor,
     work: torch.Tensor,
+    planes: Sequence[int],
     scale: float,
 ) -> torch.Tensor:
     """`masked_attention` on a GPU by the lists of `list_mask`."""
     out = _rows_of_heads(q, v)
-    _attention()(q, k, v, Lists(ids, bits, order, work), scale, out)
+    _attention()(q, k, v, _lists(ids, bits, order, work, planes), scale, out)
     return out
 
 
@@ -108,12 +112,13 @@ def told_attention(
     key_bits: torch.Tensor,
     key_order: torch.Tensor,
     key_work: torch.Tensor,
+    planes: Sequence[int],
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`listed_attention` for gradients: also float32 [batch, heads, queries], what these need of
     weights. ``scale`` is positive; gradients of gradients read the mask."""
     out, weights = _rows_of_heads(q, v), q.new_empty(q.shape[:3], dtype=torch.float32)
-    _attention()(q, k, v, Lists(ids, bits, order, work), scale, out, weights)
+    _attention()(q, k, v, _lists(ids, bits, order, work, planes), scale, out, weights)
     return out, weights
 
 
@@ -137,6 +142,7 @@ def attention_gradients(
     key_bits: torch.Tensor,
     key_order: torch.Tensor,
     key_work: torch.Tensor,
+    planes: Sequence[int],
     scale: float,
     down: torch.Tensor,
     out: torch.Tensor,
@@ -144,7 +150,10 @@ def attention_gradients(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of `told_attention` to q, k and v, ``down`` being that to its first result."""
     dq, dk, dv = (_rows_of_heads(each, each) for each in (q, k, v))
-    lists = Lists(ids, bits, order, work), Lists(key_ids, key_bits, key_order, key_work)
+    lists = (
+        _lists(ids, bits, order, work, planes),
+        _lists(key_ids, key_bits, key_order, key_work, planes),
+    )
     given = (q, k, v), lists, scale, (down, out, weights)
     _attention().gradients(*given, (dq, dk, dv))
     return dq, dk, dv
@@ -160,7 +169,7 @@ def _(
 
 @told_attention.differentiate
 def _(ctx: Any, dy: torch.Tensor, _: Any) -> tuple[Any, ...]:
-    q, k, v, mask, *lists, scale = arguments(ctx)
+    q, k, v, mask, *lists, planes, scale = arguments(ctx)
     wanted = ctx.needs_input_grad[:3]
     if torch.is_grad_enabled():  # somebody asks for gradients of this one
         with sdpa_kernel(SDPBackend.MATH):  # others have none
@@ -169,9 +178,20 @@ def _(ctx: Any, dy: torch.Tensor, _: Any) -> tuple[Any, ...]:
         grown = iter(torch.autograd.grad(made, asked, dy, create_graph=True))
         found = tuple(next(grown) if want else None for want in wanted)
     else:
-        found = attention_gradients(q, k, v, *lists, scale, dy, *results(ctx))
+        found = attention_gradients(q, k, v, *lists, planes, scale, dy, *results(ctx))
     gradients = (one if want else None for one, want in zip(found, wanted, strict=True))
-    return *gradients, *(None for _ in (mask, *lists, scale))
+    return *gradients, *(None for _ in (mask, *lists, planes, scale))
+
+
+def _lists(
+    ids: torch.Tensor,
+    bits: torch.Tensor,
+    order: torch.Tensor,
+    work: torch.Tensor,
+    planes: Sequence[int],
+) -> Lists:
+    batch, heads = planes
+    return Lists(ids, bits, order, work, (batch, heads))
 
 
 def _tensors(like: torch.Tensor, shapes: Any) -> Any:

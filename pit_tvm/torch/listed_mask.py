@@ -69,10 +69,11 @@ def list_mask(
     wants = torch.is_grad_enabled() if gradients is None else gradients
     found, across = None, None
     if mask.is_cuda:
-        *lists, lines = attention_ops.list_mask(seen, (batch, heads, queries))
-        found = Lists(*lists)
+        planes, own = (seen.shape[0], seen.shape[1]), (batch, heads, queries)
+        *lists, lines = attention_ops.list_mask(seen, own)
+        found = Lists(*lists, planes)
         if wants:
-            across = Lists(*attention_ops.list_keys(lines, (batch, heads, queries), keys))
+            across = Lists(*attention_ops.list_keys(lines, planes, own, keys), planes)
     return ListedMask(seen, (batch, heads, queries, keys), _version(seen), found, across)
 
 

@@ -32,8 +32,8 @@ def memory(view: Any) -> Any:
     if not isinstance(view, CudaView):
         return view.numpy()
     kinds = {0: "int32", 1: "uint32", 2: "float16"}
-    kind, shape = np.dtype(kinds[view._header.code]), view.shape
-    raw = (ctypes.c_char * (math.prod(shape) * kind.itemsize)).from_address(view._header.data)
+    kind, shape = np.dtype(kinds[view.header.code]), view.shape
+    raw = (ctypes.c_char * (math.prod(shape) * kind.itemsize)).from_address(view.header.data)
     return np.frombuffer(raw, kind).reshape(shape)
 
 

@@ -41,7 +41,7 @@ def _on_device(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return OnDevice(value.numpy())
     if isinstance(value, CudaView):
-        value._header.device_id = 0
+        value.header.device_id = 0
     return value
 
 
@@ -82,7 +82,7 @@ class EmulatedAttention(CudaMaskedAttention):
 
 def counted(lists: Lists) -> np.ndarray:
     """How much each tile's list names, [planes, tiles]; what fills its last step is checked."""
-    ids, work = lists.ids.flatten(0, 1).numpy(), lists.work.flatten(0, 1).numpy()
+    ids, work = lists.ids.numpy(), lists.work.numpy()
     found = np.zeros(ids.shape[:2], np.int64)
     for plane, tile in np.ndindex(*found.shape):
         steps = work[plane][work[plane, :, 0] == tile][:, 2].max(initial=0)

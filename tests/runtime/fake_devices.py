@@ -12,7 +12,7 @@ from typing import Any
 
 from tvm_ffi import DLDeviceType
 
-from pit_tvm.runtime.cuda_view import _Header
+from pit_tvm.runtime.cuda_view import Header
 
 _STEP = 1 << 20  # bytes between tensors
 #: Handles of the streams that are current, by device.
@@ -28,7 +28,7 @@ class _Managed(ctypes.Structure):
         ("manager", ctypes.c_void_p),
         ("deleter", ctypes.c_void_p),
         ("flags", ctypes.c_uint64),
-        ("tensor", _Header),
+        ("tensor", Header),
     )
 
 
@@ -79,7 +79,7 @@ class OnDevice:
     def __init__(self, device: int, shape: Sequence[int], place: int) -> None:
         self._shape = (ctypes.c_int64 * len(shape))(*shape)
         self.device, self.shape = device, tuple(shape)
-        header = _Header(
+        header = Header(
             data=((device + 1) << 40) + place * _STEP,
             device_type=DLDeviceType.kDLCUDA,
             device_id=device,

@@ -48,7 +48,7 @@ def _found(
     out = torch.full(down.shape, torch.nan, dtype=q.dtype)
     weights = torch.full(q.shape[:3], torch.nan)
     lists, lines = attend.lists.of_queries(mask, q.shape[:3])
-    both = lists, attend.lists.of_keys(lines, q.shape[:3], k.shape[2])
+    both = lists, attend.lists.of_keys(lines, lists.planes, q.shape[:3], k.shape[2])
     attend(q, k, v, lists, scale, out, weights)
     made = [torch.full_like(each.transpose(1, 2), torch.nan) for each in given]
     turned = tuple(each.contiguous().transpose(1, 2) for each in made)
@@ -106,7 +106,7 @@ def test_long_lists_are_computed_in_parts(
     q, k, v = (_random(rng, 1, 1, 400, 64) for _ in range(3))
     down = _random(rng, 1, 1, 400, 64)
     lists, lines = attend.lists.of_queries(mask, (1, 1, 400))
-    for each in (lists, attend.lists.of_keys(lines, (1, 1, 400), 400)):
+    for each in (lists, attend.lists.of_keys(lines, (1, 1), (1, 1, 400), 400)):
         assert (each.work[..., 3] >= 0).any()
     found = _found(attend, (q, k, v), mask, 0.125, down)
     for mine, exact in zip(found, _exact((q, k, v), mask, 0.125, down), strict=True):
@@ -118,7 +118,7 @@ def test_lists_of_keys_are_those_of_the_mask_turned(
 ) -> None:
     mask = torch.from_numpy(random_mask(rng, (2, 1, 1100, 130)))
     shape = 2, 1, 1100
-    turned = attend.lists.of_keys(attend.lists.of_queries(mask, shape)[1], shape, 130)
+    turned = attend.lists.of_keys(attend.lists.of_queries(mask, shape)[1], (2, 1), shape, 130)
     own, _ = attend.lists.of_queries(mask.mT.contiguous(), (2, 1, 130))
     counts = counted(own)
     assert (counted(turned) == counts).all() and torch.equal(turned.order, own.order)
@@ -126,7 +126,7 @@ def test_lists_of_keys_are_those_of_the_mask_turned(
     for plane, tile in np.ndindex(*counts.shape):
         for mine, theirs in ((turned.ids, own.ids), (turned.bits, own.bits)):
             some = slice(counts[plane, tile])
-            assert torch.equal(mine[plane, 0, tile, ..., some], theirs[plane, 0, tile, ..., some])
+            assert torch.equal(mine[plane, tile, ..., some], theirs[plane, tile, ..., some])
 
 
 def test_missing_numbers_stay_where_they_are_seen(

@@ -17,7 +17,7 @@ from pit_tvm.runtime import cuda_bind, cuda_detect, cuda_detect_ids, cuda_repeat
 from pit_tvm.runtime.cuda_bind import CudaBinder
 from pit_tvm.runtime.cuda_call import CudaCall
 from pit_tvm.runtime.cuda_detect import CudaDetector
-from pit_tvm.runtime.cuda_view import CudaView, _Header
+from pit_tvm.runtime.cuda_view import CudaView, Header
 from pit_tvm.runtime.cuda_watch import CountWatch
 from pit_tvm.runtime.program import analyse
 from pit_tvm.structs import MicroTile
@@ -170,7 +170,7 @@ def test_what_is_known_of_a_call_is_of_its_own_arguments(linear: pit_tvm.Operato
 @pytest.mark.parametrize(("dtype", "code"), [("float16", 2), ("bfloat16", 4)])
 def test_views_are_contiguous_memory_on_the_device(dtype: str, code: int) -> None:
     view = CudaView(1 << 40, (1, 64, 40), dtype, 3)
-    header = ctypes.cast(view, ctypes.POINTER(_Header)).contents
+    header = ctypes.cast(view, ctypes.POINTER(Header)).contents
     assert (header.data, header.device_id, header.byte_offset) == (1 << 40, 3, 0)
     assert header.device_type == tvm_ffi.DLDeviceType.kDLCUDA
     assert (header.code, header.bits, header.lanes) == (code, 16, 1)

@@ -19,7 +19,7 @@ from pit_tvm.runtime.cuda_modules import CudaKernels
 from pit_tvm.runtime.cuda_planner import CudaPlanner
 from pit_tvm.runtime.cuda_repeat import CudaRepeats
 from pit_tvm.runtime.cuda_rows import RowsKernels
-from pit_tvm.runtime.cuda_view import _Header
+from pit_tvm.runtime.cuda_view import Header
 from pit_tvm.runtime.cuda_watch import CountWatch
 from tests.runtime.test_cuda_repeat import aligned
 
@@ -108,7 +108,7 @@ def noting(seen: list[Any]) -> Callable[[str], Any]:
 
     def noted(arg: Any) -> Any:
         if isinstance(arg, ctypes.c_void_p):  # a view
-            view = _Header.from_address(arg.value or 0)
+            view = Header.from_address(arg.value or 0)
             return view.data, tuple(view.shape[: view.ndim])
         return (arg.data_ptr(), tuple(arg.shape)) if hasattr(arg, "data_ptr") else arg
 

@@ -43,13 +43,14 @@ def test_masks_of_any_shape_that_broadcasts(data: st.DataObject) -> None:
     np.testing.assert_allclose(out.numpy(), _reference(q, k, v, mask, 0.25), atol=1e-5)
 
 
+@pytest.mark.parametrize("scale", [-0.4, 0.0, 0.7])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_types_of_16_bits(dtype: torch.dtype) -> None:
+def test_types_of_16_bits(dtype: torch.dtype, scale: float) -> None:
     q, k, v = (each.to(dtype) for each in _operands())
     mask = torch.rand(7, 9) < 0.5
-    out = pit.masked_attention(q, k, v, mask, scale=-0.4)
+    out = pit.masked_attention(q, k, v, mask, scale=scale)
     assert out.dtype == dtype
-    np.testing.assert_allclose(out.float().numpy(), _reference(q, k, v, mask, -0.4), atol=5e-2)
+    np.testing.assert_allclose(out.float().numpy(), _reference(q, k, v, mask, scale), atol=5e-2)
 
 
 def test_keys_that_queries_can_see_decide_not_their_order() -> None:

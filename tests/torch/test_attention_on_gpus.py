@@ -40,10 +40,12 @@ def _exact(
     return scores.masked_fill(~mask & seen, -torch.inf).softmax(dim=-1) * seen @ value
 
 
-def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> None:
-    got = pit.masked_attention(q, k, v, mask)
+def _check(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, **options: float
+) -> None:
+    got = pit.masked_attention(q, k, v, mask, **options)
     limit = 0.004 if q.dtype == torch.float16 else 0.03
-    assert float((got.double() - _exact(q, k, v, mask)).abs().max()) < limit
+    assert float((got.double() - _exact(q, k, v, mask, **options)).abs().max()) < limit
 
 
 def _window(queries: int, keys: int, far: int) -> torch.Tensor:
@@ -67,6 +69,8 @@ def test_heads_of_any_width(widths: tuple[int, int], dtype: torch.dtype) -> None
         torch.ones(333, 1, device="cuda", dtype=torch.bool),
     ):
         _check(*given, mask)
+    for scale in (-0.05, 0.0):
+        _check(*given, mask, scale=scale)
 
 
 @BOTH
