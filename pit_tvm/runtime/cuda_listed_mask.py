@@ -110,10 +110,10 @@ class CudaMaskLists:
         """Order rows by how many they see, list what their tiles see, and deal that out."""
         number, rows, words = lines.shape
         made = shapes_of(number, rows, words * WARP, shape)
-        lists = Lists(*(self._new(lines, each) for each in made), planes)
+        ids, bits, order, work = (self._new(lines, each) for each in made)
+        lists = Lists(ids, bits, order, work, planes)
         if not lines.numel():
             return lists
-        ids, bits, order, work, _ = lists
         listed, tiles = ids.shape[1], -(-shape[2] // QUERIES)
         seen = self._new(lines, (number, listed))
         if listed > 1:

@@ -70,10 +70,11 @@ def list_mask(
     found, across = None, None
     if mask.is_cuda:
         planes, own = (seen.shape[0], seen.shape[1]), (batch, heads, queries)
-        *lists, lines = attention_ops.list_mask(seen, own)
-        found = Lists(*lists, planes)
+        ids, bits, order, work, lines = attention_ops.list_mask(seen, own)
+        found = Lists(ids, bits, order, work, planes)
         if wants:
-            across = Lists(*attention_ops.list_keys(lines, planes, own, keys), planes)
+            ids, bits, order, work = attention_ops.list_keys(lines, planes, own, keys)
+            across = Lists(ids, bits, order, work, planes)
     return ListedMask(seen, (batch, heads, queries, keys), _version(seen), found, across)
 
 

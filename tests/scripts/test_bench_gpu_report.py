@@ -313,6 +313,7 @@ def test_search_judges_plans_of_products_that_are_not_asked_for() -> None:
         "decode",
         "sread",
         "attention",
+        "attention-training",
         "search",
     ]
 
