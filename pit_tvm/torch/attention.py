@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -186,24 +187,34 @@ def attention_forward(
     if kwargs.get("s_aux") is not None:
         advice = "leave attn_implementation as it is, or compile with pit_tvm.model"
         raise DTypeError(mismatch("attention", "one without sinks", "one that has them", advice))
-    given = query, key, value
-    ours = (
-        attention_mask is not None
-        and attention_mask.dtype is torch.bool
-        and query.shape[2] > 1
-        and not dropout
-        and all(kwargs.get(one) is None for one in ("position_bias", "softcap"))
-        and (_has_gradients(query, value) or not differentiated(*given))
-        and (not query.is_cuda or query.dtype in _ON_CUDA)
-        and max(query.shape[-1], value.shape[-1]) <= MOST_WIDE
-    )
-    if not ours or attention_mask is None:
+    if attention_mask is None or not _takes(query, key, value, attention_mask, dropout, kwargs):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         options = {"dropout": dropout, "scaling": scaling, **kwargs}
         found: tuple[torch.Tensor, None] = sdpa_attention_forward(
-            module, *given, attention_mask, **options
+            module, query, key, value, attention_mask, **options
         )
         return found
-    out = masked_attention(*given, attention_mask[..., : key.shape[2]], scale=scaling)
+    seen = attention_mask[..., : key.shape[2]]
+    out = masked_attention(query, key, value, seen, scale=scaling)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _takes(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor,
+    dropout: float,
+    others: Mapping[str, Any],
+) -> bool:
+    """Whether `attention_forward` computes this, and not transformers."""
+    return (
+        mask.dtype is torch.bool
+        and q.shape[2] > 1
+        and not dropout
+        and all(others.get(one) is None for one in ("position_bias", "softcap"))
+        and (_has_gradients(q, v) or not differentiated(q, k, v))
+        and (not q.is_cuda or q.dtype in _ON_CUDA)
+        and max(q.shape[-1], v.shape[-1]) <= MOST_WIDE
+    )
