@@ -348,8 +348,11 @@ def test_the_options_that_arguments_are_named_by_are_there() -> None:
 # Output
 
 
-@pytest.mark.parametrize("flag", ["", "-u"], ids=["buffered", "unbuffered"])
-@pytest.mark.parametrize("arguments", ["info", "explain --shape 8,8,8"])
+@pytest.mark.parametrize(
+    ("arguments", "flag"),
+    [("info", ""), ("explain --shape 8,8,8", "-u")],
+    ids=["buffered", "unbuffered"],
+)
 def test_output_that_nobody_reads_ends_quietly(arguments: str, flag: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from tvm import ir, sym, tirx
@@ -279,7 +280,12 @@ def block_infos(func: tirx.PrimFunc) -> list[BlockInfo]:
 
     A PrimFunc without blocks (plain loops, TIRx kernels) gives an empty list.
     """
+    return list(_block_infos(func))
+
+
+@lru_cache(maxsize=16)  # analyses and rewrites of a function ask one after another
+def _block_infos(func: tirx.PrimFunc) -> tuple[BlockInfo, ...]:
     finder = _Finder()
     finder.visit(func.body, _Around())
     strays = tuple(finder.strays)
-    return [replace(info, opaque=(*info.opaque, *strays)) for info in finder.infos]
+    return tuple(replace(info, opaque=(*info.opaque, *strays)) for info in finder.infos)

@@ -9,6 +9,7 @@ conservative: it may reject an axis that happens to be invariant, and never acce
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import tvm
@@ -48,8 +49,8 @@ def pit_axes(tensors: Any) -> AxisReport:
         The argument is none of these, has no block, or holds a TE operation that TVM cannot
         turn into a PrimFunc without changing it (scans; the ``where`` of a reduction).
     """
-    blocks = block_infos(as_prim_func(tensors))
-    if not blocks:
+    found = _reasons(as_prim_func(tensors))
+    if not found:
         raise AxisError(
             mismatch(
                 _ARGUMENT,
@@ -58,15 +59,24 @@ def pit_axes(tensors: Any) -> AxisReport:
                 "write the loops as blocks (T.sblock), or pass TE tensors with a te.compute",
             )
         )
-    accepted: dict[str, frozenset[str]] = {}
-    rejected: dict[str, dict[str, str]] = {}
-    for info in blocks:
-        reasons = {axis: _reason(info, axis, blocks) for axis in info.axes}
-        accepted[info.name] = frozenset(a for a, why in reasons.items() if why is None)
-        rejected[info.name] = {a: why for a, why in reasons.items() if why is not None}
-        if not info.axes:
-            rejected[info.name] = {"*": _no_axes_reason(info)}
-    return AxisReport(accepted, rejected)
+    return AxisReport(
+        {name: frozenset(a for a, why in reasons if why is None) for name, reasons in found},
+        {name: {a: why for a, why in reasons if why is not None} for name, reasons in found},
+    )
+
+
+@lru_cache(maxsize=16)  # an operator that is compiled asks three times
+def _reasons(func: tirx.PrimFunc) -> tuple[tuple[str, tuple[tuple[str, str | None], ...]], ...]:
+    """Of every block its name, and why not, or None, of every axis."""
+    blocks = block_infos(func)
+    return tuple(
+        (
+            info.name,
+            tuple((axis, _reason(info, axis, blocks)) for axis in info.axes)
+            or (("*", _no_axes_reason(info)),),
+        )
+        for info in blocks
+    )
 
 
 # --------------------------------------------------------------------------------------------

@@ -265,12 +265,11 @@ def known_epilogue(
     same sums, None if there is none; ``group`` names an input that is no bias. None if none of
     them has it.
     """
+    names = [str(p.name) for p in own.params[1:-1] if str(p.name) != group]
     for act in ACTS:
-        for bias in (False, True):
-            tensors = same(None if act == "none" else act, bias)
-            func = te.create_prim_func(tensors) if tensors else None
-            other = split_epilogue(func, main_block(func, "lhs").name) if func else None
-            if other is not None and tvm_ffi.structural_equal(own, other, map_free_vars=True):
-                names = [str(p.name) for p in own.params[1:-1] if str(p.name) != group]
-                return act, names[0] if bias else ""
+        tensors = same(None if act == "none" else act, bool(names))
+        func = te.create_prim_func(tensors) if tensors else None
+        other = split_epilogue(func, main_block(func, "lhs").name) if func else None
+        if other is not None and tvm_ffi.structural_equal(own, other, map_free_vars=True):
+            return act, names[0] if names else ""
     return None

@@ -291,3 +291,12 @@ def test_a_symbolic_argument_among_the_tensors_is_allowed():
     a = tensor("A", 8)
     report = pit_axes([n, a, te.compute((n,), lambda i: a[i] * 2.0, name="C")])
     assert report.accepted == {"C": frozenset({"i"})}
+
+
+def test_a_report_that_is_changed_changes_no_other():
+    func = te.create_prim_func(ops.conv2d())
+    first = pit_axes(func)
+    expected = str(first)
+    first.accepted.clear()
+    first.rejected.clear()
+    assert str(pit_axes(func)) == expected

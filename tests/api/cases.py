@@ -243,14 +243,17 @@ PADDED_CONV2D = Case(
 class Legal:
     """An operand that a pattern may name, its PIT axes, and the types that are tried on it.
 
-    Types differ in how kernels load and store, which the axes share: `matmul` meets all of them
-    on one operand, and every operator meets float32, a 16-bit type and int8.
+    Types differ in how kernels load and store, which the axes and the two ways to store an operand
+    share: `matmul` meets all of them on one operand, and every operator meets float32, a 16-bit
+    type and int8. Kernels of GPUs are made for a type and a way to store it: types that are tried
+    there alone are ``on_gpus``.
     """
 
     case: Case
     operand: str
     axes: tuple[str, ...]
     dtypes: tuple[str, ...] = DTYPES
+    on_gpus: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.case.name} {self.operand}"
@@ -259,13 +262,13 @@ class Legal:
 LEGAL = (
     Legal(MATMUL, "lhs", ("m", "k")),
     Legal(MATMUL, "rhs", ("k", "n"), ("float32",)),
-    Legal(CROSSED, "lhs", ("k", "m"), ("float32", "int8")),
+    Legal(CROSSED, "lhs", ("k", "m"), ("float32",), ("int8",)),
     Legal(CROSSED, "rhs", ("n", "k"), ("float32",)),
     Legal(LINEAR, "lhs", ("m", "k"), ("float32", "bfloat16", "int8")),
-    Legal(LINEAR, "rhs", ("n", "k"), ("float32", "float16")),
+    Legal(LINEAR, "rhs", ("n", "k"), ("float32",), ("float16",)),
     Legal(BATCHED, "lhs", ("b", "m", "k"), ("float32", "bfloat16", "int8")),
     Legal(BATCHED, "rhs", ("b", "k", "n"), ("float32",)),
-    Legal(BATCHED_CROSSED, "lhs", ("b", "k", "m"), ("float32", "float16")),
+    Legal(BATCHED_CROSSED, "lhs", ("b", "k", "m"), ("float32",)),
     Legal(BATCHED_CROSSED, "rhs", ("b", "n", "k"), ("float32",)),
     Legal(GROUPED, "lhs", ("m", "k"), ("float32", "float16")),
     Legal(GROUPED, "rhs", ("k", "n"), ("float32", "int8")),
@@ -274,6 +277,6 @@ LEGAL = (
     Legal(ELEMENTWISE, "rhs", ("p", "q"), ("float32",)),
     Legal(CONV2D, "data", ("batch", "c"), ("float32", "bfloat16")),
     Legal(CONV2D, "weight", ("f", "c"), ("float32", "int8")),
-    Legal(PADDED_CONV2D, "data", ("batch", "c"), ("float32", "float16")),
-    Legal(PADDED_CONV2D, "weight", ("f", "c"), ("float32", "int8")),
+    Legal(PADDED_CONV2D, "data", ("batch", "c"), ("float32",)),
+    Legal(PADDED_CONV2D, "weight", ("f", "c"), ("float32",)),
 )

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("on_gpu")]
 FLAT = [
     (legal, dtype)
     for legal in LEGAL
-    for dtype in legal.dtypes
+    for dtype in (*legal.dtypes, *legal.on_gpus)
     if len(legal.case.inputs[legal.operand]) == 2
 ]
 

@@ -89,16 +89,29 @@ def check(model: nn.Module, compiled: Any, inputs: dict[str, torch.Tensor]) -> N
     assert not found[~live].any()
 
 
+class Together(nn.Module):
+    """Several models of one batch, compiled as one: results are beside each other."""
+
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """``[batch, tokens, parts, width]``."""
+        return torch.stack([part(input_ids, attention_mask) for part in self.parts], 2)
+
+
 # Products alone are but cast to float32; what is bounded is computed in it.
-@pytest.mark.parametrize(
-    ("wide", "bounded"), [("", False), ("qkv", False), ("qk", True), ("qkv", True), ("v", True)]
-)
-def test_operands_of_several_types(wide: str, bounded: bool) -> None:
-    model = Attention(wide, bounded).eval().half()
+OPERANDS = [("", False), ("qkv", False), ("qk", True), ("qkv", True), ("v", True)]
+
+
+def test_operands_of_several_types() -> None:
+    model = Together(*(Attention(*each) for each in OPERANDS)).eval().half()
     inputs = batch()
     compiled = compile(model, inputs)
-    assert "1 of them attention, full, over live tokens" in compiled.explain()
-    check(model, compiled, inputs)
+    assert f"{len(OPERANDS)} of them attention, full, over live tokens" in compiled.explain()
+    for number, part in enumerate(model.parts):
+        check(part, lambda n=number, **given: compiled(**given)[:, :, n], inputs)
 
 
 @pytest.mark.parametrize(("dtype", "value"), [(torch.bfloat16, 1), (torch.float32, 20)])

@@ -127,6 +127,18 @@ class Sunk(Attention):
         return x + torch.relu(self.outer[0](summed))
 
 
+class Together(nn.Module):
+    """Several models of one input, compiled as one: results are beside each other."""
+
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """``[batch, tokens, WIDTH, parts]``."""
+        return torch.stack([part(x, attention_mask) for part in self.parts], -1)
+
+
 def checked(model: nn.Module, dtype: torch.dtype = torch.float32) -> CompiledModel:
     """Compiled, and compared on live tokens, at another batch and length than it was compiled."""
     torch.manual_seed(0)
@@ -173,11 +185,15 @@ PARTIAL: dict[str, Scored] = {
 
 
 @pytest.mark.parametrize(
-    ("name", "layers"), [*((name, 1) for name in PARTIAL), ("biases by distance", 2)]
+    ("names", "layers"),
+    [(list(PARTIAL)[:4], 1), (list(PARTIAL)[4:], 1), (["biases by distance"], 2)],
+    ids=["some", "others", "layers"],
 )
-def test_layers_around_it_run_on_live_tokens(name: str, layers: int) -> None:
-    decisions = checked(Attention(PARTIAL[name], layers)).decisions
-    assert sum(d.reason.startswith(ALL) for d in decisions) > 4 * layers
+def test_layers_around_it_run_on_live_tokens(names: list[str], layers: int) -> None:
+    parts = [Attention(PARTIAL[name], layers) for name in names]
+    decisions, count = checked(Together(*parts)).decisions, layers * len(parts)
+    inside = [d for d in decisions if d.reason.startswith(ALL)]
+    assert len(inside) > 4 * count and sum(d.operator == "nn.softmax" for d in inside) == count
     products = [d for d in decisions if d.operator in ("matmul", "linear")]
     assert products and all(d.live or d.reason.startswith(ALL) or not d.whole for d in products)
 
@@ -196,19 +212,19 @@ WINDOWS: dict[str, tuple[Scored, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", WINDOWS)
-def test_windows_go_by_positions_of_live_tokens(name: str) -> None:
-    scored, kind = WINDOWS[name]
-    reasons = [d.reason for d in checked(Attention(scored)).decisions]
-    assert f"attention, {kind}, over live tokens" in reasons
+def test_windows_go_by_positions_of_live_tokens() -> None:
+    parts = [Attention(scored) for scored, _ in WINDOWS.values()]
+    reasons = [d.reason for d in checked(Together(*parts)).decisions]
+    for _, kind in WINDOWS.values():
+        assert reasons.count(f"attention, {kind}, over live tokens") == 1
     assert not any(reason.startswith(ALL) for reason in reasons)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("alike", [False, True])
-def test_heads_and_batch_may_be_one_dimension(alike: bool, dtype: torch.dtype) -> None:
-    decisions = checked(Folded(alike), dtype).decisions
-    assert sum(d.reason.startswith(ALL) for d in decisions) > 8
+def test_heads_and_batch_may_be_one_dimension(dtype: torch.dtype) -> None:
+    decisions = checked(Together(Folded(False), Folded(True)), dtype).decisions
+    inside = [d for d in decisions if d.reason.startswith(ALL)]
+    assert len(inside) > 16 and sum(d.operator == "nn.softmax" for d in inside) == 4
     assert all(d.live for d in decisions if d.operator == "linear")
 
 
@@ -224,11 +240,12 @@ def test_scores_by_a_number_of_another_type(dtype: torch.dtype) -> None:
     assert all(d.live for d in decisions if d.operator == "linear")
 
 
-@pytest.mark.parametrize(("by_keys", "shifted"), [(False, False), (False, True), (True, True)])
-def test_sinks_take_their_part_of_the_weight(by_keys: bool, shifted: bool) -> None:
-    decisions = checked(Sunk(by_keys, shifted)).decisions
+@pytest.mark.parametrize("by_keys", [False, True])
+def test_sinks_take_their_part_of_the_weight(by_keys: bool) -> None:
+    parts = [Sunk(by_keys)] if by_keys else [Sunk(by_keys, False), Sunk(by_keys)]
+    decisions = checked(Together(*parts)).decisions
     attended = [d.reason for d in decisions if d.reason.startswith("attention, full")]
-    assert len(attended) == (not by_keys)
+    assert len(attended) == (0 if by_keys else 2)
     assert by_keys or all(d.live for d in decisions if d.operator == "linear")
     assert not any(d.reason.startswith(ALL) for d in decisions)
 
@@ -264,7 +281,7 @@ OTHERS: dict[str, Scored] = {
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_what_is_not_proven_is_as_the_model_computes_it(name: str) -> None:
-    compiled = checked(Attention(OTHERS[name]))
+@pytest.mark.parametrize("names", [list(OTHERS)[::2], list(OTHERS)[1::2]], ids=["some", "others"])
+def test_what_is_not_proven_is_as_the_model_computes_it(names: list[str]) -> None:
+    compiled = checked(Together(*(Attention(OTHERS[name]) for name in names)))
     assert not any(d.reason.startswith(ALL) for d in compiled.decisions)
