@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import tvm
@@ -17,6 +18,7 @@ from ..schedules.hopper_rows import rows_kernel
 from ..schedules.hopper_space import FAMILIES, ISA, for_groups, rows_tile, starting_tiles
 from ..selection.gpu_cost import GpuRates, gpu_rates
 from ..structs import Tile
+from ..tile_db.record import TileRecord
 from ..tile_db.store import TileStore
 from .cuda_arrays import empty
 from .cuda_bind import ALIGNMENT
@@ -42,11 +44,34 @@ def rates_of(
     store: TileStore, dtype: str, isa: str, library: str, options: dict[str, Any]
 ) -> GpuRates:
     """Rates of the family's tiles that can be built with these options."""
-    generic = [t for t in starting_tiles(isa, dtype) if fits(t, dtype, options)]
+    return _rates(_Records(store.all()), dtype, isa, library, tuple(sorted(options.items())))
+
+
+class _Records:
+    """Records of a store, equal to others if they are the same ones: those of one file are made
+    once, and to compare what they say would take longer than their rates."""
+
+    def __init__(self, records: Sequence[TileRecord]) -> None:
+        self.records = records
+        self._ids = tuple(map(id, records))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Records) and self._ids == other._ids
+
+    def __hash__(self) -> int:
+        return hash(self._ids)
+
+
+@lru_cache(maxsize=16)  # every operator that is compiled asks, of hundreds of tiles
+def _rates(
+    known: _Records, dtype: str, isa: str, library: str, options: tuple[tuple[str, Any], ...]
+) -> GpuRates:
+    given = dict(options)
+    generic = [t for t in starting_tiles(isa, dtype) if fits(t, dtype, given)]
     records = [
         r
-        for r in store.all()
-        if r.tile is None or r.tile.family in FAMILIES and fits(r.tile, r.tile.dtype, options)
+        for r in known.records
+        if r.tile is None or r.tile.family in FAMILIES and fits(r.tile, r.tile.dtype, given)
     ]
     return gpu_rates(records, dtype, isa, library, generic)
 
