@@ -41,6 +41,7 @@ from bench_gpu_measure import (
 )
 from bench_rows import (
     NEVER_BELOW,
+    Column,
     Row,
     Suite,
     Target,
@@ -243,36 +244,43 @@ def measure_attention(case: Attended, settings: GpuSettings) -> Row:
     with fresh_memory(settings.device):
         qkv, mask = make_data(case, settings)
         want = wanted(qkv, mask)
-        some, missing = runs(qkv, mask, settings.device)
+        contenders = runs(qkv, mask, settings.device)
 
         def error(out: torch.Tensor) -> float:
             return attention_error(out, want)
 
-        contenders = {
-            name: Contender(run, error if name in JUDGED else None) for name, run in some.items()
-        }
-        found = measure(contenders, settings)
-        seen = int(mask.sum())
-        facts = {
-            "kind": case.kind,
-            "sizes": [case.heads, case.tokens, case.dim],
-            "density": seen / mask.numel(),
-            "operations": 4.0 * case.heads * case.dim * seen,
-            "without_graph": found.plain,
-            **({"live": gathered(mask)} if mask.is_cuda else {}),
-            **({"without_flex": missing} if missing else {}),
-        }
-    row = Row(case.label, case.held_out, found.stats, facts, found.errors, LIMIT)
-    over_peers(row)
+        row = measured(case, settings, mask, contenders, error, LIMIT)
+        row.facts["operations"] = 4.0 * case.heads * case.dim * int(mask.sum())
     return row
 
 
-def over_peers(row: Row) -> None:
-    """Say how many times longer than pit every peer takes, flex with its mask."""
+def measured(
+    case: Attended,
+    settings: GpuSettings,
+    mask: torch.Tensor,
+    contenders: tuple[dict[str, Callable[[], Any]], str],
+    error: Callable[[Any], float],
+    limit: float,
+) -> Row:
+    """The row of one mask, by what `runs` gives: how long contenders take, how far they are off and
+    how far they may be, and how many times longer than pit every peer takes, flex with its mask."""
+    some, missing = contenders
+    judged = {n: Contender(run, error if n in JUDGED else None) for n, run in some.items()}
+    found = measure(judged, settings)
+    facts = {
+        "kind": case.kind,
+        "sizes": [case.heads, case.tokens, case.dim],
+        "density": int(mask.sum()) / mask.numel(),
+        "without_graph": found.plain,
+        **({"live": gathered(mask)} if mask.is_cuda else {}),
+        **({"without_flex": missing} if missing else {}),
+    }
+    row = Row(case.label, case.held_out, found.stats, facts, found.errors, limit)
     peers = {"sdpa": ("sdpa",), "full": ("full",), "flex": ("flex", "flex_mask")}
     for name, parts in peers.items():
         if name in row.stats:
             row.facts[f"over_{name}"] = sum(map(row.us, parts)) / row.us("pit")
+    return row
 
 
 def attention_targets(rows: Sequence[Row]) -> list[Target]:
@@ -297,19 +305,23 @@ def attention_goals(
     return [*targets, *limits(others, name, NEVER_BELOW, fact("over_sdpa"), at_least=True)]
 
 
+def columns() -> tuple[Column, ...]:
+    """What a row shows: all contenders, and two ratios."""
+    return (
+        fact_column("live", "live", ".3f"),
+        *(time_column(name, name, 1) for name in ("full", "sdpa", "flex", "flex_mask", "pit")),
+        fact_column("/sdpa", "over_sdpa", ".2f"),
+        fact_column("/flex", "over_flex", ".2f"),
+    )
+
+
 def attention_suite() -> Suite:
     """Attention by masks."""
-    names = ("full", "sdpa", "flex", "flex_mask", "pit")
     return Suite(
         name="attention",
         title="of tokens to each other by a new mask, bf16; us",
         cases=list_attention,
         measure=measure_attention,
-        columns=(
-            fact_column("live", "live", ".3f"),
-            *(time_column(name, name, 1) for name in names),
-            fact_column("/sdpa", "over_sdpa", ".2f"),
-            fact_column("/flex", "over_flex", ".2f"),
-        ),
+        columns=columns(),
         targets=attention_targets,
     )

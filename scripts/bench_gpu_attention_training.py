@@ -13,21 +13,20 @@ from typing import Any
 import torch
 from bench_gpu_attention import (
     FLEX_SPEED_UP,
-    JUDGED,
     OVER_FLEX,
     OVER_SDPA,
     SDPA_SPEED_UP,
     Attended,
     Qkv,
     attention_goals,
-    gathered,
+    columns,
     list_attention,
     make_data,
-    over_peers,
+    measured,
     runs,
 )
-from bench_gpu_measure import Contender, GpuSettings, fresh_memory, generator, measure, normal
-from bench_rows import Row, Suite, Target, fact_column, time_column
+from bench_gpu_measure import GpuSettings, fresh_memory, generator, normal
+from bench_rows import Row, Suite, Target
 
 # Of a row's gradient, relative to itself plus the root mean square of all rows: bfloat16 rounds
 # weights, results and gradients to scores by 2**-9, and the sums of some rows are small beside what
@@ -83,26 +82,12 @@ def measure_training(case: Attended, settings: GpuSettings) -> Row:
         made = generator(settings.rng(f"{case.label} down"), settings.device)
         down = normal(made, tuple(qkv[0].shape), "bfloat16")
         want = wanted_gradients(qkv, mask, down)
-        some, missing = steps(qkv, mask, settings.device, down)
+        contenders = steps(qkv, mask, settings.device, down)
 
         def error(found: Sequence[torch.Tensor]) -> float:
             return gradient_error(found, want)
 
-        contenders = {
-            name: Contender(run, error if name in JUDGED else None) for name, run in some.items()
-        }
-        found = measure(contenders, settings)
-        facts = {
-            "kind": case.kind,
-            "sizes": [case.heads, case.tokens, case.dim],
-            "density": int(mask.sum()) / mask.numel(),
-            "without_graph": found.plain,
-            **({"live": gathered(mask)} if mask.is_cuda else {}),
-            **({"without_flex": missing} if missing else {}),
-        }
-    row = Row(case.label, case.held_out, found.stats, facts, found.errors, LIMIT)
-    over_peers(row)
-    return row
+        return measured(case, settings, mask, contenders, error, LIMIT)
 
 
 def training_targets(rows: Sequence[Row]) -> list[Target]:
@@ -113,17 +98,11 @@ def training_targets(rows: Sequence[Row]) -> list[Target]:
 
 def attention_training_suite() -> Suite:
     """Attention by masks, and gradients."""
-    names = ("full", "sdpa", "flex", "flex_mask", "pit")
     return Suite(
         name="attention-training",
         title="and its gradients, by a new mask, bf16; us",
         cases=list_training,
         measure=measure_training,
-        columns=(
-            fact_column("live", "live", ".3f"),
-            *(time_column(name, name, 1) for name in names),
-            fact_column("/sdpa", "over_sdpa", ".2f"),
-            fact_column("/flex", "over_flex", ".2f"),
-        ),
+        columns=columns(),
         targets=training_targets,
     )
