@@ -1,4 +1,4 @@
-"""Gradients of attention over the keys that lists name, on NVIDIA GPUs from Ampere on (mma.sync).
+"""Gradients of attention over the keys that lists name, on NVIDIA GPUs from Ampere on.
 
     p = exp2(scale * q @ k.T - weights),  d = p * (dout @ v.T - drops)
     dq = d @ k,    dk = d.T @ q,    dv = p.T @ dout
@@ -18,17 +18,15 @@ from tvm.script import tirx as T
 
 from pit_tvm.errors import ScheduleError, mismatch
 
+from .cuda_listed_products import KEYS, ROWS, load
 from .cuda_listed_rows import (
-    KEYS,
     LANES,
     PART_FACTS,
     QUERIES,
-    ROWS,
     THREADS,
     WORDS,
     ListedRows,
     ListedTile,
-    comes_last,
     ctas_of,
 )
 from .dependent import after_predecessor
@@ -45,8 +43,8 @@ class GradientTile(ListedTile):
 
     @property
     def held(self) -> bool:
-        """Whether the tile's rows stay in registers."""
-        return not self.of_keys and self.deep + self.wide <= 128
+        """Whether the tile's rows stay in registers, which gains a group nothing."""
+        return not (self.grouped or self.of_keys) and self.deep + self.wide <= 128
 
     @property
     def laid(self) -> int:
@@ -65,7 +63,8 @@ class _Rows(ListedRows):
     """Queries with gradients to their results, or keys with values, and their sums."""
 
     def __init__(self, tile: GradientTile) -> None:
-        super().__init__(tile, (tile.deep + tile.wide) // 4 if tile.held else 4)
+        held = (tile.deep + tile.wide) // 4 if tile.held else 4
+        super().__init__(tile, held, KEYS // 4 * (1 + tile.of_keys))
         # float32 of the queries of a step: weights, drops.
         self.facts = self.pool.alloc((tile.stages, 2, KEYS), "float32", align=16)
         self.own_a, self.out_a = self.region(tile.deep)
@@ -102,7 +101,8 @@ class _Rows(ListedRows):
         """Ask for ``facts`` of a step's queries, whose places are known; those of none are of the
         first, which their bits exclude."""
         half: T.let = T.truncmod(T.truncdiv(thread, LANES), 2)
-        place: T.let = at + T.cast(T.max(self.places[half], 0), "int64")
+        own: T.let = T.Select(half == 0, self.places[0], self.places[1])
+        place: T.let = at + T.cast(T.max(own, 0), "int64")
         there: T.let = half * LANES + T.truncmod(thread, LANES)
         if thread < KEYS:
             T.ptx["cp.async.ca.shared.global"](
@@ -251,7 +251,6 @@ def gradients_by_lists(
     if block >= 0:
         begin: T.int32 = work[own.plane, item, 1]
         end: T.int32 = work[own.plane, item, 2]
-        slot0: T.int32 = work[own.plane, item, 3]
         own.line = T.min(block, lines - 1)
         own.learn(order, ordered, block * QUERIES, rows, thread)
         a_at: T.int64 = number * a_batch + own_head * a_head
@@ -272,18 +271,21 @@ def gradients_by_lists(
         if not tile.of_keys:
             own.learn_facts(weights, drops, told, warp, lane)
         if tile.held:
-            T.ptx.cp.async_.wait_group(STAGES - 1)
-            T.cuda.cta_sync()
+            own.arrive(STAGES - 1)
             for s in T.unroll(DEEP // 16):
-                own.load(own.own_a, s, s * 4, warp, lane)
+                load(own, own.own_a, s, s * 4, warp, lane)
             for s in T.unroll(WIDE // 16):
-                own.load(own.own_b, s, (DEEP // 16 + s) * 4, warp, lane)
+                load(own, own.own_b, s, (DEEP // 16 + s) * 4, warp, lane)
         for i in T.serial(end - begin):
-            T.ptx.cp.async_.wait_group(STAGES - 2)
-            T.cuda.cta_sync()
+            own.settle()
+            own.arrive(STAGES - 2)
             slot: T.let = T.truncmod(i, STAGES)
             coming: T.let = T.truncmod(i + STAGES - 1, STAGES)
             ahead: T.let = begin + i + STAGES - 1
+            held_a = T.meta_var(0 if tile.held else -1)
+            held_b = T.meta_var(DEEP // 4 if tile.held else -1)
+            own.score(own.scores, own.own_a, held_a, own.first, slot, DEEP, warp, lane)
+            own.score(own.slopes, own.own_b, held_b, own.second, slot, WIDE, warp, lane)
             if ahead < end:
                 own.fetch(
                     coming, first, first_row, dim, second, second_row, v_dim, bits, ahead, thread
@@ -292,36 +294,19 @@ def gradients_by_lists(
                     own.fetch_facts(coming, weights, drops, told, thread)
             T.ptx.cp.async_.commit_group()
             own.look(ids, ahead + 1, end, lane)
-            held_a = T.meta_var(0 if tile.held else -1)
-            held_b = T.meta_var(DEEP // 4 if tile.held else -1)
             own.see(slot, warp, lane)
-            own.score(own.scores, own.own_a, held_a, own.first, slot, DEEP, warp, lane)
+            own.settle()
             own.weigh(slot, scale, lane)
-            own.exclude(own.scores, 0)
-            if tile.of_keys:
-                own.add(own.sums_b, own.scores, own.second, slot, WIDE, lane)
-            own.score(own.slopes, own.own_b, held_b, own.second, slot, WIDE, warp, lane)
+            own.exclude(own.scores, 0, slot, warp, lane)
             own.slope(slot, lane)
-            own.exclude(own.slopes, 0)
-            own.add(own.sums_a, own.slopes, own.first, slot, DEEP, lane)
-        T.ptx.cp.async_.wait_group(0)
-        T.cuda.cta_sync()  # rows of other threads may be under way where the list is empty
-        stores: T.int32 = 1
-        if slot0 >= 0:
-            place: T.int32 = (sequence * heads + head) * slots + slot0
-            part: T.int32 = work[own.plane, item, 4]
-            parts: T.int32 = work[own.plane, item, 5]
-            own.lay_out(laid, (place + part) * tile.laid, thread)
-            T.cuda.cta_sync()
-            if thread == 0:
-                own.last[0] = comes_last(arrived.ptr_to([place]), parts)
-            T.cuda.cta_sync()
-            stores = own.last[0]
-            if stores != 0:
-                own.begin()
-                for p in T.serial(parts):  # in one order, whoever comes last
-                    own.take_in(laid, (place + p) * tile.laid, thread)
-        if stores != 0:
+            own.exclude(own.slopes, 0, slot, warp, lane)
+            if tile.of_keys:
+                own.add(own.sums_b, own.scores, own.second, slot, WIDE, lane, KEYS // 4)
+            own.add(own.sums_a, own.slopes, own.first, slot, DEEP, lane, 0)
+        own.settle()
+        own.arrive(0)  # rows of other threads may be under way where the list is empty
+        own.join(work, item, laid, arrived, (sequence * heads + head) * slots, thread)
+        if own.stores != 0:
             for r in T.unroll(2):
                 own.factor[r] = by
             to_a: T.int64 = number * made_a_batch + q_head * made_a_head

@@ -1,4 +1,4 @@
-"""Attention over the keys that lists name, on NVIDIA GPUs from Ampere on (mma.sync).
+"""Attention over the keys that lists name, on NVIDIA GPUs from Ampere on.
 
 A CTA takes a tile of queries of one head, gathers the keys and values that its list names, and adds
 up weighted values as one does over all keys in turn: sums are scaled down whenever a larger score
@@ -10,18 +10,16 @@ from __future__ import annotations
 import tvm
 from tvm.script import tirx as T
 
+from .cuda_listed_products import KEYS, ROWS, load
 from .cuda_listed_rows import (
     ALL,
-    KEYS,
     LANES,
     PART_FACTS,
     QUERIES,
-    ROWS,
     THREADS,
     WORDS,
     ListedRows,
     ListedTile,
-    comes_last,
     ctas_of,
 )
 from .dependent import after_predecessor
@@ -32,8 +30,8 @@ class AttentionTile(ListedTile):
 
     @property
     def held(self) -> bool:
-        """Whether queries stay in registers."""
-        return self.deep <= 128
+        """Whether queries stay in registers, which gains a group nothing."""
+        return not self.grouped and self.deep <= 128
 
     @property
     def laid(self) -> int:
@@ -44,6 +42,9 @@ class AttentionTile(ListedTile):
     def ctas(self) -> int:
         """CTAs that share a multiprocessor, by its registers and shared memory."""
         return ctas_of(QUERIES * max(self.deep, self.wide), self, 4 if self.wide <= 64 else 2)
+
+
+_SLACK = 8.0  # weights may be 2 to this power, which float16 holds
 
 
 @T.meta_class
@@ -58,6 +59,8 @@ class _Queries(ListedRows):
         self.peak = T.alloc_local([2], "float32")
         self.weight = T.alloc_local([2], "float32")
         self.base = T.alloc_local([2], "float32")
+        self.limit = T.alloc_local([2], "float32")
+        self.scale = T.local_scalar("float32")
 
     @T.inline
     def begin(self):
@@ -67,28 +70,44 @@ class _Queries(ListedRows):
         for r in T.unroll(2):
             self.peak[r] = T.float32("-inf")
             self.weight[r] = T.float32(0)
+            self.base[r] = T.float32(0)
+            self.limit[r] = T.float32("-inf")
 
     @T.inline
-    def weigh(self, scale):
-        """``scores`` become weights; sums of earlier steps are scaled down to theirs."""
+    def weigh(self):
+        """``scores`` become weights. Where one is larger than before, sums of earlier steps are
+        scaled down to it; as long as none is by much, all are measured by the earlier peak."""
+        tops = T.alloc_local([2], "float32")
         for r in T.unroll(2):
-            top: T.float32 = self.peak[r]
+            tops[r] = T.float32("-inf")
             for j in T.unroll(KEYS // 8):
                 for e in T.unroll(2):
-                    top = T.max(top, self.scores[j * 4 + r * 2 + e])
-            for s in T.unroll(2):
-                top = T.max(top, T.cuda.__shfl_xor_sync(T.uint32(ALL), top, 1 << s, 32))
-            # Of a query that has seen no key yet, nothing may become a difference of infinities.
-            self.base[r] = T.if_then_else(top == T.float32("-inf"), T.float32(0), top * scale)
-            T.ptx["ex2.approx.ftz.f32"](self.factor[r], self.peak[r] * scale - self.base[r])
-            self.peak[r] = top
-            self.weight[r] = self.weight[r] * self.factor[r]
+                    tops[r] = T.max(tops[r], self.scores[j * 4 + r * 2 + e])
+        above: T.let = (tops[0] * self.scale > self.limit[0]) | (
+            tops[1] * self.scale > self.limit[1]
+        )
+        if T.cuda.ballot_sync(T.uint32(ALL), T.cast(above, "int32")) != T.uint32(0):
+            for r in T.unroll(2):
+                top: T.float32 = T.max(self.peak[r], tops[r])
+                for s in T.unroll(2):
+                    top = T.max(top, T.cuda.__shfl_xor_sync(T.uint32(ALL), top, 1 << s, 32))
+                self._measure_by(r, top)
+                self.weight[r] = self.weight[r] * self.factor[r]
+                self.limit[r] = self.peak[r] * self.scale + T.float32(_SLACK)
+            for i in T.unroll(self.tile.wide // 2):
+                self.sums[i] = self.sums[i] * self.factor[i // 2 % 2]
         for i in T.unroll(KEYS // 2):
             r = T.meta_var(i // 2 % 2)
-            T.ptx["ex2.approx.ftz.f32"](self.scores[i], self.scores[i] * scale - self.base[r])
+            T.ptx["ex2.approx.ftz.f32"](self.scores[i], self.scores[i] * self.scale - self.base[r])
             self.weight[r] = self.weight[r] + self.scores[i]
-        for i in T.unroll(self.tile.wide // 2):
-            self.sums[i] = self.sums[i] * self.factor[i // 2 % 2]
+
+    @T.inline
+    def _measure_by(self, r, top):
+        """``top`` becomes the peak; ``factor`` is what this makes of earlier sums."""
+        # Of a query that has seen no key yet, nothing may become a difference of infinities.
+        self.base[r] = T.if_then_else(top == T.float32("-inf"), T.float32(0), top * self.scale)
+        T.ptx["ex2.approx.ftz.f32"](self.factor[r], self.peak[r] * self.scale - self.base[r])
+        self.peak[r] = top
 
     @T.inline
     def lay_out(self, laid, at, thread):
@@ -101,16 +120,13 @@ class _Queries(ListedRows):
             laid[at + (half + 2 + r) * THREADS + thread] = self.weight[r]
 
     @T.inline
-    def take_in(self, laid, at, thread, scale):
+    def take_in(self, laid, at, thread):
         """Add what a CTA has left."""
         half = T.meta_var(self.tile.wide // 2)
         for r in T.unroll(2):
             other: T.float32 = laid[at + (half + r) * THREADS + thread]
-            top: T.float32 = T.max(self.peak[r], other)
-            self.base[r] = T.if_then_else(top == T.float32("-inf"), T.float32(0), top * scale)
-            T.ptx["ex2.approx.ftz.f32"](self.factor[r], self.peak[r] * scale - self.base[r])
-            T.ptx["ex2.approx.ftz.f32"](self.base[r], other * scale - self.base[r])
-            self.peak[r] = top
+            self._measure_by(r, T.max(self.peak[r], other))
+            T.ptx["ex2.approx.ftz.f32"](self.base[r], other * self.scale - self.base[r])
             self.weight[r] = (
                 self.weight[r] * self.factor[r]
                 + laid[at + (half + 2 + r) * THREADS + thread] * self.base[r]
@@ -122,7 +138,7 @@ class _Queries(ListedRows):
             )
 
     @T.inline
-    def end(self, weights, at, told, scale, warp, lane):
+    def end(self, weights, at, told, warp, lane):
         """``factor``: one by the sum of weights, 0 where no key is seen. ``told`` 1: its logarithm
         to the base of 2 goes to ``weights``, of the scores as they are scaled; infinity for 0."""
         for r in T.unroll(2):
@@ -139,7 +155,7 @@ class _Queries(ListedRows):
                 weights[at + T.cast(row, "int64")] = T.if_then_else(
                     self.weight[r] == T.float32(0),
                     T.float32("inf"),
-                    self.peak[r] * scale + self.base[r],
+                    self.peak[r] * self.scale + self.base[r],
                 )
 
 
@@ -210,13 +226,13 @@ def attention_by_lists(
     kv_head: T.int64 = T.cast(T.truncdiv(head, share), "int64")
     own.first_at = T.cast(sequence, "int64") * k_batch + kv_head * k_head
     own.second_at = T.cast(sequence, "int64") * v_batch + kv_head * v_head
+    own.scale = scale
     own.begin()
     after_predecessor()
     block: T.int32 = work[own.plane, item, 0]
     if block >= 0:
         first: T.int32 = work[own.plane, item, 1]
         end: T.int32 = work[own.plane, item, 2]
-        slot0: T.int32 = work[own.plane, item, 3]
         own.line = T.min(block, lines - 1)
         own.learn(order, ordered, block * QUERIES, queries, thread)
         q_at: T.int64 = T.cast(sequence, "int64") * q_batch + T.cast(head, "int64") * q_head
@@ -229,46 +245,33 @@ def attention_by_lists(
             T.ptx.cp.async_.commit_group()
         own.look(ids, first + STAGES - 1, end, lane)
         if tile.held:
-            T.ptx.cp.async_.wait_group(STAGES - 1)
-            T.cuda.cta_sync()
+            own.arrive(STAGES - 1)
             for s in T.unroll(tile.deep // 16):
-                own.load(own.q, s, s * 4, warp, lane)
+                load(own, own.q, s, s * 4, warp, lane)
         for i in T.serial(end - first):
-            T.ptx.cp.async_.wait_group(STAGES - 2)
-            T.cuda.cta_sync()
+            own.settle()
+            own.arrive(STAGES - 2)
             slot: T.let = T.truncmod(i, STAGES)
             coming: T.let = T.truncmod(i + STAGES - 1, STAGES)
             ahead: T.let = first + i + STAGES - 1
+            held = T.meta_var(0 if tile.held else -1)
+            own.score(own.scores, own.q, held, own.first, slot, tile.deep, warp, lane)
             if ahead < end:
                 own.fetch(coming, k, k_row, dim, v, v_row, v_dim, bits, ahead, thread)
             T.ptx.cp.async_.commit_group()
             own.look(ids, ahead + 1, end, lane)
-            held = T.meta_var(0 if tile.held else -1)
-            own.score(own.scores, own.q, held, own.first, slot, tile.deep, warp, lane)
             own.see(slot, warp, lane)
-            own.exclude(own.scores, "-inf")
-            own.weigh(scale)
-            own.add(own.sums, own.scores, own.second, slot, tile.wide, lane)
-        T.ptx.cp.async_.wait_group(0)
-        T.cuda.cta_sync()  # queries of other threads may be under way where there is no key
-        stores: T.int32 = 1
-        if slot0 >= 0:
-            place: T.int32 = (sequence * heads + head) * slots + slot0
-            part: T.int32 = work[own.plane, item, 4]
-            parts: T.int32 = work[own.plane, item, 5]
-            own.lay_out(laid, (place + part) * tile.laid, thread)
-            T.cuda.cta_sync()
-            if thread == 0:
-                own.last[0] = comes_last(arrived.ptr_to([place]), parts)
-            T.cuda.cta_sync()
-            stores = own.last[0]
-            if stores != 0:
-                own.begin()
-                for p in T.serial(parts):  # in one order, whoever comes last
-                    own.take_in(laid, (place + p) * tile.laid, thread, scale)
-        if stores != 0:
-            line0: T.int64 = T.cast(sequence * heads + head, "int64") * T.cast(queries, "int64")
-            own.end(weights, line0, told, scale, warp, lane)
+            own.settle()
+            own.exclude(own.scores, "-inf", slot, warp, lane)
+            own.weigh()
+            own.add(own.sums, own.scores, own.second, slot, tile.wide, lane, 0)
+        own.settle()
+        own.arrive(0)  # queries of other threads may be under way where there is no key
+        line0: T.int32 = sequence * heads + head
+        own.join(work, item, laid, arrived, line0 * slots, thread)
+        if own.stores != 0:
+            told_at: T.int64 = T.cast(line0, "int64") * T.cast(queries, "int64")
+            own.end(weights, told_at, told, warp, lane)
             out_at: T.int64 = (
                 T.cast(sequence, "int64") * out_batch + T.cast(head, "int64") * out_head
             )

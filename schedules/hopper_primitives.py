@@ -93,7 +93,7 @@ def sread(call: Any, _sctx: Any) -> Any:
 
 # ``place`` of a row in its matrix, in pieces of 16 bytes; below ``least`` it is dead, and not read.
 # The move keeps the address of a whole tile's columns apart from that of a row.
-_FETCH = """
+FETCH = """
 __forceinline__ __device__ void pit_fetch(void* to, const void* from, int place, int least) {
   unsigned at = (unsigned)__cvta_generic_to_shared(to);
   long long columns;
@@ -144,7 +144,7 @@ def sread_held(call: Any, _sctx: Any) -> Any:
             source.ptr_to([*batch, 0, T.cast(col0 + col, "int64")]),
             place,
             T.if_then_else(col0 + col < source.shape[-1], 0, 2**31 - 1),
-            source_code=_FETCH,
+            source_code=FETCH,
         )
 
     @T.prim_func(check_well_formed=False)

@@ -166,6 +166,7 @@ ORDER = {
         "cuda_attention",
         "cuda_few_rows_parts",
         "cuda_few_rows",
+        "cuda_listed_products",
         "cuda_listed_rows",
         "cuda_masked_attention",
         "cuda_attention_gradients",

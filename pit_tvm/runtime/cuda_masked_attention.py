@@ -11,9 +11,11 @@ from ..schedules.cuda_attention_gradients import (
     GradientTile,
     attention_gradients,
 )
-from ..schedules.cuda_listed_rows import MOST_WIDE, STEP
+from ..schedules.cuda_listed_products import STEP
+from ..schedules.cuda_listed_rows import MOST_WIDE
 from ..schedules.cuda_masked_attention import AttentionTile, masked_attention
 from ..schedules.cuda_row_products import row_products
+from ..schedules.hopper_knobs import ISA
 from . import cuda_arrays
 from .cuda_head_rows import fill_from, handed, in_pieces, room_for
 from .cuda_listed_mask import CudaMaskLists, Lists
@@ -77,7 +79,7 @@ class CudaMaskedAttention(FamilyKernels):
         shape = tuple(q.shape)
         _check_heads(shape, q, v, MOST_WIDE)
         given, made = [in_pieces(one) for one in (q, k, v)], room_for(out, shape[1])
-        tile = AttentionTile(*_sizes(q, v))
+        tile = AttentionTile(*self._tile(q, v))
         q_rows, k_rows, v_rows, rows = (handed(one, tile.dtype) for one in (*given, made))
         parts = self._parts(q, lists, shape[:3], tile.laid)
         self.kernel(tile)(
@@ -125,7 +127,7 @@ class CudaMaskedAttention(FamilyKernels):
         shape, keys = tuple(q.shape), k.shape[2]
         _check_heads(shape, q, v, MOST_WIDE_GRADIENT)
         q, k, v, dout, out = map(in_pieces, (*given, *results[:2]))
-        weights, sizes = results[2].view(-1), _sizes(q, v)
+        weights, sizes = results[2].view(-1), self._tile(q, v)
         dtype, width = sizes[0], v.shape[-1]
         rooms = [room_for(one, shape[1]) for one in made]
         own = (handed(one, dtype) for one in (q, k, v, dout, out, *rooms))
@@ -158,6 +160,11 @@ class CudaMaskedAttention(FamilyKernels):
         parts: _Parts = self._memory.keep(_Parts, like, batch * heads * slots, laid, slots)
         return parts
 
+    def _tile(self, q: Any, v: Any) -> tuple[str, int, int, int, bool]:
+        """Type, widths and stages of a tile, and whether its warps multiply as a group."""
+        deep, wide = (-(-one.shape[-1] // STEP) * STEP for one in (q, v))
+        return cuda_arrays.dtype_name(q), deep, wide, _STAGES, self.arch == ISA
+
     def kernel(self, tile: AttentionTile) -> Kernel:
         """See `masked_attention`."""
         return self._get(("cuda-masked-attention", tile), lambda: masked_attention(tile))
@@ -178,12 +185,6 @@ class _Parts:
         self._laid = cuda_arrays.empty_of("float32", like, (max(1, number * laid),))
         self.arrived = cuda_arrays.empty_of("int32", like, (max(1, number),)).zero_()
         self.laid = view_of(self._laid, "float32")
-
-
-def _sizes(q: Any, v: Any) -> tuple[str, int, int, int]:
-    """Type, widths and stages of a tile."""
-    deep, wide = (-(-one.shape[-1] // STEP) * STEP for one in (q, v))
-    return cuda_arrays.dtype_name(q), deep, wide, _STAGES
 
 
 def _check_heads(shape: tuple[int, ...], q: Any, v: Any, most: int) -> None:

@@ -173,7 +173,17 @@ struct Copy {
   int bytes;
 };
 
-// Its own asynchronous copies: those not committed yet, and groups, oldest first.
+// A thread's share of an asynchronous product of its warpgroup: two rows of 16 deep on the left, by
+// descriptors or as floats, and where sums lie, of columns `j * 8 + lane % 4 * 2 + e`.
+struct Product {
+  std::vector<float*> sums;
+  float left[2][16];
+  uint64_t left_at, right_at;
+  bool held, left_turned, right_turned, fresh, wide_range;
+};
+
+// Its own asynchronous copies: those not committed yet, and groups, oldest first. Its products:
+// those not committed yet, and the others.
 struct Thread {
   ucontext_t context;
   uint3 index;
@@ -182,6 +192,7 @@ struct Thread {
   uint32_t sent[2][6];  // what the warp may read, at this time and the last
   std::vector<Copy> open;
   std::deque<std::vector<Copy>> groups;
+  std::vector<Product> begun, committed;
 };
 
 static Thread threads[kThreads];
@@ -220,11 +231,20 @@ inline void copy16_or_zero(unsigned at, const void* from, int bytes) {
   copy(at, from, 16, bytes == 16);
 }
 
+inline void move(long long& number, const void* address) {
+  number = reinterpret_cast<long long>(address);
+}
+
+inline void copy16_from(unsigned at, long long from, int place, int least) {
+  copy(at, reinterpret_cast<const void*>(from), 16, place >= least);
+}
+
 inline void copy4(unsigned at, const void* from) { copy(at, from, 4); }
 
 // Launches follow one another here.
 inline void await_predecessor() {}
 inline void let_successor_in() {}
+inline void fence() {}
 
 inline void commit_group() {
   current->groups.push_back(std::move(current->open));
@@ -347,6 +367,97 @@ void mma(float& d0, float& d1, float& d2, float& d3, uint32_t a0, uint32_t a1, u
   d0 = sums[0], d1 = sums[1], d2 = sums[2], d3 = sums[3];
 }
 
+// Where a descriptor of rows of 128 bytes has an element: a row of the depth, or turned, a column.
+// Every eight of these are one stride apart; turned, 64 elements are followed by the next matrix.
+inline unsigned described(uint64_t descriptor, int line, int depth, bool turned) {
+  const unsigned start = (descriptor & 0x3fff) * 16, next = (descriptor >> 16 & 0x3fff) * 16;
+  const unsigned eight = (descriptor >> 32 & 0x3fff) * 16;
+  if (descriptor >> 62 != 1) fail(cudaErrorLaunchFailure);
+  const int row = turned ? depth : line, column = turned ? line : depth;
+  const unsigned at = start + column / 64 * next + row / 8 * eight + row % 8 * 128 + column % 64 * 2;
+  return at ^ (at >> 7 & 7) << 4;
+}
+
+inline float number(unsigned at, bool wide_range) {
+  uint16_t bits;
+  std::memcpy(&bits, buf_dyn_shmem_ptr + at, 2);
+  const uint32_t word = bits;
+  return wide_range ? element<nv_bfloat16>(word, 0) : element<half>(word, 0);
+}
+
+inline void carry_out(const Product& product) {
+  const int thread = threadIdx.x % 128, lane = thread % 32;
+  float left[2][16], right[16];
+  std::memcpy(left, product.left, sizeof left);
+  for (int r = 0; r < 2 && !product.held; ++r)
+    for (int k = 0; k < 16; ++k) {
+      const int row = thread / 32 * 16 + lane / 4 + 8 * r;
+      left[r][k] = number(described(product.left_at, row, k, product.left_turned), product.wide_range);
+    }
+  for (size_t j = 0; j < product.sums.size() / 4; ++j)
+    for (int e = 0; e < 2; ++e) {
+      const int column = j * 8 + lane % 4 * 2 + e;
+      for (int k = 0; k < 16; ++k)
+        right[k] = number(described(product.right_at, column, k, product.right_turned),
+                          product.wide_range);
+      for (int r = 0; r < 2; ++r) {
+        float& sum = *product.sums[j * 4 + r * 2 + e];
+        float total = product.fresh ? 0.0f : sum;
+        for (int k = 0; k < 16; ++k) total += left[r][k] * right[k];
+        sum = total;
+      }
+    }
+}
+
+// As copies land, products of odd threads are carried out at once, the others when they must.
+inline void begin(Product product) {
+  if ((current - threads) % 2) carry_out(product);
+  else current->begun.push_back(std::move(product));
+}
+
+inline void commit_products() {
+  auto& begun = current->begun;
+  current->committed.insert(current->committed.end(), begun.begin(), begun.end());
+  begun.clear();
+}
+
+inline void settle_products() {
+  for (const Product& each : current->committed) carry_out(each);
+  current->committed.clear();
+}
+
+// Operands: sums, four words of the left side or its descriptor, the other descriptor, whether sums
+// are added to.
+template <typename T, typename... Operands>
+void wgmma(bool left_turned, bool right_turned, Operands&... operands) {
+  const void* const at[] = {&operands...};
+  const size_t given = sizeof...(operands), count = (given - 3) / 8 * 8;
+  Product product{};
+  for (size_t i = 0; i < count; ++i) product.sums.push_back((float*)at[i]);
+  product.held = given - count == 6;
+  product.left_turned = left_turned, product.right_turned = right_turned;
+  product.wide_range = std::is_same<T, nv_bfloat16>::value;
+  if (product.held) {
+    uint32_t own[4];
+    for (int i = 0; i < 4; ++i) std::memcpy(own + i, at[count + i], 4);
+    const Warp warp(own[0], own[1], own[2], own[3]);
+    for (int r = 0; r < 2; ++r)
+      for (int k = 0; k < 16; ++k)
+        product.left[r][k] =
+            element<T>(warp(warp.lane() / 4 * 4 + k % 8 / 2, r + k / 8 * 2), k % 2);
+  } else {
+    std::memcpy(&product.left_at, at[count], 8);
+  }
+  std::memcpy(&product.right_at, at[given - 2], 8);
+  product.fresh = *(const int*)at[given - 1] == 0;
+  begin(std::move(product));
+}
+
+template <typename T, typename... Operands>
+void wgmma_held(bool right_turned, Operands&... operands) {
+  wgmma<T>(false, right_turned, operands...);
+}
+
 inline void enter() {
   body();
   current->waiting = kForever;
@@ -356,6 +467,8 @@ inline void start(Thread& thread, uint3 index, char* stack) {
   thread.index = index;
   thread.open.clear();
   thread.groups.clear();
+  thread.begun.clear();
+  thread.committed.clear();
   getcontext(&thread.context);
   thread.context.uc_stack.ss_sp = stack;
   thread.context.uc_stack.ss_size = kStack;

@@ -38,6 +38,8 @@ _PTX = {
     r"griddepcontrol\.wait;": "await_predecessor",
     r"griddepcontrol\.launch_dependents;": "let_successor_in",
     r"cp\.async\.cg\.shared\.global \[%0\], \[%1\], 16, %2;": "copy16_or_zero",
+    r"cp\.async\.cg\.shared\.global \[%0\], \[%1\], 16, dead;": "copy16_from",
+    r"mov\.b64 %0, %1;": "move",
     r"cp\.async\.ca\.shared\.global \[%0\], \[%1\], 4;": "copy4",
     r"cp\.async\.c[ag]\.shared\.global ": "copy",
     r"ld\.shared\.b32 ": "load_shared",
@@ -55,8 +57,16 @@ _PTX = {
     r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\.f16\.f32 ": "mma<half>",
     r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32 ": "mma<nv_bfloat16>",
     r"mma\.sync\.aligned\.m16n8k8\.row\.col\.f32\.tf32\.tf32\.f32 ": "mma<float>",
+    r"fence\.proxy\.async\.shared::cta;": "fence",
+    r"wgmma\.fence\.sync\.aligned;": "fence",
+    r"wgmma\.commit_group\.sync\.aligned;": "commit_products",
+    r"wgmma\.wait_group\.sync\.aligned 0;": "settle_products",
 }
-_ASM = re.compile(r"(?:asm volatile|__asm__ __volatile__)\((.*?)\);\n", re.DOTALL)
+for _type, _name in (("f16", "half"), ("bf16", "nv_bfloat16")):
+    _of = rf"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.{_type}\.{_type} \{{[^}}]*\}}, "
+    _PTX[_of + r"%\d+, %\d+, ps0, 1, 1, ([01]), ([01]);"] = f"wgmma<{_name}>"
+    _PTX[_of + r"\{[^}]*\}, %\d+, ps0, 1, 1, ([01]);"] = f"wgmma_held<{_name}>"
+_ASM = re.compile(r"(?:asm volatile|asm|__asm__ __volatile__)\((.*?)\);\n", re.DOTALL)
 _OPERAND = re.compile(r'"[=+]?&?\w"\(([^()]*)\)')
 _DYNAMIC = re.compile(r"extern __shared__ __align__\(\d+\) uchar (\w+)\[\];")
 

@@ -58,10 +58,11 @@ class _Lists(CudaMaskLists):
 
 
 class EmulatedAttention(CudaMaskedAttention):
-    """The class on CPU tensors; memory that is kept holds nothing that could be meant."""
+    """The class on CPU tensors, with the kernels of an architecture; memory that is kept holds
+    nothing that could be meant."""
 
-    def __init__(self, cache: KernelCache, emulator: Emulator) -> None:
-        super().__init__(cache, "sm_90a")
+    def __init__(self, cache: KernelCache, emulator: Emulator, arch: str) -> None:
+        super().__init__(cache, arch)
         self._own = _Kernels(emulator)
         self.lists = _Lists(cache, self._own)
         self._memory = self  # type: ignore[assignment]

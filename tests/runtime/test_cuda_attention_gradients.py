@@ -16,9 +16,15 @@ Operands = tuple[torch.Tensor, ...]
 
 
 @pytest.fixture(scope="module")
-def attend(emulator: Emulator, cache: KernelCache) -> EmulatedAttention:
-    """The class, on numpy's memory."""
-    return EmulatedAttention(cache, emulator)
+def attends(emulator: Emulator, cache: KernelCache) -> dict[str, EmulatedAttention]:
+    """The class, on numpy's memory, by architectures: warps multiply alone, or as a group."""
+    return {arch: EmulatedAttention(cache, emulator, arch) for arch in ("sm_80", "sm_90a")}
+
+
+@pytest.fixture(scope="module")
+def attend(attends: dict[str, EmulatedAttention]) -> EmulatedAttention:
+    """That of Hopper."""
+    return attends["sm_90a"]
 
 
 def _random(rng: np.random.Generator, *shape: int) -> torch.Tensor:
@@ -57,18 +63,19 @@ def _found(
 
 
 @pytest.mark.parametrize(
-    ("shape", "heads", "widths", "planes"),
+    ("arch", "shape", "heads", "widths", "planes"),
     [
-        ((2, 2, 70, 130), 1, (64, 64), (2, 1)),
-        ((1, 2, 130, 200), 2, (40, 56), (1, 2)),
-        ((1, 1, 64, 70), 1, (128, 72), (1, 1)),
-        ((2, 2, 1, 90), 1, (33, 7), (2, 2)),
-        ((1, 1, 1100, 3), 1, (64, 64), (1, 1)),
+        ("sm_90a", (2, 2, 70, 130), 1, (64, 64), (2, 1)),
+        ("sm_80", (1, 2, 130, 200), 2, (40, 56), (1, 2)),
+        ("sm_90a", (1, 1, 64, 70), 1, (128, 72), (1, 1)),
+        ("sm_80", (2, 2, 1, 90), 1, (33, 7), (2, 2)),
+        ("sm_90a", (1, 1, 1100, 3), 1, (64, 64), (1, 1)),
     ],
 )
 def test_agree_with_autograd(
-    attend: EmulatedAttention,
+    attends: dict[str, EmulatedAttention],
     rng: np.random.Generator,
+    arch: str,
     shape: tuple[int, int, int, int],
     heads: int,
     widths: tuple[int, int],
@@ -79,7 +86,7 @@ def test_agree_with_autograd(
     q = _random(rng, batch, queries, all_heads, widths[0]).transpose(1, 2)
     k, v = (_random(rng, batch, heads, keys, width) for width in widths)
     down = _random(rng, batch, all_heads, queries, widths[1])
-    found = _found(attend, (q, k, v), mask, 0.3, down)
+    found = _found(attends[arch], (q, k, v), mask, 0.3, down)
     for mine, exact in zip(found, _exact((q, k, v), mask, 0.3, down), strict=True):
         assert mine.shape == exact.shape
         limit = 4e-3 * max(1.0, float(exact.abs().max()))
@@ -170,10 +177,10 @@ def test_refuses_wide_heads(attend: EmulatedAttention) -> None:
 @pytest.mark.parametrize(
     "tile",
     [
-        GradientTile("float32", 64, 64, 2, False),
-        GradientTile("float16", 64, 32, 2, True),
-        GradientTile("float16", 192, 64, 2, True),
-        GradientTile("float16", 64, 64, 5, False),
+        GradientTile("float32", 64, 64, 2, False, False),
+        GradientTile("float16", 64, 32, 2, False, True),
+        GradientTile("float16", 192, 64, 2, False, True),
+        GradientTile("float16", 64, 64, 5, False, False),
     ],
 )
 def test_refuses_tiles_that_cannot_be_built(tile: GradientTile) -> None:

@@ -16,9 +16,15 @@ from tests.schedules.cuda_text import cuda_text
 
 
 @pytest.fixture(scope="module")
-def attend(emulator: Emulator, cache: KernelCache) -> EmulatedAttention:
-    """The class, on numpy's memory."""
-    return EmulatedAttention(cache, emulator)
+def attends(emulator: Emulator, cache: KernelCache) -> dict[str, EmulatedAttention]:
+    """The class, on numpy's memory, by architectures: warps multiply alone, or as a group."""
+    return {arch: EmulatedAttention(cache, emulator, arch) for arch in ("sm_80", "sm_90a")}
+
+
+@pytest.fixture(scope="module")
+def attend(attends: dict[str, EmulatedAttention]) -> EmulatedAttention:
+    """That of Hopper."""
+    return attends["sm_90a"]
 
 
 def _listed(attend: EmulatedAttention, mask: np.ndarray, queries: int) -> list[list[set[int]]]:
@@ -74,17 +80,18 @@ def test_queries_that_see_many_keys_share_tiles(
 
 
 @pytest.mark.parametrize(
-    ("shape", "heads", "widths", "planes"),
+    ("arch", "shape", "heads", "widths", "planes"),
     [
-        ((2, 4, 70, 130), 2, (64, 64), (2, 1)),
-        ((1, 2, 130, 300), 2, (40, 56), (1, 2)),
-        ((1, 1, 64, 70), 1, (136, 72), (1, 1)),
-        ((2, 2, 1, 90), 2, (33, 7), (2, 2)),
+        ("sm_90a", (2, 4, 70, 130), 2, (64, 64), (2, 1)),
+        ("sm_80", (1, 2, 130, 300), 2, (40, 56), (1, 2)),
+        ("sm_90a", (1, 1, 64, 70), 1, (136, 72), (1, 1)),
+        ("sm_80", (2, 2, 1, 90), 2, (33, 7), (2, 2)),
     ],
 )
 def test_agrees_with_the_reference(
-    attend: EmulatedAttention,
+    attends: dict[str, EmulatedAttention],
     rng: np.random.Generator,
+    arch: str,
     shape: tuple[int, int, int, int],
     heads: int,
     widths: tuple[int, int],
@@ -94,14 +101,15 @@ def test_agrees_with_the_reference(
     mask = random_mask(rng, (*planes, queries, keys))
     # Heads side by side, and one behind the other.
     q = rng.standard_normal((batch, queries, all_heads, widths[0])).astype(np.float16)
-    k = rng.standard_normal((batch, heads, keys, widths[0])).astype(np.float16)
+    rising = np.linspace(0.3, 2, keys)[:, None]  # later scores are larger
+    k = (rising * rng.standard_normal((batch, heads, keys, widths[0]))).astype(np.float16)
     v = rng.standard_normal((batch, heads, keys, widths[1])).astype(np.float16)
     unseen = ~mask.any(axis=(0, 1, 2))
     k[..., unseen, :], v[..., unseen, :] = np.nan, np.inf  # nobody reads them
     query = torch.from_numpy(q).transpose(1, 2)
     out = torch.full((batch, queries, all_heads, widths[1]), torch.nan, dtype=torch.float16)
     given = [torch.from_numpy(one.copy()) for one in (k, v, mask)]
-    attend.by_mask(query, *given, 0.3, out.transpose(1, 2))
+    attends[arch].by_mask(query, *given, 0.3, out.transpose(1, 2))
     k[..., unseen, :], v[..., unseen, :] = 0, 0
     wanted = reference.masked_attention(query.numpy(), k, v, mask, 0.3)
     np.testing.assert_allclose(out.transpose(1, 2).numpy(), wanted, atol=4e-3)
@@ -176,10 +184,10 @@ def test_refuses_masks_whose_lists_no_kernel_can_count(
 @pytest.mark.parametrize(
     "tile",
     [
-        AttentionTile("float32", 64, 64, 2),
-        AttentionTile("float16", 32, 64, 2),
-        AttentionTile("float16", 64, 320, 2),
-        AttentionTile("float16", 64, 64, 1),
+        AttentionTile("float32", 64, 64, 2, False),
+        AttentionTile("float16", 32, 64, 2, False),
+        AttentionTile("float16", 64, 320, 2, False),
+        AttentionTile("float16", 64, 64, 1, False),
     ],
 )
 def test_refuses_tiles_that_cannot_be_built(tile: AttentionTile) -> None:
@@ -188,6 +196,7 @@ def test_refuses_tiles_that_cannot_be_built(tile: AttentionTile) -> None:
 
 
 def test_kernels_overlap_and_never_wait_for_the_host() -> None:
-    text = cuda_text(masked_attention(AttentionTile("bfloat16", 64, 64, 2)))
-    assert "griddepcontrol.wait" in text and "mma.sync" in text
-    assert "__launch_bounds__(128, 4)" in text
+    for grouped, product in ((False, "mma.sync"), (True, "wgmma.mma_async")):
+        text = cuda_text(masked_attention(AttentionTile("bfloat16", 64, 64, 2, grouped)))
+        assert "griddepcontrol.wait" in text and product in text
+        assert "__launch_bounds__(128, 4)" in text
