@@ -106,7 +106,8 @@ class ListedRows:
         self.last = pool.alloc((4,), "int32", align=16)
         self.first_at, self.second_at = T.local_scalar("int64"), T.local_scalar("int64")
         self.plane, self.line = T.local_scalar("int32"), T.local_scalar("int32")
-        self.stores = T.local_scalar("int32")
+        self.slot0, self.part = T.local_scalar("int32"), T.local_scalar("int32")
+        self.parts, self.stores = T.local_scalar("int32"), T.local_scalar("int32")
         self.places = T.alloc_local([2], "int32")
         self.fetched = T.alloc_local([KEYS // _AT_ONCE], "int32")
         self.a = T.alloc_local([held], "uint32")
@@ -122,6 +123,14 @@ class ListedRows:
         own = self.pool.alloc((*shape, STEP), self.tile.dtype, align=_SWIZZLED)
         self.pool.move_base_to(self.pool.offset - QUERIES * width * 2)
         return own, self.pool.alloc((*shape, STEP // 2), "uint32", align=_SWIZZLED)
+
+    @T.inline
+    def begin_work(self, work, item, line):
+        """Learn where the CTA's list lies, and which part of it is meant."""
+        self.line = line
+        self.slot0 = work[self.plane, item, 3]
+        self.part = work[self.plane, item, 4]
+        self.parts = work[self.plane, item, 5]
 
     @T.inline
     def learn(self, order, ordered, first, rows, thread):
@@ -258,24 +267,21 @@ class ListedRows:
                         )
 
     @T.inline
-    def join(self, work, item, laid, arrived, first, thread):
+    def join(self, laid, arrived, first, thread):
         """``stores``: whether the CTA has all of the tile: of one that was cut, the parts of which
         lie in slots from ``first`` on, the CTA that comes last, by adding them up."""
         self.stores = 1
-        slot0: T.int32 = work[self.plane, item, 3]
-        if slot0 >= 0:
-            part: T.int32 = work[self.plane, item, 4]
-            parts: T.int32 = work[self.plane, item, 5]
-            slot: T.int32 = first + slot0
-            self.lay_out(laid, (slot + part) * self.tile.laid, thread)
+        if self.slot0 >= 0:
+            slot: T.int32 = first + self.slot0
+            self.lay_out(laid, (slot + self.part) * self.tile.laid, thread)
             T.cuda.cta_sync()
             if thread == 0:
-                self.last[0] = _comes_last(arrived.ptr_to([slot]), parts)
+                self.last[0] = _comes_last(arrived.ptr_to([slot]), self.parts)
             T.cuda.cta_sync()
             self.stores = self.last[0]
             if self.stores != 0:
                 self.begin()
-                for p in T.serial(parts):  # in one order, whoever comes last
+                for p in T.serial(self.parts):  # in one order, whoever comes last
                     self.take_in(laid, (slot + p) * self.tile.laid, thread)
 
     @T.inline

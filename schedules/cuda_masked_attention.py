@@ -233,19 +233,22 @@ def attention_by_lists(
     if block >= 0:
         first: T.int32 = work[own.plane, item, 1]
         end: T.int32 = work[own.plane, item, 2]
-        own.line = T.min(block, lines - 1)
+        own.begin_work(work, item, T.min(block, lines - 1))
+        own.look(ids, first, end, lane)
         own.learn(order, ordered, block * QUERIES, queries, thread)
+        if first < end:
+            own.fetch(0, k, k_row, dim, v, v_row, v_dim, bits, first, thread)
         q_at: T.int64 = T.cast(sequence, "int64") * q_batch + T.cast(head, "int64") * q_head
         own.fetch_own(own.q, tile.deep, q, q_at, q_row, dim, thread)
         T.ptx.cp.async_.commit_group()
-        for u in T.unroll(STAGES - 1):
-            own.look(ids, first + u, end, lane)
-            if first + u < end:
-                own.fetch(u, k, k_row, dim, v, v_row, v_dim, bits, first + u, thread)
+        for u in T.unroll(STAGES - 2):
+            own.look(ids, first + u + 1, end, lane)
+            if first + u + 1 < end:
+                own.fetch(u + 1, k, k_row, dim, v, v_row, v_dim, bits, first + u + 1, thread)
             T.ptx.cp.async_.commit_group()
         own.look(ids, first + STAGES - 1, end, lane)
         if tile.held:
-            own.arrive(STAGES - 1)
+            own.arrive(STAGES - 2)
             for s in T.unroll(tile.deep // 16):
                 load(own, own.q, s, s * 4, warp, lane)
         for i in T.serial(end - first):
@@ -268,7 +271,7 @@ def attention_by_lists(
         own.settle()
         own.arrive(0)  # queries of other threads may be under way where there is no key
         line0: T.int32 = sequence * heads + head
-        own.join(work, item, laid, arrived, line0 * slots, thread)
+        own.join(laid, arrived, line0 * slots, thread)
         if own.stores != 0:
             told_at: T.int64 = T.cast(line0, "int64") * T.cast(queries, "int64")
             own.end(weights, told_at, told, warp, lane)

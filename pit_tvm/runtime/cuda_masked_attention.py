@@ -6,15 +6,11 @@ import math
 from typing import Any
 
 from ..errors import ShapeError, mismatch
-from ..schedules.cuda_attention_gradients import (
-    MOST_WIDE_GRADIENT,
-    GradientTile,
-    attention_gradients,
-)
+from ..schedules.cuda_attention_gradients import MOST_WIDE_GRADIENT, attention_gradients
+from ..schedules.cuda_gradient_rows import GradientTile
 from ..schedules.cuda_listed_products import STEP
 from ..schedules.cuda_listed_rows import MOST_WIDE
 from ..schedules.cuda_masked_attention import AttentionTile, masked_attention
-from ..schedules.cuda_row_products import row_products
 from ..schedules.hopper_knobs import ISA
 from . import cuda_arrays
 from .cuda_head_rows import fill_from, handed, in_pieces, room_for
@@ -128,24 +124,20 @@ class CudaMaskedAttention(FamilyKernels):
         _check_heads(shape, q, v, MOST_WIDE_GRADIENT)
         q, k, v, dout, out = map(in_pieces, (*given, *results[:2]))
         weights, sizes = results[2].view(-1), self._tile(q, v)
-        dtype, width = sizes[0], v.shape[-1]
         rooms = [room_for(one, shape[1]) for one in made]
-        own = (handed(one, dtype) for one in (q, k, v, dout, out, *rooms))
+        own = (handed(one, sizes[0]) for one in (q, k, v, dout, out, *rooms))
         q_rows, k_rows, v_rows, down, result, dq, dk, dv = own
         drops = cuda_arrays.empty_of("float32", q, (weights.shape[0],))
-        self._products(dtype)(
-            *(down.view, result.view, drops, *shape[:3], width, *down.steps, *result.steps)
-        )
-        numbers = shape[2], q.shape[-1], width, shape[1] // k.shape[1]
+        numbers = shape[2], q.shape[-1], v.shape[-1], shape[1] // k.shape[1]
         for of_keys, rows, operands in (
-            (False, shape[2], (q_rows, down, k_rows, v_rows, dq, dq)),
-            (True, keys, (k_rows, v_rows, q_rows, down, dk, dv)),
+            (False, shape[2], (q_rows, down, k_rows, v_rows, result, dq, dq)),
+            (True, keys, (k_rows, v_rows, q_rows, down, result, dk, dv)),
         ):
             tile, seen = GradientTile(*sizes, of_keys), lists[of_keys]
             parts = self._parts(q, seen, (*shape[:2], rows), tile.laid)
             views = [one.view for one in operands]
             self._gradient_kernel(tile)(
-                *(*views[:4], *seen[:4], weights, drops, parts.laid, parts.arrived, *views[4:]),
+                *(*views[:5], *seen[:4], weights, drops, parts.laid, parts.arrived, *views[5:]),
                 *(seen.ordered, parts.slots, *shape[:2], rows, *numbers, *seen.apart),
                 *(step for one in operands for step in one.steps),
                 *(scale * _LOG2_E, scale),
@@ -171,9 +163,6 @@ class CudaMaskedAttention(FamilyKernels):
 
     def _gradient_kernel(self, tile: GradientTile) -> Kernel:
         return self._get(("cuda-attention-gradients", tile), lambda: attention_gradients(tile))
-
-    def _products(self, dtype: str) -> Kernel:
-        return self._get(("cuda-row-products", dtype), lambda: row_products(dtype))
 
 
 class _Parts:

@@ -533,6 +533,12 @@ inline int __shfl_sync(unsigned, int value, int lane, int) {
   return emulated::Warp(static_cast<uint32_t>(value))(lane, 0);
 }
 
+inline float __shfl_sync(unsigned, float value, int lane, int) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  return __uint_as_float(emulated::Warp(bits)(lane, 0));
+}
+
 inline int __shfl_up_sync(unsigned, int value, unsigned delta, int) {
   const emulated::Warp warp(static_cast<uint32_t>(value));
   const int lane = threadIdx.x % 32, other = lane - static_cast<int>(delta);

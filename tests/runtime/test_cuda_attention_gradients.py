@@ -8,7 +8,8 @@ import torch
 
 from pit_tvm.errors import ScheduleError, ShapeError
 from pit_tvm.runtime.kernel_cache import KernelCache
-from pit_tvm.schedules.cuda_attention_gradients import GradientTile, attention_gradients
+from pit_tvm.schedules.cuda_attention_gradients import attention_gradients
+from pit_tvm.schedules.cuda_gradient_rows import GradientTile
 from tests.runtime.cuda_emulation import Emulator
 from tests.runtime.emulated_attention import EmulatedAttention, counted, random_mask
 
