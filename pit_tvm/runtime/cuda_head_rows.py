@@ -7,17 +7,19 @@ from typing import Any, NamedTuple
 from .cuda_view import CudaView
 
 _PIECE = 8  # elements of 16 bits in 16 bytes
+_FAR = 2**31 * _PIECE  # elements from the first row to the last: kernels count pieces in 32 bits
 
 
 def fits(rows: Any) -> bool:
-    """Whether rows consist of whole pieces, and begin where these do."""
+    """Whether rows consist of whole pieces, and begin where these do that kernels can count."""
     *steps, last = rows.stride()
     *extents, width = rows.shape
     apart = width | rows.data_ptr() // 2
     for step, extent in zip(steps, extents, strict=True):
         if extent > 1:
             apart |= step
-    return bool(last == 1 and apart % _PIECE == 0)
+    far = (rows.shape[2] - 1) * rows.stride(2) >= _FAR
+    return bool(last == 1 and apart % _PIECE == 0 and not far)
 
 
 def in_pieces(rows: Any) -> Any:

@@ -73,7 +73,7 @@ class CudaMaskedAttention(FamilyKernels):
                 weights.fill_(math.inf)
             return
         shape = tuple(q.shape)
-        _check_heads(shape, q, v, MOST_WIDE)
+        _check_heads(q, v, MOST_WIDE)
         given, made = [in_pieces(one) for one in (q, k, v)], room_for(out, shape[1])
         tile = AttentionTile(*self._tile(q, v))
         q_rows, k_rows, v_rows, rows = (handed(one, tile.dtype) for one in (*given, made))
@@ -121,7 +121,7 @@ class CudaMaskedAttention(FamilyKernels):
                 one.zero_()
             return
         shape, keys = tuple(q.shape), k.shape[2]
-        _check_heads(shape, q, v, MOST_WIDE_GRADIENT)
+        _check_heads(q, v, MOST_WIDE_GRADIENT)
         q, k, v, dout, out = map(in_pieces, (*given, *results[:2]))
         weights, sizes = results[2].view(-1), self._tile(q, v)
         rooms = [room_for(one, shape[1]) for one in made]
@@ -176,9 +176,9 @@ class _Parts:
         self.laid = view_of(self._laid, "float32")
 
 
-def _check_heads(shape: tuple[int, ...], q: Any, v: Any, most: int) -> None:
-    if max(q.shape[-1], v.shape[-1]) > most:
-        got = max(q.shape[-1], v.shape[-1])
-        raise ShapeError(mismatch("q, k, v", f"heads of at most {most}", got))
-    if max(shape[:2]) > _MOST:
-        raise ShapeError(mismatch("q", f"at most {_MOST} sequences and heads", shape[:2]))
+def _check_heads(q: Any, v: Any, most: int) -> None:
+    widest = max(q.shape[-1], v.shape[-1])
+    if widest > most:
+        raise ShapeError(mismatch("q, k, v", f"heads of at most {most}", widest))
+    if max(q.shape[:2]) > _MOST:
+        raise ShapeError(mismatch("q", f"at most {_MOST} sequences and heads", tuple(q.shape[:2])))

@@ -15,7 +15,7 @@ from . import attention_ops
 from .arguments import autocast, check_same_device, check_tensors, check_type
 from .dispatch import differentiated
 from .host import attention
-from .listed_mask import ListedMask, check_mask, list_mask, planes_of
+from .listed_mask import ListedMask, check_mask, listed, planes_of
 
 _ON_CUDA = (torch.float16, torch.bfloat16)
 _TYPES = (*_ON_CUDA, torch.float32)
@@ -63,25 +63,25 @@ def masked_attention(
     ShapeError, DTypeError
         An argument does not fit.
     """
-    listed, plain = (mask, mask.mask) if isinstance(mask, ListedMask) else (None, mask)
+    lists, plain = (mask, mask.mask) if isinstance(mask, ListedMask) else (None, mask)
     check_tensors({"q": q, "k": k, "v": v, "mask": plain})
     q, k, v = autocast(q, k, v)
     check_same_device(q, {"k": k, "v": v, "mask": plain}, "q")
     _check(q, k, v)
     factor = _checked_scale(scale, q.shape[-1])
-    if listed is None:
+    if lists is None:
         check_mask(plain)
         plain = planes_of(plain, q.shape[:3], k.shape[2])
     else:
-        listed.check(q, k.shape[2])
+        lists.check(q, k.shape[2])
     if factor <= 0:  # kernels, torch's as well, look for the largest score before they scale
         q, factor = q * factor, 1.0
     if differentiated(q, k, v):
-        return _differentiated(q, k, v, plain, listed, factor)
-    if listed is None or listed.queries is None:
+        return _differentiated(q, k, v, plain, lists, factor)
+    if lists is None or lists.queries is None:
         out: torch.Tensor = attention_ops.masked_attention(q, k, v, plain, factor)
     else:
-        out = attention_ops.listed_attention(q, k, v, *listed.queries, factor)
+        out = attention_ops.listed_attention(q, k, v, *lists.queries, factor)
     return out
 
 
@@ -90,19 +90,18 @@ def _differentiated(
     k: torch.Tensor,
     v: torch.Tensor,
     mask: torch.Tensor,
-    listed: ListedMask | None,
+    lists: ListedMask | None,
     scale: float,
 ) -> torch.Tensor:
     """`masked_attention` where gradients may be asked for."""
     if not (_has_gradients(q, v) and q.numel() and k.numel()):
         return attention(q, k, v, mask, scale)
-    if listed is None:
-        listed = list_mask(mask, (*q.shape[:3], k.shape[2]), gradients=True)
-    if listed.queries is None or listed.keys is None:
+    own = lists or listed(mask, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]), gradients=True)
+    if own.queries is None or own.keys is None:
         advice = "list_mask(mask, shape, gradients=True)"
         raise ShapeError(mismatch("mask", "lists for gradients", "lists without", advice))
-    lists = *listed.queries[:4], *listed.keys
-    out: torch.Tensor = attention_ops.told_attention(q, k, v, mask, *lists, scale)[0]
+    both = *own.queries[:4], *own.keys
+    out: torch.Tensor = attention_ops.told_attention(q, k, v, mask, *both, scale)[0]
     return out
 
 

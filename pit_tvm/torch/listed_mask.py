@@ -67,15 +67,21 @@ def list_mask(
     batch, heads, queries, keys = _checked_shape(shape)
     seen = planes_of(mask, (batch, heads, queries), keys)
     wants = torch.is_grad_enabled() if gradients is None else gradients
+    return listed(seen, (batch, heads, queries, keys), wants)
+
+
+def listed(planes: torch.Tensor, shape: tuple[int, int, int, int], gradients: bool) -> ListedMask:
+    """`list_mask` of `planes_of` a mask."""
+    *own, keys = shape
+    number = planes.shape[0], planes.shape[1]
     found, across = None, None
-    if mask.is_cuda:
-        planes, own = (seen.shape[0], seen.shape[1]), (batch, heads, queries)
-        ids, bits, order, work, lines = attention_ops.list_mask(seen, own)
-        found = Lists(ids, bits, order, work, planes)
-        if wants:
-            ids, bits, order, work = attention_ops.list_keys(lines, planes, own, keys)
-            across = Lists(ids, bits, order, work, planes)
-    return ListedMask(seen, (batch, heads, queries, keys), _version(seen), found, across)
+    if planes.is_cuda:
+        ids, bits, order, work, lines = attention_ops.list_mask(planes, own)
+        found = Lists(ids, bits, order, work, number)
+        if gradients:
+            ids, bits, order, work = attention_ops.list_keys(lines, number, own, keys)
+            across = Lists(ids, bits, order, work, number)
+    return ListedMask(planes, shape, _version(planes), found, across)
 
 
 def check_mask(mask: torch.Tensor) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from pit_tvm.errors import ScheduleError, ShapeError
 from pit_tvm.reference import attention as reference
+from pit_tvm.runtime.cuda_head_rows import fits
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.schedules.cuda_masked_attention import AttentionTile, masked_attention
 from tests.runtime.cuda_emulation import Emulator
@@ -200,3 +201,9 @@ def test_kernels_overlap_and_never_wait_for_the_host() -> None:
         text = cuda_text(masked_attention(AttentionTile("bfloat16", 64, 64, 2, grouped)))
         assert "griddepcontrol.wait" in text and product in text
         assert "__launch_bounds__(128, 4)" in text
+
+
+def test_rows_that_kernels_cannot_count_are_copied() -> None:
+    for apart, counted_in_pieces in ((2**33, False), (2**32, True)):
+        rows = torch.empty_strided((1, 1, 3, 8), (0, 0, apart, 1), device="meta")
+        assert fits(rows) == counted_in_pieces
