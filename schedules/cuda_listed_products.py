@@ -1,6 +1,5 @@
 """Products of a tile's 64 rows and the rows of a step: by warps of 16 rows (mma.sync, from Ampere
-on), or by the four of them as a group, whose second operand stays in shared memory (wgmma, Hopper
-alone).
+on), or by the four of them as a group, for which rows stay in shared memory (wgmma, Hopper alone).
 
 Rows lie in matrices of 64 columns, pieces of 16 bytes swizzled as wgmma has it, so that those of
 eight rows lie in all banks. Sums of 16 rows by columns lie as both instructions leave them: number
@@ -103,6 +102,7 @@ def _chain(rows: Any, columns: int) -> str:
 @T.inline
 def score_by_group(rows, scores, own, others, slot, wide):
     """See `ListedRows.score`."""
+    # Not from fragments that registers hold, which ptxas 13.0 gave to others within a step.
     chain = T.meta_var(_chain(rows, KEYS))
     mine: T.uint64 = T.uint64(0)
     theirs: T.uint64 = T.uint64(0)
