@@ -32,6 +32,7 @@ from tvm.target import Target
 from .. import __version__
 from ..errors import BackendUnavailable, DTypeError, ShapeError, mismatch
 from ..files import as_path, check_room, held
+from ..interrupts import pass_interrupts
 from ..locations import source_root
 from ..quick_script import quick_script
 
@@ -114,6 +115,7 @@ class KernelCache:
     """
 
     def __init__(self, directory: str | Path | None = None) -> None:
+        pass_interrupts()
         try:
             self.directory = default_directory() if directory is None else as_path(directory)
         except OSError as error:
