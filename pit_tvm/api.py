@@ -273,8 +273,8 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
         The operand or its axes do not admit the pattern, or there is no mask to apply; the
         message says why.
     ShapeError
-        The specification does not fit the operand's rank; an option is neither True nor False; or
-        an extent is not of 32 bits, on a CPU.
+        The specification does not fit the operand's rank; an option is neither True nor False, or
+        PIT_TVM_CHECK neither 1 nor 0; or an extent is not of 32 bits, on a CPU.
     DTypeError
         An array's elements are of a type that arrays on a CPU have not, on a CPU.
     UnsupportedTarget, DatabaseError

@@ -117,7 +117,8 @@ class KernelCache:
     def __init__(self, directory: str | Path | None = None) -> None:
         pass_interrupts()
         try:
-            self.directory = default_directory() if directory is None else as_path(directory)
+            named = default_directory() if directory is None else as_path(directory)
+            self.directory = named.absolute()  # wherever the process works later
         except OSError as error:
             text = mismatch("cache", "a folder or a KernelCache", error)
             raise BackendUnavailable(text) from error
