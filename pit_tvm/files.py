@@ -20,6 +20,8 @@ def as_path(value: Any) -> Path:
     """The path that an argument names; OSError if it can name none."""
     try:
         path = Path(value)
+        if value == "":
+            raise ValueError("to pathlib the working directory")
         if b"\0" in os.fsencode(path):
             raise ValueError("a null byte ends a path")
     except (TypeError, ValueError) as error:
