@@ -100,7 +100,7 @@ class Grid(Mask):
     """A mask whose zeros fill whole rows and whole columns, as padding and dead features do.
 
     Rows and columns of a product's operand, which has two dimensions, are gathered at once where
-    that is cheapest: on CPUs, and on Hopper of an lhs [m, k] in 16 bits. Other operators, operands
+    that is cheapest: on CPUs, and on Hopper in 16 bits, of either operand. Other operators, types
     and GPUs take it as ``Mask(1, 1)``.
     """
 
