@@ -42,6 +42,7 @@ def held(path: Path) -> Iterator[bool]:
     """Held by one process or thread at a time, by a file that is gone afterwards: whether another
     one had it. Where no file can be there, or the system has no locks for it, nobody waits."""
     try:
+        os.makedirs(path.parent, mode=0o700, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
         yield False
