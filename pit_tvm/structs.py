@@ -215,6 +215,8 @@ class MicroTile:
             raise ShapeError(
                 mismatch("MicroTile.extents", f"extent 1 on dimension {self.dim}", self.extents)
             )
+        if any((number := integer(e)) is None or number < 0 for e in self.extents):
+            raise ShapeError(mismatch("MicroTile.extents", "integers of at least 0", self.extents))
 
     def __str__(self) -> str:
         own = "x".join("*" if e == 0 else str(e) for e in self.extents)
