@@ -77,8 +77,9 @@ class Operator(Shared):
         Raises
         ------
         ShapeError, DTypeError
-            An argument does not fit, or is a torch tensor that requires a gradient where torch
-            records them, or there is a pattern beside ``Values``; nothing is written then.
+            An argument does not fit, or is a torch tensor with a tangent, or one that requires a
+            gradient where torch records them, or there is a pattern beside ``Values``; nothing is
+            written then.
         """
         self._check(arrays, sparsity)
         return self._dispatcher.run(arrays, sparsity, out)[0]
@@ -191,9 +192,17 @@ class Operator(Shared):
         return Profile(clock.index_us, clock.select_us, clock.kernel_us, total, kernel, plan)
 
     def _check(self, arrays: Sequence[Any], sparsity: Any) -> None:
-        """Refuse what a call would pass over without a word: a gradient that a tensor asks for
-        (DTypeError), and a pattern of an operand whose values tell it (ShapeError)."""
+        """Refuse what a call would pass over without a word: a gradient that a tensor asks for, or
+        its tangent (DTypeError), and a pattern of an operand whose values tell it (ShapeError)."""
         torch = sys.modules.get("torch")  # absent: no torch tensor can exist
+        if torch is not None and (forward := torch.autograd.forward_ad)._current_level >= 0:
+            for name, array in zip(self._inputs, arrays, strict=False):
+                if (
+                    isinstance(array, torch.Tensor)
+                    and forward.unpack_dual(array).tangent is not None
+                ):
+                    expected, got = "a tensor without a tangent", "one that has one"
+                    raise DTypeError(mismatch(name, expected, got, "pass .detach()"))
         if torch is not None and torch.is_grad_enabled():
             for place, array in enumerate(arrays):
                 if getattr(array, "requires_grad", False):
@@ -264,8 +273,8 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
         The operand or its axes do not admit the pattern, or there is no mask to apply; the
         message says why.
     ShapeError
-        The specification does not fit the operand's rank; an option is neither True nor False; or
-        an extent is not of 32 bits, on a CPU.
+        The specification does not fit the operand's rank; an option is neither True nor False, or
+        PIT_TVM_CHECK neither 1 nor 0; or an extent is not of 32 bits, on a CPU.
     DTypeError
         An array's elements are of a type that arrays on a CPU have not, on a CPU.
     UnsupportedTarget, DatabaseError

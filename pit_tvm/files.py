@@ -20,6 +20,8 @@ def as_path(value: Any) -> Path:
     """The path that an argument names; OSError if it can name none."""
     try:
         path = Path(value)
+        if value == "":
+            raise ValueError("to pathlib the working directory")
         if b"\0" in os.fsencode(path):
             raise ValueError("a null byte ends a path")
     except (TypeError, ValueError) as error:
@@ -40,6 +42,7 @@ def held(path: Path) -> Iterator[bool]:
     """Held by one process or thread at a time, by a file that is gone afterwards: whether another
     one had it. Where no file can be there, or the system has no locks for it, nobody waits."""
     try:
+        os.makedirs(path.parent, mode=0o700, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
         yield False

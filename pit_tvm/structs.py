@@ -100,7 +100,7 @@ class Grid(Mask):
     """A mask whose zeros fill whole rows and whole columns, as padding and dead features do.
 
     Rows and columns of a product's operand, which has two dimensions, are gathered at once where
-    that is cheapest: on CPUs, and on Hopper of an lhs [m, k] in 16 bits. Other operators, operands
+    that is cheapest: on CPUs, and on Hopper in 16 bits, of either operand. Other operators, types
     and GPUs take it as ``Mask(1, 1)``.
     """
 
@@ -215,6 +215,8 @@ class MicroTile:
             raise ShapeError(
                 mismatch("MicroTile.extents", f"extent 1 on dimension {self.dim}", self.extents)
             )
+        if any((number := integer(e)) is None or number < 0 for e in self.extents):
+            raise ShapeError(mismatch("MicroTile.extents", "integers of at least 0", self.extents))
 
     def __str__(self) -> str:
         own = "x".join("*" if e == 0 else str(e) for e in self.extents)

@@ -318,8 +318,9 @@ def _threads(num_cores: Any) -> int:
     except (TypeError, ValueError):
         threads = 0
     if not 1 <= threads <= MOST_THREADS:
+        what = "target -num-cores" if num_cores is not None else _NUM_THREADS
         expected = f"an integer of 1 to {MOST_THREADS}"
-        raise UnsupportedTarget(mismatch("target -num-cores", expected, repr(asked)))
+        raise UnsupportedTarget(mismatch(what, expected, repr(asked)))
     return threads
 
 

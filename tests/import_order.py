@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # From the lowest layer to the highest. Units of one layer do not import each other.
 LAYERS = (
-    ("errors", "forks", "instructions", "quick_stacks"),
+    ("errors", "forks", "instructions", "interrupts", "quick_stacks"),
     ("pools",),
     (
         "files",

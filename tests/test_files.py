@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pit_tvm import files
-from pit_tvm.files import check_room, whole_file, write_atomically
+from pit_tvm.files import as_path, check_room, whole_file, write_atomically
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,13 @@ def test_what_is_no_regular_file_stays(tmp_path: Path, monkeypatch: pytest.Monke
         with pytest.raises(OSError, match="which is no regular file"):
             write_atomically(Path(path), "text")
     assert os.listdir() == ["pipe"] and Path("pipe").is_fifo()
+
+
+def test_what_names_no_path() -> None:
+    for value in ("", "a\0b", None, 3):  # the first is the working directory to pathlib
+        with pytest.raises(OSError, match="which is no path"):
+            as_path(value)
+    assert as_path(".") == Path()
 
 
 def test_nothing_is_left_of_what_failed(tmp_path: Path) -> None:

@@ -73,6 +73,12 @@ def test_what_is_no_integer_is_no_extent(extent: Any) -> None:
             Groups(extent)
 
 
+@pytest.mark.parametrize("extent", [-3, 1.5, "64", None])
+def test_micro_tiles_have_whole_extents(extent: Any) -> None:
+    with pytest.raises(ShapeError, match="^MicroTile.extents: expected integers of at least 0"):
+        MicroTile("lhs", "m", 0, (1, extent))
+
+
 @pytest.mark.parametrize("value", ["no", 1, 0, None, [True]])
 def test_lengths_are_cumulative_or_not(value: Any) -> None:
     with pytest.raises(ShapeError, match="^Lengths.cumulative: expected True or False, got"):

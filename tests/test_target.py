@@ -120,8 +120,10 @@ def test_threads_follow_the_target_then_the_environment(
     assert resolve_target("llvm -num-cores=3").threads == 3
     assert resolve_target("llvm -num-cores=1024").threads == 1024
     monkeypatch.setenv("TVM_NUM_THREADS", "100000")
-    with pytest.raises(UnsupportedTarget, match="-num-cores: expected an integer of 1 to 1024"):
+    with pytest.raises(UnsupportedTarget, match="^TVM_NUM_THREADS: expected an integer of 1 to 1"):
         resolve_target("llvm")
+    with pytest.raises(UnsupportedTarget, match="-num-cores: expected an integer of 1 to 1024"):
+        resolve_target("llvm -num-cores=0")
 
 
 def test_code_for_more_than_the_cpu_has_does_not_run_here(machine) -> None:

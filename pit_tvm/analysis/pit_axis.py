@@ -18,6 +18,7 @@ from tvm import ir, te, tirx
 from tvm.ir import prim
 
 from ..errors import AxisError, mismatch
+from ..interrupts import pass_interrupts
 from ..structs import AxisReport
 from .access import Access, BlockInfo, Store, bare_dims, block_infos, is_bare, loads_of, uses
 from .expr import StrayUse, stray_index, stray_use
@@ -85,6 +86,7 @@ def _reasons(func: tirx.PrimFunc) -> tuple[tuple[str, tuple[tuple[str, str | Non
 
 def as_prim_func(tensors: Any) -> tirx.PrimFunc:
     """The PrimFunc of TE tensors, of a PrimFunc or of an IRModule with one; else AxisError."""
+    pass_interrupts()
     if isinstance(tensors, tirx.PrimFunc):
         return tensors
     if isinstance(tensors, tvm.IRModule):

@@ -20,6 +20,7 @@ from tvm.ir import prim
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 from ..errors import DTypeError, PitError, ShapeError, UnsupportedModel, mismatch
+from ..interrupts import pass_interrupts
 from ..quick_stacks import quick_stacks
 from ..runtime.cuda_arrays import dtype_name
 from .converters import converters
@@ -99,6 +100,7 @@ def import_model(
     BackendUnavailable
         An ONNX model comes in a file, and the package onnx is not installed.
     """
+    pass_interrupts()
     if is_onnx(model):
         read = read_onnx(model)
         from .onnx_import import translate_onnx  # TVM's importer needs the package onnx

@@ -72,9 +72,9 @@ def elementwise(
     shape
         One or two extents; None is symbolic.
     stages
-        At least one of "add", "sub", "mul", "max", "min", alone or with a number, "relu", "gelu",
-        "gelu_tanh", "silu". Alone the first five take one more operand of the same shape, in
-        order ``rhs``, ``rhs2``, ``rhs3`` ...
+        At least one of "add", "sub", "mul", "max", "min", alone or with a number, "relu",
+        "relu2", "gelu", "gelu_tanh", "silu". Alone the first five take one more operand of the
+        same shape, in order ``rhs``, ``rhs2``, ``rhs3`` ...
     dtype, out_dtype
         Types of the operands and of the result (`arguments.resolve_dtypes` has the table). 16-bit
         types are computed in float32, int8 in int32.

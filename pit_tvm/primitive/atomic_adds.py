@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import s_tir
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.tirx import BufferLoad
 
+from ..errors import ScheduleError, mismatch
 from .checks import SWRITE, block_of
 
 ATOMIC_ADDS = "pit.atomic_adds"
@@ -33,5 +36,17 @@ def atomic_adds(sch: s_tir.Schedule, block: Any) -> None:
     ScheduleError
         A requirement does not hold.
     """
-    block_of(sch, block, "atomic_adds", SWRITE)
+    found = block_of(sch, block, "atomic_adds", SWRITE)
+    stores: list[tirx.BufferStore] = []
+    tvm_ffi.structural_walk(found.body, (tirx.BufferStore, stores.append))
+    for store in stores:
+        if not adds(store):
+            what = f"atomic_adds: block {found.name_hint}"
+            raise ScheduleError(mismatch(what, "a store that adds to its target", store.value))
     sch.annotate(block, ATOMIC_ADDS, 1)
+
+
+def adds(store: tirx.BufferStore) -> bool:
+    """Whether a store adds to what it stores to."""
+    target, sums = BufferLoad(store.buffer, list(store.indices)), store.value
+    return isinstance(sums, tirx.Add) and tvm_ffi.structural_equal(sums.a, target)

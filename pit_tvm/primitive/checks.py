@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import tvm_ffi
@@ -14,8 +16,9 @@ SREAD, SWRITE, SPECULATIVE = "pit.sread", "pit.swrite", "pit.speculative"
 
 
 def block_of(sch: s_tir.Schedule, block: Any, primitive: str, note: str | None = None) -> Any:
-    """The block behind ``block``; ScheduleError if it lacks the annotation ``note``."""
-    found = sch.get(block)
+    """The block behind ``block``; ScheduleError if it is none of the schedule's, or lacks the
+    annotation ``note``."""
+    found = _behind(sch, block, primitive, "block", "get_sblock")
     if not isinstance(found, s_tir.SBlock):
         raise ScheduleError(mismatch(f"{primitive}: block", "a block", type(found).__name__))
     if note is not None and note not in (found.annotations or {}):
@@ -32,10 +35,32 @@ def block_of(sch: s_tir.Schedule, block: Any, primitive: str, note: str | None =
 
 def loop_of(sch: s_tir.Schedule, loop: Any, primitive: str) -> tirx.For:
     """The loop behind ``loop``; ScheduleError if it is something else."""
-    found = sch.get(loop)
+    found = _behind(sch, loop, primitive, "loop", "get_loops")
     if not isinstance(found, tirx.For):
         raise ScheduleError(mismatch(f"{primitive}: loop", "a loop", type(found).__name__))
     return found
+
+
+def _behind(sch: s_tir.Schedule, found: Any, primitive: str, what: str, how: str) -> Any:
+    """What stands behind a block or a loop; ScheduleError if nothing of the schedule does."""
+    try:
+        return sch.get(found)
+    except (IndexError, TypeError, ValueError) as error:  # another's, no such thing, gone since
+        got = f"{type(found).__name__}, which is none (any more)"
+        advice = f"get it by {how}"
+        text = mismatch(f"{primitive}: {what}", f"a {what} of this schedule", got, advice)
+        raise ScheduleError(text) from error
+
+
+@contextmanager
+def moving(what: str, loop: tirx.For) -> Iterator[None]:
+    """ScheduleError instead of TVM's where a block cannot be computed at ``loop``."""
+    try:
+        yield
+    except s_tir.ScheduleError as error:
+        why = str(error).strip().splitlines()[-1].removeprefix("Error message: ")
+        expected = f"a block that can be computed at loop {loop.loop_var.name}"
+        raise ScheduleError(mismatch(what, expected, why)) from error
 
 
 def serial_loop(sch: s_tir.Schedule, loop: Any, primitive: str) -> tirx.For:
@@ -90,16 +115,24 @@ def guarded(loop: tirx.For) -> bool:
 def initialised_in(loop: tirx.For) -> str:
     """Name of a block below ``loop`` that is initialised in its first iteration only; "" if none
     is."""
-    found: list[str] = []
+    found = (str(block.name_hint) for block in reducing_over(loop) if block.init is not None)
+    return next(found, "")
+
+
+def reducing_over(loop: tirx.For) -> list[s_tir.SBlock]:
+    """The blocks below ``loop`` whose results are complete only after its last iteration."""
+    found: list[s_tir.SBlock] = []
+    if is_one(loop.extent):
+        return found
 
     def visit(realize: s_tir.SBlockRealize) -> None:
         pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
         summed = [value for iv, value in pairs if iv.iter_type == tirx.IterVar.CommReduce]
-        if realize.block.init is not None and any(uses_any(v, {loop.loop_var}) for v in summed):
-            found.append(str(realize.block.name_hint))
+        if any(uses_any(value, {loop.loop_var}) for value in summed):
+            found.append(realize.block)
 
     tvm_ffi.structural_walk(loop.body, (s_tir.SBlockRealize, visit))
-    return found[0] if found else ""
+    return found
 
 
 def bound_iterator(loop: tirx.For) -> str:

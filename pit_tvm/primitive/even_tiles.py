@@ -7,6 +7,7 @@ from typing import Any
 from tvm import s_tir
 
 from ..errors import ScheduleError, mismatch
+from ..structs import integer
 from .checks import guarded, serial_loop
 
 EVEN_TILES = "pit.even_tiles"
@@ -43,9 +44,10 @@ def even_tiles(sch: s_tir.Schedule, loop: Any, *, rows: int, multiple: int, shar
     """
     found = serial_loop(sch, loop, "even_tiles")
     what = f"even_tiles: loop {found.loop_var.name}"
-    if min(rows, multiple, share) < 1 or rows % multiple:
+    sizes = [integer(size) or 0 for size in (rows, multiple, share)]
+    if min(sizes) < 1 or sizes[0] % sizes[1]:
         expected = "rows >= 1 in whole multiples, and a share >= 1"
         raise ScheduleError(mismatch(what, expected, (rows, multiple, share)))
     if not guarded(found):
         raise ScheduleError(mismatch(what, "a block below it with a guard on this loop", "none"))
-    sch.annotate(loop, EVEN_TILES, [rows, multiple, share])
+    sch.annotate(loop, EVEN_TILES, sizes)

@@ -8,7 +8,7 @@ from typing import Any
 from tvm import s_tir
 
 from ..errors import ScheduleError, mismatch
-from .checks import check_serial, loop_of
+from .checks import check_serial, loop_of, reducing_over
 
 PARALLEL_TILES = "pit.parallel_tiles"
 
@@ -31,7 +31,8 @@ def parallel_tiles(sch: s_tir.Schedule, loops: Sequence[Any]) -> None:
     Raises
     ------
     ScheduleError
-        No loop is given, one is not serial, or they are not directly nested.
+        No loop is given, one is not serial, a block sums up over one, or they are not directly
+        nested.
     """
     if not loops:
         raise ScheduleError(mismatch("parallel_tiles: loops", "at least one", "none"))
@@ -48,4 +49,8 @@ def parallel_tiles(sch: s_tir.Schedule, loops: Sequence[Any]) -> None:
             )
     for loop in nest:
         check_serial(loop, "parallel_tiles")
+        if summing := reducing_over(loop):
+            what = f"parallel_tiles: loop {loop.loop_var.name}"
+            got = f"the one of block {summing[0].name_hint}"
+            raise ScheduleError(mismatch(what, "no reduction over it", got))
     sch.annotate(loops[0], PARALLEL_TILES, len(nest))

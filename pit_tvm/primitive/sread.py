@@ -7,7 +7,8 @@ from typing import Any
 from tvm import s_tir
 
 from ..errors import ScheduleError, mismatch
-from .checks import SREAD, block_of, bound_iterator, guarded, loop_depth, loop_of
+from ..structs import integer
+from .checks import SREAD, block_of, bound_iterator, guarded, loop_depth, loop_of, moving
 from .dynamic_extent import dynamic_extent
 
 
@@ -29,22 +30,25 @@ def sread(
     among which denormal numbers cost a hundred times a normal one.
 
     Requirements: ``block`` was made by ``insert_sread_swrite`` (annotation ``pit.sread``), it has
-    one consumer, and ``loop`` is a loop above that consumer.
+    one consumer, and ``loop`` is a loop above that consumer. The multiple is at least 1.
 
     Returns the copy's loops inside ``loop``, outermost first.
 
     Raises
     ------
     ScheduleError
-        A requirement does not hold.
+        A requirement does not hold, or TVM cannot compute the copy there.
     """
     name = block_of(sch, block, "sread", SREAD).name_hint
-    loop_of(sch, loop, "sread")
+    at = loop_of(sch, loop, "sread")
+    if pad is not None and (integer(pad[1]) or 0) < 1:
+        raise ScheduleError(mismatch("sread: pad", "an iterator and a multiple >= 1", pad))
     consumers = sch.get_consumers(block)
     if len(consumers) != 1:
         raise ScheduleError(mismatch(f"sread: consumers of {name}", 1, len(consumers)))
     depth = loop_depth(sch, consumers[0], loop, f"sread: consumer of {name}")
-    sch.compute_at(block, loop)
+    with moving(f"sread: block {name}", at):
+        sch.compute_at(block, loop)
     inner = list(sch.get_loops(block)[depth:])
     for position, copy in reversed(list(enumerate(inner))):
         if not dynamic or not guarded(sch.get(copy)):

@@ -7,7 +7,8 @@ from typing import Any
 from tvm import s_tir, tirx
 
 from ..errors import ScheduleError, mismatch
-from .checks import SREAD, SWRITE, block_of, guarded, loop_depth, loop_of
+from ..structs import integer
+from .checks import SREAD, SWRITE, block_of, guarded, loop_depth, loop_of, moving, reducing_over
 from .dynamic_extent import dynamic_extent
 
 
@@ -21,25 +22,35 @@ def swrite(
     loop is vectorised in steps of ``vector``, if no guard tests it.
 
     Requirements: ``block`` was made by ``insert_sread_swrite`` (annotation ``pit.swrite``), and
-    ``loop`` is a loop above the producer of what it stores.
+    ``loop`` is a loop above the producer of what it stores, and outside those that the producer
+    sums over. ``vector`` is at least 0.
 
     Returns the store's loops inside ``loop``, outermost first.
 
     Raises
     ------
     ScheduleError
-        A requirement does not hold.
+        A requirement does not hold, or TVM cannot compute the store there.
     """
     name = block_of(sch, block, "swrite", SWRITE).name_hint
-    loop_of(sch, loop, "swrite")
+    at = loop_of(sch, loop, "swrite")
+    lanes = integer(vector)
+    if lanes is None or lanes < 0:
+        raise ScheduleError(mismatch("swrite: vector", "an integer >= 0", repr(vector)))
     producer = _producer(sch, block, loop, name)
-    _inline_epilogue(sch, block, producer)
-    depth = loop_depth(sch, producer, loop, f"swrite: producer of {name}")
-    sch.reverse_compute_at(block, loop)
+    what = f"swrite: producer of {name}"
+    depth = loop_depth(sch, producer, loop, what)
+    for above in map(sch.get, sch.get_loops(producer)[:depth]):
+        if any(part.same_as(sch.get(producer)) for part in reducing_over(above)):
+            got = f"loop {above.loop_var.name}, over which it sums up"
+            raise ScheduleError(mismatch(what, "to be complete at the loop", got, "reorder first"))
+    with moving(f"swrite: block {name}", at):
+        _inline_epilogue(sch, block, producer)
+        sch.reverse_compute_at(block, loop)
     inner = list(sch.get_loops(block)[depth:])
-    vectors = bool(inner) and _takes(sch.get(inner[-1]), vector)
+    vectors = bool(inner) and _takes(sch.get(inner[-1]), lanes)
     if vectors:
-        inner[-1:] = sch.split(inner[-1], [None, vector])
+        inner[-1:] = sch.split(inner[-1], [None, lanes])
         sch.vectorize(inner[-1])
     for store in inner[:-1] if vectors else inner:
         if dynamic and guarded(sch.get(store)):

@@ -32,6 +32,7 @@ from tvm.target import Target
 from .. import __version__
 from ..errors import BackendUnavailable, DTypeError, ShapeError, mismatch
 from ..files import as_path, check_room, held
+from ..interrupts import pass_interrupts
 from ..locations import source_root
 from ..quick_script import quick_script
 
@@ -114,8 +115,10 @@ class KernelCache:
     """
 
     def __init__(self, directory: str | Path | None = None) -> None:
+        pass_interrupts()
         try:
-            self.directory = default_directory() if directory is None else as_path(directory)
+            named = default_directory() if directory is None else as_path(directory)
+            self.directory = named.absolute()  # wherever the process works later
         except OSError as error:
             text = mismatch("cache", "a folder or a KernelCache", error)
             raise BackendUnavailable(text) from error

@@ -7,14 +7,20 @@ import os
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import PatternError, mismatch
+from ..errors import PatternError, ShapeError, mismatch
 from ..reference.index import dense_mask
 from .program import Program
 
 
 def asked_for() -> bool:
-    """Whether the environment has ``PIT_TVM_CHECK=1``: read when an operator is compiled."""
-    return os.environ.get("PIT_TVM_CHECK") == "1"
+    """Whether the environment has ``PIT_TVM_CHECK=1``: read when an operator is compiled.
+
+    ShapeError for what says neither yes nor no: a check that was asked for would not be made.
+    """
+    value = os.environ.get("PIT_TVM_CHECK", "")
+    if value not in ("", "0", "1"):
+        raise ShapeError(mismatch("PIT_TVM_CHECK", "1, 0 or nothing", repr(value)))
+    return value == "1"
 
 
 def zeros_asked_for(program: Program) -> bool:

@@ -39,10 +39,10 @@ class TileStore:
     def __init__(
         self, root: Path, device: str = "", isa: str = "", beneath: Path | None = None
     ) -> None:
-        self.root = root
+        self.root = root.absolute()  # read later, when the working directory may be another
         self.device = device
         self.isa = isa
-        self.roots = (root,) if beneath is None else (root, beneath)
+        self.roots = (self.root,) if beneath is None else (self.root, beneath)
 
     @classmethod
     def open(
@@ -108,7 +108,7 @@ class TileStore:
         ``tiles.json`` is read alone, and so is a database where none was shipped.
         """
         store = cls.open(path, device=device, isa=isa)
-        if path is None or isinstance(path, TileStore) or store.root != Path(path):
+        if path is None or isinstance(path, TileStore) or store.root != Path(path).absolute():
             return store
         try:
             shipped = tuning_logs_dir()

@@ -14,6 +14,9 @@ from typing import Any
 
 from tvm import ir, tirx
 
+from ..errors import ShapeError, mismatch
+from ..structs import MOST_EXTENT, integer
+
 Expr = Any  # tvm gives its scalar expressions no common Python type
 Vars = Mapping[str, Expr]
 TileSizes = int | tuple[int, ...]  # of a tile; several: nested pieces, the outermost first
@@ -121,9 +124,12 @@ def tile_parts(name: str, tile: TileSizes) -> tuple[str, list[Part], Callable[[V
     """Iterator over tiles ``{name}_t``, those inside one, and the position that they stand for.
 
     Inside there is ``{name}_r``, or for a tile of several sizes ``{name}_r0``, ``{name}_r1`` ...,
-    the last of which counts neighbours.
+    the last of which counts neighbours. ShapeError for sizes that are none.
     """
-    outer, sizes = f"{name}_t", (tile,) if isinstance(tile, int) else tile
+    outer, sizes = f"{name}_t", tile if isinstance(tile, tuple) else (tile,)
+    if not all(1 <= (integer(size) or 0) <= MOST_EXTENT for size in sizes):
+        expected = f"sizes that are integers of 1 to {MOST_EXTENT}"
+        raise ShapeError(mismatch(f"tile of {name}", expected, tile))
     names = [f"{name}_r"] if isinstance(tile, int) else [f"{name}_r{i}" for i in range(len(sizes))]
 
     def position(v: Vars) -> Expr:

@@ -12,7 +12,7 @@ from tvm.script import tirx as T
 from tvm.tirx import BufferLoad, BufferStore
 
 from ..errors import ScheduleError, mismatch
-from ..primitive.atomic_adds import ATOMIC_ADDS
+from ..primitive.atomic_adds import ATOMIC_ADDS, adds
 from .lower_prefetch_rows import replaced
 from .rebuild import loops_in, rebuilt_block, rebuilt_loop, unmarked
 from .warp_mma_site import offset_of
@@ -72,7 +72,7 @@ def _call(store: BufferStore, loop: tirx.For | None) -> tirx.Stmt:
     """The addition of one element, or of those of a vectorised ``loop``."""
     what, target = "atomic_adds: block", BufferLoad(store.buffer, list(store.indices))
     sums: Any = store.value
-    if not isinstance(sums, tirx.Add) or not tvm_ffi.structural_equal(sums.a, target):
+    if not adds(store):
         raise ScheduleError(mismatch(what, "a store that adds to its target", sums))
     at, value = tirx.address_of(target), sums.b
     if loop is None:

@@ -18,6 +18,7 @@ from tvm.support import cc
 from tvm.target import Target
 
 from ..errors import BackendUnavailable, TuningError, UnsupportedTarget, mismatch
+from ..interrupts import pass_interrupts
 from ..structs import TileTask
 from ..target import TargetInfo, runs_here, start_thread_pool
 from ..tile_db.record import Provenance, TileRecord, make_provenance
@@ -97,6 +98,7 @@ class TuneJob:
         BackendUnavailable
             Candidates cannot be linked or written here, or the device cannot be reached.
         """
+        pass_interrupts()
         self._check()
         counts = Counts()
         records: list[TileRecord] = []
@@ -259,11 +261,6 @@ def _stop_signals() -> Iterator[_Stop]:
     }
     try:
         yield stop
-    except RuntimeError as error:
-        # On its way through a callback of MetaSchedule an interrupt loses its type.
-        if stop.signals > 1:
-            raise KeyboardInterrupt from error
-        raise
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)

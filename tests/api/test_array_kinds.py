@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import tvm_ffi
+from torch.autograd import forward_ad
 from tvm import runtime as tvm_runtime
 
 from pit_tvm.errors import DTypeError
@@ -219,6 +220,19 @@ def test_gradients_are_refused_where_torch_records_them(rng: np.random.Generator
     other = type("Other", (), {"requires_grad": True})()  # another library's
     with pytest.raises(DTypeError, match="^lhs: expected .* no gradient"):
         operator(other, rhs, sparsity=told)
+
+
+def test_tangents_are_refused(rng: np.random.Generator) -> None:
+    (lhs, rhs), mask, _ = problem("float32", rng)
+    operator = compiled(MATMUL, "float32", "lhs", Mask())
+    given, told = (as_torch(lhs), as_torch(rhs)), torch.from_numpy(mask)
+    with torch.no_grad(), forward_ad.dual_level():
+        dual = forward_ad.make_dual(given[1], given[1])
+        choices = operator.explain(*given, sparsity=told).candidates
+        for call in (operator, operator.profile, *(partial(operator.repeat, c) for c in choices)):
+            call(*given, sparsity=told)
+            with pytest.raises(DTypeError, match="^rhs: expected a tensor without a tangent, got"):
+                call(given[0], dual, sparsity=told)
 
 
 def test_row_ids_of_a_negated_tensor_are_read_as_their_values(rng: np.random.Generator) -> None:

@@ -241,6 +241,17 @@ def test_values_outside_the_pattern_are_found_if_checks_are_on(
         assert untouched(out)
 
 
+def test_checks_are_on_or_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    lhs, rhs = good()
+    for value in ("", "0"):
+        monkeypatch.setenv("PIT_TVM_CHECK", value)
+        matmul(Mask())(lhs, rhs, sparsity=np.zeros((M, K), bool))
+    for value in ("true", "2", " 1"):
+        monkeypatch.setenv("PIT_TVM_CHECK", value)
+        with pytest.raises(ShapeError, match=f"^PIT_TVM_CHECK: expected 1, 0 .*, got '{value}'"):
+            matmul(Mask())
+
+
 def test_values_are_always_inside_their_own_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIT_TVM_CHECK", "1")
     lhs, rhs = good()

@@ -12,8 +12,8 @@ from pit_tvm.primitive.atomic_adds import atomic_adds
 from tests.primitive.replay import assert_schedules, fresh
 
 
-def added(notes: dict[str, int]) -> Any:
-    """A function whose store adds, with the annotations ``notes``."""
+def added(notes: dict[str, int], factor: int = 1) -> Any:
+    """A function that stores ``factor`` times its target and more, with annotations ``notes``."""
 
     @T.prim_func(s_tir=True)
     def func(A: T.Buffer((4,), "float32"), ids: T.Buffer((4,), "int32"), out: T.Buffer((9,))):
@@ -28,7 +28,7 @@ def added(notes: dict[str, int]) -> Any:
                 T.reads(acc[v], ids[v])
                 T.writes(out[ids[v]])
                 T.sblock_attr(notes)
-                out[ids[v]] = out[ids[v]] + acc[v]
+                out[ids[v]] = out[ids[v]] * T.float32(factor) + acc[v]
 
     return func
 
@@ -46,3 +46,10 @@ def test_block_that_is_no_indexed_store() -> None:
     sch = fresh(added(STORE))
     with pytest.raises(ScheduleError, match="atomic_adds: block acc: expected annotation pit.swr"):
         atomic_adds(sch, sch.get_sblock("acc"))
+
+
+def test_store_that_does_not_add() -> None:
+    sch = fresh(added(STORE, factor=2))
+    text = "atomic_adds: block out: expected a store that adds to its target, got "
+    with pytest.raises(ScheduleError, match=text):
+        atomic_adds(sch, sch.get_sblock("out"))

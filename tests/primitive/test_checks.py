@@ -9,7 +9,8 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from pit_tvm.primitive import checks
-from tests.primitive.replay import fresh
+from pit_tvm.primitive.dynamic_extent import dynamic_extent
+from tests.primitive.replay import fresh, refused
 
 
 @T.prim_func(s_tir=True)
@@ -127,3 +128,33 @@ def test_variables_of_an_expression():
 def test_extent_of_one_must_be_known():
     extents = [tirx.IntImm("int32", 1), tirx.IntImm("int32", 2), tirx.Var("n", "int32")]
     assert [checks.is_one(extent) for extent in extents] == [True, False, False]
+
+
+def test_what_is_no_part_of_the_schedule():
+    sch, by_name = loops()
+    block = sch.get_sblock("B")
+    _, elsewhere = loops()
+    gone = by_name["t"]
+    sch.fuse(gone, by_name["r"])
+    for loop in (None, "t", elsewhere["t"], gone):
+        got = f"expected a loop of this schedule, got {type(loop).__name__}, which is none"
+        with refused(f"dynamic_extent: loop: {got} (any more); get it by get_loops"):
+            dynamic_extent(sch, loop)
+    with refused("sread: block: expected a block of this schedule, got str, which is none"):
+        checks.block_of(sch, "B", "sread")
+    assert checks.block_of(sch, block, "sread").name_hint == "B"
+
+
+def test_results_are_complete_after_all_loops_that_they_sum_over():
+    @T.prim_func(s_tir=True)
+    def summed(A: T.Buffer((3, 4, 1), "float32"), B: T.Buffer((3,), "float32")):
+        for i, k, one in T.grid(3, 4, 1):
+            with T.sblock("B"):
+                v_i, v_k, v_one = T.axis.remap("SRR", [i, k, one])
+                with T.init():
+                    B[v_i] = T.float32(0)
+                B[v_i] = B[v_i] + A[v_i, v_k, v_one]
+
+    sch = fresh(summed)
+    found = [checks.reducing_over(sch.get(loop)) for loop in sch.get_loops(sch.get_sblock("B"))]
+    assert [[block.name_hint for block in blocks] for blocks in found] == [[], ["B"], []]

@@ -55,7 +55,9 @@ def test_loop_that_is_not_serial():
         even_tiles(sch, t, rows=8, multiple=2, share=3)
 
 
-@pytest.mark.parametrize("sizes", [(8, 3, 1), (8, 0, 1), (0, 1, 1), (8, 2, 0)])
+@pytest.mark.parametrize(
+    "sizes", [(8, 3, 1), (8, 0, 1), (0, 1, 1), (8, 2, 0), (8.0, 2, 1), (None, 2, 1)]
+)
 def test_sizes_that_are_no_heights(sizes):
     sch, (t, _, _) = schedule()
     height, multiple, share = sizes

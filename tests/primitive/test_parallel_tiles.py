@@ -59,6 +59,21 @@ def test_loop_that_is_not_serial():
         parallel_tiles(sch, [x, y, z])
 
 
+def test_loop_that_a_block_sums_over():
+    @T.prim_func(s_tir=True)
+    def summed(A: T.Buffer((4, 3), "float32"), C: T.Buffer((4,), "float32")):
+        for x, k in T.grid(4, 3):
+            with T.sblock("C"):
+                i, j = T.axis.remap("SR", [x, k])
+                with T.init():
+                    C[i] = T.float32(0)
+                C[i] = C[i] + A[i, j]
+
+    sch = fresh(summed)
+    with refused("parallel_tiles: loop k: expected no reduction over it, got the one of block C"):
+        parallel_tiles(sch, sch.get_loops(sch.get_sblock("C")))
+
+
 def test_block_in_place_of_a_loop():
     sch, _ = schedule()
     with refused("parallel_tiles: loop: expected a loop, got SBlock"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from tvm.script import tirx as T
 
 from pit_tvm.primitive.sread import sread
@@ -124,6 +125,22 @@ def test_padding_of_an_iterator_that_no_guard_bounds_changes_nothing():
         loop = sch.get_loops(sch.get_sblock("B"))[0]
         sread(sch, sch.get_sblock("A_sread"), loop, pad=pad)
     assert plain.mod.script() == padded.mod.script()
+
+
+@pytest.mark.parametrize("multiple", [0, -2, 2.5, "2"])
+def test_padding_to_no_multiple(multiple):
+    sch, copy, loops = parts(gathered)
+    before = sch.mod.script()
+    with refused("sread: pad: expected an iterator and a multiple >= 1, got ('m_r', "):
+        sread(sch, copy, loops[0], pad=("m_r", multiple))
+    assert sch.mod.script() == before
+
+
+def test_copy_that_was_moved_already():
+    sch, copy, loops = parts(gathered)
+    sread(sch, copy, loops[0])
+    with refused("sread: block A_sread: expected a block that can be computed at loop m_t, got "):
+        sread(sch, copy, loops[0])
 
 
 def test_block_that_is_no_gathered_copy():

@@ -175,6 +175,30 @@ def test_blocks_that_do_not_depend_on_the_sums_are_inlined_too():
     assert_schedules(sch, func, after)
 
 
+def test_loop_that_the_producer_sums_over():
+    sch, store, (m_t, _, _, k) = parts(scattered)
+    text = "swrite: producer of out: expected to be complete at the loop, got loop k, over which"
+    with refused(text):
+        swrite(sch, store, k)
+    sch.reorder(k, m_t)
+    with refused(text):
+        swrite(sch, store, m_t)
+
+
+@pytest.mark.parametrize("vector", [-1, 4.0, "4", None])
+def test_vector_of_no_width(vector):
+    sch, store, loops = parts(scattered)
+    with refused(f"swrite: vector: expected an integer >= 0, got {vector!r}"):
+        swrite(sch, store, loops[0], vector=vector)
+
+
+def test_store_that_was_moved_already():
+    sch, store, loops = parts(scattered)
+    swrite(sch, store, loops[0])
+    with refused("swrite: block out: expected a block that can be computed at loop m_t, got "):
+        swrite(sch, store, loops[0])
+
+
 def test_block_that_is_no_indexed_store():
     sch, _, loops = parts(scattered)
     text = "swrite: block stage: expected annotation pit.swrite, got none; call it on a function"

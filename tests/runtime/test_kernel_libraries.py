@@ -80,6 +80,17 @@ def test_kernels_that_are_not_on_disk(libraries: dict[str, bytes], tmp_path: Pat
         cache.libraries()
 
 
+def test_a_folder_stays_where_it_was_named(
+    libraries: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cache = KernelCache("first")
+    cache.get(KEY, never)
+    monkeypatch.chdir("/")
+    cache.get(OTHER, never)
+    assert cache.libraries() == libraries
+
+
 def test_damaged_ones_are_refused(libraries: dict[str, bytes], tmp_path: Path) -> None:
     cache = KernelCache(tmp_path / "second")
     with pytest.raises(BackendUnavailable, match=f"kernel {KEY}: expected a sound library"):

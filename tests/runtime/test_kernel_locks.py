@@ -35,14 +35,15 @@ def no_locks(*given: Any) -> None:
 def test_one_process_builds_and_the_others_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    lock = tmp_path / f"{KEY}.lock"
+    folder = tmp_path / "kernels"  # not there before, as in a new home
+    lock = folder / f"{KEY}.lock"
     if fault == "no locks":
         monkeypatch.setattr(files.fcntl, "flock", no_locks)
     elif fault == "no file":
-        lock.mkdir()
+        lock.mkdir(parents=True)
     context = multiprocessing.get_context("fork")
     queue, barrier = context.Queue(), context.Barrier(3)
-    given = (str(tmp_path), barrier, queue)
+    given = (str(folder), barrier, queue)
     workers = [context.Process(target=ask, args=given) for _ in range(3)]
     for worker in workers:
         worker.start()
@@ -50,7 +51,7 @@ def test_one_process_builds_and_the_others_wait(
     for worker in workers:
         worker.join()
     assert sorted(answers) == ([(3.0, 1)] * 3 if fault else [(3.0, 0), (3.0, 0), (3.0, 1)])
-    left = [path.name for path in tmp_path.iterdir() if path != lock or fault != "no file"]
+    left = [path.name for path in folder.iterdir() if path != lock or fault != "no file"]
     assert left == [f"{KEY}.so"]
 
 

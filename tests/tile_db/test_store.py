@@ -193,6 +193,16 @@ def test_what_is_of_one_device_a_store_or_the_shipped_folder_has_nothing_beneath
         assert len(TileStore.over_shipped(none, device="xeon-avx512").roots) == 1
 
 
+def test_a_database_stays_where_it_was_named(
+    tmp_path: Path, shipped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    TileStore.create(tmp_path / "db").append([example_record()])
+    monkeypatch.chdir(tmp_path)
+    store = TileStore.over_shipped("db", device="xeon-avx512")
+    monkeypatch.chdir(tmp_path / "db")  # before a first question
+    assert store.records() == (example_record(),) and len(store.roots) == 2
+
+
 def test_a_database_needs_no_shipped_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> Path:
         raise DatabaseError("tuning_logs: expected a folder")

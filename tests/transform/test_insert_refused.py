@@ -181,6 +181,14 @@ def test_staged_operand_that_is_read_twice():
         )
 
 
+@pytest.mark.parametrize("tile", [0, -1, 1.5, None, 2**40, (4, 0)])
+def test_tiles_of_no_size(tile: Any):
+    func = te.create_prim_func(op.matmul(6, 5, 7))
+    text = f"tile of m: expected sizes that are integers of 1 to 2147483647, got {tile}"
+    with refused(ShapeError, text):
+        insert_sread_swrite(func, MicroTile("lhs", "m", 0, (1, 0)), SparseForm(tile))
+
+
 def test_block_that_does_not_exist():
     func = te.create_prim_func(op.matmul(6, 5, 7))
     with refused(AxisError, "block: expected one of ['out'], got acc"):
