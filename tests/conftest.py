@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -85,6 +86,9 @@ def pytest_collection() -> Iterator[None]:
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 20)
+        # What torch writes for its tools of every extent and guard, if anybody listens: pytest
+        # listens to all who tell nobody else.
+        logging.getLogger("torch.__trace").propagate = True
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
