@@ -1,4 +1,5 @@
-"""Small random models of every family against transformers, under masks of every form."""
+"""Small random models of every family against transformers, under masks of every form: compiled
+for CPUs, and their graphs as a GPU has them, with stand-ins for its kernels."""
 
 from __future__ import annotations
 
@@ -8,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from pit_tvm.model import CompiledModel, compile
+from pit_tvm.model import CompiledModel, compile, compiler
+from pit_tvm.model.importer import import_model
 
 pytest.importorskip("transformers")
 
+from tests.model.cuda_graphs import graph_of, take_float32  # noqa: E402
 from tests.model.families import (  # noqa: E402  (needs transformers)
     FAMILIES,
     Family,
@@ -25,16 +28,22 @@ from tests.model.families import (  # noqa: E402  (needs transformers)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_equals_transformers_at_live_tokens(name: str) -> None:
+def test_equals_transformers_at_live_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A random model of any sizes, and random batches of it under every kind of padding."""
     family, seed = FAMILIES[name], int(np.random.default_rng().integers(2**31))
     rng = np.random.default_rng(seed)
     sizes = random_sizes(rng, str(rng.choice(["sdpa", "eager"])))
     print(f"{sizes}, seed {seed}")  # shown if the test fails
     model = randomised(family.make(sizes), seed)
+    imported = import_model(model, example_inputs(), "attention_mask")
+    monkeypatch.setattr(compiler, "import_model", lambda *_: imported)  # which takes most time
     ours = compile(model, example_inputs())
+    take_float32(monkeypatch)
+    on_gpu = graph_of(imported)
     for mask in random_masks(rng):
-        check(model, ours, family, random_inputs(rng, mask, sizes.vocabulary))
+        inputs = random_inputs(rng, mask, sizes.vocabulary)
+        check(model, ours, family, inputs)
+        check(model, on_gpu, family, inputs)
     check_report(ours, family, sizes)
 
 
