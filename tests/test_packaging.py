@@ -76,7 +76,7 @@ def build_wheel(source: Path, into: Path) -> Path:
 
 def installed(wheel: Path, site: Path) -> Form:
     """The wheel, installed into a folder of its own."""
-    pip("install", "--target", site, wheel, cwd=site.parent)
+    pip("install", "--no-compile", "--target", site, wheel, cwd=site.parent)
     return Form(sys.executable, str(site), site / "pit_tvm", site / "pit_tvm" / "schedules")
 
 
