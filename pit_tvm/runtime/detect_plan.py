@@ -89,8 +89,6 @@ def check_micro_tile(shape: tuple[int, ...], micro_tile: MicroTile) -> None:
     if len(extents) != len(shape):
         expected = f"one extent for each of {len(shape)} dimensions"
         raise ShapeError(mismatch("micro_tile.extents", expected, extents))
-    if any(e < 0 for e in extents):
-        raise ShapeError(mismatch("micro_tile.extents", "extents of at least 0", extents))
     if any(n < 0 for n in shape) or shape[micro_tile.dim] > INT32_MAX:
         expected = f"sizes from 0, at most {INT32_MAX} on dimension {micro_tile.dim}"
         raise ShapeError(mismatch("shape", expected, shape))

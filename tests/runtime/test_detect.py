@@ -346,7 +346,6 @@ def test_bad_mask_is_refused_by_name(
     ("spec", "shape", "tile", "text"),
     [
         (Mask(), (8, 6), MicroTile("lhs", "k", 0, (1,)), "micro_tile.extents"),
-        (Mask(), (8, 6), MicroTile("lhs", "k", 0, (1, -2)), "micro_tile.extents"),
         (Mask(), (8, 2**31), MicroTile("lhs", "k", 1, (1, 1)), "shape"),
         (Rows(), (8, 6), MicroTile("lhs", "m", 0, (1, 4)), "micro_tile.extents.*whole slices"),
     ],
