@@ -41,6 +41,7 @@ def converters() -> dict[str, Convert]:
         "any.dim": _any,
         "any.dims": _any,
         "pow": _whole_power,
+        "arange.default": _arange,
         "arange.start_step": _arange,
         "elu.default": _elu,
         "selu.default": _elu,
@@ -267,6 +268,7 @@ def _empty(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
 def _arange(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
     """Numbers in equal steps; TVM counts none that go down, and real ones to no whole extent."""
     given = importer.retrieve_args(node)
+    given = [0, *given] if len(given) == 1 else given
     whole = start, end, step = tuple(_whole(number) for number in (*given, 1)[:3])
     real = any(isinstance(number, float) for number in whole)
     down = isinstance(step, int | float) and step < 0

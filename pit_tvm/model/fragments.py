@@ -21,6 +21,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
+from .intact import stays
+
 Decompositions = Mapping[Any, Callable[..., Any]]
 _COMPOSITE = "CompositeImplicitAutograd"
 
@@ -103,6 +105,8 @@ class _Known:
         if not isinstance(target, torch._ops.OpOverload):
             return None
         if not (target in self.table or _is_composite(target) or target._schema.is_mutable):
+            return None
+        if stays(node):
             return None
         given, structure = pytree.tree_flatten((node.args, node.kwargs))
         operands = list(dict.fromkeys(one for one in given if isinstance(one, fx.Node)))

@@ -77,7 +77,10 @@ def promoting_converters() -> dict[str, Convert]:
         "cumsum.default": _running(relax.op.cumsum),
         "cumprod.default": _running(relax.op.cumprod),
     }
-    return named | compared | reverse | power | others
+    casts = dict.fromkeys(
+        ("to.dtype", "to.dtype_layout", "to.device", "type_as.default"), _as_known
+    )
+    return named | compared | reverse | power | others | casts | {"softmax.int": _softmax}
 
 
 def _arithmetic(operator: Operator) -> Convert:
@@ -129,6 +132,15 @@ def _running(operator: Callable[[relax.Expr, int], relax.Expr]) -> Convert:
 def _reverse_subtract(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
     left, right = _operands(node, importer, _result(node))
     return importer.block_builder.emit(relax.op.subtract(right, left))
+
+
+def _as_known(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    """A tensor in the type of the result, all that there is to change."""
+    return _cast(importer.env[node.args[0]], importer, _result(node))
+
+
+def _softmax(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    return importer.block_builder.emit(relax.op.nn.softmax(_as_known(node, importer), node.args[1]))
 
 
 def _rounded_division(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:

@@ -113,15 +113,17 @@ def traced(monkeypatch: pytest.MonkeyPatch, model: nn.Module, x: Tensor) -> list
 def test_layers_that_are_alike_are_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(3, 5, WIDTH)
     few, many = (traced(monkeypatch, Layers(number), x) for number in (2, 5))
-    assert len(few) == len(many) < 8
+    assert 0 < len(few) == len(many) < 8
 
 
 def test_operators_are_those_of_torch() -> None:
     program = exported(Layers(2), torch.randn(3, 5, WIDTH))
-    theirs = targets(program.run_decompositions(decomposing._table()))
+    linear = torch.ops.aten.linear.default  # which stays
+    table = {each: how for each, how in decomposing._table().items() if each is not linear}
+    theirs = targets(program.run_decompositions(table))
     ours = targets(decompose(program))
     assert set(ours) == set(theirs)
-    assert ours["aten.addmm.default"] == theirs["aten.addmm.default"] == 4
+    assert ours["aten.linear.default"] == theirs["aten.linear.default"] == 4
 
 
 def test_an_extent_is_computed_once() -> None:
