@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from itertools import chain
 from typing import Any
 
@@ -139,8 +141,10 @@ def _export_within_bounds(
     shapes: Any,
     tries: int = 3,
     refused: Exception | None = None,
+    watched: bool = True,
 ) -> ExportedProgram:
-    """Export; where tables bound the number of tokens, torch says so, and the bound is taken.
+    """Export; where tables bound the number of tokens, torch says so, and the bound is taken: at
+    its end, so that a trace that is ``watched`` ends as soon as a layer has met one.
 
     What torch ``refused``, because of conditions on extents that it cannot prove, is exported with
     them, and they are proven here: torch 2.11 has such as ``min(8 * tokens, 16 * tokens) == 8 *
@@ -150,7 +154,10 @@ def _export_within_bounds(
     if refused is not None:
         how["prefer_deferred_runtime_asserts_over_guards"] = True
     try:
-        program = torch.export.export(model, args, kwargs, **how)
+        with _watching(model, shapes) if watched else nullcontext():
+            program = torch.export.export(model, args, kwargs, **how)
+    except _Bounded as bounded:
+        shapes = bounded.shapes
     except torch._dynamo.exc.UserError as error:
         fixes = str(error).split("\n\n")[0]
         if tries > 1 and "Suggested fixes" in fixes:
@@ -166,7 +173,43 @@ def _export_within_bounds(
         if refused is not None and unproven(program):
             raise _unsupported(refused) from refused
         return program
-    return _export_within_bounds(model, args, kwargs, shapes, tries, refused)
+    return _export_within_bounds(model, args, kwargs, shapes, tries, refused, watched=False)
+
+
+class _Bounded(Exception):
+    """A model admits fewer tokens than it was traced for: those of ``shapes``."""
+
+    def __init__(self, shapes: Any) -> None:
+        super().__init__()
+        self.shapes = shapes
+
+
+@contextmanager
+def _watching(model: torch.nn.Module, shapes: Any) -> Iterator[None]:
+    """Raise `_Bounded` after the first part of a model that meets a bound on the tokens."""
+    name = next(name for name, sizes in shapes.items() if sizes)
+    tokens, here = shapes[name][1], threading.get_ident()
+    traced: list[Any] = []
+
+    def enter(_: Any, __: Any, given: Mapping[str, torch.Tensor]) -> None:
+        traced.extend(given[name].shape[1:2] if name in given else ())
+
+    def leave(*_: Any) -> None:
+        extent = traced[0] if traced else None
+        if not isinstance(extent, torch.SymInt) or threading.get_ident() != here:
+            return
+        most = extent.node.shape_env.bound_sympy(extent.node.expr).upper
+        if most < tokens.max:
+            sizes = shapes[name] | {1: Dim(tokens.__name__, min=tokens.min, max=int(most))}
+            raise _Bounded({other: own and sizes for other, own in shapes.items()})
+
+    of_all = torch.nn.modules.module.register_module_forward_hook
+    handles = model.register_forward_pre_hook(enter, with_kwargs=True), of_all(leave)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _unsupported(error: Exception) -> UnsupportedModel:
