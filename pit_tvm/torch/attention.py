@@ -15,7 +15,14 @@ from . import attention_ops
 from .arguments import autocast, check_same_device, check_tensors, check_type
 from .dispatch import differentiated
 from .host import attention
-from .listed_mask import ListedMask, check_mask, listed, planes_of
+from .listed_mask import (
+    ListedMask,
+    check_mask,
+    listed,
+    planes_of,
+    share_lists,
+    shared_lists,
+)
 
 _ON_CUDA = (torch.float16, torch.bfloat16)
 _TYPES = (*_ON_CUDA, torch.float32)
@@ -144,6 +151,8 @@ def register_attention(name: str = "pit_tvm") -> None:
     """Make `attention_forward` known to transformers, for ``model.set_attn_implementation(name)``
     and ``from_pretrained(..., attn_implementation=name)``.
 
+    Layers that get one mask share its lists, where they are neither compiled nor captured.
+
     Raises
     ------
     BackendUnavailable
@@ -158,7 +167,17 @@ def register_attention(name: str = "pit_tvm") -> None:
         got = mismatch("register_attention", expected, str(error), advice)
         raise BackendUnavailable(got) from error
     ALL_ATTENTION_FUNCTIONS.register(name, attention_forward)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(name, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+    ALL_MASK_ATTENTION_FUNCTIONS.register(name, _shared_mask)
+
+
+def _shared_mask(*args: Any, **options: Any) -> torch.Tensor | None:
+    """The mask of a model's layers, as transformers makes it for torch's attention."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    mask: torch.Tensor | None = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](*args, **options)
+    if mask is not None:
+        share_lists(mask)
+    return mask
 
 
 def attention_forward(
@@ -194,7 +213,8 @@ def attention_forward(
             module, query, key, value, attention_mask, **options
         )
         return found
-    seen = attention_mask[..., : key.shape[2]]
+    shape = (*query.shape[:3], key.shape[2])
+    seen = shared_lists(attention_mask, shape, differentiated(query, key, value))
     out = masked_attention(query, key, value, seen, scale=scaling)
     return out.transpose(1, 2).contiguous(), None
 

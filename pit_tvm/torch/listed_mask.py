@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -11,6 +11,9 @@ from ..errors import DTypeError, ShapeError, mismatch
 from ..runtime.cuda_listed_mask import Lists
 from . import attention_ops
 from .arguments import check_tensors
+
+# Attribute of a tensor: what `shared_lists` made of it. It goes when the tensor does.
+_SHARED = "_pit_tvm_lists"
 
 
 class ListedMask(NamedTuple):
@@ -82,6 +85,35 @@ def listed(planes: torch.Tensor, shape: tuple[int, int, int, int], gradients: bo
             ids, bits, order, work = attention_ops.list_keys(lines, number, own, keys)
             across = Lists(ids, bits, order, work, number)
     return ListedMask(planes, shape, _version(planes), found, across)
+
+
+def share_lists(mask: torch.Tensor) -> None:
+    """Let calls of `shared_lists` of this very tensor, which nobody changes, share what they make.
+
+    Compilers trace every call by itself.
+    """
+    if not torch.compiler.is_compiling():
+        setattr(mask, _SHARED, {})
+
+
+def shared_lists(
+    mask: torch.Tensor, shape: tuple[int, int, int, int], gradients: bool
+) -> torch.Tensor | ListedMask:
+    """The lists of a mask's first keys, if calls share them; else these as they are.
+
+    A graph that is captured holds what makes its own lists: it may be replayed with other masks.
+    """
+    seen = mask[..., : shape[3]]
+    if torch.compiler.is_compiling() or mask.is_cuda and torch.cuda.is_current_stream_capturing():
+        return seen
+    shared: dict[Any, Any] | None = getattr(mask, _SHARED, None)
+    if shared is None:
+        return seen
+    planes, key = planes_of(seen, shape[:3], shape[3]), (shape, gradients)
+    if key not in shared or shared[key][0] != _version(mask):
+        # Without the planes: a view keeps its tensor, which would never go.
+        shared[key] = listed(planes, shape, gradients)[2:]
+    return ListedMask(planes, shape, *shared[key])
 
 
 def check_mask(mask: torch.Tensor) -> None:

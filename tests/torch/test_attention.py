@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 import pit_tvm.torch as pit
 from pit_tvm.errors import BackendUnavailable, DTypeError, ShapeError
 from pit_tvm.reference import attention as reference
-from pit_tvm.torch import attention
+from pit_tvm.torch import attention, listed_mask
+from pit_tvm.torch.listed_mask import ListedMask, share_lists, shared_lists
 
 
 def _operands(
@@ -224,6 +226,44 @@ def test_transformers_computes_what_has_no_mask_or_gradients(
     mask[0, 0] = 0
     llama(ids, attention_mask=mask).logits.sum().backward()
     assert not calls
+
+
+def test_layers_of_a_model_share_lists(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    inner = listed_mask.listed
+
+    def record(planes: torch.Tensor, *how: Any) -> Any:
+        made.append(weakref.ref(planes))
+        return inner(planes, *how)
+
+    monkeypatch.setattr(listed_mask, "listed", record)
+    llama.set_attn_implementation("pit_tvm")
+    ids, mask = torch.randint(50, (3, 9)), torch.ones(3, 9, dtype=torch.long)
+    mask[0, :4] = 0
+    for quiet in (torch.no_grad(), torch.inference_mode()):
+        made.clear()
+        with quiet:
+            llama(ids, attention_mask=mask)
+            llama(ids, attention_mask=mask)
+        assert len(made) == 2  # a mask of its own for every call
+        assert not any(one() for one in made)  # of which none is kept
+
+
+def test_shared_lists_are_those_of_the_mask() -> None:
+    mask = torch.rand(2, 1, 7, 12) < 0.5
+    assert isinstance(shared_lists(mask, (2, 4, 7, 9), False), torch.Tensor)
+    share_lists(mask)
+    first = shared_lists(mask, (2, 4, 7, 9), False)
+    assert isinstance(first, ListedMask) and torch.equal(first.mask, mask[..., :9])
+    wider = shared_lists(mask, (2, 4, 7, 12), True)
+    assert isinstance(wider, ListedMask) and wider.shape == (2, 4, 7, 12)
+    mask[:] = True
+    again = shared_lists(mask, (2, 4, 7, 9), False)
+    assert isinstance(again, ListedMask) and again.mask.all() and again.version > first.version
+    again.check(torch.empty(2, 4, 7, 8), 9)
+    gone = weakref.ref(mask)
+    del mask, first, wider, again
+    assert gone() is None
 
 
 def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
