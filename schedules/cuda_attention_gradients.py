@@ -186,7 +186,7 @@ def gradients_by_lists(
             own.add(own.sums_a, own.slopes, own.first, slot, DEEP, lane, 0)
         own.settle()
         own.arrive(0)  # rows of other threads may be under way where the list is empty
-        own.join(laid, arrived, (sequence * heads + head) * slots, thread)
+        own.join(laid, arrived, (sequence * heads + head) * slots, rows, thread)
         if own.stores != 0:
             for r in T.unroll(2):
                 own.factor[r] = by

@@ -9,7 +9,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from .cuda_listed_products import KEYS, PIECE, ROWS, STEP, place_of
-from .cuda_listed_rows import ALL, LANES, QUERIES, THREADS, ListedRows, ListedTile, ctas_of
+from .cuda_listed_rows import ALL, LANES, QUERIES, ListedRows, ListedTile, ctas_of
 from .hopper_combine import unpack
 
 
@@ -27,8 +27,8 @@ class GradientTile(ListedTile):
 
     @property
     def laid(self) -> int:
-        """float32 numbers of a part of a tile."""
-        return (self.deep + self.wide * self.of_keys) // 2 * THREADS
+        """float32 numbers that a thread leaves of a part of a tile."""
+        return (self.deep + self.wide * self.of_keys) // 2
 
     @property
     def ctas(self) -> int:
@@ -164,21 +164,21 @@ class GradientRows(ListedRows):
                 self.slopes[i] = self.scores[i] * (self.slopes[i] - self.drop[i // 2 % 2])
 
     @T.inline
-    def lay_out(self, laid, at, thread):
-        """Leave what the CTA has, for the one that adds up the tile."""
+    def lay_out(self, laid, at, step):
+        """Leave what the thread has, for the CTA that adds up the tile."""
         half = T.meta_var(self.tile.deep // 2)
         for i in T.unroll(half):
-            laid[at + i * THREADS + thread] = self.sums_a[i]
+            laid[at + i * step] = self.sums_a[i]
         if self.tile.of_keys:
             for i in T.unroll(self.tile.wide // 2):
-                laid[at + (half + i) * THREADS + thread] = self.sums_b[i]
+                laid[at + (half + i) * step] = self.sums_b[i]
 
     @T.inline
-    def take_in(self, laid, at, thread):
-        """Add what a CTA has left."""
+    def take_in(self, laid, at, step):
+        """Add what a thread has left."""
         half = T.meta_var(self.tile.deep // 2)
         for i in T.unroll(half):
-            self.sums_a[i] = self.sums_a[i] + laid[at + i * THREADS + thread]
+            self.sums_a[i] = self.sums_a[i] + laid[at + i * step]
         if self.tile.of_keys:
             for i in T.unroll(self.tile.wide // 2):
-                self.sums_b[i] = self.sums_b[i] + laid[at + (half + i) * THREADS + thread]
+                self.sums_b[i] = self.sums_b[i] + laid[at + (half + i) * step]

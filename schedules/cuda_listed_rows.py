@@ -75,6 +75,11 @@ def ctas_of(own: int, tile: ListedTile, most: int) -> int:
     return max(1, min(most, (227 * 1024) // (2 * room + 3072)))
 
 
+def holders_of(rows: int) -> int:
+    """Threads of a CTA that hold rows, where there are so many in all tiles."""
+    return min(THREADS, -(-rows // ROWS) * LANES)
+
+
 def _comes_last(at: Any, parts: Any) -> Any:
     """int32: whether all other CTAs of a tile have come before, whose memory can be read then; the
     number at ``at`` is 0 again behind the last. By one thread, behind a barrier of its CTA."""
@@ -267,13 +272,17 @@ class ListedRows:
                         )
 
     @T.inline
-    def join(self, laid, arrived, first, thread):
+    def join(self, laid, arrived, first, rows, thread):
         """``stores``: whether the CTA has all of the tile: of one that was cut, the parts of which
-        lie in slots from ``first`` on, the CTA that comes last, by adding them up."""
+        lie in slots from ``first`` on, the CTA that comes last, by adding them up. Threads that
+        hold none of all ``rows`` leave nothing."""
         self.stores = 1
+        holders: T.let = T.min(T.truncdiv(rows + ROWS - 1, ROWS) * LANES, THREADS)
         if self.slot0 >= 0:
             slot: T.int32 = first + self.slot0
-            self.lay_out(laid, (slot + self.part) * self.tile.laid, thread)
+            if thread < holders:
+                at: T.let = (slot + self.part) * self.tile.laid * holders + thread
+                self.lay_out(laid, at, holders)
             T.cuda.cta_sync()
             if thread == 0:
                 self.last[0] = _comes_last(arrived.ptr_to([slot]), self.parts)
@@ -281,8 +290,9 @@ class ListedRows:
             self.stores = self.last[0]
             if self.stores != 0:
                 self.begin()
-                for p in T.serial(self.parts):  # in one order, whoever comes last
-                    self.take_in(laid, (slot + p) * self.tile.laid, thread)
+                if thread < holders:
+                    for p in T.serial(self.parts):  # in one order, whoever comes last
+                        self.take_in(laid, (slot + p) * self.tile.laid * holders + thread, holders)
 
     @T.inline
     def store(self, sums, own, wide, out, start, row_step, dim, warp, lane):

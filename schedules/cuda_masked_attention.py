@@ -35,8 +35,8 @@ class AttentionTile(ListedTile):
 
     @property
     def laid(self) -> int:
-        """float32 numbers of a part of a tile: sums of all threads, scores, weights."""
-        return (self.wide // 2 + 4) * THREADS
+        """float32 numbers that a thread leaves of a part of a tile: sums, scores, weights."""
+        return self.wide // 2 + 4
 
     @property
     def ctas(self) -> int:
@@ -110,31 +110,29 @@ class _Queries(ListedRows):
         self.peak[r] = top
 
     @T.inline
-    def lay_out(self, laid, at, thread):
-        """Leave what the CTA has, for the one that adds up the tile."""
+    def lay_out(self, laid, at, step):
+        """Leave what the thread has, for the CTA that adds up the tile."""
         half = T.meta_var(self.tile.wide // 2)
         for i in T.unroll(half):
-            laid[at + i * THREADS + thread] = self.sums[i]
+            laid[at + i * step] = self.sums[i]
         for r in T.unroll(2):
-            laid[at + (half + r) * THREADS + thread] = self.peak[r]
-            laid[at + (half + 2 + r) * THREADS + thread] = self.weight[r]
+            laid[at + (half + r) * step] = self.peak[r]
+            laid[at + (half + 2 + r) * step] = self.weight[r]
 
     @T.inline
-    def take_in(self, laid, at, thread):
-        """Add what a CTA has left."""
+    def take_in(self, laid, at, step):
+        """Add what a thread has left."""
         half = T.meta_var(self.tile.wide // 2)
         for r in T.unroll(2):
-            other: T.float32 = laid[at + (half + r) * THREADS + thread]
+            other: T.float32 = laid[at + (half + r) * step]
             self._measure_by(r, T.max(self.peak[r], other))
             T.ptx["ex2.approx.ftz.f32"](self.base[r], other * self.scale - self.base[r])
             self.weight[r] = (
-                self.weight[r] * self.factor[r]
-                + laid[at + (half + 2 + r) * THREADS + thread] * self.base[r]
+                self.weight[r] * self.factor[r] + laid[at + (half + 2 + r) * step] * self.base[r]
             )
         for i in T.unroll(half):
             self.sums[i] = (
-                self.sums[i] * self.factor[i // 2 % 2]
-                + laid[at + i * THREADS + thread] * self.base[i // 2 % 2]
+                self.sums[i] * self.factor[i // 2 % 2] + laid[at + i * step] * self.base[i // 2 % 2]
             )
 
     @T.inline
@@ -271,7 +269,7 @@ def attention_by_lists(
         own.settle()
         own.arrive(0)  # queries of other threads may be under way where there is no key
         line0: T.int32 = sequence * heads + head
-        own.join(laid, arrived, line0 * slots, thread)
+        own.join(laid, arrived, line0 * slots, queries, thread)
         if own.stores != 0:
             told_at: T.int64 = T.cast(line0, "int64") * T.cast(queries, "int64")
             own.end(weights, told_at, told, warp, lane)
@@ -293,11 +291,12 @@ def masked_attention(tile: AttentionTile) -> tvm.tirx.PrimFunc:
     list of a tile is in plane ``batch * plane_batch + head * plane_head``; with a single line all
     tiles have that one. ``ordered`` 1: order (planes, places) names the queries of tiles, -1 for
     none; with 0 they follow one another, and any array stands in its place. Parts of cut tiles are
-    left in laid, ``tile.laid`` float32 for each of ``slots`` of each head and sequence, and counted
-    in arrived, as many zeros, which are zeros afterwards; the CTA that comes last adds them up in
-    order. ``told`` 1: weights, flat [batch, heads, queries], gets what gradients need of a query's
-    weights, the logarithm of their sum to the base of 2. ``scale`` is positive and holds log2(e).
-    A query that sees no key gets zeros, and infinity.
+    left in laid, ``tile.laid`` float32 of each of `holders_of` the queries for each of ``slots`` of
+    each head and sequence, and counted in arrived, as many zeros as there are slots, which are
+    zeros afterwards; the CTA that comes last adds them up in order. ``told`` 1: weights, flat
+    [batch, heads, queries], gets what gradients need of a query's weights, the logarithm of their
+    sum to the base of 2. ``scale`` is positive and holds log2(e). A query that sees no key gets
+    zeros, and infinity.
 
     Raises
     ------

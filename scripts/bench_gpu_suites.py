@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from bench_gpu_attention import attention_suite
+from bench_gpu_attention_decode import attention_decode_suite
 from bench_gpu_attention_training import attention_training_suite
 from bench_gpu_conversion import conversion_suite
 from bench_gpu_decode import decode_suite
@@ -37,7 +38,7 @@ def suites() -> dict[str, Suite]:
     index = (index_suite(), conversion_suite())
     grains = (granularity_suite(), tensor_suite())
     sparse = (weights_suite(), outputs_suite(), grid_suite(), decode_suite(), sread_suite())
-    attention = (attention_suite(), attention_training_suite())
+    attention = (attention_suite(), attention_training_suite(), attention_decode_suite())
     made = (*products, *index, *grains, *sparse, *attention, search_suite())
     return {suite.name: suite for suite in made}
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import tvm
 
 from ..errors import ShapeError, mismatch
-from ..schedules.cuda_listed_rows import KEYS, PART_FACTS, QUERIES, WORDS
+from ..schedules.cuda_listed_rows import KEYS, PART_FACTS, QUERIES, THREADS, WORDS, holders_of
 from . import cuda_arrays
 from .cuda_detect_device import WARP
 from .cuda_mask_lists import fold_queries, list_keys, order_queries
@@ -142,7 +142,8 @@ def shapes_of(
     heads and rows, ``shape``."""
     listed, capacity = -(-rows // QUERIES), -(-others // KEYS) * KEYS
     tiles, alike = -(-shape[2] // QUERIES), max(1, shape[0] * shape[1])
-    slots = min(max(_LEAST_SLOTS, tiles // 4, _wanted(shape) - tiles), _MOST_PARTS // alike)
+    most = _MOST_PARTS * THREADS // holders_of(max(1, shape[2])) // alike
+    slots = min(max(_LEAST_SLOTS, tiles // 4, _wanted(shape) - tiles), most)
     own = (listed, capacity), (listed, WORDS, capacity), (listed * QUERIES,)
     for each in (*own, (tiles + slots, PART_FACTS)):
         yield planes, *each

@@ -18,6 +18,8 @@ from .cuda_detect_device import WARP, cta_scan
 THREADS = 1024
 _WARPS = THREADS // WARP
 _LEAST = 4  # steps of a part: fewer take less time than to add it up
+_MOST = 2**16  # lists of which the mean is taken; of more, that of one plane
+_ADDED = 1.5  # steps that take as long as to add up one more part
 
 
 def _parts(keys: Any, cut: Any) -> Any:
@@ -35,9 +37,10 @@ def deal_lists() -> tvm.tirx.PrimFunc:
     step, the one behind its last, the first slot of the tile, its number, and how many there are.
 
     count (planes, lines): keys of each list; the last one is that of all later of ``tiles`` tiles.
-    A list is cut if it is much longer than the mean of ``tiles`` or of ``wanted`` lists, whichever
-    are more, and parts of cut lists have slots, at most ``slots``. Items are at least tiles and
-    slots; behind the last part their tile is -1. A tile that is not cut has the slot -1.
+    A list is cut if it is much longer than the mean of ``tiles`` or of ``wanted`` lists of every
+    plane, whichever are more, and parts of cut lists have slots, at most ``slots``. Items are at
+    least tiles and slots; behind the last part their tile is -1. A tile that is not cut has the
+    slot -1.
     """
 
     @T.prim_func
@@ -59,13 +62,26 @@ def deal_lists() -> tvm.tirx.PrimFunc:
         total = T.alloc_local([1], "int32")
         after_predecessor()
         turns: T.int32 = T.truncdiv(tiles + THREADS - 1, THREADS)
+        first_plane: T.int32 = 0
+        compared: T.int32 = planes
+        if T.cast(planes, "int64") * T.cast(tiles, "int64") > _MOST:
+            first_plane = plane
+            compared = 1
         value[0] = 0
-        for turn in T.serial(turns):
-            if turn * THREADS + thread < tiles:
-                keys: T.let = count[plane, T.min(turn * THREADS + thread, lines - 1)]
+        for turn in T.serial(T.truncdiv(compared * tiles + THREADS - 1, THREADS)):
+            at: T.let = turn * THREADS + thread
+            if at < compared * tiles:
+                keys: T.let = count[
+                    first_plane + T.truncdiv(at, tiles), T.min(T.truncmod(at, tiles), lines - 1)
+                ]
                 value[0] = value[0] + T.truncdiv(keys + KEYS - 1, KEYS)
         cta_scan(value, total, totals, thread, _WARPS)
-        cut: T.int32 = T.max(T.truncdiv(total[0], T.max(tiles, wanted) * 2) * 3 + 1, _LEAST)
+        mean: T.let = T.truncdiv(total[0], compared * T.max(tiles, wanted) * 2) * 3 + 1
+        cut: T.int32 = T.max(mean, _LEAST)
+        if tiles == 1:
+            # Parts are added up one after the other, which takes as long as they do together.
+            own: T.let = T.cast(T.truncdiv(count[plane, 0] + KEYS - 1, KEYS), "float32")
+            cut = T.max(cut, T.cast(T.sqrt(own * T.float32(_ADDED)), "int32"))
         needed: T.int32 = slots + 1
         while needed > slots:
             value[0] = 0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import ShapeError, mismatch
 from ..schedules.cuda_attention_gradients import MOST_WIDE_GRADIENT, attention_gradients
 from ..schedules.cuda_gradient_rows import GradientTile
 from ..schedules.cuda_listed_products import STEP
-from ..schedules.cuda_listed_rows import MOST_WIDE
+from ..schedules.cuda_listed_rows import MOST_WIDE, holders_of
 from ..schedules.cuda_masked_attention import AttentionTile, masked_attention
 from ..schedules.hopper_knobs import ISA
 from . import cuda_arrays
@@ -72,8 +73,10 @@ class CudaMaskedAttention(FamilyKernels):
             if weights is not None:
                 weights.fill_(math.inf)
             return
-        shape = tuple(q.shape)
         _check_heads(q, v, MOST_WIDE)
+        if lists.planes[1] == 1:
+            q, out = (_tiled(one, k.shape[1]) for one in (q, out))
+        shape = tuple(q.shape)
         given, made = [in_pieces(one) for one in (q, k, v)], room_for(out, shape[1])
         tile = AttentionTile(*self._tile(q, v))
         q_rows, k_rows, v_rows, rows = (handed(one, tile.dtype) for one in (*given, made))
@@ -149,6 +152,7 @@ class CudaMaskedAttention(FamilyKernels):
         """Room for the parts of cut lists of sequences, heads and rows, ``shape``."""
         batch, heads, rows = shape
         slots = lists.slots(rows)
+        laid *= holders_of(rows)
         parts: _Parts = self._memory.keep(_Parts, like, batch * heads * slots, laid, slots)
         return parts
 
@@ -163,6 +167,20 @@ class CudaMaskedAttention(FamilyKernels):
 
     def _gradient_kernel(self, tile: GradientTile) -> Kernel:
         return self._get(("cuda-attention-gradients", tile), lambda: attention_gradients(tile))
+
+
+def tiled_shape(shape: Sequence[int], kv_heads: int, planes: Sequence[int]) -> tuple[int, int, int]:
+    """Sequences, heads and rows, ``shape``, as tiles of a call take them by a mask of ``planes``:
+    heads of a single query that share keys, and see the same, are rows of one tile."""
+    batch, heads, rows = shape
+    if rows > 1 or planes[1] > 1 or not kv_heads:
+        return batch, heads, rows
+    return batch, kv_heads, heads // kv_heads
+
+
+def _tiled(rows: Any, kv_heads: int) -> Any:
+    """Rows of heads in the order of `tiled_shape`."""
+    return rows.unflatten(1, (kv_heads, -1)).squeeze(3) if rows.shape[2] == 1 else rows
 
 
 class _Parts:

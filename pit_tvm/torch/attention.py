@@ -26,6 +26,8 @@ from .listed_mask import (
 
 _ON_CUDA = (torch.float16, torch.bfloat16)
 _TYPES = (*_ON_CUDA, torch.float32)
+# Elements of keys from which on a single query gains more on the device than it takes of the host.
+_MANY = 2**25
 
 
 def masked_attention(
@@ -42,9 +44,9 @@ def masked_attention(
     pattern may be new at every call: windows with keys that all see, packed documents, blocks,
     keys picked by a model. On CUDA every 64 queries gather the keys that any of them sees, so the
     work is that of live columns of 64 x 1; the list is made on the device, by one pass over the
-    mask (PIT, SOSP'23, section 3). Gradients take the same lists, and those of the queries that see
-    every 64 keys. On CPUs, and for gradients of heads wider than 128, torch computes it of all
-    keys.
+    mask (PIT, SOSP'23, section 3). Heads of a single query that share keys and the mask are one
+    tile. Gradients take the same lists, and those of the queries that see every 64 keys. On CPUs,
+    and for gradients of heads wider than 128, torch computes it of all keys.
 
     Parameters
     ----------
@@ -103,7 +105,8 @@ def _differentiated(
     """`masked_attention` where gradients may be asked for."""
     if not (_has_gradients(q, v) and q.numel() and k.numel()):
         return attention(q, k, v, mask, scale)
-    own = lists or listed(mask, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]), gradients=True)
+    shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    own = lists or listed(mask, shape, gradients=True, kv_heads=k.shape[1])
     if own.queries is None or own.keys is None:
         advice = "list_mask(mask, shape, gradients=True)"
         raise ShapeError(mismatch("mask", "lists for gradients", "lists without", advice))
@@ -191,9 +194,9 @@ def attention_forward(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention of a layer of transformers: `masked_attention` where a boolean mask says what is
-    seen by several queries, else transformers' own by ``scaled_dot_product_attention``, which also
-    has dropout, biases, a flag for causal attention without a mask, and gradients where lists have
-    none.
+    seen by several queries, or by one of a great many keys, else transformers' own by
+    ``scaled_dot_product_attention``, which also has dropout, biases, a flag for causal attention
+    without a mask, and gradients where lists have none.
 
     Parameters and result are those of transformers' attention functions.
 
@@ -214,7 +217,8 @@ def attention_forward(
         )
         return found
     shape = (*query.shape[:3], key.shape[2])
-    seen = shared_lists(attention_mask, shape, differentiated(query, key, value))
+    wants = differentiated(query, key, value)
+    seen = shared_lists(attention_mask, shape, wants, kv_heads=key.shape[1])
     out = masked_attention(query, key, value, seen, scale=scaling)
     return out.transpose(1, 2).contiguous(), None
 
@@ -230,7 +234,7 @@ def _takes(
     """Whether `attention_forward` computes this, and not transformers."""
     return (
         mask.dtype is torch.bool
-        and q.shape[2] > 1
+        and (q.shape[2] > 1 or q.is_cuda and k.numel() >= _MANY)
         and not dropout
         and all(others.get(one) is None for one in ("position_bias", "softcap"))
         and (_has_gradients(q, v) or not differentiated(q, k, v))

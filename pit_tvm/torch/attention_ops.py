@@ -14,7 +14,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..runtime.cuda_listed_mask import Lists, shapes_of
-from ..runtime.cuda_masked_attention import CudaMaskedAttention
+from ..runtime.cuda_masked_attention import CudaMaskedAttention, tiled_shape
 from ..runtime.kernel_cache import KernelCache
 from ..target import resolve_target
 from . import host
@@ -34,7 +34,8 @@ def masked_attention(
     if not q.is_cuda:
         return out.copy_(host.attention(q, k, v, mask, scale))
     attend = _attention()
-    lists, _ = attend.lists.of_queries(mask.contiguous(), q.shape[:3])
+    tiles = tiled_shape(q.shape[:3], k.shape[1], mask.shape[:2])
+    lists, _ = attend.lists.of_queries(mask.contiguous(), tiles)
     attend(q, k, v, lists, scale, out)
     return out
 

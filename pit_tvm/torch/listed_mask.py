@@ -9,6 +9,7 @@ import torch
 
 from ..errors import DTypeError, ShapeError, mismatch
 from ..runtime.cuda_listed_mask import Lists
+from ..runtime.cuda_masked_attention import tiled_shape
 from . import attention_ops
 from .arguments import check_tensors
 
@@ -73,13 +74,17 @@ def list_mask(
     return listed(seen, (batch, heads, queries, keys), wants)
 
 
-def listed(planes: torch.Tensor, shape: tuple[int, int, int, int], gradients: bool) -> ListedMask:
-    """`list_mask` of `planes_of` a mask."""
+def listed(
+    planes: torch.Tensor, shape: tuple[int, int, int, int], gradients: bool, kv_heads: int = 0
+) -> ListedMask:
+    """`list_mask` of `planes_of` a mask; by heads of keys, if they are known, lists of one query
+    are cut to fit those."""
     *own, keys = shape
     number = planes.shape[0], planes.shape[1]
     found, across = None, None
     if planes.is_cuda:
-        ids, bits, order, work, lines = attention_ops.list_mask(planes, own)
+        tiles = tiled_shape(own, kv_heads, number)
+        ids, bits, order, work, lines = attention_ops.list_mask(planes, tiles)
         found = Lists(ids, bits, order, work, number)
         if gradients:
             ids, bits, order, work = attention_ops.list_keys(lines, number, own, keys)
@@ -97,9 +102,9 @@ def share_lists(mask: torch.Tensor) -> None:
 
 
 def shared_lists(
-    mask: torch.Tensor, shape: tuple[int, int, int, int], gradients: bool
+    mask: torch.Tensor, shape: tuple[int, int, int, int], gradients: bool, kv_heads: int
 ) -> torch.Tensor | ListedMask:
-    """The lists of a mask's first keys, if calls share them; else these as they are.
+    """The lists of a mask's first keys, if calls share them; else these as they are. As `listed`.
 
     A graph that is captured holds what makes its own lists: it may be replayed with other masks.
     """
@@ -109,10 +114,10 @@ def shared_lists(
     shared: dict[Any, Any] | None = getattr(mask, _SHARED, None)
     if shared is None:
         return seen
-    planes, key = planes_of(seen, shape[:3], shape[3]), (shape, gradients)
+    planes, key = planes_of(seen, shape[:3], shape[3]), (shape, gradients, kv_heads)
     if key not in shared or shared[key][0] != _version(mask):
         # Without the planes: a view keeps its tensor, which would never go.
-        shared[key] = listed(planes, shape, gradients)[2:]
+        shared[key] = listed(planes, shape, gradients, kv_heads)[2:]
     return ListedMask(planes, shape, *shared[key])
 
 

@@ -10,7 +10,7 @@ import torch
 
 from pit_tvm.runtime.cuda_build import cuda_source
 from pit_tvm.runtime.cuda_listed_mask import CudaMaskLists, Lists, lists_module
-from pit_tvm.runtime.cuda_masked_attention import CudaMaskedAttention
+from pit_tvm.runtime.cuda_masked_attention import CudaMaskedAttention, tiled_shape
 from pit_tvm.runtime.cuda_modules import named_module
 from pit_tvm.runtime.cuda_view import CudaView
 from pit_tvm.runtime.kernel_cache import KernelCache
@@ -74,7 +74,8 @@ class EmulatedAttention(CudaMaskedAttention):
 
     def by_mask(self, q: Any, k: Any, v: Any, mask: Any, scale: float, out: Any) -> None:
         """Attention by a mask that is listed for it."""
-        lists, _ = self.lists.of_queries(mask, q.shape[:3])
+        tiles = tiled_shape(q.shape[:3], k.shape[1], mask.shape[:2])
+        lists, _ = self.lists.of_queries(mask, tiles)
         self(q, k, v, lists, scale, out)
 
     def _get(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:

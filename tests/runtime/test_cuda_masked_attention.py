@@ -87,6 +87,8 @@ def test_queries_that_see_many_keys_share_tiles(
         ("sm_80", (1, 2, 130, 300), 2, (40, 56), (1, 2)),
         ("sm_90a", (1, 1, 64, 70), 1, (136, 72), (1, 1)),
         ("sm_80", (2, 2, 1, 90), 2, (33, 7), (2, 2)),
+        ("sm_90a", (3, 6, 1, 700), 2, (64, 64), (3, 1)),  # heads of a query share tiles
+        ("sm_80", (1, 40, 1, 900), 1, (33, 40), (1, 1)),
     ],
 )
 def test_agrees_with_the_reference(

@@ -314,6 +314,7 @@ def test_search_judges_plans_of_products_that_are_not_asked_for() -> None:
         "sread",
         "attention",
         "attention-training",
+        "attention-decode",
         "search",
     ]
 

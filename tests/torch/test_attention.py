@@ -251,14 +251,14 @@ def test_layers_of_a_model_share_lists(llama: Any, monkeypatch: pytest.MonkeyPat
 
 def test_shared_lists_are_those_of_the_mask() -> None:
     mask = torch.rand(2, 1, 7, 12) < 0.5
-    assert isinstance(shared_lists(mask, (2, 4, 7, 9), False), torch.Tensor)
+    assert isinstance(shared_lists(mask, (2, 4, 7, 9), False, 2), torch.Tensor)
     share_lists(mask)
-    first = shared_lists(mask, (2, 4, 7, 9), False)
+    first = shared_lists(mask, (2, 4, 7, 9), False, 2)
     assert isinstance(first, ListedMask) and torch.equal(first.mask, mask[..., :9])
-    wider = shared_lists(mask, (2, 4, 7, 12), True)
+    wider = shared_lists(mask, (2, 4, 7, 12), True, 2)
     assert isinstance(wider, ListedMask) and wider.shape == (2, 4, 7, 12)
     mask[:] = True
-    again = shared_lists(mask, (2, 4, 7, 9), False)
+    again = shared_lists(mask, (2, 4, 7, 9), False, 2)
     assert isinstance(again, ListedMask) and again.mask.all() and again.version > first.version
     again.check(torch.empty(2, 4, 7, 8), 9)
     gone = weakref.ref(mask)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 import pit_tvm.torch as pit
 from pit_tvm.errors import DTypeError, ShapeError
+from pit_tvm.torch import attention
 
 pytestmark = pytest.mark.gpu
 BOTH = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -82,6 +85,29 @@ def test_any_number_of_queries_and_keys(queries: int, keys: int, dtype: torch.dt
     _check(*given, _window(queries, keys, 100))
     _check(*given, torch.rand(queries, keys, device="cuda") < 0.01)
     _check(*given, torch.rand(1, keys, device="cuda") < 0.7)
+
+
+@BOTH
+@pytest.mark.parametrize("heads", [(8, 2), (40, 1), (6, 6)])
+def test_single_queries(heads: tuple[int, int], dtype: torch.dtype) -> None:
+    given = _operands(3, heads, 1, 5000, (128, 72), dtype)
+    lengths = torch.tensor([5000, 70, 1300], device="cuda")
+    padded = (torch.arange(5000, device="cuda") < lengths[:, None])[:, None, None]
+    picked = torch.rand(3, 1, 1, 5000, device="cuda") < 0.1
+    for mask in (padded, picked, picked[:1], torch.rand(3, heads[0], 1, 5000, device="cuda") < 0.1):
+        _check(*given, mask)
+        listed = pit.list_mask(mask, (3, heads[0], 1, 5000))
+        assert _far(pit.masked_attention(*given, listed), _exact(*given, mask)) < 0.01
+        some = [each.detach().requires_grad_() for each in given]
+        exact = [each.detach().double().requires_grad_() for each in given]
+        found = torch.autograd.grad(pit.masked_attention(*some, mask).sum(), some)
+        wanted = torch.autograd.grad(_exact(*exact, mask).sum(), exact)
+        assert all(_far(one, want) < 0.01 for one, want in zip(found, wanted, strict=True))
+
+
+def _far(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """How far, of how long it is."""
+    return float((found - wanted).norm() / wanted.norm())
 
 
 def test_equal_calls_give_equal_bits() -> None:
@@ -212,6 +238,35 @@ def test_models_of_transformers_learn_with_it() -> None:
         found[name] = [each.grad.float().clone() for each in model.parameters()]
     for theirs, mine in zip(*found.values(), strict=True):
         assert float((mine - theirs).norm() / theirs.norm().clamp(min=1e-6)) < 0.05
+
+
+def test_models_read_what_lives_of_long_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers", reason="models are of transformers")
+    pit.register_attention()
+    monkeypatch.setattr(attention, "_MANY", 2**12)
+    sizes = {"hidden_size": 256, "intermediate_size": 300, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 500}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads))
+    model = model.to("cuda", torch.float16).eval()
+    ids, mask = torch.randint(500, (3, 200), device="cuda"), torch.ones(3, 200, device="cuda")
+    mask[0, :130] = mask[2, :40] = 0
+    seen: list[int] = []
+    inner = attention.masked_attention
+
+    def record(q: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
+        seen.append(q.shape[2])
+        return inner(q, *others, **options)
+
+    monkeypatch.setattr(attention, "masked_attention", record)
+    found = {}
+    for name in ("sdpa", "pit_tvm"):
+        model.set_attn_implementation(name)
+        with torch.inference_mode():
+            cached = model(ids[:, :-1], attention_mask=mask[:, :-1], use_cache=True).past_key_values
+            last = model(ids[:, -1:], attention_mask=mask, past_key_values=cached)
+        found[name] = last.logits.float()
+    assert seen == [199, 199, 1, 1]
+    assert _far(found["pit_tvm"], found["sdpa"]) < 0.01
 
 
 def test_layers_share_lists() -> None:

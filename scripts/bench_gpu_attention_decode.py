@@ -1,0 +1,198 @@
+"""The suite ``attention-decode``: one query for each sequence, of a cache of keys in bfloat16, by a
+mask that is new at every call, and the same for all heads.
+
+* ragged: caches of uniform random lengths, padded to the longest;
+* picked: an eighth of the keys, random ones, as sparse attention picks them;
+* full: all keys.
+
+Contenders:
+
+* pit: ``pit_tvm.torch.masked_attention``, the mask's lists included;
+* listed: the same by lists that are made once for all layers;
+* sdpa: ``scaled_dot_product_attention`` with the mask, heads that share keys as queries of one, as
+  transformers calls it;
+* full: the same without a mask: another result, and what dense attention costs;
+* flex: compiled ``flex_attention``, its block mask given, where torch can compile it;
+* flex_mask: compiled ``create_block_mask``, which a new mask adds to that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from bench_gpu_attention import LIMIT, Qkv, attention_error, compiled_flex, over_peers
+from bench_gpu_measure import Contender, GpuSettings, fresh_memory, generator, measure, normal, on
+from bench_rows import (
+    NEVER_BELOW,
+    Column,
+    Row,
+    Suite,
+    Target,
+    fact,
+    fact_column,
+    limits,
+    time_column,
+)
+from torch.nn.functional import scaled_dot_product_attention
+
+from pit_tvm.torch import list_mask, masked_attention
+
+JUDGED = ("pit", "listed", "sdpa", "flex")
+PICKED = 1 / 8
+GOALS = {"ragged": 1.3, "picked": 1.5, "full": NEVER_BELOW}
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A query for each of ``batch`` sequences of at most ``keys`` keys; ``heads`` share those of
+    ``kv_heads``."""
+
+    kind: str
+    batch: int
+    heads: int
+    kv_heads: int
+    keys: int
+    dim: int
+    held_out: bool = False
+
+    @property
+    def label(self) -> str:
+        """Name of the case; equal names mean equal data."""
+        return f"{self.kind} {self.batch}x{self.heads}/{self.kv_heads}x{self.keys}x{self.dim}"
+
+
+def list_decoding(quick: bool) -> list[Decoded]:
+    """Cases of the suite: those of one shape in a row."""
+    if quick:
+        small = [Decoded(kind, 3, 4, 2, 300, 64) for kind in GOALS]
+        return [*small, Decoded("ragged", 2, 6, 2, 200, 80, held_out=True)]
+    shapes = (1, 32, 8, 32768, 128), (16, 32, 8, 4096, 128), (32, 32, 8, 4096, 128)
+    more = (16, 64, 8, 16384, 128), (32, 16, 16, 4096, 64)
+    return [
+        *(Decoded(kind, *shape) for shape in shapes for kind in GOALS if shape[0] > 1),
+        *(Decoded(kind, *shapes[0]) for kind in ("picked", "full")),
+        *(Decoded(kind, *shape) for shape in more for kind in ("ragged", "picked")),
+        Decoded("ragged", 24, 28, 4, 6000, 128, held_out=True),
+        Decoded("picked", 12, 40, 8, 10000, 80, held_out=True),
+    ]
+
+
+def make_data(case: Decoded, settings: GpuSettings) -> tuple[Qkv, torch.Tensor]:
+    """q [batch, heads, 1, dim], k and v [batch, kv_heads, keys, dim], mask [batch, 1, 1, keys]."""
+    rng = settings.rng(case.label)
+    seen = np.ones((case.batch, case.keys), bool)
+    if case.kind == "picked":
+        seen = rng.random(seen.shape) < PICKED
+        seen[:, 0] = True
+    if case.kind == "ragged":
+        seen &= np.arange(case.keys) < rng.integers(1, case.keys + 1, (case.batch, 1))
+    mask, made = on(settings.device, seen), generator(rng, settings.device)
+    q = normal(made, (case.batch, case.heads, 1, case.dim), "bfloat16")
+    shape = case.batch, case.kv_heads, case.keys, case.dim
+    k, v = (normal(made, shape, "bfloat16") for _ in "kv")
+    return (q, k, v), mask[:, None, None]
+
+
+def wanted(qkv: Qkv, mask: torch.Tensor) -> torch.Tensor:
+    """Attention in float64, one sequence at a time."""
+    shared = qkv[0].shape[1] // qkv[1].shape[1]
+    found = []
+    for q, k, v, seen in zip(*qkv, mask, strict=True):
+        keys, values = (each.double().repeat_interleave(shared, 0) for each in (k, v))
+        scores = q.double() @ keys.mT / math.sqrt(q.shape[-1])
+        found.append(scores.masked_fill(~seen, float("-inf")).softmax(-1) @ values)
+    return torch.stack(found)
+
+
+def runs(qkv: Qkv, mask: torch.Tensor, device: str) -> tuple[dict[str, Callable[[], Any]], str]:
+    """Every contender; and why there is no ``flex``, or nothing."""
+    q, k, v = qkv
+    shape = q.shape
+    lists = list_mask(mask, (*shape[:3], k.shape[2]), gradients=False)
+    rows = q.view(shape[0], k.shape[1], -1, shape[3])
+
+    def packed(seen: torch.Tensor | None) -> torch.Tensor:
+        return scaled_dot_product_attention(rows, k, v, attn_mask=seen).reshape(shape)
+
+    found: dict[str, Callable[[], Any]] = {
+        "pit": lambda: masked_attention(*qkv, mask),
+        "listed": lambda: masked_attention(*qkv, lists),
+        "sdpa": lambda: packed(mask),
+        "full": lambda: packed(None),
+    }
+    if device != "cuda":
+        return found, ""
+    attend, create = compiled_flex(*shape, *k.shape)
+
+    def sees(b: Any, h: Any, query: Any, key: Any) -> torch.Tensor:
+        return mask[b, 0, 0, key]
+
+    def make() -> Any:
+        return create(sees, shape[0], None, 1, k.shape[2], device=device)
+
+    try:
+        blocks = make()
+        more = {
+            "flex": lambda: attend(*qkv, block_mask=blocks, enable_gqa=True),
+            "flex_mask": make,
+        }
+        more["flex"]()
+    except (RuntimeError, TypeError, ValueError) as error:
+        return found, " ".join(f"{type(error).__name__}: {error}".split())[:400]
+    return {**found, **more}, ""
+
+
+def measure_decoding(case: Decoded, settings: GpuSettings) -> Row:
+    """One mask: every contender, correct or not."""
+    with fresh_memory(settings.device):
+        qkv, mask = make_data(case, settings)
+        want = wanted(qkv, mask)
+        some, missing = runs(qkv, mask, settings.device)
+
+        def error(out: torch.Tensor) -> float:
+            return attention_error(out, want)
+
+        judged = {n: Contender(run, error if n in JUDGED else None) for n, run in some.items()}
+        found = measure(judged, settings)
+    facts = {
+        "kind": case.kind,
+        "density": int(mask.sum()) / mask.numel(),
+        "live_bytes": 4 * case.kv_heads * case.dim * int(mask.sum()),
+        "without_graph": found.plain,
+        **({"without_flex": missing} if missing else {}),
+    }
+    return over_peers(Row(case.label, case.held_out, found.stats, facts, found.errors, LIMIT))
+
+
+def decoding_targets(rows: Sequence[Row]) -> list[Target]:
+    """What is gained over torch with the mask, the lists counted."""
+    targets = []
+    for kind, goal in GOALS.items():
+        some = [row for row in rows if row.facts["kind"] == kind]
+        name = f"attention-decode: {kind}, over sdpa"
+        targets += limits(some, name, goal, fact("over_sdpa"), at_least=True)
+    return targets
+
+
+def attention_decode_suite() -> Suite:
+    """Attention of single queries by masks."""
+    names = ("full", "sdpa", "flex", "flex_mask", "listed", "pit")
+    columns: tuple[Column, ...] = (
+        fact_column("live", "density", ".3f"),
+        *(time_column(name, name, 1) for name in names),
+        fact_column("/sdpa", "over_sdpa", ".2f"),
+        fact_column("/flex", "over_flex", ".2f"),
+    )
+    return Suite(
+        name="attention-decode",
+        title="of single queries to cached keys by a new mask, bf16; us",
+        cases=list_decoding,
+        measure=measure_decoding,
+        columns=columns,
+        targets=decoding_targets,
+    )
