@@ -113,7 +113,7 @@ def runs(qkv: Qkv, mask: torch.Tensor, device: str) -> tuple[dict[str, Callable[
     """Every contender; and why there is no ``flex``, or nothing."""
     q, k, v = qkv
     shape = q.shape
-    lists = list_mask(mask, (*shape[:3], k.shape[2]), gradients=False)
+    lists = list_mask(mask, (*shape[:3], k.shape[2]), gradients=False, kv_heads=k.shape[1])
     rows = q.view(shape[0], k.shape[1], -1, shape[3])
 
     def packed(seen: torch.Tensor | None) -> torch.Tensor:

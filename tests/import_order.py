@@ -240,6 +240,7 @@ ORDER = {
         "cuda_few_rows",
         "cuda_mask_lists",
         "cuda_mask_parts",
+        "cuda_mask_row",
         "cuda_mask_turned",
         "cuda_listed_mask",
         "cuda_head_rows",

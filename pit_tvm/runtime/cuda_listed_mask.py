@@ -11,8 +11,9 @@ from ..errors import ShapeError, mismatch
 from ..schedules.cuda_listed_rows import KEYS, PART_FACTS, QUERIES, THREADS, WORDS, holders_of
 from . import cuda_arrays
 from .cuda_detect_device import WARP
-from .cuda_mask_lists import fold_queries, list_keys, order_queries
+from .cuda_mask_lists import LOT, fold_queries, list_keys, order_queries
 from .cuda_mask_parts import deal_lists
+from .cuda_mask_row import list_row
 from .cuda_mask_turned import turn_lines
 from .cuda_modules import Kernel, ModuleKernels, cached_modules, named_module
 from .cuda_view import view_of
@@ -84,8 +85,9 @@ class CudaMaskLists:
         if mask.numel():
             whole = keys % _BYTES == 0 and mask.data_ptr() % _BYTES == 0
             halves = view_of(lines, "uint16", (count.numel(), lines.shape[2] * 2))
-            self.kernel("fold", whole)(mask.data_ptr(), keys, halves, count.view(-1))
-        return self._listed(lines, count, planes, shape, int(rows == 1)), lines
+            spans = -(-halves.shape[1] // LOT) if rows == 1 else 1
+            self.kernel("fold", whole)(mask.data_ptr(), keys, spans, halves, count.view(-1))
+        return self._listed(lines, count, planes, shape), lines
 
     def of_keys(
         self, lines: Any, planes: tuple[int, int], shape: Sequence[int], keys: int
@@ -97,15 +99,10 @@ class CudaMaskLists:
         turned, count = self._lines(lines, planes, keys, queries)
         if lines.numel() and turned.numel():
             self.kernel("turn")(lines, queries, turned, count)
-        return self._listed(turned, count, planes, (batch, heads, keys), 0)
+        return self._listed(turned, count, planes, (batch, heads, keys))
 
     def _listed(
-        self,
-        lines: Any,
-        count: Any,
-        planes: tuple[int, int],
-        shape: Sequence[int],
-        alike: int,
+        self, lines: Any, count: Any, planes: tuple[int, int], shape: Sequence[int]
     ) -> Lists:
         """Order rows by how many they see, list what their tiles see, and deal that out."""
         number, rows, words = lines.shape
@@ -116,9 +113,12 @@ class CudaMaskLists:
             return lists
         listed, tiles = ids.shape[1], -(-shape[2] // QUERIES)
         seen = self._new(lines, (number, listed))
-        if listed > 1:
-            self.kernel("order")(count, order)
-        self.kernel("list", listed > 1)(lines, order, alike, ids, bits, seen)
+        if rows == 1:
+            self.kernel("row")(lines, ids, bits, seen)
+        else:
+            if listed > 1:
+                self.kernel("order")(count, order)
+            self.kernel("list", listed > 1)(lines, order, ids, bits, seen)
         self.kernel("deal")(seen, tiles, _wanted(shape), lists.slots(shape[2]), work)
         return lists
 
@@ -156,7 +156,8 @@ def _wanted(shape: Sequence[int]) -> int:
 
 def lists_module() -> tvm.IRModule:
     """The kernels that make lists, by their names and options."""
-    made = {"order_0": order_queries(), "deal_0": deal_lists(), "turn_0": turn_lines()}
+    made = {"order_0": order_queries(), "row_0": list_row()}
+    made |= {"deal_0": deal_lists(), "turn_0": turn_lines()}
     for option in (False, True):
         made[f"fold_{option:d}"] = fold_queries(option)
         made[f"list_{option:d}"] = list_keys(option)

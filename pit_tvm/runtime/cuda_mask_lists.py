@@ -36,7 +36,7 @@ from .cuda_detect_device import (
 
 ROWS = 8  # of a CTA that folds: one of each warp
 _AT_ONCE = 4  # loads of a lane that are under way together
-_LOT = _AT_ONCE * WARP
+LOT = _AT_ONCE * WARP  # half words of a row that a warp folds at once
 ORDER_THREADS = 1024
 _CLASSES = 16  # of queries, by the logarithm of their keys to the base of 4
 LIST_THREADS = 512
@@ -49,17 +49,18 @@ def fold_queries(whole: bool) -> tvm.tirx.PrimFunc:
     """``lines`` (rows, halves), uint16: bits of the keys of every row; count (rows,): how many.
 
     mask: the address of rows times ``keys`` bytes, 0 where a key is not seen; with ``whole`` every
-    row begins at a multiple of 16 bytes. Keys beyond the last are not seen.
+    row begins at a multiple of 16 bytes. Keys beyond the last are not seen. Several ``spans`` of a
+    row are read side by side; then nothing is counted.
     """
 
     @T.prim_func
-    def kernel(mask: T.int64, keys: T.int32, p_lines: T.handle, p_count: T.handle):
+    def kernel(mask: T.int64, keys: T.int32, spans: T.int32, p_lines: T.handle, p_count: T.handle):
         rows = T.int32()
         halves = T.int32()
         lines = T.match_buffer(p_lines, (rows, halves), "uint16", align=4)
         count = T.match_buffer(p_count, (rows,), "int32", align=4)
         T.device_entry()
-        place = T.cta_id([T.truncdiv(rows + ROWS - 1, ROWS)])
+        span, place = T.cta_id([spans, T.truncdiv(rows + ROWS - 1, ROWS)])
         thread = T.thread_id([ROWS * WARP])
         loaded = T.alloc_local([_AT_ONCE, 4], "uint32")
         total = T.alloc_local([1], "int32")
@@ -69,9 +70,10 @@ def fold_queries(whole: bool) -> tvm.tirx.PrimFunc:
         if row < rows:
             start: T.int64 = mask + T.cast(row, "int64") * T.cast(keys, "int64")
             total[0] = 0
-            for step in T.serial(T.truncdiv(halves + _AT_ONCE * WARP - 1, _AT_ONCE * WARP)):
+            for turn in T.serial(T.truncdiv(halves + spans * LOT - 1, spans * LOT)):
+                first: T.let = (turn * spans + span) * LOT
                 for u in T.unroll(_AT_ONCE):
-                    half: T.let = (step * _AT_ONCE + u) * WARP + lane
+                    half: T.let = first + u * WARP + lane
                     at: T.let = start + T.cast(half, "int64") * BYTES
                     words = T.meta_var(T.address_of(loaded[u, 0]))
                     if whole:
@@ -79,13 +81,13 @@ def fold_queries(whole: bool) -> tvm.tirx.PrimFunc:
                     else:
                         load_any(words, at, keys - half * BYTES)
                 for u in T.unroll(_AT_ONCE):
-                    mine: T.let = (step * _AT_ONCE + u) * WARP + lane
+                    mine: T.let = first + u * WARP + lane
                     live: T.uint32 = live_bits(T.address_of(loaded[u, 0]), full_warp(), 8)
                     if mine < halves:
                         lines[row, mine] = T.cast(live, "uint16")
                         total[0] = total[0] + popcount(live)
             warp_scan(total, lane)
-            if lane == WARP - 1:
+            if (lane == WARP - 1) & (spans == 1):
                 count[row] = total[0]
 
     return kernel
@@ -121,17 +123,17 @@ def order_queries() -> tvm.tirx.PrimFunc:
         if thread < _CLASSES * warps:
             tally[thread] = 0
         after_predecessor()
-        each: T.int32 = T.truncdiv(rows + warps * _LOT - 1, warps * _LOT) * _LOT
+        each: T.int32 = T.truncdiv(rows + warps * LOT - 1, warps * LOT) * LOT
         for turn in T.unroll(2):
             T.cuda.cta_sync()
-            for step in T.serial(T.truncdiv(each, _LOT)):
+            for step in T.serial(T.truncdiv(each, LOT)):
                 for u in T.unroll(_AT_ONCE):
-                    at: T.let = warp * each + step * _LOT + u * WARP + lane
+                    at: T.let = warp * each + step * LOT + u * WARP + lane
                     kinds[u] = -1
                     if at < rows:
                         kinds[u] = count[plane, rows - 1 - at]
                 for u in T.unroll(_AT_ONCE):
-                    row: T.let = rows - 1 - (warp * each + step * _LOT + u * WARP + lane)
+                    row: T.let = rows - 1 - (warp * each + step * LOT + u * WARP + lane)
                     kind: T.int32 = _class_of(kinds[u])
                     same: T.uint32 = lanes_of_group(kind, _CLASSES)
                     if kind >= 0:
@@ -223,9 +225,8 @@ class _Span:
         self.total = T.alloc_local([1], "int32")
 
     @T.inline
-    def read(self, lines, order, plane, tile, first, ordered, alike, warp, lane):
-        """Bits of the tile's queries from word ``first`` on; of the one row for all, if they are
-        ``alike``."""
+    def read(self, lines, order, plane, tile, first, ordered, warp, lane):
+        """Bits of the tile's queries from word ``first`` on."""
         for r in T.unroll(QUERIES // _LIST_WARPS):
             own: T.let = r * _LIST_WARPS + warp
             row: T.int32 = tile * QUERIES + own
@@ -263,15 +264,14 @@ def list_keys(ordered: bool) -> tvm.tirx.PrimFunc:
     counts the keys without these.
 
     lines (planes, rows, words): bits of every row; order (planes, tiles * `QUERIES`): the
-    rows of all tiles, -1 for none, if they are ``ordered``. ``alike`` 1: the one row of a plane is
-    that of all queries. Capacity is a multiple of `KEYS`, and at least all keys.
+    rows of all tiles, -1 for none, if they are ``ordered``. Capacity is a multiple of `KEYS`, and
+    at least all keys.
     """
 
     @T.prim_func
     def kernel(
         p_lines: T.handle,
         p_order: T.handle,
-        alike: T.int32,
         p_ids: T.handle,
         p_bits: T.handle,
         p_count: T.handle,
@@ -296,7 +296,7 @@ def list_keys(ordered: bool) -> tvm.tirx.PrimFunc:
         warp: T.let = T.truncdiv(thread, WARP)
         found: T.int32 = 0
         for part in T.serial(T.truncdiv(words + SPAN // WARP - 1, SPAN // WARP)):
-            span.read(lines, order, plane, tile, part * (SPAN // WARP), ordered, alike, warp, lane)
+            span.read(lines, order, plane, tile, part * (SPAN // WARP), ordered, warp, lane)
             T.cuda.cta_sync()
             span.look(warp, lane)
             warps_scan(span.place, span.total, span.totals, thread, _LIST_WARPS)
@@ -310,9 +310,7 @@ def list_keys(ordered: bool) -> tvm.tirx.PrimFunc:
                         mine: T.let = place + popcount(T.bitwise_and(some, below(lane)))
                         ids[plane, tile, mine] = (part * (SPAN // WARP) + at) * WARP + lane
                         for w in T.unroll(WORDS):
-                            bits[plane, tile, w, mine] = (
-                                -1 if alike != 0 else T.reinterpret("int32", span.column[w])
-                            )
+                            bits[plane, tile, w, mine] = T.reinterpret("int32", span.column[w])
                     place = place + popcount(some)
             found = found + span.total[0]
             T.cuda.cta_sync()

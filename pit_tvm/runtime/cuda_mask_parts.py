@@ -19,7 +19,7 @@ THREADS = 1024
 _WARPS = THREADS // WARP
 _LEAST = 4  # steps of a part: fewer take less time than to add it up
 _MOST = 2**16  # lists of which the mean is taken; of more, that of one plane
-_ADDED = 1.5  # steps that take as long as to add up one more part
+_ADDED = 0.65  # steps that take as long as to add up one more part
 
 
 def _parts(keys: Any, cut: Any) -> Any:

@@ -46,7 +46,11 @@ class ListedMask(NamedTuple):
 
 
 def list_mask(
-    mask: torch.Tensor, shape: Sequence[int], *, gradients: bool | None = None
+    mask: torch.Tensor,
+    shape: Sequence[int],
+    *,
+    gradients: bool | None = None,
+    kv_heads: int | None = None,
 ) -> ListedMask:
     """Make the lists of a mask, for all calls of `pit_tvm.torch.masked_attention` that share it.
 
@@ -60,6 +64,8 @@ def list_mask(
     gradients
         Whether calls want gradients: lists of the queries that see keys are made as well. None:
         if gradients are enabled now.
+    kv_heads
+        Heads of keys, if they are fewer: lists of single queries are cut to fit them.
 
     Raises
     ------
@@ -71,14 +77,15 @@ def list_mask(
     batch, heads, queries, keys = _checked_shape(shape)
     seen = planes_of(mask, (batch, heads, queries), keys)
     wants = torch.is_grad_enabled() if gradients is None else gradients
-    return listed(seen, (batch, heads, queries, keys), wants)
+    if kv_heads is not None and (kv_heads < 1 or heads % kv_heads):
+        raise ShapeError(mismatch("kv_heads", f"a divisor of {heads}", kv_heads))
+    return listed(seen, (batch, heads, queries, keys), wants, kv_heads or heads)
 
 
 def listed(
-    planes: torch.Tensor, shape: tuple[int, int, int, int], gradients: bool, kv_heads: int = 0
+    planes: torch.Tensor, shape: tuple[int, int, int, int], gradients: bool, kv_heads: int
 ) -> ListedMask:
-    """`list_mask` of `planes_of` a mask; by heads of keys, if they are known, lists of one query
-    are cut to fit those."""
+    """`list_mask` of `planes_of` a mask."""
     *own, keys = shape
     number = planes.shape[0], planes.shape[1]
     found, across = None, None
