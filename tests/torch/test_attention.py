@@ -92,7 +92,7 @@ def test_layers_share_what_is_listed_once() -> None:
     q, k, v = _operands()
     mask = torch.rand(2, 1, 7, 9) < 0.5
     mask[..., 0] = True
-    listed = pit.list_mask(mask, (2, 4, 7, 9))
+    listed = pit.list_mask(mask, (2, 4, 7, 9), kv_heads=2)
     wanted = pit.masked_attention(q, k, v, mask)
     assert torch.equal(pit.masked_attention(q, k, v, listed), wanted)
     step = torch.compile(lambda *given: pit.masked_attention(*given) * 2, fullgraph=True)
@@ -247,6 +247,12 @@ def test_layers_of_a_model_share_lists(llama: Any, monkeypatch: pytest.MonkeyPat
             llama(ids, attention_mask=mask)
         assert len(made) == 2  # a mask of its own for every call
         assert not any(one() for one in made)  # of which none is kept
+
+
+@pytest.mark.parametrize("kv_heads", [0, 3, 8])
+def test_refuses_heads_of_keys_that_do_not_share(kv_heads: int) -> None:
+    with pytest.raises(ShapeError, match="kv_heads: expected a divisor of 4"):
+        pit.list_mask(torch.ones(9).bool(), (2, 4, 7, 9), kv_heads=kv_heads)
 
 
 def test_shared_lists_are_those_of_the_mask() -> None:
