@@ -27,7 +27,7 @@ from .listed_mask import (
 _ON_CUDA = (torch.float16, torch.bfloat16)
 _TYPES = (*_ON_CUDA, torch.float32)
 # Elements of keys from which on a single query gains more on the device than it takes of the host.
-_MANY = 2**24
+_MANY = 2**25
 
 
 def masked_attention(
