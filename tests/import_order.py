@@ -281,6 +281,7 @@ ORDER = {
     ),
     "model": (
         "faults",
+        "draws",
         "rebuild",
         "plane",
         "counts",
