@@ -319,6 +319,7 @@ ORDER = {
         "lookups",
         "inputs",
         "outputs",
+        "manifest",
         "results",
         "steps",
         "lowering",
