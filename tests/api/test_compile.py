@@ -290,4 +290,4 @@ def test_inputs_are_named_in_order() -> None:
 
 def test_an_operand_that_nothing_reads_is_named() -> None:
     with pytest.raises(AxisError, match="^data: expected an input that is read, got one that no"):
-        pit_tvm.compile(op.elementwise((4, 5), [("mul", 0)]), sparse={"data": Rows()})
+        pit_tvm.compile(op.elementwise((4, 5), [("mul", 0)], dtype="int8"), sparse={"data": Rows()})
