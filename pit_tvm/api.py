@@ -152,20 +152,27 @@ class Operator(Shared):
         *arrays: Any,
         sparsity: Any = None,
         sizes: Mapping[str, int] | None = None,
-        library: str = "numpy",
+        library: str | None = None,
     ) -> Plan:
         """The plan for a pattern with all candidates and their predicted costs; ``print`` it.
 
-        Without arrays, ``sizes`` gives the symbolic extents by name, a packed weight is assumed,
-        and ``library`` names the dense peer, "numpy" or "torch".
+        Arrays tell sizes and the library of the dense peer. Without any, ``sizes`` gives the
+        symbolic extents by name, a packed weight is assumed, and ``library`` names the dense peer,
+        "numpy" (the default) or "torch", which it always is on a GPU.
 
         Raises
         ------
         ShapeError, DTypeError, BackendUnavailable
-            An argument does not fit, an extent is unknown or not symbolic, or ``library``
-            is another one.
+            An argument does not fit, or is told twice; an extent is unknown or not symbolic, or
+            ``library`` is another one.
         """
-        return self._dispatcher.explain(arrays, sparsity, self._extents(sizes), library)
+        extents = self._extents(sizes)
+        told = {"sizes": extents or None, "library": library}
+        for name in (name for name, value in told.items() if arrays and value is not None):
+            expected = "none beside arrays, which tell it"
+            raise ShapeError(mismatch(name, expected, repr(told[name])))
+        library = "numpy" if library is None else library
+        return self._dispatcher.explain(arrays, sparsity, extents, library)
 
     def _extents(self, sizes: Mapping[str, int] | None) -> dict[str, Any]:
         """Sizes by names of symbolic extents; integers as Python's, others are refused later."""

@@ -282,6 +282,7 @@ ORDER = {
     ),
     "model": (
         "faults",
+        "draws",
         "rebuild",
         "plane",
         "counts",
@@ -321,6 +322,7 @@ ORDER = {
         "lookups",
         "inputs",
         "outputs",
+        "manifest",
         "results",
         "steps",
         "lowering",

@@ -219,7 +219,8 @@ def _is_root(realize: SBlockRealize) -> bool:
 
 
 def _axis_names(realize: SBlockRealize) -> list[str]:
-    """Axis names: without TE's ``v_``, else the loop that the iter var is bound to bare."""
+    """Axis names: without TE's ``v_``, else the loop that the iter var is bound to bare. One that
+    has no name is ``v``, as its loop is in TE."""
     names: list[str] = []
     for iv, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
         name = iv.var.name
@@ -227,7 +228,8 @@ def _axis_names(realize: SBlockRealize) -> list[str]:
             name = name[2:]
         elif isinstance(value, ir.Var):
             name = value.name
-        hint, count = name, 0
+        name = hint = name or "v"
+        count = 0
         while name in names:
             count += 1
             name = f"{hint}_{count}"

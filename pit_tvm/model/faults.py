@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from ..errors import PitError, UnsupportedModel, mismatch
 
@@ -36,3 +37,16 @@ def faults_as_unsupported(expected: str) -> Iterator[None]:
         said = " ".join(str(error).strip().split("\n\n")[0].split())[:LONGEST_MESSAGE]
         got = f"{type(error).__name__}: {said.removeprefix(f'{type(error).__name__}: ')}"
         raise UnsupportedModel(mismatch("model", expected, got, LEAVE_OUT)) from error
+
+
+def place(node: Any) -> str:
+    """The name of an operator of torch, and the line of the model that calls it."""
+    lines = (node.meta.get("stack_trace") or "").strip().splitlines()
+    where = [line.strip() for line in lines if line.strip().startswith("File ")]
+    name = operator_name(node)
+    return f"{name} ({where[-1]}: {lines[-1].strip()})" if where else name
+
+
+def operator_name(node: Any) -> str:
+    """The name of an operator of torch."""
+    return str(getattr(node.target, "__name__", node.target))

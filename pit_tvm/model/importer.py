@@ -27,8 +27,9 @@ from .converters import converters
 from .counts import TOLD_APART, check_counts
 from .decomposing import decompose
 from .deferred import without_conditions
+from .draws import check_program
 from .exporting import export_program
-from .faults import CODE_FAULTS, LEAVE_OUT, faults_as_unsupported
+from .faults import CODE_FAULTS, LEAVE_OUT, faults_as_unsupported, operator_name, place
 from .onnx_model import is_onnx, read_onnx
 from .plane import BATCH, TOKENS, Bound
 from .products import product_converters
@@ -292,11 +293,12 @@ def _translated(program: ExportedProgram) -> tvm.IRModule:
         An operator is not known to TVM, or not in this form.
     """
     with torch.no_grad(), quick_stacks():
+        check_program(program)
         program = without_conditions(decompose(program))
         _check_state(program)
         importer = _Importer()
         calls = [n for n in program.graph.nodes if n.op == "call_function"]
-        missing = {_place(n) for n in calls if _operator(n) not in importer.convert_map}
+        missing = {place(n) for n in calls if operator_name(n) not in importer.convert_map}
         if missing:
             expected, got = "operators that TVM's importer knows", ", ".join(sorted(missing))
             advice = _EXPERTS if _OF_EXPERTS in got else LEAVE_OUT
@@ -334,7 +336,7 @@ def _named(
             raise
         except CODE_FAULTS as error:
             said = " ".join(str(error).split()) or type(error).__name__
-            expected = f"{_place(node)} in a form that TVM's importer knows"
+            expected = f"{place(node)} in a form that TVM's importer knows"
             raise UnsupportedModel(mismatch("model", expected, said, LEAVE_OUT)) from error
 
     return converted
@@ -364,7 +366,7 @@ def _check_made(node: fx.Node, made: Any) -> None:
     found = None if ours.ndim < 0 else list(extents_of(made)) if ours.shape else [None] * ours.ndim
     wrong_dtype = ours.dtype is not None and _kind(str(ours.dtype)) != _kind(dtype)
     if wrong_dtype or (found is not None and not _alike(shape, found)):
-        expected = f"{_place(node)} to give {dtype} of extents {shape}, as torch does"
+        expected = f"{place(node)} to give {dtype} of extents {shape}, as torch does"
         got = f"{ours.dtype} of extents {found} from TVM's importer"
         raise UnsupportedModel(mismatch("model", expected, got, LEAVE_OUT))
 
@@ -379,15 +381,3 @@ def _alike(known: list[Any], found: list[Any]) -> bool:
         isinstance(a, int) and isinstance(b, prim.IntImm) and a != int(b)
         for a, b in zip(known, found, strict=True)
     )
-
-
-def _place(node: fx.Node) -> str:
-    """The name of an operator, and the line of the model that calls it."""
-    lines = (node.meta.get("stack_trace") or "").strip().splitlines()
-    where = [line.strip() for line in lines if line.strip().startswith("File ")]
-    name = _operator(node)
-    return f"{name} ({where[-1]}: {lines[-1].strip()})" if where else name
-
-
-def _operator(node: fx.Node) -> str:
-    return str(getattr(node.target, "__name__", node.target))

@@ -16,6 +16,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, get_numpy
 from ..errors import PitError, UnsupportedModel, mismatch
 from ..quick_stacks import quick_stacks
 from .converters import from_start
+from .draws import drawing
 from .faults import CODE_FAULTS
 from .onnx_check import check_graph
 from .onnx_sizes import (
@@ -240,6 +241,14 @@ class _Importer(ONNXGraphImporter):
             return None
         return self.bb.emit(relax.op.arange(start, end, step, str(inputs[0].ty.dtype)))
 
+    def _on_dropout(
+        self, inputs: list[Any], _: list[Sizes | None], attrs: Mapping[str, Any]
+    ) -> None:
+        """As TVM's, which never draws."""
+        _, share, training = (*inputs, None, None)[:3]
+        if training is not None and not _is_zero(training) and not _is_zero(share):
+            raise drawing(f"Dropout (node {attrs['tvm_custom']['name']!r}) in training")
+
     def _on_slice(
         self, inputs: list[Any], known: list[Sizes | None], _: Mapping[str, Any]
     ) -> relax.Expr | None:
@@ -345,6 +354,10 @@ def _last_axis(data: relax.Expr, attrs: Mapping[str, Any]) -> int:
 def _plain_last(expr: relax.Expr) -> int | None:
     last = extents_of(expr)[-1]
     return int(last) if isinstance(last, prim.IntImm) else None
+
+
+def _is_zero(expr: relax.Expr | None) -> bool:
+    return isinstance(expr, ir.GenericConst) and not expr.value.numpy().any()
 
 
 def _fill(attrs: Mapping[str, Any]) -> Any:

@@ -54,8 +54,16 @@ class Outputs:
         return cls(kind, name, keys, tuple(map(cls.of, spec.children())))
 
     def build(self, leaves: Sequence[Any]) -> Any:
-        """The containers with these tensors in them, in order."""
+        """The containers with these tensors in them, in order; SavedModelError if there are more
+        or fewer than leaves."""
+        if len(leaves) != self.leaves:
+            raise SavedModelError(mismatch("outputs", f"{self.leaves} tensors", len(leaves)))
         return self._build(iter(leaves))
+
+    @property
+    def leaves(self) -> int:
+        """How many tensors there are."""
+        return 1 if self.kind == LEAF else sum(part.leaves for part in self.parts)
 
     def _build(self, leaves: Iterator[Any]) -> Any:
         if self.kind == LEAF:

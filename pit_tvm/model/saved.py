@@ -28,6 +28,7 @@ from ..tile_db.store import FILE_NAME, TileStore
 from .experts import GroupedLayer
 from .inputs import Inputs
 from .linear import LinearLayer
+from .manifest import check_manifest
 from .outputs import Outputs
 from .propagate import Decision
 
@@ -110,8 +111,10 @@ def read(path: str | Path) -> Parts:
     try:
         with zipfile.ZipFile(path) as archive:
             manifest = _manifest(archive)
+            check_manifest(str(path), manifest)
             _check_versions(manifest)
             target = _target(manifest)
+            _check_members(archive, manifest)
             return _parts(archive, manifest, target)
     except OSError as error:
         raise SavedModelError(mismatch("path", "a file that can be read", error)) from error
@@ -175,13 +178,18 @@ def _write_layer(
     return members | {name: getattr(layer, name) for name in form}
 
 
-def _read_layer(archive: zipfile.ZipFile, one: Mapping[str, Any]) -> dict[str, Any]:
-    """What `_write_layer` wrote, by the names of a layer's parts."""
-    arrays = {
-        name: _read_array(archive, one[name], one["dtype"]) if name in one else None
+def _read_layer(archive: zipfile.ZipFile, one: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    """What `_write_layer` wrote, by the names of a layer's parts; ValueError if these are not of
+    one layer, whose weight has so many dimensions."""
+    weight, bias = (
+        _read_array(archive, one[name], one["dtype"]) if name in one else None
         for name in ("weight", "bias")
-    }
-    return {**one, **arrays}
+    )
+    shapes = [each.shape for each in (weight, bias) if each is not None]
+    if len(shapes[0]) != rank or shapes[1:] not in ([], [shapes[0][:-1]]):
+        expected = f"a weight of {rank} dimensions, and a bias of all but the last"
+        raise ValueError(mismatch(one["weight"], expected, shapes))
+    return {**one, "weight": weight, "bias": bias}
 
 
 def _parts(archive: zipfile.ZipFile, manifest: Mapping[str, Any], target: TargetInfo) -> Parts:
@@ -191,12 +199,25 @@ def _parts(archive: zipfile.ZipFile, manifest: Mapping[str, Any], target: Target
         Outputs.from_json(manifest["outputs"]),
         [Decision(**one) for one in manifest["decisions"]],
         _read_graph(archive, manifest["graph"]),
-        [LinearLayer(**_read_layer(archive, one)) for one in manifest["layers"]],
+        [LinearLayer(**_read_layer(archive, one, 2)) for one in manifest["layers"]],
         {key: archive.read(f"{_KERNELS}/{key}.so") for key in manifest["kernels"]},
         archive.read(_TILES).decode("utf-8"),
         manifest["threshold"],
-        [GroupedLayer(**_read_layer(archive, one)) for one in manifest["grouped"]],
+        [GroupedLayer(**_read_layer(archive, one, 3)) for one in manifest["grouped"]],
     )
+
+
+def _check_members(archive: zipfile.ZipFile, manifest: Mapping[str, Any]) -> None:
+    """ValueError if the archive has members that the manifest does not name."""
+    graph = manifest["graph"]
+    named = {_MANIFEST, _TILES, _PROGRAM if graph else _LIBRARY}
+    named.update(f"constants/{name}.npy" for name in graph.get("constants", ()))
+    named.update(f"{_KERNELS}/{key}.so" for key in manifest["kernels"])
+    for layer in (*manifest["layers"], *manifest["grouped"]):
+        named.update(layer[name] for name in ("weight", "bias") if name in layer)
+    others = sorted(set(archive.namelist()) - named)
+    if others:
+        raise ValueError(mismatch(_MANIFEST, "to name all members", f"none of {others}"))
 
 
 def _write_graph(archive: zipfile.ZipFile, graph: bytes | ProgramText) -> dict[str, Any]:
@@ -235,6 +256,9 @@ def _write_array(archive: zipfile.ZipFile, member: str, array: np.ndarray) -> No
 def _read_array(archive: zipfile.ZipFile, member: str, dtype: str) -> np.ndarray:
     with archive.open(member) as file:
         array = np.lib.format.read_array(file, allow_pickle=False)
+    bits = "uint16" if dtype == "bfloat16" else dtype
+    if array.dtype.name != bits:
+        raise ValueError(mismatch(f"type of {member}", bits, array.dtype.name))
     return array.view(numpy_dtype("bfloat16")) if dtype == "bfloat16" else array
 
 

@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from typing import TypeAlias
 
 from tvm import te, tirx
-from tvm.ir import Expr, Var
+from tvm.ir import Expr, Var, prim
 
 from ..errors import DTypeError, ShapeError, mismatch
 from .arguments import DTypes, Extent, element_type, resolve_dtypes, resolve_extent
@@ -17,6 +17,13 @@ from .epilogue import ACTIVATIONS, check_activation
 
 # "relu" works on the chain's value alone, "add" takes one more operand, ("mul", 0.5) a number.
 Stage: TypeAlias = str | tuple[str, float]
+
+
+def _product(x: Expr, y: Expr) -> Expr:
+    """TVM takes 0 for a product with 0, though that of NaN or infinity is NaN."""
+    if isinstance(y, prim.FloatImm) and not y.value:
+        return x + x * tirx.const(-1, y.ty)
+    return x * y
 
 
 def _larger(x: Expr, y: Expr) -> Expr:
@@ -39,7 +46,7 @@ def _or_nan(x: Expr, whole: Expr, real: Expr) -> Expr:
 BINARY: dict[str, Callable[[Expr, Expr], Expr]] = {
     "add": lambda x, y: x + y,
     "sub": lambda x, y: x - y,
-    "mul": lambda x, y: x * y,
+    "mul": _product,
     "max": _larger,
     "min": _smaller,
 }

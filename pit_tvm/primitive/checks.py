@@ -142,10 +142,15 @@ def bound_iterator(loop: tirx.For) -> str:
     def visit(realize: s_tir.SBlockRealize) -> None:
         for iv, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
             if value.same_as(loop.loop_var):
-                names.append(str(iv.var.name).removeprefix("v_"))
+                names.append(iterator_name(iv))
 
     tvm_ffi.structural_walk(loop.body, (s_tir.SBlockRealize, visit))
     return names[0] if len(names) == 1 else ""
+
+
+def iterator_name(iterator: tirx.IterVar) -> str:
+    """The name of a block's iterator without ``v_``."""
+    return str(iterator.var.name).removeprefix("v_")
 
 
 def is_choice(call: ir.Expr) -> bool:

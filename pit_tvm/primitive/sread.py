@@ -8,7 +8,16 @@ from tvm import s_tir
 
 from ..errors import ScheduleError, mismatch
 from ..structs import integer
-from .checks import SREAD, block_of, bound_iterator, guarded, loop_depth, loop_of, moving
+from .checks import (
+    SREAD,
+    block_of,
+    bound_iterator,
+    guarded,
+    iterator_name,
+    loop_depth,
+    loop_of,
+    moving,
+)
 from .dynamic_extent import dynamic_extent
 
 
@@ -30,7 +39,8 @@ def sread(
     among which denormal numbers cost a hundred times a normal one.
 
     Requirements: ``block`` was made by ``insert_sread_swrite`` (annotation ``pit.sread``), it has
-    one consumer, and ``loop`` is a loop above that consumer. The multiple is at least 1.
+    one consumer, and ``loop`` is a loop above that consumer. ``pad`` names an iterator of the copy,
+    and the multiple is at least 1.
 
     Returns the copy's loops inside ``loop``, outermost first.
 
@@ -39,10 +49,15 @@ def sread(
     ScheduleError
         A requirement does not hold, or TVM cannot compute the copy there.
     """
-    name = block_of(sch, block, "sread", SREAD).name_hint
+    copied = block_of(sch, block, "sread", SREAD)
+    name = copied.name_hint
     at = loop_of(sch, loop, "sread")
-    if pad is not None and (integer(pad[1]) or 0) < 1:
-        raise ScheduleError(mismatch("sread: pad", "an iterator and a multiple >= 1", pad))
+    if pad is not None:
+        iterators = [iterator_name(one) for one in copied.iter_vars]
+        whole = isinstance(pad, tuple | list) and len(pad) == 2
+        if not whole or pad[0] not in iterators or (integer(pad[1]) or 0) < 1:
+            expected = f"an iterator of {iterators} and a multiple >= 1"
+            raise ScheduleError(mismatch("sread: pad", expected, pad))
     consumers = sch.get_consumers(block)
     if len(consumers) != 1:
         raise ScheduleError(mismatch(f"sread: consumers of {name}", 1, len(consumers)))

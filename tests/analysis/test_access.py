@@ -110,6 +110,14 @@ def test_axes_of_one_name_are_told_apart():
     assert texts(info, info.reads) == ["C[i]", "A[i]", "A[i_1]"]
 
 
+def test_an_axis_without_a_name_has_that_of_its_loop():
+    a, k = te.placeholder((4, 4), name="A"), te.reduce_axis((0, 4), "")
+    out = te.compute((4,), lambda v: te.sum(a[v, k], axis=k), name="C")
+    (info,) = block_infos(te.create_prim_func([a, out]))
+    assert info.axes == ("v", "v_1")
+    assert texts(info, info.reads) == ["C[v]", "A[v, v_1]"]
+
+
 @T.prim_func(s_tir=True)
 def inside(A: T.Buffer((4, 4), "float32"), B: T.Buffer((4, 4), "float32")):
     for i in range(4):

@@ -246,6 +246,14 @@ def test_explain_knows_two_libraries() -> None:
         operator.explain(sizes={"m": 64}, sparsity=[40], library="jax")
 
 
+def test_explain_is_told_sizes_and_library_once() -> None:
+    operator = compiled(LINEAR, "float32", "lhs", Lengths())
+    arrays = [np.ones(s, np.float32) for s in ((64, 131), (71, 131), (71,))]
+    for name, value in {"library": "torch", "sizes": {"m": 64}}.items():
+        with pytest.raises(ShapeError, match=f"^{name}: expected none beside arrays, .* got "):
+            operator.explain(*arrays, sparsity=[40], **{name: value})  # type: ignore[arg-type]
+
+
 def test_explain_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIT_TVM_CACHE", str(tmp_path / "kernels"))
     operator = untuned(tmp_path, Mask())
@@ -282,4 +290,4 @@ def test_inputs_are_named_in_order() -> None:
 
 def test_an_operand_that_nothing_reads_is_named() -> None:
     with pytest.raises(AxisError, match="^data: expected an input that is read, got one that no"):
-        pit_tvm.compile(op.elementwise((4, 5), [("mul", 0)]), sparse={"data": Rows()})
+        pit_tvm.compile(op.elementwise((4, 5), [("mul", 0)], dtype="int8"), sparse={"data": Rows()})

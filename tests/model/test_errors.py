@@ -15,6 +15,8 @@ from torch.nn import functional
 
 from pit_tvm.errors import DTypeError, PitError, ShapeError, UnsupportedModel
 from pit_tvm.model import compile
+from pit_tvm.model.draws import check_program
+from pit_tvm.model.exporting import export_program
 from pit_tvm.model.importer import import_model
 from pit_tvm.model.inputs import Inputs
 
@@ -134,6 +136,36 @@ def test_models_that_cannot_be_compiled(name: str) -> None:
     with pytest.raises(error, match=words) as caught:
         import_model(Small(rest), EXAMPLE, "attention_mask")
     assert len(str(caught.value)) < 1000
+
+
+# Operators that draw random numbers, by their names.
+DRAWING: dict[str, Forward] = {
+    "dropout.default": lambda self, x, ids, mask: functional.dropout(x, 1.0),
+    "dropout_.default": lambda self, x, ids, mask: functional.dropout(x * 2, 0.5, inplace=True),
+    "alpha_dropout.default": lambda self, x, ids, mask: functional.alpha_dropout(x, 0.5, True),
+    "feature_dropout.default": lambda self, x, ids, mask: functional.dropout1d(x, 0.5),
+    "scaled_dot_product_attention.default": lambda self, x, ids, mask: (
+        functional.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
+    ),
+    "bernoulli.p": lambda self, x, ids, mask: torch.bernoulli(x, 0.0),
+    "randn.default": lambda self, x, ids, mask: x + torch.randn(WIDTH),
+    "exponential_.default": lambda self, x, ids, mask: functional.gumbel_softmax(x),
+}
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_random_numbers_are_refused(name: str) -> None:
+    words = rf"draw no random numbers, got {name} \(File .*; switch dropout off"
+    with pytest.raises(UnsupportedModel, match=words):
+        import_model(Small(DRAWING[name]), EXAMPLE, "attention_mask")
+
+
+def test_dropout_that_is_off_is_none() -> None:
+    def rest(self: Small, x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x = functional.alpha_dropout(functional.dropout(x, 1.0, self.training), 0.0, True)
+        return functional.scaled_dot_product_attention(x, x, x, dropout_p=0.0)
+
+    check_program(export_program(Small(rest).train(), EXAMPLE, "attention_mask"))
 
 
 # What TVM's importer takes and TVM cannot compile, and words of the error.

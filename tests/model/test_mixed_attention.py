@@ -14,6 +14,7 @@ from pit_tvm.model.importer import import_model
 from pit_tvm.model.plane import Plane
 from pit_tvm.model.propagate import ALL
 from pit_tvm.model.rewrite import rewrite
+from tests.model.together import Together
 
 WIDTH, WORDS = 32, 50
 
@@ -28,9 +29,9 @@ class Attention(nn.Module):
         self.out = nn.Linear(WIDTH, WIDTH)
         self.wide, self.bounded, self.head = wide, bounded, head
 
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """``[batch, tokens, width]``."""
-        x = self.table(input_ids)
+    def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """``[batch, tokens, width]`` of ids."""
+        x = self.table(x)
         q, k, v = (self.headed(name, x) for name in "qkv")
         scores = q @ k.mT / self.head**0.5
         least = torch.finfo(scores.dtype).min
@@ -38,7 +39,7 @@ class Attention(nn.Module):
         added = torch.where(seen, 0.0, least).to(scores.dtype)
         weights = torch.softmax(scores + added, -1, dtype=torch.float32).to(v.dtype)
         mixed = (weights @ v).to(x.dtype).transpose(1, 2)
-        return self.out(mixed.reshape(*input_ids.shape, self.out.in_features))
+        return self.out(mixed.reshape(*x.shape[:2], self.out.in_features))
 
     def headed(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """``[batch, heads, tokens, head]``."""
@@ -76,7 +77,7 @@ def batch(device: str = "cpu") -> dict[str, torch.Tensor]:
     """A sequence with dead tokens at its end, an empty one and a full one."""
     ids, mask = torch.randint(WORDS, (3, 13)), torch.ones(3, 13, dtype=torch.int64)
     mask[0, 5:], mask[1] = 0, 0
-    return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+    return {"x": ids.to(device), "attention_mask": mask.to(device)}
 
 
 def check(model: nn.Module, compiled: Any, inputs: dict[str, torch.Tensor]) -> None:
@@ -89,18 +90,6 @@ def check(model: nn.Module, compiled: Any, inputs: dict[str, torch.Tensor]) -> N
     assert not found[~live].any()
 
 
-class Together(nn.Module):
-    """Several models of one batch, compiled as one: results are beside each other."""
-
-    def __init__(self, *parts: nn.Module) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(parts)
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """``[batch, tokens, parts, width]``."""
-        return torch.stack([part(input_ids, attention_mask) for part in self.parts], 2)
-
-
 # Products alone are but cast to float32; what is bounded is computed in it.
 OPERANDS = [("", False), ("qkv", False), ("qk", True), ("qkv", True), ("v", True)]
 
@@ -111,7 +100,7 @@ def test_operands_of_several_types() -> None:
     compiled = compile(model, inputs)
     assert f"{len(OPERANDS)} of them attention, full, over live tokens" in compiled.explain()
     for number, part in enumerate(model.parts):
-        check(part, lambda n=number, **given: compiled(**given)[:, :, n], inputs)
+        check(part, lambda n=number, **given: compiled(**given)[..., n], inputs)
 
 
 @pytest.mark.parametrize(("dtype", "value"), [(torch.bfloat16, 1), (torch.float32, 20)])

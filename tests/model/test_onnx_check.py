@@ -88,6 +88,11 @@ def test_operators_that_the_importer_has_as_loops() -> None:
     check(graph("y = Clip <min = -0.5, max = 0.25> (rows)", "y", opset=10), (2, 5))
 
 
+def test_dropout_is_none() -> None:
+    body = "z = Dropout (rows, share, off) y = Dropout (z, none, on)"
+    check(graph(body, "y", none=np.array(0.0, np.float32), **DROPPED), (2, 5))
+
+
 def test_clipped_rows_are_live_ones_alone() -> None:
     low = np.float32(-0.5).reshape(())
     ours = compile(graph("y = Clip (rows, low)", "y", low=low))
@@ -108,6 +113,7 @@ def test_results_that_nothing_reads_may_be_named() -> None:
 # --------------------------------------------------------------------------------------------
 # What is refused
 
+DROPPED = {"share": np.array(0.5, np.float32), "on": np.array(True), "off": np.array(False)}
 MEAN = "x, mean, deviation = LayerNormalization (rows, scale) y = Add (x, mean)"
 
 
@@ -132,8 +138,12 @@ MEAN = "x, mean, deviation = LayerNormalization (rows, scale) y = Add (x, mean)"
             lambda: graph("y = Reshape (rows, to)", "y", to=np.array([-1, -1, 6])),
             "Reshape .* 2 extents of -1",
         ),
+        (
+            lambda: graph("y = Dropout (rows, share, on)", "y", **DROPPED),
+            r"no random numbers, got Dropout \(node .*\) in training",
+        ),
     ],
-    ids="softmax mean opset domain twice none far size holes".split(),
+    ids="softmax mean opset domain twice none far size holes dropout".split(),
 )
 def test_graphs_that_would_be_misread(make: Callable[[], Any], words: str) -> None:
     with pytest.raises(UnsupportedModel, match=words):

@@ -11,6 +11,7 @@ from torch import nn
 
 from pit_tvm.model import CompiledModel, compile
 from pit_tvm.model.propagate import ALL
+from tests.model.together import Together
 
 WIDTH, HEADS, PLACES = 8, 2, 16
 LOWEST = torch.finfo(torch.float32).min
@@ -125,18 +126,6 @@ class Sunk(Attention):
         weights = joined.softmax(-1)[..., :-1]
         summed = (weights @ heads).transpose(1, 2).reshape(x.shape)
         return x + torch.relu(self.outer[0](summed))
-
-
-class Together(nn.Module):
-    """Several models of one input, compiled as one: results are beside each other."""
-
-    def __init__(self, *parts: nn.Module) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(parts)
-
-    def forward(self, x: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """``[batch, tokens, WIDTH, parts]``."""
-        return torch.stack([part(x, attention_mask) for part in self.parts], -1)
 
 
 def checked(model: nn.Module, dtype: torch.dtype = torch.float32) -> CompiledModel:

@@ -6,11 +6,14 @@ import copy
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import zipfile
 from collections import namedtuple
 from collections.abc import Callable, Iterator
+from functools import reduce
+from operator import getitem, setitem
 from pathlib import Path
 from typing import Any
 
@@ -221,15 +224,19 @@ def rewritten(saved: Path, path: Path, change: Callable[[dict[str, Any]], Any]) 
             UnsupportedTarget,
             "got one without avx1024; compile the model for it",
         ),
-        (lambda m: m.pop("layers"), SavedModelError, "expected a whole file .*save the model"),
-        (lambda m: m["layers"][0].update(weight="none"), SavedModelError, "a whole file"),
-        (lambda m: m.update(layers=3), SavedModelError, "a whole file"),
-        (lambda m: m.update(inputs=[]), SavedModelError, "a whole file"),
         (lambda m: m["inputs"].update(mask="none"), SavedModelError, "a whole file.*mask: exp"),
-        (lambda m: m["decisions"].append({"other": 1}), SavedModelError, "a whole file"),
+        (lambda m: m["kernels"].pop(), SavedModelError, "to name all members, got none of .*so"),
+        (lambda m: m["layers"].pop(), SavedModelError, "name all members, got none of .*1.npy"),
+        (lambda m: m["layers"][0].pop("bias"), SavedModelError, "members, .*'biases/0.npy'"),
+        (lambda m: m["layers"][0].update(dtype="int8"), SavedModelError, "0.npy: expected int8, g"),
+        (
+            lambda m: m["layers"][0].update(weight="biases/0.npy", bias="weights/0.npy"),
+            SavedModelError,
+            r"npy: expected a weight of 2 dim.*got \[\(40,\), \(40, 16\)\]",
+        ),
     ],
-    ids=["tvm", "pit", "code", "format", "features", "layers", "member"]
-    + ["number", "list", "mask", "decision"],
+    ids=["tvm", "pit", "code", "format", "features", "mask", "kernels", "layers", "bias"]
+    + ["type", "turned"],
 )
 def test_other_versions_and_machines(
     saved: Path,
@@ -240,6 +247,41 @@ def test_other_versions_and_machines(
 ) -> None:
     with pytest.raises(error, match=words):
         load(rewritten(saved, tmp_path / "other.pit", change))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("layers", None, "a list, got None"),
+        ("layers/0/weight", None, "a string, got None"),
+        ("layers/0/activation", "exp", "one of null, relu, .*, got 'exp'"),
+        ("layers/1/other", 1, "no such key, got one"),
+        ("threshold", float("nan"), "a finite number of at least 0, or null, got nan"),
+        ("threshold", "0.5", "a finite number of at least 0, or null, got '0.5'"),
+        ("inputs", [], r"an object, got \[\]"),
+        ("inputs/known/input_ids/dtype", "float", "one of bfloat16, float16, .*, got 'float'"),
+        ("inputs/known/input_ids/extents/0", True, "batch, tokens, a .* or null, got True"),
+        ("inputs/known/input_ids/rows", -1, "a whole number of at least 0, or null, got -1"),
+        ("inputs/bounds/tokens", [0], r"the least, and the most or null, got \[0\]"),
+        ("inputs/live", 2.5, "a whole number of at least 0, or null, got 2.5"),
+        ("outputs/kind", "set", "one of leaf, tuple, list, .*, got 'set'"),
+        ("outputs/parts/1/keys/0", [], r"a string or a whole number, got \[\]"),
+        ("decisions/0/reason", [], r"a string, got \[\]"),
+        ("features", {}, "a list, got {}"),
+        ("versions/numpy", 2, "a string, got 2"),
+        ("graph", {"constants": {}}, "a value, got none"),
+    ],
+)
+def test_manifests_that_were_edited(
+    saved: Path, tmp_path: Path, key: str, value: Any, words: str
+) -> None:
+    *outer, last = (int(name) if name.isdigit() else name for name in key.split("/"))
+    path = rewritten(
+        saved, tmp_path / "a.pit", lambda m: setitem(reduce(getitem, outer, m), last, value)
+    )
+    named = re.sub(r"/(\d+)", r"\\[\1\\]", key).replace("/", ".")
+    with pytest.raises(SavedModelError, match=f"a.pit: manifest.{named}.*: expected .*{words}"):
+        load(path)
 
 
 @pytest.mark.parametrize("part", ["weights/0.npy", "machine.so", "manifest.json"])

@@ -110,6 +110,15 @@ def test_nan_stays_nan_in_either_operand(run, operand, stage, dtype):
     )
 
 
+@pytest.mark.parametrize("zero", [0, 0.0, -0.0])
+def test_products_with_0_keep_nan(run, operand, zero):
+    data = operand((40,), "float32")
+    data[::3], data[1], data[2] = np.nan, np.inf, -np.inf
+    got = run(elementwise((40,), [("mul", zero), ("add", 1)]), [data], (40,))
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(got, data * 0 + 1)
+
+
 @pytest.mark.parametrize("number", [np.float32(0.5), np.float16(-2), np.int64(3), np.uint8(7)])
 def test_numbers_of_numpy_are_numbers(run, operand, number):
     data = operand((5,), "float32")

@@ -127,12 +127,16 @@ def test_padding_of_an_iterator_that_no_guard_bounds_changes_nothing():
     assert plain.mod.script() == padded.mod.script()
 
 
-@pytest.mark.parametrize("multiple", [0, -2, 2.5, "2"])
-def test_padding_to_no_multiple(multiple):
+@pytest.mark.parametrize(
+    "pad",
+    [*(("m_r", n) for n in (0, -2, 2.5, "2")), ("q", 2), ("v_m_r", 2), ("", 2), ("m_r",), "m_", 3],
+)
+def test_padding_to_no_multiple_or_of_no_iterator(pad):
     sch, copy, loops = parts(gathered)
     before = sch.mod.script()
-    with refused("sread: pad: expected an iterator and a multiple >= 1, got ('m_r', "):
-        sread(sch, copy, loops[0], pad=("m_r", multiple))
+    words = "sread: pad: expected an iterator of ['m_t', 'm_r', 'k'] and a multiple >= 1, got "
+    with refused(f"{words}{pad}"):
+        sread(sch, copy, loops[0], pad=pad)
     assert sch.mod.script() == before
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,6 +50,15 @@ def encoder() -> data.Encoder:
     )
     module = data.SentenceEncoder(BertModel(config, add_pooling_layer=False))
     return data.Encoder("random", "none", module.eval())
+
+
+def test_help_installs_nothing(tmp_path: Path) -> None:
+    script, venv = Path(quickstart.__file__).with_suffix(".sh"), tmp_path / "venv"
+    given = {**os.environ, "PYTHON": sys.executable, "PIT_TVM_VENV": str(venv)}
+    command = ["bash", str(script), "--batch", "0", "--help"]
+    done = subprocess.run(command, env=given, capture_output=True, text=True)
+    assert done.returncode == 0 and "--no-torch-compile" in done.stdout, done.stderr
+    assert not venv.exists()
 
 
 def random_tokens(sentences: int) -> tuple[torch.Tensor, torch.Tensor]:
