@@ -10,7 +10,7 @@ from ..errors import ShapeError, mismatch
 from ..schedules.cuda_attention_gradients import MOST_WIDE_GRADIENT, attention_gradients
 from ..schedules.cuda_gradient_rows import GradientTile
 from ..schedules.cuda_listed_products import STEP
-from ..schedules.cuda_listed_rows import MOST_WIDE, holders_of
+from ..schedules.cuda_listed_rows import MOST_WIDE, QUERIES, holders_of
 from ..schedules.cuda_masked_attention import AttentionTile, masked_attention
 from ..schedules.hopper_knobs import ISA
 from . import cuda_arrays
@@ -74,8 +74,8 @@ class CudaMaskedAttention(FamilyKernels):
                 weights.fill_(math.inf)
             return
         _check_heads(q, v, MOST_WIDE)
-        if lists.planes[1] == 1:
-            q, out = (_tiled(one, k.shape[1]) for one in (q, out))
+        if tiled_shape(q.shape[:3], k.shape[1], lists.planes) != tuple(q.shape[:3]):
+            q, out = (one.unflatten(1, (k.shape[1], -1)).squeeze(3) for one in (q, out))
         shape = tuple(q.shape)
         given, made = [in_pieces(one) for one in (q, k, v)], room_for(out, shape[1])
         tile = AttentionTile(*self._tile(q, v))
@@ -173,14 +173,9 @@ def tiled_shape(shape: Sequence[int], kv_heads: int, planes: Sequence[int]) -> t
     """Sequences, heads and rows, ``shape``, as tiles of a call take them by a mask of ``planes``:
     heads of a single query that share keys, and see the same, are rows of one tile."""
     batch, heads, rows = shape
-    if rows > 1 or planes[1] > 1 or not kv_heads:
-        return batch, heads, rows
-    return batch, kv_heads, heads // kv_heads
-
-
-def _tiled(rows: Any, kv_heads: int) -> Any:
-    """Rows of heads in the order of `tiled_shape`."""
-    return rows.unflatten(1, (kv_heads, -1)).squeeze(3) if rows.shape[2] == 1 else rows
+    shared = heads // max(1, kv_heads)
+    alike = rows == planes[1] == 1 and 1 < shared <= QUERIES
+    return (batch, kv_heads, shared) if alike else (batch, heads, rows)
 
 
 class _Parts:

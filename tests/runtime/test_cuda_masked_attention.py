@@ -119,6 +119,22 @@ def test_agrees_with_the_reference(
     np.testing.assert_allclose(out.transpose(1, 2).numpy(), wanted, atol=4e-3)
 
 
+@pytest.mark.parametrize("heads", [20, 65])  # of one tile, and more than that
+def test_lists_of_single_queries_serve_heads_that_share_keys(
+    attend: EmulatedAttention, rng: np.random.Generator, heads: int
+) -> None:
+    q, k, v = (
+        rng.standard_normal((1, own, rows, 64)).astype(np.float16)
+        for own, rows in ((heads, 1), (1, 150), (1, 150))
+    )
+    mask = rng.random((1, 1, 1, 150)) < 0.3
+    out = torch.full((1, heads, 1, 64), torch.nan, dtype=torch.float16)
+    lists, _ = attend.lists.of_queries(torch.from_numpy(mask), (1, heads, 1))
+    attend(*map(torch.from_numpy, (q, k, v)), lists, 0.125, out)
+    wanted = reference.masked_attention(q, k, v, mask, 0.125)
+    np.testing.assert_allclose(out.numpy(), wanted, atol=4e-3)
+
+
 def test_missing_numbers_spread_to_who_sees_them(
     attend: EmulatedAttention, rng: np.random.Generator
 ) -> None:

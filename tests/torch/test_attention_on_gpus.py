@@ -88,7 +88,7 @@ def test_any_number_of_queries_and_keys(queries: int, keys: int, dtype: torch.dt
 
 
 @BOTH
-@pytest.mark.parametrize("heads", [(8, 2), (40, 1), (6, 6)])
+@pytest.mark.parametrize("heads", [(8, 2), (40, 1), (71, 1), (6, 6)])
 def test_single_queries(heads: tuple[int, int], dtype: torch.dtype) -> None:
     given = _operands(3, heads, 1, 5000, (128, 72), dtype)
     lengths = torch.tensor([5000, 70, 1300], device="cuda")
