@@ -11,7 +11,7 @@ Contenders:
 * listed: the same by lists that are made once for all layers;
 * sdpa: ``scaled_dot_product_attention`` with the mask, heads that share keys as queries of one, as
   transformers calls it;
-* full: the same without a mask: another result, and what dense attention costs;
+* full: torch's without a mask: another result, and what dense attention costs;
 * flex: compiled ``flex_attention``, its block mask given, where torch can compile it;
 * flex_mask: compiled ``create_block_mask``, which a new mask adds to that.
 """
@@ -116,14 +116,11 @@ def runs(qkv: Qkv, mask: torch.Tensor, device: str) -> tuple[dict[str, Callable[
     lists = list_mask(mask, (*shape[:3], k.shape[2]), gradients=False, kv_heads=k.shape[1])
     rows = q.view(shape[0], k.shape[1], -1, shape[3])
 
-    def packed(seen: torch.Tensor | None) -> torch.Tensor:
-        return scaled_dot_product_attention(rows, k, v, attn_mask=seen).reshape(shape)
-
     found: dict[str, Callable[[], Any]] = {
         "pit": lambda: masked_attention(*qkv, mask),
         "listed": lambda: masked_attention(*qkv, lists),
-        "sdpa": lambda: packed(mask),
-        "full": lambda: packed(None),
+        "sdpa": lambda: scaled_dot_product_attention(rows, k, v, attn_mask=mask).reshape(shape),
+        "full": lambda: scaled_dot_product_attention(*qkv, enable_gqa=True),
     }
     if device != "cuda":
         return found, ""
