@@ -77,9 +77,10 @@ def list_mask(
     batch, heads, queries, keys = _checked_shape(shape)
     seen = planes_of(mask, (batch, heads, queries), keys)
     wants = torch.is_grad_enabled() if gradients is None else gradients
-    if kv_heads is not None and (kv_heads < 1 or heads % kv_heads):
-        raise ShapeError(mismatch("kv_heads", f"a divisor of {heads}", kv_heads))
-    return listed(seen, (batch, heads, queries, keys), wants, kv_heads or heads)
+    shared = heads if kv_heads is None else kv_heads
+    if kv_heads is not None and not (_is_extent(shared) and 0 < shared and heads % shared == 0):
+        raise ShapeError(mismatch("kv_heads", f"a divisor of {heads}", repr(kv_heads)))
+    return listed(seen, (batch, heads, queries, keys), wants, shared)
 
 
 def listed(
@@ -100,11 +101,8 @@ def listed(
 
 
 def share_lists(mask: torch.Tensor) -> None:
-    """Let calls of `shared_lists` of this very tensor, which nobody changes, share what they make.
-
-    Compilers trace every call by itself.
-    """
-    if not torch.compiler.is_compiling():
+    """Let calls of `shared_lists` of this very tensor, which nobody changes, share what they make."""
+    if not _is_traced(mask):
         setattr(mask, _SHARED, {})
 
 
@@ -116,7 +114,7 @@ def shared_lists(
     A graph that is captured holds what makes its own lists: it may be replayed with other masks.
     """
     seen = mask[..., : shape[3]]
-    if torch.compiler.is_compiling() or mask.is_cuda and torch.cuda.is_current_stream_capturing():
+    if _is_traced(mask) or mask.is_cuda and torch.cuda.is_current_stream_capturing():
         return seen
     shared: dict[Any, Any] | None = getattr(mask, _SHARED, None)
     if shared is None:
@@ -126,6 +124,12 @@ def shared_lists(
         # Without the planes: a view keeps its tensor, which would never go.
         shared[key] = listed(planes, shape, gradients, kv_heads)[2:]
     return ListedMask(planes, shape, *shared[key])
+
+
+def _is_traced(mask: torch.Tensor) -> bool:
+    """Whether compilers or tracers look at calls, each by itself, or the mask stands for others."""
+    traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    return traced or type(mask) is not torch.Tensor
 
 
 def check_mask(mask: torch.Tensor) -> None:
@@ -155,10 +159,13 @@ def planes_of(mask: torch.Tensor, shape: Sequence[int], keys: int) -> torch.Tens
 
 def _checked_shape(shape: Sequence[int]) -> tuple[int, int, int, int]:
     extents = tuple(shape) if isinstance(shape, (tuple, list)) else ()
-    whole = all(isinstance(each, (int, torch.SymInt)) and each >= 0 for each in extents)
-    if len(extents) != 4 or not whole:
+    if len(extents) != 4 or not all(map(_is_extent, extents)):
         raise ShapeError(mismatch("shape", "(batch, heads, queries, keys)", shape))
     return extents
+
+
+def _is_extent(value: Any) -> bool:
+    return isinstance(value, (int, torch.SymInt)) and value >= 0
 
 
 def _version(mask: torch.Tensor) -> int:

@@ -249,8 +249,8 @@ def test_layers_of_a_model_share_lists(llama: Any, monkeypatch: pytest.MonkeyPat
         assert not any(one() for one in made)  # of which none is kept
 
 
-@pytest.mark.parametrize("kv_heads", [0, 3, 8])
-def test_refuses_heads_of_keys_that_do_not_share(kv_heads: int) -> None:
+@pytest.mark.parametrize("kv_heads", [0, 3, 8, "2", 2.0])
+def test_refuses_heads_of_keys_that_do_not_share(kv_heads: Any) -> None:
     with pytest.raises(ShapeError, match="kv_heads: expected a divisor of 4"):
         pit.list_mask(torch.ones(9).bool(), (2, 4, 7, 9), kv_heads=kv_heads)
 
