@@ -101,7 +101,7 @@ def listed(
 
 
 def share_lists(mask: torch.Tensor) -> None:
-    """Let calls of `shared_lists` of this very tensor, which nobody changes, share what they make."""
+    """Let calls of `shared_lists` of this tensor, which nobody changes, share what they make."""
     if not _is_traced(mask):
         setattr(mask, _SHARED, {})
 
