@@ -210,6 +210,12 @@ def _linear_rows(
     return torch.where(live[..., None], rows, 0.0)
 
 
+def _masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """That of torch, zeros for queries that see no key as well."""
+    attend, grouped = torch.nn.functional.scaled_dot_product_attention, k.shape[1] != q.shape[1]
+    return attend(q, k, v, mask, scale=scale, enable_gqa=grouped)
+
+
 def _distances(x: Tensor, y: Tensor, p: float, _: int | None) -> Tensor:
     """Of every row of ``x`` to every one of ``y``."""
     apart = x.unsqueeze(-2) - y.unsqueeze(-3)
@@ -288,6 +294,7 @@ _OURS = {
     _PIT.moe_feed_forward.default: _feed_forward,
     _PIT.gated_activation.default: _gated,
     _PIT.combine_choices.default: _combined,
+    _PIT.masked_attention.default: _masked_attention,
     _PIT.sum_choices.default: lambda rows: rows.sum(-2),
     _ATEN.linalg_vector_norm.default: _extreme_norm,
     _ATEN._cdist_forward.default: _distances,

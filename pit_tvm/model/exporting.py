@@ -48,7 +48,7 @@ def export_program(
     ShapeError
         The module does not take inputs of these names.
     UnsupportedModel
-        torch cannot trace the module for every batch and length.
+        torch cannot trace the module for every batch and length, or it is none in Python.
     """
     for name, value in example_inputs.items():
         if not isinstance(value, torch.Tensor):
@@ -120,6 +120,9 @@ def _as_called(
     model: torch.nn.Module, inputs: Mapping[str, torch.Tensor]
 ) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
     """Positional arguments, which are those that cannot be named, and the others by name."""
+    if isinstance(model, torch.jit.ScriptModule):
+        expected, advice = "a module in Python", "pass the one that it was made of"
+        raise UnsupportedModel(mismatch("model", expected, "one of TorchScript", advice))
     parameters = inspect.signature(model.forward).parameters
     named = {n: p for n, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
     required = {n for n, p in named.items() if p.default is p.empty}

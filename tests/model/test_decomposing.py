@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch.export import Dim
 
+from pit_tvm import torch as pit
 from pit_tvm.errors import UnsupportedModel
 from pit_tvm.model import compile, decomposing
 from pit_tvm.model.decomposing import decompose
+from pit_tvm.model.exporting import export_program
 from tests.model.targets import both
 
 
@@ -109,6 +111,20 @@ def test_views_of_parts() -> None:
     live = torch.tensor([[1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 1]])
     got, want = both(Normed(), "llvm", x, live)
     torch.testing.assert_close(got[live > 0], want[live > 0], rtol=1e-4, atol=1e-5)
+
+
+def test_attention_by_our_operator_is_torchs() -> None:
+    class Masked(torch.nn.Module):
+        def forward(self, input: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            heads, live = input.unflatten(-1, (4, 2)).transpose(1, 2), attention_mask.bool()
+            return pit.masked_attention(heads, heads[:, :2], heads[:, 2:], live[:, None, None])
+
+    x = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0))
+    live = torch.tensor([[1, 1, 1, 0, 0], [0, 1, 0, 1, 1], [0, 0, 0, 0, 0]])
+    given = {"input": x, "attention_mask": live}
+    program = decompose(export_program(Masked(), given, "attention_mask"))
+    assert not any("pit_tvm" in str(node.target) for node in program.graph.nodes)
+    torch.testing.assert_close(program.module()(**given), Masked()(**given))
 
 
 def test_gpt2_with_attention_of_torch() -> None:

@@ -352,6 +352,13 @@ def test_models_of_other_kinds() -> None:
             compile(model)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_modules_of_torch_script() -> None:
+    model = torch.jit.trace(Positional(), (IDS, IDS))
+    with pytest.raises(UnsupportedModel, match="^model: expected a module in Python, .*made of"):
+        compile(model, EXAMPLE)
+
+
 @pytest.mark.parametrize("example", [None, {}])
 def test_modules_need_examples(example: Any) -> None:
     with pytest.raises(ShapeError, match="^example_inputs: expected tensors by the names .* batch"):

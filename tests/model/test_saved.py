@@ -28,6 +28,7 @@ from tests.model.elsewhere import WITHOUT_TORCH
 
 VOCABULARY, WIDTH = 17, 16
 Pair = namedtuple("Pair", ["first", "total"])
+LEAF = {"kind": "leaf", "name": "", "keys": [], "parts": []}
 
 # Loads a file where torch and transformers cannot be imported, and runs it on arrays.
 ELSEWHERE = (
@@ -282,6 +283,15 @@ def test_manifests_that_were_edited(
     named = re.sub(r"/(\d+)", r"\\[\1\\]", key).replace("/", ".")
     with pytest.raises(SavedModelError, match=f"a.pit: manifest.{named}.*: expected .*{words}"):
         load(path)
+
+
+def test_outputs_may_be_named_by_truth_values(saved: Path, tmp_path: Path) -> None:
+    def change(manifest: dict[str, Any]) -> None:
+        named = {"kind": "dict", "name": "dict", "keys": [True], "parts": [LEAF]}
+        manifest["outputs"]["parts"][0] = named
+
+    found = load(rewritten(saved, tmp_path / "a.pit", change))(**inputs())
+    assert list(found[0]) == [True]
 
 
 @pytest.mark.parametrize("part", ["weights/0.npy", "machine.so", "manifest.json"])
