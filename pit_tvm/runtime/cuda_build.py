@@ -73,6 +73,54 @@ extern "C" __attribute__((visibility("hidden"))) {result} CUDAAPI {name}({params
 }}
 """
 
+# What launchers use of tvm-ffi in C++. Its own headers have all of it besides, and nvcc reads them
+# three times: 6 s for every library, more than most kernels take.
+_CXX = "#include <tvm/ffi/extra/cuda/device_guard.h>\n#include <tvm/ffi/function.h>\n"
+_OWN_CXX = """#include <exception>
+#include <cuda_runtime.h>
+namespace tvm {
+namespace ffi {
+struct Fault { const char *kind, *text; };
+struct Check {
+  const char* kind;
+  void operator<<(const char* text) const { throw Fault{kind, text}; }
+};
+class CUDADeviceGuard {
+ public:
+  explicit CUDADeviceGuard(int device) : own_(device) {
+    check(cudaGetDevice(&other_));
+    if (own_ != other_) check(cudaSetDevice(own_));
+  }
+  ~CUDADeviceGuard() noexcept(false) {
+    if (own_ != other_) check(cudaSetDevice(other_));
+  }
+
+ private:
+  static void check(cudaError_t error) {
+    if (error != cudaSuccess) throw Fault{"CUDAError", cudaGetErrorString(error)};
+  }
+  int own_, other_;
+};
+}  // namespace ffi
+}  // namespace tvm
+#define TVM_FFI_CHECK(condition, kind) if (!(condition)) ::tvm::ffi::Check{#kind}
+#define TVM_FFI_SAFE_CALL_BEGIN() try { (void)0
+#define TVM_FFI_SAFE_CALL_END() \\
+  return 0; \\
+  } catch (const ::tvm::ffi::Fault& fault) { \\
+    TVMFFIErrorSetRaisedFromCStr(fault.kind, fault.text); \\
+    return -1; \\
+  } catch (const std::exception& error) { \\
+    TVMFFIErrorSetRaisedFromCStr("InternalError", error.what()); \\
+    return -1; \\
+  } \\
+  (void)0
+"""
+# Of two more, which take half as long again, kernels on Hopper know their thread's place in a CTA.
+_GROUPS = "#include <cuda/barrier>\n#include <cooperative_groups.h>\n"
+_RANK = "namespace cg = cooperative_groups;\n    return cg::this_thread_block().thread_rank();"
+_OWN_RANK = "return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);"
+
 # Launchers set the attributes of a kernel at every launch, 0.7 us of the host each. Here an
 # attribute is set again only for a device that has not had it, or not as high.
 _ONCE = """#include <atomic>
@@ -134,7 +182,7 @@ def build_cuda(
     """Compile the functions of ``mod`` to machine code of ``arch``; no GPU is needed.
 
     ``tirx`` lowers TIRx kernels, False scheduled TensorIR, in which copies to shared memory may be
-    ``pipelined``. Takes about 5 to 15 seconds, nearly all of it in nvcc.
+    ``pipelined``. Takes about 3 to 10 seconds, nearly all of it in nvcc.
 
     Raises
     ------
@@ -162,7 +210,7 @@ def cuda_source(
             mod = as_dependent(mod) if has_clusters(arch) else as_plain(mod)
         built = tvm.compile(mod, target=target, **pipeline)
     attributes = r"pit_attribute<\1, \2>(cuda_device, \3)"
-    source, number = _ATTRIBUTE.subn(attributes, export_cuda_host(built.mod))
+    source, number = _ATTRIBUTE.subn(attributes, _lean(export_cuda_host(built.mod)))
     source = _ONCE + source if number else source
     source = _GUARDED.sub(r".reg .u32 n;\2 selp.u32 n, %2, 0, p;\2 \1 [%0], [%1], %2, n;", source)
     source = _CONDITION.sub(r"ushort\2 \1", _NO_NUMBER.sub(_as_bits, source))
@@ -195,6 +243,12 @@ def _thread_of_sources() -> threading.local:
 
     tvm_ffi.register_global_func(name, compile_unless, override=True)
     return thread
+
+
+def _lean(source: str) -> str:
+    """The source without headers of which it needs little."""
+    source = source.replace(_CXX, _OWN_CXX).replace(_RANK, _OWN_RANK)
+    return source if "cg::" in source else source.replace(_GROUPS, "")
 
 
 def _as_bits(number: re.Match[str]) -> str:

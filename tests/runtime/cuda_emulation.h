@@ -121,6 +121,7 @@ enum cudaError_t {
   cudaErrorIllegalAddress,
   cudaErrorMisalignedAddress,
   cudaErrorLaunchFailure,
+  cudaErrorInvalidDevice,
 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 using cudaStream_t = void*;
@@ -145,12 +146,13 @@ inline const char* cudaGetErrorString(cudaError_t error) {
       "an access outside an array in registers or shared memory",
       "a misaligned access",
       "a barrier that not all threads reach",
+      "a device that there is not",
   };
   return texts[error];
 }
 inline const char* cudaGetErrorName(cudaError_t error) { return cudaGetErrorString(error); }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
-inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+inline cudaError_t cudaSetDevice(int device) { return device ? cudaErrorInvalidDevice : cudaSuccess; }
 inline cudaError_t cudaGetDevice(int* device) {
   *device = 0;
   return cudaSuccess;
@@ -614,13 +616,3 @@ extern "C" void __ubsan_handle_out_of_bounds(void*, void*) {
   emulated::fail(cudaErrorIllegalAddress);
 }
 #pragma GCC visibility pop
-
-// ---- What launchers use of the C++ side of tvm-ffi, which takes long to compile
-
-#define TVM_FFI_SAFE_CALL_BEGIN()
-#define TVM_FFI_SAFE_CALL_END()
-namespace tvm::ffi {
-struct CUDADeviceGuard {
-  explicit CUDADeviceGuard(int) {}
-};
-}  // namespace tvm::ffi

@@ -116,6 +116,15 @@ def test_tvm_compiles_nothing_for_a_thread_that_wants_sources():
         compile_cuda("nonsense;")
 
 
+def test_sources_need_no_header_that_takes_long():
+    rows = tvm.IRModule({"main": rows_kernel("float16", RowsTile())})
+    for source in (cuda_source(mod, tirx=True) for mod in (doubling(), rows)):
+        assert "CUDADeviceGuard" in source and "TVM_FFI_SAFE_CALL_END" in source
+        headers = set(re.findall(r"#include <(.*/.*|coop.*)>", source))
+        compiled_by_nvrtc = {"cuda/std/cstdint", "cuda/std/type_traits"}
+        assert headers == {"tvm/ffi/c_api.h", "tvm/ffi/extra/c_env_api.h"} | compiled_by_nvrtc
+
+
 def test_source_needs_no_compiler(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("TVM_CUDA_COMPILE_MODE", "nvcc")

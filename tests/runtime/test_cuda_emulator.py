@@ -24,13 +24,15 @@ def wide(machine: Machine) -> str:
     return cuda_source(dispatcher.kernels._made(micro_tile, dispatcher.tile), pipelined=True)
 
 
-def run_wide(machine: Machine, source: str, rng: np.random.Generator) -> None:
+def run_wide(machine: Machine, source: str, rng: np.random.Generator, device: int = 0) -> None:
     """A kernel like `wide` on all of 70 rows, against the truth."""
     lhs, rhs = random_array((70, 96), "float32", rng), random_array((64, 96), "float32", rng)
     ids, count = np.arange(128, dtype=np.int32)[None], np.array([70], np.int32)
     out = poison((70, 64), "float32")
-    kernel = machine.emulator.compile_source(source).mod["main"]
-    kernel(*map(OnDevice, (lhs, rhs, ids, count, out)))
+    arrays = [OnDevice(array) for array in (lhs, rhs, ids, count, out)]
+    for array in arrays:
+        array.header.device_id = device
+    machine.emulator.compile_source(source).mod["main"](*arrays)
     assert_close(out, reference.matmul(lhs, rhs, transpose_rhs=True))
 
 
@@ -57,6 +59,14 @@ def test_a_broken_kernel_is_noticed(
     assert changed
     with pytest.raises((AssertionError, RuntimeError), match=seen):
         run_wide(machine, source, rng)
+
+
+def test_a_launcher_says_what_is_wrong_with_its_device(
+    machine: Machine, wide: str, rng: np.random.Generator
+) -> None:
+    with pytest.raises(RuntimeError, match="a device that there is not"):
+        run_wide(machine, wide, rng, device=1)
+    run_wide(machine, wide, rng)
 
 
 @pytest.mark.parametrize(
