@@ -73,13 +73,15 @@ extern "C" __attribute__((visibility("hidden"))) {result} CUDAAPI {name}({params
 }}
 """
 
-# What launchers use of tvm-ffi in C++. Its own headers have all of it besides, and nvcc reads them
-# three times: 6 s for every library, more than most kernels take.
+# What launchers use of tvm-ffi in C++, by the same names, which no other library sees. Its own
+# headers have all of it besides, and nvcc reads them three times: 6 s for every library, more than
+# most kernels take.
 _CXX = "#include <tvm/ffi/extra/cuda/device_guard.h>\n#include <tvm/ffi/function.h>\n"
 _OWN_CXX = """#include <exception>
 #include <cuda_runtime.h>
 namespace tvm {
 namespace ffi {
+namespace {
 struct Fault { const char *kind, *text; };
 struct Check {
   const char* kind;
@@ -101,6 +103,7 @@ class CUDADeviceGuard {
   }
   int own_, other_;
 };
+}  // namespace
 }  // namespace ffi
 }  // namespace tvm
 #define TVM_FFI_CHECK(condition, kind) if (!(condition)) ::tvm::ffi::Check{#kind}
