@@ -91,7 +91,8 @@ def listed(
     number = planes.shape[0], planes.shape[1]
     found, across = None, None
     if planes.is_cuda:
-        tiles = tiled_shape(own, kv_heads, number)
+        # Kernels of gradients take heads as they are.
+        tiles = own if gradients else tiled_shape(own, kv_heads, number)
         ids, bits, order, work, lines = attention_ops.list_mask(planes, tiles)
         found = Lists(ids, bits, order, work, number)
         if gradients:
