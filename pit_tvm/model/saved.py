@@ -109,7 +109,7 @@ def read(path: str | Path) -> Parts:
         This machine lacks the GPU, or its CPU instructions, that the model was compiled for.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(as_path(path)) as archive:
             manifest = _manifest(archive)
             check_manifest(str(path), manifest)
             _check_versions(manifest)

@@ -54,11 +54,6 @@ class CudaView(ctypes.c_void_p):
         super().__init__(place)
 
     @property
-    def header(self) -> Header:
-        """What functions are given."""
-        return Header.from_address(self.value or 0)
-
-    @property
     def shape(self) -> tuple[int, ...]:
         """Extents of all dimensions."""
         return tuple(self._words[_WORDS:])

@@ -132,7 +132,8 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
             raise ShapeError(mismatch(name, expected, tuple(each.shape)))
     batch, heads, _, dim = q.shape
     shape = batch, k.shape[1], k.shape[2], dim
-    if tuple(k.shape) != shape or not k.shape[1] or heads % k.shape[1]:
+    divides = heads % k.shape[1] == 0 if k.shape[1] else heads == 0
+    if tuple(k.shape) != shape or not divides:
         expected = f"[{batch}, a divisor of {heads}, keys, {dim}], as q"
         raise ShapeError(mismatch("k", expected, tuple(k.shape)))
     if v.shape[:3] != k.shape[:3]:

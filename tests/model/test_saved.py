@@ -329,6 +329,12 @@ def test_files_of_other_kinds(tmp_path: Path) -> None:
         load(tmp_path / "weights.pt")
 
 
+@pytest.mark.parametrize("path", [None, b"model", 3, ""])
+def test_what_names_no_file(path: Any) -> None:
+    with pytest.raises(SavedModelError, match="path: .*is no path"):
+        load(path)
+
+
 def test_a_folder_that_is_not_there(ours: CompiledModel, tmp_path: Path) -> None:
     with pytest.raises(SavedModelError, match="path: expected a file that can be written"):
         ours.save(tmp_path / "nowhere" / "small.pit")

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pit_tvm.reference.index import index_lists
-from pit_tvm.runtime.cuda_view import CudaView
+from pit_tvm.runtime.cuda_view import CudaView, Header
 from pit_tvm.runtime.cuda_workspace import new_index
 from pit_tvm.structs import Candidate, MicroTile, Plan, Tile
 
@@ -32,8 +32,9 @@ def memory(view: Any) -> Any:
     if not isinstance(view, CudaView):
         return view.numpy()
     kinds = {0: "int32", 1: "uint32", 2: "float16"}
-    kind, shape = np.dtype(kinds[view.header.code]), view.shape
-    raw = (ctypes.c_char * (math.prod(shape) * kind.itemsize)).from_address(view.header.data)
+    header = Header.from_address(view.value or 0)
+    kind, shape = np.dtype(kinds[header.code]), view.shape
+    raw = (ctypes.c_char * (math.prod(shape) * kind.itemsize)).from_address(header.data)
     return np.frombuffer(raw, kind).reshape(shape)
 
 

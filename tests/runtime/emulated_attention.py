@@ -12,7 +12,7 @@ from pit_tvm.runtime.cuda_build import cuda_source
 from pit_tvm.runtime.cuda_listed_mask import CudaMaskLists, Lists, lists_module
 from pit_tvm.runtime.cuda_masked_attention import CudaMaskedAttention, tiled_shape
 from pit_tvm.runtime.cuda_modules import named_module
-from pit_tvm.runtime.cuda_view import CudaView
+from pit_tvm.runtime.cuda_view import CudaView, Header
 from pit_tvm.runtime.kernel_cache import KernelCache
 from tests.runtime.cuda_emulation import Emulator, OnDevice
 
@@ -41,7 +41,7 @@ def _on_device(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return OnDevice(value.numpy())
     if isinstance(value, CudaView):
-        value.header.device_id = 0
+        Header.from_address(value.value or 0).device_id = 0
     return value
 
 

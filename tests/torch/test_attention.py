@@ -45,6 +45,11 @@ def test_masks_of_any_shape_that_broadcasts(data: st.DataObject) -> None:
     np.testing.assert_allclose(out.numpy(), _reference(q, k, v, mask, 0.25), atol=1e-5)
 
 
+def test_no_heads_give_none() -> None:
+    out = pit.masked_attention(*_operands(heads=0, kv_heads=0), torch.ones(7, 9).bool())
+    assert out.shape == (2, 0, 7, 24)
+
+
 @pytest.mark.parametrize("scale", [-0.4, 0.0, 0.7])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_types_of_16_bits(dtype: torch.dtype, scale: float) -> None:
