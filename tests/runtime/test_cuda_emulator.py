@@ -10,6 +10,7 @@ import pytest
 from pit_tvm.errors import BackendUnavailable
 from pit_tvm.reference import ops as reference
 from pit_tvm.runtime.cuda_build import cuda_source
+from pit_tvm.runtime.cuda_view import Header
 from pit_tvm.structs import Rows
 from tests.api.running import assert_close, poison, random_array
 from tests.runtime.cuda_emulation import OnDevice
@@ -31,7 +32,7 @@ def run_wide(machine: Machine, source: str, rng: np.random.Generator, device: in
     out = poison((70, 64), "float32")
     arrays = [OnDevice(array) for array in (lhs, rhs, ids, count, out)]
     for array in arrays:
-        array.header.device_id = device
+        Header.from_address(array.value or 0).device_id = device
     machine.emulator.compile_source(source).mod["main"](*arrays)
     assert_close(out, reference.matmul(lhs, rhs, transpose_rhs=True))
 
