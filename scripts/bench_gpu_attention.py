@@ -221,10 +221,15 @@ def runs(qkv: Qkv, mask: torch.Tensor, device: str) -> tuple[dict[str, Callable[
         "sdpa": lambda: scaled_dot_product_attention(*qkv, attn_mask=mask),
         "full": lambda: scaled_dot_product_attention(*qkv),
     }
-    if device != "cuda":
-        return found, ""
+    return (found, "") if device != "cuda" else with_flex(found, lambda: flex(qkv, mask))
+
+
+def with_flex(
+    found: dict[str, Callable[[], Any]], make: Callable[[], dict[str, Callable[[], Any]]]
+) -> tuple[dict[str, Callable[[], Any]], str]:
+    """Contenders and those of FlexAttention, where torch can compile it; and why it cannot."""
     try:
-        more = flex(qkv, mask)
+        more = make()
         more["flex"]()
     except (RuntimeError, TypeError, ValueError) as error:
         return found, " ".join(f"{type(error).__name__}: {error}".split())[:400]

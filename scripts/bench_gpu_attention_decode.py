@@ -25,7 +25,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from bench_gpu_attention import LIMIT, Qkv, attention_error, compiled_flex, over_peers
+from bench_gpu_attention import (
+    LIMIT,
+    Qkv,
+    attention_error,
+    compiled_flex,
+    over_peers,
+    with_flex,
+)
 from bench_gpu_measure import Contender, GpuSettings, fresh_memory, generator, measure, normal, on
 from bench_rows import (
     NEVER_BELOW,
@@ -71,11 +78,11 @@ def list_decoding(quick: bool) -> list[Decoded]:
     if quick:
         small = [Decoded(kind, 3, 4, 2, 300, 64) for kind in GOALS]
         return [*small, Decoded("ragged", 2, 6, 2, 200, 80, held_out=True)]
-    shapes = (1, 32, 8, 32768, 128), (16, 32, 8, 4096, 128), (32, 32, 8, 4096, 128)
+    usual, lone = ((16, 32, 8, 4096, 128), (32, 32, 8, 4096, 128)), (1, 32, 8, 32768, 128)
     more = (16, 64, 8, 16384, 128), (32, 16, 16, 4096, 64)
     return [
-        *(Decoded(kind, *shape) for shape in shapes for kind in GOALS if shape[0] > 1),
-        *(Decoded(kind, *shapes[0]) for kind in ("picked", "full")),
+        *(Decoded(kind, *shape) for shape in usual for kind in GOALS),
+        *(Decoded(kind, *lone) for kind in ("picked", "full")),
         *(Decoded(kind, *shape) for shape in more for kind in ("ragged", "picked")),
         Decoded("ragged", 24, 28, 4, 6000, 128, held_out=True),
         Decoded("picked", 12, 40, 8, 10000, 80, held_out=True),
@@ -122,26 +129,22 @@ def runs(qkv: Qkv, mask: torch.Tensor, device: str) -> tuple[dict[str, Callable[
         "sdpa": lambda: scaled_dot_product_attention(rows, k, v, attn_mask=mask).reshape(shape),
         "full": lambda: scaled_dot_product_attention(*qkv, enable_gqa=True),
     }
-    if device != "cuda":
-        return found, ""
-    attend, create = compiled_flex(*shape, *k.shape)
+    return (found, "") if device != "cuda" else with_flex(found, lambda: flex(qkv, mask))
+
+
+def flex(qkv: Qkv, mask: torch.Tensor) -> dict[str, Callable[[], Any]]:
+    """``flex`` and ``flex_mask``."""
+    q, k, _ = qkv
+    attend, create = compiled_flex(*q.shape, *k.shape)
 
     def sees(b: Any, h: Any, query: Any, key: Any) -> torch.Tensor:
         return mask[b, 0, 0, key]
 
     def make() -> Any:
-        return create(sees, shape[0], None, 1, k.shape[2], device=device)
+        return create(sees, q.shape[0], None, 1, k.shape[2], device=str(mask.device))
 
-    try:
-        blocks = make()
-        more = {
-            "flex": lambda: attend(*qkv, block_mask=blocks, enable_gqa=True),
-            "flex_mask": make,
-        }
-        more["flex"]()
-    except (RuntimeError, TypeError, ValueError) as error:
-        return found, " ".join(f"{type(error).__name__}: {error}".split())[:400]
-    return {**found, **more}, ""
+    blocks = make()
+    return {"flex": lambda: attend(*qkv, block_mask=blocks, enable_gqa=True), "flex_mask": make}
 
 
 def measure_decoding(case: Decoded, settings: GpuSettings) -> Row:

@@ -36,7 +36,7 @@ from .cuda_detect_device import (
 
 ROWS = 8  # of a CTA that folds: one of each warp
 _AT_ONCE = 4  # loads of a lane that are under way together
-LOT = _AT_ONCE * WARP  # half words of a row that a warp folds at once
+LOT = _AT_ONCE * WARP  # half words that a warp folds at once, and counts that it orders
 ORDER_THREADS = 1024
 _CLASSES = 16  # of queries, by the logarithm of their keys to the base of 4
 LIST_THREADS = 512
@@ -258,6 +258,18 @@ class _Span:
             turn_words(self.column, w, lane)
 
 
+@T.inline
+def end_list(ids, bits, count, plane, tile, found, thread):
+    """Count what a list names; places behind it, up to a multiple of `KEYS`, name nothing."""
+    rest: T.let = found + thread
+    if rest < T.truncdiv(found + KEYS - 1, KEYS) * KEYS:
+        ids[plane, tile, rest] = -1
+        for w in T.unroll(WORDS):
+            bits[plane, tile, w, rest] = 0
+    if thread == 0:
+        count[plane, tile] = found
+
+
 def list_keys(ordered: bool) -> tvm.tirx.PrimFunc:
     """Lists of the keys that tiles see: ids (planes, tiles, capacity) and bits (planes, tiles,
     `WORDS`, capacity), filled with -1 and 0 up to a multiple of `KEYS`; count (planes, tiles)
@@ -314,12 +326,6 @@ def list_keys(ordered: bool) -> tvm.tirx.PrimFunc:
                     place = place + popcount(some)
             found = found + span.total[0]
             T.cuda.cta_sync()
-        rest: T.let = found + thread
-        if rest < T.truncdiv(found + KEYS - 1, KEYS) * KEYS:
-            ids[plane, tile, rest] = -1
-            for w in T.unroll(WORDS):
-                bits[plane, tile, w, rest] = 0
-        if thread == 0:
-            count[plane, tile] = found
+        end_list(ids, bits, count, plane, tile, found, thread)
 
     return kernel

@@ -5,23 +5,14 @@ from __future__ import annotations
 import tvm
 from tvm.script import tirx as T
 
-from ..schedules.cuda_listed_rows import KEYS, WORDS
+from ..schedules.cuda_listed_rows import WORDS
 from ..schedules.dependent import after_predecessor
 from .cuda_detect_device import WARP, below, cta_scan, is_set, popcount
+from .cuda_mask_lists import end_list
 
 THREADS = 256
 _WORDS = 64  # of a row, that a CTA lists
 _WARPS = THREADS // WARP
-
-
-@T.inline
-def _fill(ids, bits, plane, found, thread):
-    """Places behind the last key, up to a multiple of `KEYS`, name none."""
-    rest: T.let = found + thread
-    if rest < T.truncdiv(found + KEYS - 1, KEYS) * KEYS:
-        ids[plane, 0, rest] = -1
-        for w in T.unroll(WORDS):
-            bits[plane, 0, w, rest] = 0
 
 
 def list_row() -> tvm.tirx.PrimFunc:
@@ -79,8 +70,6 @@ def list_row() -> tvm.tirx.PrimFunc:
                 for w in T.unroll(WORDS):
                     bits[plane, 0, w, place] = -1
         if first + _WORDS >= words:
-            _fill(ids, bits, plane, earlier[0] + total[0], thread)
-            if thread == 0:
-                count[plane, 0] = earlier[0] + total[0]
+            end_list(ids, bits, count, plane, 0, earlier[0] + total[0], thread)
 
     return kernel
