@@ -40,6 +40,7 @@ _WARPS_ROWS = (1 << ROWS) - 1
 _ACROSS = STEP // PIECE  # threads that copy a row of a matrix
 _AT_ONCE = THREADS // _ACROSS  # rows that are copied at once
 _SWIZZLED = 1024  # bytes that matrices are aligned to
+_JOINED = THREADS // LANES - 1  # teams beside the first that add up parts of a tile, at most
 _NONE = 2**31 - 1  # below which all places are of no row
 
 
@@ -102,10 +103,15 @@ class ListedRows:
         self.tile = tile
         pool: Any = T.SMEMPool()
         self.pool = pool
+        begin = pool.offset
         self.first, self.second = (
             pool.alloc((tile.stages, width // STEP, KEYS, STEP), tile.dtype, align=_SWIZZLED)
             for width in (tile.deep, tile.wide)
         )
+        behind = pool.offset
+        pool.move_base_to(begin)  # nobody reads steps when parts are added up
+        self.joined = pool.alloc((_JOINED * LANES * tile.laid,), "float32", align=16)
+        pool.move_base_to(behind)
         self.bits = pool.alloc((tile.stages, WORDS, KEYS), "uint32", align=16)
         self.rows = pool.alloc((QUERIES,), "int32", align=16)
         self.last = pool.alloc((4,), "int32", align=16)
@@ -275,24 +281,34 @@ class ListedRows:
     def join(self, laid, arrived, first, rows, thread):
         """``stores``: whether the CTA has all of the tile: of one that was cut, the parts of which
         lie in slots from ``first`` on, the CTA that comes last, by adding them up. Threads that
-        hold none of all ``rows`` leave nothing."""
+        hold none of all ``rows`` leave nothing, and add up parts as others do."""
         self.stores = 1
         holders: T.let = T.min(T.truncdiv(rows + ROWS - 1, ROWS) * LANES, THREADS)
         if self.slot0 >= 0:
             slot: T.int32 = first + self.slot0
-            if thread < holders:
-                at: T.let = (slot + self.part) * self.tile.laid * holders + thread
-                self.lay_out(laid, at, holders)
+            size: T.let = self.tile.laid * holders
+            team: T.let = T.truncdiv(thread, holders)
+            own: T.let = T.truncmod(thread, holders)
+            if team == 0:
+                self.lay_out(laid, (slot + self.part) * size + own, holders)
             T.cuda.cta_sync()
             if thread == 0:
                 self.last[0] = _comes_last(arrived.ptr_to([slot]), self.parts)
             T.cuda.cta_sync()
             self.stores = self.last[0]
             if self.stores != 0:
+                teams: T.let = T.truncdiv(THREADS, holders)
                 self.begin()
-                if thread < holders:
-                    for p in T.serial(self.parts):  # in one order, whoever comes last
-                        self.take_in(laid, (slot + p) * self.tile.laid * holders + thread, holders)
+                if team < teams:
+                    # In one order, whoever comes last.
+                    for p in T.serial(T.truncdiv(self.parts - team + teams - 1, teams)):
+                        self.take_in(laid, (slot + team + p * teams) * size + own, holders)
+                    if team > 0:
+                        self.lay_out(self.joined, (team - 1) * size + own, holders)
+                T.cuda.cta_sync()
+                if team == 0:
+                    for t in T.serial(teams - 1):
+                        self.take_in(self.joined, t * size + own, holders)
 
     @T.inline
     def store(self, sums, own, wide, out, start, row_step, dim, warp, lane):

@@ -18,6 +18,7 @@ from .cuda_detect_device import WARP, cta_scan
 THREADS = 1024
 _WARPS = THREADS // WARP
 _LEAST = 4  # steps of a part: fewer take less time than to add it up
+_SHARE = 0.5
 _MOST = 2**16  # lists of which the mean is taken; of more, that of one plane
 
 
@@ -78,9 +79,10 @@ def deal_lists() -> tvm.tirx.PrimFunc:
         mean: T.let = T.truncdiv(total[0], compared * T.max(tiles, wanted) * 2) * 3 + 1
         cut: T.int32 = T.max(mean, _LEAST)
         if tiles == 1:
-            # Parts are added up one after the other, each for about as long as a step takes.
+            # Where a quarter of the parts is added up one after the other, which takes each about as
+            # long as a step, this is the shortest way.
             own: T.let = T.cast(T.truncdiv(count[plane, 0] + KEYS - 1, KEYS), "float32")
-            cut = T.max(cut, T.cast(T.sqrt(own), "int32"))
+            cut = T.max(cut, T.cast(T.sqrt(own) * T.float32(_SHARE), "int32"))
         needed: T.int32 = slots + 1
         while needed > slots:
             value[0] = 0
