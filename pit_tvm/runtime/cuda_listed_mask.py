@@ -119,7 +119,9 @@ class CudaMaskLists:
             if listed > 1:
                 self.kernel("order")(count, order)
             self.kernel("list", listed > 1)(lines, order, ids, bits, seen)
-        self.kernel("deal")(seen, tiles, _wanted(shape), lists.slots(shape[2]), work)
+        teams = THREADS // holders_of(max(1, shape[2]))
+        given = tiles, _wanted(shape), shape[0] * shape[1], teams, lists.slots(shape[2])
+        self.kernel("deal")(seen, *given, work)
         return lists
 
     def _lines(self, like: Any, planes: Sequence[int], rows: int, others: int) -> tuple[Any, Any]:

@@ -18,18 +18,41 @@ from .cuda_detect_device import WARP, cta_scan
 THREADS = 1024
 _WARPS = THREADS // WARP
 _LEAST = 4  # steps of a part: fewer take less time than to add it up
-_SHARE = 0.5
+_SMS = 132  # of an H200, each for two CTAs at once
+_ROUNDS = 4
 _MOST = 2**16  # lists of which the mean is taken; of more, that of one plane
 
 
-def _parts(keys: Any, cut: Any) -> Any:
-    """int32: parts of a list, of about ``cut`` steps; one that is little longer stays whole."""
+def _parts(keys: Any, cut: Any, spare: Any) -> Any:
+    """int32: parts of a list, of about ``cut`` steps; one that is longer by less than one of
+    ``spare`` parts of that stays whole."""
     code = (
-        "__forceinline__ __device__ int pit_parts(int keys, int cut) {\n"
+        "__forceinline__ __device__ int pit_parts(int keys, int cut, int spare) {\n"
         f"  int steps = (keys + {KEYS - 1}) / {KEYS};\n"
-        "  return steps - cut > cut / 3 ? (steps + cut - 1) / cut : 1;\n}\n"
+        "  return steps - cut > cut / spare ? (steps + cut - 1) / cut : 1;\n}\n"
     )
-    return T.cuda.func_call("pit_parts", keys, cut, source_code=code, return_type="int32")
+    given = keys, cut, spare
+    return T.cuda.func_call("pit_parts", *given, source_code=code, return_type="int32")
+
+
+def _cut_of(mean: Any, lists: Any, own: Any, teams: Any) -> Any:
+    """int32: steps of a part where each of ``lists`` lists, of ``mean`` steps, is its sequence's
+    and head's only one, and one has ``own`` steps.
+
+    All parts shall run at once, in as few rounds as leave room to cut: the last part of each list
+    is half as long as the others. Parts are added up by ``teams`` side by side, each for as long as
+    a step takes. Lists that fill many rounds are cut if they are long beside others.
+    """
+    code = (
+        "__forceinline__ __device__ int pit_cut_of(float mean, int lists, int own, int teams) {\n"
+        f"  int rounds = (lists + {_SMS - 1}) / {_SMS};\n"
+        f"  float room = rounds * {2 * _SMS}.0f - lists * 0.5f;\n"
+        "  float cut = fmaxf(ceilf(mean * lists / room), sqrtf((float)own / teams));\n"
+        f"  if (rounds > {_ROUNDS}) cut = fmaxf(cut, mean * 1.2f);\n"
+        f"  return max((int)fminf(cut, 1e9f), {_LEAST});\n}}\n"
+    )
+    given = mean, lists, own, teams
+    return T.cuda.func_call("pit_cut_of", *given, source_code=code, return_type="int32")
 
 
 def deal_lists() -> tvm.tirx.PrimFunc:
@@ -38,14 +61,21 @@ def deal_lists() -> tvm.tirx.PrimFunc:
 
     count (planes, lines): keys of each list; the last one is that of all later of ``tiles`` tiles.
     A list is cut if it is much longer than the mean of ``tiles`` or of ``wanted`` lists of every
-    plane, whichever are more, and parts of cut lists have slots, at most ``slots``. Items are at
-    least tiles and slots; behind the last part their tile is -1. A tile that is not cut has the
-    slot -1.
+    plane, whichever are more; a single one of each of ``alike`` sequences and heads by `_cut_of`,
+    where ``teams`` add up parts.
+    Parts of cut lists have slots, at most ``slots``. Items are at least tiles and slots; behind the
+    last part their tile is -1. A tile that is not cut has the slot -1.
     """
 
     @T.prim_func
     def kernel(
-        p_count: T.handle, tiles: T.int32, wanted: T.int32, slots: T.int32, p_work: T.handle
+        p_count: T.handle,
+        tiles: T.int32,
+        wanted: T.int32,
+        alike: T.int32,
+        teams: T.int32,
+        slots: T.int32,
+        p_work: T.handle,
     ):
         planes = T.int32()
         lines = T.int32()
@@ -78,18 +108,20 @@ def deal_lists() -> tvm.tirx.PrimFunc:
         cta_scan(value, total, totals, thread, _WARPS)
         mean: T.let = T.truncdiv(total[0], compared * T.max(tiles, wanted) * 2) * 3 + 1
         cut: T.int32 = T.max(mean, _LEAST)
+        spare: T.int32 = 3
         if tiles == 1:
-            # Where a quarter of the parts is added up one after the other, which takes each about as
-            # long as a step, this is the shortest way.
-            own: T.let = T.cast(T.truncdiv(count[plane, 0] + KEYS - 1, KEYS), "float32")
-            cut = T.max(cut, T.cast(T.sqrt(own) * T.float32(_SHARE), "int32"))
+            own: T.let = T.truncdiv(count[plane, 0] + KEYS - 1, KEYS)
+            average: T.let = T.cast(total[0], "float32") / T.cast(compared, "float32")
+            most: T.let = T.max(slots, 1)
+            cut = T.max(_cut_of(average, alike, own, teams), T.truncdiv(own + most - 1, most))
+            spare = 6
         needed: T.int32 = slots + 1
         while needed > slots:
             value[0] = 0
             for turn in T.serial(turns):
                 if turn * THREADS + thread < tiles:
                     parts: T.int32 = _parts(
-                        count[plane, T.min(turn * THREADS + thread, lines - 1)], cut
+                        count[plane, T.min(turn * THREADS + thread, lines - 1)], cut, spare
                     )
                     if parts > 1:
                         value[0] = value[0] + parts
@@ -106,7 +138,7 @@ def deal_lists() -> tvm.tirx.PrimFunc:
             if tile < tiles:
                 mine: T.let = count[plane, T.min(tile, lines - 1)]
                 steps = T.truncdiv(mine + KEYS - 1, KEYS)
-                number = _parts(mine, cut)
+                number = _parts(mine, cut, spare)
             value[0] = number
             cta_scan(value, total, totals, thread, _WARPS)
             place: T.int32 = item + value[0]

@@ -181,6 +181,26 @@ def test_long_lists_are_computed_in_parts(
         out.fill_(torch.nan)
 
 
+@pytest.mark.parametrize("shared", [3, 20, 40])  # parts are added up by four, two, one at once
+def test_a_long_list_of_single_queries_is_computed_in_parts(
+    attend: EmulatedAttention, rng: np.random.Generator, shared: int
+) -> None:
+    mask = rng.random((2, 1, 1, 1000)) < 0.9
+    mask[1, ..., 100:] = False  # one long list, and one that stays whole
+    q, k, v = (
+        rng.standard_normal((2, own, rows, 64)).astype(np.float16)
+        for own, rows in ((2 * shared, 1), (2, 1000), (2, 1000))
+    )
+    out = torch.full((2, 2 * shared, 1, 64), torch.nan, dtype=torch.float16)
+    given = [torch.from_numpy(one) for one in (q, k, v, mask)]
+    lists, _ = attend.lists.of_queries(given[3], (2, 2, shared))
+    parts = lists.work.numpy()[..., 5] * (lists.work.numpy()[..., 0] >= 0)
+    assert parts[0].max() > 2 and parts[1].max() == 1
+    attend.by_mask(*given, 0.125, out)
+    wanted = reference.masked_attention(q, k, v, mask, 0.125)
+    np.testing.assert_allclose(out.numpy(), wanted, atol=4e-3)
+
+
 def test_refuses_wide_heads(attend: EmulatedAttention) -> None:
     q = torch.ones((1, 1, 3, 264), dtype=torch.float16)
     with pytest.raises(ShapeError, match="at most 256"):
