@@ -81,6 +81,19 @@ def holders_of(rows: int) -> int:
     return min(THREADS, -(-rows // ROWS) * LANES)
 
 
+def place_at(row: Any, row_step: Any, split: Any, unit: int = 1) -> Any:
+    """Where a row begins, in int64 elements, or int32 units of so many. With ``split``, a number
+    and a step, rows are those of heads of so many rows each, the step apart."""
+    kind = "int64" if unit == 1 else "int32"
+    steps = [T.cast(T.truncdiv(row_step, unit), kind)]
+    places = [row]
+    if split is not None:
+        number, head_step = split
+        steps.append(T.cast(T.truncdiv(head_step, unit), kind))
+        places = [T.truncmod(row, number), T.truncdiv(row, number)]
+    return sum(T.cast(place, kind) * step for place, step in zip(places, steps, strict=True))
+
+
 def _comes_last(at: Any, parts: Any) -> Any:
     """int32: whether all other CTAs of a tile have come before, whose memory can be read then; the
     number at ``at`` is 0 again behind the last. By one thread, behind a barrier of its CTA."""
@@ -155,11 +168,11 @@ class ListedRows:
         T.cuda.cta_sync()
 
     @T.inline
-    def fetch_own(self, own, wide, source, start, row_step, dim, thread):
-        """Ask for the tile's rows, once they are known."""
+    def fetch_own(self, own, wide, source, start, row_step, dim, thread, split=None):
+        """Ask for the tile's rows, once they are known; ``split`` as in `place_at`."""
         for i in T.unroll(QUERIES // _AT_ONCE):
             self.fetched[i] = self.rows[i * _AT_ONCE + T.truncdiv(thread, _ACROSS)]
-        self._gather(own, (), wide, source, start, row_step, dim, thread)
+        self._gather(own, (), wide, source, start, row_step, dim, thread, split)
 
     @T.inline
     def look(self, ids, step, steps, lane):
@@ -170,13 +183,13 @@ class ListedRows:
                 self.places[h] = ids[self.plane, self.line, step * KEYS + h * LANES + lane]
 
     @T.inline
-    def _gather(self, held, slot, wide, source, start, row_step, dim, thread):
+    def _gather(self, held, slot, wide, source, start, row_step, dim, thread, split=None):
         """Ask for the columns of rows that are ``fetched``, -1 for none."""
         piece: T.let = T.truncmod(thread, _ACROSS)
-        step: T.let = T.cast(T.truncdiv(row_step, PIECE), "int32")
         places = T.alloc_local([KEYS // _AT_ONCE], "int32")
         for i in T.unroll(KEYS // _AT_ONCE):
-            places[i] = T.Select(self.fetched[i] < 0, -1, self.fetched[i] * step)
+            at = T.meta_var(place_at(self.fetched[i], row_step, split, PIECE))
+            places[i] = T.Select(self.fetched[i] < 0, -1, at)
         for m in T.unroll(wide // STEP):
             column: T.let = m * STEP + piece * PIECE
             for i in T.unroll(KEYS // _AT_ONCE):
@@ -311,8 +324,9 @@ class ListedRows:
                         self.take_in(self.joined, t * size + own, holders)
 
     @T.inline
-    def store(self, sums, own, wide, out, start, row_step, dim, warp, lane):
-        """Write sums by ``factor``, by way of the warp's rows of a region, which nobody reads."""
+    def store(self, sums, own, wide, out, start, row_step, dim, warp, lane, split=None):
+        """Write sums by ``factor``, by way of the warp's rows of a region, which nobody reads;
+        ``split`` as in `place_at`."""
         pack = T.meta_var(PACK[self.tile.dtype])
         first: T.let = warp * ROWS
         for r in T.unroll(2):
@@ -333,6 +347,6 @@ class ListedRows:
                 for w in T.unroll(4):
                     self.b[w] = own[matrix, row, T.truncdiv(column, 2) + w]
                 T.ptx["st.global.v4.b32"](
-                    out.ptr_to([start + T.cast(place, "int64") * row_step + piece * PIECE]),
+                    out.ptr_to([start + place_at(place, row_step, split) + piece * PIECE]),
                     *[self.b[w] for w in range(4)],
                 )

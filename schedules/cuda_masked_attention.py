@@ -176,6 +176,7 @@ def attention_by_lists(
     batch: T.int32,
     heads: T.int32,
     queries: T.int32,
+    each: T.int32,
     dim: T.int32,
     v_dim: T.int32,
     share: T.int32,
@@ -184,6 +185,7 @@ def attention_by_lists(
     q_batch: T.int64,
     q_head: T.int64,
     q_row: T.int64,
+    q_each: T.int64,
     k_batch: T.int64,
     k_head: T.int64,
     k_row: T.int64,
@@ -193,6 +195,7 @@ def attention_by_lists(
     out_batch: T.int64,
     out_head: T.int64,
     out_row: T.int64,
+    out_each: T.int64,
     scale: T.float32,
     *,
     tile: T.constexpr,
@@ -237,7 +240,7 @@ def attention_by_lists(
         if first < end:
             own.fetch(0, k, k_row, dim, v, v_row, v_dim, bits, first, thread)
         q_at: T.int64 = T.cast(sequence, "int64") * q_batch + T.cast(head, "int64") * q_head
-        own.fetch_own(own.q, tile.deep, q, q_at, q_row, dim, thread)
+        own.fetch_own(own.q, tile.deep, q, q_at, q_row, dim, thread, (each, q_each))
         T.ptx.cp.async_.commit_group()
         for u in T.unroll(STAGES - 2):
             own.look(ids, first + u + 1, end, lane)
@@ -276,7 +279,8 @@ def attention_by_lists(
             out_at: T.int64 = (
                 T.cast(sequence, "int64") * out_batch + T.cast(head, "int64") * out_head
             )
-            own.store(own.sums, own.out, tile.wide, out, out_at, out_row, v_dim, warp, lane)
+            split = T.meta_var((each, out_each))
+            own.store(own.sums, own.out, tile.wide, out, out_at, out_row, v_dim, warp, lane, split)
 
 
 def masked_attention(tile: AttentionTile) -> tvm.tirx.PrimFunc:
@@ -285,18 +289,19 @@ def masked_attention(tile: AttentionTile) -> tvm.tirx.PrimFunc:
     `pit_tvm.runtime.cuda_mask_lists`, what CTAs do of `pit_tvm.runtime.cuda_mask_parts`.
 
     q, k, v and out: flat, of ``tile.dtype``; element ``c`` of a row lies at ``batch * *_batch +
-    head * *_head + row * *_row + c``, all of these multiples of 8, and addresses of 16 bytes. Of
-    ``dim`` columns of q and k and ``v_dim`` of v and out there are at most ``tile.deep`` and
-    ``tile.wide``; both are multiples of 8. ``share`` heads of q have the same head of k and v. The
-    list of a tile is in plane ``batch * plane_batch + head * plane_head``; with a single line all
-    tiles have that one. ``ordered`` 1: order (planes, places) names the queries of tiles, -1 for
-    none; with 0 they follow one another, and any array stands in its place. Parts of cut tiles are
-    left in laid, ``tile.laid`` float32 of each of `holders_of` the queries for each of ``slots`` of
-    each head and sequence, and counted in arrived, as many zeros as there are slots, which are
-    zeros afterwards; the CTA that comes last adds them up in order. ``told`` 1: weights, flat
-    [batch, heads, queries], gets what gradients need of a query's weights, the logarithm of their
-    sum to the base of 2. ``scale`` is positive and holds log2(e). A query that sees no key gets
-    zeros, and infinity.
+    head * *_head + row * *_row + c``, all of these multiples of 8, and addresses of 16 bytes. For
+    ``row``, queries have ``row % each * *_row + row // each * *_each``: those of a head may be of
+    several heads in turn, that see the same. Of ``dim`` columns of q and k and ``v_dim`` of v and
+    out there are at most ``tile.deep`` and ``tile.wide``; both are multiples of 8. ``share`` heads
+    of queries have the same head of k and v. The list of a tile is in plane ``batch * plane_batch +
+    head * plane_head``; with a single line all tiles have that one. ``ordered`` 1: order (planes,
+    places) names the queries of tiles, -1 for none; with 0 they follow one another, and any array
+    stands in its place. Parts of cut tiles are left in laid, ``tile.laid`` float32 of each of
+    `holders_of` the queries for each of ``slots`` of each head and sequence, and counted in
+    arrived, as many zeros as there are slots, which are zeros afterwards; the CTA that comes last
+    adds them up in order. ``told`` 1: weights, flat [batch, heads, queries], gets what gradients
+    need of a query's weights, the logarithm of their sum to the base of 2. ``scale`` is positive
+    and holds log2(e). A query that sees no key gets zeros, and infinity.
 
     Raises
     ------

@@ -3,14 +3,15 @@ mask that is new at every call, and the same for all heads.
 
 * ragged: caches of uniform random lengths, padded to the longest;
 * picked: an eighth of the keys, random ones, as sparse attention picks them;
-* full: all keys.
+* full: all keys;
+* drafted: caches as in ragged, and four queries, each of a token more, as speculative decoding has.
 
 Contenders:
 
 * pit: ``pit_tvm.torch.masked_attention``, the mask's lists included;
 * listed: the same by lists that are made once for all layers;
-* sdpa: ``scaled_dot_product_attention`` with the mask, heads that share keys as queries of one, as
-  transformers calls it;
+* sdpa: ``scaled_dot_product_attention`` with the mask, heads that share keys as queries of one, for
+  which the mask is repeated before;
 * full: torch's without a mask: another result, and what dense attention costs;
 * flex: compiled ``flex_attention``, its block mask given, where torch can compile it;
 * flex_mask: compiled ``create_block_mask``, which a new mask adds to that.
@@ -51,12 +52,13 @@ from pit_tvm.torch import list_mask, masked_attention
 
 JUDGED = ("pit", "listed", "sdpa", "flex")
 PICKED = 1 / 8
-GOALS = {"ragged": 1.3, "picked": 1.5, "full": NEVER_BELOW}
+DRAFTED = 4
+GOALS = {"ragged": 1.3, "picked": 1.5, "full": NEVER_BELOW, "drafted": 1.3}
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """A query for each of ``batch`` sequences of at most ``keys`` keys; ``heads`` share those of
+    """Queries of ``batch`` sequences of at most ``keys`` keys; ``heads`` share those of
     ``kv_heads``."""
 
     kind: str
@@ -66,6 +68,11 @@ class Decoded:
     keys: int
     dim: int
     held_out: bool = False
+
+    @property
+    def queries(self) -> int:
+        """Of each sequence."""
+        return DRAFTED if self.kind == "drafted" else 1
 
     @property
     def label(self) -> str:
@@ -84,25 +91,30 @@ def list_decoding(quick: bool) -> list[Decoded]:
         *(Decoded(kind, *shape) for shape in usual for kind in GOALS),
         *(Decoded(kind, *lone) for kind in ("picked", "full")),
         *(Decoded(kind, *shape) for shape in more for kind in ("ragged", "picked")),
+        *(Decoded("drafted", *shape) for shape in (usual[0], lone)),
         Decoded("ragged", 24, 28, 4, 6000, 128, held_out=True),
         Decoded("picked", 12, 40, 8, 10000, 80, held_out=True),
+        Decoded("drafted", 6, 24, 8, 7000, 128, held_out=True),
     ]
 
 
 def make_data(case: Decoded, settings: GpuSettings) -> tuple[Qkv, torch.Tensor]:
-    """q [batch, heads, 1, dim], k and v [batch, kv_heads, keys, dim], mask [batch, 1, 1, keys]."""
+    """q [batch, heads, queries, dim], k and v [batch, kv_heads, keys, dim], mask [batch, 1,
+    queries, keys]."""
     rng = settings.rng(case.label)
-    seen = np.ones((case.batch, case.keys), bool)
+    seen = np.ones((case.batch, case.queries, case.keys), bool)
     if case.kind == "picked":
         seen = rng.random(seen.shape) < PICKED
-        seen[:, 0] = True
-    if case.kind == "ragged":
-        seen &= np.arange(case.keys) < rng.integers(1, case.keys + 1, (case.batch, 1))
+        seen[..., 0] = True
+    if case.kind in ("ragged", "drafted"):
+        longest = case.keys - case.queries + 1
+        lengths = rng.integers(1, longest + 1, (case.batch, 1)) + np.arange(case.queries)
+        seen &= np.arange(case.keys) < lengths[..., None]
     mask, made = on(settings.device, seen), generator(rng, settings.device)
-    q = normal(made, (case.batch, case.heads, 1, case.dim), "bfloat16")
+    q = normal(made, (case.batch, case.heads, case.queries, case.dim), "bfloat16")
     shape = case.batch, case.kv_heads, case.keys, case.dim
     k, v = (normal(made, shape, "bfloat16") for _ in "kv")
-    return (q, k, v), mask[:, None, None]
+    return (q, k, v), mask[:, None]
 
 
 def wanted(qkv: Qkv, mask: torch.Tensor) -> torch.Tensor:
@@ -122,11 +134,12 @@ def runs(qkv: Qkv, mask: torch.Tensor, device: str) -> tuple[dict[str, Callable[
     shape = q.shape
     lists = list_mask(mask, (*shape[:3], k.shape[2]), gradients=False, kv_heads=k.shape[1])
     rows = q.view(shape[0], k.shape[1], -1, shape[3])
+    by_row = mask.repeat(1, 1, rows.shape[2] // shape[2], 1)
 
     found: dict[str, Callable[[], Any]] = {
         "pit": lambda: masked_attention(*qkv, mask),
         "listed": lambda: masked_attention(*qkv, lists),
-        "sdpa": lambda: scaled_dot_product_attention(rows, k, v, attn_mask=mask).reshape(shape),
+        "sdpa": lambda: scaled_dot_product_attention(rows, k, v, attn_mask=by_row).view(shape),
         "full": lambda: scaled_dot_product_attention(*qkv, enable_gqa=True),
     }
     return (found, "") if device != "cuda" else with_flex(found, lambda: flex(qkv, mask))
@@ -138,10 +151,10 @@ def flex(qkv: Qkv, mask: torch.Tensor) -> dict[str, Callable[[], Any]]:
     attend, create = compiled_flex(*q.shape, *k.shape)
 
     def sees(b: Any, h: Any, query: Any, key: Any) -> torch.Tensor:
-        return mask[b, 0, 0, key]
+        return mask[b, 0, query, key]
 
     def make() -> Any:
-        return create(sees, q.shape[0], None, 1, k.shape[2], device=str(mask.device))
+        return create(sees, q.shape[0], None, q.shape[2], k.shape[2], device=str(mask.device))
 
     blocks = make()
     return {"flex": lambda: attend(*qkv, block_mask=blocks, enable_gqa=True), "flex_mask": make}
@@ -162,7 +175,7 @@ def measure_decoding(case: Decoded, settings: GpuSettings) -> Row:
     facts = {
         "kind": case.kind,
         "density": int(mask.sum()) / mask.numel(),
-        "live_bytes": 4 * case.kv_heads * case.dim * int(mask.sum()),
+        "live_bytes": 4 * case.kv_heads * case.dim * int(mask.any(2).sum()),
         "without_graph": found.plain,
         **({"without_flex": missing} if missing else {}),
     }
@@ -180,7 +193,7 @@ def decoding_targets(rows: Sequence[Row]) -> list[Target]:
 
 
 def attention_decode_suite() -> Suite:
-    """Attention of single queries by masks."""
+    """Attention of few queries by masks."""
     names = ("full", "sdpa", "flex", "flex_mask", "listed", "pit")
     columns: tuple[Column, ...] = (
         fact_column("live", "density", ".3f"),
@@ -190,7 +203,7 @@ def attention_decode_suite() -> Suite:
     )
     return Suite(
         name="attention-decode",
-        title="of single queries to cached keys by a new mask, bf16; us",
+        title="of a few queries to cached keys by a new mask, bf16; us",
         cases=list_decoding,
         measure=measure_decoding,
         columns=columns,

@@ -10,21 +10,22 @@ _PIECE = 8  # elements of 16 bits in 16 bytes
 _FAR = 2**31 * _PIECE  # elements from the first row to the last: kernels count pieces in 32 bits
 
 
-def fits(rows: Any) -> bool:
-    """Whether rows consist of whole pieces, and begin where these do that kernels can count."""
+def fits(rows: Any, heads: int = 1) -> bool:
+    """Whether rows consist of whole pieces, and begin where these do that kernels can count from
+    the first of so many heads on."""
     *steps, last = rows.stride()
     *extents, width = rows.shape
     apart = width | rows.data_ptr() // 2
     for step, extent in zip(steps, extents, strict=True):
         if extent > 1:
             apart |= step
-    far = (rows.shape[2] - 1) * rows.stride(2) >= _FAR
+    far = (rows.shape[2] - 1) * rows.stride(2) + (heads - 1) * rows.stride(1) >= _FAR
     return bool(last == 1 and apart % _PIECE == 0 and not far)
 
 
-def in_pieces(rows: Any) -> Any:
-    """The rows, or a copy of them with zeros behind their columns."""
-    if fits(rows):
+def in_pieces(rows: Any, heads: int = 1) -> Any:
+    """The rows, or a copy of them with zeros behind their columns, if they do not `fits`."""
+    if fits(rows, heads):
         return rows
     width = rows.shape[-1]
     copy = rows.new_zeros((*rows.shape[:-1], width + -width % _PIECE))

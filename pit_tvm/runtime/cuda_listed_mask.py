@@ -28,8 +28,8 @@ _MOST = 65535  # CTAs along the later axes of a grid
 
 
 class Lists(NamedTuple):
-    """What tiles of rows see of others, by ``planes``, [batch or 1, heads or 1], of a mask: CUDA
-    tensors, int32, whose first dimension is all planes.
+    """What tiles of rows see of others, by a mask of ``planes``, [batch or 1, heads or 1], and so
+    many rows: CUDA tensors, int32, whose first dimension is all planes.
 
     ``ids`` [.., tiles, capacity] and ``bits`` [.., tiles, words, capacity] name what any row of a
     tile sees, and which of them do; ``order`` [.., tiles * 64] the rows of all tiles, anything if
@@ -41,12 +41,24 @@ class Lists(NamedTuple):
     bits: Any
     order: Any
     work: Any
-    planes: tuple[int, int]
+    planes: tuple[int, int, int]
+
+    def tiled(self, shape: Sequence[int], kv_heads: int) -> tuple[int, int, int]:
+        """`tiled_shape` of a call, if they are of that, else what it is given; ShapeError if they
+        are neither."""
+        tiled = tiled_shape(shape, kv_heads, self.planes)
+        own, (batch, heads, rows) = self.planes[2], shape
+        if own in (1, tiled[2]):
+            return tiled
+        if own != rows:
+            expected, got = f"one listed for {kv_heads} heads of keys", f"one of {own} rows"
+            raise ShapeError(mismatch("mask", expected, got, "list_mask(.., kv_heads=..)"))
+        return batch, heads, rows
 
     @property
     def apart(self) -> tuple[int, int]:
         """How far planes lie apart, of sequences and of heads."""
-        batch, heads = self.planes
+        batch, heads, _ = self.planes
         return heads * int(batch > 1), int(heads > 1)
 
     @property
@@ -73,11 +85,13 @@ class CudaMaskLists:
 
     def of_queries(self, mask: Any, shape: Sequence[int]) -> tuple[Lists, Any]:
         """The keys that tiles of queries see, by a contiguous mask [batch or 1, heads or 1, queries
-        or 1, keys] for sequences, heads and queries, ``shape``; and bits of its rows, for
-        `of_keys`.
+        or 1, keys] for sequences, heads and queries, ``shape``, those of several heads in turn if
+        it is a `tiled_shape`; and bits of its rows, for `of_keys`.
 
         ShapeError if there are more than 65,535 planes, or lists have places beyond 32 bits.
         """
+        if mask.shape[2] not in (1, shape[2]):
+            mask = mask.repeat(1, 1, shape[2] // mask.shape[2], 1)
         batch, heads, rows, keys = mask.shape
         planes = batch, heads
         _check_planes(planes, rows, keys)
@@ -108,7 +122,7 @@ class CudaMaskLists:
         number, rows, words = lines.shape
         made = shapes_of(number, rows, words * WARP, shape)
         ids, bits, order, work = (self._new(lines, each) for each in made)
-        lists = Lists(ids, bits, order, work, planes)
+        lists = Lists(ids, bits, order, work, (*planes, rows))
         if not lines.numel():
             return lists
         listed, tiles = ids.shape[1], -(-shape[2] // QUERIES)
@@ -135,6 +149,15 @@ class CudaMaskLists:
     def kernel(self, name: str, option: bool = False) -> Kernel:
         """One of `lists_module`."""
         return self._kernels.find("cuda-mask-lists", lists_module, f"{name}_{option:d}")
+
+
+def tiled_shape(shape: Sequence[int], kv_heads: int, planes: Sequence[int]) -> tuple[int, int, int]:
+    """Sequences, heads and queries, ``shape``, as tiles of a call take them by a mask of
+    ``planes``: few queries of heads that share keys, and see the same, are rows of one tile."""
+    batch, heads, rows = shape
+    shared = heads // max(1, kv_heads)
+    alike = planes[1] == 1 and 1 < shared and 0 < shared * rows <= QUERIES
+    return (batch, kv_heads, shared * rows) if alike else (batch, heads, rows)
 
 
 def shapes_of(

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from ..errors import ShapeError, mismatch
 from ..schedules.cuda_attention_gradients import MOST_WIDE_GRADIENT, attention_gradients
 from ..schedules.cuda_gradient_rows import GradientTile
 from ..schedules.cuda_listed_products import STEP
-from ..schedules.cuda_listed_rows import MOST_WIDE, QUERIES, holders_of
+from ..schedules.cuda_listed_rows import MOST_WIDE, holders_of
 from ..schedules.cuda_masked_attention import AttentionTile, masked_attention
 from ..schedules.hopper_knobs import ISA
 from . import cuda_arrays
-from .cuda_head_rows import fill_from, handed, in_pieces, room_for
+from .cuda_head_rows import HeadRows, fill_from, handed, in_pieces, room_for
 from .cuda_listed_mask import CudaMaskLists, Lists
 from .cuda_modules import Kernel
 from .cuda_rows import FamilyKernels
@@ -74,19 +73,20 @@ class CudaMaskedAttention(FamilyKernels):
                 weights.fill_(math.inf)
             return
         _check_heads(q, v, MOST_WIDE)
-        if tiled_shape(q.shape[:3], k.shape[1], lists.planes) != tuple(q.shape[:3]):
-            q, out = (one.unflatten(1, (k.shape[1], -1)).squeeze(3) for one in (q, out))
-        shape = tuple(q.shape)
-        given, made = [in_pieces(one) for one in (q, k, v)], room_for(out, shape[1])
+        shape = lists.tiled(q.shape[:3], k.shape[1])
+        together = q.shape[1] // shape[1]  # heads of which queries are one tile
+        given = [in_pieces(q, together), in_pieces(k), in_pieces(v)]
+        made = room_for(out, q.shape[1])
         tile = AttentionTile(*self._tile(q, v))
         q_rows, k_rows, v_rows, rows = (handed(one, tile.dtype) for one in (*given, made))
-        parts = self._parts(q, lists, shape[:3], tile.laid)
+        parts = self._parts(q, lists, shape, tile.laid)
         self.kernel(tile)(
             *(q_rows.view, k_rows.view, v_rows.view, *lists[:4], parts.laid, parts.arrived),
             *(rows.view, parts.laid if weights is None else weights.view(-1), lists.ordered),
-            *(parts.slots, int(weights is not None), *shape[:3]),
+            *(parts.slots, int(weights is not None), *shape, q.shape[2]),
             *(given[0].shape[-1], given[2].shape[-1], shape[1] // k.shape[1], *lists.apart),
-            *(*q_rows.steps, *k_rows.steps, *v_rows.steps, *rows.steps, scale * _LOG2_E),
+            *(*_together(q_rows, together), *k_rows.steps, *v_rows.steps),
+            *(*_together(rows, together), scale * _LOG2_E),
         )
         fill_from(out, made)
 
@@ -169,13 +169,10 @@ class CudaMaskedAttention(FamilyKernels):
         return self._get(("cuda-attention-gradients", tile), lambda: attention_gradients(tile))
 
 
-def tiled_shape(shape: Sequence[int], kv_heads: int, planes: Sequence[int]) -> tuple[int, int, int]:
-    """Sequences, heads and rows, ``shape``, as tiles of a call take them by a mask of ``planes``:
-    heads of a single query that share keys, and see the same, are rows of one tile."""
-    batch, heads, rows = shape
-    shared = heads // max(1, kv_heads)
-    alike = rows == planes[1] == 1 and 1 < shared <= QUERIES
-    return (batch, kv_heads, shared) if alike else (batch, heads, rows)
+def _together(rows: HeadRows, heads: int) -> tuple[int, int, int, int]:
+    """Steps of sequences, of so many heads at a time, of rows, and of heads."""
+    batch, head, row = rows.steps
+    return batch, head * heads, row, head
 
 
 class _Parts:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..runtime.cuda_listed_mask import Lists, shapes_of
-from ..runtime.cuda_masked_attention import CudaMaskedAttention, tiled_shape
+from ..runtime.cuda_listed_mask import Lists, shapes_of, tiled_shape
+from ..runtime.cuda_masked_attention import CudaMaskedAttention
 from ..runtime.kernel_cache import KernelCache
 from ..target import resolve_target
 from . import host
@@ -58,6 +58,7 @@ def list_mask(mask: torch.Tensor, shape: Sequence[int]) -> _Five:
 @list_mask.register_fake
 def _(mask: torch.Tensor, shape: Sequence[int]) -> _Five:
     batch, heads, rows, keys = mask.shape
+    rows = 1 if rows == 1 else shape[2]
     made = _tensors(mask, shapes_of(batch * heads, rows, keys, shape))
     lines = mask.new_empty((batch * heads, rows, made[0].shape[-1] // 32), dtype=torch.int32)
     return *made, lines
@@ -191,8 +192,8 @@ def _lists(
     work: torch.Tensor,
     planes: Sequence[int],
 ) -> Lists:
-    batch, heads = planes
-    return Lists(ids, bits, order, work, (batch, heads))
+    batch, heads, rows = planes
+    return Lists(ids, bits, order, work, (batch, heads, rows))
 
 
 def _tensors(like: torch.Tensor, shapes: Any) -> Any:

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import DTypeError, ShapeError, mismatch
-from ..runtime.cuda_listed_mask import Lists
-from ..runtime.cuda_masked_attention import tiled_shape
+from ..runtime.cuda_listed_mask import Lists, tiled_shape
 from . import attention_ops
 from .arguments import check_tensors
 
@@ -65,7 +64,8 @@ def list_mask(
         Whether calls want gradients: lists of the queries that see keys are made as well. None:
         if gradients are enabled now.
     kv_heads
-        Heads of keys, if they are fewer: lists of single queries are cut to fit them.
+        Heads of keys, if they are fewer: lists of few queries are made for heads that share keys,
+        and fit no others.
 
     Raises
     ------
@@ -94,10 +94,11 @@ def listed(
         # Kernels of gradients take heads as they are.
         tiles = own if gradients else tiled_shape(own, kv_heads, number)
         ids, bits, order, work, lines = attention_ops.list_mask(planes, tiles)
-        found = Lists(ids, bits, order, work, number)
+        rows = 1 if planes.shape[2] == 1 else tiles[2]
+        found = Lists(ids, bits, order, work, (*number, rows))
         if gradients:
             ids, bits, order, work = attention_ops.list_keys(lines, number, own, keys)
-            across = Lists(ids, bits, order, work, number)
+            across = Lists(ids, bits, order, work, (*number, keys))
     return ListedMask(planes, shape, _version(planes), found, across)
 
 

@@ -55,7 +55,7 @@ def _found(
     out = torch.full(down.shape, torch.nan, dtype=q.dtype)
     weights = torch.full(q.shape[:3], torch.nan)
     lists, lines = attend.lists.of_queries(mask, q.shape[:3])
-    both = lists, attend.lists.of_keys(lines, lists.planes, q.shape[:3], k.shape[2])
+    both = lists, attend.lists.of_keys(lines, lists.planes[:2], q.shape[:3], k.shape[2])
     attend(q, k, v, lists, scale, out, weights)
     made = [torch.full_like(each.transpose(1, 2), torch.nan) for each in given]
     turned = tuple(each.contiguous().transpose(1, 2) for each in made)

@@ -9,6 +9,7 @@ import torch
 from pit_tvm.errors import ScheduleError, ShapeError
 from pit_tvm.reference import attention as reference
 from pit_tvm.runtime.cuda_head_rows import fits
+from pit_tvm.runtime.cuda_listed_mask import tiled_shape
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.schedules.cuda_masked_attention import AttentionTile, masked_attention
 from tests.runtime.cuda_emulation import Emulator
@@ -133,6 +134,29 @@ def test_lists_of_single_queries_serve_heads_that_share_keys(
     attend(*map(torch.from_numpy, (q, k, v)), lists, 0.125, out)
     wanted = reference.masked_attention(q, k, v, mask, 0.125)
     np.testing.assert_allclose(out.numpy(), wanted, atol=4e-3)
+
+
+@pytest.mark.parametrize("inner", ["queries", "heads"])  # what lies side by side
+@pytest.mark.parametrize("rows", [1, 5])  # of the mask
+def test_few_queries_of_heads_that_share_keys_are_one_tile(
+    attend: EmulatedAttention, rng: np.random.Generator, inner: str, rows: int
+) -> None:
+    k, v = (torch.from_numpy(rng.standard_normal((2, 2, 300, 64))).half() for _ in "kv")
+    shape = (2, 5, 8, 64) if inner == "heads" else (2, 8, 5, 64)
+    q = torch.from_numpy(rng.standard_normal(shape)).half()
+    out = torch.full(shape, torch.nan, dtype=torch.float16)
+    if inner == "heads":
+        q, out = q.transpose(1, 2), out.transpose(1, 2)
+    mask = torch.from_numpy(rng.random((2, 1, rows, 300)) < 0.1)
+    mask[0, :, 0] = False
+    lists, _ = attend.lists.of_queries(mask, tiled_shape(q.shape[:3], 2, (2, 1)))
+    assert lists.tiled(q.shape[:3], 2) == (2, 2, 20) and lists.work.shape[0] == 2
+    attend(q, k, v, lists, 0.125, out)
+    wanted = reference.masked_attention(*(one.numpy() for one in (q, k, v, mask)), 0.125)
+    np.testing.assert_allclose(out.numpy(), wanted, atol=4e-3)
+    if rows > 1:
+        with pytest.raises(ShapeError, match="listed for 4 heads of keys, got one of 20 rows"):
+            lists.tiled(q.shape[:3], 4)
 
 
 def test_missing_numbers_spread_to_who_sees_them(

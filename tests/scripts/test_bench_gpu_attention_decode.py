@@ -18,7 +18,7 @@ def test_shapes_that_are_held_out_are_nobody_elses() -> None:
     full = decode.list_decoding(False)
     shapes = [(one.batch, one.heads, one.kv_heads, one.keys, one.dim) for one in full]
     held = {shape for shape, one in zip(shapes, full, strict=True) if one.held_out}
-    assert len(held) == 2 and not held & {
+    assert len(held) == 3 and not held & {
         shape for shape, one in zip(shapes, full, strict=True) if not one.held_out
     }
     assert {one.kind for one in full} == {one.kind for one in CASES.values()} == set(decode.GOALS)
@@ -33,12 +33,14 @@ def test_contenders_are_right(label: str) -> None:
 
 
 def test_masks_are_those_of_their_kind() -> None:
-    seen = {label: decode.make_data(case, DRY)[1][:, 0, 0] for label, case in CASES.items()}
-    for label, mask in seen.items():
-        kind = CASES[label].kind
+    seen = {label: decode.make_data(case, DRY)[1][:, 0] for label, case in CASES.items()}
+    for label, masks in seen.items():
+        kind, mask = CASES[label].kind, masks.flatten(0, 1)
         assert mask.any(dim=1).all() and bool(mask.all()) == (kind == "full")
-        if kind == "ragged":  # no key behind one that is not there
+        if kind in ("ragged", "drafted"):  # no key behind one that is not there
             assert not (mask[:, 1:] & ~mask[:, :-1]).any()
+        if kind == "drafted":
+            assert (masks.sum(dim=2).diff(dim=1) == 1).all() and masks.shape[1] == decode.DRAFTED
         if kind == "picked":
             assert 0.05 < float(mask.float().mean()) < 0.25
 

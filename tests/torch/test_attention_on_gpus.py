@@ -88,21 +88,46 @@ def test_any_number_of_queries_and_keys(queries: int, keys: int, dtype: torch.dt
 
 
 @BOTH
-@pytest.mark.parametrize("heads", [(8, 2), (40, 1), (71, 1), (6, 6)])
-def test_single_queries(heads: tuple[int, int], dtype: torch.dtype) -> None:
-    given = _operands(3, heads, 1, 5000, (128, 72), dtype)
-    lengths = torch.tensor([5000, 70, 1300], device="cuda")
-    padded = (torch.arange(5000, device="cuda") < lengths[:, None])[:, None, None]
-    picked = torch.rand(3, 1, 1, 5000, device="cuda") < 0.1
-    for mask in (padded, picked, picked[:1], torch.rand(3, heads[0], 1, 5000, device="cuda") < 0.1):
+@pytest.mark.parametrize(
+    ("heads", "queries"),
+    [
+        ((8, 2), 1),
+        ((40, 1), 1),
+        ((71, 1), 1),
+        ((6, 6), 1),
+        ((8, 2), 5),
+        ((32, 8), 16),
+        ((40, 1), 2),
+    ],
+)
+def test_few_queries(heads: tuple[int, int], queries: int, dtype: torch.dtype) -> None:
+    given = _operands(3, heads, queries, 5000, (128, 72), dtype)
+    lengths = torch.tensor([4980, 70, 1300], device="cuda")[:, None] + torch.arange(
+        queries, device="cuda"
+    )
+    padded = (torch.arange(5000, device="cuda") < lengths[..., None])[:, None]
+    picked = torch.rand(3, 1, queries, 5000, device="cuda") < 0.1
+    apart = torch.rand(3, heads[0], queries, 5000, device="cuda") < 0.1
+    for mask in (padded, padded[:, :, :1], picked, picked[:1], apart):
         _check(*given, mask)
-        listed = pit.list_mask(mask, (3, heads[0], 1, 5000))
-        assert _far(pit.masked_attention(*given, listed), _exact(*given, mask)) < 0.01
+        exact = _exact(*given, mask)
+        for shared in (None, heads[1]):
+            shape = (3, heads[0], queries, 5000)
+            listed = pit.list_mask(mask, shape, gradients=shared is None, kv_heads=shared)
+            assert _far(pit.masked_attention(*given, listed), exact) < 0.01
         some = [each.detach().requires_grad_() for each in given]
-        exact = [each.detach().double().requires_grad_() for each in given]
+        doubled = [each.detach().double().requires_grad_() for each in given]
         found = torch.autograd.grad(pit.masked_attention(*some, mask).sum(), some)
-        wanted = torch.autograd.grad(_exact(*exact, mask).sum(), exact)
+        wanted = torch.autograd.grad(_exact(*doubled, mask).sum(), doubled)
         assert all(_far(one, want) < 0.01 for one, want in zip(found, wanted, strict=True))
+
+
+def test_lists_of_few_queries_fit_heads_that_share_keys_as_they_said() -> None:
+    q, k, v = _operands(1, (8, 4), 3, 100, (64, 64), torch.float16)
+    mask = torch.ones(3, 100, dtype=torch.bool, device="cuda")
+    listed = pit.list_mask(mask, (1, 8, 3, 100), gradients=False, kv_heads=2)
+    with pytest.raises(ShapeError, match="listed for 4 heads of keys"):
+        pit.masked_attention(q, k, v, listed)
 
 
 def _far(found: torch.Tensor, wanted: torch.Tensor) -> float:
