@@ -55,6 +55,11 @@ class ListedTile:
     stages: int
     grouped: bool
 
+    @property
+    def laid(self) -> int:
+        """float32 numbers that a thread leaves of a part of a tile."""
+        raise NotImplementedError
+
     def check(self, name: str) -> None:
         """Raise ScheduleError (a ValueError) for what the template ``name`` cannot build."""
         widths = range(STEP, MOST_WIDE + 1, STEP)
