@@ -110,7 +110,7 @@ def _differentiated(
     if own.queries is None or own.keys is None:
         advice = "list_mask(mask, shape, gradients=True)"
         raise ShapeError(mismatch("mask", "lists for gradients", "lists without", advice))
-    both = *own.queries[:4], *own.keys
+    both = *own.queries[:4], *own.keys[:4], own.queries.planes
     out: torch.Tensor = attention_ops.told_attention(q, k, v, mask, *both, scale)[0]
     return out
 
