@@ -86,19 +86,6 @@ def holders_of(rows: int) -> int:
     return min(THREADS, -(-rows // ROWS) * LANES)
 
 
-def place_at(row: Any, row_step: Any, split: Any, unit: int = 1) -> Any:
-    """Where a row begins, in int64 elements, or int32 units of so many. With ``split``, a number
-    and a step, rows are those of heads of so many rows each, the step apart."""
-    kind = "int64" if unit == 1 else "int32"
-    steps = [T.cast(T.truncdiv(row_step, unit), kind)]
-    places = [row]
-    if split is not None:
-        number, head_step = split
-        steps.append(T.cast(T.truncdiv(head_step, unit), kind))
-        places = [T.truncmod(row, number), T.truncdiv(row, number)]
-    return sum(T.cast(place, kind) * step for place, step in zip(places, steps, strict=True))
-
-
 def _comes_last(at: Any, parts: Any) -> Any:
     """int32: whether all other CTAs of a tile have come before, whose memory can be read then; the
     number at ``at`` is 0 again behind the last. By one thread, behind a barrier of its CTA."""
@@ -162,22 +149,28 @@ class ListedRows:
         self.parts = work[self.plane, item, 5]
 
     @T.inline
-    def learn(self, order, ordered, first, rows, thread):
-        """``rows``: which the tile has, -1 for none."""
+    def learn(self, order, ordered, first, rows, thread, each=None):
+        """``rows``: which the tile has, -1 for none; ``heads`` they are of, if so many of ``each``
+        head follow one another."""
         if thread < QUERIES:
             place: T.let = first + thread
             if ordered != 0:
                 self.rows[thread] = order[self.plane, place]
             else:
                 self.rows[thread] = T.Select(place < rows, place, -1)
+            if each is not None:
+                self.heads[thread] = 0
+                if each < rows:
+                    self.heads[thread] = T.truncdiv(T.max(self.rows[thread], 0), each)
         T.cuda.cta_sync()
 
     @T.inline
-    def fetch_own(self, own, wide, source, start, row_step, dim, thread, split=None):
-        """Ask for the tile's rows, once they are known; ``split`` as in `place_at`."""
+    def fetch_own(self, own, wide, source, start, row_step, dim, thread, jump=None):
+        """Ask for the tile's rows, once they are known; ``jump``: from the place of the row behind
+        a head's last one to that of the next head's first, if rows are of several."""
         for i in T.unroll(QUERIES // _AT_ONCE):
             self.fetched[i] = self.rows[i * _AT_ONCE + T.truncdiv(thread, _ACROSS)]
-        self._gather(own, (), wide, source, start, row_step, dim, thread, split)
+        self._gather(own, (), wide, source, start, row_step, dim, thread, jump)
 
     @T.inline
     def look(self, ids, step, steps, lane):
@@ -188,13 +181,17 @@ class ListedRows:
                 self.places[h] = ids[self.plane, self.line, step * KEYS + h * LANES + lane]
 
     @T.inline
-    def _gather(self, held, slot, wide, source, start, row_step, dim, thread, split=None):
+    def _gather(self, held, slot, wide, source, start, row_step, dim, thread, jump=None):
         """Ask for the columns of rows that are ``fetched``, -1 for none."""
         piece: T.let = T.truncmod(thread, _ACROSS)
+        step: T.let = T.cast(T.truncdiv(row_step, PIECE), "int32")
         places = T.alloc_local([KEYS // _AT_ONCE], "int32")
         for i in T.unroll(KEYS // _AT_ONCE):
-            at = T.meta_var(place_at(self.fetched[i], row_step, split, PIECE))
-            places[i] = T.Select(self.fetched[i] < 0, -1, at)
+            places[i] = self.fetched[i] * step
+            if jump is not None:
+                head: T.let = self.heads[i * _AT_ONCE + T.truncdiv(thread, _ACROSS)]
+                places[i] = places[i] + head * T.cast(T.truncdiv(jump, PIECE), "int32")
+            places[i] = T.Select(self.fetched[i] < 0, -1, places[i])
         for m in T.unroll(wide // STEP):
             column: T.let = m * STEP + piece * PIECE
             for i in T.unroll(KEYS // _AT_ONCE):
@@ -329,9 +326,9 @@ class ListedRows:
                         self.take_in(self.joined, t * size + own, holders)
 
     @T.inline
-    def store(self, sums, own, wide, out, start, row_step, dim, warp, lane, split=None):
+    def store(self, sums, own, wide, out, start, row_step, dim, warp, lane, jump=None):
         """Write sums by ``factor``, by way of the warp's rows of a region, which nobody reads;
-        ``split`` as in `place_at`."""
+        ``jump`` as in `fetch_own`."""
         pack = T.meta_var(PACK[self.tile.dtype])
         first: T.let = warp * ROWS
         for r in T.unroll(2):
@@ -347,11 +344,14 @@ class ListedRows:
             written: T.let = first + T.truncdiv(i * LANES + lane, pieces)
             piece: T.let = T.truncmod(i * LANES + lane, pieces)
             place: T.int32 = self.rows[written]
+            at: T.int64 = start + T.cast(place, "int64") * row_step + piece * PIECE
+            if jump is not None:
+                at = at + T.cast(self.heads[written], "int64") * jump
             if (place >= 0) & (piece * PIECE < dim):
                 matrix, row, column = T.meta_var(place_of(written, piece))
                 for w in T.unroll(4):
                     self.b[w] = own[matrix, row, T.truncdiv(column, 2) + w]
                 T.ptx["st.global.v4.b32"](
-                    out.ptr_to([start + place_at(place, row_step, split) + piece * PIECE]),
+                    out.ptr_to([at]),
                     *[self.b[w] for w in range(4)],
                 )

@@ -53,6 +53,7 @@ class _Queries(ListedRows):
 
     def __init__(self, tile: AttentionTile) -> None:
         super().__init__(tile, 4 * (tile.deep // 16 if tile.held else 1))
+        self.heads = self.pool.alloc((QUERIES,), "int32", align=16)
         self.q, self.out = self.region(max(tile.deep, tile.wide))
         self.pool.commit()
         self.sums = T.alloc_local([tile.wide // 2], "float32")
@@ -185,7 +186,7 @@ def attention_by_lists(
     q_batch: T.int64,
     q_head: T.int64,
     q_row: T.int64,
-    q_each: T.int64,
+    q_jump: T.int64,
     k_batch: T.int64,
     k_head: T.int64,
     k_row: T.int64,
@@ -195,7 +196,7 @@ def attention_by_lists(
     out_batch: T.int64,
     out_head: T.int64,
     out_row: T.int64,
-    out_each: T.int64,
+    out_jump: T.int64,
     scale: T.float32,
     *,
     tile: T.constexpr,
@@ -236,11 +237,11 @@ def attention_by_lists(
         end: T.int32 = work[own.plane, item, 2]
         own.begin_work(work, item, T.min(block, lines - 1))
         own.look(ids, first, end, lane)
-        own.learn(order, ordered, block * QUERIES, queries, thread)
+        own.learn(order, ordered, block * QUERIES, queries, thread, each)
         if first < end:
             own.fetch(0, k, k_row, dim, v, v_row, v_dim, bits, first, thread)
         q_at: T.int64 = T.cast(sequence, "int64") * q_batch + T.cast(head, "int64") * q_head
-        own.fetch_own(own.q, tile.deep, q, q_at, q_row, dim, thread, (each, q_each))
+        own.fetch_own(own.q, tile.deep, q, q_at, q_row, dim, thread, q_jump)
         T.ptx.cp.async_.commit_group()
         for u in T.unroll(STAGES - 2):
             own.look(ids, first + u + 1, end, lane)
@@ -279,8 +280,9 @@ def attention_by_lists(
             out_at: T.int64 = (
                 T.cast(sequence, "int64") * out_batch + T.cast(head, "int64") * out_head
             )
-            split = T.meta_var((each, out_each))
-            own.store(own.sums, own.out, tile.wide, out, out_at, out_row, v_dim, warp, lane, split)
+            own.store(
+                own.sums, own.out, tile.wide, out, out_at, out_row, v_dim, warp, lane, out_jump
+            )
 
 
 def masked_attention(tile: AttentionTile) -> tvm.tirx.PrimFunc:
@@ -289,15 +291,15 @@ def masked_attention(tile: AttentionTile) -> tvm.tirx.PrimFunc:
     `pit_tvm.runtime.cuda_mask_lists`, what CTAs do of `pit_tvm.runtime.cuda_mask_parts`.
 
     q, k, v and out: flat, of ``tile.dtype``; element ``c`` of a row lies at ``batch * *_batch +
-    head * *_head + row * *_row + c``, all of these multiples of 8, and addresses of 16 bytes. For
-    ``row``, queries have ``row % each * *_row + row // each * *_each``: those of a head may be of
-    several heads in turn, that see the same. Of ``dim`` columns of q and k and ``v_dim`` of v and
-    out there are at most ``tile.deep`` and ``tile.wide``; both are multiples of 8. ``share`` heads
-    of queries have the same head of k and v. The list of a tile is in plane ``batch * plane_batch +
-    head * plane_head``; with a single line all tiles have that one. ``ordered`` 1: order (planes,
-    places) names the queries of tiles, -1 for none; with 0 they follow one another, and any array
-    stands in its place. Parts of cut tiles are left in laid, ``tile.laid`` float32 of each of
-    `holders_of` the queries for each of ``slots`` of each head and sequence, and counted in
+    head * *_head + row * *_row + c``, all of these multiples of 8, and addresses of 16 bytes.
+    Queries of ``queries // each`` heads that see the same may be those of one: its rows ``each *
+    i`` and later are ``*_jump * i`` further on. Of ``dim`` columns of q and k and ``v_dim`` of v
+    and out there are at most ``tile.deep`` and ``tile.wide``; both are multiples of 8. ``share``
+    heads of queries have the same head of k and v. The list of a tile is in plane ``batch *
+    plane_batch + head * plane_head``; with a single line all tiles have that one. ``ordered`` 1:
+    order (planes, places) names the queries of tiles, -1 for none; with 0 they follow one another,
+    and any array stands in its place. Parts of cut tiles are left in laid, ``tile.laid`` float32 of
+    each of `holders_of` the queries for each of ``slots`` of each head and sequence, and counted in
     arrived, as many zeros as there are slots, which are zeros afterwards; the CTA that comes last
     adds them up in order. ``told`` 1: weights, flat [batch, heads, queries], gets what gradients
     need of a query's weights, the logarithm of their sum to the base of 2. ``scale`` is positive

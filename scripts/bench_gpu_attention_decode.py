@@ -91,7 +91,7 @@ def list_decoding(quick: bool) -> list[Decoded]:
         *(Decoded(kind, *shape) for shape in usual for kind in GOALS),
         *(Decoded(kind, *lone) for kind in ("picked", "full")),
         *(Decoded(kind, *shape) for shape in more for kind in ("ragged", "picked")),
-        *(Decoded("drafted", *shape) for shape in (usual[0], lone)),
+        Decoded("drafted", *lone),
         Decoded("ragged", 24, 28, 4, 6000, 128, held_out=True),
         Decoded("picked", 12, 40, 8, 10000, 80, held_out=True),
         Decoded("drafted", 6, 24, 8, 7000, 128, held_out=True),

@@ -11,7 +11,7 @@ from ..errors import ShapeError, mismatch
 from ..schedules.cuda_listed_rows import KEYS, PART_FACTS, QUERIES, THREADS, WORDS, holders_of
 from . import cuda_arrays
 from .cuda_detect_device import WARP
-from .cuda_mask_lists import LOT, fold_queries, list_keys, order_queries
+from .cuda_mask_lists import LOT, SPAN, fold_queries, list_keys, order_queries
 from .cuda_mask_parts import deal_lists
 from .cuda_mask_row import list_row
 from .cuda_mask_turned import turn_lines
@@ -22,6 +22,7 @@ from .kernel_cache import KernelCache
 _BYTES = 16  # of one load
 _HALF = 16  # bits of half a word
 _CTAS = 132 * 4  # that an H200 holds at once
+_FEW = 132  # tiles, fewer than multiprocessors
 _LEAST_SLOTS = 8  # of parts of lists that are cut, of each head and sequence
 _MOST_PARTS = 704  # of all heads and sequences: 48 MB where heads are wide
 _MOST = 65535  # CTAs along the later axes of a grid
@@ -99,7 +100,8 @@ class CudaMaskLists:
         if mask.numel():
             whole = keys % _BYTES == 0 and mask.data_ptr() % _BYTES == 0
             halves = view_of(lines, "uint16", (count.numel(), lines.shape[2] * 2))
-            spans = -(-halves.shape[1] // LOT) if rows == 1 else 1
+            # What rows of one tile see is counted by nobody.
+            spans = -(-halves.shape[1] // LOT) if rows <= QUERIES else 1
             self.kernel("fold", whole)(mask.data_ptr(), keys, spans, halves, count.view(-1))
         return self._listed(lines, count, planes, shape), lines
 
@@ -132,7 +134,9 @@ class CudaMaskLists:
         else:
             if listed > 1:
                 self.kernel("order")(count, order)
-            self.kernel("list", listed > 1)(lines, order, ids, bits, seen)
+            # Few tiles leave multiprocessors to read their keys side by side.
+            spans = -(-words * WARP // SPAN) if number * listed < _FEW else 1
+            self.kernel("list", listed > 1)(lines, order, max(1, spans), ids, bits, seen)
         teams = THREADS // holders_of(max(1, shape[2]))
         given = tiles, _wanted(shape), shape[0] * shape[1], teams, lists.slots(shape[2])
         self.kernel("deal")(seen, *given, work)

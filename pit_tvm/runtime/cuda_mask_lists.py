@@ -225,6 +225,23 @@ class _Span:
         self.total = T.alloc_local([1], "int32")
 
     @T.inline
+    def count_before(self, lines, order, plane, tile, first, ordered, thread):
+        """``total``: how many keys before word ``first`` are listed."""
+        self.place[0] = 0
+        at: T.int32 = thread
+        while at < first:
+            word: T.uint32 = T.uint32(0)
+            for r in T.serial(T.min(QUERIES, lines.shape[1] - tile * QUERIES)):
+                row: T.int32 = tile * QUERIES + r
+                if ordered:
+                    row = order[plane, row]
+                word = T.bitwise_or(word, T.reinterpret("uint32", lines[plane, row, at]))
+            self.place[0] = self.place[0] + popcount(word)
+            at = at + LIST_THREADS
+        cta_scan(self.place, self.total, self.totals, thread, _LIST_WARPS)
+        T.cuda.cta_sync()
+
+    @T.inline
     def read(self, lines, order, plane, tile, first, ordered, warp, lane):
         """Bits of the tile's queries from word ``first`` on."""
         for r in T.unroll(QUERIES // _LIST_WARPS):
@@ -277,13 +294,15 @@ def list_keys(ordered: bool) -> tvm.tirx.PrimFunc:
 
     lines (planes, rows, words): bits of every row; order (planes, tiles * `QUERIES`): the
     rows of all tiles, -1 for none, if they are ``ordered``. Capacity is a multiple of `KEYS`, and
-    at least all keys.
+    at least all keys. ``spans`` CTAs share a tile: each counts the keys before its own, which costs
+    less than telling each other.
     """
 
     @T.prim_func
     def kernel(
         p_lines: T.handle,
         p_order: T.handle,
+        spans: T.int32,
         p_ids: T.handle,
         p_bits: T.handle,
         p_count: T.handle,
@@ -300,14 +319,22 @@ def list_keys(ordered: bool) -> tvm.tirx.PrimFunc:
         bits = T.match_buffer(p_bits, (planes, tiles, WORDS, capacity), "int32", align=16)
         count = T.match_buffer(p_count, (planes, tiles), "int32", align=4)
         T.device_entry()
-        tile, plane = T.cta_id([tiles, planes])
+        tile, own, plane = T.cta_id([tiles, spans, planes])
         thread = T.thread_id([LIST_THREADS])
         span = _Span()
         after_predecessor()
         lane: T.let = T.truncmod(thread, WARP)
         warp: T.let = T.truncdiv(thread, WARP)
+        parts: T.let = T.truncdiv(words + SPAN // WARP - 1, SPAN // WARP)
+        first: T.let = T.truncdiv(parts * own, spans)
+        end: T.let = T.truncdiv(parts * (own + 1), spans)
         found: T.int32 = 0
-        for part in T.serial(T.truncdiv(words + SPAN // WARP - 1, SPAN // WARP)):
+        if own > 0:
+            before: T.let = first * (SPAN // WARP)
+            span.count_before(lines, order, plane, tile, before, ordered, thread)
+            found = span.total[0]
+        for step in T.serial(end - first):
+            part: T.let = first + step
             span.read(lines, order, plane, tile, part * (SPAN // WARP), ordered, warp, lane)
             T.cuda.cta_sync()
             span.look(warp, lane)
@@ -326,6 +353,7 @@ def list_keys(ordered: bool) -> tvm.tirx.PrimFunc:
                     place = place + popcount(some)
             found = found + span.total[0]
             T.cuda.cta_sync()
-        end_list(ids, bits, count, plane, tile, found, thread)
+        if own == spans - 1:
+            end_list(ids, bits, count, plane, tile, found, thread)
 
     return kernel

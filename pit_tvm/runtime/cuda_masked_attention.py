@@ -85,8 +85,8 @@ class CudaMaskedAttention(FamilyKernels):
             *(rows.view, parts.laid if weights is None else weights.view(-1), lists.ordered),
             *(parts.slots, int(weights is not None), *shape, q.shape[2]),
             *(given[0].shape[-1], given[2].shape[-1], shape[1] // k.shape[1], *lists.apart),
-            *(*_together(q_rows, together), *k_rows.steps, *v_rows.steps),
-            *(*_together(rows, together), scale * _LOG2_E),
+            *(*_together(q_rows, together, q.shape[2]), *k_rows.steps, *v_rows.steps),
+            *(*_together(rows, together, q.shape[2]), scale * _LOG2_E),
         )
         fill_from(out, made)
 
@@ -169,10 +169,11 @@ class CudaMaskedAttention(FamilyKernels):
         return self._get(("cuda-attention-gradients", tile), lambda: attention_gradients(tile))
 
 
-def _together(rows: HeadRows, heads: int) -> tuple[int, int, int, int]:
-    """Steps of sequences, of so many heads at a time, of rows, and of heads."""
+def _together(rows: HeadRows, heads: int, each: int) -> tuple[int, int, int, int]:
+    """Steps of sequences, of so many heads at a time, and of rows, and the jump behind ``each`` of
+    them to the next head."""
     batch, head, row = rows.steps
-    return batch, head * heads, row, head
+    return batch, head * heads, row, head - each * row
 
 
 class _Parts:

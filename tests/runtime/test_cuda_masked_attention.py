@@ -58,7 +58,10 @@ def _listed(attend: EmulatedAttention, mask: np.ndarray, queries: int) -> list[l
 
 @pytest.mark.parametrize(
     "shape",
-    [(2, 1, 100, 1040), (1, 3, 70, 37), (1, 1, 64, 5000), (1, 1, 1030, 16), (2, 2, 1, 5001)],
+    [
+        *((2, 1, 100, 1040), (1, 3, 70, 37), (1, 1, 64, 5000), (1, 1, 1030, 16), (2, 2, 1, 5001)),
+        (1, 1, 70, 9000),  # three CTAs share a tile
+    ],
 )
 def test_lists_name_what_each_query_sees(
     attend: EmulatedAttention, rng: np.random.Generator, shape: tuple[int, ...]
