@@ -4,7 +4,7 @@ Suites, or all of them: padding, moe, layer; training, steps forward and backwar
 conversion, which is index for every way to tell the zeros of a matrix (the paper's figure 17);
 granularity (its figure 15), tensorcore (its figure 16), weights, outputs, grid, decode; sread, what
 SRead and SWrite add to a dense tile; attention, by masks that are new at every call,
-attention-training, with its gradients, and attention-decode, of single queries; and search.
+attention-training, with its gradients, and attention-decode, of few queries; and search.
 
 With --all-candidates every candidate of the plans of padding, moe and the suites of sparse operands
 is timed instead, to see how good predictions and choices are.

@@ -1,4 +1,4 @@
-"""The GPU benchmark's attention of single queries: right on the CPU, judged, and its goals."""
+"""The GPU benchmark's attention of few queries: right on the CPU, judged, and its goals."""
 
 from __future__ import annotations
 
