@@ -91,8 +91,6 @@ class CudaMaskLists:
 
         ShapeError if there are more than 65,535 planes, or lists have places beyond 32 bits.
         """
-        if mask.shape[2] not in (1, shape[2]):
-            mask = mask.repeat(1, 1, shape[2] // mask.shape[2], 1)
         batch, heads, rows, keys = mask.shape
         planes = batch, heads
         _check_planes(planes, rows, keys)
@@ -121,7 +119,8 @@ class CudaMaskLists:
         self, lines: Any, count: Any, planes: tuple[int, int], shape: Sequence[int]
     ) -> Lists:
         """Order rows by how many they see, list what their tiles see, and deal that out."""
-        number, rows, words = lines.shape
+        number, told, words = lines.shape
+        rows = shape[2] if told > 1 else 1
         made = shapes_of(number, rows, words * WARP, shape)
         ids, bits, order, work = (self._new(lines, each) for each in made)
         lists = Lists(ids, bits, order, work, (*planes, rows))
@@ -136,7 +135,7 @@ class CudaMaskLists:
                 self.kernel("order")(count, order)
             # Few tiles leave multiprocessors to read their keys side by side.
             spans = -(-words * WARP // SPAN) if number * listed < _FEW else 1
-            self.kernel("list", listed > 1)(lines, order, max(1, spans), ids, bits, seen)
+            self.kernel("list", listed > 1)(lines, order, rows, max(1, spans), ids, bits, seen)
         teams = THREADS // holders_of(max(1, shape[2]))
         given = tiles, _wanted(shape), shape[0] * shape[1], teams, lists.slots(shape[2])
         self.kernel("deal")(seen, *given, work)

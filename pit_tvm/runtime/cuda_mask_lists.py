@@ -242,13 +242,15 @@ class _Span:
         T.cuda.cta_sync()
 
     @T.inline
-    def read(self, lines, order, plane, tile, first, ordered, warp, lane):
+    def read(self, lines, order, rows, plane, tile, first, ordered, warp, lane):
         """Bits of the tile's queries from word ``first`` on."""
         for r in T.unroll(QUERIES // _LIST_WARPS):
             own: T.let = r * _LIST_WARPS + warp
             row: T.int32 = tile * QUERIES + own
             if ordered:
                 row = order[plane, tile * QUERIES + own]
+            elif row < rows:
+                row = T.truncmod(row, lines.shape[1])
             for u in T.unroll(SPAN // WARP // WARP):
                 at: T.let = u * WARP + lane
                 word: T.uint32 = T.uint32(0)
@@ -293,7 +295,8 @@ def list_keys(ordered: bool) -> tvm.tirx.PrimFunc:
     counts the keys without these.
 
     lines (planes, rows, words): bits of every row; order (planes, tiles * `QUERIES`): the
-    rows of all tiles, -1 for none, if they are ``ordered``. Capacity is a multiple of `KEYS`, and
+    rows of all tiles, -1 for none, if they are ``ordered``. If not, ``told`` rows may be
+    those of several heads in turn that see the same. Capacity is a multiple of `KEYS`, and
     at least all keys. ``spans`` CTAs share a tile: each counts the keys before its own, which costs
     less than telling each other.
     """
@@ -302,6 +305,7 @@ def list_keys(ordered: bool) -> tvm.tirx.PrimFunc:
     def kernel(
         p_lines: T.handle,
         p_order: T.handle,
+        told: T.int32,
         spans: T.int32,
         p_ids: T.handle,
         p_bits: T.handle,
@@ -335,7 +339,8 @@ def list_keys(ordered: bool) -> tvm.tirx.PrimFunc:
             found = span.total[0]
         for step in T.serial(end - first):
             part: T.let = first + step
-            span.read(lines, order, plane, tile, part * (SPAN // WARP), ordered, warp, lane)
+            word0: T.let = part * (SPAN // WARP)
+            span.read(lines, order, told, plane, tile, word0, ordered, warp, lane)
             T.cuda.cta_sync()
             span.look(warp, lane)
             warps_scan(span.place, span.total, span.totals, thread, _LIST_WARPS)

@@ -58,8 +58,7 @@ def list_mask(mask: torch.Tensor, shape: Sequence[int]) -> _Five:
 @list_mask.register_fake
 def _(mask: torch.Tensor, shape: Sequence[int]) -> _Five:
     batch, heads, rows, keys = mask.shape
-    rows = 1 if rows == 1 else shape[2]
-    made = _tensors(mask, shapes_of(batch * heads, rows, keys, shape))
+    made = _tensors(mask, shapes_of(batch * heads, shape[2] if rows > 1 else 1, keys, shape))
     lines = mask.new_empty((batch * heads, rows, made[0].shape[-1] // 32), dtype=torch.int32)
     return *made, lines
 
