@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +27,11 @@ from .listed_mask import (
 
 _ON_CUDA = (torch.float16, torch.bfloat16)
 _TYPES = (*_ON_CUDA, torch.float32)
+# What layers of transformers may pass that neither their attention by torch nor ours takes.
+_NEITHER = {
+    **dict.fromkeys(("s_aux", "sinks"), "sinks"),
+    **dict.fromkeys(("indices", "block_indices"), "keys picked by their places"),
+}
 # Elements of keys from which on a single query gains more on the device than it takes of the host.
 _MANY = 2**25
 
@@ -84,7 +90,7 @@ def masked_attention(
     else:
         lists.check(q, k.shape[2])
     if factor <= 0:  # kernels, torch's as well, look for the largest score before they scale
-        q, factor = q * factor, 1.0
+        q, factor = (-q, -factor) if factor else (q * 0, 1.0)
     if differentiated(q, k, v):
         return _differentiated(q, k, v, plain, lists, factor)
     if lists is None or lists.queries is None:
@@ -146,7 +152,9 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
 def _checked_scale(scale: Any, dim: int) -> float:
     if scale is None:
         return 1 / math.sqrt(dim)
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not math.isfinite(scale):
+    # `math.isfinite` knows neither symbols of compilers nor whole numbers beyond every float.
+    number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
+    if not number or not abs(scale) <= sys.float_info.max:
         raise DTypeError(mismatch("scale", "a finite number or None", repr(scale)))
     return float(scale)
 
@@ -178,6 +186,11 @@ def _shared_mask(*args: Any, **options: Any) -> torch.Tensor | None:
     """The mask of a model's layers, as transformers makes it for torch's attention."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
+    shares = getattr(options.get("config"), "num_kv_shared_layers", 0)
+    if shares and options.get("q_length") != 1:
+        # Gemma 4 asks later layers about its last tokens alone, whose keys only a mask tells: what
+        # transformers does without one it does where it knows the name of the attention.
+        options["allow_is_causal_skip"] = False
     mask: torch.Tensor | None = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](*args, **options)
     if mask is not None:
         share_lists(mask)
@@ -204,11 +217,12 @@ def attention_forward(
     Raises
     ------
     DTypeError
-        The layer has sinks, which neither computes.
+        The layer has sinks or picks keys by their places, which neither computes.
     """
-    if kwargs.get("s_aux") is not None:
-        advice = "leave attn_implementation as it is, or compile with pit_tvm.model"
-        raise DTypeError(mismatch("attention", "one without sinks", "one that has them", advice))
+    for name, text in _NEITHER.items():
+        if kwargs.get(name) is not None:
+            advice = "leave attn_implementation as it is, or compile with pit_tvm.model"
+            raise DTypeError(mismatch("attention", f"one without {text}", f"{name}=", advice))
     if attention_mask is None or not _takes(query, key, value, attention_mask, dropout, kwargs):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -239,6 +253,7 @@ def _takes(
         and not dropout
         and all(others.get(one) is None for one in ("position_bias", "softcap"))
         and (_has_gradients(q, v) or not differentiated(q, k, v))
-        and (not q.is_cuda or q.dtype in _ON_CUDA)
+        and q.dtype in (_ON_CUDA if q.is_cuda else _TYPES)
+        and q.shape[0] == k.shape[0]  # torch repeats a single sequence
         and max(q.shape[-1], v.shape[-1]) <= MOST_WIDE
     )
