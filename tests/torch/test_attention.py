@@ -319,8 +319,9 @@ def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_refuses_what_neither_takes(name: str, text: str) -> None:
     q, k, v = _operands()
+    passed: dict[str, Any] = {name: torch.zeros(4)}
     with pytest.raises(DTypeError, match=text):
-        pit.attention_forward(torch.nn.Module(), q, k, v, None, **{name: torch.zeros(4)})
+        pit.attention_forward(torch.nn.Module(), q, k, v, None, **passed)
 
 
 @pytest.mark.parametrize("batch", [1, 3])
