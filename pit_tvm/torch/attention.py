@@ -184,14 +184,14 @@ def register_attention(name: str = "pit_tvm") -> None:
 
 def _shared_mask(*args: Any, **options: Any) -> torch.Tensor | None:
     """The mask of a model's layers, as transformers makes it for torch's attention."""
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.masking_utils import sdpa_mask
 
     shares = getattr(options.get("config"), "num_kv_shared_layers", 0)
     if shares and options.get("q_length") != 1:
         # Gemma 4 asks later layers about its last tokens alone, whose keys only a mask tells: what
         # transformers does without one it does where it knows the name of the attention.
         options["allow_is_causal_skip"] = False
-    mask: torch.Tensor | None = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](*args, **options)
+    mask: torch.Tensor | None = sdpa_mask(*args, **options)
     if mask is not None:
         share_lists(mask)
     return mask

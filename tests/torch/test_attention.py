@@ -211,6 +211,21 @@ def llama() -> Any:
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads)).eval()
 
 
+def test_it_may_take_the_place_of_torchs(llama: Any) -> None:
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    pit.register_attention("sdpa")
+    try:
+        llama.set_attn_implementation("sdpa")
+        with torch.no_grad():
+            llama(torch.randint(50, (2, 5)), attention_mask=torch.eye(2, 5).long())
+    finally:
+        ALL_ATTENTION_FUNCTIONS.register("sdpa", sdpa_attention_forward)
+        ALL_MASK_ATTENTION_FUNCTIONS.register("sdpa", sdpa_mask)
+
+
 def _called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Shapes of queries of later calls of `masked_attention` by `attention_forward`."""
     calls: list[tuple[int, ...]] = []
