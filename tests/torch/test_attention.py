@@ -339,6 +339,25 @@ def test_refuses_what_neither_takes(name: str, text: str) -> None:
         pit.attention_forward(torch.nn.Module(), q, k, v, None, **passed)
 
 
+@pytest.mark.parametrize("name", ["SplinterModel", "BigBirdPegasusForCausalLM"])
+def test_models_without_attention_by_torch_see_what_they_may(name: str) -> None:
+    transformers = pytest.importorskip("transformers", reason="models are of transformers")
+    pit.register_attention()
+    made = getattr(transformers, name)
+    heads = {"num_attention_heads": 4, "decoder_attention_heads": 4}
+    sizes = {"num_hidden_layers": 1, "decoder_layers": 1, "hidden_size": 32, "d_model": 32}
+    model = made(made.config_class(vocab_size=50, **sizes, **heads)).eval()
+    ids, found = torch.randint(50, (2, 9)), []
+    with torch.no_grad():
+        for implementation in ("eager", "pit_tvm"):
+            model.set_attn_implementation(implementation)
+            found.append(model(ids)[0])
+    torch.testing.assert_close(*found)
+    layer = type("Layer", (torch.nn.Module,), {"__module__": made.__module__})()
+    with pytest.raises(DTypeError, match="a layer that says whether it is causal, got Layer"):
+        pit.attention_forward(layer, *_operands(), None)
+
+
 @pytest.mark.parametrize("batch", [1, 3])
 def test_transformers_computes_other_types_and_repeats_sequences(
     batch: int, monkeypatch: pytest.MonkeyPatch
