@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, fields
 
 from .errors import ShapeError, mismatch
@@ -30,7 +31,8 @@ class Gate:
     def __post_init__(self) -> None:
         for name in (each.name for each in fields(self) if each.type == "float"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not number or sys.float_info.max < abs(value) < math.inf:  # of a whole number
                 raise ShapeError(mismatch(f"Gate.{name}", "a number", repr(value)))
             object.__setattr__(self, name, float(value))
         if type(self.interleaved) is not bool:

@@ -14,6 +14,7 @@ from ..schedules.cpu_rows import embedding_norm, residual_norm
 from ..target import TargetInfo
 from .attention import Attention
 from .lowering import SCHEDULED
+from .wide import NARROW, WIDE
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +34,7 @@ class Kernels(Protocol):
 
     def attends(self, head_dim: int, dtype: str) -> bool:
         """Whether there is attention for heads of this width and type."""
-        return True
+        return dtype in (WIDE, *NARROW)
 
     def attention(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -96,7 +96,7 @@ def _is_bound(value: Any) -> bool:
 
 def _is_threshold(value: Any) -> bool:
     number = type(value) in (int, float)
-    return value is None or (number and math.isfinite(value) and value >= 0)
+    return value is None or (number and 0 <= value <= sys.float_info.max)
 
 
 def _tree(key: str, value: Any) -> None:

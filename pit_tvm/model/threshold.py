@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 import threading
 from typing import Any
 
@@ -23,7 +23,7 @@ _SAMPLED_ROWS = 32
 def check_threshold(threshold: float | None) -> None:
     """ShapeError unless it is None or a finite number of at least 0."""
     try:
-        fits = threshold is None or 0.0 <= threshold < math.inf
+        fits = threshold is None or 0.0 <= threshold <= sys.float_info.max
     except TypeError:
         fits = False
     if not fits:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -26,6 +28,12 @@ from .listed_mask import (
 
 _ON_CUDA = (torch.float16, torch.bfloat16)
 _TYPES = (*_ON_CUDA, torch.float32)
+# What layers of transformers may pass that neither their attention by torch nor ours takes.
+_NEITHER = {
+    **dict.fromkeys(("s_aux", "sinks"), "sinks"),
+    **dict.fromkeys(("indices", "block_indices"), "keys picked by their places"),
+}
+_LEAVE = "leave attn_implementation as it is, or compile with pit_tvm.model"
 # Elements of keys from which on a single query gains more on the device than it takes of the host.
 _MANY = 2**25
 
@@ -84,7 +92,7 @@ def masked_attention(
     else:
         lists.check(q, k.shape[2])
     if factor <= 0:  # kernels, torch's as well, look for the largest score before they scale
-        q, factor = q * factor, 1.0
+        q, factor = (-q, -factor) if factor else (q * 0, 1.0)
     if differentiated(q, k, v):
         return _differentiated(q, k, v, plain, lists, factor)
     if lists is None or lists.queries is None:
@@ -146,7 +154,9 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
 def _checked_scale(scale: Any, dim: int) -> float:
     if scale is None:
         return 1 / math.sqrt(dim)
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not math.isfinite(scale):
+    # `math.isfinite` knows neither symbols of compilers nor whole numbers beyond every float.
+    number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
+    if not number or not abs(scale) <= sys.float_info.max:
         raise DTypeError(mismatch("scale", "a finite number or None", repr(scale)))
     return float(scale)
 
@@ -155,7 +165,8 @@ def register_attention(name: str = "pit_tvm") -> None:
     """Make `attention_forward` known to transformers, for ``model.set_attn_implementation(name)``
     and ``from_pretrained(..., attn_implementation=name)``.
 
-    Layers that get one mask share its lists, where they are neither compiled nor captured.
+    Layers that get one mask share its lists, where they are neither compiled nor captured. Where
+    transformers has no attention by torch for a model, layers get masks of numbers, and its own.
 
     Raises
     ------
@@ -175,10 +186,20 @@ def register_attention(name: str = "pit_tvm") -> None:
 
 
 def _shared_mask(*args: Any, **options: Any) -> torch.Tensor | None:
-    """The mask of a model's layers, as transformers makes it for torch's attention."""
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    """The mask of a model's layers, as transformers makes it for torch's attention; as numbers to
+    add where a model has none, as its other layers may add them."""
+    from transformers.masking_utils import eager_mask, sdpa_mask
 
-    mask: torch.Tensor | None = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](*args, **options)
+    mask: torch.Tensor | None
+    config = options.get("config")
+    if not _by_torch(type(config).__module__.replace("configuration_", "modeling_")):
+        mask = eager_mask(*args, **options | {"allow_is_bidirectional_skip": False})
+        return mask
+    if getattr(config, "num_kv_shared_layers", 0) and options.get("q_length") != 1:
+        # Gemma 4 asks later layers about its last tokens alone, whose keys only a mask tells: what
+        # transformers does without one it does where it knows the name of the attention.
+        options["allow_is_causal_skip"] = False
+    mask = sdpa_mask(*args, **options)
     if mask is not None:
         share_lists(mask)
     return mask
@@ -204,14 +225,20 @@ def attention_forward(
     Raises
     ------
     DTypeError
-        The layer has sinks, which neither computes.
+        The layer has sinks or picks keys by their places, which neither computes; or it has no mask
+        and does not say whether it is causal, in a model that transformers has no attention by
+        torch for.
     """
-    if kwargs.get("s_aux") is not None:
-        advice = "leave attn_implementation as it is, or compile with pit_tvm.model"
-        raise DTypeError(mismatch("attention", "one without sinks", "one that has them", advice))
+    for name, text in _NEITHER.items():
+        if kwargs.get(name) is not None:
+            raise DTypeError(mismatch("attention", f"one without {text}", f"{name}=", _LEAVE))
     if attention_mask is None or not _takes(query, key, value, attention_mask, dropout, kwargs):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+        said = attention_mask is not None or hasattr(module, "is_causal") or "is_causal" in kwargs
+        if not said and not _by_torch(type(module).__module__):
+            expected = "a mask, or a layer that says whether it is causal"
+            raise DTypeError(mismatch("attention", expected, type(module).__name__, _LEAVE))
         options = {"dropout": dropout, "scaling": scaling, **kwargs}
         found: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, **options
@@ -222,6 +249,18 @@ def attention_forward(
     seen = shared_lists(attention_mask, shape, wants, kv_heads=key.shape[1])
     out = masked_attention(query, key, value, seen, scale=scaling)
     return out.transpose(1, 2).contiguous(), None
+
+
+@cache
+def _by_torch(name: str) -> bool:
+    """Whether transformers has attention by torch for models of the module of this name. Layers of
+    others may not say whether they are causal, which it reads where there is no mask."""
+    from transformers import PreTrainedModel
+
+    named = vars(sys.modules.get(name, sys)).values()
+    models = [one for one in named if isinstance(one, type) and issubclass(one, PreTrainedModel)]
+    own = [one for one in models if one is not PreTrainedModel]
+    return not own or any(one._supports_sdpa for one in own)
 
 
 def _takes(
@@ -239,6 +278,7 @@ def _takes(
         and not dropout
         and all(others.get(one) is None for one in ("position_bias", "softcap"))
         and (_has_gradients(q, v) or not differentiated(q, k, v))
-        and (not q.is_cuda or q.dtype in _ON_CUDA)
+        and q.dtype in (_ON_CUDA if q.is_cuda else _TYPES)
+        and q.shape[0] == k.shape[0]  # torch repeats a single sequence
         and max(q.shape[-1], v.shape[-1]) <= MOST_WIDE
     )

@@ -41,7 +41,8 @@ class ListedMask(NamedTuple):
             raise DTypeError(mismatch("mask", expected, self.mask.device))
         if min(now := _version(self.mask), self.version) >= 0 and now != self.version:
             expected, advice = "the mask as it was listed", "call list_mask again"
-            raise ShapeError(mismatch("mask", expected, "one that has changed since", advice))
+            got = "one that was changed since, or a copy"
+            raise ShapeError(mismatch("mask", expected, got, advice))
 
 
 def list_mask(
@@ -78,7 +79,8 @@ def list_mask(
     seen = planes_of(mask, (batch, heads, queries), keys)
     wants = torch.is_grad_enabled() if gradients is None else gradients
     shared = heads if kv_heads is None else kv_heads
-    if kv_heads is not None and not (_is_extent(shared) and 0 < shared and heads % shared == 0):
+    divides = _is_extent(shared) and (heads % shared == 0 if shared else heads == 0)
+    if kv_heads is not None and not divides:
         raise ShapeError(mismatch("kv_heads", f"a divisor of {heads}", repr(kv_heads)))
     return listed(seen, (batch, heads, queries, keys), wants, shared)
 

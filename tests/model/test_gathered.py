@@ -169,7 +169,7 @@ def test_threshold_of_zero_drops_nothing() -> None:
     assert [one.dropped for one in layers.activity] == [0.0]
 
 
-@pytest.mark.parametrize("threshold", [-0.1, math.inf, math.nan])
+@pytest.mark.parametrize("threshold", [-0.1, math.inf, math.nan, 10**400])
 def test_thresholds_that_are_refused(threshold: float) -> None:
     with pytest.raises(ShapeError, match="activation_threshold: expected None or a finite number"):
         check_threshold(threshold)

@@ -11,9 +11,11 @@ from torch import nn
 from pit_tvm.model import compile
 from pit_tvm.model.cuda_kernels import CudaKernels
 from pit_tvm.model.importer import import_model
+from pit_tvm.model.kernels import CpuKernels
 from pit_tvm.model.plane import Plane
 from pit_tvm.model.propagate import ALL
 from pit_tvm.model.rewrite import rewrite
+from pit_tvm.target import resolve_target
 from tests.model.together import Together
 
 WIDTH, WORDS = 32, 50
@@ -129,6 +131,11 @@ def test_what_a_gpu_has_no_kernel_for_is_the_models_own(model: nn.Module, said: 
     reasons = {d.reason for d in rewrite(imported, kernels).decisions if "attention" in d.reason}
     assert reasons == {f"{ALL}: {said}" if said else "attention, full, over live tokens"}
     assert not kernels.attends(264, "float16") and kernels.attends(256, "bfloat16")
+
+
+def test_attention_of_doubles_on_a_cpu_is_the_models_own() -> None:
+    attends = CpuKernels(resolve_target("llvm")).attends
+    assert [attends(8, dtype) for dtype in ("float16", "float32", "float64")] == [True, True, False]
 
 
 @pytest.mark.gpu

@@ -258,6 +258,7 @@ def test_other_versions_and_machines(
         ("layers/0/activation", "exp", "one of null, relu, .*, got 'exp'"),
         ("layers/1/other", 1, "no such key, got one"),
         ("threshold", float("nan"), "a finite number of at least 0, or null, got nan"),
+        ("threshold", 10**400, "a finite number of at least 0, or null, got 1000"),
         ("threshold", "0.5", "a finite number of at least 0, or null, got '0.5'"),
         ("inputs", [], r"an object, got \[\]"),
         ("inputs/known/input_ids/dtype", "float", "one of bfloat16, float16, .*, got 'float'"),

@@ -50,6 +50,21 @@ def test_no_heads_give_none() -> None:
     assert out.shape == (2, 0, 7, 24)
 
 
+def test_no_keys_give_zeros_and_gradients() -> None:
+    q, k, v = (each.requires_grad_() for each in _operands(keys=0))
+    out = pit.masked_attention(q * torch.inf, k, v, torch.ones(7, 0).bool())
+    assert not out.any()
+    gradients = torch.autograd.grad(out.sum(), (q, k, v))
+    assert [one.shape for one in gradients] == [q.shape, k.shape, v.shape]
+
+
+def test_large_scales_may_be_negative() -> None:
+    q, k, v = (each.half() for each in _operands())
+    mask = torch.rand(7, 9) < 0.5
+    found = pit.masked_attention(100 * q, k, v, mask, scale=-1000)
+    assert torch.equal(found, pit.masked_attention(-100 * q, k, v, mask, scale=1000))
+
+
 @pytest.mark.parametrize("scale", [-0.4, 0.0, 0.7])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_types_of_16_bits(dtype: torch.dtype, scale: float) -> None:
@@ -93,6 +108,14 @@ def test_compilers_see_one_operator() -> None:
     torch.testing.assert_close(step(q, k, v, mask), pit.masked_attention(q, k, v, mask) * 2)
 
 
+def test_compilers_take_scales_and_extents_for_symbols() -> None:
+    plain = (each.requires_grad_() for each in _operands(batch=1, queries=1, keys=1))
+    given = *plain, torch.ones(1).bool()
+    step = torch.compile(pit.masked_attention, fullgraph=True, dynamic=True, backend="eager")
+    wanted = pit.masked_attention(*given, scale=0.7)
+    torch.testing.assert_close(step(*given, scale=0.7), wanted)
+
+
 def test_layers_share_what_is_listed_once() -> None:
     q, k, v = _operands()
     mask = torch.rand(2, 1, 7, 9) < 0.5
@@ -113,7 +136,7 @@ def test_lists_are_of_one_mask_and_one_shape() -> None:
     with pytest.raises(ShapeError, match=r"one listed for \[2, 4, 7, 9\], got \[2, 4, 6, 9\]"):
         pit.masked_attention(q[:, :, 1:], k, v, listed)
     mask[0] = True
-    with pytest.raises(ShapeError, match="has changed since; call list_mask again"):
+    with pytest.raises(ShapeError, match="was changed since, or a copy; call list_mask again"):
         pit.masked_attention(q, k, v, listed)
     with torch.inference_mode():
         listed = pit.list_mask(torch.ones(9).bool(), (2, 4, 7, 9))
@@ -159,6 +182,7 @@ def test_autocast_chooses_the_type() -> None:
         ("mask", lambda mask: mask[:, 1:], ShapeError, "mask: expected a shape that broadcasts"),
         ("mask", lambda mask: mask[None, None, None], ShapeError, "broadcasts to"),
         ("scale", lambda _: float("nan"), DTypeError, "scale: expected a finite number"),
+        ("scale", lambda _: 10**400, DTypeError, "scale: expected a finite number"),
         ("scale", lambda _: True, DTypeError, "scale"),
         ("scale", lambda _: "1", DTypeError, "scale"),
     ],
@@ -185,6 +209,21 @@ def llama() -> Any:
     sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "vocab_size": 50}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads)).eval()
+
+
+def test_it_may_take_the_place_of_torchs(llama: Any) -> None:
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    pit.register_attention("sdpa")
+    try:
+        llama.set_attn_implementation("sdpa")
+        with torch.no_grad():
+            llama(torch.randint(50, (2, 5)), attention_mask=torch.eye(2, 5).long())
+    finally:
+        ALL_ATTENTION_FUNCTIONS.register("sdpa", sdpa_attention_forward)
+        ALL_MASK_ATTENTION_FUNCTIONS.register("sdpa", sdpa_mask)
 
 
 def _called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
@@ -258,6 +297,7 @@ def test_layers_of_a_model_share_lists(llama: Any, monkeypatch: pytest.MonkeyPat
 def test_refuses_heads_of_keys_that_do_not_share(kv_heads: Any) -> None:
     with pytest.raises(ShapeError, match="kv_heads: expected a divisor of 4"):
         pit.list_mask(torch.ones(9).bool(), (2, 4, 7, 9), kv_heads=kv_heads)
+    assert pit.list_mask(torch.ones(9).bool(), (2, 0, 7, 9), kv_heads=0).shape == (2, 0, 7, 9)
 
 
 def test_shared_lists_are_those_of_the_mask() -> None:
@@ -283,7 +323,68 @@ def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
         pit.register_attention()
 
 
-def test_sinks_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("s_aux", "without sinks, got s_aux="),
+        ("sinks", "without sinks, got sinks="),
+        ("indices", "without keys picked by their places, got indices="),
+        ("block_indices", "got block_indices="),
+    ],
+)
+def test_refuses_what_neither_takes(name: str, text: str) -> None:
     q, k, v = _operands()
-    with pytest.raises(DTypeError, match="sinks"):
-        pit.attention_forward(torch.nn.Module(), q, k, v, None, s_aux=torch.zeros(4))
+    passed: dict[str, Any] = {name: torch.zeros(4)}
+    with pytest.raises(DTypeError, match=text):
+        pit.attention_forward(torch.nn.Module(), q, k, v, None, **passed)
+
+
+@pytest.mark.parametrize("name", ["SplinterModel", "BigBirdPegasusForCausalLM"])
+def test_models_without_attention_by_torch_see_what_they_may(name: str) -> None:
+    transformers = pytest.importorskip("transformers", reason="models are of transformers")
+    pit.register_attention()
+    made = getattr(transformers, name)
+    heads = {"num_attention_heads": 4, "decoder_attention_heads": 4}
+    sizes = {"num_hidden_layers": 1, "decoder_layers": 1, "hidden_size": 32, "d_model": 32}
+    model = made(made.config_class(vocab_size=50, **sizes, **heads)).eval()
+    ids, found = torch.randint(50, (2, 9)), []
+    with torch.no_grad():
+        for implementation in ("eager", "pit_tvm"):
+            model.set_attn_implementation(implementation)
+            found.append(model(ids)[0])
+    torch.testing.assert_close(*found)
+    layer = type("Layer", (torch.nn.Module,), {"__module__": made.__module__})()
+    with pytest.raises(DTypeError, match="a layer that says whether it is causal, got Layer"):
+        pit.attention_forward(layer, *_operands(), None)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_transformers_computes_other_types_and_repeats_sequences(
+    batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers", reason="layers are of transformers")
+    calls = _called(monkeypatch)
+    q, k, v = (each.double() for each in _operands(batch=3, heads=2))
+    dtype = torch.float64 if batch == 3 else torch.float32
+    q, k, v = q[:batch].to(dtype), k.to(dtype), v.to(dtype)
+    mask = torch.rand(3, 1, 7, 9) < 0.5
+    out, _ = pit.attention_forward(torch.nn.Module(), q, k, v, mask)
+    wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask)
+    torch.testing.assert_close(out, wanted.transpose(1, 2))
+    assert not calls
+
+
+def test_gemma4_asks_about_its_last_tokens() -> None:
+    transformers = pytest.importorskip("transformers", reason="models are of transformers")
+    pit.register_attention()
+    sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "vocab_size": 50}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    later = {"num_kv_shared_layers": 1, "layer_types": ["full_attention"] * 2, "global_head_dim": 8}
+    config = transformers.Gemma4TextConfig(**sizes, **heads, **later, vocab_size_per_layer_input=50)
+    model = transformers.Gemma4ForCausalLM(config).eval()
+    ids, found = torch.randint(50, (2, 9)), []
+    with torch.no_grad():
+        for name in ("sdpa", "pit_tvm"):
+            model.set_attn_implementation(name)
+            found.append(model(ids, logits_to_keep=2).logits)
+    torch.testing.assert_close(*found)

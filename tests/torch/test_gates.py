@@ -214,6 +214,8 @@ def test_biases_and_gates_that_do_not_fit() -> None:
             assert says in str(caught.value)
     with pytest.raises(ShapeError, match="^Gate.alpha: expected 1 for activations other than silu"):
         run(given, "gelu", GPT_OSS)
+    with pytest.raises(ShapeError, match="^Gate.limit: expected a number, got 1000"):
+        pit.Gate(limit=10**400)
     with pytest.raises(ShapeError, match="^Gate.alpha"):
         pit.MoeFeedForward(2, 8, 8, activation="relu", gated=GPT_OSS)
 
