@@ -33,7 +33,7 @@ _NEITHER = {
     **dict.fromkeys(("s_aux", "sinks"), "sinks"),
     **dict.fromkeys(("indices", "block_indices"), "keys picked by their places"),
 }
-_LEAVE = "leave attn_implementation as it is, or compile with pit_tvm.model"
+_LEAVE = "leave attn_implementation as it is"
 # Elements of keys from which on a single query gains more on the device than it takes of the host.
 _MANY = 2**25
 
@@ -231,7 +231,8 @@ def attention_forward(
     """
     for name, text in _NEITHER.items():
         if kwargs.get(name) is not None:
-            raise DTypeError(mismatch("attention", f"one without {text}", f"{name}=", _LEAVE))
+            advice = f"{_LEAVE}, or compile with pit_tvm.model" if text == "sinks" else _LEAVE
+            raise DTypeError(mismatch("attention", f"one without {text}", f"{name}=", advice))
     if attention_mask is None or not _takes(query, key, value, attention_mask, dropout, kwargs):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
