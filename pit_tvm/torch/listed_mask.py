@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..errors import DTypeError, ShapeError, mismatch
 from ..runtime.cuda_listed_mask import Lists, tiled_shape
 from . import attention_ops
 from .arguments import check_tensors
 
-# Attribute of a tensor: what `shared_lists` made of it. It goes when the tensor does.
-_SHARED = "_pit_tvm_lists"
+
+@cache
+def _shared() -> WeakTensorKeyDictionary:
+    """What `shared_lists` made of each tensor, which goes with it, and not to its copies."""
+    return WeakTensorKeyDictionary()
 
 
 class ListedMask(NamedTuple):
@@ -107,7 +112,7 @@ def listed(
 def share_lists(mask: torch.Tensor) -> None:
     """Let calls of `shared_lists` of this tensor, which nobody changes, share what they make."""
     if not _is_traced(mask):
-        setattr(mask, _SHARED, {})
+        _shared()[mask] = {}
 
 
 def shared_lists(
@@ -120,7 +125,7 @@ def shared_lists(
     seen = mask[..., : shape[3]]
     if _is_traced(mask) or mask.is_cuda and torch.cuda.is_current_stream_capturing():
         return seen
-    shared: dict[Any, Any] | None = getattr(mask, _SHARED, None)
+    shared: dict[Any, Any] | None = _shared().get(mask)
     if shared is None:
         return seen
     planes, key = planes_of(seen, shape[:3], shape[3]), (shape, gradients, kv_heads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import weakref
 from typing import Any
@@ -305,6 +306,7 @@ def test_shared_lists_are_those_of_the_mask() -> None:
     assert isinstance(shared_lists(mask, (2, 4, 7, 9), False, 2), torch.Tensor)
     share_lists(mask)
     first = shared_lists(mask, (2, 4, 7, 9), False, 2)
+    assert isinstance(shared_lists(copy.deepcopy(mask), (2, 4, 7, 9), False, 2), torch.Tensor)
     assert isinstance(first, ListedMask) and torch.equal(first.mask, mask[..., :9])
     wider = shared_lists(mask, (2, 4, 7, 12), True, 2)
     assert isinstance(wider, ListedMask) and wider.shape == (2, 4, 7, 12)
