@@ -45,10 +45,10 @@ def attention_of_holed(dtype: str) -> tvm.tirx.PrimFunc:
         p_q: T.handle,
         p_k: T.handle,
         p_v: T.handle,
-        p_starts: T.handle,
-        p_position: T.handle,
-        p_sinks: T.handle,
-        p_out: T.handle,
+        starts: T.Buffer(("edges",), "int32", align=4),
+        position: T.Buffer(("tokens",), "int32", align=4),
+        sinks: T.Buffer(("sunk",), "float32", align=4),
+        out: T.Buffer(("rows", "heads", "dim"), dtype, align=2),
         q_row: T.int64,
         q_head: T.int64,
         k_row: T.int64,
@@ -63,19 +63,10 @@ def attention_of_holed(dtype: str) -> tvm.tirx.PrimFunc:
         q_size = T.int64()
         k_size = T.int64()
         v_size = T.int64()
-        edges = T.int32()
-        tokens = T.int32()
-        sunk = T.int32()
-        rows = T.int32()
-        heads = T.int32()
-        dim = T.int32()
+        edges, sunk, heads, dim = T.int32(), T.int32(), T.int32(), T.int32()
         q = T.match_buffer(p_q, (q_size,), dtype, align=2)
         k = T.match_buffer(p_k, (k_size,), dtype, align=2)
         v = T.match_buffer(p_v, (v_size,), dtype, align=2)
-        starts = T.match_buffer(p_starts, (edges,), "int32", align=4)
-        position = T.match_buffer(p_position, (tokens,), "int32", align=4)
-        sinks = T.match_buffer(p_sinks, (sunk,), "float32", align=4)
-        out = T.match_buffer(p_out, (rows, heads, dim), dtype, align=2)
         T.device_entry()
         place, head = T.cta_id([(edges - 1) * blocks, heads])
         thread = T.thread_id([WARPS * 32])

@@ -193,7 +193,7 @@ def product_of_choices(
     x_h: T.handle,
     ids_h: T.handle,
     weight_h: T.handle,
-    bias_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    bias_h: T.Optional(T.handle),
     out_h: T.handle,
     *,
     tile: T.constexpr,
@@ -248,7 +248,7 @@ def sum_of_choices(
     ids_h: T.handle,
     factors_h: T.handle,
     weight_h: T.handle,
-    bias_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    bias_h: T.Optional(T.handle),
     out_h: T.handle,
     *,
     tile: T.constexpr,

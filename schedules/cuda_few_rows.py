@@ -40,7 +40,7 @@ from .hopper_swrite import activate
 def gathered_product(
     x_h: T.handle,
     w_h: T.handle,
-    bias_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    bias_h: T.Optional(T.handle),
     out_h: T.handle,
     *,
     tile: T.constexpr,

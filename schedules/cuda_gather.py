@@ -122,10 +122,10 @@ def _row(room, lane, source, ids, live, line, part, packed):
 @T.jit
 def both_gathered(
     source_h: T.handle,
-    rows_h: T.handle,
-    lives_h: T.handle,
-    ids_h: T.handle,
-    count_h: T.handle,
+    rows: T.Buffer((1, "listed"), "int32", align=4),
+    lives: T.Buffer((1,), "int32", align=4),
+    ids: T.Buffer((1, "capacity"), "int32", align=4),
+    count: T.Buffer((1,), "int32", align=4),
     dense_h: T.handle,
     packed_h: T.handle,
     beside_h: T.handle,
@@ -135,14 +135,10 @@ def both_gathered(
     layout: T.constexpr,
 ):
     """The template; ``gather_both`` gives it its options."""
-    high, across, listed, capacity = T.int32(), T.int32(), T.int32(), T.int32()
+    high, across, capacity = T.int32(), T.int32(), T.int32()
     deep, wide, own_high = T.int32(), T.int32(), T.int32()
     beside_high, beside_wide = T.int32(), T.int32()
     source = T.match_buffer(source_h, (high, across), dtype, align=2)
-    rows = T.match_buffer(rows_h, (1, listed), "int32", align=4)
-    lives = T.match_buffer(lives_h, (1,), "int32", align=4)
-    ids = T.match_buffer(ids_h, (1, capacity), "int32", align=4)
-    count = T.match_buffer(count_h, (1,), "int32", align=4)
     dense = T.match_buffer(dense_h, (deep, wide), dtype, align=2)
     packed = T.match_buffer(packed_h, (own_high, capacity), dtype, align=16)
     beside = T.match_buffer(beside_h, (beside_high, beside_wide), dtype, align=16)

@@ -99,11 +99,11 @@ def element(words: Any, v: Any, form: NormForm) -> Any:
 @T.jit
 def normed_rows(
     x_h: T.handle,
-    y_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    y_h: T.Optional(T.handle),
     scale_h: T.handle,
     shift_h: T.handle,
     out_h: T.handle,
-    sum_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    sum_h: T.Optional(T.handle),
     *,
     form: T.constexpr,
 ):

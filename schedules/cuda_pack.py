@@ -39,12 +39,13 @@ def pack_columns(dtype: str, height: int) -> tvm.tirx.PrimFunc:
     most = THREADS // (COLUMNS * height // AT_ONCE)
 
     @T.prim_func
-    def kernel(p_lhs: T.handle, p_ids: T.handle, p_count: T.handle, p_packed: T.handle):
-        m, k, bands, capacity, lines = T.int32(), T.int32(), T.int32(), T.int32(), T.int32()
-        lhs = T.match_buffer(p_lhs, (m, k), dtype, align=2)
-        ids = T.match_buffer(p_ids, (bands, capacity), "int32", align=4)
-        count = T.match_buffer(p_count, (bands,), "int32", align=4)
-        packed = T.match_buffer(p_packed, (lines, height), dtype, align=16)
+    def kernel(
+        lhs: T.Buffer(("m", "k"), dtype, align=2),
+        ids: T.Buffer(("bands", "capacity"), "int32", align=4),
+        count: T.Buffer(("bands",), "int32", align=4),
+        packed: T.Buffer(("lines", height), dtype, align=16),
+    ):
+        m, bands, capacity = T.int32(), T.int32(), T.int32()
         T.device_entry()
         block = T.cta_id([bands * T.truncdiv(most + bands - 1, bands)])
         warp = T.warp_id([height // AT_ONCE])

@@ -158,8 +158,8 @@ class _Tiles:
 @T.jit
 def turn(
     source_h: T.handle,
-    alive_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    bias_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    alive: T.Optional(T.Buffer(("parts", "words"), "uint32", align=4)),
+    bias_h: T.Optional(T.handle),
     turned_h: T.handle,
     *,
     dtype: T.constexpr,
@@ -169,9 +169,6 @@ def turn(
     """The template; ``turn_kernel`` and ``turn_rows_kernel`` give it its options."""
     k, m = T.int32(), T.int32()
     source = T.match_buffer(source_h, (k, m), dtype, align=16)
-    if alive_h is not None:
-        parts, words = T.int32(), T.int32()
-        alive = T.match_buffer(alive_h, (parts, words), "uint32", align=4)
     if bias_h is not None:
         biases = T.int32()
         bias = T.match_buffer(bias_h, (biases,), dtype, align=2)
@@ -185,21 +182,21 @@ def turn(
     block = T.cta_id([T.truncdiv(k + (TILE_K - 1), TILE_K) * T.truncdiv(m + (ACROSS - 1), ACROSS)])
     thread = T.thread_id([THREADS])
     held = _Tiles(dtype, thread)
-    if alive_h is not None:
+    if alive is not None:
         rows_alive = T.alloc_local([_PASSES], "uint32")
     step: T.let = T.truncdiv(block, across)
     m0: T.let = T.truncmod(block, across) * ACROSS
     k0: T.let = step * TILE_K
     if not beside:
         after_predecessor()
-    if alive_h is not None:
+    if alive is not None:
         _find_rows(rows_alive, alive, k0, held.lane)
     for tile in T.unroll(_TILES):
         column: T.let = m0 + tile * WIDE + held.chunk * held.each
         for p in T.unroll(_PASSES):
             row: T.let = p * _ROWS + held.high
             if (k0 + row < k) & (column < m):
-                if alive_h is not None:
+                if alive is not None:
                     if bit_of(rows_alive[p], held.high) != T.uint32(0):
                         held.fetch(tile, row, source, k0, column)
                     else:
@@ -232,7 +229,7 @@ def turn_kernel(dtype: str, beside: bool = False) -> tvm.tirx.PrimFunc:
     if dtype not in AT_ONCE:
         raise DTypeError(mismatch("dtype", f"one of {list(AT_ONCE)}", repr(dtype)))
     options = {"dtype": dtype, "act": "none", "beside": beside}
-    return turn.specialize(**options, alive_h=None, bias_h=None)
+    return turn.specialize(**options, alive=None, bias_h=None)
 
 
 def turn_rows_kernel(dtype: str, bias: bool = False, act: str = "none") -> tvm.tirx.PrimFunc:

@@ -134,7 +134,7 @@ class _Square:
 @T.jit
 def turn_live(
     source_h: T.handle,
-    lines_h: T.handle,
+    lines: T.Buffer(("bands", "words"), "uint32", align=4),
     grain: T.int32,
     turned_h: T.handle,
     *,
@@ -142,10 +142,8 @@ def turn_live(
     band: T.constexpr,
 ):
     """The template; ``turn_live_kernel`` gives it its options."""
-    high, wide, bands, words = T.int32(), T.int32(), T.int32(), T.int32()
-    deep, room = T.int32(), T.int32()
+    high, wide, deep, room = T.int32(), T.int32(), T.int32(), T.int32()
     source = T.match_buffer(source_h, (high, wide), dtype, align=16)
-    lines = T.match_buffer(lines_h, (bands, words), "uint32", align=4)
     turned = T.match_buffer(turned_h, (deep, room), dtype, align=16)
     T.device_entry()
     CTA = T.meta_var(SIDE * WARPS)

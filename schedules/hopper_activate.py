@@ -33,26 +33,21 @@ def _half(value, word, given, dtype, act, half):
 @T.jit
 def activated_rows(
     rows_h: T.handle,
-    down_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    ids_h: T.handle,
-    count_h: T.handle,
-    dead_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    without_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    down_h: T.Optional(T.handle),
+    ids: T.Buffer((1, "capacity"), "int32"),
+    count: T.Buffer((1,), "int32"),
+    dead: T.Optional(T.Buffer((1, "capacity"), "int32")),
+    without: T.Optional(T.Buffer((1,), "int32")),
     out_h: T.handle,
     *,
     dtype: T.constexpr,
     act: T.constexpr,
 ):
     """The template; ``activate_rows`` explains it."""
-    number, n, capacity = T.int32(), T.int32(), T.int32()
+    number, n = T.int32(), T.int32()
     rows = T.match_buffer(rows_h, (number, n), dtype)
     if down_h is not None:
         down = T.match_buffer(down_h, (number, n), dtype)
-    ids = T.match_buffer(ids_h, (1, capacity), "int32")
-    count = T.match_buffer(count_h, (1,), "int32")
-    if dead_h is not None:
-        dead = T.match_buffer(dead_h, (1, capacity), "int32")
-        without = T.match_buffer(without_h, (1,), "int32")
     out = T.match_buffer(out_h, (number, n), dtype)
     T.device_entry()
     bx = T.cta_id([BLOCKS])
@@ -80,7 +75,7 @@ def activated_rows(
                 _half(value, words[w], None, dtype, act, 1)
             T.ptx[PACK[dtype]](words[w], value[1], value[0])
         store_words(out.ptr_to([row, col]), words)
-    if dead_h is not None:
+    if dead is not None:
         for w in T.unroll(4):
             words[w] = T.uint32(0)
         empty: T.let = without[0] * per_row
@@ -105,5 +100,5 @@ def activate_rows(dtype: str, act: str, *, backward: bool = False) -> tvm.tirx.P
     ScheduleError (a ValueError) for other types and activations
     """
     check_activated(dtype, act)
-    absent = ("dead_h", "without_h") if backward else ("down_h",)
+    absent = ("dead", "without") if backward else ("down_h",)
     return activated_rows.specialize(dtype=dtype, act=act, **dict.fromkeys(absent))

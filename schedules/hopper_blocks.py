@@ -46,13 +46,13 @@ _REGISTERS = (40, 232)  # of producer and consumers
 @T.jit
 def live_blocks(
     lhs_h: T.handle,
-    live_h: T.handle,
+    live: T.Buffer(("size",), "uint8", align=1),
     high: T.int32,
     deep: T.int32,
     beside: T.int32,
     along: T.int32,
     rhs_h: T.handle,
-    bias_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    bias_h: T.Optional(T.handle),
     out_h: T.handle,
     *,
     knobs: T.constexpr,
@@ -60,12 +60,10 @@ def live_blocks(
 ):
     """The template; ``blocks_kernel`` gives it its knobs and options."""
     m, n, k = T.int32(), T.int32(), T.int32()
-    size = T.int32()
     lhs_turned = T.meta_var(options.turned("lhs"))
     rhs_turned = T.meta_var(options.turned("rhs"))
     lhs = T.match_buffer(lhs_h, (k, m) if lhs_turned else (m, k), options.dtype)
     rhs = T.match_buffer(rhs_h, (k, n) if rhs_turned else (n, k), options.dtype)
-    live = T.match_buffer(live_h, (size,), "uint8", align=1)
     if bias_h is not None:
         bias = T.match_buffer(bias_h, (1, n), options.dtype)
     out = T.match_buffer(out_h, (m, n), options.dtype)

@@ -38,12 +38,12 @@ from .hopper_ring import release
 @T.jit
 def gathered_columns(
     lhs_h: T.handle,
-    ids_h: T.handle,
-    count_h: T.handle,
+    ids: T.Buffer(("lists", "capacity"), "int32"),
+    count: T.Buffer(("lists",), "int32"),
     rhs_h: T.handle,
-    bias_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    parts_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    flags_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    bias_h: T.Optional(T.handle),
+    parts_h: T.Optional(T.handle),
+    flags_h: T.Optional(T.handle),
     out_h: T.handle,
     *,
     knobs: T.constexpr,
@@ -56,8 +56,6 @@ def gathered_columns(
     lists, capacity, m, n, k = T.int32(), T.int32(), T.int32(), T.int32(), T.int32()
     stored, width, total = T.int32(), T.int32(), T.int32()
     lhs = T.match_buffer(lhs_h, (stored, m if share > 0 else width), options.dtype)
-    ids = T.match_buffer(ids_h, (lists, capacity), "int32")
-    count = T.match_buffer(count_h, (lists,), "int32")
     rhs = T.match_buffer(rhs_h, (1, k, n), options.dtype)
     if bias_h is not None:
         bias = T.match_buffer(bias_h, (1, m if flip else n), options.dtype)

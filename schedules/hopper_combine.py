@@ -49,8 +49,8 @@ def store_words(target, words):
 @T.jit
 def combined_rows(
     partial_h: T.handle,
-    weights_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    ids_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    weights_h: T.Optional(T.handle),
+    ids_h: T.Optional(T.handle),
     groups: T.int32,
     out_h: T.handle,
     *,

@@ -28,33 +28,22 @@ from .hopper_walk import TileWalk
 @T.jit
 def flipped_rows(
     lhs_h: T.handle,
-    ids_h: T.handle,
-    count_h: T.handle,
-    dead_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    deads_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    depth_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    ids: T.Buffer(("groups", "capacity"), "int32"),
+    count: T.Buffer(("groups",), "int32"),
+    dead: T.Optional(T.Buffer((1, "most"), "int32")),
+    deads: T.Optional(T.Buffer((1,), "int32")),
+    depth: T.Optional(T.Buffer((1,), "int32", align=4)),
     rhs_h: T.handle,
-    bias_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    per_row_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    bias_h: T.Optional(T.handle),
+    per_row_h: T.Optional(T.handle),
     out_h: T.handle,
     *,
     knobs: T.constexpr,
     options: T.constexpr,
 ):
     """The template; ``hopper_rows.rows_kernel`` gives it its knobs and options."""
-    stored, out_rows, groups, capacity = T.int32(), T.int32(), T.int32(), T.int32()
-    n, k = T.int32(), T.int32()
+    stored, out_rows, groups, n, k = T.int32(), T.int32(), T.int32(), T.int32(), T.int32()
     lhs = T.match_buffer(lhs_h, (stored, k), options.dtype)
-    ids = T.match_buffer(ids_h, (groups, capacity), "int32")
-    count = T.match_buffer(count_h, (groups,), "int32")
-    if dead_h is not None:
-        most = T.int32()
-        dead = T.match_buffer(dead_h, (1, most), "int32")
-        deads = T.match_buffer(deads_h, (1,), "int32")
-    if depth_h is not None:
-        depth = T.match_buffer(depth_h, (1,), "int32", align=4)
-    else:
-        depth = T.meta_var(None)
     own = T.meta_var(options.matrix(groups, 1))
     shape = T.meta_var(options.rhs_shape(own, n, k))
     rhs = T.match_buffer(rhs_h, shape, options.dtype, layout=matrices(*shape))
@@ -98,7 +87,7 @@ def flipped_rows(
     full.init(128 + 1)
     empty.init(WGS)
     posts.init()
-    if dead_h is not None:
+    if dead is not None:
         zeros = DeadRows(dead, deads, out, knobs.sms)
     T.ptx.fence.mbarrier_init.release.cluster()
     if SPLIT > 1:
@@ -128,7 +117,7 @@ def flipped_rows(
         high: T.int32 = 0
         more: T.int32 = 0
         mine: T.let = T.truncdiv(thread, 8)
-        if dead_h is not None:
+        if dead is not None:
             if warp == STORING:
                 zeros.begin_beside(bx, walk.tiles() * steps, lane)
         if walk.more():
@@ -186,7 +175,7 @@ def flipped_rows(
                 )
                 T.ptx["cp.async.mbarrier.arrive.noinc.shared.b64"](full.ptr_to([put.stage]))
                 put.advance()
-                if dead_h is not None:
+                if dead is not None:
                     if warp == STORING:
                         zeros.store_beside(lane)
             if SPLIT > 1:  # when sums are done, laid out, and read
@@ -238,6 +227,6 @@ def flipped_rows(
             if thread == 0:
                 posts.taken.arrive(read.stage)
             read.advance()
-        if dead_h is not None:
+        if dead is not None:
             walk.begin(T.truncdiv(bx, SPLIT))
             zeros.store_rest(bx, walk.tiles() * steps, wg * 4 + warp, WGS * 4, lane)

@@ -117,7 +117,7 @@ def _pass_down(x, y, c, given, act, gate):
 @T.jit
 def gated_rows(
     rows_h: T.handle,
-    down_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    down_h: T.Optional(T.handle),
     out_h: T.handle,
     *,
     dtype: T.constexpr,

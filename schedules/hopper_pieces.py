@@ -41,10 +41,10 @@ from .hopper_primitives import register
 @T.jit
 def live_pieces(
     lhs_h: T.handle,
-    lines_h: T.handle,
+    lines: T.Buffer(("depth", "size"), "uint32", align=4),
     high: T.int32,
     rhs_h: T.handle,
-    bias_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    bias_h: T.Optional(T.handle),
     out_h: T.handle,
     *,
     knobs: T.constexpr,
@@ -52,11 +52,9 @@ def live_pieces(
     flip: T.constexpr,
 ):
     """The template; ``pieces_kernel`` gives it its knobs and options."""
-    m, n, k = T.int32(), T.int32(), T.int32()
-    depth, size = T.int32(), T.int32()
+    m, n, k, size = T.int32(), T.int32(), T.int32(), T.int32()
     turned = T.meta_var(options.rhs_layout == "kn")
     lhs = T.match_buffer(lhs_h, (m, k), options.dtype)
-    lines = T.match_buffer(lines_h, (depth, size), "uint32", align=4)
     rhs = T.match_buffer(rhs_h, (k, n) if turned else (n, k), options.dtype)
     if bias_h is not None:
         bias = T.match_buffer(bias_h, (1, m if flip else n), options.dtype)

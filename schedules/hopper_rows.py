@@ -55,34 +55,23 @@ def ask_rows(rows, ids, walk, first, count, options):
 @T.jit
 def gathered_rows(
     lhs_h: T.handle,
-    ids_h: T.handle,
-    count_h: T.handle,
-    dead_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    deads_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    depth_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    ids: T.Buffer(("groups", "capacity"), "int32"),
+    count: T.Buffer(("groups",), "int32"),
+    dead: T.Optional(T.Buffer((1, "most"), "int32")),
+    deads: T.Optional(T.Buffer((1,), "int32")),
+    depth: T.Optional(T.Buffer((1,), "int32", align=4)),
     rhs_h: T.handle,
-    bias_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    per_row_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    bias_h: T.Optional(T.handle),
+    per_row_h: T.Optional(T.handle),
     out_h: T.handle,
-    live_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    live_bits: T.Optional(T.Buffer(("out_rows", "T.truncdiv(n + 127, 128) * 16"), "uint8")),
     *,
     knobs: T.constexpr,
     options: T.constexpr,
 ):
     """The template; ``rows_kernel`` gives it its knobs and options."""
-    stored, out_rows, groups, capacity = T.int32(), T.int32(), T.int32(), T.int32()
-    n, k = T.int32(), T.int32()
+    stored, out_rows, groups, n, k = T.int32(), T.int32(), T.int32(), T.int32(), T.int32()
     lhs = T.match_buffer(lhs_h, (stored, k), options.dtype)
-    ids = T.match_buffer(ids_h, (groups, capacity), "int32")
-    count = T.match_buffer(count_h, (groups,), "int32")
-    if dead_h is not None:
-        most = T.int32()
-        dead = T.match_buffer(dead_h, (1, most), "int32")
-        deads = T.match_buffer(deads_h, (1,), "int32")
-    if depth_h is not None:
-        depth = T.match_buffer(depth_h, (1,), "int32", align=4)
-    else:
-        depth = T.meta_var(None)
     own = T.meta_var(options.matrix(groups, 1))
     shape = T.meta_var(options.rhs_shape(own, n, k))
     rhs = T.match_buffer(rhs_h, shape, options.dtype, layout=matrices(*shape))
@@ -92,10 +81,6 @@ def gathered_rows(
         known = T.int32()
         per_row = T.match_buffer(per_row_h, (known,), options.per_row, align=2)
     out = T.match_buffer(out_h, (out_rows, n), options.out_dtype)
-    if live_h is not None:
-        live_bits = T.match_buffer(live_h, (out_rows, T.truncdiv(n + 127, 128) * 16), "uint8")
-    else:
-        live_bits = T.meta_var(None)
 
     TM = T.meta_var(knobs.tile_m)
     CL = T.meta_var(knobs.cluster)
@@ -129,7 +114,7 @@ def gathered_rows(
     full.init(1 if PACKED else (4 if LAG > 0 else 128) + 1)
     empty.init(WGS * CL)
     posts.init()
-    if dead_h is not None:
+    if dead is not None:
         zeros = DeadRows(dead, deads, out, knobs.sms)
     T.ptx.fence.mbarrier_init.release.cluster()
     if CL > 1:
@@ -161,7 +146,7 @@ def gathered_rows(
         more: T.int32 = 0
         pending: T.int32 = 0
         mine: T.let = T.truncdiv(thread, 8)
-        if dead_h is not None:
+        if dead is not None:
             if warp == STORING:
                 zeros.begin_beside(bx, walk.tiles() * steps, lane)
         if walk.more():
@@ -216,7 +201,7 @@ def gathered_rows(
                         else:
                             pending = pending + 1
                 put.advance()
-                if dead_h is not None:
+                if dead is not None:
                     if warp == STORING:
                         zeros.store_beside(lane)
                 if kt == 0:
@@ -293,7 +278,7 @@ def gathered_rows(
                         epilogue.finish_bias()
                     epilogue.write(held, acc, out, live_bits, tile_col, part, lane)
         epilogue.finish(out, part, lane)
-        if dead_h is not None:
+        if dead is not None:
             walk.begin(T.truncdiv(bx, CL))
             zeros.store_rest(bx, walk.tiles() * steps, part, WGS * 4, lane)
     if CL > 1:  # a CTA must outlive its neighbours' arrivals
@@ -359,11 +344,11 @@ def rows_kernel(
     if not options.per_row:
         absent["per_row_h"] = None
     if not fills:
-        absent |= {"dead_h": None, "deads_h": None}
+        absent |= {"dead": None, "deads": None}
     if not deep:
-        absent["depth_h"] = None
+        absent["depth"] = None
     if knobs.flip:  # RowsOptions.check refuses live_bits there
         return flipped_rows.specialize(knobs=knobs, options=options, **absent)
     if not live_bits:
-        absent["live_h"] = None
+        absent["live_bits"] = None
     return gathered_rows.specialize(knobs=knobs, options=options, **absent)

@@ -44,13 +44,10 @@ def fold_axes() -> tvm.tirx.PrimFunc:
         cols: T.int32,
         height: T.int32,
         wide: T.int32,
-        p_across: T.handle,
-        p_down: T.handle,
+        across: T.Buffer(("chunks", "row_words"), "uint32", align=4),
+        down: T.Buffer(("parts", "column_words"), "uint32", align=4),
     ):
-        chunks, row_words = T.int32(), T.int32()
-        parts, column_words = T.int32(), T.int32()
-        across = T.match_buffer(p_across, (chunks, row_words), "uint32", align=4)
-        down = T.match_buffer(p_down, (parts, column_words), "uint32", align=4)
+        chunks, parts, column_words = T.int32(), T.int32(), T.int32()
         T.device_entry()
         block = T.cta_id([parts * chunks])
         thread = T.thread_id([THREADS])

@@ -33,14 +33,11 @@ def list_blocks() -> tvm.tirx.PrimFunc:
         other: T.int32,
         band: T.int32,
         high: T.int32,
-        p_ids: T.handle,
-        p_count: T.handle,
-        p_lines: T.handle,
+        ids: T.Buffer(("slots", "capacity"), "int32", align=4),
+        count: T.Buffer(("slots",), "int32", align=4),
+        lines: T.Buffer(("slots", "size"), "uint32", align=4),
     ):
-        slots, capacity, size = T.int32(), T.int32(), T.int32()
-        ids = T.match_buffer(p_ids, (slots, capacity), "int32", align=4)
-        count = T.match_buffer(p_count, (slots,), "int32", align=4)
-        lines = T.match_buffer(p_lines, (slots, size), "uint32", align=4)
+        slots = T.int32()
         T.device_entry()
         slot = T.cta_id([slots])
         thread = T.thread_id([THREADS])

@@ -104,14 +104,11 @@ def list_columns(bits: int, threads: int) -> tvm.tirx.PrimFunc:
         lanes: T.int32,
         wide: T.int32,
         keep: T.int32,
-        p_ids: T.handle,
-        p_count: T.handle,
-        p_lines: T.handle,
+        ids: T.Buffer(("slots", "capacity"), "int32", align=4),
+        count: T.Buffer(("slots",), "int32", align=4),
+        lines: T.Buffer(("slots", "size"), "uint32", align=4),
     ):
-        slots, capacity, size = T.int32(), T.int32(), T.int32()
-        ids = T.match_buffer(p_ids, (slots, capacity), "int32", align=4)
-        count = T.match_buffer(p_count, (slots,), "int32", align=4)
-        lines = T.match_buffer(p_lines, (slots, size), "uint32", align=4)
+        slots, size = T.int32(), T.int32()
         T.device_entry()
         slot = T.cta_id([slots])
         thread = T.thread_id([threads])
@@ -210,11 +207,9 @@ def fold_columns(bits: int) -> tvm.tirx.PrimFunc:
         lanes: T.int32,
         wide: T.int32,
         keep: T.int32,
-        p_lines: T.handle,
+        lines: T.Buffer(("count", "size"), "uint32", align=4),
     ):
-        count = T.int32()
-        size = T.int32()
-        lines = T.match_buffer(p_lines, (count, size), "uint32", align=4)
+        count, size = T.int32(), T.int32()
         T.device_entry()
         block = T.cta_id([count * chunks])
         thread = T.thread_id([threads])

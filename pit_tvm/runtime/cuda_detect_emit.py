@@ -110,25 +110,20 @@ def _emit_piece(room, thread, lines, parts, axis, slot, word0, first, second):
 
 @T.jit
 def _emit(
-    p_lines: T.handle,
+    lines: T.Buffer(("held", "size"), "uint32", align=4),
     parts: T.int32,
     entries: T.int32,
     grain: T.int32,
     extent: T.int32,
     pieces: T.int32,
-    p_ids: T.handle,
-    p_count: T.handle,
-    p_others: T.Optional(T.handle),  # type: ignore[valid-type]
-    p_other_count: T.Optional(T.handle),  # type: ignore[valid-type]
+    ids: T.Buffer(("slots", "capacity"), "int32", align=4),
+    count: T.Buffer(("slots",), "int32", align=4),
+    others: T.Optional(T.Buffer(("slots", "capacity"), "int32", align=4)),
+    other_count: T.Optional(T.Buffer(("slots",), "int32", align=4)),
 ):
     """The template of `emit`."""
-    held, size, slots, capacity = T.int32(), T.int32(), T.int32(), T.int32()
-    lines = T.match_buffer(p_lines, (held, size), "uint32", align=4)
-    ids = T.match_buffer(p_ids, (slots, capacity), "int32", align=4)
-    count = T.match_buffer(p_count, (slots,), "int32", align=4)
-    if p_others is not None:
-        others = T.match_buffer(p_others, (slots, capacity), "int32", align=4)
-        other_count = T.match_buffer(p_other_count, (slots,), "int32", align=4)
+    slots = T.int32()
+    if others is not None:
         other = T.meta_var((others, other_count))
     else:
         other = T.meta_var(None)
@@ -145,36 +140,26 @@ def _emit(
 
 @T.jit
 def _emit_axes(
-    p_lines: T.handle,
+    lines: T.Buffer(("held", "size"), "uint32", align=4),
     parts: T.int32,
     extent: T.int32,
     pieces: T.int32,
-    p_ids: T.handle,
-    p_count: T.handle,
-    p_others: T.Optional(T.handle),  # type: ignore[valid-type]
-    p_other_count: T.Optional(T.handle),  # type: ignore[valid-type]
-    p_across: T.handle,
+    ids: T.Buffer((1, "capacity"), "int32", align=4),
+    count: T.Buffer((1,), "int32", align=4),
+    others: T.Optional(T.Buffer((1, "capacity"), "int32", align=4)),
+    other_count: T.Optional(T.Buffer((1,), "int32", align=4)),
+    across: T.Buffer(("held2", "size2"), "uint32", align=4),
     across_parts: T.int32,
     across_extent: T.int32,
     across_pieces: T.int32,
-    p_across_ids: T.handle,
-    p_across_count: T.handle,
+    across_ids: T.Buffer((1, "capacity2"), "int32", align=4),
+    across_count: T.Buffer((1,), "int32", align=4),
 ):
     """The template of `emit_axes`."""
-    held, size, capacity = T.int32(), T.int32(), T.int32()
-    lines = T.match_buffer(p_lines, (held, size), "uint32", align=4)
-    ids = T.match_buffer(p_ids, (1, capacity), "int32", align=4)
-    count = T.match_buffer(p_count, (1,), "int32", align=4)
-    if p_others is not None:
-        others = T.match_buffer(p_others, (1, capacity), "int32", align=4)
-        other_count = T.match_buffer(p_other_count, (1,), "int32", align=4)
+    if others is not None:
         other = T.meta_var((others, other_count))
     else:
         other = T.meta_var(None)
-    held2, size2, capacity2 = T.int32(), T.int32(), T.int32()
-    across = T.match_buffer(p_across, (held2, size2), "uint32", align=4)
-    across_ids = T.match_buffer(p_across_ids, (1, capacity2), "int32", align=4)
-    across_count = T.match_buffer(p_across_count, (1,), "int32", align=4)
     T.device_entry()
     block = T.cta_id([pieces + across_pieces])
     thread = T.thread_id([THREADS])
@@ -208,4 +193,4 @@ def emit_axes(both: bool) -> tvm.tirx.PrimFunc:
 
 
 def _absent(both: bool) -> dict[str, Any]:
-    return {} if both else {"p_others": None, "p_other_count": None}
+    return {} if both else {"others": None, "other_count": None}

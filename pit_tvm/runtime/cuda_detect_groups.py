@@ -80,13 +80,12 @@ def search_groups(bits: int) -> tvm.tirx.PrimFunc:
     steps = SEARCHED // each
 
     @T.prim_func
-    def kernel(p_src: T.handle, p_ids: T.handle, p_count: T.handle):
-        size = T.int32()
-        groups = T.int32()
-        capacity = T.int32()
-        src = T.match_buffer(p_src, (size,), f"int{bits}", align=bits // 8)
-        ids = T.match_buffer(p_ids, (groups, capacity), "int32", align=4)
-        count = T.match_buffer(p_count, (groups,), "int32", align=4)
+    def kernel(
+        src: T.Buffer(("size",), f"int{bits}", align=bits // 8),
+        ids: T.Buffer(("groups", "capacity"), "int32", align=4),
+        count: T.Buffer(("groups",), "int32", align=4),
+    ):
+        size, groups = T.int32(), T.int32()
         T.device_entry()
         group = T.cta_id([groups])
         thread = T.thread_id([THREADS])
@@ -165,12 +164,12 @@ def count_groups(bits: int) -> tvm.tirx.PrimFunc:
     """
 
     @T.prim_func
-    def kernel(p_src: T.handle, share: T.int32, p_sizes: T.handle):
-        size = T.int32()
-        parts = T.int32()
-        groups = T.int32()
-        src = T.match_buffer(p_src, (size,), f"int{bits}", align=bits // 8)
-        sizes = T.match_buffer(p_sizes, (parts, groups), "int32", align=4)
+    def kernel(
+        src: T.Buffer(("size",), f"int{bits}", align=bits // 8),
+        share: T.int32,
+        sizes: T.Buffer(("parts", "groups"), "int32", align=4),
+    ):
+        size, parts, groups = T.int32(), T.int32(), T.int32()
         T.device_entry()
         part = T.cta_id([parts])
         thread = T.thread_id([SHARE_THREADS])
@@ -207,21 +206,14 @@ def place_groups(bits: int) -> tvm.tirx.PrimFunc:
 
     @T.prim_func
     def kernel(
-        p_src: T.handle,
+        src: T.Buffer(("size",), f"int{bits}", align=bits // 8),
         share: T.int32,
         lanes: T.int32,
-        p_sizes: T.handle,
-        p_ids: T.handle,
-        p_count: T.handle,
+        sizes: T.Buffer(("parts", "groups"), "int32", align=4),
+        ids: T.Buffer(("groups", "capacity"), "int32", align=4),
+        count: T.Buffer(("groups",), "int32", align=4),
     ):
-        size = T.int32()
-        parts = T.int32()
-        groups = T.int32()
-        capacity = T.int32()
-        src = T.match_buffer(p_src, (size,), f"int{bits}", align=bits // 8)
-        sizes = T.match_buffer(p_sizes, (parts, groups), "int32", align=4)
-        ids = T.match_buffer(p_ids, (groups, capacity), "int32", align=4)
-        count = T.match_buffer(p_count, (groups,), "int32", align=4)
+        size, parts, groups = T.int32(), T.int32(), T.int32()
         T.device_entry()
         part = T.cta_id([parts])
         thread = T.thread_id([SHARE_THREADS])

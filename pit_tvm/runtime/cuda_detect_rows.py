@@ -133,11 +133,9 @@ def fold_rows(bits: int) -> tvm.tirx.PrimFunc:
         whole: T.int32,
         wide: T.int32,
         keep: T.int32,
-        p_lines: T.handle,
+        lines: T.Buffer(("count", "size"), "uint32", align=4),
     ):
-        count = T.int32()
-        size = T.int32()
-        lines = T.match_buffer(p_lines, (count, size), "uint32", align=4)
+        count, size = T.int32(), T.int32()
         T.device_entry()
         block = T.cta_id([T.truncdiv(size + high - 1, high) * chunks])
         thread = T.thread_id([threads])
@@ -224,11 +222,9 @@ def fold_blocks() -> tvm.tirx.PrimFunc:
         extent: T.int32,
         band: T.int32,
         grain: T.int32,
-        p_lines: T.handle,
+        lines: T.Buffer(("count", "size"), "uint32", align=4),
     ):
-        count = T.int32()
-        size = T.int32()
-        lines = T.match_buffer(p_lines, (count, size), "uint32", align=4)
+        count, size = T.int32(), T.int32()
         T.device_entry()
         block = T.cta_id([T.truncdiv(count * size + (threads // WARP - 1), threads // WARP)])
         thread = T.thread_id([threads])

@@ -27,12 +27,14 @@ def copy_rows(bits: int) -> tvm.tirx.PrimFunc:
     """
 
     @T.prim_func
-    def kernel(p_src: T.handle, rows: T.int32, share: T.int32, p_ids: T.handle, p_count: T.handle):
-        size = T.int32()
-        capacity = T.int32()
-        src = T.match_buffer(p_src, (size,), f"int{bits}", align=bits // 8)
-        ids = T.match_buffer(p_ids, (1, capacity), "int32", align=4)
-        count = T.match_buffer(p_count, (1,), "int32", align=4)
+    def kernel(
+        src: T.Buffer(("size",), f"int{bits}", align=bits // 8),
+        rows: T.int32,
+        share: T.int32,
+        ids: T.Buffer((1, "capacity"), "int32", align=4),
+        count: T.Buffer((1,), "int32", align=4),
+    ):
+        size, capacity = T.int32(), T.int32()
         T.device_entry()
         block = T.cta_id([T.truncdiv(size + share - 1, share)])
         thread = T.thread_id([THREADS])
@@ -83,9 +85,8 @@ def report_counts() -> tvm.tirx.PrimFunc:
     each element at once, in any order."""
 
     @T.prim_func
-    def kernel(p_count: T.handle, address: T.int64):
+    def kernel(count: T.Buffer(("slots",), "int32", align=4), address: T.int64):
         slots = T.int32()
-        count = T.match_buffer(p_count, (slots,), "int32", align=4)
         T.device_entry()
         _block = T.cta_id([1])
         thread = T.thread_id([REPORTERS])
@@ -104,11 +105,11 @@ def mark_rows(bits: int) -> tvm.tirx.PrimFunc:
     """Bits of the positions that ``src`` (size,) names: ``lines`` (1, words), uint32."""
 
     @T.prim_func
-    def kernel(p_src: T.handle, p_lines: T.handle):
-        size = T.int32()
-        held = T.int32()
-        src = T.match_buffer(p_src, (size,), f"int{bits}", align=bits // 8)
-        lines = T.match_buffer(p_lines, (1, held), "uint32", align=4)
+    def kernel(
+        src: T.Buffer(("size",), f"int{bits}", align=bits // 8),
+        lines: T.Buffer((1, "held"), "uint32", align=4),
+    ):
+        size, held = T.int32(), T.int32()
         T.device_entry()
         block = T.cta_id([T.truncdiv(held + THREADS - 1, THREADS)])
         thread = T.thread_id([THREADS])
@@ -141,22 +142,17 @@ def _spread(
     batch: T.int32,
     padded: T.int32,
     pieces: T.int32,
-    p_ids: T.handle,
-    p_count: T.handle,
-    p_others: T.Optional(T.handle),  # type: ignore[valid-type]
-    p_other_count: T.Optional(T.handle),  # type: ignore[valid-type]
+    ids: T.Buffer((1, "capacity"), "int32", align=4),
+    count: T.Buffer((1,), "int32", align=4),
+    others: T.Optional(T.Buffer((1, "capacity"), "int32", align=4)),
+    other_count: T.Optional(T.Buffer((1,), "int32", align=4)),
     *,
     bits: T.constexpr,
     cumulative: T.constexpr,
 ):
     """The template of `spread_lengths`."""
-    size, capacity = T.int32(), T.int32()
+    size = T.int32()
     src = T.match_buffer(p_src, (size,), f"int{bits}", align=bits // 8)
-    ids = T.match_buffer(p_ids, (1, capacity), "int32", align=4)
-    count = T.match_buffer(p_count, (1,), "int32", align=4)
-    if p_others is not None:
-        others = T.match_buffer(p_others, (1, capacity), "int32", align=4)
-        other_count = T.match_buffer(p_other_count, (1,), "int32", align=4)
     T.device_entry()
     block = T.cta_id([batch * pieces])
     thread = T.thread_id([SPREAD_THREADS])
@@ -192,12 +188,12 @@ def _spread(
         if at < live:
             ids[0, before + at] = which * padded + at
         else:
-            if p_others is not None:
+            if others is not None:
                 others[0, which * padded - before + at - live] = which * padded + at
         at = at + SPREAD_THREADS
     if (thread == 0) & (block == batch * pieces - 1):
         count[0] = before + live
-        if p_others is not None:
+        if others is not None:
             other_count[0] = batch * padded - before - live
 
 
@@ -208,5 +204,5 @@ def spread_lengths(bits: int, cumulative: bool, both: bool) -> tvm.tirx.PrimFunc
     0 and ``padded`` counts as 0. ``both``: the rows of padding go to ``others``. ``pieces`` CTAs
     share a sequence.
     """
-    absent = {} if both else {"p_others": None, "p_other_count": None}
+    absent = {} if both else {"others": None, "other_count": None}
     return _spread.specialize(bits=bits, cumulative=cumulative, **absent)

@@ -115,13 +115,10 @@ def list_rows(bits: int) -> tvm.tirx.PrimFunc:
         high: T.int32,
         wide: T.int32,
         keep: T.int32,
-        p_ids: T.handle,
-        p_count: T.handle,
+        ids: T.Buffer(("slots", "capacity"), "int32", align=4),
+        count: T.Buffer(("slots",), "int32", align=4),
     ):
         slots = T.int32()
-        capacity = T.int32()
-        ids = T.match_buffer(p_ids, (slots, capacity), "int32", align=4)
-        count = T.match_buffer(p_count, (slots,), "int32", align=4)
         T.device_entry()
         rank_in = T.cta_id_in_cluster([CTAS])
         block = T.cta_id([T.truncdiv(slots + several - 1, several) * CTAS])

@@ -114,12 +114,10 @@ def fill_kernel(aligned: bool) -> tvm.tirx.PrimFunc:
         even: T.int32,
         lanes: T.int32,
         blocks: T.int32,
-        p_ids: T.handle,
-        p_count: T.handle,
+        ids: T.Buffer((1, "capacity"), "int32", align=4),
+        count: T.Buffer((1,), "int32", align=4),
     ):
         capacity = T.int32()
-        ids = T.match_buffer(p_ids, (1, capacity), "int32", align=4)
-        count = T.match_buffer(p_count, (1,), "int32", align=4)
         T.device_entry()
         block = T.cta_id([blocks])
         thread = T.thread_id([THREADS])
@@ -162,10 +160,9 @@ def clear_kernel(bits: int) -> tvm.tirx.PrimFunc:
         groups: T.int32,
         even: T.int32,
         blocks: T.int32,
-        p_ids: T.handle,
+        ids: T.Buffer(("rows",), kind, align=bits // 8),
     ):
         rows = T.int32()
-        ids = T.match_buffer(p_ids, (rows,), kind, align=bits // 8)
         T.device_entry()
         block = T.cta_id([blocks])
         thread = T.thread_id([THREADS])
@@ -202,7 +199,7 @@ def copy_kernel() -> tvm.tirx.PrimFunc:
     """Copies rows of ``src_bytes`` to rows of ``dst_bytes``; what is left of these becomes 0.
 
     ``total`` rows in batches of ``rows``; strides are bytes, and anything may lie anywhere. Other
-    numbers are those of `fill_kernel`; ``p_device`` is any int32 vector on the device.
+    numbers are those of `fill_kernel`; ``_device`` is any int32 vector on the device.
     """
 
     @T.prim_func
@@ -221,10 +218,8 @@ def copy_kernel() -> tvm.tirx.PrimFunc:
         even: T.int32,
         lanes: T.int32,
         blocks: T.int32,
-        p_device: T.handle,
+        _device: T.Buffer(("size",), "int32", align=4),
     ):
-        size = T.int32()
-        _device = T.match_buffer(p_device, (size,), "int32", align=4)
         T.device_entry()
         block = T.cta_id([blocks])
         thread = T.thread_id([THREADS])

@@ -18,11 +18,11 @@ def count_live(bits: int) -> tvm.tirx.PrimFunc:
     at least 2**30 more where one is neither 0 nor 1. int32."""
 
     @T.prim_func
-    def kernel(p_mask: T.handle, p_counts: T.handle):
-        batch = T.int32()
-        tokens = T.int32()
-        mask = T.match_buffer(p_mask, (batch, tokens), f"int{bits}", align=bits // 8)
-        counts = T.match_buffer(p_counts, (batch,), "int32", align=4)
+    def kernel(
+        mask: T.Buffer(("batch", "tokens"), f"int{bits}", align=bits // 8),
+        counts: T.Buffer(("batch",), "int32", align=4),
+    ):
+        batch, tokens = T.int32(), T.int32()
         T.device_entry()
         block = T.cta_id([T.truncdiv(batch + WARPS - 1, WARPS)])
         thread = T.thread_id([WARPS * 32])
@@ -61,26 +61,16 @@ def place_live(bits: int) -> tvm.tirx.PrimFunc:
 
     @T.prim_func
     def kernel(
-        p_mask: T.handle,
-        p_counts: T.handle,
-        p_row: T.handle,
-        p_position: T.handle,
-        p_sequence: T.handle,
-        p_starts: T.handle,
-        p_place: T.handle,
-        p_status: T.handle,
+        mask: T.Buffer(("batch", "tokens"), f"int{bits}", align=bits // 8),
+        counts: T.Buffer(("batch",), "int32", align=4),
+        row: T.Buffer(("batch * tokens",), "int32", align=4),
+        position: T.Buffer(("batch * tokens",), "int32", align=4),
+        sequence_of: T.Buffer(("batch * tokens",), "int32", align=4),
+        starts: T.Buffer(("batch + 1",), "int32", align=4),
+        place: T.Buffer(("batch", "tokens"), "int32", align=4),
+        status: T.Buffer(("words",), "int32", align=4),
     ):
-        batch = T.int32()
-        tokens = T.int32()
-        words = T.int32()
-        mask = T.match_buffer(p_mask, (batch, tokens), f"int{bits}", align=bits // 8)
-        counts = T.match_buffer(p_counts, (batch,), "int32", align=4)
-        row = T.match_buffer(p_row, (batch * tokens,), "int32", align=4)
-        position = T.match_buffer(p_position, (batch * tokens,), "int32", align=4)
-        sequence_of = T.match_buffer(p_sequence, (batch * tokens,), "int32", align=4)
-        starts = T.match_buffer(p_starts, (batch + 1,), "int32", align=4)
-        place = T.match_buffer(p_place, (batch, tokens), "int32", align=4)
-        status = T.match_buffer(p_status, (words,), "int32", align=4)
+        batch, tokens = T.int32(), T.int32()
         T.device_entry()
         block = T.cta_id([T.truncdiv(batch + WARPS - 1, WARPS)])
         thread = T.thread_id([WARPS * 32])
@@ -135,11 +125,13 @@ def mark_outside(bits: int) -> tvm.tirx.PrimFunc:
     """``status[word]`` becomes 1 where one of ``ids`` (size,) is not from 0 to ``limit - 1``."""
 
     @T.prim_func
-    def kernel(p_ids: T.handle, limit: T.int64, word: T.int32, p_status: T.handle):
+    def kernel(
+        ids: T.Buffer(("size",), f"int{bits}", align=bits // 8),
+        limit: T.int64,
+        word: T.int32,
+        status: T.Buffer(("words",), "int32", align=4),
+    ):
         size = T.int32()
-        words = T.int32()
-        ids = T.match_buffer(p_ids, (size,), f"int{bits}", align=bits // 8)
-        status = T.match_buffer(p_status, (words,), "int32", align=4)
         T.device_entry()
         block = T.cta_id([T.truncdiv(size + WARPS * 32 - 1, WARPS * 32)])
         thread = T.thread_id([WARPS * 32])

@@ -18,21 +18,17 @@ ROW_FLOATS, ROWS_EACH = 1024, 8  # gather: rows of 4 KiB, several at once by eac
 @T.jit
 def reference(
     lhs_h: T.handle,
-    ids_h: T.handle,
-    count_h: T.handle,
+    ids: T.Buffer(("groups", "capacity"), "int32"),
+    count: T.Buffer(("groups",), "int32"),
     rhs_h: T.handle,
-    exact_h: T.handle,
+    exact: T.Buffer(("groups", "rows", "n"), "float32"),
     *,
     dtype: T.constexpr,
 ):
     """``exact[g, i, :] = lhs[ids[g, i], :] @ rhs[g].T`` in float32, for ``i < count[g]``."""
-    stored, groups, capacity, rows = T.int32(), T.int32(), T.int32(), T.int32()
-    n, k = T.int32(), T.int32()
+    stored, groups, rows, n, k = T.int32(), T.int32(), T.int32(), T.int32(), T.int32()
     lhs = T.match_buffer(lhs_h, (stored, k), dtype)
-    ids = T.match_buffer(ids_h, (groups, capacity), "int32")
-    count = T.match_buffer(count_h, (groups,), "int32")
     rhs = T.match_buffer(rhs_h, (groups, n, k), dtype)
-    exact = T.match_buffer(exact_h, (groups, rows, n), "float32")
     T.device_entry()
     bx, by, g = T.cta_id([(n + 63) // 64, (rows + 63) // 64, groups])
     t = T.thread_id([THREADS])
@@ -86,7 +82,12 @@ def reference(
 
 @T.jit
 def compare(
-    out_h: T.handle, exact_h: T.handle, slot_h: T.handle, worst_h: T.handle, *, dtype: T.constexpr
+    out_h: T.handle,
+    exact: T.Buffer(("groups", "rows", "n"), "float32"),
+    slot: T.Buffer(("stored",), "int32"),
+    worst: T.Buffer(("stored", 2, LANES), "float32"),
+    *,
+    dtype: T.constexpr,
 ):
     """Largest deviation and largest exact element of every stored row, one pair for each lane.
 
@@ -95,11 +96,8 @@ def compare(
     was poisoned with. A deviation of ``LARGEST``: a live element is no number, or a dead row was
     written.
     """
-    stored, groups, rows, n = T.int32(), T.int32(), T.int32(), T.int32()
+    stored, rows, n = T.int32(), T.int32(), T.int32()
     out = T.match_buffer(out_h, (stored, n), dtype)
-    exact = T.match_buffer(exact_h, (groups, rows, n), "float32")
-    slot = T.match_buffer(slot_h, (stored,), "int32")
-    worst = T.match_buffer(worst_h, (stored, 2, LANES), "float32")
     T.device_entry()
     bx = T.cta_id([(stored + 3) // 4])
     t = T.thread_id([LANES * WARPS])
@@ -134,12 +132,13 @@ def compare(
 
 
 @T.jit
-def gather(src_h: T.handle, ids_h: T.handle, sums_h: T.handle):
+def gather(
+    src: T.Buffer(("rows", ROW_FLOATS), "float32"),
+    ids: T.Buffer(("blocks * ROWS_EACH",), "int32"),
+    sums: T.Buffer(("blocks", THREADS), "float32"),
+):
     """Reads rows of 4 KiB in the order of ``ids``; sums keep the reads alive."""
-    rows, blocks = T.int32(), T.int32()
-    src = T.match_buffer(src_h, (rows, ROW_FLOATS), "float32")
-    ids = T.match_buffer(ids_h, (blocks * ROWS_EACH,), "int32")
-    sums = T.match_buffer(sums_h, (blocks, THREADS), "float32")
+    blocks = T.int32()
     T.device_entry()
     bx = T.cta_id([blocks])
     t = T.thread_id([THREADS])
@@ -155,10 +154,8 @@ def gather(src_h: T.handle, ids_h: T.handle, sums_h: T.handle):
 
 
 @T.jit
-def empty(out_h: T.handle):
+def empty(out: T.Buffer(("size",), "float32")):
     """One thread stores one element: what a launch costs."""
-    size = T.int32()
-    out = T.match_buffer(out_h, (size,), "float32")
     T.device_entry()
     T.cta_id([1])
     t = T.thread_id([32])
