@@ -90,13 +90,12 @@ def attention_of_holed(dtype: str) -> tvm.tirx.PrimFunc:
                         query[c] = T.float32(0)
                         if lane + c * 32 < dim:
                             query[c] = (
-                                T.cast(
+                                T.float32(
                                     q[
-                                        T.cast(row, "int64") * q_row
-                                        + T.cast(head, "int64") * q_head
-                                        + T.cast(lane + c * 32, "int64")
-                                    ],
-                                    "float32",
+                                        T.int64(row) * q_row
+                                        + T.int64(head) * q_head
+                                        + T.int64(lane + c * 32)
+                                    ]
                                 )
                                 * scale
                             )
@@ -114,13 +113,12 @@ def attention_of_holed(dtype: str) -> tvm.tirx.PrimFunc:
                             score: T.float32 = T.float32(0)
                             for c in T.unroll(each):
                                 if lane + c * 32 < dim:
-                                    score = score + query[c] * T.cast(
+                                    score = score + query[c] * T.float32(
                                         k[
-                                            T.cast(at, "int64") * k_row
-                                            + T.cast(head, "int64") * k_head
-                                            + T.cast(lane + c * 32, "int64")
-                                        ],
-                                        "float32",
+                                            T.int64(at) * k_row
+                                            + T.int64(head) * k_head
+                                            + T.int64(lane + c * 32)
+                                        ]
                                     )
                             for s in T.unroll(5):
                                 score = score + T.cuda.__shfl_xor_sync(
@@ -133,13 +131,12 @@ def attention_of_holed(dtype: str) -> tvm.tirx.PrimFunc:
                             peak = top
                             for c in T.unroll(each):
                                 if lane + c * 32 < dim:
-                                    total[c] = total[c] * shrink + part * T.cast(
+                                    total[c] = total[c] * shrink + part * T.float32(
                                         v[
-                                            T.cast(at, "int64") * v_row
-                                            + T.cast(head, "int64") * v_head
-                                            + T.cast(lane + c * 32, "int64")
-                                        ],
-                                        "float32",
+                                            T.int64(at) * v_row
+                                            + T.int64(head) * v_head
+                                            + T.int64(lane + c * 32)
+                                        ]
                                     )
                     for c in T.unroll(each):
                         if lane + c * 32 < dim:

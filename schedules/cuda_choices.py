@@ -150,7 +150,7 @@ class _Dots:
             self.sums[r] = T.float32(0)
             if bias is not None:
                 if self.lane == 0:
-                    self.sums[r] = T.cast(bias[group, T.cast(places[r], "int64")], "float32")
+                    self.sums[r] = T.float32(bias[group, T.int64(places[r])])
 
     @T.inline
     def add(self, x, row, weight, group, places, k):
@@ -160,11 +160,11 @@ class _Dots:
         for s in T.serial(T.truncdiv(k + ahead * STEP - 1, ahead * STEP)):
             for u in T.unroll(ahead):
                 at: T.let = (s * ahead + u) * STEP + self.lane * CHUNK
-                inside: T.let = T.cast(at < k, "int32")
+                inside: T.let = T.int32(at < k)
                 for r in T.unroll(rows):
-                    place = T.meta_var([group, T.cast(places[r], "int64"), T.cast(at, "int64")])
+                    place = T.meta_var([group, T.int64(places[r]), T.int64(at)])
                     T.evaluate(self.load(u, r, weight.ptr_to(place), inside))
-                vector = T.meta_var(x.ptr_to([T.cast(row, "int64"), T.cast(at, "int64")]))
+                vector = T.meta_var(x.ptr_to([T.int64(row), T.int64(at)]))
                 T.evaluate(self.load(u, rows, vector, inside))
             for u in T.unroll(ahead):
                 for i in T.unroll(4):
@@ -226,8 +226,8 @@ def product_of_choices(
             for side in T.unroll(tile.halves):
                 places[side * tile.columns + r] = tile.place(T.min(col + r, n - 1), side, n)
         dots.begin(None, 0, places)
-        group: T.let = T.cast(ids[token, T.truncmod(row, choices)], "int64")
-        if (group >= T.int64(0)) & (group < T.cast(groups, "int64")):
+        group: T.let = T.int64(ids[token, T.truncmod(row, choices)])
+        if (group >= T.int64(0)) & (group < T.int64(groups)):
             dots.begin(bias, group, places)
             dots.add(x, token, weight, group, places, k)
         dots.add_up()
@@ -288,9 +288,9 @@ def sum_of_choices(
     if col < n:
         for turn in T.serial(turns):
             choice: T.let = turn * tile.deep + turn0
-            factor: T.let = T.cast(factors[token, choice], "float32")
-            group: T.let = T.cast(ids[token, choice], "int64")
-            if (group >= T.int64(0)) & (group < T.cast(groups, "int64")) & (factor != T.float32(0)):
+            factor: T.let = T.float32(factors[token, choice])
+            group: T.let = T.int64(ids[token, choice])
+            if (group >= T.int64(0)) & (group < T.int64(groups)) & (factor != T.float32(0)):
                 dots.begin(bias, group, places)
                 dots.add(x, token * choices + choice, weight, group, places, k)
                 for r in T.unroll(tile.rows):

@@ -139,7 +139,7 @@ def gathered_product(
             for part in T.unroll(PARTS):
                 total = total + parts[part, mine, place]
             if bias_h is not None:
-                total = total + T.cast(bias[own], "float32")
+                total = total + T.float32(bias[own])
             out[mine, own] = T.cast(activate(act, total), tile.dtype)
 
 

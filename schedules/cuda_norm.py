@@ -73,7 +73,7 @@ def add_up(total, shared, warp, lane, team):
 def fetch(words, source, place, form):
     """The words of a lane's next elements, from ``place`` on."""
     if form.chunk == 1:
-        words[0] = T.cast(T.reinterpret("uint16", source[place]), "uint32")
+        words[0] = T.uint32(T.reinterpret("uint16", source[place]))
     else:
         T.ptx["ld.global.v4.b32"](*[words[i] for i in range(4)], source.ptr_to(list(place)))
 
@@ -130,13 +130,13 @@ def normed_rows(
     place: T.let = T.truncmod(tx, TEAM * 32)
     asked: T.let = bx * EACH + T.truncdiv(warp, TEAM)
     # A team without a row goes along with the last one and writes nothing.
-    row: T.let = T.cast(T.min(asked, rows - 1), "int64")
+    row: T.let = T.int64(T.min(asked, rows - 1))
     line = T.alloc_local([STEPS * SIZE], "float32")
     words = T.alloc_local([4], "uint32")
     total = T.alloc_local([1], "float32")
     total[0] = T.float32(0)
     for s in T.unroll(STEPS):
-        col: T.let = T.cast((s * TEAM * 32 + place) * SIZE, "int64")
+        col: T.let = T.int64((s * TEAM * 32 + place) * SIZE)
         if col < T.int64(form.width):
             fetch(words, x, (row, col), form)
             for v in T.unroll(SIZE):
@@ -161,7 +161,7 @@ def normed_rows(
     add_up(total, sums, warp, T.truncmod(tx, 32), TEAM)
     factor: T.float32 = T.rsqrt(total[0] / T.float32(form.width) + T.float32(form.eps))
     for s in T.unroll(STEPS):
-        at: T.let = T.cast((s * TEAM * 32 + place) * SIZE, "int64")
+        at: T.let = T.int64((s * TEAM * 32 + place) * SIZE)
         if (at < T.int64(form.width)) & (asked < rows):
             fetch(words, scale, (at,), form)
             for v in T.unroll(SIZE):

@@ -57,16 +57,16 @@ def pack_columns(dtype: str, height: int) -> tvm.tirx.PrimFunc:
         place: T.int32 = T.truncmod(block, share) * COLUMNS + lane
         line = T.alloc_local([AT_ONCE], dtype)
         while place < live:
-            column: T.let = ids[T.cast(band, "int64"), T.cast(place, "int64")]
+            column: T.let = ids[T.int64(band), T.int64(place)]
             for r in T.unroll(AT_ONCE):
                 line[r] = lhs[
-                    T.cast(T.min(band * height + warp * AT_ONCE + r, m - 1), "int64"),
-                    T.cast(column, "int64"),
+                    T.int64(T.min(band * height + warp * AT_ONCE + r, m - 1)),
+                    T.int64(column),
                 ]
             for v in T.vectorized(AT_ONCE):
                 packed[
-                    T.cast(band, "int64") * capacity + place,
-                    T.cast(warp * AT_ONCE + v, "int64"),
+                    T.int64(band) * capacity + place,
+                    T.int64(warp * AT_ONCE + v),
                 ] = line[v]
             place = place + share * COLUMNS
 

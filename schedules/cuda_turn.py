@@ -36,7 +36,7 @@ _ANY_LANE = """__forceinline__ __device__ unsigned pit_any_lane(unsigned bits) {
 
 def shifted(word: Any, by: Any) -> Any:
     """A word whose bit ``by`` has become the lowest."""
-    return T.shift_right(word, T.cast(by, "uint32"))
+    return T.shift_right(word, T.uint32(by))
 
 
 def bit_of(word: Any, at: Any) -> Any:
@@ -48,7 +48,7 @@ def _dead(bias: Any, row: Any, act: str, dtype: str) -> Any:
     """What stands in a row that does not live: its bias, activated, or 0."""
     if bias is None:
         return T.cast(0, dtype)
-    known = T.if_then_else(row < bias.shape[0], T.cast(bias[row], "float32"), T.float32(0))
+    known = T.if_then_else(row < bias.shape[0], T.float32(bias[row]), T.float32(0))
     return T.cast(activate(act, known), dtype)
 
 
@@ -95,7 +95,7 @@ class _Tiles:
         """Begin to copy this thread's chunk of a row."""
         T.ptx["cp.async.cg.shared.global"](
             self.tiles.ptr_to([tile, row, self.place(row, self.chunk)]),
-            source.ptr_to([T.cast(k0 + row, "int64"), T.cast(column, "int64")]),
+            source.ptr_to([T.int64(k0 + row), T.int64(column)]),
             16,
             16,
         )
@@ -127,9 +127,9 @@ class _Tiles:
                     self.line[i] = self.tiles[
                         tile, line + i, begin + T.truncmod(self.high, self.each)
                     ]
-                place: T.let = T.cast(k0 + line, "int64")
+                place: T.let = T.int64(k0 + line)
                 for v in T.vectorized(self.each):
-                    turned[T.cast(m0 + self.high, "int64"), place + v] = self.line[v]
+                    turned[T.int64(m0 + self.high), place + v] = self.line[v]
 
     @T.inline
     def store_matrices(self, tile, turned, m0, k0):
@@ -150,7 +150,7 @@ class _Tiles:
             first: T.let = k0 + half * 32 + T.truncmod(self.lane, 4) * 8
             if (first < turned.shape[1]) & (m0 + column < turned.shape[0]):
                 T.ptx["st.global.v4.b32"](
-                    turned.ptr_to([T.cast(m0 + column, "int64"), T.cast(first, "int64")]),
+                    turned.ptr_to([T.int64(m0 + column), T.int64(first)]),
                     *[self.words[i] for i in range(4)],
                 )
 

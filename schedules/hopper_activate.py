@@ -61,8 +61,8 @@ def activated_rows(
     live: T.let = count[0] * per_row
     for step in T.serial(T.truncdiv(live + _STRIDE - 1 - first, _STRIDE)):
         place: T.let = step * _STRIDE + first
-        row: T.let = T.cast(ids[0, T.truncdiv(place, per_row)], "int64")
-        col: T.let = T.cast(T.truncmod(place, per_row) * CHUNK, "int64")
+        row: T.let = T.int64(ids[0, T.truncdiv(place, per_row)])
+        col: T.let = T.int64(T.truncmod(place, per_row) * CHUNK)
         load_words(words, rows.ptr_to([row, col]))
         if down_h is not None:
             load_words(given, down.ptr_to([row, col]))
@@ -81,8 +81,8 @@ def activated_rows(
         empty: T.let = without[0] * per_row
         for step in T.serial(T.truncdiv(empty + _STRIDE - 1 - first, _STRIDE)):
             piece: T.let = step * _STRIDE + first
-            none: T.let = T.cast(dead[0, T.truncdiv(piece, per_row)], "int64")
-            at: T.let = T.cast(T.truncmod(piece, per_row) * CHUNK, "int64")
+            none: T.let = T.int64(dead[0, T.truncdiv(piece, per_row)])
+            at: T.let = T.int64(T.truncmod(piece, per_row) * CHUNK)
             store_words(out.ptr_to([none, at]), words)
 
 

@@ -174,7 +174,7 @@ def live_blocks(
             row0: T.int32 = posts.slots[read.stage, 2]
             col0: T.int32 = posts.slots[read.stage, 3] + rhs_part
             # All have read before one thread hands the post back.
-            T.ptx["bar.sync"](T.cast(wg + 1, "uint32"), T.uint32(128))
+            T.ptx["bar.sync"](T.uint32(wg + 1), T.uint32(128))
             if thread == 0:
                 posts.taken.arrive(read.stage)
             read.advance()

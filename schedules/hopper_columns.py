@@ -114,11 +114,11 @@ def gathered_columns(
         own: T.int32 = 0  # the same of lhs
         coming: T.int32 = 0
         if walk.more():
-            coming = ids[T.cast(walk.then, "int64"), T.cast(walk.ahead + mine, "int64")]
+            coming = ids[T.int64(walk.then), T.int64(walk.ahead + mine)]
         while walk.more():
             walk.take()
             if walk.steps == 0:
-                coming = ids[T.cast(walk.then, "int64"), T.cast(walk.ahead + mine, "int64")]
+                coming = ids[T.int64(walk.then), T.int64(walk.ahead + mine)]
             for kt in T.serial(walk.steps):
                 held = T.if_then_else(kt * DEPTH + mine < walk.live, coming, -1)
                 own = held
@@ -130,11 +130,11 @@ def gathered_columns(
                         held = T.truncdiv(held, share)
                 if kt + 1 < walk.steps:
                     coming = ids[
-                        T.cast(walk.list_of(walk.band), "int64"),
-                        T.cast(walk.first + (kt + 1) * DEPTH + mine, "int64"),
+                        T.int64(walk.list_of(walk.band)),
+                        T.int64(walk.first + (kt + 1) * DEPTH + mine),
                     ]
                 else:
-                    coming = ids[T.cast(walk.then, "int64"), T.cast(walk.ahead + mine, "int64")]
+                    coming = ids[T.int64(walk.then), T.int64(walk.ahead + mine)]
                 lhs_col: T.let = 0 if packed == 1 else walk.band * knobs.height
                 empty.wait(put.stage, put.phase)
                 Tx.copy_async(

@@ -82,20 +82,20 @@ def combined_rows(
         for c in T.serial(choices):
             factor: T.float32 = T.float32(1)
             if weights_h is not None:
-                factor = T.cast(weights[token, c], "float32")
+                factor = T.float32(weights[token, c])
             if ids_h is not None:
-                chosen: T.int64 = T.cast(ids[token, c], "int64")
-                if (chosen < T.int64(0)) | (chosen >= T.cast(groups, "int64")):
+                chosen: T.int64 = T.int64(ids[token, c])
+                if (chosen < T.int64(0)) | (chosen >= T.int64(groups)):
                     factor = T.float32(0)
             if factor != T.float32(0):
-                at = T.meta_var([T.cast(token, "int64"), T.cast(c, "int64"), T.cast(col, "int64")])
+                at = T.meta_var([T.int64(token), T.int64(c), T.int64(col)])
                 load_words(words, partial.ptr_to(at))
                 for w in T.unroll(4):
                     total[w * 2] = total[w * 2] + factor * unpack(words[w], dtype, 0)
                     total[w * 2 + 1] = total[w * 2 + 1] + factor * unpack(words[w], dtype, 1)
         for w in T.unroll(4):
             T.ptx[PACK[dtype]](words[w], total[w * 2 + 1], total[w * 2])
-        store_words(out.ptr_to([T.cast(token, "int64"), T.cast(col, "int64")]), words)
+        store_words(out.ptr_to([T.int64(token), T.int64(col)]), words)
 
 
 def combine_rows(dtype: str, *, factors: str = "", ids: str = "") -> tvm.tirx.PrimFunc:

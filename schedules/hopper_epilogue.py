@@ -94,7 +94,7 @@ class Epilogue:
             if (lane * 8 < self.width * 2) & (col0 * 2 + lane * 8 < n * 2):
                 T.ptx["cp.async.cg.shared.global"](
                     self.bias.ptr_to([part, lane * 8]),
-                    bias.ptr_to([T.cast(group, "int64"), T.cast(col0 * 2 + lane * 8, "int64")]),
+                    bias.ptr_to([T.int64(group), T.int64(col0 * 2 + lane * 8)]),
                     16,
                 )
         else:
@@ -104,8 +104,8 @@ class Epilogue:
                         self.bias.ptr_to([part, side * self.width + lane * 8]),
                         bias.ptr_to(
                             [
-                                T.cast(group, "int64"),
-                                T.cast(side * n + col0 + lane * 8, "int64"),
+                                T.int64(group),
+                                T.int64(side * n + col0 + lane * 8),
                             ]
                         ),
                         16,
@@ -122,7 +122,7 @@ class Epilogue:
         for p in T.unroll(self.blocks * 2):
             mine.per_row[p] = T.float32(0)
             if mine.pair_rows[p] >= 0:
-                mine.per_row[p] = T.cast(per_row[T.cast(mine.pair_rows[p], "int64")], "float32")
+                mine.per_row[p] = T.float32(per_row[T.int64(mine.pair_rows[p])])
 
     @T.inline
     def write(self, mine, acc, out, live, col0, part, lane):

@@ -205,7 +205,7 @@ def flipped_rows(
                     for _ in T.serial(steps):
                         full.wait(take.stage, take.phase)
                         # No wgmma keeps the four warps together here.
-                        T.ptx["bar.sync"](T.cast(wg + 1, "uint32"), T.uint32(128))
+                        T.ptx["bar.sync"](T.uint32(wg + 1), T.uint32(128))
                         release(empty, take.stage, thread, 1)
                         take.advance()
                     if SPLIT > 1:
@@ -223,7 +223,7 @@ def flipped_rows(
                     else:
                         epilogue.write(acc, out, read.stage, tall, first, n, wg, warp, lane)
             # All are done with the post before one thread hands it back.
-            T.ptx["bar.sync"](T.cast(wg + 1, "uint32"), T.uint32(128))
+            T.ptx["bar.sync"](T.uint32(wg + 1), T.uint32(128))
             if thread == 0:
                 posts.taken.arrive(read.stage)
             read.advance()

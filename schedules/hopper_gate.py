@@ -138,10 +138,10 @@ def gated_rows(
     tx = T.thread_id([THREADS])
     after_predecessor()
     place: T.let = bx * THREADS + tx
-    row: T.let = T.cast(T.truncdiv(place, per_row), "int64")
+    row: T.let = T.int64(T.truncdiv(place, per_row))
     col: T.let = T.truncmod(place, per_row) * CHUNK
-    one: T.let = T.cast(col * 2 if gate.interleaved else col, "int64")
-    two: T.let = one + T.cast(CHUNK if gate.interleaved else width, "int64")
+    one: T.let = T.int64(col * 2 if gate.interleaved else col)
+    two: T.let = one + T.int64(CHUNK if gate.interleaved else width)
     if T.truncdiv(place, per_row) < number:
         first = T.alloc_local([4], "uint32")
         second = T.alloc_local([4], "uint32")
@@ -152,7 +152,7 @@ def gated_rows(
         load_words(second, rows.ptr_to([row, two]))
         _spread(x, y, first, second, dtype, gate)
         if down_h is not None:
-            load_words(given, down.ptr_to([row, T.cast(col, "int64")]))
+            load_words(given, down.ptr_to([row, T.int64(col)]))
             for w in T.unroll(4):
                 _pass_down(x, y, w * 2, unpack(given[w], dtype, 0), act, gate)
                 _pass_down(x, y, w * 2 + 1, unpack(given[w], dtype, 1), act, gate)
@@ -164,7 +164,7 @@ def gated_rows(
                 x[w * 2] = multiply(act, gate, x[w * 2], y[w * 2])
                 x[w * 2 + 1] = multiply(act, gate, x[w * 2 + 1], y[w * 2 + 1])
                 T.ptx[PACK[dtype]](given[w], x[w * 2 + 1], x[w * 2])
-            store_words(out.ptr_to([row, T.cast(col, "int64")]), given)
+            store_words(out.ptr_to([row, T.int64(col)]), given)
 
 
 def check_activated(dtype: str, act: str) -> None:

@@ -74,7 +74,7 @@ class LateRows:
                 if due & (self.ids[block] >= 0):
                     T.cuda.func_call(
                         "pit_bulk_copy",
-                        out.ptr_to([T.cast(self.ids[block], "int64"), T.cast(self.col0, "int64")]),
+                        out.ptr_to([T.int64(self.ids[block]), T.int64(self.col0)]),
                         self.staged.ptr_to([part, row, 0]),
                         T.min(self.columns, out.shape[1] - self.col0) * 2,
                         source_code=_COPY,

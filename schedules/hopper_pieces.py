@@ -211,7 +211,7 @@ def live_pieces(
                             rows[side] = -1
                             whole[side] = -1
                             if place < T.min(live, ROOM):
-                                rows[side] = T.cast(lists.goals[at, parity, place], "int32")
+                                rows[side] = T.int32(lists.goals[at, parity, place])
                                 if rows[side] < 0:
                                     whole[side] = first_row - 1 - rows[side]
                         if ONES & flip:

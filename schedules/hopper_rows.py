@@ -236,7 +236,7 @@ def gathered_rows(
             row0: T.int32 = posts.slots[read.stage, 2] + wg * HEIGHT
             tile_col: T.int32 = posts.slots[read.stage, 3]
             # All have read before one thread hands the post back.
-            T.ptx["bar.sync"](T.cast(wg + 1, "uint32"), T.uint32(128))
+            T.ptx["bar.sync"](T.uint32(wg + 1), T.uint32(128))
             if thread == 0:
                 posts.taken.arrive(read.stage)
             read.advance()
@@ -245,7 +245,7 @@ def gathered_rows(
                     for _ in T.serial(steps):
                         full.wait(take.stage, take.phase)
                         # No wgmma keeps the four warps together here.
-                        T.ptx["bar.sync"](T.cast(wg + 1, "uint32"), T.uint32(128))
+                        T.ptx["bar.sync"](T.uint32(wg + 1), T.uint32(128))
                         release(empty, take.stage, thread, CL)
                         take.advance()
                 else:

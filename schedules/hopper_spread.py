@@ -68,12 +68,12 @@ def spread_choices(
         value = T.alloc_local([2], "float32")
         dot = T.alloc_local([1], "float32")
         dot[0] = T.float32(0)
-        alive: T.let = T.cast(ids[token, choice], "int64") >= T.int64(0)
+        alive: T.let = T.int64(ids[token, choice]) >= T.int64(0)
         weight: T.float32 = T.if_then_else(alive, weights[token, choice], T.float32(0))
         for step in T.serial(T.truncdiv(n + LANES * CHUNK - 1, LANES * CHUNK)):
-            col: T.let = T.cast((step * LANES + lane) * CHUNK, "int64")
+            col: T.let = T.int64((step * LANES + lane) * CHUNK)
             if (step * LANES + lane) * CHUNK < n:
-                at = T.meta_var([T.cast(token, "int64"), T.cast(choice, "int64"), col])
+                at = T.meta_var([T.int64(token), T.int64(choice), col])
                 for w in T.unroll(4):
                     words[w] = T.uint32(0)
                     given[w] = T.uint32(0)

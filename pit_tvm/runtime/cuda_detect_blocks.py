@@ -21,7 +21,7 @@ def _mark(flags, acc, column, wide, keep, bits):
     """Set the flags of the blocks, ``wide`` columns each, that live in 16 bytes from ``column``."""
     for w in T.unroll(4):
         first: T.let = column + w * (32 // bits)
-        if T.bitwise_and(acc[w], T.cast(keep, "uint32")) != T.uint32(0):
+        if T.bitwise_and(acc[w], T.uint32(keep)) != T.uint32(0):
             flags[T.truncdiv(first, wide)] = T.uint8(1)
 
 
@@ -61,9 +61,9 @@ def map_blocks(bits: int) -> tvm.tirx.PrimFunc:
         strip: T.int32 = T.truncdiv(block, chunks)
         column: T.int32 = T.truncmod(thread, LANES) * vector_of(bits)  # of the CTA's
         col0: T.int32 = T.truncmod(block, chunks) * across
-        offset: T.int64 = T.truncdiv(T.cast(col0 + column, "int64") * bits, 8)
-        length: T.int64 = T.truncdiv(T.cast(cols, "int64") * bits + 7, 8)
-        left: T.int32 = T.cast(T.max(T.min(length - offset, T.int64(ROOM)), T.int64(0)), "int32")
+        offset: T.int64 = T.truncdiv(T.int64(col0 + column) * bits, 8)
+        length: T.int64 = T.truncdiv(T.int64(cols) * bits + 7, 8)
+        left: T.int32 = T.int32(T.max(T.min(length - offset, T.int64(ROOM)), T.int64(0)))
         row: T.int32 = strip * high + T.truncdiv(thread, LANES)
         last: T.int32 = T.min(strip * high + high, rows)
         for w in T.unroll(4):

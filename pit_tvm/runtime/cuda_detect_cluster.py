@@ -110,6 +110,6 @@ def cluster_groups(bits: int) -> tvm.tirx.PrimFunc:
                     + tally[warp * MOST_GROUPS + loaded[u]]
                     + places[u]
                 )
-                ids[T.cast(loaded[u], "int64"), T.cast(place, "int64")] = first + u * WARP + lane
+                ids[T.int64(loaded[u]), T.int64(place)] = first + u * WARP + lane
 
     return kernel

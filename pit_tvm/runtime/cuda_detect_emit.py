@@ -21,7 +21,7 @@ def _or_lines(lines, line0, at, parts, word):
     while p < parts:
         for u in T.unroll(AT_ONCE):
             if p + u < parts:
-                word[0] = T.bitwise_or(word[0], lines[line0 + p + u, T.cast(at, "int64")])
+                word[0] = T.bitwise_or(word[0], lines[line0 + p + u, T.int64(at)])
         p = p + AT_ONCE
 
 
@@ -55,7 +55,7 @@ def _emit_piece(room, thread, lines, parts, axis, slot, word0, first, second):
     ids, count = T.meta_var(first)
     size = T.meta_var(lines.shape[1])
     words, before, earlier, word = T.meta_var((room.words, room.before, room.earlier, room.word))
-    line0: T.int64 = T.cast(slot, "int64") * parts
+    line0: T.int64 = T.int64(slot) * parts
     found: T.int32 = 0
     at: T.int32 = thread
     while at < word0:
@@ -75,9 +75,7 @@ def _emit_piece(room, thread, lines, parts, axis, slot, word0, first, second):
     T.cuda.cta_sync()
     found = earlier[0]
     at = word0 * 32 * grain + thread
-    last: T.int32 = T.cast(
-        T.min(T.cast(word0 + THREADS, "int64") * 32 * grain, T.cast(extent, "int64")), "int32"
-    )
+    last: T.int32 = T.int32(T.min(T.int64(word0 + THREADS) * 32 * grain, T.int64(extent)))
     while at < last:
         entry: T.int32 = at
         if grain > 1:
@@ -90,10 +88,10 @@ def _emit_piece(room, thread, lines, parts, axis, slot, word0, first, second):
         hit: T.int32 = is_set(words[mine], bit)
         if hit != 0:
             rank = rank + at - entry * grain
-            ids[T.cast(slot, "int64"), T.cast(rank, "int64")] = at
+            ids[T.int64(slot), T.int64(rank)] = at
         else:
             if second is not None:
-                second[0][T.cast(slot, "int64"), T.cast(at - rank, "int64")] = at
+                second[0][T.int64(slot), T.int64(at - rank)] = at
         at = at + THREADS
     if (thread == 0) & ((word0 + THREADS) * 32 >= entries):
         found = (found + room.total[0]) * grain

@@ -130,12 +130,11 @@ def search_groups(bits: int) -> tvm.tirx.PrimFunc:
                 for e in T.unroll(each):
                     if is_set(some, e) != 0:
                         ids[
-                            T.cast(group, "int64"),
-                            T.cast(
+                            T.int64(group),
+                            T.int64(
                                 place
                                 + _byte(before[v // 4], v % 4)
-                                + popcount(T.bitwise_and(some, T.uint32((1 << e) - 1))),
-                                "int64",
+                                + popcount(T.bitwise_and(some, T.uint32((1 << e) - 1)))
                             ),
                         ] = start + (v * WARP + lane) * each + e
                 place = place + _byte(across[v // 4], v % 4)
@@ -191,7 +190,7 @@ def count_groups(bits: int) -> tvm.tirx.PrimFunc:
         T.cuda.cta_sync()
         at = thread
         while at < groups:
-            sizes[T.cast(part, "int64"), T.cast(at, "int64")] = tally[at]
+            sizes[T.int64(part), T.int64(at)] = tally[at]
             at = at + SHARE_THREADS
 
     return kernel
@@ -241,7 +240,7 @@ def place_groups(bits: int) -> tvm.tirx.PrimFunc:
             while row < part:
                 for u in T.unroll(AT_ONCE):
                     if row + u * teams < part:
-                        run = run + sizes[T.cast(row + u * teams, "int64"), T.cast(at, "int64")]
+                        run = run + sizes[T.int64(row + u * teams), T.int64(at)]
                 row = row + teams * AT_ONCE
             if run > 0:
                 T.evaluate(T.cuda.atomic_add(T.address_of(next_place[at]), run))
@@ -261,7 +260,7 @@ def place_groups(bits: int) -> tvm.tirx.PrimFunc:
         while at < groups:
             run = next_place[at]
             if part == parts - 1:
-                count[at] = run + sizes[T.cast(part, "int64"), T.cast(at, "int64")]
+                count[at] = run + sizes[T.int64(part), T.int64(at)]
             for w in T.serial(_WARPS - 1):
                 run = run + next_place[(w + 1) * groups + at]
                 next_place[(w + 1) * groups + at] = run
@@ -276,8 +275,8 @@ def place_groups(bits: int) -> tvm.tirx.PrimFunc:
                 if loaded[u] >= 0:
                     run = next_place[warp * groups + loaded[u]]
                     ids[
-                        T.cast(loaded[u], "int64"),
-                        T.cast(run + popcount(T.bitwise_and(same, below(lane))), "int64"),
+                        T.int64(loaded[u]),
+                        T.int64(run + popcount(T.bitwise_and(same, below(lane)))),
                     ] = at + u * WARP
                 T.cuda.warp_sync()
                 if (loaded[u] >= 0) & (T.bitwise_and(same, below(lane)) == T.uint32(0)):

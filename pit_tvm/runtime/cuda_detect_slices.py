@@ -53,7 +53,7 @@ def copy_rows(bits: int) -> tvm.tirx.PrimFunc:
         while at < first:
             load_ids(loaded, src, at, THREADS, first, rows, bits)
             for u in T.unroll(AT_ONCE):
-                found = found + T.cast(loaded[u] >= 0, "int32")
+                found = found + T.int32(loaded[u] >= 0)
             at = at + THREADS * AT_ONCE
         if found > 0:
             T.evaluate(T.cuda.atomic_add(T.address_of(earlier[0]), found))
@@ -62,7 +62,7 @@ def copy_rows(bits: int) -> tvm.tirx.PrimFunc:
         at = first + thread
         while at - thread < T.min(first + share, size):
             load_ids(loaded, src, at, THREADS, T.min(size, at + 1), rows, bits)
-            value[0] = T.cast(loaded[0] >= 0, "int32")
+            value[0] = T.int32(loaded[0] >= 0)
             cta_scan(value, total, totals, thread, THREADS // WARP)
             if (loaded[0] >= 0) & (found + value[0] < capacity):
                 ids[0, found + value[0]] = loaded[0]
@@ -93,9 +93,7 @@ def report_counts() -> tvm.tirx.PrimFunc:
         after_predecessor()
         at: T.int32 = thread
         while at < slots:
-            T.cuda.func_call(
-                "pit_send", address + T.cast(at, "int64") * 4, count[at], source_code=_SEND
-            )
+            T.cuda.func_call("pit_send", address + T.int64(at) * 4, count[at], source_code=_SEND)
             at = at + REPORTERS
 
     return kernel
@@ -126,7 +124,7 @@ def mark_rows(bits: int) -> tvm.tirx.PrimFunc:
                 if (place >= 0) & (place < MARKED):
                     atomic_or(
                         T.address_of(words[T.shift_right(place, 5)]),
-                        T.shift_left(T.uint32(1), T.cast(T.bitwise_and(place, 31), "uint32")),
+                        T.shift_left(T.uint32(1), T.uint32(T.bitwise_and(place, 31))),
                     )
             at = at + THREADS * AT_ONCE
         T.cuda.cta_sync()
@@ -167,22 +165,22 @@ def _spread(
         earlier[0] = 0
     T.cuda.cta_sync()
     while at < which:
-        length = T.cast(src[at], "int64")
+        length = T.int64(src[at])
         if cumulative:
-            length = T.cast(src[at + 1], "int64") - length
-        if (length > 0) & (length <= T.cast(padded, "int64")):
-            before = before + T.cast(length, "int32")
+            length = T.int64(src[at + 1]) - length
+        if (length > 0) & (length <= T.int64(padded)):
+            before = before + T.int32(length)
         at = at + SPREAD_THREADS
     if before > 0:
         T.evaluate(T.cuda.atomic_add(T.address_of(earlier[0]), before))
     T.cuda.cta_sync()
     before = earlier[0]
-    length = T.cast(src[which], "int64")
+    length = T.int64(src[which])
     if cumulative:
-        length = T.cast(src[which + 1], "int64") - length
+        length = T.int64(src[which + 1]) - length
     live: T.int32 = 0
-    if (length > 0) & (length <= T.cast(padded, "int64")):
-        live = T.cast(length, "int32")
+    if (length > 0) & (length <= T.int64(padded)):
+        live = T.int32(length)
     at = first + thread
     while at < T.min(first + SPREAD, padded):
         if at < live:

@@ -34,10 +34,8 @@ def count_live(bits: int) -> tvm.tirx.PrimFunc:
             for step in T.serial(T.truncdiv(tokens + 31, 32)):
                 at: T.let = step * 32 + lane
                 if at < tokens:
-                    value: T.let = T.cast(
-                        mask[T.cast(sequence, "int64"), T.cast(at, "int64")], "int64"
-                    )
-                    found = found + T.cast(value != T.int64(0), "int32")
+                    value: T.let = T.int64(mask[T.int64(sequence), T.int64(at)])
+                    found = found + T.int32(value != T.int64(0))
                     if (value != T.int64(0)) & (value != T.int64(1)):
                         found = T.bitwise_or(found, T.int32(NOT_A_MASK))
         for s in T.unroll(5):
@@ -98,22 +96,18 @@ def place_live(bits: int) -> tvm.tirx.PrimFunc:
                 at: T.let = step * 32 + lane
                 live: T.int32 = 0
                 if at < tokens:
-                    live = T.cast(
-                        mask[T.cast(sequence, "int64"), T.cast(at, "int64")]
-                        != T.cast(0, f"int{bits}"),
-                        "int32",
-                    )
+                    live = T.int32(mask[T.int64(sequence), T.int64(at)] != T.cast(0, f"int{bits}"))
                 votes: T.uint32 = T.cuda.ballot_sync(full_warp(), live)
-                to: T.let = begin + T.cast(T.popcount(T.bitwise_and(votes, below(lane))), "int32")
+                to: T.let = begin + T.int32(T.popcount(T.bitwise_and(votes, below(lane))))
                 if at < tokens:
                     if live == 1:
                         row[to] = sequence * tokens + at
                         position[to] = at
                         sequence_of[to] = sequence
-                        place[T.cast(sequence, "int64"), T.cast(at, "int64")] = to
+                        place[T.int64(sequence), T.int64(at)] = to
                     else:
-                        place[T.cast(sequence, "int64"), T.cast(at, "int64")] = -1
-                begin = begin + T.cast(T.popcount(votes), "int32")
+                        place[T.int64(sequence), T.int64(at)] = -1
+                begin = begin + T.int32(T.popcount(votes))
             if (sequence == batch - 1) & (lane == 0):
                 starts[batch] = begin
                 status[0] = begin + odd
@@ -138,7 +132,7 @@ def mark_outside(bits: int) -> tvm.tirx.PrimFunc:
         after_predecessor()
         at: T.let = block * (WARPS * 32) + thread
         if at < size:
-            value: T.let = T.cast(ids[at], "int64")
+            value: T.let = T.int64(ids[at])
             if (value < T.int64(0)) | (value >= limit):
                 status[word] = 1
 

@@ -53,15 +53,10 @@ def reference(
                 left[step + v, line] = T.float32(0)
                 right[step + v, line] = T.float32(0)
                 if (source >= 0) & (at < k):
-                    left[step + v, line] = T.cast(
-                        lhs[T.cast(source, "int64"), T.cast(at, "int64")], "float32"
-                    )
+                    left[step + v, line] = T.float32(lhs[T.int64(source), T.int64(at)])
                 if (bx * 64 + line < n) & (at < k):
-                    right[step + v, line] = T.cast(
-                        rhs[
-                            T.cast(g, "int64"), T.cast(bx * 64 + line, "int64"), T.cast(at, "int64")
-                        ],
-                        "float32",
+                    right[step + v, line] = T.float32(
+                        rhs[T.int64(g), T.int64(bx * 64 + line), T.int64(at)]
                     )
             T.cuda.cta_sync()
             for kk in T.unroll(DEPTH):
@@ -74,9 +69,9 @@ def reference(
             for j in T.unroll(4):
                 if (by * 64 + row0 + i < live) & (bx * 64 + col + j * 16 < n):
                     exact[
-                        T.cast(g, "int64"),
-                        T.cast(by * 64 + row0 + i, "int64"),
-                        T.cast(bx * 64 + col + j * 16, "int64"),
+                        T.int64(g),
+                        T.int64(by * 64 + row0 + i),
+                        T.int64(bx * 64 + col + j * 16),
                     ] = acc[i * 4 + j]
 
 
@@ -110,12 +105,12 @@ def compare(
         for chunk in T.serial(T.truncdiv(n + LANES - 1, LANES)):
             at: T.let = chunk * LANES + lane
             if at < n:
-                got: T.float32 = T.cast(out[T.cast(row, "int64"), T.cast(at, "int64")], "float32")
+                got: T.float32 = T.float32(out[T.int64(row), T.int64(at)])
                 if place >= 0:
                     wanted: T.float32 = exact[
-                        T.cast(T.truncdiv(place, rows), "int64"),
-                        T.cast(T.truncmod(place, rows), "int64"),
-                        T.cast(at, "int64"),
+                        T.int64(T.truncdiv(place, rows)),
+                        T.int64(T.truncmod(place, rows)),
+                        T.int64(at),
                     ]
                     off: T.float32 = T.abs(got - wanted)
                     # NaN is in no order with any number, so it takes the other branch.
@@ -145,7 +140,7 @@ def gather(
     part = T.alloc_local([ROWS_EACH, 4], "float32")
     for r in T.unroll(ROWS_EACH):
         for v in T.vectorized(4):
-            part[r, v] = src[T.cast(ids[bx * ROWS_EACH + r], "int64"), T.cast(t * 4 + v, "int64")]
+            part[r, v] = src[T.int64(ids[bx * ROWS_EACH + r]), T.int64(t * 4 + v)]
     total: T.float32 = T.float32(0)
     for r in T.unroll(ROWS_EACH):
         for v in T.unroll(4):
