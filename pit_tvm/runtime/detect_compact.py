@@ -10,6 +10,8 @@ import numpy.typing as npt
 import tvm
 from tvm.script import tirx as T
 
+from .detect_kernels import n_count, n_ids, n_src
+
 PAD = 64  # entries after a list's end that hold 0, as far as there is room
 WORD_SLACK = 8  # bytes that compact may read past the last flag
 
@@ -72,22 +74,15 @@ def compact(bits: bool, parallel: bool) -> tvm.IRModule:
 
     @T.prim_func(s_tir=True)
     def main(
-        p_src: T.handle,
-        p_table: T.handle,
-        p_ids: T.handle,
-        p_count: T.handle,
+        src: T.Buffer((n_src,), "uint8", align=1),
+        table: T.Buffer((2048,), "uint8", align=1),
+        ids: T.Buffer((n_ids,), "int32", align=4),
+        count: T.Buffer((n_count,), "int32", align=4),
         slots: T.int64,
         rows: T.int64,
         pitch: T.int64,
         capacity: T.int64,
     ):
-        n_src = T.int64()
-        n_ids = T.int64()
-        n_count = T.int64()
-        src = T.match_buffer(p_src, (n_src,), "uint8", align=1)
-        table = T.match_buffer(p_table, (2048,), "uint8", align=1)
-        ids = T.match_buffer(p_ids, (n_ids,), "int32", align=4)
-        count = T.match_buffer(p_count, (n_count,), "int32", align=4)
         for slot in loop(slots):
             end = T.alloc_buffer((1,), "int64")
             end[0] = slot * capacity
@@ -104,21 +99,15 @@ def compact_blocks(parallel: bool) -> tvm.IRModule:
 
     @T.prim_func(s_tir=True)
     def main(
-        p_src: T.handle,
-        p_ids: T.handle,
-        p_count: T.handle,
+        src: T.Buffer((n_src,), "uint8", align=1),
+        ids: T.Buffer((n_ids,), "int32", align=4),
+        count: T.Buffer((n_count,), "int32", align=4),
         slots: T.int64,
         rows: T.int64,
         pitch: T.int64,
         capacity: T.int64,
         grain: T.int64,
     ):
-        n_src = T.int64()
-        n_ids = T.int64()
-        n_count = T.int64()
-        src = T.match_buffer(p_src, (n_src,), "uint8", align=1)
-        ids = T.match_buffer(p_ids, (n_ids,), "int32", align=4)
-        count = T.match_buffer(p_count, (n_count,), "int32", align=4)
         for slot in loop(slots):
             end = T.alloc_buffer((1,), "int64")
             end[0] = slot * capacity

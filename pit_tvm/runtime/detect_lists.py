@@ -12,7 +12,7 @@ from tvm.script import tirx as T
 from tvm.tirx import const
 
 from .detect_compact import append, close, live_byte
-from .detect_kernels import VECTOR_BYTES, flag
+from .detect_kernels import VECTOR_BYTES, flag, n_count, n_ids, n_src
 
 CHUNK_BYTES = 4096  # of a row that are folded before their flags become list entries
 ROWS = 8  # that are read side by side
@@ -45,10 +45,10 @@ def fold_compact(bits: int, sign: int, parallel: bool) -> tvm.IRModule:
 
     @T.prim_func(s_tir=True)
     def main(
-        p_src: T.handle,
-        p_table: T.handle,
-        p_ids: T.handle,
-        p_count: T.handle,
+        src: T.Buffer((n_src,), dtype, align=bits // 8),
+        table: T.Buffer((2048,), "uint8", align=1),
+        ids: T.Buffer((n_ids,), "int32", align=4),
+        count: T.Buffer((n_count,), "int32", align=4),
         outer: T.int64,
         size: T.int64,
         inner: T.int64,
@@ -59,13 +59,6 @@ def fold_compact(bits: int, sign: int, parallel: bool) -> tvm.IRModule:
         rows: T.int64,
         capacity: T.int64,
     ):
-        n_src = T.int64()
-        n_ids = T.int64()
-        n_count = T.int64()
-        src = T.match_buffer(p_src, (n_src,), dtype, align=bits // 8)
-        table = T.match_buffer(p_table, (2048,), "uint8", align=1)
-        ids = T.match_buffer(p_ids, (n_ids,), "int32", align=4)
-        count = T.match_buffer(p_count, (n_count,), "int32", align=4)
         for task in loop(outer * slots):
             # through memory, because TVM takes 10 s to simplify bound variables with divisions
             place = T.alloc_buffer((5,), "int64")
