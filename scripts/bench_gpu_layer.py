@@ -174,23 +174,21 @@ def layer_targets(rows: Sequence[Row]) -> list[Target]:
     ]
 
 
-def layer_suite() -> Suite:
-    """Whole layers of experts."""
-    return Suite(
-        name="layer",
-        title="whole layer of experts, gate given (experts, activation, routing); us",
-        cases=list_layers,
-        measure=measure_layer,
-        columns=(
-            *(time_column(name, name, 1) for name in (*PEERS, "pit", "eager", "host", "index")),
-            fact_column("predict", "predicted_us", ".1f"),
-            fact_column("floor", "floor_us", ".1f"),
-            fact_column("x floor", "over_floor", ".2f"),
-            fact_column("/grouped", "over_grouped", ".2f"),
-            fact_column("/loop", "over_loop", ".2f"),
-            fact_column("/rival", "over_rival", ".2f"),
-            fact_column("memory", "memory", ".2f"),
-            ERRORS,
-        ),
-        targets=layer_targets,
-    )
+LAYER = Suite(
+    name="layer",
+    title="whole layer of experts, gate given (experts, activation, routing); us",
+    cases=list_layers,
+    measure=measure_layer,
+    columns=(
+        *(time_column(name, name, 1) for name in (*PEERS, "pit", "eager", "host", "index")),
+        fact_column("predict", "predicted_us", ".1f"),
+        fact_column("floor", "floor_us", ".1f"),
+        fact_column("x floor", "over_floor", ".2f"),
+        fact_column("/grouped", "over_grouped", ".2f"),
+        fact_column("/loop", "over_loop", ".2f"),
+        fact_column("/rival", "over_rival", ".2f"),
+        fact_column("memory", "memory", ".2f"),
+        ERRORS,
+    ),
+    targets=layer_targets,
+)

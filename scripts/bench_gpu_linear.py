@@ -207,27 +207,25 @@ def linear_targets(rows: Sequence[Row]) -> list[Target]:
     ]
 
 
-def linear_suite() -> Suite:
-    """Linear layers over live rows."""
-    return Suite(
-        name="padding",
-        title="linear layers over live rows (stored rows, lengths); us",
-        cases=list_linear,
-        measure=measure_linear,
-        columns=(
-            fact_column("fill", "fill", ".2f"),
-            *(time_column(n, n, 1) for n in ("dense", "gather", "packed", "pit", "new", "zero")),
-            time_column("index", "index", 1),
-            time_column("host", "host", 1),
-            time_column("varied", "host_varied", 1),
-            time_column("dense's", "host_dense", 1),
-            time_column("pace", "host_pace", 1),
-            fact_column("predict", "predicted_us", ".1f"),
-            fact_column("/dense", "over_dense", ".2f"),
-            fact_column("/gather", "over_gather", ".2f"),
-            fact_column("/packed", "of_bound", ".2f"),
-            fact_column("TFLOP/s", "tflops", ".0f"),
-            ERRORS,
-        ),
-        targets=linear_targets,
-    )
+LINEAR = Suite(
+    name="padding",
+    title="linear layers over live rows (stored rows, lengths); us",
+    cases=list_linear,
+    measure=measure_linear,
+    columns=(
+        fact_column("fill", "fill", ".2f"),
+        *(time_column(n, n, 1) for n in ("dense", "gather", "packed", "pit", "new", "zero")),
+        time_column("index", "index", 1),
+        time_column("host", "host", 1),
+        time_column("varied", "host_varied", 1),
+        time_column("dense's", "host_dense", 1),
+        time_column("pace", "host_pace", 1),
+        fact_column("predict", "predicted_us", ".1f"),
+        fact_column("/dense", "over_dense", ".2f"),
+        fact_column("/gather", "over_gather", ".2f"),
+        fact_column("/packed", "of_bound", ".2f"),
+        fact_column("TFLOP/s", "tflops", ".0f"),
+        ERRORS,
+    ),
+    targets=linear_targets,
+)

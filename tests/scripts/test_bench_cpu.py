@@ -259,7 +259,7 @@ def test_main_fails_where_a_result_is_wrong_and_names_it(
     main: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = suite(row("a", pit=0.0), row("b", pit=float("inf")))
-    monkeypatch.setattr(steps, "select_suite", lambda: made)
+    monkeypatch.setattr(steps, "SELECT", made)
     monkeypatch.setattr(bench_cpu, "SUITES", ("made",))
     path = tmp_path / "bench.json"
     assert main("--json", str(path)) == 1
