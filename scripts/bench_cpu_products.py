@@ -92,7 +92,7 @@ def measure_dense(case: Product, settings: Settings) -> Row:
 def dense_targets(rows: Sequence[Row]) -> list[Target]:
     """Every shape reaches its share of the better peer's speed."""
     name = "dense: speed of the best tile over the better of numpy and torch"
-    return limits(rows, name, TILE_SHARE, fact("share"), at_least=True)
+    return limits(rows, name, TILE_SHARE, fact("share"))
 
 
 def measure_masked(case: Masked, settings: Settings) -> Row:
@@ -138,9 +138,9 @@ def masks_targets(rows: Sequence[Row]) -> list[Target]:
     for zeros, limit in SPEED_UPS.items():
         chosen = [row for row in rows if row.facts["zeros"] == zeros]
         name = f"masks: speed-up at {100 * zeros:g} % zeros"
-        targets += limits(chosen, name, limit, speedup, at_least=True)
+        targets += limits(chosen, name, limit, speedup)
     name = "masks: speed-up of every pattern"
-    return targets + limits(rows, name, NEVER_BELOW, speedup, at_least=True)
+    return targets + limits(rows, name, NEVER_BELOW, speedup)
 
 
 DENSE = Suite(

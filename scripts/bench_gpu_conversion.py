@@ -145,7 +145,7 @@ def conversion_targets(rows: Sequence[Row]) -> list[Target]:
     for peer in ("csr", "bsr", "blocks"):
         over = f"over_{peer}"
         here = [row for row in rows if over in row.facts]
-        made += limits(here, f"conversion: over {peer}", SPEED_UP, fact(over), at_least=True)
+        made += limits(here, f"conversion: over {peer}", SPEED_UP, fact(over))
     return made
 
 

@@ -136,21 +136,9 @@ def index_targets(rows: Sequence[Row]) -> list[Target]:
     return [
         *limits(rows, "index: us, mask at 32x1", MASK_US, us, at_least=False, only=fine),
         *limits(ids, "index: us, expert ids", IDS_US, us, at_least=False),
+        *limits(masks, "index: over to_sparse_csr", CSR_SPEED_UP, fact("over_csr"), only=fine),
         *limits(
-            masks,
-            "index: over to_sparse_csr",
-            CSR_SPEED_UP,
-            fact("over_csr"),
-            at_least=True,
-            only=fine,
-        ),
-        *limits(
-            masks,
-            "index: over create_block_mask",
-            BLOCKS_SPEED_UP,
-            fact("over_blocks"),
-            at_least=True,
-            only=fine,
+            masks, "index: over create_block_mask", BLOCKS_SPEED_UP, fact("over_blocks"), only=fine
         ),
     ]
 

@@ -193,15 +193,11 @@ def linear_targets(rows: Sequence[Row]) -> list[Target]:
     share = "padding: of packed cuBLAS, 1000 rows and N, K of 4096 at least"
     dense, gather = (f"padding: fc1 256x128 half full, over {p}" for p in ("dense", "gather"))
     return [
-        *limits(rows, share, PACKED_SHARE, fact("of_bound"), at_least=True, only=large),
-        *limits(rows, dense, DENSE_SPEED_UP, fact("over_dense"), at_least=True, only=half),
-        *limits(rows, gather, GATHER_SPEED_UP, fact("over_gather"), at_least=True, only=half),
+        *limits(rows, share, PACKED_SHARE, fact("of_bound"), only=large),
+        *limits(rows, dense, DENSE_SPEED_UP, fact("over_dense"), only=half),
+        *limits(rows, gather, GATHER_SPEED_UP, fact("over_gather"), only=half),
         *limits(
-            rows,
-            "padding: over dense, every row, new output",
-            NEVER_BELOW,
-            fact("new_over_dense"),
-            at_least=True,
+            rows, "padding: over dense, every row, new output", NEVER_BELOW, fact("new_over_dense")
         ),
         *host_targets("padding", rows),
     ]

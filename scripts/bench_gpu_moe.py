@@ -192,7 +192,6 @@ def moe_targets(rows: Sequence[Row]) -> list[Target]:
             "moe: of the rate of cuBLAS, E=64 top-6",
             CUBLAS_SHARE,
             fact("of_cublas"),
-            at_least=True,
             only=of((64, 6)),
         ),
         *limits(
@@ -200,12 +199,9 @@ def moe_targets(rows: Sequence[Row]) -> list[Target]:
             "moe: of the loop of cuBLAS, E=8 top-2",
             LOOP_SHARE,
             fact("of_loop"),
-            at_least=True,
             only=of((8, 2)),
         ),
-        *limits(
-            rows, "moe: over argsort + gather + _grouped_mm", 1.0, fact("over_whole"), at_least=True
-        ),
+        *limits(rows, "moe: over argsort + gather + _grouped_mm", 1.0, fact("over_whole")),
         *host_targets("moe", rows),
     ]
 

@@ -151,7 +151,7 @@ def sread_targets(rows: Sequence[Row]) -> list[Target]:
     for place, least in LEAST.items():
         here = [r for r in rows if r.facts["place"] == place and r.facts["bytes"] >= least]
         name = f"sread: {place}, {least} bytes and more, over the dense tile"
-        made += limits(here, name, SHARE, lambda row: float(row.facts["over_dense"]), at_least=True)
+        made += limits(here, name, SHARE, lambda row: float(row.facts["over_dense"]))
     return made
 
 

@@ -229,7 +229,7 @@ def training_targets(rows: Sequence[Row]) -> list[Target]:
         ("over_grouped", "training: layers of experts, over _grouped_mm", GROUPED_SPEED_UP),
     ):
         some = [row for row in rows if ratio in row.facts]
-        targets += limits(some, name, goal, fact(ratio), at_least=True)
+        targets += limits(some, name, goal, fact(ratio))
     return targets
 
 

@@ -227,7 +227,7 @@ def test_target_is_the_worst_row_and_held_out_rows_have_their_own() -> None:
     ordinary, apart = base.limits(rows, "t", 2, lambda r: r.us("pit"), at_least=False)
     assert (ordinary.got, ordinary.met, ordinary.held_out) == (3, False, False)
     assert (apart.got, apart.met, apart.held_out) == (2, True, True)
-    (least,) = base.limits(rows[:2], "t", 2, lambda r: r.us("pit"), at_least=True)
+    (least,) = base.limits(rows[:2], "t", 2, lambda r: r.us("pit"))
     assert (least.got, least.met) == (1, False)
 
 
