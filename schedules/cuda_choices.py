@@ -190,25 +190,16 @@ class _Dots:
 
 @T.jit
 def product_of_choices(
-    x_h: T.handle,
-    ids_h: T.handle,
-    weight_h: T.handle,
-    bias_h: T.Optional(T.handle),
-    out_h: T.handle,
+    x: T.Buffer(("tokens", "k"), tile.dtype, align=16),
+    ids: T.Buffer(("tokens", "choices"), tile.ids),
+    weight: T.Buffer(("groups", "wide", "k"), tile.dtype, align=16),
+    bias: T.Optional(T.Buffer(("groups", "wide"), tile.dtype, align=2)),
+    out: T.Buffer(("rows", "n"), tile.dtype, align=16),
     *,
     tile: T.constexpr,
 ):
     """The template of what every choice has its own row of; ``choices_kernel`` explains it."""
-    tokens, choices, k = T.int32(), T.int32(), T.int32()
-    groups, wide, rows, n = T.int32(), T.int32(), T.int32(), T.int32()
-    x = T.match_buffer(x_h, (tokens, k), tile.dtype, align=16)
-    ids = T.match_buffer(ids_h, (tokens, choices), tile.ids)
-    weight = T.match_buffer(weight_h, (groups, wide, k), tile.dtype, align=16)
-    if bias_h is not None:
-        bias = T.match_buffer(bias_h, (groups, wide), tile.dtype, align=2)
-    else:
-        bias = T.meta_var(None)
-    out = T.match_buffer(out_h, (rows, n), tile.dtype, align=16)
+    tokens, choices, k, groups, n = T.int32(), T.int32(), T.int32(), T.int32(), T.int32()
     T.device_entry()
     # Neighbouring CTAs take the same columns: what choices have in common is read at one time.
     bx = T.cta_id([tokens * choices * T.truncdiv(n + tile.owned - 1, tile.owned)])
@@ -244,27 +235,17 @@ def product_of_choices(
 
 @T.jit
 def sum_of_choices(
-    x_h: T.handle,
-    ids_h: T.handle,
-    factors_h: T.handle,
-    weight_h: T.handle,
-    bias_h: T.Optional(T.handle),
-    out_h: T.handle,
+    x: T.Buffer(("rows", "k"), tile.dtype, align=16),
+    ids: T.Buffer(("tokens", "choices"), tile.ids),
+    factors: T.Buffer(("tokens", "choices"), tile.factors),
+    weight: T.Buffer(("groups", "n", "k"), tile.dtype, align=16),
+    bias: T.Optional(T.Buffer(("groups", "n"), tile.dtype, align=2)),
+    out: T.Buffer(("tokens", "n"), tile.dtype, align=16),
     *,
     tile: T.constexpr,
 ):
     """The template of the sum over a token's choices; ``choices_kernel`` explains it."""
-    tokens, choices, k = T.int32(), T.int32(), T.int32()
-    groups, rows, n = T.int32(), T.int32(), T.int32()
-    x = T.match_buffer(x_h, (rows, k), tile.dtype, align=16)
-    ids = T.match_buffer(ids_h, (tokens, choices), tile.ids)
-    factors = T.match_buffer(factors_h, (tokens, choices), tile.factors)
-    weight = T.match_buffer(weight_h, (groups, n, k), tile.dtype, align=16)
-    if bias_h is not None:
-        bias = T.match_buffer(bias_h, (groups, n), tile.dtype, align=2)
-    else:
-        bias = T.meta_var(None)
-    out = T.match_buffer(out_h, (tokens, n), tile.dtype, align=16)
+    tokens, choices, k, groups, n = T.int32(), T.int32(), T.int32(), T.int32(), T.int32()
     T.device_entry()
     bx = T.cta_id([tokens * T.truncdiv(n + tile.owned - 1, tile.owned)])
     tx = T.thread_id([WARPS * LANES])
@@ -324,6 +305,6 @@ def choices_kernel(tile: ChoicesTile) -> tvm.tirx.PrimFunc:
     ScheduleError (a ValueError) for what cannot be built
     """
     tile.check()
-    absent = {} if tile.bias else {"bias_h": None}
+    absent = {} if tile.bias else {"bias": None}
     template = sum_of_choices if tile.factors else product_of_choices
     return template.specialize(tile=tile, **absent)

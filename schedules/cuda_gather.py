@@ -115,27 +115,21 @@ def _row(room, lane, source, ids, live, line, part, packed):
 
 @T.jit
 def both_gathered(
-    source_h: T.handle,
+    source: T.Buffer(("high", "across"), dtype, align=2),
     rows: T.Buffer((1, "listed"), "int32", align=4),
     lives: T.Buffer((1,), "int32", align=4),
     ids: T.Buffer((1, "capacity"), "int32", align=4),
     count: T.Buffer((1,), "int32", align=4),
-    dense_h: T.handle,
-    packed_h: T.handle,
-    beside_h: T.handle,
+    dense: T.Buffer(("deep", "wide"), dtype, align=2),
+    packed: T.Buffer(("own_high", "capacity"), dtype, align=16),
+    beside: T.Buffer(("beside_high", "beside_wide"), dtype, align=16),
     *,
     dtype: T.constexpr,
     turned: T.constexpr,
     layout: T.constexpr,
 ):
     """The template; ``gather_both`` gives it its options."""
-    high, across, capacity = T.int32(), T.int32(), T.int32()
-    deep, wide, own_high = T.int32(), T.int32(), T.int32()
-    beside_high, beside_wide = T.int32(), T.int32()
-    source = T.match_buffer(source_h, (high, across), dtype, align=2)
-    dense = T.match_buffer(dense_h, (deep, wide), dtype, align=2)
-    packed = T.match_buffer(packed_h, (own_high, capacity), dtype, align=16)
-    beside = T.match_buffer(beside_h, (beside_high, beside_wide), dtype, align=16)
+    capacity, deep, wide = T.int32(), T.int32(), T.int32()
     T.device_entry()
     block = T.cta_id([_BLOCKS])
     warp = T.warp_id([_WARPS])

@@ -98,25 +98,17 @@ def element(words: Any, v: Any, form: NormForm) -> Any:
 
 @T.jit
 def normed_rows(
-    x_h: T.handle,
-    y_h: T.Optional(T.handle),
-    scale_h: T.handle,
-    shift_h: T.handle,
-    out_h: T.handle,
-    sum_h: T.Optional(T.handle),
+    x: T.Buffer(("rows", form.width), form.dtype),
+    y: T.Optional(T.Buffer(("rows", form.width), form.dtype)),
+    scale: T.Buffer((form.width,), form.dtype),
+    shift: T.Buffer((form.width,), form.dtype),
+    out: T.Buffer(("rows", form.width), form.dtype),
+    whole: T.Optional(T.Buffer(("rows", form.width), form.dtype)),
     *,
     form: T.constexpr,
 ):
     """The template; ``norm_rows`` explains it."""
     rows = T.int32()
-    x = T.match_buffer(x_h, (rows, form.width), form.dtype)
-    if y_h is not None:
-        y = T.match_buffer(y_h, (rows, form.width), form.dtype)
-    scale = T.match_buffer(scale_h, (form.width,), form.dtype)
-    shift = T.match_buffer(shift_h, (form.width,), form.dtype)
-    out = T.match_buffer(out_h, (rows, form.width), form.dtype)
-    if sum_h is not None:
-        whole = T.match_buffer(sum_h, (rows, form.width), form.dtype)
     TEAM = T.meta_var(form.team)
     STEPS = T.meta_var(form.steps)
     SIZE = T.meta_var(form.chunk)
@@ -141,11 +133,11 @@ def normed_rows(
             fetch(words, x, (row, col), form)
             for v in T.unroll(SIZE):
                 line[s * SIZE + v] = element(words, v, form)
-            if y_h is not None:
+            if y is not None:
                 fetch(words, y, (row, col), form)
                 for v in T.unroll(SIZE):
                     line[s * SIZE + v] = line[s * SIZE + v] + element(words, v, form)
-            if sum_h is not None:
+            if whole is not None:
                 if asked < rows:
                     put(words, line, s * SIZE, whole, (row, col), form)
             for v in T.unroll(SIZE):
@@ -198,7 +190,7 @@ def norm_rows(
     if not isfinite(eps) or eps < 0:
         raise ShapeError(mismatch("eps", "a finite number of at least 0", repr(eps)))
     form = NormForm(at_least("width", width, 1), dtype, float(eps), terms)
-    absent = {} if terms == 2 else {"y_h": None}
+    absent = {} if terms == 2 else {"y": None}
     if not stores_sum:
-        absent["sum_h"] = None
+        absent["whole"] = None
     return normed_rows.specialize(form=form, **absent)

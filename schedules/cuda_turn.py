@@ -157,10 +157,10 @@ class _Tiles:
 
 @T.jit
 def turn(
-    source_h: T.handle,
+    source: T.Buffer(("k", "m"), dtype, align=16),
     alive: T.Optional(T.Buffer(("parts", "words"), "uint32", align=4)),
-    bias_h: T.Optional(T.handle),
-    turned_h: T.handle,
+    bias: T.Optional(T.Buffer(("biases",), dtype, align=2)),
+    turned: T.Buffer(("m", "k"), dtype, align=16),
     *,
     dtype: T.constexpr,
     act: T.constexpr,
@@ -168,13 +168,6 @@ def turn(
 ):
     """The template; ``turn_kernel`` and ``turn_rows_kernel`` give it its options."""
     k, m = T.int32(), T.int32()
-    source = T.match_buffer(source_h, (k, m), dtype, align=16)
-    if bias_h is not None:
-        biases = T.int32()
-        bias = T.match_buffer(bias_h, (biases,), dtype, align=2)
-    else:
-        bias = T.meta_var(None)
-    turned = T.match_buffer(turned_h, (m, k), dtype, align=16)
     T.device_entry()
     WIDE = T.meta_var(CHUNKS * AT_ONCE[dtype])  # columns of a tile
     ACROSS = T.meta_var(WIDE * _TILES)  # of a CTA
@@ -229,7 +222,7 @@ def turn_kernel(dtype: str, beside: bool = False) -> tvm.tirx.PrimFunc:
     if dtype not in AT_ONCE:
         raise DTypeError(mismatch("dtype", f"one of {list(AT_ONCE)}", repr(dtype)))
     options = {"dtype": dtype, "act": "none", "beside": beside}
-    return turn.specialize(**options, alive=None, bias_h=None)
+    return turn.specialize(**options, alive=None, bias=None)
 
 
 def turn_rows_kernel(dtype: str, bias: bool = False, act: str = "none") -> tvm.tirx.PrimFunc:
@@ -250,5 +243,5 @@ def turn_rows_kernel(dtype: str, bias: bool = False, act: str = "none") -> tvm.t
     DTypeError
     """
     check_dtype(dtype)
-    absent = {} if bias else {"bias_h": None}
+    absent = {} if bias else {"bias": None}
     return turn.specialize(dtype=dtype, act=act, beside=False, **absent)

@@ -133,18 +133,16 @@ class _Square:
 
 @T.jit
 def turn_live(
-    source_h: T.handle,
+    source: T.Buffer(("high", "wide"), dtype, align=16),
     lines: T.Buffer(("bands", "words"), "uint32", align=4),
     grain: T.int32,
-    turned_h: T.handle,
+    turned: T.Buffer(("deep", "room"), dtype, align=16),
     *,
     dtype: T.constexpr,
     band: T.constexpr,
 ):
     """The template; ``turn_live_kernel`` gives it its options."""
-    high, wide, deep, room = T.int32(), T.int32(), T.int32(), T.int32()
-    source = T.match_buffer(source_h, (high, wide), dtype, align=16)
-    turned = T.match_buffer(turned_h, (deep, room), dtype, align=16)
+    high, wide = T.int32(), T.int32()
     T.device_entry()
     CTA = T.meta_var(SIDE * WARPS)
     across: T.let = T.truncdiv(wide + (CTA - 1), CTA)

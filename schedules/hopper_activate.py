@@ -32,23 +32,19 @@ def _half(value, word, given, dtype, act, half):
 
 @T.jit
 def activated_rows(
-    rows_h: T.handle,
-    down_h: T.Optional(T.handle),
+    rows: T.Buffer(("number", "n"), dtype),
+    down: T.Optional(T.Buffer(("number", "n"), dtype)),
     ids: T.Buffer((1, "capacity"), "int32"),
     count: T.Buffer((1,), "int32"),
     dead: T.Optional(T.Buffer((1, "capacity"), "int32")),
     without: T.Optional(T.Buffer((1,), "int32")),
-    out_h: T.handle,
+    out: T.Buffer(("number", "n"), dtype),
     *,
     dtype: T.constexpr,
     act: T.constexpr,
 ):
     """The template; ``activate_rows`` explains it."""
-    number, n = T.int32(), T.int32()
-    rows = T.match_buffer(rows_h, (number, n), dtype)
-    if down_h is not None:
-        down = T.match_buffer(down_h, (number, n), dtype)
-    out = T.match_buffer(out_h, (number, n), dtype)
+    n = T.int32()
     T.device_entry()
     bx = T.cta_id([BLOCKS])
     tx = T.thread_id([THREADS])
@@ -64,10 +60,10 @@ def activated_rows(
         row: T.let = T.int64(ids[0, T.truncdiv(place, per_row)])
         col: T.let = T.int64(T.truncmod(place, per_row) * CHUNK)
         load_words(words, rows.ptr_to([row, col]))
-        if down_h is not None:
+        if down is not None:
             load_words(given, down.ptr_to([row, col]))
         for w in T.unroll(4):
-            if down_h is not None:
+            if down is not None:
                 _half(value, words[w], given[w], dtype, act, 0)
                 _half(value, words[w], given[w], dtype, act, 1)
             else:
@@ -100,5 +96,5 @@ def activate_rows(dtype: str, act: str, *, backward: bool = False) -> tvm.tirx.P
     ScheduleError (a ValueError) for other types and activations
     """
     check_activated(dtype, act)
-    absent = ("dead", "without") if backward else ("down_h",)
+    absent = ("dead", "without") if backward else ("down",)
     return activated_rows.specialize(dtype=dtype, act=act, **dict.fromkeys(absent))

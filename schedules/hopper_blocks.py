@@ -52,8 +52,8 @@ def live_blocks(
     beside: T.int32,
     along: T.int32,
     rhs_h: T.handle,
-    bias_h: T.Optional(T.handle),
-    out_h: T.handle,
+    bias: T.Optional(T.Buffer((1, "n"), options.dtype)),
+    out: T.Buffer(("m", "n"), options.dtype),
     *,
     knobs: T.constexpr,
     options: T.constexpr,
@@ -64,9 +64,6 @@ def live_blocks(
     rhs_turned = T.meta_var(options.turned("rhs"))
     lhs = T.match_buffer(lhs_h, (k, m) if lhs_turned else (m, k), options.dtype)
     rhs = T.match_buffer(rhs_h, (k, n) if rhs_turned else (n, k), options.dtype)
-    if bias_h is not None:
-        bias = T.match_buffer(bias_h, (1, n), options.dtype)
-    out = T.match_buffer(out_h, (m, n), options.dtype)
 
     STAGES = T.meta_var(knobs.stages)
     OF_LHS = T.meta_var(options.side == "lhs")
@@ -218,7 +215,7 @@ def live_blocks(
                             order.arrive(1 - wg)
                     last: T.let = T.min(row0 + knobs.height, m) if OF_LHS else m
                     epilogue.ask(rows, None, 0, row0 + lhs_part, last, warp, lane)
-                    if bias_h is not None:
+                    if bias is not None:
                         epilogue.fetch_bias(bias, 0, col0, n, part, lane)
                         epilogue.finish_bias()
                     epilogue.write(rows, acc, out, None, col0, part, lane)
@@ -251,5 +248,5 @@ def blocks_kernel(dtype: str, knobs: BlocksTile, **options: object) -> tvm.tirx.
     chosen = BlocksOptions(dtype, **options)  # type: ignore[arg-type]
     chosen.check(knobs)
     register()
-    absent = {} if chosen.bias else {"bias_h": None}
+    absent = {} if chosen.bias else {"bias": None}
     return live_blocks.specialize(knobs=knobs, options=chosen, **absent)

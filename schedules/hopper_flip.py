@@ -27,32 +27,24 @@ from .hopper_walk import TileWalk
 
 @T.jit
 def flipped_rows(
-    lhs_h: T.handle,
+    lhs: T.Buffer(("stored", "k"), options.dtype),
     ids: T.Buffer(("groups", "capacity"), "int32"),
     count: T.Buffer(("groups",), "int32"),
     dead: T.Optional(T.Buffer((1, "most"), "int32")),
     deads: T.Optional(T.Buffer((1,), "int32")),
     depth: T.Optional(T.Buffer((1,), "int32", align=4)),
     rhs_h: T.handle,
-    bias_h: T.Optional(T.handle),
-    per_row_h: T.Optional(T.handle),
-    out_h: T.handle,
+    bias: T.Optional(T.Buffer(("options.matrix(groups, 1)", "n * options.halves"), options.dtype)),
+    per_row: T.Optional(T.Buffer(("known",), options.per_row, align=2)),
+    out: T.Buffer(("out_rows", "n"), options.out_dtype),
     *,
     knobs: T.constexpr,
     options: T.constexpr,
 ):
     """The template; ``hopper_rows.rows_kernel`` gives it its knobs and options."""
-    stored, out_rows, groups, n, k = T.int32(), T.int32(), T.int32(), T.int32(), T.int32()
-    lhs = T.match_buffer(lhs_h, (stored, k), options.dtype)
-    own = T.meta_var(options.matrix(groups, 1))
-    shape = T.meta_var(options.rhs_shape(own, n, k))
+    groups, n, k = T.int32(), T.int32(), T.int32()
+    shape = T.meta_var(options.rhs_shape(options.matrix(groups, 1), n, k))
     rhs = T.match_buffer(rhs_h, shape, options.dtype, layout=matrices(*shape))
-    if bias_h is not None:
-        bias = T.match_buffer(bias_h, (own, n * options.halves), options.dtype)
-    if per_row_h is not None:
-        known = T.int32()
-        per_row = T.match_buffer(per_row_h, (known,), options.per_row, align=2)
-    out = T.match_buffer(out_h, (out_rows, n), options.out_dtype)
 
     TM = T.meta_var(knobs.tile_m)
     STAGES = T.meta_var(knobs.stages)
@@ -130,7 +122,7 @@ def flipped_rows(
             high = walk.high
             posts.taken.wait(post.stage, post.phase)
             posts.fill(post.stage, thread)
-            if per_row_h is not None:
+            if per_row is not None:
                 posts.fill_per_row(post.stage, thread, per_row)
             if thread == 0:
                 posts.head(post.stage, group, high, col0)
@@ -211,7 +203,7 @@ def flipped_rows(
                     if SPLIT > 1:
                         split.attend()
                 else:
-                    if bias_h is not None:
+                    if bias is not None:
                         epilogue.ask_bias(bias, options.matrix(tile_group, 0), first, n, warp, lane)
                     sums.run(acc, tall, steps, wg, thread, 0, len(knobs.widths) - 1)
                     if SPLIT > 1:

@@ -116,8 +116,8 @@ def _pass_down(x, y, c, given, act, gate):
 
 @T.jit
 def gated_rows(
-    rows_h: T.handle,
-    down_h: T.Optional(T.handle),
+    rows: T.Buffer(("number", "wide"), dtype),
+    down: T.Optional(T.Buffer(("number", "width"), dtype)),
     out_h: T.handle,
     *,
     dtype: T.constexpr,
@@ -126,9 +126,7 @@ def gated_rows(
 ):
     """The template; ``gate_rows`` explains it."""
     number, wide, width = T.int32(), T.int32(), T.int32()
-    rows = T.match_buffer(rows_h, (number, wide), dtype)
-    if down_h is not None:
-        down = T.match_buffer(down_h, (number, width), dtype)
+    if down is not None:
         spread = T.match_buffer(out_h, (number, wide), dtype)
     else:
         out = T.match_buffer(out_h, (number, width), dtype)
@@ -151,7 +149,7 @@ def gated_rows(
         load_words(first, rows.ptr_to([row, one]))
         load_words(second, rows.ptr_to([row, two]))
         _spread(x, y, first, second, dtype, gate)
-        if down_h is not None:
+        if down is not None:
             load_words(given, down.ptr_to([row, T.int64(col)]))
             for w in T.unroll(4):
                 _pass_down(x, y, w * 2, unpack(given[w], dtype, 0), act, gate)
@@ -191,5 +189,5 @@ def gate_rows(
     check_activated(dtype, act)
     if not gate.fits(act):
         raise ScheduleError(mismatch("gate", f"an alpha that {act} takes", gate))
-    absent = {} if backward else {"down_h": None}
+    absent = {} if backward else {"down": None}
     return gated_rows.specialize(dtype=dtype, act=act, gate=gate, **absent)

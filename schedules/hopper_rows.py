@@ -54,33 +54,25 @@ def ask_rows(rows, ids, walk, first, count, options):
 
 @T.jit
 def gathered_rows(
-    lhs_h: T.handle,
+    lhs: T.Buffer(("stored", "k"), options.dtype),
     ids: T.Buffer(("groups", "capacity"), "int32"),
     count: T.Buffer(("groups",), "int32"),
     dead: T.Optional(T.Buffer((1, "most"), "int32")),
     deads: T.Optional(T.Buffer((1,), "int32")),
     depth: T.Optional(T.Buffer((1,), "int32", align=4)),
     rhs_h: T.handle,
-    bias_h: T.Optional(T.handle),
-    per_row_h: T.Optional(T.handle),
-    out_h: T.handle,
+    bias: T.Optional(T.Buffer(("options.matrix(groups, 1)", "n * options.halves"), options.dtype)),
+    per_row: T.Optional(T.Buffer(("known",), options.per_row, align=2)),
+    out: T.Buffer(("out_rows", "n"), options.out_dtype),
     live_bits: T.Optional(T.Buffer(("out_rows", "T.truncdiv(n + 127, 128) * 16"), "uint8")),
     *,
     knobs: T.constexpr,
     options: T.constexpr,
 ):
     """The template; ``rows_kernel`` gives it its knobs and options."""
-    stored, out_rows, groups, n, k = T.int32(), T.int32(), T.int32(), T.int32(), T.int32()
-    lhs = T.match_buffer(lhs_h, (stored, k), options.dtype)
-    own = T.meta_var(options.matrix(groups, 1))
-    shape = T.meta_var(options.rhs_shape(own, n, k))
+    groups, n, k = T.int32(), T.int32(), T.int32()
+    shape = T.meta_var(options.rhs_shape(options.matrix(groups, 1), n, k))
     rhs = T.match_buffer(rhs_h, shape, options.dtype, layout=matrices(*shape))
-    if bias_h is not None:
-        bias = T.match_buffer(bias_h, (own, n * options.halves), options.dtype)
-    if per_row_h is not None:
-        known = T.int32()
-        per_row = T.match_buffer(per_row_h, (known,), options.per_row, align=2)
-    out = T.match_buffer(out_h, (out_rows, n), options.out_dtype)
 
     TM = T.meta_var(knobs.tile_m)
     CL = T.meta_var(knobs.cluster)
@@ -250,7 +242,7 @@ def gathered_rows(
                         take.advance()
                 else:
                     epilogue.ask(held, ids, tile_group, row0, live, warp, lane)
-                    if bias_h is not None:
+                    if bias is not None:
                         epilogue.fetch_bias(
                             bias, options.matrix(tile_group, 0), tile_col, n, part, lane
                         )
@@ -270,11 +262,11 @@ def gathered_rows(
                         prev = take.stage
                         take.advance()
                         epilogue.between(out, part, lane)
-                    if per_row_h is not None:
+                    if per_row is not None:
                         epilogue.fetch_per_row(held, per_row)
                     T.ptx.wgmma.wait_group.sync.aligned(0)
                     release(empty, prev, thread, CL)
-                    if bias_h is not None:
+                    if bias is not None:
                         epilogue.finish_bias()
                     epilogue.write(held, acc, out, live_bits, tile_col, part, lane)
         epilogue.finish(out, part, lane)
@@ -340,9 +332,9 @@ def rows_kernel(
     options = RowsOptions(dtype, bias, act, share, rhs_layout, gate, row_scale, *how)
     options.check(knobs)
     register()
-    absent = {} if bias else {"bias_h": None}
+    absent = {} if bias else {"bias": None}
     if not options.per_row:
-        absent["per_row_h"] = None
+        absent["per_row"] = None
     if not fills:
         absent |= {"dead": None, "deads": None}
     if not deep:

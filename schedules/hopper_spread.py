@@ -38,11 +38,11 @@ def _half(value, dot, row, down, weight, dtype, half):
 
 @T.jit
 def spread_choices(
-    rows_h: T.handle,
+    rows: T.Buffer(("tokens", "choices", "n"), dtype),
     weights: T.Buffer(("tokens", "choices"), "float32"),
-    ids_h: T.handle,
-    down_h: T.handle,
-    drows_h: T.handle,
+    ids: T.Buffer(("tokens", "choices"), id_dtype),
+    down: T.Buffer(("tokens", "n"), dtype),
+    drows: T.Buffer(("tokens", "choices", "n"), dtype),
     dweights: T.Buffer(("tokens", "choices"), "float32"),
     *,
     dtype: T.constexpr,
@@ -50,10 +50,6 @@ def spread_choices(
 ):
     """The template; ``spread_rows`` explains it."""
     tokens, choices, n = T.int32(), T.int32(), T.int32()
-    rows = T.match_buffer(rows_h, (tokens, choices, n), dtype)
-    ids = T.match_buffer(ids_h, (tokens, choices), id_dtype)
-    down = T.match_buffer(down_h, (tokens, n), dtype)
-    drows = T.match_buffer(drows_h, (tokens, choices, n), dtype)
     T.device_entry()
     bx = T.cta_id([T.truncdiv(tokens * choices + WARPS - 1, WARPS)])
     tx = T.thread_id([WARPS * LANES])

@@ -136,7 +136,7 @@ def mark_rows(bits: int) -> tvm.tirx.PrimFunc:
 
 @T.jit
 def _spread(
-    p_src: T.handle,
+    src: T.Buffer(("size",), f"int{bits}", align=bits // 8),
     batch: T.int32,
     padded: T.int32,
     pieces: T.int32,
@@ -149,8 +149,6 @@ def _spread(
     cumulative: T.constexpr,
 ):
     """The template of `spread_lengths`."""
-    size = T.int32()
-    src = T.match_buffer(p_src, (size,), f"int{bits}", align=bits // 8)
     T.device_entry()
     block = T.cta_id([batch * pieces])
     thread = T.thread_id([SPREAD_THREADS])

@@ -17,18 +17,16 @@ ROW_FLOATS, ROWS_EACH = 1024, 8  # gather: rows of 4 KiB, several at once by eac
 
 @T.jit
 def reference(
-    lhs_h: T.handle,
+    lhs: T.Buffer(("stored", "k"), dtype),
     ids: T.Buffer(("groups", "capacity"), "int32"),
     count: T.Buffer(("groups",), "int32"),
-    rhs_h: T.handle,
+    rhs: T.Buffer(("groups", "n", "k"), dtype),
     exact: T.Buffer(("groups", "rows", "n"), "float32"),
     *,
     dtype: T.constexpr,
 ):
     """``exact[g, i, :] = lhs[ids[g, i], :] @ rhs[g].T`` in float32, for ``i < count[g]``."""
-    stored, groups, rows, n, k = T.int32(), T.int32(), T.int32(), T.int32(), T.int32()
-    lhs = T.match_buffer(lhs_h, (stored, k), dtype)
-    rhs = T.match_buffer(rhs_h, (groups, n, k), dtype)
+    groups, rows, n, k = T.int32(), T.int32(), T.int32(), T.int32()
     T.device_entry()
     bx, by, g = T.cta_id([(n + 63) // 64, (rows + 63) // 64, groups])
     t = T.thread_id([THREADS])
@@ -77,7 +75,7 @@ def reference(
 
 @T.jit
 def compare(
-    out_h: T.handle,
+    out: T.Buffer(("stored", "n"), dtype),
     exact: T.Buffer(("groups", "rows", "n"), "float32"),
     slot: T.Buffer(("stored",), "int32"),
     worst: T.Buffer(("stored", 2, LANES), "float32"),
@@ -92,7 +90,6 @@ def compare(
     written.
     """
     stored, rows, n = T.int32(), T.int32(), T.int32()
-    out = T.match_buffer(out_h, (stored, n), dtype)
     T.device_entry()
     bx = T.cta_id([(stored + 3) // 4])
     t = T.thread_id([LANES * WARPS])
