@@ -207,7 +207,8 @@ def test_kernels_of_all_timed_candidates_are_built() -> None:
     layer = cases.Layer(5, 2, 16, 24, "silu", True, "hot", tokens=400)
     few, linear = replace(layer, tokens=3), [LENGTHS, replace(LENGTHS, gelu=True)]
     kernels = build.wanted([*linear, EXPERTS, first, layer, few], DRY)
-    assert [k.tile.factors for k in kernels if isinstance(k, build.Chosen)] == ["", "float32"]
+    asked = [k for k in kernels if isinstance(k, build.Asked) and k.name == "choices"]
+    assert [k.arguments[0].factors for k in asked] == ["", "float32"]
     kinds = {(k.kind, k.dtype, k.bias, k.act) for k in kernels if isinstance(k, build.Kernel)}
     assert kinds == {
         ("linear", "float16", False, None),
