@@ -351,7 +351,6 @@ ORDER = {
         "cuda_attention",
         "cuda_kernels",
         "cuda_active",
-        "cuda_numbers",
         "cuda_experts",
         "cuda_layers",
         "cuda_machine",

@@ -12,10 +12,10 @@ from typing import Any
 import bench_gpu
 import bench_gpu_build as build
 import bench_gpu_cases as cases
-import bench_gpu_curves as curves
 import bench_gpu_grains as grains_of
 import bench_gpu_linear as linear
 import bench_gpu_measure as measure
+import bench_gpu_plot as curves
 import bench_gpu_plot as plot
 import bench_gpu_report as report
 import bench_gpu_search as search
