@@ -13,38 +13,10 @@ from pit_tvm.errors import ShapeError, mismatch
 
 # Contenders that are drawn, in this order, where a suite has them; and facts beside them.
 DRAWN = (
-    *(
-        "dense",
-        "turned",
-        "gather",
-        "gathered",
-        "packed",
-        "whole",
-        "sorted",
-        "grouped",
-        "loop",
-        "ogs",
-        "scatter",
-    ),
-    *(
-        "cublas",
-        "csr",
-        "bsr",
-        "blocks",
-        "sort",
-        "nonzero",
-        "new",
-        "zero",
-        "ordered",
-        "pit",
-        "rows",
-        "eager",
-        "compiled",
-        "index",
-    ),
-    *("full", "sdpa", "flex", "flex_mask"),
-    *("select", "cached"),
-)
+    "dense turned gather gathered packed whole sorted grouped loop ogs scatter cublas csr bsr "
+    "blocks sort nonzero new zero ordered pit rows eager compiled index full sdpa flex flex_mask "
+    "select cached"
+).split()
 FACTS = {"predicted_us": "predicted", "floor_us": "floor"}
 
 
