@@ -313,7 +313,6 @@ ORDER = {
         "onnx_check",
         "onnx_import",
         "places",
-        "intact",
         "fragments",
         "decomposing",
         "importer",
