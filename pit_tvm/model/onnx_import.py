@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tvm
@@ -34,7 +34,7 @@ from .rebuild import extents_of, same_extents, shape_of
 # What converters of operators take of sizes that are known, and give: None for what TVM is to do.
 Known = list[Sizes | None]
 Attrs = Mapping[str, Any]
-Made = relax.Expr | None
+Made: TypeAlias = relax.Expr | None
 
 # These folded all axes behind the named one as well, before opset 13.
 _ALONG_LAST, _ONE_AXIS = ("Hardmax", "LogSoftmax", "Softmax"), 13
