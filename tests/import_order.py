@@ -189,7 +189,6 @@ ORDER = {
         "detect_workspace",
         "detect_kernels",
         "detect_compact",
-        "detect_lists",
         "detect_view",
         "detect_plan",
         "detect_slices",
