@@ -112,9 +112,9 @@ def _cpu(text: str) -> TargetInfo:
 
 
 def _print_plan(args: argparse.Namespace, imported: Any, target: TargetInfo) -> None:
-    from .model.compiled import LINEAR
     from .model.experts import GROUPED
     from .model.kernels import CpuKernels
+    from .model.linear import LINEAR
     from .model.report import linear_uses, summary
     from .model.rewrite import rewrite
     from .quick_stacks import quick_stacks
@@ -287,7 +287,6 @@ def missing_tasks(args: argparse.Namespace, target: TargetInfo, device: str) -> 
 def _forms(example: Any) -> dict[LinearForm | GroupedForm, int]:
     """The forms of a model's linear layers and products of experts, without any other pass over
     its graph."""
-    from .model.compiled import LINEAR
     from .model.examples import as_graph
     from .model.experts import extract_grouped
     from .model.importer import import_model
@@ -301,7 +300,7 @@ def _forms(example: Any) -> dict[LinearForm | GroupedForm, int]:
     else:
         module, bounds = as_graph(example), {}
     module, products = extract_grouped(tidy(module, bounds), shares=True)
-    return linear_forms(extract_linear(module, LINEAR)[1]) | Counter(p.form for p in products)
+    return linear_forms(extract_linear(module)[1]) | Counter(p.form for p in products)
 
 
 def _tasks(

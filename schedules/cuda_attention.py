@@ -45,10 +45,10 @@ def attention_of_holed(dtype: str) -> tvm.tirx.PrimFunc:
         p_q: T.handle,
         p_k: T.handle,
         p_v: T.handle,
-        p_starts: T.handle,
-        p_position: T.handle,
-        p_sinks: T.handle,
-        p_out: T.handle,
+        starts: T.Buffer(("edges",), "int32", align=4),
+        position: T.Buffer(("tokens",), "int32", align=4),
+        sinks: T.Buffer(("sunk",), "float32", align=4),
+        out: T.Buffer(("rows", "heads", "dim"), dtype, align=2),
         q_row: T.int64,
         q_head: T.int64,
         k_row: T.int64,
@@ -63,19 +63,10 @@ def attention_of_holed(dtype: str) -> tvm.tirx.PrimFunc:
         q_size = T.int64()
         k_size = T.int64()
         v_size = T.int64()
-        edges = T.int32()
-        tokens = T.int32()
-        sunk = T.int32()
-        rows = T.int32()
-        heads = T.int32()
-        dim = T.int32()
+        edges, sunk, heads, dim = T.int32(), T.int32(), T.int32(), T.int32()
         q = T.match_buffer(p_q, (q_size,), dtype, align=2)
         k = T.match_buffer(p_k, (k_size,), dtype, align=2)
         v = T.match_buffer(p_v, (v_size,), dtype, align=2)
-        starts = T.match_buffer(p_starts, (edges,), "int32", align=4)
-        position = T.match_buffer(p_position, (tokens,), "int32", align=4)
-        sinks = T.match_buffer(p_sinks, (sunk,), "float32", align=4)
-        out = T.match_buffer(p_out, (rows, heads, dim), dtype, align=2)
         T.device_entry()
         place, head = T.cta_id([(edges - 1) * blocks, heads])
         thread = T.thread_id([WARPS * 32])
@@ -99,13 +90,12 @@ def attention_of_holed(dtype: str) -> tvm.tirx.PrimFunc:
                         query[c] = T.float32(0)
                         if lane + c * 32 < dim:
                             query[c] = (
-                                T.cast(
+                                T.float32(
                                     q[
-                                        T.cast(row, "int64") * q_row
-                                        + T.cast(head, "int64") * q_head
-                                        + T.cast(lane + c * 32, "int64")
-                                    ],
-                                    "float32",
+                                        T.int64(row) * q_row
+                                        + T.int64(head) * q_head
+                                        + T.int64(lane + c * 32)
+                                    ]
                                 )
                                 * scale
                             )
@@ -123,13 +113,12 @@ def attention_of_holed(dtype: str) -> tvm.tirx.PrimFunc:
                             score: T.float32 = T.float32(0)
                             for c in T.unroll(each):
                                 if lane + c * 32 < dim:
-                                    score = score + query[c] * T.cast(
+                                    score = score + query[c] * T.float32(
                                         k[
-                                            T.cast(at, "int64") * k_row
-                                            + T.cast(head, "int64") * k_head
-                                            + T.cast(lane + c * 32, "int64")
-                                        ],
-                                        "float32",
+                                            T.int64(at) * k_row
+                                            + T.int64(head) * k_head
+                                            + T.int64(lane + c * 32)
+                                        ]
                                     )
                             for s in T.unroll(5):
                                 score = score + T.cuda.__shfl_xor_sync(
@@ -142,13 +131,12 @@ def attention_of_holed(dtype: str) -> tvm.tirx.PrimFunc:
                             peak = top
                             for c in T.unroll(each):
                                 if lane + c * 32 < dim:
-                                    total[c] = total[c] * shrink + part * T.cast(
+                                    total[c] = total[c] * shrink + part * T.float32(
                                         v[
-                                            T.cast(at, "int64") * v_row
-                                            + T.cast(head, "int64") * v_head
-                                            + T.cast(lane + c * 32, "int64")
-                                        ],
-                                        "float32",
+                                            T.int64(at) * v_row
+                                            + T.int64(head) * v_head
+                                            + T.int64(lane + c * 32)
+                                        ]
                                     )
                     for c in T.unroll(each):
                         if lane + c * 32 < dim:

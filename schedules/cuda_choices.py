@@ -150,7 +150,7 @@ class _Dots:
             self.sums[r] = T.float32(0)
             if bias is not None:
                 if self.lane == 0:
-                    self.sums[r] = T.cast(bias[group, T.cast(places[r], "int64")], "float32")
+                    self.sums[r] = T.float32(bias[group, T.int64(places[r])])
 
     @T.inline
     def add(self, x, row, weight, group, places, k):
@@ -160,11 +160,11 @@ class _Dots:
         for s in T.serial(T.truncdiv(k + ahead * STEP - 1, ahead * STEP)):
             for u in T.unroll(ahead):
                 at: T.let = (s * ahead + u) * STEP + self.lane * CHUNK
-                inside: T.let = T.cast(at < k, "int32")
+                inside: T.let = T.int32(at < k)
                 for r in T.unroll(rows):
-                    place = T.meta_var([group, T.cast(places[r], "int64"), T.cast(at, "int64")])
+                    place = T.meta_var([group, T.int64(places[r]), T.int64(at)])
                     T.evaluate(self.load(u, r, weight.ptr_to(place), inside))
-                vector = T.meta_var(x.ptr_to([T.cast(row, "int64"), T.cast(at, "int64")]))
+                vector = T.meta_var(x.ptr_to([T.int64(row), T.int64(at)]))
                 T.evaluate(self.load(u, rows, vector, inside))
             for u in T.unroll(ahead):
                 for i in T.unroll(4):
@@ -190,25 +190,16 @@ class _Dots:
 
 @T.jit
 def product_of_choices(
-    x_h: T.handle,
-    ids_h: T.handle,
-    weight_h: T.handle,
-    bias_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    out_h: T.handle,
+    x: T.Buffer(("tokens", "k"), tile.dtype, align=16),
+    ids: T.Buffer(("tokens", "choices"), tile.ids),
+    weight: T.Buffer(("groups", "wide", "k"), tile.dtype, align=16),
+    bias: T.Optional(T.Buffer(("groups", "wide"), tile.dtype, align=2)),
+    out: T.Buffer(("rows", "n"), tile.dtype, align=16),
     *,
     tile: T.constexpr,
 ):
     """The template of what every choice has its own row of; ``choices_kernel`` explains it."""
-    tokens, choices, k = T.int32(), T.int32(), T.int32()
-    groups, wide, rows, n = T.int32(), T.int32(), T.int32(), T.int32()
-    x = T.match_buffer(x_h, (tokens, k), tile.dtype, align=16)
-    ids = T.match_buffer(ids_h, (tokens, choices), tile.ids)
-    weight = T.match_buffer(weight_h, (groups, wide, k), tile.dtype, align=16)
-    if bias_h is not None:
-        bias = T.match_buffer(bias_h, (groups, wide), tile.dtype, align=2)
-    else:
-        bias = T.meta_var(None)
-    out = T.match_buffer(out_h, (rows, n), tile.dtype, align=16)
+    tokens, choices, k, groups, n = T.int32(), T.int32(), T.int32(), T.int32(), T.int32()
     T.device_entry()
     # Neighbouring CTAs take the same columns: what choices have in common is read at one time.
     bx = T.cta_id([tokens * choices * T.truncdiv(n + tile.owned - 1, tile.owned)])
@@ -226,8 +217,8 @@ def product_of_choices(
             for side in T.unroll(tile.halves):
                 places[side * tile.columns + r] = tile.place(T.min(col + r, n - 1), side, n)
         dots.begin(None, 0, places)
-        group: T.let = T.cast(ids[token, T.truncmod(row, choices)], "int64")
-        if (group >= T.int64(0)) & (group < T.cast(groups, "int64")):
+        group: T.let = T.int64(ids[token, T.truncmod(row, choices)])
+        if (group >= T.int64(0)) & (group < T.int64(groups)):
             dots.begin(bias, group, places)
             dots.add(x, token, weight, group, places, k)
         dots.add_up()
@@ -244,27 +235,17 @@ def product_of_choices(
 
 @T.jit
 def sum_of_choices(
-    x_h: T.handle,
-    ids_h: T.handle,
-    factors_h: T.handle,
-    weight_h: T.handle,
-    bias_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    out_h: T.handle,
+    x: T.Buffer(("rows", "k"), tile.dtype, align=16),
+    ids: T.Buffer(("tokens", "choices"), tile.ids),
+    factors: T.Buffer(("tokens", "choices"), tile.factors),
+    weight: T.Buffer(("groups", "n", "k"), tile.dtype, align=16),
+    bias: T.Optional(T.Buffer(("groups", "n"), tile.dtype, align=2)),
+    out: T.Buffer(("tokens", "n"), tile.dtype, align=16),
     *,
     tile: T.constexpr,
 ):
     """The template of the sum over a token's choices; ``choices_kernel`` explains it."""
-    tokens, choices, k = T.int32(), T.int32(), T.int32()
-    groups, rows, n = T.int32(), T.int32(), T.int32()
-    x = T.match_buffer(x_h, (rows, k), tile.dtype, align=16)
-    ids = T.match_buffer(ids_h, (tokens, choices), tile.ids)
-    factors = T.match_buffer(factors_h, (tokens, choices), tile.factors)
-    weight = T.match_buffer(weight_h, (groups, n, k), tile.dtype, align=16)
-    if bias_h is not None:
-        bias = T.match_buffer(bias_h, (groups, n), tile.dtype, align=2)
-    else:
-        bias = T.meta_var(None)
-    out = T.match_buffer(out_h, (tokens, n), tile.dtype, align=16)
+    tokens, choices, k, groups, n = T.int32(), T.int32(), T.int32(), T.int32(), T.int32()
     T.device_entry()
     bx = T.cta_id([tokens * T.truncdiv(n + tile.owned - 1, tile.owned)])
     tx = T.thread_id([WARPS * LANES])
@@ -288,9 +269,9 @@ def sum_of_choices(
     if col < n:
         for turn in T.serial(turns):
             choice: T.let = turn * tile.deep + turn0
-            factor: T.let = T.cast(factors[token, choice], "float32")
-            group: T.let = T.cast(ids[token, choice], "int64")
-            if (group >= T.int64(0)) & (group < T.cast(groups, "int64")) & (factor != T.float32(0)):
+            factor: T.let = T.float32(factors[token, choice])
+            group: T.let = T.int64(ids[token, choice])
+            if (group >= T.int64(0)) & (group < T.int64(groups)) & (factor != T.float32(0)):
                 dots.begin(bias, group, places)
                 dots.add(x, token * choices + choice, weight, group, places, k)
                 for r in T.unroll(tile.rows):
@@ -324,6 +305,6 @@ def choices_kernel(tile: ChoicesTile) -> tvm.tirx.PrimFunc:
     ScheduleError (a ValueError) for what cannot be built
     """
     tile.check()
-    absent = {} if tile.bias else {"bias_h": None}
+    absent = {} if tile.bias else {"bias": None}
     template = sum_of_choices if tile.factors else product_of_choices
     return template.specialize(tile=tile, **absent)

@@ -38,21 +38,16 @@ from .hopper_swrite import activate
 
 @T.jit
 def gathered_product(
-    x_h: T.handle,
-    w_h: T.handle,
-    bias_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    out_h: T.handle,
+    x: T.Buffer(("m", "k"), tile.dtype, align=16),
+    w: T.Buffer(("deep", "n"), tile.dtype, align=16),
+    bias: T.Optional(T.Buffer(("n",), tile.dtype, align=2)),
+    out: T.Buffer(("m", "n"), tile.dtype, align=2),
     *,
     tile: T.constexpr,
     act: T.constexpr,
 ):
     """The template; ``few_rows`` explains it."""
-    m, n, k, deep = T.int32(), T.int32(), T.int32(), T.int32()
-    x = T.match_buffer(x_h, (m, k), tile.dtype, align=16)
-    w = T.match_buffer(w_h, (deep, n), tile.dtype, align=16)
-    if bias_h is not None:
-        bias = T.match_buffer(bias_h, (n,), tile.dtype, align=2)
-    out = T.match_buffer(out_h, (m, n), tile.dtype, align=2)
+    m, n, k = T.int32(), T.int32(), T.int32()
     ACROSS = T.meta_var(tile.across)
     COLUMNS = T.meta_var(tile.columns)
     OWNED = T.meta_var(tile.owned)
@@ -138,8 +133,8 @@ def gathered_product(
             total: T.float32 = 0.0
             for part in T.unroll(PARTS):
                 total = total + parts[part, mine, place]
-            if bias_h is not None:
-                total = total + T.cast(bias[own], "float32")
+            if bias is not None:
+                total = total + T.float32(bias[own])
             out[mine, own] = T.cast(activate(act, total), tile.dtype)
 
 
@@ -157,4 +152,4 @@ def few_rows(tile: FewRowsTile, *, bias: bool = False, act: str = "none") -> tvm
     tile.check()
     if act not in ACTS:
         raise ScheduleError(mismatch("act", f"one of {', '.join(ACTS)}", repr(act)))
-    return gathered_product.specialize(tile=tile, act=act, **({} if bias else {"bias_h": None}))
+    return gathered_product.specialize(tile=tile, act=act, **({} if bias else {"bias": None}))

@@ -123,7 +123,7 @@ class LiveColumns:
         for v in T.unroll(8):
             magnitude: T.let = T.shift_left(T.uint32(0x7FFF), T.uint32(v % 2 * 16))
             lives: T.let = T.bitwise_and(self.some[v // 2], magnitude) != T.uint32(0)
-            self.live = T.bitwise_or(self.live, T.shift_left(T.cast(lives, "uint32"), T.uint32(v)))
+            self.live = T.bitwise_or(self.live, T.shift_left(T.uint32(lives), T.uint32(v)))
 
     @T.inline
     def find(self, x, m, begin, end, tx):
@@ -132,7 +132,7 @@ class LiveColumns:
         lane: T.let = T.truncmod(tx, LANES)
         first: T.let = begin + tx * 8
         self.look(x, m, first, end)
-        mine: T.let = T.cast(T.popcount(self.live), "int32")
+        mine: T.let = T.int32(T.popcount(self.live))
         place: T.int32 = mine
         for d in T.unroll(5):
             before: T.int32 = T.cuda.__shfl_up_sync(T.uint32(0xFFFFFFFF), place, 1 << d, 32)
@@ -149,7 +149,7 @@ class LiveColumns:
             self.found = self.found + self.totals[other]
         while self.live != T.uint32(0):
             lowest: T.let = T.bitwise_and(self.live, T.uint32(0) - self.live)
-            self.ids[place] = first + T.cast(T.popcount(lowest - T.uint32(1)), "int32")
+            self.ids[place] = first + T.int32(T.popcount(lowest - T.uint32(1)))
             self.live = T.bitwise_xor(self.live, lowest)
             place = place + 1
         if tx < STEP:
@@ -169,8 +169,8 @@ class LiveColumns:
                     for r in T.unroll(BLOCK):
                         self.words[r] = T.uint32(0)
                         if (column >= 0) & (b * BLOCK + r < m):
-                            self.words[r] = T.cast(
-                                T.reinterpret("uint16", x[b * BLOCK + r, column]), "uint32"
+                            self.words[r] = T.uint32(
+                                T.reinterpret("uint16", x[b * BLOCK + r, column])
                             )
                     for i in T.unroll(4):
                         self.words[i] = T.bitwise_or(
@@ -212,15 +212,12 @@ class WarpProduct:
                     self.at(slot, i * 4 + T.truncdiv(self.lane, 8), chunk),
                     w.ptr_to(
                         [
-                            T.cast(T.max(self.places[i], 0), "int64"),
-                            T.cast(col0 + chunk * 8, "int64"),
+                            T.int64(T.max(self.places[i], 0)),
+                            T.int64(col0 + chunk * 8),
                         ]
                     ),
                     16,
-                    T.cast(
-                        T.if_then_else((self.places[i] >= 0) & (col0 + chunk * 8 < n), 16, 0),
-                        "uint32",
-                    ),
+                    T.uint32(T.if_then_else((self.places[i] >= 0) & (col0 + chunk * 8 < n), 16, 0)),
                 )
         T.ptx.cp.async_.commit_group()
 

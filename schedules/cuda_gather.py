@@ -60,15 +60,11 @@ def _columns(room, lane, source, ids, live, step, band, rows, lines, packed):
             for c in T.unroll(2):
                 room.pairs[r, c] = T.cast(0, source.dtype)
                 if (room.places[r] >= 0) & (room.columns[c] >= 0):
-                    room.pairs[r, c] = source[
-                        T.cast(room.places[r], "int64"), T.cast(room.columns[c], "int64")
-                    ]
+                    room.pairs[r, c] = source[T.int64(room.places[r]), T.int64(room.columns[c])]
         for r in T.unroll(_AT_ONCE):
             if room.places[r] >= 0:
                 for v in T.vectorized(2):
-                    packed[T.cast(room.places[r], "int64"), T.cast(place, "int64") + v] = (
-                        room.pairs[r, v]
-                    )
+                    packed[T.int64(room.places[r]), T.int64(place) + v] = room.pairs[r, v]
 
 
 @T.inline
@@ -84,7 +80,7 @@ def _turned(room, warp, lane, source, ids, live, step, band, rows, lines, packed
             at: T.let = first + part * _AT_ONCE + u
             room.pairs[u, 0] = T.cast(0, source.dtype)
             if (at < live) & (place >= 0):
-                room.pairs[u, 0] = source[T.cast(ids[0, at], "int64"), T.cast(place, "int64")]
+                room.pairs[u, 0] = source[T.int64(ids[0, at]), T.int64(place)]
         for u in T.unroll(_AT_ONCE):
             room.band[warp, lane, part * _AT_ONCE + u] = room.pairs[u, 0]
     T.cuda.warp_sync()
@@ -92,7 +88,7 @@ def _turned(room, warp, lane, source, ids, live, step, band, rows, lines, packed
         row: T.let = T.cuda.__shfl_sync(T.uint32(0xFFFFFFFF), place, r, 32)
         if row >= 0:
             for v in T.vectorized(2):
-                packed[T.cast(row, "int64"), T.cast(first + lane * 2, "int64") + v] = room.band[
+                packed[T.int64(row), T.int64(first + lane * 2) + v] = room.band[
                     warp, r, lane * 2 + v
                 ]
     T.cuda.warp_sync()
@@ -110,42 +106,30 @@ def _row(room, lane, source, ids, live, line, part, packed):
         for c in T.unroll(2):
             room.pairs[p, c] = T.cast(0, source.dtype)
             if (row >= 0) & (first + p * 64 + c < n):
-                room.pairs[p, c] = source[T.cast(row, "int64"), T.cast(first + p * 64 + c, "int64")]
+                room.pairs[p, c] = source[T.int64(row), T.int64(first + p * 64 + c)]
     for p in T.unroll(_PIECES):
         if first + p * 64 < n:
             for v in T.vectorized(2):
-                packed[T.cast(line, "int64"), T.cast(first + p * 64, "int64") + v] = room.pairs[
-                    p, v
-                ]
+                packed[T.int64(line), T.int64(first + p * 64) + v] = room.pairs[p, v]
 
 
 @T.jit
 def both_gathered(
-    source_h: T.handle,
-    rows_h: T.handle,
-    lives_h: T.handle,
-    ids_h: T.handle,
-    count_h: T.handle,
-    dense_h: T.handle,
-    packed_h: T.handle,
-    beside_h: T.handle,
+    source: T.Buffer(("high", "across"), dtype, align=2),
+    rows: T.Buffer((1, "listed"), "int32", align=4),
+    lives: T.Buffer((1,), "int32", align=4),
+    ids: T.Buffer((1, "capacity"), "int32", align=4),
+    count: T.Buffer((1,), "int32", align=4),
+    dense: T.Buffer(("deep", "wide"), dtype, align=2),
+    packed: T.Buffer(("own_high", "capacity"), dtype, align=16),
+    beside: T.Buffer(("beside_high", "beside_wide"), dtype, align=16),
     *,
     dtype: T.constexpr,
     turned: T.constexpr,
     layout: T.constexpr,
 ):
     """The template; ``gather_both`` gives it its options."""
-    high, across, listed, capacity = T.int32(), T.int32(), T.int32(), T.int32()
-    deep, wide, own_high = T.int32(), T.int32(), T.int32()
-    beside_high, beside_wide = T.int32(), T.int32()
-    source = T.match_buffer(source_h, (high, across), dtype, align=2)
-    rows = T.match_buffer(rows_h, (1, listed), "int32", align=4)
-    lives = T.match_buffer(lives_h, (1,), "int32", align=4)
-    ids = T.match_buffer(ids_h, (1, capacity), "int32", align=4)
-    count = T.match_buffer(count_h, (1,), "int32", align=4)
-    dense = T.match_buffer(dense_h, (deep, wide), dtype, align=2)
-    packed = T.match_buffer(packed_h, (own_high, capacity), dtype, align=16)
-    beside = T.match_buffer(beside_h, (beside_high, beside_wide), dtype, align=16)
+    capacity, deep, wide = T.int32(), T.int32(), T.int32()
     T.device_entry()
     block = T.cta_id([_BLOCKS])
     warp = T.warp_id([_WARPS])

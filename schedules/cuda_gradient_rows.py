@@ -79,7 +79,7 @@ class GradientRows(ListedRows):
             row: T.int32 = self.rows[warp * ROWS + r * 8 + T.truncdiv(lane, 4)]
             self.weight[r] = T.float32("inf")
             if row >= 0:
-                self.weight[r] = weights[at + T.cast(row, "int64")]
+                self.weight[r] = weights[at + T.int64(row)]
 
     @T.inline
     def look_at_results(self, result, start, row_step, dim, warp, lane):
@@ -95,7 +95,7 @@ class GradientRows(ListedRows):
                 if (row >= 0) & (column < dim):
                     T.ptx["ld.global.v4.b32"](
                         *[self.kept[at + w] for w in range(4)],
-                        result.ptr_to([start + T.cast(row, "int64") * row_step + column]),
+                        result.ptr_to([start + T.int64(row) * row_step + column]),
                     )
 
     @T.inline
@@ -115,7 +115,7 @@ class GradientRows(ListedRows):
                 total = total + T.cuda.__shfl_xor_sync(T.uint32(ALL), total, 1 << s, 32)
             row: T.int32 = self.rows[own]
             if (row >= 0) & (T.truncmod(lane, 8) == 0):
-                drops[at + T.cast(row, "int64")] = total
+                drops[at + T.int64(row)] = total
             other: T.float32 = T.cuda.__shfl_sync(
                 T.uint32(ALL), total, T.truncmod(T.truncdiv(lane, 4), 4) * 8, 32
             )
@@ -128,7 +128,7 @@ class GradientRows(ListedRows):
         first, which their bits exclude."""
         half: T.let = T.truncmod(T.truncdiv(thread, LANES), 2)
         own: T.let = T.Select(half == 0, self.places[0], self.places[1])
-        place: T.let = at + T.cast(T.max(own, 0), "int64")
+        place: T.let = at + T.int64(T.max(own, 0))
         there: T.let = half * LANES + T.truncmod(thread, LANES)
         if thread < KEYS:
             T.ptx["cp.async.ca.shared.global"](

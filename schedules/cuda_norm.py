@@ -73,7 +73,7 @@ def add_up(total, shared, warp, lane, team):
 def fetch(words, source, place, form):
     """The words of a lane's next elements, from ``place`` on."""
     if form.chunk == 1:
-        words[0] = T.cast(T.reinterpret("uint16", source[place]), "uint32")
+        words[0] = T.uint32(T.reinterpret("uint16", source[place]))
     else:
         T.ptx["ld.global.v4.b32"](*[words[i] for i in range(4)], source.ptr_to(list(place)))
 
@@ -98,25 +98,17 @@ def element(words: Any, v: Any, form: NormForm) -> Any:
 
 @T.jit
 def normed_rows(
-    x_h: T.handle,
-    y_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    scale_h: T.handle,
-    shift_h: T.handle,
-    out_h: T.handle,
-    sum_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    x: T.Buffer(("rows", form.width), form.dtype),
+    y: T.Optional(T.Buffer(("rows", form.width), form.dtype)),
+    scale: T.Buffer((form.width,), form.dtype),
+    shift: T.Buffer((form.width,), form.dtype),
+    out: T.Buffer(("rows", form.width), form.dtype),
+    whole: T.Optional(T.Buffer(("rows", form.width), form.dtype)),
     *,
     form: T.constexpr,
 ):
     """The template; ``norm_rows`` explains it."""
     rows = T.int32()
-    x = T.match_buffer(x_h, (rows, form.width), form.dtype)
-    if y_h is not None:
-        y = T.match_buffer(y_h, (rows, form.width), form.dtype)
-    scale = T.match_buffer(scale_h, (form.width,), form.dtype)
-    shift = T.match_buffer(shift_h, (form.width,), form.dtype)
-    out = T.match_buffer(out_h, (rows, form.width), form.dtype)
-    if sum_h is not None:
-        whole = T.match_buffer(sum_h, (rows, form.width), form.dtype)
     TEAM = T.meta_var(form.team)
     STEPS = T.meta_var(form.steps)
     SIZE = T.meta_var(form.chunk)
@@ -130,22 +122,22 @@ def normed_rows(
     place: T.let = T.truncmod(tx, TEAM * 32)
     asked: T.let = bx * EACH + T.truncdiv(warp, TEAM)
     # A team without a row goes along with the last one and writes nothing.
-    row: T.let = T.cast(T.min(asked, rows - 1), "int64")
+    row: T.let = T.int64(T.min(asked, rows - 1))
     line = T.alloc_local([STEPS * SIZE], "float32")
     words = T.alloc_local([4], "uint32")
     total = T.alloc_local([1], "float32")
     total[0] = T.float32(0)
     for s in T.unroll(STEPS):
-        col: T.let = T.cast((s * TEAM * 32 + place) * SIZE, "int64")
+        col: T.let = T.int64((s * TEAM * 32 + place) * SIZE)
         if col < T.int64(form.width):
             fetch(words, x, (row, col), form)
             for v in T.unroll(SIZE):
                 line[s * SIZE + v] = element(words, v, form)
-            if y_h is not None:
+            if y is not None:
                 fetch(words, y, (row, col), form)
                 for v in T.unroll(SIZE):
                     line[s * SIZE + v] = line[s * SIZE + v] + element(words, v, form)
-            if sum_h is not None:
+            if whole is not None:
                 if asked < rows:
                     put(words, line, s * SIZE, whole, (row, col), form)
             for v in T.unroll(SIZE):
@@ -161,7 +153,7 @@ def normed_rows(
     add_up(total, sums, warp, T.truncmod(tx, 32), TEAM)
     factor: T.float32 = T.rsqrt(total[0] / T.float32(form.width) + T.float32(form.eps))
     for s in T.unroll(STEPS):
-        at: T.let = T.cast((s * TEAM * 32 + place) * SIZE, "int64")
+        at: T.let = T.int64((s * TEAM * 32 + place) * SIZE)
         if (at < T.int64(form.width)) & (asked < rows):
             fetch(words, scale, (at,), form)
             for v in T.unroll(SIZE):
@@ -198,7 +190,7 @@ def norm_rows(
     if not isfinite(eps) or eps < 0:
         raise ShapeError(mismatch("eps", "a finite number of at least 0", repr(eps)))
     form = NormForm(at_least("width", width, 1), dtype, float(eps), terms)
-    absent = {} if terms == 2 else {"y_h": None}
+    absent = {} if terms == 2 else {"y": None}
     if not stores_sum:
-        absent["sum_h"] = None
+        absent["whole"] = None
     return normed_rows.specialize(form=form, **absent)

@@ -39,12 +39,13 @@ def pack_columns(dtype: str, height: int) -> tvm.tirx.PrimFunc:
     most = THREADS // (COLUMNS * height // AT_ONCE)
 
     @T.prim_func
-    def kernel(p_lhs: T.handle, p_ids: T.handle, p_count: T.handle, p_packed: T.handle):
-        m, k, bands, capacity, lines = T.int32(), T.int32(), T.int32(), T.int32(), T.int32()
-        lhs = T.match_buffer(p_lhs, (m, k), dtype, align=2)
-        ids = T.match_buffer(p_ids, (bands, capacity), "int32", align=4)
-        count = T.match_buffer(p_count, (bands,), "int32", align=4)
-        packed = T.match_buffer(p_packed, (lines, height), dtype, align=16)
+    def kernel(
+        lhs: T.Buffer(("m", "k"), dtype, align=2),
+        ids: T.Buffer(("bands", "capacity"), "int32", align=4),
+        count: T.Buffer(("bands",), "int32", align=4),
+        packed: T.Buffer(("lines", height), dtype, align=16),
+    ):
+        m, bands, capacity = T.int32(), T.int32(), T.int32()
         T.device_entry()
         block = T.cta_id([bands * T.truncdiv(most + bands - 1, bands)])
         warp = T.warp_id([height // AT_ONCE])
@@ -56,16 +57,16 @@ def pack_columns(dtype: str, height: int) -> tvm.tirx.PrimFunc:
         place: T.int32 = T.truncmod(block, share) * COLUMNS + lane
         line = T.alloc_local([AT_ONCE], dtype)
         while place < live:
-            column: T.let = ids[T.cast(band, "int64"), T.cast(place, "int64")]
+            column: T.let = ids[T.int64(band), T.int64(place)]
             for r in T.unroll(AT_ONCE):
                 line[r] = lhs[
-                    T.cast(T.min(band * height + warp * AT_ONCE + r, m - 1), "int64"),
-                    T.cast(column, "int64"),
+                    T.int64(T.min(band * height + warp * AT_ONCE + r, m - 1)),
+                    T.int64(column),
                 ]
             for v in T.vectorized(AT_ONCE):
                 packed[
-                    T.cast(band, "int64") * capacity + place,
-                    T.cast(warp * AT_ONCE + v, "int64"),
+                    T.int64(band) * capacity + place,
+                    T.int64(warp * AT_ONCE + v),
                 ] = line[v]
             place = place + share * COLUMNS
 

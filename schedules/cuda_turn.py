@@ -36,7 +36,7 @@ _ANY_LANE = """__forceinline__ __device__ unsigned pit_any_lane(unsigned bits) {
 
 def shifted(word: Any, by: Any) -> Any:
     """A word whose bit ``by`` has become the lowest."""
-    return T.shift_right(word, T.cast(by, "uint32"))
+    return T.shift_right(word, T.uint32(by))
 
 
 def bit_of(word: Any, at: Any) -> Any:
@@ -48,7 +48,7 @@ def _dead(bias: Any, row: Any, act: str, dtype: str) -> Any:
     """What stands in a row that does not live: its bias, activated, or 0."""
     if bias is None:
         return T.cast(0, dtype)
-    known = T.if_then_else(row < bias.shape[0], T.cast(bias[row], "float32"), T.float32(0))
+    known = T.if_then_else(row < bias.shape[0], T.float32(bias[row]), T.float32(0))
     return T.cast(activate(act, known), dtype)
 
 
@@ -95,7 +95,7 @@ class _Tiles:
         """Begin to copy this thread's chunk of a row."""
         T.ptx["cp.async.cg.shared.global"](
             self.tiles.ptr_to([tile, row, self.place(row, self.chunk)]),
-            source.ptr_to([T.cast(k0 + row, "int64"), T.cast(column, "int64")]),
+            source.ptr_to([T.int64(k0 + row), T.int64(column)]),
             16,
             16,
         )
@@ -127,9 +127,9 @@ class _Tiles:
                     self.line[i] = self.tiles[
                         tile, line + i, begin + T.truncmod(self.high, self.each)
                     ]
-                place: T.let = T.cast(k0 + line, "int64")
+                place: T.let = T.int64(k0 + line)
                 for v in T.vectorized(self.each):
-                    turned[T.cast(m0 + self.high, "int64"), place + v] = self.line[v]
+                    turned[T.int64(m0 + self.high), place + v] = self.line[v]
 
     @T.inline
     def store_matrices(self, tile, turned, m0, k0):
@@ -150,17 +150,17 @@ class _Tiles:
             first: T.let = k0 + half * 32 + T.truncmod(self.lane, 4) * 8
             if (first < turned.shape[1]) & (m0 + column < turned.shape[0]):
                 T.ptx["st.global.v4.b32"](
-                    turned.ptr_to([T.cast(m0 + column, "int64"), T.cast(first, "int64")]),
+                    turned.ptr_to([T.int64(m0 + column), T.int64(first)]),
                     *[self.words[i] for i in range(4)],
                 )
 
 
 @T.jit
 def turn(
-    source_h: T.handle,
-    alive_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    bias_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    turned_h: T.handle,
+    source: T.Buffer(("k", "m"), dtype, align=16),
+    alive: T.Optional(T.Buffer(("parts", "words"), "uint32", align=4)),
+    bias: T.Optional(T.Buffer(("biases",), dtype, align=2)),
+    turned: T.Buffer(("m", "k"), dtype, align=16),
     *,
     dtype: T.constexpr,
     act: T.constexpr,
@@ -168,16 +168,6 @@ def turn(
 ):
     """The template; ``turn_kernel`` and ``turn_rows_kernel`` give it its options."""
     k, m = T.int32(), T.int32()
-    source = T.match_buffer(source_h, (k, m), dtype, align=16)
-    if alive_h is not None:
-        parts, words = T.int32(), T.int32()
-        alive = T.match_buffer(alive_h, (parts, words), "uint32", align=4)
-    if bias_h is not None:
-        biases = T.int32()
-        bias = T.match_buffer(bias_h, (biases,), dtype, align=2)
-    else:
-        bias = T.meta_var(None)
-    turned = T.match_buffer(turned_h, (m, k), dtype, align=16)
     T.device_entry()
     WIDE = T.meta_var(CHUNKS * AT_ONCE[dtype])  # columns of a tile
     ACROSS = T.meta_var(WIDE * _TILES)  # of a CTA
@@ -185,21 +175,21 @@ def turn(
     block = T.cta_id([T.truncdiv(k + (TILE_K - 1), TILE_K) * T.truncdiv(m + (ACROSS - 1), ACROSS)])
     thread = T.thread_id([THREADS])
     held = _Tiles(dtype, thread)
-    if alive_h is not None:
+    if alive is not None:
         rows_alive = T.alloc_local([_PASSES], "uint32")
     step: T.let = T.truncdiv(block, across)
     m0: T.let = T.truncmod(block, across) * ACROSS
     k0: T.let = step * TILE_K
     if not beside:
         after_predecessor()
-    if alive_h is not None:
+    if alive is not None:
         _find_rows(rows_alive, alive, k0, held.lane)
     for tile in T.unroll(_TILES):
         column: T.let = m0 + tile * WIDE + held.chunk * held.each
         for p in T.unroll(_PASSES):
             row: T.let = p * _ROWS + held.high
             if (k0 + row < k) & (column < m):
-                if alive_h is not None:
+                if alive is not None:
                     if bit_of(rows_alive[p], held.high) != T.uint32(0):
                         held.fetch(tile, row, source, k0, column)
                     else:
@@ -232,7 +222,7 @@ def turn_kernel(dtype: str, beside: bool = False) -> tvm.tirx.PrimFunc:
     if dtype not in AT_ONCE:
         raise DTypeError(mismatch("dtype", f"one of {list(AT_ONCE)}", repr(dtype)))
     options = {"dtype": dtype, "act": "none", "beside": beside}
-    return turn.specialize(**options, alive_h=None, bias_h=None)
+    return turn.specialize(**options, alive=None, bias=None)
 
 
 def turn_rows_kernel(dtype: str, bias: bool = False, act: str = "none") -> tvm.tirx.PrimFunc:
@@ -253,5 +243,5 @@ def turn_rows_kernel(dtype: str, bias: bool = False, act: str = "none") -> tvm.t
     DTypeError
     """
     check_dtype(dtype)
-    absent = {} if bias else {"bias_h": None}
+    absent = {} if bias else {"bias": None}
     return turn.specialize(dtype=dtype, act=act, beside=False, **absent)

@@ -64,7 +64,7 @@ class _Square:
         if column0 + self.lane < wide:
             some = shifted(lines[line, T.shift_right(entry, 5)], T.bitwise_and(entry, 31))
         self.alive[0] = T.cuda.ballot_sync(
-            T.uint32(0xFFFFFFFF), T.cast(T.bitwise_and(some, T.uint32(1)), "int32")
+            T.uint32(0xFFFFFFFF), T.int32(T.bitwise_and(some, T.uint32(1)))
         )
 
     @T.inline
@@ -79,8 +79,8 @@ class _Square:
                         self.tiles.ptr_to([self.warp, row, self.place(row, chunk)]),
                         source.ptr_to(
                             [
-                                T.cast(row0 + row, "int64"),
-                                T.cast(column0 + chunk * self.each, "int64"),
+                                T.int64(row0 + row),
+                                T.int64(column0 + chunk * self.each),
                             ]
                         ),
                         16,
@@ -114,7 +114,7 @@ class _Square:
         first: T.let = row0 + T.truncmod(self.lane, 4) * 8
         if self.lives(own) & (first < turned.shape[1]):
             T.ptx["st.global.v4.b32"](
-                turned.ptr_to([T.cast(column0 + own, "int64"), T.cast(first, "int64")]),
+                turned.ptr_to([T.int64(column0 + own), T.int64(first)]),
                 *[self.words[i] for i in range(4)],
             )
 
@@ -126,27 +126,23 @@ class _Square:
         if self.lives(chunk * 4 + inside) & (row0 + first < turned.shape[1]):
             for i in T.unroll(4):
                 self.line[i] = self.tiles[self.warp, first + i, self.place(first, chunk) + inside]
-            column: T.let = T.cast(column0 + chunk * 4 + inside, "int64")
+            column: T.let = T.int64(column0 + chunk * 4 + inside)
             for v in T.vectorized(4):
-                turned[column, T.cast(row0 + first, "int64") + v] = self.line[v]
+                turned[column, T.int64(row0 + first) + v] = self.line[v]
 
 
 @T.jit
 def turn_live(
-    source_h: T.handle,
-    lines_h: T.handle,
+    source: T.Buffer(("high", "wide"), dtype, align=16),
+    lines: T.Buffer(("bands", "words"), "uint32", align=4),
     grain: T.int32,
-    turned_h: T.handle,
+    turned: T.Buffer(("deep", "room"), dtype, align=16),
     *,
     dtype: T.constexpr,
     band: T.constexpr,
 ):
     """The template; ``turn_live_kernel`` gives it its options."""
-    high, wide, bands, words = T.int32(), T.int32(), T.int32(), T.int32()
-    deep, room = T.int32(), T.int32()
-    source = T.match_buffer(source_h, (high, wide), dtype, align=16)
-    lines = T.match_buffer(lines_h, (bands, words), "uint32", align=4)
-    turned = T.match_buffer(turned_h, (deep, room), dtype, align=16)
+    high, wide = T.int32(), T.int32()
     T.device_entry()
     CTA = T.meta_var(SIDE * WARPS)
     across: T.let = T.truncdiv(wide + (CTA - 1), CTA)

@@ -32,28 +32,19 @@ def _half(value, word, given, dtype, act, half):
 
 @T.jit
 def activated_rows(
-    rows_h: T.handle,
-    down_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    ids_h: T.handle,
-    count_h: T.handle,
-    dead_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    without_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    out_h: T.handle,
+    rows: T.Buffer(("number", "n"), dtype),
+    down: T.Optional(T.Buffer(("number", "n"), dtype)),
+    ids: T.Buffer((1, "capacity"), "int32"),
+    count: T.Buffer((1,), "int32"),
+    dead: T.Optional(T.Buffer((1, "capacity"), "int32")),
+    without: T.Optional(T.Buffer((1,), "int32")),
+    out: T.Buffer(("number", "n"), dtype),
     *,
     dtype: T.constexpr,
     act: T.constexpr,
 ):
     """The template; ``activate_rows`` explains it."""
-    number, n, capacity = T.int32(), T.int32(), T.int32()
-    rows = T.match_buffer(rows_h, (number, n), dtype)
-    if down_h is not None:
-        down = T.match_buffer(down_h, (number, n), dtype)
-    ids = T.match_buffer(ids_h, (1, capacity), "int32")
-    count = T.match_buffer(count_h, (1,), "int32")
-    if dead_h is not None:
-        dead = T.match_buffer(dead_h, (1, capacity), "int32")
-        without = T.match_buffer(without_h, (1,), "int32")
-    out = T.match_buffer(out_h, (number, n), dtype)
+    n = T.int32()
     T.device_entry()
     bx = T.cta_id([BLOCKS])
     tx = T.thread_id([THREADS])
@@ -66,13 +57,13 @@ def activated_rows(
     live: T.let = count[0] * per_row
     for step in T.serial(T.truncdiv(live + _STRIDE - 1 - first, _STRIDE)):
         place: T.let = step * _STRIDE + first
-        row: T.let = T.cast(ids[0, T.truncdiv(place, per_row)], "int64")
-        col: T.let = T.cast(T.truncmod(place, per_row) * CHUNK, "int64")
+        row: T.let = T.int64(ids[0, T.truncdiv(place, per_row)])
+        col: T.let = T.int64(T.truncmod(place, per_row) * CHUNK)
         load_words(words, rows.ptr_to([row, col]))
-        if down_h is not None:
+        if down is not None:
             load_words(given, down.ptr_to([row, col]))
         for w in T.unroll(4):
-            if down_h is not None:
+            if down is not None:
                 _half(value, words[w], given[w], dtype, act, 0)
                 _half(value, words[w], given[w], dtype, act, 1)
             else:
@@ -80,14 +71,14 @@ def activated_rows(
                 _half(value, words[w], None, dtype, act, 1)
             T.ptx[PACK[dtype]](words[w], value[1], value[0])
         store_words(out.ptr_to([row, col]), words)
-    if dead_h is not None:
+    if dead is not None:
         for w in T.unroll(4):
             words[w] = T.uint32(0)
         empty: T.let = without[0] * per_row
         for step in T.serial(T.truncdiv(empty + _STRIDE - 1 - first, _STRIDE)):
             piece: T.let = step * _STRIDE + first
-            none: T.let = T.cast(dead[0, T.truncdiv(piece, per_row)], "int64")
-            at: T.let = T.cast(T.truncmod(piece, per_row) * CHUNK, "int64")
+            none: T.let = T.int64(dead[0, T.truncdiv(piece, per_row)])
+            at: T.let = T.int64(T.truncmod(piece, per_row) * CHUNK)
             store_words(out.ptr_to([none, at]), words)
 
 
@@ -105,5 +96,5 @@ def activate_rows(dtype: str, act: str, *, backward: bool = False) -> tvm.tirx.P
     ScheduleError (a ValueError) for other types and activations
     """
     check_activated(dtype, act)
-    absent = ("dead_h", "without_h") if backward else ("down_h",)
+    absent = ("dead", "without") if backward else ("down",)
     return activated_rows.specialize(dtype=dtype, act=act, **dict.fromkeys(absent))

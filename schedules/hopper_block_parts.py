@@ -240,7 +240,7 @@ class LiveSteps:
         for j in T.unroll(PANEL):
             self.found[j] = T.uint32(0)
             if self.places[j] >= 0:
-                self.found[j] = T.cast(self.live[first + self.places[j]], "uint32")
+                self.found[j] = T.uint32(self.live[first + self.places[j]])
 
     @T.inline
     def take(self):
@@ -248,7 +248,7 @@ class LiveSteps:
         self.number = 0
         for j in T.unroll(PANEL):
             self.words[j] = T.cuda.ballot_sync(
-                T.uint32(0xFFFFFFFF), T.cast(self.found[j] != T.uint32(0), "int32")
+                T.uint32(0xFFFFFFFF), T.int32(self.found[j] != T.uint32(0))
             )
             self.number = self.number + ones(self.words[j])
 

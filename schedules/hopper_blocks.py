@@ -46,29 +46,24 @@ _REGISTERS = (40, 232)  # of producer and consumers
 @T.jit
 def live_blocks(
     lhs_h: T.handle,
-    live_h: T.handle,
+    live: T.Buffer(("size",), "uint8", align=1),
     high: T.int32,
     deep: T.int32,
     beside: T.int32,
     along: T.int32,
     rhs_h: T.handle,
-    bias_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    out_h: T.handle,
+    bias: T.Optional(T.Buffer((1, "n"), options.dtype)),
+    out: T.Buffer(("m", "n"), options.dtype),
     *,
     knobs: T.constexpr,
     options: T.constexpr,
 ):
     """The template; ``blocks_kernel`` gives it its knobs and options."""
     m, n, k = T.int32(), T.int32(), T.int32()
-    size = T.int32()
     lhs_turned = T.meta_var(options.turned("lhs"))
     rhs_turned = T.meta_var(options.turned("rhs"))
     lhs = T.match_buffer(lhs_h, (k, m) if lhs_turned else (m, k), options.dtype)
     rhs = T.match_buffer(rhs_h, (k, n) if rhs_turned else (n, k), options.dtype)
-    live = T.match_buffer(live_h, (size,), "uint8", align=1)
-    if bias_h is not None:
-        bias = T.match_buffer(bias_h, (1, n), options.dtype)
-    out = T.match_buffer(out_h, (m, n), options.dtype)
 
     STAGES = T.meta_var(knobs.stages)
     OF_LHS = T.meta_var(options.side == "lhs")
@@ -176,7 +171,7 @@ def live_blocks(
             row0: T.int32 = posts.slots[read.stage, 2]
             col0: T.int32 = posts.slots[read.stage, 3] + rhs_part
             # All have read before one thread hands the post back.
-            T.ptx["bar.sync"](T.cast(wg + 1, "uint32"), T.uint32(128))
+            T.ptx["bar.sync"](T.uint32(wg + 1), T.uint32(128))
             if thread == 0:
                 posts.taken.arrive(read.stage)
             read.advance()
@@ -220,7 +215,7 @@ def live_blocks(
                             order.arrive(1 - wg)
                     last: T.let = T.min(row0 + knobs.height, m) if OF_LHS else m
                     epilogue.ask(rows, None, 0, row0 + lhs_part, last, warp, lane)
-                    if bias_h is not None:
+                    if bias is not None:
                         epilogue.fetch_bias(bias, 0, col0, n, part, lane)
                         epilogue.finish_bias()
                     epilogue.write(rows, acc, out, None, col0, part, lane)
@@ -253,5 +248,5 @@ def blocks_kernel(dtype: str, knobs: BlocksTile, **options: object) -> tvm.tirx.
     chosen = BlocksOptions(dtype, **options)  # type: ignore[arg-type]
     chosen.check(knobs)
     register()
-    absent = {} if chosen.bias else {"bias_h": None}
+    absent = {} if chosen.bias else {"bias": None}
     return live_blocks.specialize(knobs=knobs, options=chosen, **absent)

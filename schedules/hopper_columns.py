@@ -37,14 +37,14 @@ from .hopper_ring import release
 
 @T.jit
 def gathered_columns(
-    lhs_h: T.handle,
-    ids_h: T.handle,
-    count_h: T.handle,
-    rhs_h: T.handle,
-    bias_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    parts_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    flags_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    out_h: T.handle,
+    lhs: T.Buffer(("stored", "m if share > 0 else width"), options.dtype),
+    ids: T.Buffer(("lists", "capacity"), "int32"),
+    count: T.Buffer(("lists",), "int32"),
+    rhs: T.Buffer((1, "k", "n"), options.dtype),
+    bias: T.Optional(T.Buffer((1, "m if flip else n"), options.dtype)),
+    parts: T.Optional(T.Buffer(knobs.parts_shape, "float32")),
+    flags: T.Optional(T.Buffer(knobs.parts_shape[:1], "int32")),
+    out: T.Buffer(("n", "m") if flip else ("total if share > 0 else m", "n"), options.dtype),
     *,
     knobs: T.constexpr,
     options: T.constexpr,
@@ -53,15 +53,7 @@ def gathered_columns(
     share: T.constexpr,
 ):
     """The template; ``columns_kernel`` gives it its knobs and options."""
-    lists, capacity, m, n, k = T.int32(), T.int32(), T.int32(), T.int32(), T.int32()
-    stored, width, total = T.int32(), T.int32(), T.int32()
-    lhs = T.match_buffer(lhs_h, (stored, m if share > 0 else width), options.dtype)
-    ids = T.match_buffer(ids_h, (lists, capacity), "int32")
-    count = T.match_buffer(count_h, (lists,), "int32")
-    rhs = T.match_buffer(rhs_h, (1, k, n), options.dtype)
-    if bias_h is not None:
-        bias = T.match_buffer(bias_h, (1, m if flip else n), options.dtype)
-    out = T.match_buffer(out_h, (n, m) if flip else (total if share > 0 else m, n), options.dtype)
+    lists, capacity, m, n = T.int32(), T.int32(), T.int32(), T.int32()
 
     STAGES = T.meta_var(knobs.stages)
     DEPTH = T.meta_var(knobs.tile_k)
@@ -71,9 +63,6 @@ def gathered_columns(
     LINE = T.meta_var(min(knobs.height, 64))  # of a row of lhs in one matrix
     PART = T.meta_var(knobs.flipped_part if flip else knobs.part)
     SUMS = T.meta_var(PART.tile_m // 128 * (PART.tile_n // 2))
-    if parts_h is not None:
-        parts = T.match_buffer(parts_h, knobs.parts_shape, "float32")
-        flags = T.match_buffer(flags_h, knobs.parts_shape[:1], "int32")
 
     T.device_entry()
     T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
@@ -95,7 +84,7 @@ def gathered_columns(
     full.init(128)
     empty.init(1 if knobs.shared == 0 else 2)
     order.init(4)
-    if parts_h is not None:
+    if parts is not None:
         walk = RangeWalk(count, m, n, knobs)
     elif share > 0:
         walk = GroupWalk(count, lists, m, n, knobs)  # type: ignore[assignment]
@@ -116,11 +105,11 @@ def gathered_columns(
         own: T.int32 = 0  # the same of lhs
         coming: T.int32 = 0
         if walk.more():
-            coming = ids[T.cast(walk.then, "int64"), T.cast(walk.ahead + mine, "int64")]
+            coming = ids[T.int64(walk.then), T.int64(walk.ahead + mine)]
         while walk.more():
             walk.take()
             if walk.steps == 0:
-                coming = ids[T.cast(walk.then, "int64"), T.cast(walk.ahead + mine, "int64")]
+                coming = ids[T.int64(walk.then), T.int64(walk.ahead + mine)]
             for kt in T.serial(walk.steps):
                 held = T.if_then_else(kt * DEPTH + mine < walk.live, coming, -1)
                 own = held
@@ -132,11 +121,11 @@ def gathered_columns(
                         held = T.truncdiv(held, share)
                 if kt + 1 < walk.steps:
                     coming = ids[
-                        T.cast(walk.list_of(walk.band), "int64"),
-                        T.cast(walk.first + (kt + 1) * DEPTH + mine, "int64"),
+                        T.int64(walk.list_of(walk.band)),
+                        T.int64(walk.first + (kt + 1) * DEPTH + mine),
                     ]
                 else:
-                    coming = ids[T.cast(walk.then, "int64"), T.cast(walk.ahead + mine, "int64")]
+                    coming = ids[T.int64(walk.then), T.int64(walk.ahead + mine)]
                 lhs_col: T.let = 0 if packed == 1 else walk.band * knobs.height
                 empty.wait(put.stage, put.phase)
                 Tx.copy_async(
@@ -187,7 +176,7 @@ def gathered_columns(
                 col0: T.let = band0 if flip else beside0
                 last: T.let = n if flip else T.min(band0 + knobs.height, walk.out0 + m)
                 epilogue.ask(rows, None, 0, row0, last, warp, lane)
-                if bias_h is not None:
+                if bias is not None:
                     epilogue.fetch_bias(bias, 0, col0, m if flip else n, part, lane)
                 if knobs.shared == 0:
                     # Stages come in the order of tiles: one that looked ahead could miss a phase.
@@ -213,9 +202,9 @@ def gathered_columns(
                     # By every warp: nothing else keeps those of an empty tile together.
                     if lane == 0:
                         order.arrive(1 - wg)
-                if bias_h is not None:
+                if bias is not None:
                     epilogue.finish_bias()
-                if parts_h is not None:
+                if parts is not None:
                     walk.share(acc, parts, flags, wg, thread)
                 if walk.first == 0:
                     epilogue.write(rows, acc, out, None, col0, part, lane)
@@ -268,7 +257,7 @@ def columns_kernel(
     options = RowsOptions(dtype, bias, act)
     options.check(knobs.flipped_part if flip else knobs.part)
     register()
-    given = {"bias_h": bias, "parts_h": common, "flags_h": common}
+    given = {"bias": bias, "parts": common, "flags": common}
     absent = {name: None for name, wanted in given.items() if not wanted}
     own = {"knobs": knobs, "options": options, "packed": int(packed), "flip": flip, "share": share}
     return gathered_columns.specialize(**own, **absent)

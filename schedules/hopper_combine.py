@@ -48,11 +48,11 @@ def store_words(target, words):
 
 @T.jit
 def combined_rows(
-    partial_h: T.handle,
-    weights_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    ids_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    partial: T.Buffer(("tokens", "choices", "n"), dtype),
+    weights: T.Optional(T.Buffer(("tokens", "choices"), factor_dtype)),
+    ids: T.Optional(T.Buffer(("tokens", "choices"), id_dtype)),
     groups: T.int32,
-    out_h: T.handle,
+    out: T.Buffer(("tokens", "n"), dtype),
     *,
     dtype: T.constexpr,
     factor_dtype: T.constexpr,
@@ -60,12 +60,6 @@ def combined_rows(
 ):
     """The template; ``combine_rows`` explains it."""
     tokens, choices, n = T.int32(), T.int32(), T.int32()
-    partial = T.match_buffer(partial_h, (tokens, choices, n), dtype)
-    if weights_h is not None:
-        weights = T.match_buffer(weights_h, (tokens, choices), factor_dtype)
-    if ids_h is not None:
-        ids = T.match_buffer(ids_h, (tokens, choices), id_dtype)
-    out = T.match_buffer(out_h, (tokens, n), dtype)
     T.device_entry()
     per_row: T.let = T.truncdiv(n, CHUNK)
     bx = T.cta_id([T.truncdiv(tokens * T.truncdiv(n, CHUNK) + THREADS - 1, THREADS)])
@@ -81,21 +75,21 @@ def combined_rows(
             total[v] = T.float32(0)
         for c in T.serial(choices):
             factor: T.float32 = T.float32(1)
-            if weights_h is not None:
-                factor = T.cast(weights[token, c], "float32")
-            if ids_h is not None:
-                chosen: T.int64 = T.cast(ids[token, c], "int64")
-                if (chosen < T.int64(0)) | (chosen >= T.cast(groups, "int64")):
+            if weights is not None:
+                factor = T.float32(weights[token, c])
+            if ids is not None:
+                chosen: T.int64 = T.int64(ids[token, c])
+                if (chosen < T.int64(0)) | (chosen >= T.int64(groups)):
                     factor = T.float32(0)
             if factor != T.float32(0):
-                at = T.meta_var([T.cast(token, "int64"), T.cast(c, "int64"), T.cast(col, "int64")])
+                at = T.meta_var([T.int64(token), T.int64(c), T.int64(col)])
                 load_words(words, partial.ptr_to(at))
                 for w in T.unroll(4):
                     total[w * 2] = total[w * 2] + factor * unpack(words[w], dtype, 0)
                     total[w * 2 + 1] = total[w * 2 + 1] + factor * unpack(words[w], dtype, 1)
         for w in T.unroll(4):
             T.ptx[PACK[dtype]](words[w], total[w * 2 + 1], total[w * 2])
-        store_words(out.ptr_to([T.cast(token, "int64"), T.cast(col, "int64")]), words)
+        store_words(out.ptr_to([T.int64(token), T.int64(col)]), words)
 
 
 def combine_rows(dtype: str, *, factors: str = "", ids: str = "") -> tvm.tirx.PrimFunc:
@@ -118,6 +112,6 @@ def combine_rows(dtype: str, *, factors: str = "", ids: str = "") -> tvm.tirx.Pr
         raise ScheduleError(mismatch("ids", "int32 or int64", ids))
     if factors not in ("", "float32", *UNPACK):
         raise ScheduleError(mismatch("factors", "float32, float16 or bfloat16", factors))
-    given = {"weights_h": factors, "ids_h": ids}
+    given = {"weights": factors, "ids": ids}
     absent = {name: None for name, kind in given.items() if not kind}
     return combined_rows.specialize(dtype=dtype, factor_dtype=factors, id_dtype=ids, **absent)

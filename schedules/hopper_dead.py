@@ -104,9 +104,7 @@ class DeadRows:
                 column: T.let = self.column + (e * WARP + lane) * EACH
                 if column < self.n:
                     for v in T.vectorized(EACH):
-                        self.out[T.cast(row, "int64"), T.cast(column + v, "int64")] = T.cast(
-                            0, self.out.dtype
-                        )
+                        self.out[T.int64(row), T.int64(column + v)] = T.cast(0, self.out.dtype)
             self.column = self.column + PIECE
             if self.column >= self.n:
                 self.column = 0

@@ -10,6 +10,7 @@ two CTAs share a tile's depth, for products of few tiles.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from tvm.backend.cuda.lang.pipeline import MBarrier, TMABar
 from tvm.script import tirx as T
@@ -19,51 +20,117 @@ from tvm.tirx.lang.pipeline import PipelineState
 from .dependent import after_predecessor
 from .hopper_dead import STORING, DeadRows
 from .hopper_flip_parts import FlipEpilogue, FlipSums, RowPosts
-from .hopper_flip_split import DepthSplit
-from .hopper_knobs import BAND, TILE_K, TILES_AHEAD
+from .hopper_knobs import BAND, TILE_K, TILES_AHEAD, RowsTile
 from .hopper_ring import RhsTiles, matrices, release, steps_of
 from .hopper_walk import TileWalk
+
+_ADD_FROM = """
+__forceinline__ __device__ void pit_add_from(int rank, const void* at, float* sums) {
+  unsigned here = (unsigned)__cvta_generic_to_shared(at);
+  float a, b, c, d;
+  asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %4, %5;"
+               " ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there]; }"
+               : "=f"(a), "=f"(b), "=f"(c), "=f"(d) : "r"(here), "r"(rank) : "memory");
+  sums[0] += a, sums[1] += b, sums[2] += c, sums[3] += d;
+}
+"""
+
+
+def add_from(rank: Any, place: Any, sums: Any) -> Any:
+    """Add to four sums the four float32 at a place in the shared memory of the cluster's CTA
+    ``rank``."""
+    return T.cuda.func_call("pit_add_from", rank, place, sums, source_code=_ADD_FROM)
+
+
+@T.meta_class
+class DepthSplit:
+    """Sums of the halves of the depth, exchanged through the shared memory of a cluster's two CTAs.
+
+    Bands of BAND live rows are dealt out to them: each finishes its own of the tile, and lays its
+    sums of the others out for the other CTA. They take the place of the ring of stages, which is
+    empty between two tiles: all threads of a CTA meet when its sums are done (``begin``), and those
+    of the cluster when they lie there and when they are read (``meet``).
+
+    Parameters
+    ----------
+    pool : SMEMPool at the place where the ring begins; it is left there
+    rank : this CTA's place in the cluster
+    knobs : what the kernel is built with
+    """
+
+    def __init__(self, pool: Any, rank: Any, knobs: RowsTile) -> None:
+        self.rank, self.bands = rank, knobs.tile_m // BAND
+        self.blocks = knobs.tile_n // (64 * knobs.consumers)
+        self.per_block = knobs.tile_m // 2
+        shape = (-(-self.bands // 2), self.blocks * 2, knobs.consumers * 128, 4)
+        self.parts = pool.alloc(shape, "float32", align=128)
+
+    @T.inline
+    def begin(self):
+        T.cuda.cta_sync()
+
+    @T.inline
+    def meet(self):
+        T.ptx.barrier.cluster.arrive()
+        T.ptx.barrier.cluster.wait()
+
+    @T.inline
+    def attend(self):
+        """By threads without sums: whenever the others meet for a tile."""
+        self.begin()
+        for _ in T.unroll(2):
+            self.meet()
+
+    def place(self, band: int, part: int, thread: Any) -> Any:
+        """Where four sums lie that the other CTA made, or wants."""
+        return self.parts.ptr_to([band // 2, part, thread, 0])
+
+    def at(self, band: int, part: int) -> int:
+        """Where four neighbouring sums of a band begin among a thread's accumulators."""
+        return part // 2 * self.per_block + band * 8 + part % 2 * 4
+
+    @T.inline
+    def exchange(self, acc, high, thread):
+        """Afterwards ``acc`` holds the whole sums of this CTA's bands. ``thread`` counts those of
+        all consumers."""
+        self.begin()
+        for c in T.unroll(self.bands):
+            if (c * BAND < high) & (c % 2 != self.rank):
+                for p in T.unroll(self.blocks * 2):
+                    T.ptx["st.shared.v4.f32"](
+                        self.place(c, p, thread), *[acc[self.at(c, p) + i] for i in range(4)]
+                    )
+        self.meet()
+        for c in T.unroll(self.bands):
+            if (c * BAND < high) & (c % 2 == self.rank):
+                for p in T.unroll(self.blocks * 2):
+                    place: T.let = self.place(c, p, thread)
+                    sums: T.let = T.address_of(acc[self.at(c, p)])
+                    T.evaluate(add_from(1 - self.rank, place, sums))
+        # What was read here, in either CTA, is written by TMA next.
+        T.ptx.fence.proxy.async_.shared__cluster()
 
 
 @T.jit
 def flipped_rows(
-    lhs_h: T.handle,
-    ids_h: T.handle,
-    count_h: T.handle,
-    dead_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    deads_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    depth_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    lhs: T.Buffer(("stored", "k"), options.dtype),
+    ids: T.Buffer(("groups", "capacity"), "int32"),
+    count: T.Buffer(("groups",), "int32"),
+    dead: T.Optional(T.Buffer((1, "most"), "int32")),
+    deads: T.Optional(T.Buffer((1,), "int32")),
+    depth: T.Optional(T.Buffer((1,), "int32", align=4)),
     rhs_h: T.handle,
-    bias_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    per_row_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    out_h: T.handle,
+    bias: T.Optional(T.Buffer(("options.matrix(groups, 1)", "n * options.halves"), options.dtype)),
+    per_row: T.Optional(T.Buffer(("known",), options.per_row, align=2)),
+    out: T.Buffer(("out_rows", "n"), options.out_dtype),
     *,
     knobs: T.constexpr,
     options: T.constexpr,
 ):
     """The template; ``hopper_rows.rows_kernel`` gives it its knobs and options."""
-    stored, out_rows, groups, capacity = T.int32(), T.int32(), T.int32(), T.int32()
-    n, k = T.int32(), T.int32()
-    lhs = T.match_buffer(lhs_h, (stored, k), options.dtype)
-    ids = T.match_buffer(ids_h, (groups, capacity), "int32")
-    count = T.match_buffer(count_h, (groups,), "int32")
-    if dead_h is not None:
-        most = T.int32()
-        dead = T.match_buffer(dead_h, (1, most), "int32")
-        deads = T.match_buffer(deads_h, (1,), "int32")
-    if depth_h is not None:
-        depth = T.match_buffer(depth_h, (1,), "int32", align=4)
-    else:
-        depth = T.meta_var(None)
-    own = T.meta_var(options.matrix(groups, 1))
-    shape = T.meta_var(options.rhs_shape(own, n, k))
+    groups, n, k = T.int32(), T.int32(), T.int32()
+    shape = T.meta_var(options.rhs_shape(options.matrix(groups, 1), n, k))
     rhs = T.match_buffer(rhs_h, shape, options.dtype, layout=matrices(*shape))
-    if bias_h is not None:
-        bias = T.match_buffer(bias_h, (own, n * options.halves), options.dtype)
-    if per_row_h is not None:
-        known = T.int32()
-        per_row = T.match_buffer(per_row_h, (known,), options.per_row, align=2)
-    out = T.match_buffer(out_h, (out_rows, n), options.out_dtype)
 
     TM = T.meta_var(knobs.tile_m)
     STAGES = T.meta_var(knobs.stages)
@@ -98,7 +165,7 @@ def flipped_rows(
     full.init(128 + 1)
     empty.init(WGS)
     posts.init()
-    if dead_h is not None:
+    if dead is not None:
         zeros = DeadRows(dead, deads, out, knobs.sms)
     T.ptx.fence.mbarrier_init.release.cluster()
     if SPLIT > 1:
@@ -128,7 +195,7 @@ def flipped_rows(
         high: T.int32 = 0
         more: T.int32 = 0
         mine: T.let = T.truncdiv(thread, 8)
-        if dead_h is not None:
+        if dead is not None:
             if warp == STORING:
                 zeros.begin_beside(bx, walk.tiles() * steps, lane)
         if walk.more():
@@ -141,7 +208,7 @@ def flipped_rows(
             high = walk.high
             posts.taken.wait(post.stage, post.phase)
             posts.fill(post.stage, thread)
-            if per_row_h is not None:
+            if per_row is not None:
                 posts.fill_per_row(post.stage, thread, per_row)
             if thread == 0:
                 posts.head(post.stage, group, high, col0)
@@ -186,7 +253,7 @@ def flipped_rows(
                 )
                 T.ptx["cp.async.mbarrier.arrive.noinc.shared.b64"](full.ptr_to([put.stage]))
                 put.advance()
-                if dead_h is not None:
+                if dead is not None:
                     if warp == STORING:
                         zeros.store_beside(lane)
             if SPLIT > 1:  # when sums are done, laid out, and read
@@ -216,13 +283,13 @@ def flipped_rows(
                     for _ in T.serial(steps):
                         full.wait(take.stage, take.phase)
                         # No wgmma keeps the four warps together here.
-                        T.ptx["bar.sync"](T.cast(wg + 1, "uint32"), T.uint32(128))
+                        T.ptx["bar.sync"](T.uint32(wg + 1), T.uint32(128))
                         release(empty, take.stage, thread, 1)
                         take.advance()
                     if SPLIT > 1:
                         split.attend()
                 else:
-                    if bias_h is not None:
+                    if bias is not None:
                         epilogue.ask_bias(bias, options.matrix(tile_group, 0), first, n, warp, lane)
                     sums.run(acc, tall, steps, wg, thread, 0, len(knobs.widths) - 1)
                     if SPLIT > 1:
@@ -234,10 +301,10 @@ def flipped_rows(
                     else:
                         epilogue.write(acc, out, read.stage, tall, first, n, wg, warp, lane)
             # All are done with the post before one thread hands it back.
-            T.ptx["bar.sync"](T.cast(wg + 1, "uint32"), T.uint32(128))
+            T.ptx["bar.sync"](T.uint32(wg + 1), T.uint32(128))
             if thread == 0:
                 posts.taken.arrive(read.stage)
             read.advance()
-        if dead_h is not None:
+        if dead is not None:
             walk.begin(T.truncdiv(bx, SPLIT))
             zeros.store_rest(bx, walk.tiles() * steps, wg * 4 + warp, WGS * 4, lane)

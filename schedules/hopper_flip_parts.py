@@ -62,8 +62,8 @@ class RowPosts:
             if p * 128 + thread < self.rows:
                 self.per_row[slot, p * 128 + thread] = T.float32(0)
                 if self.coming[p] >= 0:
-                    self.per_row[slot, p * 128 + thread] = T.cast(
-                        per_row[T.cast(self.coming[p], "int64")], "float32"
+                    self.per_row[slot, p * 128 + thread] = T.float32(
+                        per_row[T.int64(self.coming[p])]
                     )
 
     @T.inline
@@ -117,12 +117,11 @@ class FlipEpilogue:
                 )
                 self.biases[b * 2 + side] = T.float32(0)
                 if col < n * step:
-                    self.biases[b * 2 + side] = T.cast(
+                    self.biases[b * 2 + side] = T.float32(
                         bias[
-                            T.cast(group, "int64"),
-                            T.cast(col + (b if apart else 0) * n, "int64"),
-                        ],
-                        "float32",
+                            T.int64(group),
+                            T.int64(col + (b if apart else 0) * n),
+                        ]
                     )
 
     def value(self, acc: Any, block: Any, row: Any, side: Any, odd: int, per_row: Any) -> Any:
@@ -160,7 +159,7 @@ class FlipEpilogue:
         self.turn(acc, slot, 0, 0, wg, warp, lane)
         for c in T.unroll(self.rows // BAND):
             if c * BAND < high:
-                T.ptx["bar.sync"](T.cast(wg + 1, "uint32"), T.uint32(128))
+                T.ptx["bar.sync"](T.uint32(wg + 1), T.uint32(128))
                 for p in T.unroll(self.passes):
                     line: T.let = p * self.at_once + T.truncdiv(thread, self.lanes)
                     targets[p] = self.posts.ids[slot, c * BAND + line]
@@ -174,7 +173,7 @@ class FlipEpilogue:
                 for p in T.unroll(self.passes):
                     if (targets[p] >= 0) & (first + col < n):
                         T.ptx["st.global.v4.b32"](
-                            out.ptr_to([T.cast(targets[p], "int64"), T.cast(first + col, "int64")]),
+                            out.ptr_to([T.int64(targets[p]), T.int64(first + col)]),
                             *[leaving[p, i] for i in range(4)],
                         )
 
@@ -187,7 +186,7 @@ class FlipEpilogue:
         for c in T.unroll(self.rows // BAND):
             if (c * BAND < high) & (c % split == rank):
                 self.turn(acc, slot, c, c // split % 2, wg, warp, lane)
-                T.ptx["bar.sync"](T.cast(wg + 1, "uint32"), T.uint32(128))
+                T.ptx["bar.sync"](T.uint32(wg + 1), T.uint32(128))
                 for p in T.unroll(self.passes):
                     line: T.let = p * self.at_once + T.truncdiv(thread, self.lanes)
                     target: T.let = self.posts.ids[slot, c * BAND + line]
@@ -197,7 +196,7 @@ class FlipEpilogue:
                             self.staged.ptr_to([wg, c // split % 2, line, col]),
                         )
                         T.ptx["st.global.v4.b32"](
-                            out.ptr_to([T.cast(target, "int64"), T.cast(first + col, "int64")]),
+                            out.ptr_to([T.int64(target), T.int64(first + col)]),
                             *[leaving[i] for i in range(4)],
                         )
 

@@ -116,8 +116,8 @@ def _pass_down(x, y, c, given, act, gate):
 
 @T.jit
 def gated_rows(
-    rows_h: T.handle,
-    down_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    rows: T.Buffer(("number", "wide"), dtype),
+    down: T.Optional(T.Buffer(("number", "width"), dtype)),
     out_h: T.handle,
     *,
     dtype: T.constexpr,
@@ -126,9 +126,7 @@ def gated_rows(
 ):
     """The template; ``gate_rows`` explains it."""
     number, wide, width = T.int32(), T.int32(), T.int32()
-    rows = T.match_buffer(rows_h, (number, wide), dtype)
-    if down_h is not None:
-        down = T.match_buffer(down_h, (number, width), dtype)
+    if down is not None:
         spread = T.match_buffer(out_h, (number, wide), dtype)
     else:
         out = T.match_buffer(out_h, (number, width), dtype)
@@ -138,10 +136,10 @@ def gated_rows(
     tx = T.thread_id([THREADS])
     after_predecessor()
     place: T.let = bx * THREADS + tx
-    row: T.let = T.cast(T.truncdiv(place, per_row), "int64")
+    row: T.let = T.int64(T.truncdiv(place, per_row))
     col: T.let = T.truncmod(place, per_row) * CHUNK
-    one: T.let = T.cast(col * 2 if gate.interleaved else col, "int64")
-    two: T.let = one + T.cast(CHUNK if gate.interleaved else width, "int64")
+    one: T.let = T.int64(col * 2 if gate.interleaved else col)
+    two: T.let = one + T.int64(CHUNK if gate.interleaved else width)
     if T.truncdiv(place, per_row) < number:
         first = T.alloc_local([4], "uint32")
         second = T.alloc_local([4], "uint32")
@@ -151,8 +149,8 @@ def gated_rows(
         load_words(first, rows.ptr_to([row, one]))
         load_words(second, rows.ptr_to([row, two]))
         _spread(x, y, first, second, dtype, gate)
-        if down_h is not None:
-            load_words(given, down.ptr_to([row, T.cast(col, "int64")]))
+        if down is not None:
+            load_words(given, down.ptr_to([row, T.int64(col)]))
             for w in T.unroll(4):
                 _pass_down(x, y, w * 2, unpack(given[w], dtype, 0), act, gate)
                 _pass_down(x, y, w * 2 + 1, unpack(given[w], dtype, 1), act, gate)
@@ -164,7 +162,7 @@ def gated_rows(
                 x[w * 2] = multiply(act, gate, x[w * 2], y[w * 2])
                 x[w * 2 + 1] = multiply(act, gate, x[w * 2 + 1], y[w * 2 + 1])
                 T.ptx[PACK[dtype]](given[w], x[w * 2 + 1], x[w * 2])
-            store_words(out.ptr_to([row, T.cast(col, "int64")]), given)
+            store_words(out.ptr_to([row, T.int64(col)]), given)
 
 
 def check_activated(dtype: str, act: str) -> None:
@@ -191,5 +189,5 @@ def gate_rows(
     check_activated(dtype, act)
     if not gate.fits(act):
         raise ScheduleError(mismatch("gate", f"an alpha that {act} takes", gate))
-    absent = {} if backward else {"down_h": None}
+    absent = {} if backward else {"down": None}
     return gated_rows.specialize(dtype=dtype, act=act, gate=gate, **absent)

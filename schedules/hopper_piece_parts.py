@@ -85,12 +85,12 @@ class PiecesTile:
 
 def below(bit: Any) -> Any:
     """uint32 with the bits under bit number ``bit`` set."""
-    return T.shift_left(T.uint32(1), T.cast(bit, "uint32")) - T.uint32(1)
+    return T.shift_left(T.uint32(1), T.uint32(bit)) - T.uint32(1)
 
 
 def has(word: Any, bit: Any) -> Any:
     """Bit number ``bit`` of a uint32, as int32."""
-    return T.cast(T.bitwise_and(T.shift_right(word, T.cast(bit, "uint32")), T.uint32(1)), "int32")
+    return T.int32(T.bitwise_and(T.shift_right(word, T.uint32(bit)), T.uint32(1)))
 
 
 @T.meta_class
@@ -183,15 +183,15 @@ class PieceLists:
         for p in T.unroll(self.room // 4):
             own: T.let = p * 4 + T.truncdiv(lane, 8)
             if self.found:
-                self.mine[p] = T.cast(self.ids[stage, own], "int32")
+                self.mine[p] = T.int32(self.ids[stage, own])
             else:
-                self.mine[p] = T.cast(self.goals[stage, side, own], "int32")
+                self.mine[p] = T.int32(self.goals[stage, side, own])
 
     @T.inline
     def fetch(self, tiles, source, stage, first, row0, k0, lane):
         """Ask for the depth from ``k0`` on of the rows that were emitted; eight lanes share one."""
         col: T.let = T.truncmod(lane, 8) * 8
-        size: T.let = T.cast(T.if_then_else(k0 + col < source.shape[1], 16, 0), "uint32")
+        size: T.let = T.uint32(T.if_then_else(k0 + col < source.shape[1], 16, 0))
         for q in T.unroll(-(-self.room // 16)):
             if first + q * 16 < self.total:
                 for p in T.unroll(4):
@@ -200,7 +200,7 @@ class PieceLists:
                         row: T.let = row0 + self.mine[q * 4 + p]
                         T.ptx["cp.async.cg.shared.global"](
                             tiles.ptr_to([0, stage * self.room + place, col]),
-                            source.ptr_to([T.cast(row, "int64"), T.cast(k0 + col, "int64")]),
+                            source.ptr_to([T.int64(row), T.int64(k0 + col)]),
                             16,
                             size,
                         )

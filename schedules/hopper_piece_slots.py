@@ -231,7 +231,7 @@ class PieceSlots:
 
     def row(self, slot: Any) -> Any:
         """The row of a slot, in its tile."""
-        return T.cast(self.rows[slot], "int32") if self.found else slot
+        return T.int32(self.rows[slot]) if self.found else slot
 
     @T.inline
     def locate(self, own, begin, word, lane):

@@ -159,7 +159,7 @@ class PieceSums:
         if thread < self.columns:
             self.bias[thread] = T.float32(0)
             if self.col0 + thread < self.n:
-                self.bias[thread] = T.cast(bias[0, T.cast(self.col0 + thread, "int64")], "float32")
+                self.bias[thread] = T.float32(bias[0, T.int64(self.col0 + thread)])
 
     @T.inline
     def store(self, acc, out, rows, lane):
@@ -185,7 +185,7 @@ class PieceSums:
                 col: T.let = self.col0 + g * 32 + T.truncmod(lane, 4) * CHUNK
                 if (rows[side] >= 0) & (col < self.n):
                     T.ptx["st.global.v4.b32"](
-                        out.ptr_to([T.cast(rows[side], "int64"), T.cast(col, "int64")]),
+                        out.ptr_to([T.int64(rows[side]), T.int64(col)]),
                         *[words[i] for i in range(4)],
                     )
 
@@ -217,7 +217,7 @@ class PieceSums:
             row: T.let = self.row0 + word * WORD + bit
             if (has(alive, bit) == 0) & (row < self.last) & (self.col0 + place < self.n):
                 T.ptx["st.global.v4.b32"](
-                    out.ptr_to([T.cast(row, "int64"), T.cast(self.col0 + place, "int64")]),
+                    out.ptr_to([T.int64(row), T.int64(self.col0 + place)]),
                     *[words[i] for i in range(4)],
                 )
 
@@ -263,9 +263,7 @@ class PieceSums:
                     if (slot < total) & (self.col0 + col * CHUNK < self.n):
                         row: T.let = self.row0 + slots.row(slot)
                         T.ptx["st.global.v4.b32"](
-                            out.ptr_to(
-                                [T.cast(row, "int64"), T.cast(self.col0 + col * CHUNK, "int64")]
-                            ),
+                            out.ptr_to([T.int64(row), T.int64(self.col0 + col * CHUNK)]),
                             *[half[side, i] for i in range(4)],
                         )
             T.cuda.warp_sync()

@@ -31,7 +31,7 @@ class TurnedSums(PieceSums):
         for side in T.unroll(2):
             self.own[side] = T.float32(0)
             if rows[side] >= 0:
-                self.own[side] = T.cast(bias[0, T.cast(rows[side], "int64")], "float32")
+                self.own[side] = T.float32(bias[0, T.int64(rows[side])])
 
     @T.inline
     def keep(self, acc, slots, begin, rows, lane):
@@ -77,7 +77,7 @@ class TurnedSums(PieceSums):
                     self.biases[i] = T.float32(0)
                     if self.options.bias:
                         if row < self.last:
-                            self.biases[i] = T.cast(bias[0, T.cast(row + i, "int64")], "float32")
+                            self.biases[i] = T.float32(bias[0, T.int64(row + i)])
                 for j in T.unroll(self.quads // 2):
                     for h in T.unroll(2):
                         quad: T.let = j * 2 + T.bitwise_xor(T.int32(h), side)
@@ -97,7 +97,7 @@ class TurnedSums(PieceSums):
                         )
                         if (row < self.last) & (col < self.n):
                             T.ptx["st.global.v4.b32"](
-                                out.ptr_to([T.cast(col, "int64"), T.cast(row, "int64")]),
+                                out.ptr_to([T.int64(col), T.int64(row)]),
                                 *[
                                     T.if_then_else(side == 1, half[1 - h, i], half[h, i])
                                     for i in range(4)
@@ -126,10 +126,10 @@ class TurnedSums(PieceSums):
                 )
                 bits: T.let = T.shift_right(
                     T.reinterpret("uint32", self.flat[-2 - place + pair]),
-                    T.cast(T.truncmod(column, 2) * 16, "uint32"),
+                    T.uint32(T.truncmod(column, 2) * 16),
                 )
-                self.held[h, i] = T.cast(
-                    T.reinterpret(self.options.dtype, T.cast(bits, "uint16")), "float32"
+                self.held[h, i] = T.float32(
+                    T.reinterpret(self.options.dtype, T.cast(bits, "uint16"))
                 )
 
 

@@ -40,27 +40,21 @@ from .hopper_primitives import register
 
 @T.jit
 def live_pieces(
-    lhs_h: T.handle,
-    lines_h: T.handle,
+    lhs: T.Buffer(("m", "k"), options.dtype),
+    lines: T.Buffer(("depth", "size"), "uint32", align=4),
     high: T.int32,
     rhs_h: T.handle,
-    bias_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    out_h: T.handle,
+    bias: T.Optional(T.Buffer((1, "m if flip else n"), options.dtype)),
+    out: T.Buffer(("n", "m") if flip else ("m", "n"), options.dtype),
     *,
     knobs: T.constexpr,
     options: T.constexpr,
     flip: T.constexpr,
 ):
     """The template; ``pieces_kernel`` gives it its knobs and options."""
-    m, n, k = T.int32(), T.int32(), T.int32()
-    depth, size = T.int32(), T.int32()
+    m, n, k, size = T.int32(), T.int32(), T.int32(), T.int32()
     turned = T.meta_var(options.rhs_layout == "kn")
-    lhs = T.match_buffer(lhs_h, (m, k), options.dtype)
-    lines = T.match_buffer(lines_h, (depth, size), "uint32", align=4)
     rhs = T.match_buffer(rhs_h, (k, n) if turned else (n, k), options.dtype)
-    if bias_h is not None:
-        bias = T.match_buffer(bias_h, (1, m if flip else n), options.dtype)
-    out = T.match_buffer(out_h, (n, m) if flip else (m, n), options.dtype)
 
     STAGES = T.meta_var(knobs.stages)
     ROOM = T.meta_var(knobs.room)
@@ -186,7 +180,7 @@ def live_pieces(
             height: T.let = T.truncdiv(last - first_row + (WORD - 1), WORD)
             sums.take(first_row, last, T.truncdiv(tile, ranges) * COLS)
             slots.enter()
-            if bias_h is not None:
+            if bias is not None:
                 if not flip:
                     sums.take_bias(bias, part * 32 + lane)
             slots.find(T.truncdiv(first_row, WORD), height, wg, warp * 32 + lane, lane)
@@ -213,11 +207,11 @@ def live_pieces(
                             rows[side] = -1
                             whole[side] = -1
                             if place < T.min(live, ROOM):
-                                rows[side] = T.cast(lists.goals[at, parity, place], "int32")
+                                rows[side] = T.int32(lists.goals[at, parity, place])
                                 if rows[side] < 0:
                                     whole[side] = first_row - 1 - rows[side]
                         if ONES & flip:
-                            if bias_h is not None:
+                            if bias is not None:
                                 sums.ask_bias(bias, whole)
                         if live > 0:
                             Tx.wg.gemm_async(
@@ -256,7 +250,7 @@ def live_pieces(
                         word = word + WGS * 4
                 T.ptx["bar.sync"](T.uint32(1), T.uint32(WGS * 128))
                 if flip:
-                    given = T.meta_var(bias if bias_h is not None else None)
+                    given = T.meta_var(bias if bias is not None else None)
                     sums.write(out, given, slots, begin, end[0], begin + part, WGS * 4, lane)
                     T.ptx["bar.sync"](T.uint32(1), T.uint32(WGS * 128))
                     sums.clear_all(part * 8, WGS * 32, lane)
@@ -298,5 +292,5 @@ def pieces_kernel(
     options = RowsOptions(dtype, bias, act, rhs_layout=rhs_layout)
     options.check(RowsTile(tile_m=128, tile_n=64))
     register()
-    absent = {} if bias else {"bias_h": None}
+    absent = {} if bias else {"bias": None}
     return live_pieces.specialize(knobs=knobs, options=options, flip=flip, **absent)

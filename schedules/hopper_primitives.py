@@ -71,9 +71,9 @@ def sread(call: Any, _sctx: Any) -> Any:
     def fetch(p, row, col, size):
         T.ptx["cp.async.cg.shared.global"](
             tile.ptr_to([*at[:-2], at[-2] + p * step + row, at[-1] + col]),
-            source.ptr_to([T.cast(T.max(rows[p], 0), "int64"), T.cast(col0 + col, "int64")]),
+            source.ptr_to([T.int64(T.max(rows[p], 0)), T.int64(col0 + col)]),
             16,
-            T.cast(size, "uint32"),
+            T.uint32(size),
         )
 
     @T.prim_func(check_well_formed=False)
@@ -141,7 +141,7 @@ def sread_held(call: Any, _sctx: Any) -> Any:
                     at[-1] + T.truncmod(col, width),
                 ]
             ),
-            source.ptr_to([*batch, 0, T.cast(col0 + col, "int64")]),
+            source.ptr_to([*batch, 0, T.int64(col0 + col)]),
             place,
             T.if_then_else(col0 + col < source.shape[-1], 0, 2**31 - 1),
             source_code=FETCH,
@@ -213,7 +213,7 @@ def wgmma(call: Any, _sctx: Any) -> Any:
             for block in T.unroll(m // 64):
                 T.ptx[chain](
                     *[acc[block * each + i] for i in range(each)],
-                    desc_a + T.uint64(kk * lhs_step) + T.cast(block * apart, "uint64"),
+                    desc_a + T.uint64(kk * lhs_step) + T.uint64(block * apart),
                     desc_b + T.uint64(kk * rhs_step),
                     tvm.tirx.any(accum, kk > 0),
                     1,
@@ -260,7 +260,7 @@ def wgmma_flip(call: Any, _sctx: Any) -> Any:
             for block in T.unroll(blocks):
                 T.ptx[chain](
                     *[acc[block * each + i] for i in range(n // 2)],
-                    desc_a + T.uint64(kk * step) + T.cast(block * (apart * 8), "uint64"),
+                    desc_a + T.uint64(kk * step) + T.uint64(block * (apart * 8)),
                     desc_b + T.uint64(kk * 2),
                     tvm.tirx.any(accum, kk > 0),
                     1,

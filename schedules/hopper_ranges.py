@@ -158,7 +158,7 @@ class RangeWalk:
         if self.first > 0:
             for i in T.unroll(int(acc.shape[0])):
                 parts[at, i, thread] = acc[i]
-            T.ptx["bar.sync"](T.cast(wg + 1, "uint32"), T.uint32(128))
+            T.ptx["bar.sync"](T.uint32(wg + 1), T.uint32(128))
             if thread == 0:
                 T.cuda.func_call(
                     "pit_post", flags.ptr_to([at]), parts.ptr_to([at, 0, 0]), source_code=_POST
@@ -170,7 +170,7 @@ class RangeWalk:
                 )
                 for i in T.unroll(int(acc.shape[0])):
                     acc[i] = acc[i] + parts[at, i, thread]
-                T.ptx["bar.sync"](T.cast(wg + 1, "uint32"), T.uint32(128))
+                T.ptx["bar.sync"](T.uint32(wg + 1), T.uint32(128))
                 if thread == 0:
                     flags[at] = 0  # as the next launch expects it
                 at = at + 2

@@ -18,7 +18,7 @@ def matrices(number: Any, *shape: Any) -> Any:
     strides: list[Any] = [1]
     for extent in shape[:0:-1]:
         strides.insert(0, strides[0] * extent)
-    apart = T.cast(strides[0], "uint64") * T.cast(shape[0], "uint64")
+    apart = T.uint64(strides[0]) * T.uint64(shape[0])
     return T.TileLayout(T.S[(number, *shape) : (apart, *strides)])
 
 

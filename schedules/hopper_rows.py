@@ -54,48 +54,25 @@ def ask_rows(rows, ids, walk, first, count, options):
 
 @T.jit
 def gathered_rows(
-    lhs_h: T.handle,
-    ids_h: T.handle,
-    count_h: T.handle,
-    dead_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    deads_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    depth_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    lhs: T.Buffer(("stored", "k"), options.dtype),
+    ids: T.Buffer(("groups", "capacity"), "int32"),
+    count: T.Buffer(("groups",), "int32"),
+    dead: T.Optional(T.Buffer((1, "most"), "int32")),
+    deads: T.Optional(T.Buffer((1,), "int32")),
+    depth: T.Optional(T.Buffer((1,), "int32", align=4)),
     rhs_h: T.handle,
-    bias_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    per_row_h: T.Optional(T.handle),  # type: ignore[valid-type]
-    out_h: T.handle,
-    live_h: T.Optional(T.handle),  # type: ignore[valid-type]
+    bias: T.Optional(T.Buffer(("options.matrix(groups, 1)", "n * options.halves"), options.dtype)),
+    per_row: T.Optional(T.Buffer(("known",), options.per_row, align=2)),
+    out: T.Buffer(("out_rows", "n"), options.out_dtype),
+    live_bits: T.Optional(T.Buffer(("out_rows", "T.truncdiv(n + 127, 128) * 16"), "uint8")),
     *,
     knobs: T.constexpr,
     options: T.constexpr,
 ):
     """The template; ``rows_kernel`` gives it its knobs and options."""
-    stored, out_rows, groups, capacity = T.int32(), T.int32(), T.int32(), T.int32()
-    n, k = T.int32(), T.int32()
-    lhs = T.match_buffer(lhs_h, (stored, k), options.dtype)
-    ids = T.match_buffer(ids_h, (groups, capacity), "int32")
-    count = T.match_buffer(count_h, (groups,), "int32")
-    if dead_h is not None:
-        most = T.int32()
-        dead = T.match_buffer(dead_h, (1, most), "int32")
-        deads = T.match_buffer(deads_h, (1,), "int32")
-    if depth_h is not None:
-        depth = T.match_buffer(depth_h, (1,), "int32", align=4)
-    else:
-        depth = T.meta_var(None)
-    own = T.meta_var(options.matrix(groups, 1))
-    shape = T.meta_var(options.rhs_shape(own, n, k))
+    groups, n, k = T.int32(), T.int32(), T.int32()
+    shape = T.meta_var(options.rhs_shape(options.matrix(groups, 1), n, k))
     rhs = T.match_buffer(rhs_h, shape, options.dtype, layout=matrices(*shape))
-    if bias_h is not None:
-        bias = T.match_buffer(bias_h, (own, n * options.halves), options.dtype)
-    if per_row_h is not None:
-        known = T.int32()
-        per_row = T.match_buffer(per_row_h, (known,), options.per_row, align=2)
-    out = T.match_buffer(out_h, (out_rows, n), options.out_dtype)
-    if live_h is not None:
-        live_bits = T.match_buffer(live_h, (out_rows, T.truncdiv(n + 127, 128) * 16), "uint8")
-    else:
-        live_bits = T.meta_var(None)
 
     TM = T.meta_var(knobs.tile_m)
     CL = T.meta_var(knobs.cluster)
@@ -129,7 +106,7 @@ def gathered_rows(
     full.init(1 if PACKED else (4 if LAG > 0 else 128) + 1)
     empty.init(WGS * CL)
     posts.init()
-    if dead_h is not None:
+    if dead is not None:
         zeros = DeadRows(dead, deads, out, knobs.sms)
     T.ptx.fence.mbarrier_init.release.cluster()
     if CL > 1:
@@ -161,7 +138,7 @@ def gathered_rows(
         more: T.int32 = 0
         pending: T.int32 = 0
         mine: T.let = T.truncdiv(thread, 8)
-        if dead_h is not None:
+        if dead is not None:
             if warp == STORING:
                 zeros.begin_beside(bx, walk.tiles() * steps, lane)
         if walk.more():
@@ -216,7 +193,7 @@ def gathered_rows(
                         else:
                             pending = pending + 1
                 put.advance()
-                if dead_h is not None:
+                if dead is not None:
                     if warp == STORING:
                         zeros.store_beside(lane)
                 if kt == 0:
@@ -251,7 +228,7 @@ def gathered_rows(
             row0: T.int32 = posts.slots[read.stage, 2] + wg * HEIGHT
             tile_col: T.int32 = posts.slots[read.stage, 3]
             # All have read before one thread hands the post back.
-            T.ptx["bar.sync"](T.cast(wg + 1, "uint32"), T.uint32(128))
+            T.ptx["bar.sync"](T.uint32(wg + 1), T.uint32(128))
             if thread == 0:
                 posts.taken.arrive(read.stage)
             read.advance()
@@ -260,12 +237,12 @@ def gathered_rows(
                     for _ in T.serial(steps):
                         full.wait(take.stage, take.phase)
                         # No wgmma keeps the four warps together here.
-                        T.ptx["bar.sync"](T.cast(wg + 1, "uint32"), T.uint32(128))
+                        T.ptx["bar.sync"](T.uint32(wg + 1), T.uint32(128))
                         release(empty, take.stage, thread, CL)
                         take.advance()
                 else:
                     epilogue.ask(held, ids, tile_group, row0, live, warp, lane)
-                    if bias_h is not None:
+                    if bias is not None:
                         epilogue.fetch_bias(
                             bias, options.matrix(tile_group, 0), tile_col, n, part, lane
                         )
@@ -285,15 +262,15 @@ def gathered_rows(
                         prev = take.stage
                         take.advance()
                         epilogue.between(out, part, lane)
-                    if per_row_h is not None:
+                    if per_row is not None:
                         epilogue.fetch_per_row(held, per_row)
                     T.ptx.wgmma.wait_group.sync.aligned(0)
                     release(empty, prev, thread, CL)
-                    if bias_h is not None:
+                    if bias is not None:
                         epilogue.finish_bias()
                     epilogue.write(held, acc, out, live_bits, tile_col, part, lane)
         epilogue.finish(out, part, lane)
-        if dead_h is not None:
+        if dead is not None:
             walk.begin(T.truncdiv(bx, CL))
             zeros.store_rest(bx, walk.tiles() * steps, part, WGS * 4, lane)
     if CL > 1:  # a CTA must outlive its neighbours' arrivals
@@ -355,15 +332,15 @@ def rows_kernel(
     options = RowsOptions(dtype, bias, act, share, rhs_layout, gate, row_scale, *how)
     options.check(knobs)
     register()
-    absent = {} if bias else {"bias_h": None}
+    absent = {} if bias else {"bias": None}
     if not options.per_row:
-        absent["per_row_h"] = None
+        absent["per_row"] = None
     if not fills:
-        absent |= {"dead_h": None, "deads_h": None}
+        absent |= {"dead": None, "deads": None}
     if not deep:
-        absent["depth_h"] = None
+        absent["depth"] = None
     if knobs.flip:  # RowsOptions.check refuses live_bits there
         return flipped_rows.specialize(knobs=knobs, options=options, **absent)
     if not live_bits:
-        absent["live_h"] = None
+        absent["live_bits"] = None
     return gathered_rows.specialize(knobs=knobs, options=options, **absent)

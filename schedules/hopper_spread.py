@@ -38,24 +38,18 @@ def _half(value, dot, row, down, weight, dtype, half):
 
 @T.jit
 def spread_choices(
-    rows_h: T.handle,
-    weights_h: T.handle,
-    ids_h: T.handle,
-    down_h: T.handle,
-    drows_h: T.handle,
-    dweights_h: T.handle,
+    rows: T.Buffer(("tokens", "choices", "n"), dtype),
+    weights: T.Buffer(("tokens", "choices"), "float32"),
+    ids: T.Buffer(("tokens", "choices"), id_dtype),
+    down: T.Buffer(("tokens", "n"), dtype),
+    drows: T.Buffer(("tokens", "choices", "n"), dtype),
+    dweights: T.Buffer(("tokens", "choices"), "float32"),
     *,
     dtype: T.constexpr,
     id_dtype: T.constexpr,
 ):
     """The template; ``spread_rows`` explains it."""
     tokens, choices, n = T.int32(), T.int32(), T.int32()
-    rows = T.match_buffer(rows_h, (tokens, choices, n), dtype)
-    weights = T.match_buffer(weights_h, (tokens, choices), "float32")
-    ids = T.match_buffer(ids_h, (tokens, choices), id_dtype)
-    down = T.match_buffer(down_h, (tokens, n), dtype)
-    drows = T.match_buffer(drows_h, (tokens, choices, n), dtype)
-    dweights = T.match_buffer(dweights_h, (tokens, choices), "float32")
     T.device_entry()
     bx = T.cta_id([T.truncdiv(tokens * choices + WARPS - 1, WARPS)])
     tx = T.thread_id([WARPS * LANES])
@@ -70,12 +64,12 @@ def spread_choices(
         value = T.alloc_local([2], "float32")
         dot = T.alloc_local([1], "float32")
         dot[0] = T.float32(0)
-        alive: T.let = T.cast(ids[token, choice], "int64") >= T.int64(0)
+        alive: T.let = T.int64(ids[token, choice]) >= T.int64(0)
         weight: T.float32 = T.if_then_else(alive, weights[token, choice], T.float32(0))
         for step in T.serial(T.truncdiv(n + LANES * CHUNK - 1, LANES * CHUNK)):
-            col: T.let = T.cast((step * LANES + lane) * CHUNK, "int64")
+            col: T.let = T.int64((step * LANES + lane) * CHUNK)
             if (step * LANES + lane) * CHUNK < n:
-                at = T.meta_var([T.cast(token, "int64"), T.cast(choice, "int64"), col])
+                at = T.meta_var([T.int64(token), T.int64(choice), col])
                 for w in T.unroll(4):
                     words[w] = T.uint32(0)
                     given[w] = T.uint32(0)

@@ -120,7 +120,7 @@ class _Values:
 
     def _biased(self, register: Any, column: Any) -> Any:
         x = self.acc[register]
-        return x if self.bias is None else x + T.cast(self.bias[self.warp, column], "float32")
+        return x if self.bias is None else x + T.float32(self.bias[self.warp, column])
 
     def at(self, block: Any, column: Any, side: Any, odd: int) -> Any:
         """Column ``column`` + 2 * (lane % 4) + ``odd`` of row lane // 4 + 8 * ``side`` of a block.
@@ -193,9 +193,9 @@ def _write_live(live, octets, row, col0, n, warp, lane):
         at: T.let = T.truncmod(lane, 2) * 16 + q * piece
         if (row >= 0) & (at < size) & (col0 + at * CHUNK < n):
             for v in T.vectorized(piece):
-                live[T.cast(row, "int64"), T.cast(T.truncdiv(col0, CHUNK) + at + v, "int64")] = (
-                    octets[warp, T.truncdiv(lane, 2), at + v]
-                )
+                live[T.int64(row), T.int64(T.truncdiv(col0, CHUNK) + at + v)] = octets[
+                    warp, T.truncdiv(lane, 2), at + v
+                ]
 
 
 def swrite(call: Any, _sctx: Any) -> Any:
@@ -235,8 +235,8 @@ def _add_rows(call: Any, values: _Values) -> Any:
                             T.ptx["red.relaxed.gpu.global.add.v2.f32"](
                                 out.ptr_to(
                                     [
-                                        T.cast(row, "int64"),
-                                        T.cast(col + T.truncmod(lane, 4) * 2, "int64"),
+                                        T.int64(row),
+                                        T.int64(col + T.truncmod(lane, 4) * 2),
                                     ]
                                 ),
                                 values.at(block, j * 8, side, 0),
@@ -325,7 +325,7 @@ def _store_rows(call: Any, values: _Values) -> Any:
                     off: T.let = c * cols + T.truncmod(lane, lanes) * CHUNK
                     if (row >= 0) & (off < width) & (col0 + off < out.shape[1]):
                         for v in T.vectorized(CHUNK):
-                            out[T.cast(row, "int64"), T.cast(col0 + off + v, "int64")] = staged[
+                            out[T.int64(row), T.int64(col0 + off + v)] = staged[
                                 warp,
                                 p * at_once + T.truncdiv(lane, lanes),
                                 T.truncmod(lane, lanes) * CHUNK + v,

@@ -127,7 +127,7 @@ class TileWalk:
             i: T.let = chunk * 32 + lane
             turns: T.int32 = 0
             if i < self.groups:
-                turns = self.turns_of(self.lives[T.cast(self.order[i], "int32")])
+                turns = self.turns_of(self.lives[T.int32(self.order[i])])
             for s in T.unroll(5):
                 left: T.int32 = T.cuda.__shfl_up_sync(
                     T.uint32(0xFFFFFFFF), turns, T.shift_left(1, s), 32
@@ -151,10 +151,10 @@ class TileWalk:
         tiles: T.let = T.truncdiv(rows + (tall - 1), tall) * self.cols
         waves: T.let = T.truncdiv(tiles + (self.clusters - 1), self.clusters)
         step: T.let = T.max(
-            T.cast(tall, "float32") * max(self.tile_n * PER_ELEMENT, PER_GATHERED),
-            T.cast(tall + self.tile_n, "float32") * PER_ROW,
+            T.float32(tall) * max(self.tile_n * PER_ELEMENT, PER_GATHERED),
+            T.float32(tall + self.tile_n) * PER_ROW,
         )
-        cost: T.let = T.cast(waves, "float32") * step
+        cost: T.let = T.float32(waves) * step
         # The place takes the last bits of the cost, so that the least of them names its height.
         key: T.int32 = T.bitwise_or(
             T.bitwise_and(T.reinterpret("int32", cost), T.int32(-32)), 31 - lane
@@ -280,5 +280,5 @@ class TileWalk:
                 self.place = middle
             else:
                 above = middle
-        self.group = T.cast(self.order[self.place], "int32")
+        self.group = T.int32(self.order[self.place])
         self.rows = self.lives[self.group]

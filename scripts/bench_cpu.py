@@ -74,9 +74,9 @@ def run(options: argparse.Namespace) -> int:
     import bench_cpu_report
     import bench_report as report
     import torch
-    from bench_cpu_index import index_suite
-    from bench_cpu_products import dense_suite, masks_suite
-    from bench_cpu_steps import call_suite, select_suite
+    from bench_cpu_index import INDEX
+    from bench_cpu_products import DENSE, MASKS
+    from bench_cpu_steps import CALL, SELECT
     from bench_rows import Settings
 
     from pit_tvm.target import start_thread_pool
@@ -86,10 +86,9 @@ def run(options: argparse.Namespace) -> int:
     settings = Settings(options.repeats, options.seed, options.quick)
     where = bench_cpu_report.describe(settings, threads)
     print(heading(where))
-    made = (dense_suite(), masks_suite(), index_suite(), select_suite(), call_suite())
     results: list[Result] = []
     targets = [bench_cpu_report.held_out_target()]
-    for suite in made:
+    for suite in (DENSE, MASKS, INDEX, SELECT, CALL):
         if suite.name not in options.suite:
             continue
         result = measure(suite, settings, options.held_out)

@@ -114,22 +114,20 @@ def index_targets(rows: Sequence[Row]) -> list[Target]:
     return limits(chosen, name, INDEX_US, lambda row: row.us("pit"), at_least=False)
 
 
-def index_suite() -> Suite:
-    """Detection against numpy and torch."""
-    return Suite(
-        name="index",
-        title="index of a boolean mask (size, micro-tile, zeros), medians in us",
-        cases=list_indexed,
-        measure=measure_index,
-        columns=(
-            time_column("pit", "pit", 1),
-            time_column("only read", "read", 1),
-            Column("pit / read", lambda row: f"{row.us('pit') / row.us('read'):.2f}"),
-            time_column("read, 1 thread", "read_alone", 1),
-            time_column("numpy any + nonzero", "numpy_micro", 1),
-            time_column("numpy nonzero", "numpy", 1),
-            time_column("torch to_sparse_csr", "torch", 1),
-            Column("right", lambda row: "no" if row.wrong else "yes"),
-        ),
-        targets=index_targets,
-    )
+INDEX = Suite(
+    name="index",
+    title="index of a boolean mask (size, micro-tile, zeros), medians in us",
+    cases=list_indexed,
+    measure=measure_index,
+    columns=(
+        time_column("pit", "pit", 1),
+        time_column("only read", "read", 1),
+        Column("pit / read", lambda row: f"{row.us('pit') / row.us('read'):.2f}"),
+        time_column("read, 1 thread", "read_alone", 1),
+        time_column("numpy any + nonzero", "numpy_micro", 1),
+        time_column("numpy nonzero", "numpy", 1),
+        time_column("torch to_sparse_csr", "torch", 1),
+        Column("right", lambda row: "no" if row.wrong else "yes"),
+    ),
+    targets=index_targets,
+)

@@ -192,40 +192,36 @@ def call_targets(rows: Sequence[Row]) -> list[Target]:
 # --------------------------------------------------------------------------------------------
 
 
-def select_suite() -> Suite:
-    """Algorithm 1 without its cache."""
-    return Suite(
-        name="select",
-        title="one selection from given block counts (product, pattern), medians in us",
-        cases=list_selected,
-        measure=measure_select,
-        columns=(
-            time_column("selection", "select", 1),
-            time_column("cached", "cached", 1),
-            time_column("planner's first", "first", 1),
-            fact_column("candidates", "candidates"),
-        ),
-        targets=select_targets,
-    )
+SELECT = Suite(
+    name="select",
+    title="one selection from given block counts (product, pattern), medians in us",
+    cases=list_selected,
+    measure=measure_select,
+    columns=(
+        time_column("selection", "select", 1),
+        time_column("cached", "cached", 1),
+        time_column("planner's first", "first", 1),
+        fact_column("candidates", "candidates"),
+    ),
+    targets=select_targets,
+)
 
 
-def call_suite() -> Suite:
-    """What a call costs beside its kernel."""
-    return Suite(
-        name="call",
-        title=f"calls of a tiny product ({TINY[0] * TINY[1]}x{TINY[2]}x{TINY[3]}) whose plan is "
-        "cached, medians in us",
-        cases=list_called,
-        measure=measure_call,
-        columns=(
-            time_column("call", "call", 1),
-            time_column("kernel alone", "kernel", 1),
-            fact_column("overhead", "overhead_us", ".1f"),
-            fact_column("index", "index_us", ".1f"),
-            fact_column("select", "select_us", ".1f"),
-            time_column("library", "library", 1),
-            Column("rel. err.", lambda row: f"{row.error:.1e}"),
-            fact_column("kernel", "kernel"),
-        ),
-        targets=call_targets,
-    )
+CALL = Suite(
+    name="call",
+    title=f"calls of a tiny product ({TINY[0] * TINY[1]}x{TINY[2]}x{TINY[3]}) whose plan is "
+    "cached, medians in us",
+    cases=list_called,
+    measure=measure_call,
+    columns=(
+        time_column("call", "call", 1),
+        time_column("kernel alone", "kernel", 1),
+        fact_column("overhead", "overhead_us", ".1f"),
+        fact_column("index", "index_us", ".1f"),
+        fact_column("select", "select_us", ".1f"),
+        time_column("library", "library", 1),
+        Column("rel. err.", lambda row: f"{row.error:.1e}"),
+        fact_column("kernel", "kernel"),
+    ),
+    targets=call_targets,
+)

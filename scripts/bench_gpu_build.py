@@ -40,7 +40,6 @@ from pit_tvm.runtime.cuda_general import GeneralDispatcher
 from pit_tvm.runtime.cuda_modules import cached_modules
 from pit_tvm.runtime.cuda_rows import RowsKernels
 from pit_tvm.runtime.kernel_cache import KernelCache
-from pit_tvm.schedules.cuda_choices import ChoicesTile
 from pit_tvm.schedules.hopper_bands import starting_ranges
 from pit_tvm.selection.gpu_columns import outer_tile
 from pit_tvm.structs import Candidate, SparsitySpec, Tile
@@ -62,6 +61,13 @@ class Kernel:
     tile: Tile
     dead: str = "skip"
 
+    def __call__(self) -> None:
+        groups = 2 if self.kind == "grouped" else 0
+        spec: SparsitySpec = pit_tvm.Groups(groups) if groups else pit_tvm.Rows()
+        options = (groups, self.bias, self.act, self.dead)
+        made = internals(operator(self.kind, spec, self.dtype, TARGET, (None, None), *options))
+        made.kernels.product(self.tile, groups, **made.options)
+
 
 @dataclass(frozen=True)
 class Library:
@@ -72,16 +78,25 @@ class Library:
     tile: Tile | None = None
     options: tuple[tuple[str, Any], ...] = ()
 
+    def __call__(self) -> None:
+        kernels = RowsKernels(KernelCache(), ARCH)
+        if self.tile is None:
+            kernels.combine_kernel(self.dtype, IDS)
+        else:
+            kernels.product(self.tile, 2, **dict(self.options))
+
 
 @dataclass(frozen=True)
-class Chosen:
-    """One product of a layer of few tokens."""
+class Asked:
+    """What the method ``name`` of some ``kernels`` gives, compiled when this is called."""
 
-    tile: ChoicesTile
+    kernels: type[RowsKernels] | type[ColumnsKernels] | type[CudaBetween]
+    name: str
+    arguments: tuple[Any, ...]
+    options: tuple[tuple[str, Any], ...] = ()
 
     def __call__(self) -> None:
-        """Compile it."""
-        RowsKernels(KernelCache(), ARCH).choices(self.tile)
+        getattr(self.kernels(KernelCache(), ARCH), self.name)(*self.arguments, **dict(self.options))
 
 
 @dataclass(frozen=True)
@@ -95,6 +110,15 @@ class Columns:
     tile: Tile | None = None
     bias: bool = False
     act: str | None = None
+
+    def __call__(self) -> None:
+        kind, grain = ("turned", (1, self.height)) if self.turned else ("matmul", (self.height, 1))
+        which = (kind, pit_tvm.Mask(*grain), self.dtype, TARGET, (None, None))
+        made = internals(operator(*which, 0, self.bias, self.act))
+        if self.tile is None:
+            made.build_moving()
+        else:
+            made.kernels.product(self.tile, 0, **made.options)
 
 
 @dataclass(frozen=True)
@@ -118,31 +142,6 @@ class Deep:
         else:
             also = {"deep": True} if self.deep else {}
             made.kernels.product(self.tile, 0, **made.options, **also)
-
-
-@dataclass(frozen=True)
-class Outer:
-    """Sums of outer products of groups, compiled when this is called: a tile, and how many rows of
-    lhs meet one row of rhs."""
-
-    tile: Tile
-    share: int
-
-    def __call__(self) -> None:
-        ColumnsKernels(KernelCache(), ARCH).product(self.tile, share=self.share)
-
-
-@dataclass(frozen=True)
-class Between:
-    """A kernel of `CudaBetween`, by the name of what gives it, compiled when this is called."""
-
-    name: str
-    asked: tuple[Any, ...]
-    backward: bool = False
-
-    def __call__(self) -> None:
-        find = getattr(CudaBetween(KernelCache(), ARCH), f"{self.name}_kernel")
-        find(*self.asked, **({"backward": True} if self.backward else {}))
 
 
 CASES: dict[str, Any] = {
@@ -170,8 +169,17 @@ class Part:
     case: Sparse = field(compare=False)
     turned: bool = field(compare=False, default=False)
 
+    def __call__(self) -> None:
+        made = _sparse(self.case, self.turned)
+        if self.tile is None:
+            made.build_moving()
+        elif dict(self.options).get("dense"):
+            made.kernels.dense(self.tile)
+        else:
+            made.kernels.product(self.tile, made.form.groups, **made.options)
 
-Wanted = Kernel | Library | Columns | Part | Callable[[], None]  # which compiles one itself
+
+Wanted = Callable[[], None]  # which compiles one library
 Measured = Linear | Moe | Layer | TrainingStep | Cross | Sparse
 
 
@@ -188,43 +196,9 @@ def build_one(what: str | Wanted) -> int:
     """Compile one kernel, or one module of detection by its name; 1."""
     if isinstance(what, str):
         cached_modules(KernelCache(), ARCH)(what, all_modules()[what])
-    elif isinstance(what, Columns):
-        columns = _columns(what)
-        if what.tile is None:
-            columns.build_moving()
-        else:
-            columns.kernels.product(what.tile, 0, **columns.options)
-    elif isinstance(what, Part):
-        made = _sparse(what.case, what.turned)
-        if what.tile is None:
-            made.build_moving()
-        elif dict(what.options).get("dense"):
-            made.kernels.dense(what.tile)
-        else:
-            made.kernels.product(what.tile, made.form.groups, **made.options)
-    elif isinstance(what, Library):
-        kernels = RowsKernels(KernelCache(), ARCH)
-        if what.tile is None:
-            kernels.combine_kernel(what.dtype, IDS)
-        else:
-            kernels.product(what.tile, 2, **dict(what.options))
-    elif not isinstance(what, Kernel):
-        what()
     else:
-        groups = 2 if what.kind == "grouped" else 0
-        spec: SparsitySpec = pit_tvm.Groups(groups) if groups else pit_tvm.Rows()
-        sizes, epilogue = (None, None), (what.bias, what.act)
-        made = operator(what.kind, spec, what.dtype, TARGET, sizes, groups, *epilogue, what.dead)
-        dispatcher = internals(made)
-        dispatcher.kernels.product(what.tile, groups, **dispatcher.options)
+        what()
     return 1
-
-
-def _columns(what: Columns) -> Any:
-    """The dispatcher of an operator that takes a library of the k-axis family."""
-    kind, extents = ("turned", (1, what.height)) if what.turned else ("matmul", (what.height, 1))
-    spec, epilogue = pit_tvm.Mask(*extents), (what.bias, what.act)
-    return internals(operator(kind, spec, what.dtype, TARGET, (None, None), 0, *epilogue))
 
 
 def wanted(cases: Sequence[Measured], settings: GpuSettings) -> list[Wanted]:
@@ -255,7 +229,8 @@ def _wanted(case: Measured, settings: GpuSettings) -> Iterator[Wanted]:
         return
     if isinstance(case, Layer) or isinstance(case, Moe) and case.top_k > 1:
         if isinstance(case, Layer) and (tiles := choices_of(case)):
-            yield from map(Chosen, tiles)
+            for few in tiles:
+                yield Asked(RowsKernels, "choices", (few,))
             return
         counts = case.counts(settings.rng(case.label))
         number = settings.tiles if isinstance(case, Moe) else 1
@@ -330,7 +305,7 @@ def _linear_step(case: Linear, counts: tuple[int, ...], settings: GpuSettings) -
             if tile is not None:
                 yield Kernel(kind, case.dtype, bias, None, tile, dead)
     for backward in (False, True) if case.gelu else ():
-        yield Between("activate", (case.dtype, "gelu"), backward)
+        yield _between("activate", case.dtype, "gelu", backward=backward)
 
 
 def _experts_step(case: Layer, counts: tuple[int, ...], settings: GpuSettings) -> Iterator[Wanted]:
@@ -338,11 +313,11 @@ def _experts_step(case: Layer, counts: tuple[int, ...], settings: GpuSettings) -
     products by turned weights, and sums of outer products."""
     dtype, shares = case.dtype, (case.top_k, 1)
     yield Library(dtype)
-    yield Between("spread", (dtype, IDS))
+    yield _between("spread", dtype, IDS)
     if case.top_k > 1:
-        yield Between("total", (dtype,))
+        yield _between("total", dtype)
     for backward in (False, True) if case.gated else ():
-        yield Between("gate", (dtype, case.act), backward)
+        yield _between("gate", dtype, case.act, backward=backward)
     for (n, k), share in zip(case.products, shares, strict=True):
         plain = {"act": "none", "share": share}
         for sizes, options in (
@@ -353,7 +328,12 @@ def _experts_step(case: Layer, counts: tuple[int, ...], settings: GpuSettings) -
             product = Product(case.experts, case.rows, *sizes, dtype, given)
             for tile in product.tiles(counts, settings.planned_target, 1):
                 yield Library(dtype, tile, given)
-        yield Outer(outer_tile(starting_ranges(dtype), k), share)
+        tile = outer_tile(starting_ranges(dtype), k)
+        yield Asked(ColumnsKernels, "product", (tile,), (("share", share),))
+
+
+def _between(name: str, *arguments: str, **options: bool) -> Asked:
+    return Asked(CudaBetween, f"{name}_kernel", arguments, tuple(options.items()))
 
 
 def _timed(

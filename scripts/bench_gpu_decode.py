@@ -171,20 +171,18 @@ def decode_targets(rows: Sequence[Row]) -> list[Target]:
     return over_dense(rows, goals, "decode: every row")
 
 
-def decode_suite() -> Suite:
-    """Products of a few rows with zeros that are found."""
-    return Suite(
-        name="decode",
-        title="a few rows with zeros times large weights; us",
-        cases=list_steps,
-        measure=measure_step,
-        columns=(
-            *(time_column(n, n, 1) for n in ("dense", "turned", "pit")),
-            fact_column("union", "union", ".2f"),
-            fact_column("predict", "predicted_us", ".1f"),
-            fact_column("/dense", "over_dense", ".2f"),
-            fact_column("kernel", "kernel"),
-            ERRORS,
-        ),
-        targets=decode_targets,
-    )
+DECODE = Suite(
+    name="decode",
+    title="a few rows with zeros times large weights; us",
+    cases=list_steps,
+    measure=measure_step,
+    columns=(
+        *(time_column(n, n, 1) for n in ("dense", "turned", "pit")),
+        fact_column("union", "union", ".2f"),
+        fact_column("predict", "predicted_us", ".1f"),
+        fact_column("/dense", "over_dense", ".2f"),
+        fact_column("kernel", "kernel"),
+        ERRORS,
+    ),
+    targets=decode_targets,
+)

@@ -215,32 +215,8 @@ def granularity_targets(rows: Sequence[Row], name: str = "granularity") -> list[
     return over_dense(rows, goals, f"{name}: over dense, every row")
 
 
-def granularity_suite() -> Suite:
-    """Products with a sparse lhs of every granularity."""
-
-    def sparse(row: Row) -> str:
-        return ", ".join(f"{n} {row.us(n):.0f}" for n in ("csr", "bsr") if n in row.stats) or "-"
-
-    return Suite(
-        name="granularity",
-        title="a sparse lhs times a dense rhs; us",
-        cases=list_grains,
-        measure=measure_grain,
-        columns=(*_COLUMNS, Column("sparse", sparse), *_LAST),
-        targets=granularity_targets,
-    )
-
-
-def tensor_suite() -> Suite:
-    """Micro-tiles against whole blocks on tensor cores."""
-    return Suite(
-        name="tensorcore",
-        title="one tensor-core tile fed by micro-tiles and by blocks; us",
-        cases=list_tensor_cores,
-        measure=partial(measure_grain, compressed=False),
-        columns=(*_COLUMNS, *_LAST),
-        targets=partial(granularity_targets, name="tensorcore"),
-    )
+def _compressed(row: Row) -> str:
+    return ", ".join(f"{n} {row.us(n):.0f}" for n in ("csr", "bsr") if n in row.stats) or "-"
 
 
 _COLUMNS = (
@@ -250,3 +226,19 @@ _COLUMNS = (
     fact_column("rows/dense", "rows_over_dense", ".2f"),
 )
 _LAST = (fact_column("chosen", "chosen"), ERRORS)
+GRANULARITY = Suite(
+    name="granularity",
+    title="a sparse lhs times a dense rhs; us",
+    cases=list_grains,
+    measure=measure_grain,
+    columns=(*_COLUMNS, Column("sparse", _compressed), *_LAST),
+    targets=granularity_targets,
+)
+TENSOR = Suite(
+    name="tensorcore",
+    title="one tensor-core tile fed by micro-tiles and by blocks; us",
+    cases=list_tensor_cores,
+    measure=partial(measure_grain, compressed=False),
+    columns=(*_COLUMNS, *_LAST),
+    targets=partial(granularity_targets, name="tensorcore"),
+)

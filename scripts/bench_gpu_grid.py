@@ -217,21 +217,19 @@ def grid_targets(rows: Sequence[Row]) -> list[Target]:
     return over_dense(rows, (), "grid: over dense, every row")
 
 
-def grid_suite() -> Suite:
-    """Products of which whole rows and whole columns of one operand are zero."""
-    return Suite(
-        name="grid",
-        title="live rows and live columns of one operand times a dense one; us",
-        cases=list_grid,
-        measure=measure_grid,
-        columns=(
-            *(time_column(name, name, 1) for name in ("dense", "packed", "pit", "index")),
-            fact_column("predict", "predicted_us", ".1f"),
-            fact_column("/dense", "over_dense", ".2f"),
-            fact_column("/packed", "over_packed", ".2f"),
-            fact_column("index/pit", "index_share", ".2f"),
-            fact_column("chosen", "chosen"),
-            ERRORS,
-        ),
-        targets=grid_targets,
-    )
+GRID = Suite(
+    name="grid",
+    title="live rows and live columns of one operand times a dense one; us",
+    cases=list_grid,
+    measure=measure_grid,
+    columns=(
+        *(time_column(name, name, 1) for name in ("dense", "packed", "pit", "index")),
+        fact_column("predict", "predicted_us", ".1f"),
+        fact_column("/dense", "over_dense", ".2f"),
+        fact_column("/packed", "over_packed", ".2f"),
+        fact_column("index/pit", "index_share", ".2f"),
+        fact_column("chosen", "chosen"),
+        ERRORS,
+    ),
+    targets=grid_targets,
+)

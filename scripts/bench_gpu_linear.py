@@ -193,41 +193,35 @@ def linear_targets(rows: Sequence[Row]) -> list[Target]:
     share = "padding: of packed cuBLAS, 1000 rows and N, K of 4096 at least"
     dense, gather = (f"padding: fc1 256x128 half full, over {p}" for p in ("dense", "gather"))
     return [
-        *limits(rows, share, PACKED_SHARE, fact("of_bound"), at_least=True, only=large),
-        *limits(rows, dense, DENSE_SPEED_UP, fact("over_dense"), at_least=True, only=half),
-        *limits(rows, gather, GATHER_SPEED_UP, fact("over_gather"), at_least=True, only=half),
+        *limits(rows, share, PACKED_SHARE, fact("of_bound"), only=large),
+        *limits(rows, dense, DENSE_SPEED_UP, fact("over_dense"), only=half),
+        *limits(rows, gather, GATHER_SPEED_UP, fact("over_gather"), only=half),
         *limits(
-            rows,
-            "padding: over dense, every row, new output",
-            NEVER_BELOW,
-            fact("new_over_dense"),
-            at_least=True,
+            rows, "padding: over dense, every row, new output", NEVER_BELOW, fact("new_over_dense")
         ),
         *host_targets("padding", rows),
     ]
 
 
-def linear_suite() -> Suite:
-    """Linear layers over live rows."""
-    return Suite(
-        name="padding",
-        title="linear layers over live rows (stored rows, lengths); us",
-        cases=list_linear,
-        measure=measure_linear,
-        columns=(
-            fact_column("fill", "fill", ".2f"),
-            *(time_column(n, n, 1) for n in ("dense", "gather", "packed", "pit", "new", "zero")),
-            time_column("index", "index", 1),
-            time_column("host", "host", 1),
-            time_column("varied", "host_varied", 1),
-            time_column("dense's", "host_dense", 1),
-            time_column("pace", "host_pace", 1),
-            fact_column("predict", "predicted_us", ".1f"),
-            fact_column("/dense", "over_dense", ".2f"),
-            fact_column("/gather", "over_gather", ".2f"),
-            fact_column("/packed", "of_bound", ".2f"),
-            fact_column("TFLOP/s", "tflops", ".0f"),
-            ERRORS,
-        ),
-        targets=linear_targets,
-    )
+LINEAR = Suite(
+    name="padding",
+    title="linear layers over live rows (stored rows, lengths); us",
+    cases=list_linear,
+    measure=measure_linear,
+    columns=(
+        fact_column("fill", "fill", ".2f"),
+        *(time_column(n, n, 1) for n in ("dense", "gather", "packed", "pit", "new", "zero")),
+        time_column("index", "index", 1),
+        time_column("host", "host", 1),
+        time_column("varied", "host_varied", 1),
+        time_column("dense's", "host_dense", 1),
+        time_column("pace", "host_pace", 1),
+        fact_column("predict", "predicted_us", ".1f"),
+        fact_column("/dense", "over_dense", ".2f"),
+        fact_column("/gather", "over_gather", ".2f"),
+        fact_column("/packed", "of_bound", ".2f"),
+        fact_column("TFLOP/s", "tflops", ".0f"),
+        ERRORS,
+    ),
+    targets=linear_targets,
+)

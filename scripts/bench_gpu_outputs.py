@@ -156,19 +156,17 @@ def outputs_targets(rows: Sequence[Row]) -> list[Target]:
     return over_dense(rows, goals, "outputs: over dense, every row")
 
 
-def outputs_suite() -> Suite:
-    """Products with a sparse output."""
-    return Suite(
-        name="outputs",
-        title="live blocks of a product; us",
-        cases=list_outputs,
-        measure=measure_output,
-        columns=(
-            *(time_column(n, n, 1) for n in ("dense", "pit", "index")),
-            fact_column("predict", "predicted_us", ".1f"),
-            fact_column("/dense", "over_dense", ".2f"),
-            fact_column("kernel", "kernel"),
-            ERRORS,
-        ),
-        targets=outputs_targets,
-    )
+OUTPUTS = Suite(
+    name="outputs",
+    title="live blocks of a product; us",
+    cases=list_outputs,
+    measure=measure_output,
+    columns=(
+        *(time_column(n, n, 1) for n in ("dense", "pit", "index")),
+        fact_column("predict", "predicted_us", ".1f"),
+        fact_column("/dense", "over_dense", ".2f"),
+        fact_column("kernel", "kernel"),
+        ERRORS,
+    ),
+    targets=outputs_targets,
+)

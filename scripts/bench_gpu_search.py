@@ -94,21 +94,19 @@ def select_targets(rows: Sequence[Row]) -> list[Target]:
     return limits(rows, name, SELECT_US, lambda row: row.us("select"), at_least=False)
 
 
-def search_suite() -> Suite:
-    """Decisions of the planner."""
-    return Suite(
-        name="search",
-        title="one selection from given counts (shape), on the host; us",
-        cases=list_selected,
-        measure=measure_select,
-        columns=(
-            time_column("select", "select", 1),
-            time_column("cached", "cached", 1),
-            fact_column("tiles", "tiles"),
-            Column("tuned", lambda row: "yes" if row.facts["tuned"] else "no"),
-        ),
-        targets=select_targets,
-    )
+SEARCH = Suite(
+    name="search",
+    title="one selection from given counts (shape), on the host; us",
+    cases=list_selected,
+    measure=measure_select,
+    columns=(
+        time_column("select", "select", 1),
+        time_column("cached", "cached", 1),
+        fact_column("tiles", "tiles"),
+        Column("tuned", lambda row: "yes" if row.facts["tuned"] else "no"),
+    ),
+    targets=select_targets,
+)
 
 
 # --------------------------------------------------------------------------------------------

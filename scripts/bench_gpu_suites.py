@@ -7,21 +7,21 @@ from collections.abc import Callable, Sequence
 from bench_gpu_attention import attention_suite
 from bench_gpu_attention_decode import attention_decode_suite
 from bench_gpu_attention_training import attention_training_suite
-from bench_gpu_conversion import conversion_suite
-from bench_gpu_decode import decode_suite
-from bench_gpu_granularity import granularity_suite, tensor_suite
-from bench_gpu_grid import grid_suite
-from bench_gpu_index import index_suite
-from bench_gpu_layer import layer_suite
-from bench_gpu_linear import linear_suite
+from bench_gpu_conversion import CONVERSION
+from bench_gpu_decode import DECODE
+from bench_gpu_granularity import GRANULARITY, TENSOR
+from bench_gpu_grid import GRID
+from bench_gpu_index import INDEX
+from bench_gpu_layer import LAYER
+from bench_gpu_linear import LINEAR
 from bench_gpu_measure import GpuSettings
-from bench_gpu_moe import moe_suite
-from bench_gpu_outputs import outputs_suite
+from bench_gpu_moe import MOE
+from bench_gpu_outputs import OUTPUTS
 from bench_gpu_report import Printer
-from bench_gpu_search import candidates_of, search_suite
-from bench_gpu_sread import sread_suite
-from bench_gpu_training import training_suite
-from bench_gpu_weights import weights_suite
+from bench_gpu_search import SEARCH, candidates_of
+from bench_gpu_sread import SREAD
+from bench_gpu_training import TRAINING
+from bench_gpu_weights import WEIGHTS
 from bench_report import Result
 from bench_rows import Row, Suite
 
@@ -34,12 +34,9 @@ PLANNED = (*PRODUCTS, "granularity", "tensorcore", "weights", "outputs", "grid",
 
 def suites() -> dict[str, Suite]:
     """All suites, in the order in which they run."""
-    products = (linear_suite(), moe_suite(), layer_suite(), training_suite())
-    index = (index_suite(), conversion_suite())
-    grains = (granularity_suite(), tensor_suite())
-    sparse = (weights_suite(), outputs_suite(), grid_suite(), decode_suite(), sread_suite())
+    sparse = (INDEX, CONVERSION, GRANULARITY, TENSOR, WEIGHTS, OUTPUTS, GRID, DECODE, SREAD)
     attention = (attention_suite(), attention_training_suite(), attention_decode_suite())
-    made = (*products, *index, *grains, *sparse, *attention, search_suite())
+    made = (LINEAR, MOE, LAYER, TRAINING, *sparse, *attention, SEARCH)
     return {suite.name: suite for suite in made}
 
 

@@ -237,26 +237,20 @@ def weights_targets(rows: Sequence[Row]) -> list[Target]:
     return over_dense(rows, goals, "weights: over dense, every row")
 
 
-def weights_suite() -> Suite:
-    """Products with pruned weights."""
-
-    def sparse(row: Row) -> str:
-        return f"{row.us('bsr'):.0f}" if "bsr" in row.stats else "-"
-
-    return Suite(
-        name="weights",
-        title="a dense lhs times weights pruned in blocks; us",
-        cases=list_weights,
-        measure=measure_weights,
-        columns=(
-            time_column("dense", "dense", 1),
-            time_column("pit", "pit", 1),
-            fact_column("index", "index_us", ".1f"),
-            fact_column("predict", "predicted_us", ".1f"),
-            fact_column("/dense", "over_dense", ".2f"),
-            Column("bsr", sparse),
-            fact_column("kernel", "kernel"),
-            ERRORS,
-        ),
-        targets=weights_targets,
-    )
+WEIGHTS = Suite(
+    name="weights",
+    title="a dense lhs times weights pruned in blocks; us",
+    cases=list_weights,
+    measure=measure_weights,
+    columns=(
+        time_column("dense", "dense", 1),
+        time_column("pit", "pit", 1),
+        fact_column("index", "index_us", ".1f"),
+        fact_column("predict", "predicted_us", ".1f"),
+        fact_column("/dense", "over_dense", ".2f"),
+        Column("bsr", lambda row: f"{row.us('bsr'):.0f}" if "bsr" in row.stats else "-"),
+        fact_column("kernel", "kernel"),
+        ERRORS,
+    ),
+    targets=weights_targets,
+)

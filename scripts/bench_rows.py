@@ -166,7 +166,7 @@ def limits(
     limit: float,
     value: Callable[[Row], float],
     *,
-    at_least: bool,
+    at_least: bool = True,
     only: Callable[[Row], bool] = lambda row: True,
 ) -> list[Target]:
     """The target for the worst of the ordinary rows and for the worst of the held-out ones."""
@@ -188,8 +188,8 @@ def over_dense(
     rows, by the name ``every``."""
     over, targets = fact("over_dense"), []
     for name, goal, here in goals:
-        targets += limits(rows, name, goal, over, at_least=True, only=here)
-    return [*targets, *limits(rows, every, NEVER_BELOW, over, at_least=True)]
+        targets += limits(rows, name, goal, over, only=here)
+    return [*targets, *limits(rows, every, NEVER_BELOW, over)]
 
 
 def in_turn(names: Iterable[str], turn: int) -> list[str]:

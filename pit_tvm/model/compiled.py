@@ -16,15 +16,13 @@ from .activity import Activity
 from .experts import GROUPED
 from .inputs import Inputs
 from .layers import Layers
+from .linear import LINEAR
 from .machine import Machine
 from .outputs import Outputs
 from .packing import LIVE_TOKENS
 from .propagate import Decision
 from .report import summary
 from .saved import Parts, write
-
-#: The name by which a graph calls its linear layers.
-LINEAR = "pit_tvm.model.linear"
 
 
 class CompiledModel(Shared):

@@ -17,7 +17,7 @@ from ..errors import BackendUnavailable, DTypeError, mismatch
 from ..runtime.cuda_arrays import check_tensor
 from ..runtime.kernel_cache import KernelCache
 from ..target import TargetInfo
-from .compiled import LINEAR, CompiledModel
+from .compiled import CompiledModel
 from .cuda_attention import (
     ATTENTION,
     PADDED,
@@ -38,7 +38,7 @@ from .experts import GROUPED
 from .faults import faults_as_unsupported
 from .importer import Imported
 from .inputs import Inputs
-from .linear import LinearLayer
+from .linear import LINEAR, LinearLayer
 from .merge import merge_linear
 from .outputs import Outputs
 from .packing import LIVE_TOKENS
@@ -46,12 +46,10 @@ from .plane import Plane
 from .rebuild import is_op, values_of
 from .rewrite import Rewritten, rewrite
 from .saved import Parts, tile_store
-from .swrite import store_in_place
+from .swrite import PLACED, store_in_place
 from .tidy import tidy, tidy_reshapes
 from .torch_program import TorchProgram
 from .wide import check_narrow
-
-PLACED = "pit_tvm.model.linear_in_place"
 
 
 def check_on_gpu(
@@ -221,8 +219,8 @@ def _graph(
     """The graph as a GPU runs it, and its linear layers."""
     module = pass_ids(rewritten.module, list(rewritten.inputs.tables))
     module = look("ids", tidy_reshapes(tidy(module, imported.size_bounds)))
-    module, merged = merge_linear(module, rewritten.layers, LINEAR, _is_attention)
-    module = store_in_place(look("merge", module), merged, LINEAR, PLACED, has_tiles)
+    module, merged = merge_linear(module, rewritten.layers, _is_attention)
+    module = store_in_place(look("merge", module), merged, has_tiles)
     return look("swrite", module), merged
 
 

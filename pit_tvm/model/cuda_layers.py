@@ -11,7 +11,7 @@ import torch
 
 from ..remember import remember
 from ..runtime.arrays import as_numpy, as_torch
-from ..runtime.cuda_arrays import dense_product, dtype_name
+from ..runtime.cuda_arrays import dense_product, dtype_name, is_capturing
 from ..runtime.cuda_few_rows import MOST_ROWS, CudaFewRows, tile_for
 from ..runtime.cuda_modules import cached_modules
 from ..runtime.cuda_planner import dense_of
@@ -25,7 +25,6 @@ from ..tile_db.store import TileStore
 from .activity import Activity
 from .cuda_active import ActiveRows
 from .cuda_experts import CudaGroupedLayers
-from .cuda_numbers import Numbers
 from .experts import GroupedLayer
 from .layers import StoredLayers
 from .linear import LinearForm, LinearLayer
@@ -259,3 +258,32 @@ def _on_host(layer: _Layer, form: LinearForm, after: str | None) -> LinearLayer:
 def _alike(rows: int) -> int:
     """The largest of the numbers of rows that share a plan; `_MOST` stands for more."""
     return min(-(-rows // _ALIKE) * _ALIKE, _MOST) if rows > _ALIKE else rows
+
+
+class Numbers:
+    """0, 1, 2 and so on, int32, on ``device``, for kernels that read ids and counts there.
+
+    Recorded graphs read them where they were when they were recorded, so memory that has become
+    too short is kept beside the next, which is twice as long at least.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._made: list[torch.Tensor] = []
+
+    def below(self, end: int) -> torch.Tensor:
+        """``[1, end]``: the numbers below ``end``."""
+        return self._at_least(end)[:end].view(1, end)
+
+    def one(self, number: int) -> torch.Tensor:
+        """``[1]``: ``number``."""
+        return self._at_least(number + 1)[number : number + 1]
+
+    def _at_least(self, size: int) -> torch.Tensor:
+        if self._made and len(self._made[-1]) >= size:
+            return self._made[-1]
+        # Powers of two, so that what is asked for next is usually there.
+        made = torch.arange(1 << size.bit_length(), dtype=torch.int32, device=self._device)
+        if not is_capturing(self._device.index):  # what is recorded is written when it is replayed
+            self._made.append(made)
+        return made

@@ -19,6 +19,9 @@ from .rebuild import (
     values_of,
 )
 
+#: The name by which a graph calls its linear layers, also in saved models: this module's.
+LINEAR = __name__
+
 _ACTIVATIONS = ("relu", "gelu", "silu")
 
 
@@ -57,10 +60,10 @@ class LinearForm:
         return f"{self.n} x {self.k} {self.dtype}{''.join(ends)}"
 
 
-def extract_linear(module: tvm.IRModule, call: str) -> tuple[tvm.IRModule, list[LinearLayer]]:
+def extract_linear(module: tvm.IRModule) -> tuple[tvm.IRModule, list[LinearLayer]]:
     """Replace every product with a constant matrix, and the bias and activation after it.
 
-    Each becomes ``call(layer, x, out)``, a packed function on ``x`` ``[m, k]`` and ``out``
+    Each becomes ``LINEAR(layer, x, out)``, a packed function on ``x`` ``[m, k]`` and ``out``
     ``[m, n]``, where ``layer`` is a position in the list that is returned.
     """
     found = _Chains(module["main"])
@@ -75,21 +78,21 @@ def extract_linear(module: tvm.IRModule, call: str) -> tuple[tvm.IRModule, list[
             return expr
         layers.append(chain.layer)
         rows = flat_rows(builder, lhs[chain.product])
-        out = emit_layer(builder, call, len(layers) - 1, rows, chain.layer)
+        out = emit_layer(builder, len(layers) - 1, rows, chain.layer)
         return relax.op.reshape(out, list(extents_of(expr)))
 
     return rebuild(module, rule), layers
 
 
 def emit_layer(
-    builder: relax.BlockBuilder, call: str, number: int, rows: relax.Expr, layer: LinearLayer
+    builder: relax.BlockBuilder, number: int, rows: relax.Expr, layer: LinearLayer
 ) -> relax.Var:
-    """``call(number, rows, out)`` for a layer."""
+    """``LINEAR(number, rows, out)`` for a layer."""
     ty = relax.TensorType([extents_of(rows)[0], len(layer.weight)], layer.dtype)
-    return builder.emit(relax.op.call_dps_packed(call, [relax.prim_value(number), rows], ty))
+    return builder.emit(relax.op.call_dps_packed(LINEAR, [relax.prim_value(number), rows], ty))
 
 
-def called_layer(expr: relax.Expr, call: str) -> tuple[int, relax.Expr] | None:
+def called_layer(expr: relax.Expr, call: str = LINEAR) -> tuple[int, relax.Expr] | None:
     """The layer's number and its rows, if ``expr`` is what `emit_layer` emits, or the like for
     experts; else None."""
     if not is_op(expr, "call_dps_packed") or expr.args[0].global_symbol != call:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tvm
-from tvm import ir, relax, s_tir, tirx
+from tvm import ir, relax, s_tir, te, tirx
 from tvm.ir.instrument import pass_instrument
 
 from ..schedules import generic
@@ -15,14 +15,17 @@ from ..transform.pipeline import lower
 from ..transform.unalign import unalign
 from .faults import faults_as_unsupported
 from .legalize import legalize
-from .results import copy_constants
-from .steps import stored_before_steps
+from .rebuild import is_op, rebuild, values_of
 from .wide import widen
 
 # Functions that bring a schedule of their own; the others get the generic one.
 SCHEDULED = "pit.scheduled"
 
 _PIPELINE = "pit_tvm"
+
+_STEPS = ("floor", "ceil", "round", "trunc", "sign", "floor_divide", "floor_mod", "mod")
+# What these read meets in a sum, of which torch has another order.
+_SUMS = ("matmul", "call_dps_packed", "call_pure_packed")
 
 
 def build(module: tvm.IRModule, target: TargetInfo) -> Any:
@@ -123,3 +126,89 @@ class _AsAllocated:
     def should_run(self, _: tvm.IRModule, info: tvm.transform.PassInfo) -> bool:
         """Whether a pass is no other."""
         return bool(info.name != "s_tir.CompactBufferAllocation")
+
+
+def stored_before_steps(module: tvm.IRModule) -> tvm.IRModule:
+    """``main`` with a `MatchCast`, which nothing is fused across, of every number of bfloat16 that
+    ends in an operator with steps.
+
+    On CPUs TVM computes what is fused in float32 and rounds to bfloat16 only what leaves. Where a
+    result jumps (of a comparison, a largest place, a floor) a number that is not rounded, as
+    torch's is, may lie on the other side.
+    """
+    values = values_of(module["main"])
+    stored: set[relax.Var] = set()
+    for var, value in reversed(values.items()):
+        if _has_steps(value) or var in stored and not is_op(value, *_SUMS):
+            stored.update(relax.analysis.free_vars(value))
+
+    def rule(builder: relax.BlockBuilder, call: relax.Call, var: relax.Var) -> relax.Expr:
+        narrow = isinstance(call.ty, relax.TensorType) and str(call.ty.dtype) == "bfloat16"
+        stays = narrow and var in stored
+        return builder.match_cast(builder.emit(call), call.ty) if stays else call
+
+    return rebuild(module, rule)
+
+
+def _has_steps(value: relax.Expr) -> bool:
+    """Whether a call gives integers or truth values, or rounded numbers."""
+    types = value.ty.fields if isinstance(value.ty, relax.TupleType) else [value.ty]
+    whole = any(isinstance(t, relax.TensorType) and "float" not in str(t.dtype) for t in types)
+    return isinstance(value, relax.Call) and (whole or is_op(value, *_STEPS))
+
+
+def copy_constants(module: tvm.IRModule) -> tvm.IRModule:
+    """``main`` with a copy of each result that is a constant, lest a caller change it; for a graph
+    that is lowered, because folding would make the copy a constant again."""
+    return _Copies(module).result()
+
+
+class _Copies:
+    def __init__(self, module: tvm.IRModule) -> None:
+        self.module, self.main = module, module["main"]
+        self.values = values_of(self.main)
+        self.builder = relax.BlockBuilder(module)
+        self.bindings: list[relax.VarBinding] = []
+        self.copied = False
+
+    def result(self) -> tvm.IRModule:
+        """The module, the same if no result is a constant."""
+        seq = self.main.body
+        body = self._own(seq.body)
+        if not self.copied:
+            return self.module
+        blocks = [*seq.blocks, relax.BindingBlock(self.bindings)]
+        main = relax.Function(
+            self.main.params,
+            relax.SeqExpr(blocks, body),
+            self.main.ret_ty,
+            self.main.is_pure,
+            self.main.attrs,
+        )
+        made = self.builder.get()
+        made[made.get_global_var("main")] = main
+        return relax.transform.Normalize()(made)
+
+    def _own(self, expr: relax.Expr) -> relax.Var:
+        """A variable of what ``expr`` is, its constants copied."""
+        value = expr
+        while isinstance(value, relax.Var) and value in self.values:
+            value = self.values[value]
+        if isinstance(value, relax.Tuple):
+            return self._bind(relax.Tuple([self._own(f) for f in value.fields]), value.ty)
+        if not isinstance(value, ir.GenericConst):
+            return expr
+        self.copied = True
+        copy = self.builder.add_func(_copy(value.ty), "copy_constant")
+        return self._bind(relax.call_tir(copy, [value], value.ty), value.ty)
+
+    def _bind(self, value: relax.Expr, ty: Any) -> relax.Var:
+        var = relax.Var(f"result_{len(self.bindings)}", ty)
+        self.bindings.append(relax.VarBinding(var, value))
+        return var
+
+
+def _copy(ty: Any) -> Any:
+    data = te.placeholder([int(e) for e in ty.shape.values], str(ty.dtype), "data")
+    copied = te.compute(data.shape, lambda *at: data(*at), "copied")
+    return te.create_prim_func([data, copied])

@@ -15,7 +15,6 @@ from .rebuild import extents_of, is_op, readers_of, rebuild, values_of
 def merge_linear(
     module: tvm.IRModule,
     layers: Sequence[LinearLayer],
-    call: str,
     takes_slices: Callable[[relax.Call], bool],
 ) -> tuple[tvm.IRModule, list[LinearLayer]]:
     """Merge calls of `extract_linear` on the same rows, where all users of their results, behind
@@ -23,7 +22,7 @@ def merge_linear(
     graph = _Graph(module["main"], takes_slices)
     groups: dict[relax.Var, list[tuple[relax.Var, LinearLayer]]] = {}
     for var, value in graph.values.items():
-        called = called_layer(value, call)
+        called = called_layer(value)
         if called is not None:
             layer = layers[called[0]]
             if layer.activation is None and graph.sliceable(var):
@@ -42,13 +41,13 @@ def merge_linear(
     made: dict[relax.Var, relax.Var] = {}
 
     def rule(builder: relax.BlockBuilder, expr: relax.Call, var: relax.Var) -> relax.Expr:
-        called = called_layer(expr, call)
+        called = called_layer(expr)
         if called is None:
             return expr
         first, start = place.get(var, (var, 0))
         if first.same_as(var):
             merged.append(wide[var] if var in wide else layers[called[0]])
-            made[var] = emit_layer(builder, call, len(merged) - 1, called[1], merged[-1])
+            made[var] = emit_layer(builder, len(merged) - 1, called[1], merged[-1])
         if var not in place:
             return made[var]
         end = start + int(extents_of(expr)[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tvm
@@ -30,6 +30,11 @@ from .onnx_sizes import (
     resolve_shape,
 )
 from .rebuild import extents_of, same_extents, shape_of
+
+# What converters of operators take of sizes that are known, and give: None for what TVM is to do.
+Known = list[Sizes | None]
+Attrs = Mapping[str, Any]
+Made: TypeAlias = relax.Expr | None
 
 # These folded all axes behind the named one as well, before opset 13.
 _ALONG_LAST, _ONE_AXIS = ("Hardmax", "LogSoftmax", "Softmax"), 13
@@ -157,7 +162,7 @@ class _Importer(ONNXGraphImporter):
             folded = fold(op, [s for s in known if s is not None], attrs)
             if folded is not None:
                 return self._emit_sizes(folded, str(_dtype(op, inputs, attrs)))
-        convert: Callable[..., relax.Expr | None] | None = getattr(self, f"_on_{op.lower()}", None)
+        convert: Callable[..., Made] | None = getattr(self, f"_on_{op.lower()}", None)
         return None if convert is None else convert(inputs, known, attrs)
 
     # -- sizes
@@ -188,9 +193,7 @@ class _Importer(ONNXGraphImporter):
 
     # -- operators that take sizes
 
-    def _on_reshape(
-        self, inputs: list[Any], known: list[Sizes | None], attrs: Mapping[str, Any]
-    ) -> relax.Expr | None:
+    def _on_reshape(self, inputs: list[Any], known: Known, attrs: Attrs) -> Made:
         extents, wanted = shape_of(inputs[0]), known[1]
         if extents is None or wanted is None:
             return None
@@ -203,9 +206,7 @@ class _Importer(ONNXGraphImporter):
             self._folded[made] = inputs[0]
         return made
 
-    def _on_transpose(
-        self, inputs: list[Any], _: list[Sizes | None], attrs: Mapping[str, Any]
-    ) -> relax.Expr | None:
+    def _on_transpose(self, inputs: list[Any], _: Known, attrs: Attrs) -> Made:
         """torch's exporter folds four dimensions to three to swap the last two; see reshape."""
         whole = self._folded.get(inputs[0])
         if whole is None or list(attrs.get("perm", ())) != [0, 2, 1]:
@@ -214,26 +215,20 @@ class _Importer(ONNXGraphImporter):
         self._swapped[swapped] = whole
         return swapped
 
-    def _on_expand(
-        self, inputs: list[Any], known: list[Sizes | None], _: Mapping[str, Any]
-    ) -> relax.Expr | None:
+    def _on_expand(self, inputs: list[Any], known: Known, _: Attrs) -> Made:
         extents, wanted = shape_of(inputs[0]), known[1]
         if extents is None or wanted is None:
             return None
         return self.bb.emit(relax.op.broadcast_to(inputs[0], resolve_expand(wanted, extents)))
 
-    def _on_constantofshape(
-        self, inputs: list[Any], known: list[Sizes | None], attrs: Mapping[str, Any]
-    ) -> relax.Expr | None:
+    def _on_constantofshape(self, inputs: list[Any], known: Known, attrs: Attrs) -> Made:
         if known[0] is None:
             return None
         fill = np.asarray(attrs["fill"])
         shape = list(known[0])
         return self.bb.emit(relax.op.full(shape, relax.const(fill.reshape(()), str(fill.dtype))))
 
-    def _on_range(
-        self, inputs: list[Any], known: list[Sizes | None], _: Mapping[str, Any]
-    ) -> relax.Expr | None:
+    def _on_range(self, inputs: list[Any], known: Known, _: Attrs) -> Made:
         if any(sizes is None for sizes in known):
             return None
         start, end, step = (sizes.reshape(-1)[0] for sizes in known if sizes is not None)
@@ -241,17 +236,13 @@ class _Importer(ONNXGraphImporter):
             return None
         return self.bb.emit(relax.op.arange(start, end, step, str(inputs[0].ty.dtype)))
 
-    def _on_dropout(
-        self, inputs: list[Any], _: list[Sizes | None], attrs: Mapping[str, Any]
-    ) -> None:
+    def _on_dropout(self, inputs: list[Any], _: Known, attrs: Attrs) -> None:
         """As TVM's, which never draws."""
         _, share, training = (*inputs, None, None)[:3]
         if training is not None and not _is_zero(training) and not _is_zero(share):
             raise drawing(f"Dropout (node {attrs['tvm_custom']['name']!r}) in training")
 
-    def _on_slice(
-        self, inputs: list[Any], known: list[Sizes | None], _: Mapping[str, Any]
-    ) -> relax.Expr | None:
+    def _on_slice(self, inputs: list[Any], known: Known, _: Attrs) -> Made:
         data, extents = inputs[0], shape_of(inputs[0])
         if extents is None or any(sizes is None for sizes in known[1:]):
             return None
@@ -293,9 +284,7 @@ class _Importer(ONNXGraphImporter):
 
     # -- ids of rows, and an index put together of one for each dimension
 
-    def _on_gather(
-        self, inputs: list[Any], _: list[Sizes | None], attrs: Mapping[str, Any]
-    ) -> relax.Expr | None:
+    def _on_gather(self, inputs: list[Any], _: Known, attrs: Attrs) -> Made:
         """Rows of a table. Ids that are an input are checked in each call, before it runs."""
         table, ids = inputs
         checked = any(ids.same_as(given) for given in self._inputs.values())
@@ -313,9 +302,7 @@ class _Importer(ONNXGraphImporter):
         values = expr.value.numpy()
         return int(values.max(initial=0)) if (values >= 0).all() else None
 
-    def _on_concat(
-        self, inputs: list[Any], _: list[Sizes | None], attrs: Mapping[str, Any]
-    ) -> relax.Expr | None:
+    def _on_concat(self, inputs: list[Any], _: Known, attrs: Attrs) -> Made:
         if any(isinstance(part.ty, relax.ShapeType) for part in inputs):
             return None
         axis = int(attrs["axis"])
@@ -324,9 +311,7 @@ class _Importer(ONNXGraphImporter):
             self._joined[joined] = inputs
         return joined
 
-    def _on_gathernd(
-        self, inputs: list[Any], _: list[Sizes | None], attrs: Mapping[str, Any]
-    ) -> relax.Expr | None:
+    def _on_gathernd(self, inputs: list[Any], _: Known, attrs: Attrs) -> Made:
         data, index = inputs
         parts = self._joined.get(index) if isinstance(index, relax.Var) else None
         extents = shape_of(data)

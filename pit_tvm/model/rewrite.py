@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import tvm
 
 from .activations import name_activations
-from .compiled import LINEAR
 from .dump import Look, unseen
 from .embeddings import extract_embeddings
 from .experts import GroupedLayer, extract_grouped
@@ -25,8 +24,8 @@ from .tidy import tidy, tidy_reshapes
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A graph on live tokens: it calls ``layers`` by number under the name `LINEAR`, and those of
-    experts, ``grouped``, under `experts.GROUPED`."""
+    """A graph on live tokens: it calls ``layers`` by number under the name `linear.LINEAR`, and
+    those of experts, ``grouped``, under `experts.GROUPED`."""
 
     module: tvm.IRModule
     inputs: Inputs
@@ -58,7 +57,7 @@ def _rewritten(imported: Imported, kernels: Kernels, look: Look) -> Rewritten:
     module = look("embeddings", extract_embeddings(module, kernels))
     module = look("norms", extract_norms(module, kernels))
     module, grouped = extract_grouped(module, kernels.shares_rows)
-    module, layers = extract_linear(module, LINEAR)
+    module, layers = extract_linear(module)
     module = look("linear", tidy_reshapes(module))
-    layers = name_activations(module, layers, LINEAR)
+    layers = name_activations(module, layers)
     return Rewritten(module, inputs, decisions, layers, grouped)

@@ -12,16 +12,16 @@ from .linear import LinearLayer, called_layer
 from .packing import ROW, STARTS, index_parts, is_unpack
 from .rebuild import extents_of, is_op, readers_of, rebuild, values_of
 
+PLACED = "pit_tvm.model.linear_in_place"
+
 
 def store_in_place(
     module: tvm.IRModule,
     layers: Sequence[LinearLayer],
-    call: str,
-    placed: str,
     fits: Callable[[LinearLayer], bool],
 ) -> tvm.IRModule:
     """Replace a scatter of what a call of `extract_linear` gives, and nothing else reads, by
-    ``placed(number, x, row, starts, out)``: the layer stores its rows where ``row`` names their
+    ``PLACED(number, x, row, starts, out)``: the layer stores its rows where ``row`` names their
     tokens, zeros elsewhere.
 
     ``fits``: whether there is such a kernel for a layer.
@@ -38,7 +38,7 @@ def store_in_place(
             return None
         if is_op(value, "reshape"):
             return layer_of(value.args[0])
-        return called_layer(value, call)
+        return called_layer(value)
 
     def rule(builder: relax.BlockBuilder, expr: relax.Call, var: relax.Var) -> relax.Expr:
         old = values[var]
@@ -52,7 +52,7 @@ def store_in_place(
         given: list[Any] = [relax.prim_value(number), new[x], *lists]
         tokens, *parts = extents_of(expr)
         ty = relax.TensorType([tokens, len(layers[number].weight)], expr.ty.dtype)
-        stored = relax.op.call_dps_packed(placed, given, ty)
+        stored = relax.op.call_dps_packed(PLACED, given, ty)
         if len(parts) == 1:
             return stored
         return relax.op.reshape(builder.emit(stored), [tokens, *parts])

@@ -19,7 +19,7 @@ def attention_converters() -> dict[str, Convert]:
 
 
 def _attention(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
-    """``softmax(scale * q k^T + mask) v`` in the forms that `intact.stays` admits, 16 bits in
+    """``softmax(scale * q k^T + mask) v`` in the forms that `fragments.stays` admits, 16 bits in
     float32 inside; a row without keys is 0."""
     emit = importer.block_builder.emit
     query, keys, values, *_ = given = importer.retrieve_args(node)

@@ -87,6 +87,14 @@ def loop_depth(sch: s_tir.Schedule, block: Any, loop: Any, what: str) -> int:
     raise ScheduleError(mismatch(what, "a loop above it", f"loop {name}, which is not"))
 
 
+def check_guarded(loop: tirx.For, primitive: str) -> None:
+    """Refuse a loop that is not `guarded` (ScheduleError)."""
+    if not guarded(loop):
+        what = f"{primitive}: loop {loop.loop_var.name}"
+        expected = "a block below it with a guard on this loop"
+        raise ScheduleError(mismatch(what, expected, "no such block"))
+
+
 def guarded(loop: tirx.For) -> bool:
     """Whether a block below ``loop`` binds it to an iterator of a position that a guard tests.
 

@@ -7,7 +7,7 @@ from typing import Any
 from tvm import s_tir
 
 from ..errors import ScheduleError, mismatch
-from .checks import guarded, initialised_in, serial_loop
+from .checks import check_guarded, initialised_in, serial_loop
 
 DYNAMIC_EXTENT = "pit.dynamic_extent"
 
@@ -40,10 +40,7 @@ def dynamic_extent(sch: s_tir.Schedule, loop: Any) -> None:
         A requirement does not hold.
     """
     found = serial_loop(sch, loop, "dynamic_extent")
-    if not guarded(found):
-        what = f"dynamic_extent: loop {found.loop_var.name}"
-        expected = "a block below it with a guard on this loop"
-        raise ScheduleError(mismatch(what, expected, "no such block"))
+    check_guarded(found, "dynamic_extent")
     if name := initialised_in(found):
         what = f"dynamic_extent: loop {found.loop_var.name}"
         got = f"the one of block {name}"

@@ -7,7 +7,7 @@ from typing import Any
 from tvm import s_tir, tirx
 
 from ..errors import ScheduleError, mismatch
-from .checks import guarded, loop_of
+from .checks import check_guarded, loop_of
 
 EARLY_EXIT = "pit.early_exit"
 
@@ -45,6 +45,5 @@ def early_exit(sch: s_tir.Schedule, loop: Any) -> None:
     kind = found.thread_binding.thread_tag if bound else tirx.ForKind(found.kind).name.lower()
     if not kind.startswith("blockIdx."):
         raise ScheduleError(mismatch(what, "bound to blockIdx", kind))
-    if not guarded(found):
-        raise ScheduleError(mismatch(what, "a block below it with a guard on this loop", "none"))
+    check_guarded(found, "early_exit")
     sch.annotate(loop, EARLY_EXIT, 1)

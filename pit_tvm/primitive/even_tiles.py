@@ -8,7 +8,7 @@ from tvm import s_tir
 
 from ..errors import ScheduleError, mismatch
 from ..structs import integer
-from .checks import guarded, serial_loop
+from .checks import check_guarded, serial_loop
 
 EVEN_TILES = "pit.even_tiles"
 
@@ -48,6 +48,5 @@ def even_tiles(sch: s_tir.Schedule, loop: Any, *, rows: int, multiple: int, shar
     if min(sizes) < 1 or sizes[0] % sizes[1]:
         expected = "rows >= 1 in whole multiples, and a share >= 1"
         raise ScheduleError(mismatch(what, expected, (rows, multiple, share)))
-    if not guarded(found):
-        raise ScheduleError(mismatch(what, "a block below it with a guard on this loop", "none"))
+    check_guarded(found, "even_tiles")
     sch.annotate(loop, EVEN_TILES, sizes)

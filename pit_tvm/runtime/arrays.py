@@ -46,15 +46,6 @@ def kind(array: Any) -> str:
     raise _no_array("array", array)
 
 
-def dtype_of(array: Any) -> str:
-    """Name of the element type of any array that `kind` knows, such as "bfloat16"."""
-    if isinstance(array, np.ndarray):
-        return array.dtype.name
-    if _is_torch(array):
-        return str(array.dtype).removeprefix("torch.")
-    return str(_import("array", array).dtype)
-
-
 def shape_of(name: str, array: Any) -> tuple[int, ...]:
     """Shape of any array that `kind` knows; DTypeError names another thing, or a nested tensor."""
     try:

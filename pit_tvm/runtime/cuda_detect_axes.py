@@ -44,13 +44,10 @@ def fold_axes() -> tvm.tirx.PrimFunc:
         cols: T.int32,
         height: T.int32,
         wide: T.int32,
-        p_across: T.handle,
-        p_down: T.handle,
+        across: T.Buffer(("chunks", "row_words"), "uint32", align=4),
+        down: T.Buffer(("parts", "column_words"), "uint32", align=4),
     ):
-        chunks, row_words = T.int32(), T.int32()
-        parts, column_words = T.int32(), T.int32()
-        across = T.match_buffer(p_across, (chunks, row_words), "uint32", align=4)
-        down = T.match_buffer(p_down, (parts, column_words), "uint32", align=4)
+        chunks, parts, column_words = T.int32(), T.int32(), T.int32()
         T.device_entry()
         block = T.cta_id([parts * chunks])
         thread = T.thread_id([THREADS])
@@ -75,7 +72,7 @@ def fold_axes() -> tvm.tirx.PrimFunc:
             acc[w] = T.uint32(0)
         T.cuda.cta_sync()
         after_predecessor()
-        first: T.int64 = src + T.cast(row0, "int64") * row_bytes + T.cast(column, "int64")
+        first: T.int64 = src + T.int64(row0) * row_bytes + T.int64(column)
         at = T.truncdiv(thread, WARP) * AT_ONCE
         while at < last:
             load_rows(loaded, first, row_bytes, 1, at, last, cols - column, wide, 8)
@@ -85,28 +82,24 @@ def fold_axes() -> tvm.tirx.PrimFunc:
                 for w in T.unroll(4):
                     some = T.bitwise_or(some, loaded[u, w])
                     acc[w] = T.bitwise_or(acc[w], loaded[u, w])
-                hits: T.uint32 = T.cuda.ballot_sync(
-                    full_warp(), T.cast(some != T.uint32(0), "int32")
-                )
+                hits: T.uint32 = T.cuda.ballot_sync(full_warp(), T.int32(some != T.uint32(0)))
                 found = T.bitwise_or(
-                    found, T.shift_left(T.cast(hits != T.uint32(0), "uint32"), T.uint32(u))
+                    found, T.shift_left(T.uint32(hits != T.uint32(0)), T.uint32(u))
                 )
             if lane == 0:
                 atomic_or(
                     T.address_of(rows_live[T.shift_right(at, 5)]),
-                    T.shift_left(found, T.cast(T.bitwise_and(at, 31), "uint32")),
+                    T.shift_left(found, T.uint32(T.bitwise_and(at, 31))),
                 )
             at = at + STEP
         put_bits(columns_live, acc, lane, keep, 8)
         T.cuda.cta_sync()
         at = T.truncdiv(row0, 32) + thread
         while at < T.truncdiv(row0 + last + 31, 32):
-            across[T.cast(chunk, "int64"), T.cast(at, "int64")] = rows_live[
-                at - T.truncdiv(row0, 32)
-            ]
+            across[T.int64(chunk), T.int64(at)] = rows_live[at - T.truncdiv(row0, 32)]
             at = at + THREADS
         at = chunk * (LINE_BYTES // 32) + thread
         if (thread < LINE_BYTES // 32) & (at < column_words):
-            down[T.cast(part, "int64"), T.cast(at, "int64")] = columns_live[thread]
+            down[T.int64(part), T.int64(at)] = columns_live[thread]
 
     return kernel

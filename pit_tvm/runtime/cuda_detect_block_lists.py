@@ -33,14 +33,11 @@ def list_blocks() -> tvm.tirx.PrimFunc:
         other: T.int32,
         band: T.int32,
         high: T.int32,
-        p_ids: T.handle,
-        p_count: T.handle,
-        p_lines: T.handle,
+        ids: T.Buffer(("slots", "capacity"), "int32", align=4),
+        count: T.Buffer(("slots",), "int32", align=4),
+        lines: T.Buffer(("slots", "size"), "uint32", align=4),
     ):
-        slots, capacity, size = T.int32(), T.int32(), T.int32()
-        ids = T.match_buffer(p_ids, (slots, capacity), "int32", align=4)
-        count = T.match_buffer(p_count, (slots,), "int32", align=4)
-        lines = T.match_buffer(p_lines, (slots, size), "uint32", align=4)
+        slots = T.int32()
         T.device_entry()
         slot = T.cta_id([slots])
         thread = T.thread_id([THREADS])
@@ -61,7 +58,7 @@ def list_blocks() -> tvm.tirx.PrimFunc:
             while row < end:
                 load_any(
                     T.address_of(loaded[0]),
-                    src + T.cast(entry, "int64") * along + T.cast(row, "int64") * beside,
+                    src + T.int64(entry) * along + T.int64(row) * beside,
                     T.if_then_else(entry < entries, 1, 0),
                 )
                 live = T.bitwise_or(live, loaded[0])
@@ -69,7 +66,7 @@ def list_blocks() -> tvm.tirx.PrimFunc:
             value[0] = T.if_then_else(live != T.uint32(0), 1, 0)
             word: T.uint32 = T.cuda.ballot_sync(full_warp(), value[0])
             if (T.truncmod(thread, WARP) == 0) & (entry < entries):
-                lines[T.cast(slot, "int64"), T.cast(T.truncdiv(entry, WARP), "int64")] = word
+                lines[T.int64(slot), T.int64(T.truncdiv(entry, WARP))] = word
             cta_scan(value, total, totals, thread, THREADS // WARP)
             if live != T.uint32(0):
                 live_blocks[found + value[0]] = entry
@@ -85,9 +82,7 @@ def list_blocks() -> tvm.tirx.PrimFunc:
         at: T.int32 = thread
         while at < length:
             block: T.let = T.truncdiv(at, grain)
-            ids[T.cast(slot, "int64"), T.cast(at, "int64")] = (
-                live_blocks[block] * grain + at - block * grain
-            )
+            ids[T.int64(slot), T.int64(at)] = live_blocks[block] * grain + at - block * grain
             at = at + THREADS
 
     return kernel

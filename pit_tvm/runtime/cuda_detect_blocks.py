@@ -21,7 +21,7 @@ def _mark(flags, acc, column, wide, keep, bits):
     """Set the flags of the blocks, ``wide`` columns each, that live in 16 bytes from ``column``."""
     for w in T.unroll(4):
         first: T.let = column + w * (32 // bits)
-        if T.bitwise_and(acc[w], T.cast(keep, "uint32")) != T.uint32(0):
+        if T.bitwise_and(acc[w], T.uint32(keep)) != T.uint32(0):
             flags[T.truncdiv(first, wide)] = T.uint8(1)
 
 
@@ -44,10 +44,9 @@ def map_blocks(bits: int) -> tvm.tirx.PrimFunc:
         wide: T.int32,
         aligned: T.int32,
         keep: T.int32,
-        p_map: T.handle,
+        found: T.Buffer(("down", "beside"), "uint8", align=1),
     ):
         down, beside = T.int32(), T.int32()
-        found = T.match_buffer(p_map, (down, beside), "uint8", align=1)
         T.device_entry()
         chunks: T.let = T.truncdiv(cols + (across - 1), across)
         block = T.cta_id([down * T.truncdiv(cols + (across - 1), across)])
@@ -62,9 +61,9 @@ def map_blocks(bits: int) -> tvm.tirx.PrimFunc:
         strip: T.int32 = T.truncdiv(block, chunks)
         column: T.int32 = T.truncmod(thread, LANES) * vector_of(bits)  # of the CTA's
         col0: T.int32 = T.truncmod(block, chunks) * across
-        offset: T.int64 = T.truncdiv(T.cast(col0 + column, "int64") * bits, 8)
-        length: T.int64 = T.truncdiv(T.cast(cols, "int64") * bits + 7, 8)
-        left: T.int32 = T.cast(T.max(T.min(length - offset, T.int64(ROOM)), T.int64(0)), "int32")
+        offset: T.int64 = T.truncdiv(T.int64(col0 + column) * bits, 8)
+        length: T.int64 = T.truncdiv(T.int64(cols) * bits + 7, 8)
+        left: T.int32 = T.int32(T.max(T.min(length - offset, T.int64(ROOM)), T.int64(0)))
         row: T.int32 = strip * high + T.truncdiv(thread, LANES)
         last: T.int32 = T.min(strip * high + high, rows)
         for w in T.unroll(4):
@@ -90,17 +89,15 @@ def count_steps() -> tvm.tirx.PrimFunc:
 
     @T.prim_func
     def kernel(
-        p_live: T.handle,
+        live: T.Buffer(("size",), "uint8", align=1),
         high: T.int32,
         deep: T.int32,
         beside: T.int32,
         along: T.int32,
         steps: T.int32,
-        p_count: T.handle,
+        count: T.Buffer(("bands",), "int32", align=4),
     ):
-        size, bands = T.int32(), T.int32()
-        live = T.match_buffer(p_live, (size,), "uint8", align=1)
-        count = T.match_buffer(p_count, (bands,), "int32", align=4)
+        bands = T.int32()
         T.device_entry()
         band = T.cta_id([bands])
         lane = T.thread_id([WARP])
@@ -125,10 +122,11 @@ def count_lines() -> tvm.tirx.PrimFunc:
     a line."""
 
     @T.prim_func
-    def kernel(p_lines: T.handle, p_count: T.handle):
+    def kernel(
+        lines: T.Buffer(("slots", "size"), "uint32", align=4),
+        count: T.Buffer(("slots",), "int32", align=4),
+    ):
         slots, size = T.int32(), T.int32()
-        lines = T.match_buffer(p_lines, (slots, size), "uint32", align=4)
-        count = T.match_buffer(p_count, (slots,), "int32", align=4)
         T.device_entry()
         slot = T.cta_id([slots])
         lane = T.thread_id([WARP])

@@ -57,13 +57,13 @@ def cluster_groups(bits: int) -> tvm.tirx.PrimFunc:
     """
 
     @T.prim_func
-    def kernel(p_src: T.handle, each: T.int32, p_ids: T.handle, p_count: T.handle):
-        size = T.int32()
-        groups = T.int32()
-        capacity = T.int32()
-        src = T.match_buffer(p_src, (size,), f"int{bits}", align=bits // 8)
-        ids = T.match_buffer(p_ids, (groups, capacity), "int32", align=4)
-        count = T.match_buffer(p_count, (groups,), "int32", align=4)
+    def kernel(
+        src: T.Buffer(("size",), f"int{bits}", align=bits // 8),
+        each: T.int32,
+        ids: T.Buffer(("groups", "capacity"), "int32", align=4),
+        count: T.Buffer(("groups",), "int32", align=4),
+    ):
+        size, groups = T.int32(), T.int32()
         T.device_entry()
         cta = T.cta_id_in_cluster([CTAS])
         _block = T.cta_id([CTAS])
@@ -110,6 +110,6 @@ def cluster_groups(bits: int) -> tvm.tirx.PrimFunc:
                     + tally[warp * MOST_GROUPS + loaded[u]]
                     + places[u]
                 )
-                ids[T.cast(loaded[u], "int64"), T.cast(place, "int64")] = first + u * WARP + lane
+                ids[T.int64(loaded[u]), T.int64(place)] = first + u * WARP + lane
 
     return kernel

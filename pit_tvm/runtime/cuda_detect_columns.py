@@ -48,7 +48,7 @@ def _or_rows(acc, loaded, src, row_bytes, offset, left, first, last, step, wide,
             for u in T.unroll(AT_ONCE):
                 load16(
                     T.address_of(loaded[u, 0]),
-                    src + T.cast(row + u * step, "int64") * row_bytes + offset,
+                    src + T.int64(row + u * step) * row_bytes + offset,
                     row + u * step < last,
                     bits,
                 )
@@ -60,7 +60,7 @@ def _or_rows(acc, loaded, src, row_bytes, offset, left, first, last, step, wide,
         while (row < last) & (left > 0):
             load_any(
                 T.address_of(loaded[0, 0]),
-                src + T.cast(row, "int64") * row_bytes + offset,
+                src + T.int64(row) * row_bytes + offset,
                 left,
             )
             for w in T.unroll(4):
@@ -76,12 +76,12 @@ def put_bits(words, acc, column, keep, bits):
             if acc[w] != T.uint32(0):
                 atomic_or(T.address_of(words[column * 4 + w]), acc[w])
     else:
-        live: T.uint32 = live_bits(T.address_of(acc[0]), T.cast(keep, "uint32"), bits)
+        live: T.uint32 = live_bits(T.address_of(acc[0]), T.uint32(keep), bits)
         at: T.let = column * (BYTES * 8 // bits)
         if live != T.uint32(0):
             atomic_or(
                 T.address_of(words[T.shift_right(at, 5)]),
-                T.shift_left(live, T.cast(T.bitwise_and(at, 31), "uint32")),
+                T.shift_left(live, T.uint32(T.bitwise_and(at, 31))),
             )
 
 
@@ -104,14 +104,11 @@ def list_columns(bits: int, threads: int) -> tvm.tirx.PrimFunc:
         lanes: T.int32,
         wide: T.int32,
         keep: T.int32,
-        p_ids: T.handle,
-        p_count: T.handle,
-        p_lines: T.handle,
+        ids: T.Buffer(("slots", "capacity"), "int32", align=4),
+        count: T.Buffer(("slots",), "int32", align=4),
+        lines: T.Buffer(("slots", "size"), "uint32", align=4),
     ):
-        slots, capacity, size = T.int32(), T.int32(), T.int32()
-        ids = T.match_buffer(p_ids, (slots, capacity), "int32", align=4)
-        count = T.match_buffer(p_count, (slots,), "int32", align=4)
-        lines = T.match_buffer(p_lines, (slots, size), "uint32", align=4)
+        slots, size = T.int32(), T.int32()
         T.device_entry()
         slot = T.cta_id([slots])
         thread = T.thread_id([threads])
@@ -127,7 +124,7 @@ def list_columns(bits: int, threads: int) -> tvm.tirx.PrimFunc:
         column: T.int32 = T.bitwise_and(thread, across - 1)
         first: T.int32 = slot * band
         last: T.int32 = first + T.min(band, rows - first)
-        line: T.int64 = T.truncdiv(T.cast(cols, "int64") * bits + 7, 8)
+        line: T.int64 = T.truncdiv(T.int64(cols) * bits + 7, 8)
         col0: T.int32 = 0
         found: T.int32 = 0
         offset: T.int64 = 0
@@ -137,16 +134,14 @@ def list_columns(bits: int, threads: int) -> tvm.tirx.PrimFunc:
             while col0 < cols:
                 words[thread] = T.uint32(0)
                 T.cuda.cta_sync()
-                offset = T.truncdiv(
-                    (T.cast(col0, "int64") + T.cast(column * vector, "int64")) * bits, 8
-                )
+                offset = T.truncdiv((T.int64(col0) + T.int64(column * vector)) * bits, 8)
                 _or_rows(
                     acc,
                     loaded,
                     src,
                     row_bytes,
                     offset,
-                    T.cast(T.max(T.min(line - offset, T.int64(ROOM)), T.int64(0)), "int32"),
+                    T.int32(T.max(T.min(line - offset, T.int64(ROOM)), T.int64(0))),
                     first + T.shift_right(thread, lanes),
                     last,
                     T.shift_right(threads, lanes),
@@ -159,9 +154,7 @@ def list_columns(bits: int, threads: int) -> tvm.tirx.PrimFunc:
                 value[0] = popcount(word)
                 words[thread] = word
                 if (thread * 32 < across * vector) & (T.truncdiv(col0, 32) + thread < size):
-                    lines[T.cast(slot, "int64"), T.cast(T.truncdiv(col0, 32) + thread, "int64")] = (
-                        word
-                    )
+                    lines[T.int64(slot), T.int64(T.truncdiv(col0, 32) + thread)] = word
                 cta_scan(value, total, totals, thread, threads // WARP)
                 before[thread] = value[0]
                 T.cuda.cta_sync()
@@ -170,12 +163,11 @@ def list_columns(bits: int, threads: int) -> tvm.tirx.PrimFunc:
                     word = words[T.shift_right(at, 5)]
                     if is_set(word, lane) != 0:
                         ids[
-                            T.cast(slot, "int64"),
-                            T.cast(
+                            T.int64(slot),
+                            T.int64(
                                 found
                                 + before[T.shift_right(at, 5)]
-                                + popcount(T.bitwise_and(word, below(lane))),
-                                "int64",
+                                + popcount(T.bitwise_and(word, below(lane)))
                             ),
                         ] = col0 + at
                     at = at + threads
@@ -210,11 +202,9 @@ def fold_columns(bits: int) -> tvm.tirx.PrimFunc:
         lanes: T.int32,
         wide: T.int32,
         keep: T.int32,
-        p_lines: T.handle,
+        lines: T.Buffer(("count", "size"), "uint32", align=4),
     ):
-        count = T.int32()
-        size = T.int32()
-        lines = T.match_buffer(p_lines, (count, size), "uint32", align=4)
+        count, size = T.int32(), T.int32()
         T.device_entry()
         block = T.cta_id([count * chunks])
         thread = T.thread_id([threads])
@@ -228,10 +218,8 @@ def fold_columns(bits: int) -> tvm.tirx.PrimFunc:
         top: T.int32 = T.truncdiv(line, parts) * band
         first: T.int32 = top + T.truncmod(line, parts) * height
         last: T.int32 = T.min(T.min(first + height, top + band), rows)
-        offset: T.int64 = T.truncdiv(
-            (T.cast(col0, "int64") + T.cast(column * vector, "int64")) * bits, 8
-        )
-        length: T.int64 = T.truncdiv(T.cast(cols, "int64") * bits + 7, 8)
+        offset: T.int64 = T.truncdiv((T.int64(col0) + T.int64(column * vector)) * bits, 8)
+        length: T.int64 = T.truncdiv(T.int64(cols) * bits + 7, 8)
         at: T.int32 = T.truncdiv(col0, 32) + thread
         words[thread] = T.uint32(0)
         T.cuda.cta_sync()
@@ -241,7 +229,7 @@ def fold_columns(bits: int) -> tvm.tirx.PrimFunc:
             src,
             row_bytes,
             offset,
-            T.cast(T.max(T.min(length - offset, T.int64(ROOM)), T.int64(0)), "int32"),
+            T.int32(T.max(T.min(length - offset, T.int64(ROOM)), T.int64(0))),
             first + T.shift_right(thread, lanes),
             last,
             T.shift_right(threads, lanes),
@@ -251,6 +239,6 @@ def fold_columns(bits: int) -> tvm.tirx.PrimFunc:
         put_bits(words, acc, column, keep, bits)
         T.cuda.cta_sync()
         if (line < count) & (thread * 32 < across * vector) & (at < size):
-            lines[T.cast(line, "int64"), T.cast(at, "int64")] = words[thread]
+            lines[T.int64(line), T.int64(at)] = words[thread]
 
     return kernel

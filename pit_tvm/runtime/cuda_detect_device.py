@@ -191,12 +191,12 @@ def cut(live: Any, at: Any, first: Any, end: Any) -> Any:
 
 def below(lane: Any) -> Any:
     """uint32 with the bits under bit ``lane`` set."""
-    return T.shift_left(T.uint32(1), T.cast(lane, "uint32")) - T.uint32(1)
+    return T.shift_left(T.uint32(1), T.uint32(lane)) - T.uint32(1)
 
 
 def is_set(word: Any, bit: Any) -> Any:
     """int32: bit number ``bit`` of a uint32."""
-    return T.cast(T.bitwise_and(T.shift_right(word, T.cast(bit, "uint32")), T.uint32(1)), "int32")
+    return T.int32(T.bitwise_and(T.shift_right(word, T.uint32(bit)), T.uint32(1)))
 
 
 def full_warp() -> Any:
@@ -263,4 +263,4 @@ def load_ids(loaded, src, at, step, last, groups, bits):
     for u in T.unroll(AT_ONCE):
         loaded[u] = -1
         if (wide[u] >= 0) & (wide[u] < T.cast(groups, f"int{bits}")):
-            loaded[u] = T.cast(wide[u], "int32")
+            loaded[u] = T.int32(wide[u])

@@ -21,7 +21,7 @@ def _or_lines(lines, line0, at, parts, word):
     while p < parts:
         for u in T.unroll(AT_ONCE):
             if p + u < parts:
-                word[0] = T.bitwise_or(word[0], lines[line0 + p + u, T.cast(at, "int64")])
+                word[0] = T.bitwise_or(word[0], lines[line0 + p + u, T.int64(at)])
         p = p + AT_ONCE
 
 
@@ -55,7 +55,7 @@ def _emit_piece(room, thread, lines, parts, axis, slot, word0, first, second):
     ids, count = T.meta_var(first)
     size = T.meta_var(lines.shape[1])
     words, before, earlier, word = T.meta_var((room.words, room.before, room.earlier, room.word))
-    line0: T.int64 = T.cast(slot, "int64") * parts
+    line0: T.int64 = T.int64(slot) * parts
     found: T.int32 = 0
     at: T.int32 = thread
     while at < word0:
@@ -75,9 +75,7 @@ def _emit_piece(room, thread, lines, parts, axis, slot, word0, first, second):
     T.cuda.cta_sync()
     found = earlier[0]
     at = word0 * 32 * grain + thread
-    last: T.int32 = T.cast(
-        T.min(T.cast(word0 + THREADS, "int64") * 32 * grain, T.cast(extent, "int64")), "int32"
-    )
+    last: T.int32 = T.int32(T.min(T.int64(word0 + THREADS) * 32 * grain, T.int64(extent)))
     while at < last:
         entry: T.int32 = at
         if grain > 1:
@@ -90,10 +88,10 @@ def _emit_piece(room, thread, lines, parts, axis, slot, word0, first, second):
         hit: T.int32 = is_set(words[mine], bit)
         if hit != 0:
             rank = rank + at - entry * grain
-            ids[T.cast(slot, "int64"), T.cast(rank, "int64")] = at
+            ids[T.int64(slot), T.int64(rank)] = at
         else:
             if second is not None:
-                second[0][T.cast(slot, "int64"), T.cast(at - rank, "int64")] = at
+                second[0][T.int64(slot), T.int64(at - rank)] = at
         at = at + THREADS
     if (thread == 0) & ((word0 + THREADS) * 32 >= entries):
         found = (found + room.total[0]) * grain
@@ -110,25 +108,20 @@ def _emit_piece(room, thread, lines, parts, axis, slot, word0, first, second):
 
 @T.jit
 def _emit(
-    p_lines: T.handle,
+    lines: T.Buffer(("held", "size"), "uint32", align=4),
     parts: T.int32,
     entries: T.int32,
     grain: T.int32,
     extent: T.int32,
     pieces: T.int32,
-    p_ids: T.handle,
-    p_count: T.handle,
-    p_others: T.Optional(T.handle),  # type: ignore[valid-type]
-    p_other_count: T.Optional(T.handle),  # type: ignore[valid-type]
+    ids: T.Buffer(("slots", "capacity"), "int32", align=4),
+    count: T.Buffer(("slots",), "int32", align=4),
+    others: T.Optional(T.Buffer(("slots", "capacity"), "int32", align=4)),
+    other_count: T.Optional(T.Buffer(("slots",), "int32", align=4)),
 ):
     """The template of `emit`."""
-    held, size, slots, capacity = T.int32(), T.int32(), T.int32(), T.int32()
-    lines = T.match_buffer(p_lines, (held, size), "uint32", align=4)
-    ids = T.match_buffer(p_ids, (slots, capacity), "int32", align=4)
-    count = T.match_buffer(p_count, (slots,), "int32", align=4)
-    if p_others is not None:
-        others = T.match_buffer(p_others, (slots, capacity), "int32", align=4)
-        other_count = T.match_buffer(p_other_count, (slots,), "int32", align=4)
+    slots = T.int32()
+    if others is not None:
         other = T.meta_var((others, other_count))
     else:
         other = T.meta_var(None)
@@ -145,36 +138,26 @@ def _emit(
 
 @T.jit
 def _emit_axes(
-    p_lines: T.handle,
+    lines: T.Buffer(("held", "size"), "uint32", align=4),
     parts: T.int32,
     extent: T.int32,
     pieces: T.int32,
-    p_ids: T.handle,
-    p_count: T.handle,
-    p_others: T.Optional(T.handle),  # type: ignore[valid-type]
-    p_other_count: T.Optional(T.handle),  # type: ignore[valid-type]
-    p_across: T.handle,
+    ids: T.Buffer((1, "capacity"), "int32", align=4),
+    count: T.Buffer((1,), "int32", align=4),
+    others: T.Optional(T.Buffer((1, "capacity"), "int32", align=4)),
+    other_count: T.Optional(T.Buffer((1,), "int32", align=4)),
+    across: T.Buffer(("held2", "size2"), "uint32", align=4),
     across_parts: T.int32,
     across_extent: T.int32,
     across_pieces: T.int32,
-    p_across_ids: T.handle,
-    p_across_count: T.handle,
+    across_ids: T.Buffer((1, "capacity2"), "int32", align=4),
+    across_count: T.Buffer((1,), "int32", align=4),
 ):
     """The template of `emit_axes`."""
-    held, size, capacity = T.int32(), T.int32(), T.int32()
-    lines = T.match_buffer(p_lines, (held, size), "uint32", align=4)
-    ids = T.match_buffer(p_ids, (1, capacity), "int32", align=4)
-    count = T.match_buffer(p_count, (1,), "int32", align=4)
-    if p_others is not None:
-        others = T.match_buffer(p_others, (1, capacity), "int32", align=4)
-        other_count = T.match_buffer(p_other_count, (1,), "int32", align=4)
+    if others is not None:
         other = T.meta_var((others, other_count))
     else:
         other = T.meta_var(None)
-    held2, size2, capacity2 = T.int32(), T.int32(), T.int32()
-    across = T.match_buffer(p_across, (held2, size2), "uint32", align=4)
-    across_ids = T.match_buffer(p_across_ids, (1, capacity2), "int32", align=4)
-    across_count = T.match_buffer(p_across_count, (1,), "int32", align=4)
     T.device_entry()
     block = T.cta_id([pieces + across_pieces])
     thread = T.thread_id([THREADS])
@@ -208,4 +191,4 @@ def emit_axes(both: bool) -> tvm.tirx.PrimFunc:
 
 
 def _absent(both: bool) -> dict[str, Any]:
-    return {} if both else {"p_others": None, "p_other_count": None}
+    return {} if both else {"others": None, "other_count": None}

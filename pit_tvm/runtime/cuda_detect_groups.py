@@ -80,13 +80,12 @@ def search_groups(bits: int) -> tvm.tirx.PrimFunc:
     steps = SEARCHED // each
 
     @T.prim_func
-    def kernel(p_src: T.handle, p_ids: T.handle, p_count: T.handle):
-        size = T.int32()
-        groups = T.int32()
-        capacity = T.int32()
-        src = T.match_buffer(p_src, (size,), f"int{bits}", align=bits // 8)
-        ids = T.match_buffer(p_ids, (groups, capacity), "int32", align=4)
-        count = T.match_buffer(p_count, (groups,), "int32", align=4)
+    def kernel(
+        src: T.Buffer(("size",), f"int{bits}", align=bits // 8),
+        ids: T.Buffer(("groups", "capacity"), "int32", align=4),
+        count: T.Buffer(("groups",), "int32", align=4),
+    ):
+        size, groups = T.int32(), T.int32()
         T.device_entry()
         group = T.cta_id([groups])
         thread = T.thread_id([THREADS])
@@ -131,12 +130,11 @@ def search_groups(bits: int) -> tvm.tirx.PrimFunc:
                 for e in T.unroll(each):
                     if is_set(some, e) != 0:
                         ids[
-                            T.cast(group, "int64"),
-                            T.cast(
+                            T.int64(group),
+                            T.int64(
                                 place
                                 + _byte(before[v // 4], v % 4)
-                                + popcount(T.bitwise_and(some, T.uint32((1 << e) - 1))),
-                                "int64",
+                                + popcount(T.bitwise_and(some, T.uint32((1 << e) - 1)))
                             ),
                         ] = start + (v * WARP + lane) * each + e
                 place = place + _byte(across[v // 4], v % 4)
@@ -165,12 +163,12 @@ def count_groups(bits: int) -> tvm.tirx.PrimFunc:
     """
 
     @T.prim_func
-    def kernel(p_src: T.handle, share: T.int32, p_sizes: T.handle):
-        size = T.int32()
-        parts = T.int32()
-        groups = T.int32()
-        src = T.match_buffer(p_src, (size,), f"int{bits}", align=bits // 8)
-        sizes = T.match_buffer(p_sizes, (parts, groups), "int32", align=4)
+    def kernel(
+        src: T.Buffer(("size",), f"int{bits}", align=bits // 8),
+        share: T.int32,
+        sizes: T.Buffer(("parts", "groups"), "int32", align=4),
+    ):
+        size, parts, groups = T.int32(), T.int32(), T.int32()
         T.device_entry()
         part = T.cta_id([parts])
         thread = T.thread_id([SHARE_THREADS])
@@ -192,7 +190,7 @@ def count_groups(bits: int) -> tvm.tirx.PrimFunc:
         T.cuda.cta_sync()
         at = thread
         while at < groups:
-            sizes[T.cast(part, "int64"), T.cast(at, "int64")] = tally[at]
+            sizes[T.int64(part), T.int64(at)] = tally[at]
             at = at + SHARE_THREADS
 
     return kernel
@@ -207,21 +205,14 @@ def place_groups(bits: int) -> tvm.tirx.PrimFunc:
 
     @T.prim_func
     def kernel(
-        p_src: T.handle,
+        src: T.Buffer(("size",), f"int{bits}", align=bits // 8),
         share: T.int32,
         lanes: T.int32,
-        p_sizes: T.handle,
-        p_ids: T.handle,
-        p_count: T.handle,
+        sizes: T.Buffer(("parts", "groups"), "int32", align=4),
+        ids: T.Buffer(("groups", "capacity"), "int32", align=4),
+        count: T.Buffer(("groups",), "int32", align=4),
     ):
-        size = T.int32()
-        parts = T.int32()
-        groups = T.int32()
-        capacity = T.int32()
-        src = T.match_buffer(p_src, (size,), f"int{bits}", align=bits // 8)
-        sizes = T.match_buffer(p_sizes, (parts, groups), "int32", align=4)
-        ids = T.match_buffer(p_ids, (groups, capacity), "int32", align=4)
-        count = T.match_buffer(p_count, (groups,), "int32", align=4)
+        size, parts, groups = T.int32(), T.int32(), T.int32()
         T.device_entry()
         part = T.cta_id([parts])
         thread = T.thread_id([SHARE_THREADS])
@@ -249,7 +240,7 @@ def place_groups(bits: int) -> tvm.tirx.PrimFunc:
             while row < part:
                 for u in T.unroll(AT_ONCE):
                     if row + u * teams < part:
-                        run = run + sizes[T.cast(row + u * teams, "int64"), T.cast(at, "int64")]
+                        run = run + sizes[T.int64(row + u * teams), T.int64(at)]
                 row = row + teams * AT_ONCE
             if run > 0:
                 T.evaluate(T.cuda.atomic_add(T.address_of(next_place[at]), run))
@@ -269,7 +260,7 @@ def place_groups(bits: int) -> tvm.tirx.PrimFunc:
         while at < groups:
             run = next_place[at]
             if part == parts - 1:
-                count[at] = run + sizes[T.cast(part, "int64"), T.cast(at, "int64")]
+                count[at] = run + sizes[T.int64(part), T.int64(at)]
             for w in T.serial(_WARPS - 1):
                 run = run + next_place[(w + 1) * groups + at]
                 next_place[(w + 1) * groups + at] = run
@@ -284,8 +275,8 @@ def place_groups(bits: int) -> tvm.tirx.PrimFunc:
                 if loaded[u] >= 0:
                     run = next_place[warp * groups + loaded[u]]
                     ids[
-                        T.cast(loaded[u], "int64"),
-                        T.cast(run + popcount(T.bitwise_and(same, below(lane))), "int64"),
+                        T.int64(loaded[u]),
+                        T.int64(run + popcount(T.bitwise_and(same, below(lane)))),
                     ] = at + u * WARP
                 T.cuda.warp_sync()
                 if (loaded[u] >= 0) & (T.bitwise_and(same, below(lane)) == T.uint32(0)):

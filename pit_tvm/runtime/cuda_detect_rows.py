@@ -60,7 +60,7 @@ def load_rows(loaded, at, row_bytes, step, row, height, left, wide, bits):
         for u in T.unroll(AT_ONCE):
             load16(
                 T.address_of(loaded[u, 0]),
-                at + T.cast(row + u * step, "int64") * row_bytes,
+                at + T.int64(row + u * step) * row_bytes,
                 (row + u * step < height) & (left > 0),
                 bits,
             )
@@ -68,7 +68,7 @@ def load_rows(loaded, at, row_bytes, step, row, height, left, wide, bits):
         for u in T.unroll(AT_ONCE):
             load_any(
                 T.address_of(loaded[u, 0]),
-                at + T.cast(row + u * step, "int64") * row_bytes,
+                at + T.int64(row + u * step) * row_bytes,
                 T.if_then_else(row + u * step < height, left, 0),
             )
 
@@ -80,7 +80,7 @@ def _mark_parts(words, loaded, keep, at, begin, end, width, high, row, step, bit
         for w in T.unroll(4 if bits == 1 else 1):
             live: T.uint32 = loaded[u, w]
             if bits > 1:
-                live = live_bits(T.address_of(loaded[u, 0]), T.cast(keep, "uint32"), bits)
+                live = live_bits(T.address_of(loaded[u, 0]), T.uint32(keep), bits)
             live = cut(live, at + w * 32, begin, end)
             if live != T.uint32(0):
                 _mark(
@@ -97,12 +97,12 @@ def _mark_whole(words, loaded, kept, slot, high, row, step, peers, lane, bits):
     for u in T.unroll(AT_ONCE):
         some: T.uint32 = some_live(loaded, u, kept, bits)
         hits: T.uint32 = T.bitwise_and(
-            T.cuda.ballot_sync(full_warp(), T.cast(some != T.uint32(0), "int32")), peers
+            T.cuda.ballot_sync(full_warp(), T.int32(some != T.uint32(0))), peers
         )
         if (hits != T.uint32(0)) & (T.bitwise_and(peers, below(lane)) == T.uint32(0)):
             atomic_or(
                 T.address_of(words[slot * high + T.shift_right(row + u * step, 5)]),
-                T.shift_left(T.uint32(1), T.cast(T.bitwise_and(row + u * step, 31), "uint32")),
+                T.shift_left(T.uint32(1), T.uint32(T.bitwise_and(row + u * step, 31))),
             )
 
 
@@ -133,11 +133,9 @@ def fold_rows(bits: int) -> tvm.tirx.PrimFunc:
         whole: T.int32,
         wide: T.int32,
         keep: T.int32,
-        p_lines: T.handle,
+        lines: T.Buffer(("count", "size"), "uint32", align=4),
     ):
-        count = T.int32()
-        size = T.int32()
-        lines = T.match_buffer(p_lines, (count, size), "uint32", align=4)
+        count, size = T.int32(), T.int32()
         T.device_entry()
         block = T.cta_id([T.truncdiv(size + high - 1, high) * chunks])
         thread = T.thread_id([threads])
@@ -156,7 +154,7 @@ def fold_rows(bits: int) -> tvm.tirx.PrimFunc:
             begin = begin + T.truncmod(chunk, parts) * piece
             end = T.min(begin + piece, end)
         height: T.int32 = T.min(high * 32, rows - row0)
-        length: T.int64 = T.truncdiv(T.cast(cols, "int64") * bits + 7, 8)
+        length: T.int64 = T.truncdiv(T.int64(cols) * bits + 7, 8)
         across: T.int32 = T.shift_left(1, lanes)
         # Where this thread's 16 bytes begin, and the first of its rows.
         column: T.int32 = (T.truncdiv(begin, vector) + T.bitwise_and(thread, across - 1)) * vector
@@ -172,15 +170,15 @@ def fold_rows(bits: int) -> tvm.tirx.PrimFunc:
             at = at + threads
         T.cuda.cta_sync()
         while column - T.bitwise_and(thread, across - 1) * vector < end:
-            offset = T.truncdiv(T.cast(column, "int64") * bits, 8)
+            offset = T.truncdiv(T.int64(column) * bits, 8)
             left = 0
             if column < end:
-                left = T.cast(T.min(length - offset, T.int64(ROOM)), "int32")
-            offset = src + offset + T.cast(row0, "int64") * row_bytes
+                left = T.int32(T.min(length - offset, T.int64(ROOM)))
+            offset = src + offset + T.int64(row0) * row_bytes
             slot = T.truncdiv(T.max(column - begin, 0), width)
             peers = same_lanes(slot * (WARP * 2) + T.bitwise_and(row, WARP - 1))
             for w in T.unroll(4):
-                kept[w] = T.cast(keep, "uint32")
+                kept[w] = T.uint32(keep)
                 if bits == 1:
                     kept[w] = cut(T.uint32(0xFFFFFFFF), column + w * 32, begin, end)
             at = 0
@@ -200,7 +198,7 @@ def fold_rows(bits: int) -> tvm.tirx.PrimFunc:
             line: T.let = chunk * several + T.truncdiv(at, high)
             word: T.let = T.truncdiv(row0, 32) + T.truncmod(at, high)
             if (line < count) & (word < size):
-                lines[T.cast(line, "int64"), T.cast(word, "int64")] = words[at]
+                lines[T.int64(line), T.int64(word)] = words[at]
             at = at + threads
 
     return kernel
@@ -224,11 +222,9 @@ def fold_blocks() -> tvm.tirx.PrimFunc:
         extent: T.int32,
         band: T.int32,
         grain: T.int32,
-        p_lines: T.handle,
+        lines: T.Buffer(("count", "size"), "uint32", align=4),
     ):
-        count = T.int32()
-        size = T.int32()
-        lines = T.match_buffer(p_lines, (count, size), "uint32", align=4)
+        count, size = T.int32(), T.int32()
         T.device_entry()
         block = T.cta_id([T.truncdiv(count * size + (threads // WARP - 1), threads // WARP)])
         thread = T.thread_id([threads])
@@ -241,18 +237,18 @@ def fold_blocks() -> tvm.tirx.PrimFunc:
             top: T.int32 = line * band
             row: T.int32 = T.truncdiv(top, grain)
             last: T.int32 = T.truncdiv(top + T.min(band, extent - top) + grain - 1, grain)
-            at: T.int64 = src + T.cast(word * 32 + lane, "int64") * along
+            at: T.int64 = src + T.int64(word * 32 + lane) * along
             live: T.uint32 = T.uint32(0)
             while row < last:
                 load_any(
                     T.address_of(loaded[0]),
-                    at + T.cast(row, "int64") * beside,
+                    at + T.int64(row) * beside,
                     T.if_then_else(word * 32 + lane < entries, 1, 0),
                 )
                 live = T.bitwise_or(live, loaded[0])
                 row = row + 1
-            lines[T.cast(line, "int64"), T.cast(word, "int64")] = T.cuda.ballot_sync(
-                T.uint32(0xFFFFFFFF), T.cast(live != T.uint32(0), "int32")
+            lines[T.int64(line), T.int64(word)] = T.cuda.ballot_sync(
+                T.uint32(0xFFFFFFFF), T.int32(live != T.uint32(0))
             )
 
     return kernel

@@ -27,12 +27,14 @@ def copy_rows(bits: int) -> tvm.tirx.PrimFunc:
     """
 
     @T.prim_func
-    def kernel(p_src: T.handle, rows: T.int32, share: T.int32, p_ids: T.handle, p_count: T.handle):
-        size = T.int32()
-        capacity = T.int32()
-        src = T.match_buffer(p_src, (size,), f"int{bits}", align=bits // 8)
-        ids = T.match_buffer(p_ids, (1, capacity), "int32", align=4)
-        count = T.match_buffer(p_count, (1,), "int32", align=4)
+    def kernel(
+        src: T.Buffer(("size",), f"int{bits}", align=bits // 8),
+        rows: T.int32,
+        share: T.int32,
+        ids: T.Buffer((1, "capacity"), "int32", align=4),
+        count: T.Buffer((1,), "int32", align=4),
+    ):
+        size, capacity = T.int32(), T.int32()
         T.device_entry()
         block = T.cta_id([T.truncdiv(size + share - 1, share)])
         thread = T.thread_id([THREADS])
@@ -51,7 +53,7 @@ def copy_rows(bits: int) -> tvm.tirx.PrimFunc:
         while at < first:
             load_ids(loaded, src, at, THREADS, first, rows, bits)
             for u in T.unroll(AT_ONCE):
-                found = found + T.cast(loaded[u] >= 0, "int32")
+                found = found + T.int32(loaded[u] >= 0)
             at = at + THREADS * AT_ONCE
         if found > 0:
             T.evaluate(T.cuda.atomic_add(T.address_of(earlier[0]), found))
@@ -60,7 +62,7 @@ def copy_rows(bits: int) -> tvm.tirx.PrimFunc:
         at = first + thread
         while at - thread < T.min(first + share, size):
             load_ids(loaded, src, at, THREADS, T.min(size, at + 1), rows, bits)
-            value[0] = T.cast(loaded[0] >= 0, "int32")
+            value[0] = T.int32(loaded[0] >= 0)
             cta_scan(value, total, totals, thread, THREADS // WARP)
             if (loaded[0] >= 0) & (found + value[0] < capacity):
                 ids[0, found + value[0]] = loaded[0]
@@ -83,18 +85,15 @@ def report_counts() -> tvm.tirx.PrimFunc:
     each element at once, in any order."""
 
     @T.prim_func
-    def kernel(p_count: T.handle, address: T.int64):
+    def kernel(count: T.Buffer(("slots",), "int32", align=4), address: T.int64):
         slots = T.int32()
-        count = T.match_buffer(p_count, (slots,), "int32", align=4)
         T.device_entry()
         _block = T.cta_id([1])
         thread = T.thread_id([REPORTERS])
         after_predecessor()
         at: T.int32 = thread
         while at < slots:
-            T.cuda.func_call(
-                "pit_send", address + T.cast(at, "int64") * 4, count[at], source_code=_SEND
-            )
+            T.cuda.func_call("pit_send", address + T.int64(at) * 4, count[at], source_code=_SEND)
             at = at + REPORTERS
 
     return kernel
@@ -104,11 +103,11 @@ def mark_rows(bits: int) -> tvm.tirx.PrimFunc:
     """Bits of the positions that ``src`` (size,) names: ``lines`` (1, words), uint32."""
 
     @T.prim_func
-    def kernel(p_src: T.handle, p_lines: T.handle):
-        size = T.int32()
-        held = T.int32()
-        src = T.match_buffer(p_src, (size,), f"int{bits}", align=bits // 8)
-        lines = T.match_buffer(p_lines, (1, held), "uint32", align=4)
+    def kernel(
+        src: T.Buffer(("size",), f"int{bits}", align=bits // 8),
+        lines: T.Buffer((1, "held"), "uint32", align=4),
+    ):
+        size, held = T.int32(), T.int32()
         T.device_entry()
         block = T.cta_id([T.truncdiv(held + THREADS - 1, THREADS)])
         thread = T.thread_id([THREADS])
@@ -125,7 +124,7 @@ def mark_rows(bits: int) -> tvm.tirx.PrimFunc:
                 if (place >= 0) & (place < MARKED):
                     atomic_or(
                         T.address_of(words[T.shift_right(place, 5)]),
-                        T.shift_left(T.uint32(1), T.cast(T.bitwise_and(place, 31), "uint32")),
+                        T.shift_left(T.uint32(1), T.uint32(T.bitwise_and(place, 31))),
                     )
             at = at + THREADS * AT_ONCE
         T.cuda.cta_sync()
@@ -137,26 +136,19 @@ def mark_rows(bits: int) -> tvm.tirx.PrimFunc:
 
 @T.jit
 def _spread(
-    p_src: T.handle,
+    src: T.Buffer(("size",), f"int{bits}", align=bits // 8),
     batch: T.int32,
     padded: T.int32,
     pieces: T.int32,
-    p_ids: T.handle,
-    p_count: T.handle,
-    p_others: T.Optional(T.handle),  # type: ignore[valid-type]
-    p_other_count: T.Optional(T.handle),  # type: ignore[valid-type]
+    ids: T.Buffer((1, "capacity"), "int32", align=4),
+    count: T.Buffer((1,), "int32", align=4),
+    others: T.Optional(T.Buffer((1, "capacity"), "int32", align=4)),
+    other_count: T.Optional(T.Buffer((1,), "int32", align=4)),
     *,
     bits: T.constexpr,
     cumulative: T.constexpr,
 ):
     """The template of `spread_lengths`."""
-    size, capacity = T.int32(), T.int32()
-    src = T.match_buffer(p_src, (size,), f"int{bits}", align=bits // 8)
-    ids = T.match_buffer(p_ids, (1, capacity), "int32", align=4)
-    count = T.match_buffer(p_count, (1,), "int32", align=4)
-    if p_others is not None:
-        others = T.match_buffer(p_others, (1, capacity), "int32", align=4)
-        other_count = T.match_buffer(p_other_count, (1,), "int32", align=4)
     T.device_entry()
     block = T.cta_id([batch * pieces])
     thread = T.thread_id([SPREAD_THREADS])
@@ -171,33 +163,33 @@ def _spread(
         earlier[0] = 0
     T.cuda.cta_sync()
     while at < which:
-        length = T.cast(src[at], "int64")
+        length = T.int64(src[at])
         if cumulative:
-            length = T.cast(src[at + 1], "int64") - length
-        if (length > 0) & (length <= T.cast(padded, "int64")):
-            before = before + T.cast(length, "int32")
+            length = T.int64(src[at + 1]) - length
+        if (length > 0) & (length <= T.int64(padded)):
+            before = before + T.int32(length)
         at = at + SPREAD_THREADS
     if before > 0:
         T.evaluate(T.cuda.atomic_add(T.address_of(earlier[0]), before))
     T.cuda.cta_sync()
     before = earlier[0]
-    length = T.cast(src[which], "int64")
+    length = T.int64(src[which])
     if cumulative:
-        length = T.cast(src[which + 1], "int64") - length
+        length = T.int64(src[which + 1]) - length
     live: T.int32 = 0
-    if (length > 0) & (length <= T.cast(padded, "int64")):
-        live = T.cast(length, "int32")
+    if (length > 0) & (length <= T.int64(padded)):
+        live = T.int32(length)
     at = first + thread
     while at < T.min(first + SPREAD, padded):
         if at < live:
             ids[0, before + at] = which * padded + at
         else:
-            if p_others is not None:
+            if others is not None:
                 others[0, which * padded - before + at - live] = which * padded + at
         at = at + SPREAD_THREADS
     if (thread == 0) & (block == batch * pieces - 1):
         count[0] = before + live
-        if p_others is not None:
+        if others is not None:
             other_count[0] = batch * padded - before - live
 
 
@@ -208,5 +200,5 @@ def spread_lengths(bits: int, cumulative: bool, both: bool) -> tvm.tirx.PrimFunc
     0 and ``padded`` counts as 0. ``both``: the rows of padding go to ``others``. ``pieces`` CTAs
     share a sequence.
     """
-    absent = {} if both else {"p_others": None, "p_other_count": None}
+    absent = {} if both else {"others": None, "other_count": None}
     return _spread.specialize(bits=bits, cumulative=cumulative, **absent)

@@ -46,7 +46,7 @@ def _vote(votes, loaded, kept, at, row_bytes, row, rows, left, wide, bits):
     load_rows(loaded, at, row_bytes, WARP // LANES, row, rows, left, wide, bits)
     for u in T.unroll(AT_ONCE):
         some: T.uint32 = some_live(loaded, u, kept, bits)
-        votes[u] = T.cuda.ballot_sync(full_warp(), T.cast(some != T.uint32(0), "int32"))
+        votes[u] = T.cuda.ballot_sync(full_warp(), T.int32(some != T.uint32(0)))
 
 
 @T.inline
@@ -85,9 +85,9 @@ def _write_lists(ids, words, place, before, slot0, row0, several, high, thread):
         alive: T.uint32 = words[word]
         into: T.int32 = place[slot] + before[word] + popcount(T.bitwise_and(alive, below(first)))
         row: T.int32 = row0 + T.truncmod(word, high) * 32 + first
-        alive = T.bitwise_and(T.shift_right(alive, T.cast(first, "uint32")), T.uint32(255))
+        alive = T.bitwise_and(T.shift_right(alive, T.uint32(first)), T.uint32(255))
         while alive != T.uint32(0):
-            ids[T.cast(slot0 + slot, "int64"), T.cast(into, "int64")] = row + lowest(alive)
+            ids[T.int64(slot0 + slot), T.int64(into)] = row + lowest(alive)
             into = into + 1
             alive = T.bitwise_and(alive, alive - T.uint32(1))
         at = at + THREADS
@@ -115,13 +115,10 @@ def list_rows(bits: int) -> tvm.tirx.PrimFunc:
         high: T.int32,
         wide: T.int32,
         keep: T.int32,
-        p_ids: T.handle,
-        p_count: T.handle,
+        ids: T.Buffer(("slots", "capacity"), "int32", align=4),
+        count: T.Buffer(("slots",), "int32", align=4),
     ):
         slots = T.int32()
-        capacity = T.int32()
-        ids = T.match_buffer(p_ids, (slots, capacity), "int32", align=4)
-        count = T.match_buffer(p_count, (slots,), "int32", align=4)
         T.device_entry()
         rank_in = T.cta_id_in_cluster([CTAS])
         block = T.cta_id([T.truncdiv(slots + several - 1, several) * CTAS])
@@ -142,14 +139,14 @@ def list_rows(bits: int) -> tvm.tirx.PrimFunc:
         row0: T.int32 = rank * high * 32
         begin: T.int32 = slot0 * width
         end: T.int32 = T.min(begin + several * width, cols)
-        length: T.int64 = T.truncdiv(T.cast(cols, "int64") * bits + 7, 8)
+        length: T.int64 = T.truncdiv(T.int64(cols) * bits + 7, 8)
         # The lanes of this lane's slot, among those that share a row, in every byte.
         peers: T.uint32 = T.uint32(0)
         if lane < several:
-            peers = (T.shift_left(T.uint32(1), T.cast(across, "uint32")) - T.uint32(1)) * T.uint32(
+            peers = (T.shift_left(T.uint32(1), T.uint32(across)) - T.uint32(1)) * T.uint32(
                 0x01010101
             )
-            peers = T.shift_left(peers, T.cast(lane * across, "uint32"))
+            peers = T.shift_left(peers, T.uint32(lane * across))
         column: T.int32 = 0
         offset: T.int64 = 0
         left: T.int32 = 0
@@ -163,12 +160,12 @@ def list_rows(bits: int) -> tvm.tirx.PrimFunc:
             column = begin + T.bitwise_and(lane, LANES - 1) * vector
             row = row0 + at * 32 + T.truncdiv(lane, LANES)
             for _ in T.serial(chunks):
-                offset = T.truncdiv(T.cast(column, "int64") * bits, 8)
+                offset = T.truncdiv(T.int64(column) * bits, 8)
                 left = 0
                 if column < end:
-                    left = T.cast(T.min(length - offset, T.int64(ROOM)), "int32")
+                    left = T.int32(T.min(length - offset, T.int64(ROOM)))
                 for w in T.unroll(4):
-                    kept[w] = T.cast(keep, "uint32")
+                    kept[w] = T.uint32(keep)
                     if bits == 1:
                         kept[w] = cut(T.uint32(0xFFFFFFFF), column + w * 32, begin, end)
                 _vote(votes, loaded, kept, src + offset, row_bytes, row, rows, left, wide, bits)

@@ -50,14 +50,14 @@ def _write_row(words, src, src_bytes, dst, dst_bytes, piece, step, even):
     sizes = T.alloc_local([STORES], "int32")
     skew: T.int64 = T.bitwise_and(dst, T.int64(BYTES - 1))
     for u in T.unroll(STORES):
-        end: T.int64 = T.cast(piece + u * step + 1, "int64") * BYTES - skew
+        end: T.int64 = T.int64(piece + u * step + 1) * BYTES - skew
         starts[u] = T.max(end - BYTES, T.int64(0))
-        sizes[u] = T.cast(T.max(T.min(end, dst_bytes) - starts[u], T.int64(0)), "int32")
+        sizes[u] = T.int32(T.max(T.min(end, dst_bytes) - starts[u], T.int64(0)))
         if src_bytes > T.int64(0):
             left: T.int64 = T.max(T.min(src_bytes - starts[u], T.int64(ROOM)), T.int64(0))
             if sizes[u] == 0:
                 left = T.int64(0)
-            load_any(T.address_of(words[u, 0]), src + starts[u], T.cast(left, "int32"))
+            load_any(T.address_of(words[u, 0]), src + starts[u], T.int32(left))
     for u in T.unroll(STORES):
         if sizes[u] > 0:
             _put(dst + starts[u], T.address_of(words[u, 0]), sizes[u], even)
@@ -80,13 +80,13 @@ def _write_aligned(words, value, value_bytes, dst, width, piece, step):
         for u in T.unroll(STORES):
             load16(
                 T.address_of(words[u, 0]),
-                value + T.cast(piece + u * step, "int64") * BYTES,
+                value + T.int64(piece + u * step) * BYTES,
                 piece + u * step < width,
             )
     for u in T.unroll(STORES):
         if piece + u * step < width:
             _put(
-                dst + T.cast(piece + u * step, "int64") * BYTES,
+                dst + T.int64(piece + u * step) * BYTES,
                 T.address_of(words[u, 0]),
                 BYTES,
                 1,
@@ -114,12 +114,10 @@ def fill_kernel(aligned: bool) -> tvm.tirx.PrimFunc:
         even: T.int32,
         lanes: T.int32,
         blocks: T.int32,
-        p_ids: T.handle,
-        p_count: T.handle,
+        ids: T.Buffer((1, "capacity"), "int32", align=4),
+        count: T.Buffer((1,), "int32", align=4),
     ):
         capacity = T.int32()
-        ids = T.match_buffer(p_ids, (1, capacity), "int32", align=4)
-        count = T.match_buffer(p_count, (1,), "int32", align=4)
         T.device_entry()
         block = T.cta_id([blocks])
         thread = T.thread_id([THREADS])
@@ -137,7 +135,7 @@ def fill_kernel(aligned: bool) -> tvm.tirx.PrimFunc:
             row = ids[0, T.truncdiv(item, shares)]
             piece = T.truncmod(item, shares) * across * STORES + T.bitwise_and(thread, across - 1)
             if (row >= 0) & (row < rows):
-                at: T.int64 = dst + T.cast(row, "int64") * stride
+                at: T.int64 = dst + T.int64(row) * stride
                 if aligned:
                     _write_aligned(words, value, value_bytes, at, width, piece, across)
                 else:
@@ -162,10 +160,9 @@ def clear_kernel(bits: int) -> tvm.tirx.PrimFunc:
         groups: T.int32,
         even: T.int32,
         blocks: T.int32,
-        p_ids: T.handle,
+        ids: T.Buffer(("rows",), kind, align=bits // 8),
     ):
         rows = T.int32()
-        ids = T.match_buffer(p_ids, (rows,), kind, align=bits // 8)
         T.device_entry()
         block = T.cta_id([blocks])
         thread = T.thread_id([THREADS])
@@ -179,15 +176,15 @@ def clear_kernel(bits: int) -> tvm.tirx.PrimFunc:
         while first < rows:
             outside = 0
             if first + lane < rows:
-                group: T.int64 = T.cast(ids[first + lane], "int64")
-                if (group < T.int64(0)) | (group >= T.cast(groups, "int64")):
+                group: T.int64 = T.int64(ids[first + lane])
+                if (group < T.int64(0)) | (group >= T.int64(groups)):
                     outside = 1
             dead: T.uint32 = same_lanes(outside)
             if outside == 0:
                 dead = T.bitwise_not(dead)
             while dead != T.uint32(0):
                 row: T.int32 = first + lowest(dead)
-                at: T.int64 = dst + T.cast(row, "int64") * stride
+                at: T.int64 = dst + T.int64(row) * stride
                 piece = lane
                 while piece < width:
                     _write_row(words, T.int64(0), T.int64(0), at, size, piece, WARP, even)
@@ -202,7 +199,7 @@ def copy_kernel() -> tvm.tirx.PrimFunc:
     """Copies rows of ``src_bytes`` to rows of ``dst_bytes``; what is left of these becomes 0.
 
     ``total`` rows in batches of ``rows``; strides are bytes, and anything may lie anywhere. Other
-    numbers are those of `fill_kernel`; ``p_device`` is any int32 vector on the device.
+    numbers are those of `fill_kernel`; ``_device`` is any int32 vector on the device.
     """
 
     @T.prim_func
@@ -221,10 +218,8 @@ def copy_kernel() -> tvm.tirx.PrimFunc:
         even: T.int32,
         lanes: T.int32,
         blocks: T.int32,
-        p_device: T.handle,
+        _device: T.Buffer(("size",), "int32", align=4),
     ):
-        size = T.int32()
-        _device = T.match_buffer(p_device, (size,), "int32", align=4)
         T.device_entry()
         block = T.cta_id([blocks])
         thread = T.thread_id([THREADS])
@@ -244,9 +239,9 @@ def copy_kernel() -> tvm.tirx.PrimFunc:
             row = at - batch * rows
             _write_row(
                 words,
-                src + T.cast(batch, "int64") * src_batch + T.cast(row, "int64") * src_row,
+                src + T.int64(batch) * src_batch + T.int64(row) * src_row,
                 src_bytes,
-                dst + T.cast(batch, "int64") * dst_batch + T.cast(row, "int64") * dst_row,
+                dst + T.int64(batch) * dst_batch + T.int64(row) * dst_row,
                 dst_bytes,
                 share * across * STORES + T.bitwise_and(thread, across - 1),
                 across,

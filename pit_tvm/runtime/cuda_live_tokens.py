@@ -18,11 +18,11 @@ def count_live(bits: int) -> tvm.tirx.PrimFunc:
     at least 2**30 more where one is neither 0 nor 1. int32."""
 
     @T.prim_func
-    def kernel(p_mask: T.handle, p_counts: T.handle):
-        batch = T.int32()
-        tokens = T.int32()
-        mask = T.match_buffer(p_mask, (batch, tokens), f"int{bits}", align=bits // 8)
-        counts = T.match_buffer(p_counts, (batch,), "int32", align=4)
+    def kernel(
+        mask: T.Buffer(("batch", "tokens"), f"int{bits}", align=bits // 8),
+        counts: T.Buffer(("batch",), "int32", align=4),
+    ):
+        batch, tokens = T.int32(), T.int32()
         T.device_entry()
         block = T.cta_id([T.truncdiv(batch + WARPS - 1, WARPS)])
         thread = T.thread_id([WARPS * 32])
@@ -34,10 +34,8 @@ def count_live(bits: int) -> tvm.tirx.PrimFunc:
             for step in T.serial(T.truncdiv(tokens + 31, 32)):
                 at: T.let = step * 32 + lane
                 if at < tokens:
-                    value: T.let = T.cast(
-                        mask[T.cast(sequence, "int64"), T.cast(at, "int64")], "int64"
-                    )
-                    found = found + T.cast(value != T.int64(0), "int32")
+                    value: T.let = T.int64(mask[T.int64(sequence), T.int64(at)])
+                    found = found + T.int32(value != T.int64(0))
                     if (value != T.int64(0)) & (value != T.int64(1)):
                         found = T.bitwise_or(found, T.int32(NOT_A_MASK))
         for s in T.unroll(5):
@@ -61,26 +59,16 @@ def place_live(bits: int) -> tvm.tirx.PrimFunc:
 
     @T.prim_func
     def kernel(
-        p_mask: T.handle,
-        p_counts: T.handle,
-        p_row: T.handle,
-        p_position: T.handle,
-        p_sequence: T.handle,
-        p_starts: T.handle,
-        p_place: T.handle,
-        p_status: T.handle,
+        mask: T.Buffer(("batch", "tokens"), f"int{bits}", align=bits // 8),
+        counts: T.Buffer(("batch",), "int32", align=4),
+        row: T.Buffer(("batch * tokens",), "int32", align=4),
+        position: T.Buffer(("batch * tokens",), "int32", align=4),
+        sequence_of: T.Buffer(("batch * tokens",), "int32", align=4),
+        starts: T.Buffer(("batch + 1",), "int32", align=4),
+        place: T.Buffer(("batch", "tokens"), "int32", align=4),
+        status: T.Buffer(("words",), "int32", align=4),
     ):
-        batch = T.int32()
-        tokens = T.int32()
-        words = T.int32()
-        mask = T.match_buffer(p_mask, (batch, tokens), f"int{bits}", align=bits // 8)
-        counts = T.match_buffer(p_counts, (batch,), "int32", align=4)
-        row = T.match_buffer(p_row, (batch * tokens,), "int32", align=4)
-        position = T.match_buffer(p_position, (batch * tokens,), "int32", align=4)
-        sequence_of = T.match_buffer(p_sequence, (batch * tokens,), "int32", align=4)
-        starts = T.match_buffer(p_starts, (batch + 1,), "int32", align=4)
-        place = T.match_buffer(p_place, (batch, tokens), "int32", align=4)
-        status = T.match_buffer(p_status, (words,), "int32", align=4)
+        batch, tokens = T.int32(), T.int32()
         T.device_entry()
         block = T.cta_id([T.truncdiv(batch + WARPS - 1, WARPS)])
         thread = T.thread_id([WARPS * 32])
@@ -108,22 +96,18 @@ def place_live(bits: int) -> tvm.tirx.PrimFunc:
                 at: T.let = step * 32 + lane
                 live: T.int32 = 0
                 if at < tokens:
-                    live = T.cast(
-                        mask[T.cast(sequence, "int64"), T.cast(at, "int64")]
-                        != T.cast(0, f"int{bits}"),
-                        "int32",
-                    )
+                    live = T.int32(mask[T.int64(sequence), T.int64(at)] != T.cast(0, f"int{bits}"))
                 votes: T.uint32 = T.cuda.ballot_sync(full_warp(), live)
-                to: T.let = begin + T.cast(T.popcount(T.bitwise_and(votes, below(lane))), "int32")
+                to: T.let = begin + T.int32(T.popcount(T.bitwise_and(votes, below(lane))))
                 if at < tokens:
                     if live == 1:
                         row[to] = sequence * tokens + at
                         position[to] = at
                         sequence_of[to] = sequence
-                        place[T.cast(sequence, "int64"), T.cast(at, "int64")] = to
+                        place[T.int64(sequence), T.int64(at)] = to
                     else:
-                        place[T.cast(sequence, "int64"), T.cast(at, "int64")] = -1
-                begin = begin + T.cast(T.popcount(votes), "int32")
+                        place[T.int64(sequence), T.int64(at)] = -1
+                begin = begin + T.int32(T.popcount(votes))
             if (sequence == batch - 1) & (lane == 0):
                 starts[batch] = begin
                 status[0] = begin + odd
@@ -135,18 +119,20 @@ def mark_outside(bits: int) -> tvm.tirx.PrimFunc:
     """``status[word]`` becomes 1 where one of ``ids`` (size,) is not from 0 to ``limit - 1``."""
 
     @T.prim_func
-    def kernel(p_ids: T.handle, limit: T.int64, word: T.int32, p_status: T.handle):
+    def kernel(
+        ids: T.Buffer(("size",), f"int{bits}", align=bits // 8),
+        limit: T.int64,
+        word: T.int32,
+        status: T.Buffer(("words",), "int32", align=4),
+    ):
         size = T.int32()
-        words = T.int32()
-        ids = T.match_buffer(p_ids, (size,), f"int{bits}", align=bits // 8)
-        status = T.match_buffer(p_status, (words,), "int32", align=4)
         T.device_entry()
         block = T.cta_id([T.truncdiv(size + WARPS * 32 - 1, WARPS * 32)])
         thread = T.thread_id([WARPS * 32])
         after_predecessor()
         at: T.let = block * (WARPS * 32) + thread
         if at < size:
-            value: T.let = T.cast(ids[at], "int64")
+            value: T.let = T.int64(ids[at])
             if (value < T.int64(0)) | (value >= limit):
                 status[word] = 1
 

@@ -9,6 +9,8 @@ alignment of one element, because a view may start anywhere. Buffers allocated i
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import tvm
 from tvm.script import tirx as T
 from tvm.tirx import const
@@ -16,6 +18,12 @@ from tvm.tirx import const
 VECTOR_BYTES = 64  # one cache line, one AVX-512 register
 FOLD_CHUNK = 8  # vectors per task of fold_rows
 BLOCK = 64  # rows and slots that fold_columns turns at a time: whole cache lines
+
+# Sizes of views, which signatures of templates name: TVMScript makes 64-bit integers of them.
+n_src = TypeVar("n_src")
+n_dst = TypeVar("n_dst")
+n_ids = TypeVar("n_ids")
+n_count = TypeVar("n_count")
 
 
 def flag(entry: tvm.ir.Expr, sign: int, dtype: str) -> tvm.ir.Expr:
@@ -42,8 +50,8 @@ def fold_rows(bits: int, sign: int, raw: bool, parallel: bool) -> tvm.IRModule:
 
     @T.prim_func(s_tir=True)
     def main(
-        p_src: T.handle,
-        p_dst: T.handle,
+        src: T.Buffer((n_src,), dtype, align=bits // 8),
+        dst: T.Buffer((n_dst,), "uint8", align=1),
         outer: T.int64,
         size: T.int64,
         inner: T.int64,
@@ -52,10 +60,6 @@ def fold_rows(bits: int, sign: int, raw: bool, parallel: bool) -> tvm.IRModule:
         grain: T.int64,
         limit: T.int64,
     ):
-        n_src = T.int64()
-        n_dst = T.int64()
-        src = T.match_buffer(p_src, (n_src,), dtype, align=bits // 8)
-        dst = T.match_buffer(p_dst, (n_dst,), "uint8", align=1)
         for task in loop(outer * slots * T.ceildiv(inner, chunk)):
             # through memory, because TVM takes 10 s to simplify bound variables with divisions
             place = T.alloc_buffer((4,), "int64")
@@ -132,8 +136,8 @@ def fold_columns(bits: int, sign: int, run: int, blocks: bool, parallel: bool) -
 
     @T.prim_func(s_tir=True)
     def main(
-        p_src: T.handle,
-        p_dst: T.handle,
+        src: T.Buffer((n_src,), dtype, align=bits // 8),
+        dst: T.Buffer((n_dst,), "uint8", align=1),
         outer: T.int64,
         rows: T.int64,
         size: T.int64,
@@ -143,10 +147,6 @@ def fold_columns(bits: int, sign: int, run: int, blocks: bool, parallel: bool) -
         limit: T.int64,
         pitch: T.int64,
     ):
-        n_src = T.int64()
-        n_dst = T.int64()
-        src = T.match_buffer(p_src, (n_src,), dtype, align=bits // 8)
-        dst = T.match_buffer(p_dst, (n_dst,), "uint8", align=1)
         for task in loop(outer * T.ceildiv(rows, BLOCK)):
             start: T.let = task % T.ceildiv(rows, BLOCK) * BLOCK
             batch: T.let = task // T.ceildiv(rows, BLOCK)
@@ -202,11 +202,12 @@ def unpack(parallel: bool) -> tvm.IRModule:
     loop = T.parallel if parallel else T.serial
 
     @T.prim_func(s_tir=True)
-    def main(p_src: T.handle, p_dst: T.handle, rows: T.int64, columns: T.int64):
-        n_src = T.int64()
-        n_dst = T.int64()
-        src = T.match_buffer(p_src, (n_src,), "uint8", align=1)
-        dst = T.match_buffer(p_dst, (n_dst,), "uint8", align=1)
+    def main(
+        src: T.Buffer((n_src,), "uint8", align=1),
+        dst: T.Buffer((n_dst,), "uint8", align=1),
+        rows: T.int64,
+        columns: T.int64,
+    ):
         for row in loop(rows):
             for byte in range(columns // 8):
                 for bit in T.vectorized(8):

@@ -18,7 +18,7 @@ import tvm
 
 from ..errors import ShapeError, mismatch
 from ..structs import MicroTile
-from . import detect_compact, detect_kernels, detect_lists
+from . import detect_compact, detect_kernels
 from .detect_view import FLAGS, Dim, Elements, dimension, folded, merge, odd_pitch, product
 
 Build = partial[tvm.IRModule]
@@ -47,7 +47,7 @@ class Step:
     @property
     def needs_table(self) -> bool:
         """Whether the kernel takes `detect_compact.bit_positions` after its source."""
-        return self.build.func in (detect_compact.compact, detect_lists.fold_compact)
+        return self.build.func in (detect_compact.compact, detect_compact.fold_compact)
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class _Builder:
         if (outer * runs, inner) != (slots, self.rows):  # folded nothing, only tested elements
             return None
         self.steps = []
-        build = partial(detect_lists.fold_compact, bits, sign, parallel)
+        build = partial(detect_compact.fold_compact, bits, sign, parallel)
         return Step(build, (*only.args, rows, capacity))
 
     def compact(self, rows: int, slots: int, capacity: int) -> Step:

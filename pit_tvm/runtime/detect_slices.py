@@ -8,10 +8,15 @@ end hold 0, as far as there is room.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import tvm
 from tvm.script import tirx as T
 
 from .detect_compact import PAD
+from .detect_kernels import n_count, n_ids, n_src
+
+n_starts = TypeVar("n_starts")
 
 
 def copy_rows(bits: int) -> tvm.IRModule:
@@ -20,19 +25,13 @@ def copy_rows(bits: int) -> tvm.IRModule:
 
     @T.prim_func(s_tir=True)
     def main(
-        p_src: T.handle,
-        p_ids: T.handle,
-        p_count: T.handle,
-        p_bad: T.handle,
+        src: T.Buffer((n_src,), dtype, align=bits // 8),
+        ids: T.Buffer((n_ids,), "int32", align=4),
+        count: T.Buffer((1,), "int32", align=4),
+        bad: T.Buffer((1,), "int32", align=4),
         size: T.int64,
         rows: T.int64,
     ):
-        n_src = T.int64()
-        n_ids = T.int64()
-        src = T.match_buffer(p_src, (n_src,), dtype, align=bits // 8)
-        ids = T.match_buffer(p_ids, (n_ids,), "int32", align=4)
-        count = T.match_buffer(p_count, (1,), "int32", align=4)
-        bad = T.match_buffer(p_bad, (1,), "int32", align=4)
         outside = T.alloc_buffer((1,), "int32")
         outside[0] = 0
         for i in range(size):
@@ -40,7 +39,7 @@ def copy_rows(bits: int) -> tvm.IRModule:
             below: T.let = src[i] < T.Cast(dtype, 0)
             above: T.let = T.Cast("int64", src[i]) >= rows
             outside[0] = outside[0] | T.Cast("int32", below) | T.Cast("int32", above)
-        for i in range(T.min(T.int64(PAD), n_ids - size)):
+        for i in range(T.min(T.int64(PAD), ids.shape[0] - size)):
             ids[size + i] = 0
         count[0] = T.Cast("int32", size)
         bad[0] = outside[0]
@@ -63,19 +62,13 @@ def expand_lengths(bits: int, cumulative: bool) -> tvm.IRModule:
 
     @T.prim_func(s_tir=True)
     def main(
-        p_src: T.handle,
-        p_ids: T.handle,
-        p_count: T.handle,
-        p_bad: T.handle,
+        src: T.Buffer((n_src,), dtype, align=bits // 8),
+        ids: T.Buffer((n_ids,), "int32", align=4),
+        count: T.Buffer((1,), "int32", align=4),
+        bad: T.Buffer((1,), "int32", align=4),
         batch: T.int64,
         padded: T.int64,
     ):
-        n_src = T.int64()
-        n_ids = T.int64()
-        src = T.match_buffer(p_src, (n_src,), dtype, align=bits // 8)
-        ids = T.match_buffer(p_ids, (n_ids,), "int32", align=4)
-        count = T.match_buffer(p_count, (1,), "int32", align=4)
-        bad = T.match_buffer(p_bad, (1,), "int32", align=4)
         end = T.alloc_buffer((1,), "int64")
         end[0] = T.int64(0)
         bad[0] = 0
@@ -92,7 +85,7 @@ def expand_lengths(bits: int, cumulative: bool) -> tvm.IRModule:
                 bad[0] = 1
         count[0] = T.Cast("int32", end[0])
         live: T.let = end[0]
-        for i in range(T.min(T.int64(PAD), n_ids - live)):
+        for i in range(T.min(T.int64(PAD), ids.shape[0] - live)):
             ids[live + i] = 0
 
     return tvm.IRModule({"main": main})
@@ -114,25 +107,16 @@ def split_groups(bits: int, parallel: bool) -> tvm.IRModule:
 
     @T.prim_func(s_tir=True)
     def main(
-        p_src: T.handle,
-        p_ids: T.handle,
-        p_count: T.handle,
-        p_starts: T.handle,
-        p_bad: T.handle,
+        src: T.Buffer((n_src,), dtype, align=bits // 8),
+        ids: T.Buffer((n_ids,), "int32", align=4),
+        count: T.Buffer((n_count,), "int32", align=4),
+        starts: T.Buffer((n_starts,), "int32", align=4),
+        bad: T.Buffer((1,), "int32", align=4),
         rows: T.int64,
         groups: T.int64,
         capacity: T.int64,
         parts: T.int64,
     ):
-        n_src = T.int64()
-        n_ids = T.int64()
-        n_count = T.int64()
-        n_starts = T.int64()
-        src = T.match_buffer(p_src, (n_src,), dtype, align=bits // 8)
-        ids = T.match_buffer(p_ids, (n_ids,), "int32", align=4)
-        count = T.match_buffer(p_count, (n_count,), "int32", align=4)
-        starts = T.match_buffer(p_starts, (n_starts,), "int32", align=4)
-        bad = T.match_buffer(p_bad, (1,), "int32", align=4)
         bad[0] = 0
         for part in loop(parts):
             for each in range(groups):

@@ -75,12 +75,7 @@ def linear_rows(
 
 @linear_rows.register_fake
 def _(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    pattern: torch.Tensor,
-    kind: str,
-    activation: str | None,
+    x: torch.Tensor, weight: torch.Tensor, bias: Any, pattern: Any, kind: str, *_: Any
 ) -> torch.Tensor:
     spec_of(kind)
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=result_type(x))
@@ -115,7 +110,7 @@ def activate_rows(
 
 
 @activate_rows.register_fake
-def _(rows: torch.Tensor, pattern: torch.Tensor, kind: str, activation: str) -> torch.Tensor:
+def _(rows: torch.Tensor, pattern: Any, kind: str, *_: Any) -> torch.Tensor:
     spec_of(kind)
     return rows.new_empty(rows.shape)
 
@@ -132,9 +127,7 @@ def activate_rows_gradient(
 
 
 @activate_rows_gradient.register_fake
-def _(
-    rows: torch.Tensor, down: torch.Tensor, pattern: torch.Tensor, kind: str, activation: str
-) -> torch.Tensor:
+def _(rows: torch.Tensor, down: Any, pattern: Any, kind: str, *_: Any) -> torch.Tensor:
     spec_of(kind)
     return rows.new_empty(rows.shape)
 
@@ -158,11 +151,7 @@ def grouped_linear(
 
 @grouped_linear.register_fake
 def _(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    group_ids: torch.Tensor,
-    activation: str | None,
+    x: torch.Tensor, weight: torch.Tensor, bias: Any, group_ids: torch.Tensor, *_: Any
 ) -> torch.Tensor:
     return x.new_empty((*group_ids.shape, weight.shape[1]), dtype=result_type(x))
 
@@ -179,9 +168,7 @@ def grouped_outer(
 
 
 @grouped_outer.register_fake
-def _(
-    left: torch.Tensor, right: torch.Tensor, group_ids: torch.Tensor, groups: int
-) -> torch.Tensor:
+def _(left: torch.Tensor, right: torch.Tensor, ids: Any, groups: int) -> torch.Tensor:
     return left.new_empty((groups, left.shape[-1], right.shape[-1]))
 
 
@@ -237,7 +224,7 @@ def combine_choices(rows: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor
 
 
 @combine_choices.register_fake
-def _(rows: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+def _(rows: torch.Tensor, *_: Any) -> torch.Tensor:
     return rows.new_empty((*rows.shape[:-2], rows.shape[-1]))
 
 
@@ -255,9 +242,7 @@ def spread_choices(
 
 
 @spread_choices.register_fake
-def _(
-    rows: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, down: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _(rows: torch.Tensor, weights: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return rows.new_empty(rows.shape), weights.new_empty(weights.shape)
 
 

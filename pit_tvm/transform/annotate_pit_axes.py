@@ -13,7 +13,7 @@ from tvm.s_tir import SBlock
 from ..analysis.access import BlockInfo, block_infos
 from ..analysis.pit_axis import pit_axes
 from ..errors import AxisError, mismatch
-from .rebuild import rebuilt_block
+from .rebuild import rebuilt
 
 PIT_AXES = "pit.axes"
 
@@ -32,7 +32,7 @@ def annotate_pit_axes(func: tirx.PrimFunc) -> tirx.PrimFunc:
         for info in infos:
             if block.same_as(info.block):
                 positions = [p for p, axis in enumerate(info.axes) if axis in accepted[info.name]]
-                return rebuilt_block(block, annotations={**block.annotations, PIT_AXES: positions})
+                return rebuilt(block, annotations={**block.annotations, PIT_AXES: positions})
         return block
 
     # From the outside in: an outer block is still itself when its turn comes.

@@ -11,7 +11,7 @@ from tvm.ir import TensorLoad
 from ..errors import AxisError, mismatch
 from ..structs import BitMask, BlockMask, Mask, SparsitySpec
 from .axis_map import Expr, ceil_div
-from .rebuild import rebuilt_block
+from .rebuild import rebuilt
 from .unalign import is_buffer, parameter
 
 _BITS = 8  # elements to a byte of a BitMask
@@ -90,4 +90,4 @@ def _with_read(block: s_tir.SBlock, mask: ir.Var) -> s_tir.SBlock:
     """``block`` with the region of ``mask`` that it reads among its reads."""
     found, _, _ = s_tir.analysis.get_sblock_access_region(block, {mask: mask})
     regions = [region for region in found if region.source.same_as(mask)]
-    return rebuilt_block(block, reads=[*block.reads, *regions])
+    return rebuilt(block, reads=[*block.reads, *regions])

@@ -14,7 +14,7 @@ from tvm.tirx import BufferLoad, BufferStore
 from ..errors import ScheduleError, mismatch
 from ..primitive.atomic_adds import ATOMIC_ADDS, adds
 from .lower_prefetch_rows import replaced
-from .rebuild import loops_in, rebuilt_block, rebuilt_loop, unmarked
+from .rebuild import loops_in, rebuilt, unmarked
 from .warp_mma_site import offset_of
 
 VECTORS = (2, 4)  # neighbours in float32 that GPUs with clusters add at once
@@ -61,11 +61,11 @@ def _added(loop: tirx.For, block: s_tir.SBlock) -> tirx.Stmt:
     tvm_ffi.structural_walk(block.body, (BufferStore, stores.append))
     calls = [_call(store, loop if vector else None) for store in stores]
     body = tvm_ffi.structural_map(block.body, [(BufferStore, lambda _: calls[0])])
-    new = rebuilt_block(block, body=body, annotations=unmarked(block, ATOMIC_ADDS))
+    new = rebuilt(block, body=body, annotations=unmarked(block, ATOMIC_ADDS))
     body = tvm_ffi.structural_map(
         loop.body, [(s_tir.SBlock, lambda b: new if ATOMIC_ADDS in (b.annotations or {}) else b)]
     )
-    return replaced(body, {loop.loop_var: loop.min}) if vector else rebuilt_loop(loop, body=body)
+    return replaced(body, {loop.loop_var: loop.min}) if vector else rebuilt(loop, body=body)
 
 
 def _call(store: BufferStore, loop: tirx.For | None) -> tirx.Stmt:

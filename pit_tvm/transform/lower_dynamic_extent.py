@@ -17,7 +17,7 @@ from ..errors import ScheduleError, mismatch
 from ..primitive.checks import SPECULATIVE, guards, is_choice, is_one, split_and, uses_any
 from ..primitive.dynamic_extent import DYNAMIC_EXTENT
 from .axis_map import Expr
-from .rebuild import loops_in, rebuilt_block, rebuilt_loop, unmarked
+from .rebuild import loops_in, rebuilt, unmarked
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def _without_unit_variables(body: tirx.Stmt) -> tirx.Stmt:
         inner = tvm_ffi.structural_map(
             loop.body, [(ir.Var, lambda v: zero if v.same_as(var) else v)]
         )
-        return rebuilt_loop(loop, body=inner)
+        return rebuilt(loop, body=inner)
 
     return tvm_ffi.structural_map(body, [(tirx.For, replace)])
 
@@ -77,13 +77,11 @@ def _resize(loop: tirx.For, extents: dict[ir.Var, Expr]) -> tirx.For:
     notes = unmarked(loop, DYNAMIC_EXTENT)
     extent, stages = extents[loop.loop_var], loop.annotations.get("software_pipeline_stage")
     if stages is None:
-        return rebuilt_loop(loop, extent=extent, annotations=notes)
+        return rebuilt(loop, extent=extent, annotations=notes)
     ahead = int(max(stages))
     more = tirx.Var("more", "int32")
     bound = tirx.Bind(more, tirx.max(extent - ahead, 0))
-    return tirx.SeqStmt(
-        [bound, rebuilt_loop(loop, extent=tirx.max(more, 0) + ahead, annotations=notes)]
-    )
+    return tirx.SeqStmt([bound, rebuilt(loop, extent=tirx.max(more, 0) + ahead, annotations=notes)])
 
 
 def live_extent(loop: tirx.For, threads: Sequence[tirx.For] = ()) -> Expr:
@@ -170,7 +168,7 @@ def _remove_guards(body: tirx.Stmt, extents: dict[ir.Var, Expr]) -> tirx.Stmt:
 
     def visit(stmt: tirx.Stmt, loops: list[tirx.For]) -> tirx.Stmt:
         def on_loop(loop: tirx.For, _: object) -> tirx.Stmt:
-            return rebuilt_loop(loop, body=visit(loop.body, [*loops, loop]))
+            return rebuilt(loop, body=visit(loop.body, [*loops, loop]))
 
         def on_if(cond: tirx.IfThenElse, _: object) -> tirx.Stmt:
             left = [c for c in split_and(cond.condition) if not _implied(c, loops, extents)]
@@ -205,7 +203,7 @@ def _drop_speculative(body: tirx.Stmt) -> tirx.Stmt:
         inner = block.body
         if isinstance(inner, tirx.IfThenElse):
             inner = inner.then_case
-        return rebuilt_block(block, body=inner, annotations=unmarked(block, SPECULATIVE))
+        return rebuilt(block, body=inner, annotations=unmarked(block, SPECULATIVE))
 
     return tvm_ffi.structural_map(body, [(s_tir.SBlock, drop)])
 

@@ -7,7 +7,7 @@ from tvm import tirx
 
 from ..primitive.early_exit import EARLY_EXIT
 from .lower_dynamic_extent import live_extent
-from .rebuild import loops_in, rebuilt_loop, unmarked
+from .rebuild import loops_in, rebuilt, unmarked
 
 
 def lower_early_exit(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -30,6 +30,6 @@ def lower_early_exit(func: tirx.PrimFunc) -> tirx.PrimFunc:
         leave = tirx.Evaluate(tirx.op.thread_return())
         guard = tirx.IfThenElse(extent <= loop.loop_var, leave, None)
         body, notes = tirx.SeqStmt([guard, loop.body]), unmarked(loop, EARLY_EXIT)
-        return rebuilt_loop(loop, body=body, annotations=notes)
+        return rebuilt(loop, body=body, annotations=notes)
 
     return func.with_body(tvm_ffi.structural_map(func.body, [(tirx.For, lowered)]))

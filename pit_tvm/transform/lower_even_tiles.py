@@ -16,7 +16,7 @@ from ..primitive.checks import guards, uses_any
 from ..primitive.dynamic_extent import DYNAMIC_EXTENT
 from ..primitive.even_tiles import EVEN_TILES
 from .axis_map import Expr, ceil_div
-from .rebuild import loops_in, rebuilt_loop, unmarked
+from .rebuild import loops_in, rebuilt, unmarked
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _lowered(tiles: _Tiles) -> tirx.For:
         raise ScheduleError(mismatch(what, f"positions alone, {tiles.rows} a tile", "more"))
     kept = unmarked(loop, EVEN_TILES, DYNAMIC_EXTENT)
     extent = tirx.max(ceil_div(tiles.limit, tiles.height), 0)
-    return rebuilt_loop(loop, extent=extent, body=_bound(body, bound, first), annotations=kept)
+    return rebuilt(loop, extent=extent, body=_bound(body, bound, first), annotations=kept)
 
 
 def _moved(stmt: tirx.Stmt, tiles: _Tiles, first: Expr, end: Expr) -> tirx.Stmt:
@@ -113,6 +113,6 @@ def _bound(stmt: tirx.Stmt, bound: list[tirx.Stmt], first: tirx.Var) -> tirx.Stm
     if isinstance(stmt, tirx.For):
         starts = [c.a for c in guards(stmt.body) if isinstance(c, prim.LT)]
         if not any(uses_any(a, {first}) and uses_any(a, {stmt.loop_var}) for a in starts):
-            return rebuilt_loop(stmt, body=_bound(stmt.body, bound, first))
+            return rebuilt(stmt, body=_bound(stmt.body, bound, first))
     rest = stmt.seq if isinstance(stmt, tirx.SeqStmt) else [stmt]
     return tirx.SeqStmt([*bound, *rest])

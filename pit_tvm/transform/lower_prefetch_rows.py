@@ -17,7 +17,7 @@ from ..errors import ScheduleError, mismatch
 from ..primitive.checks import uses_any
 from ..primitive.prefetch_rows import PREFETCH_ROWS
 from .axis_map import Expr
-from .rebuild import loops_in, rebuilt_loop, unmarked
+from .rebuild import loops_in, rebuilt, unmarked
 
 LINE_BYTES = 64
 _ALL_CACHES, _DATA = 3, 1  # arguments of LLVM's prefetch
@@ -55,7 +55,7 @@ def lower_prefetch_rows(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if loop.loop_var not in requests:
             return loop
         body = tirx.SeqStmt([requests[loop.loop_var], loop.body])
-        return rebuilt_loop(loop, body=body, annotations=unmarked(loop, PREFETCH_ROWS))
+        return rebuilt(loop, body=body, annotations=unmarked(loop, PREFETCH_ROWS))
 
     return func.with_body(tvm_ffi.structural_map(func.body, [(tirx.For, insert)]))
 

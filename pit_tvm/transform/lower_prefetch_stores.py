@@ -13,7 +13,7 @@ from ..errors import ScheduleError, mismatch
 from ..primitive.prefetch_stores import PREFETCH_STORES
 from .axis_map import ceil_div
 from .lower_prefetch_rows import LINE_BYTES, replaced, request
-from .rebuild import loops_in, rebuilt_block, rebuilt_loop, unmarked
+from .rebuild import loops_in, rebuilt, unmarked
 
 
 def lower_prefetch_stores(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -36,7 +36,7 @@ def lower_prefetch_stores(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if loop.loop_var not in requests:
             return loop
         body = _prepended(loop.body, requests[loop.loop_var])
-        return rebuilt_loop(loop, body=body, annotations=unmarked(loop, PREFETCH_STORES))
+        return rebuilt(loop, body=body, annotations=unmarked(loop, PREFETCH_STORES))
 
     return func.with_body(tvm_ffi.structural_map(func.body, [(tirx.For, insert)]))
 
@@ -64,7 +64,7 @@ def _prepended(stmt: tirx.Stmt, first: tirx.Stmt) -> tirx.Stmt:
     if not isinstance(stmt, s_tir.SBlockRealize):
         rest = stmt.seq if isinstance(stmt, tirx.SeqStmt) else [stmt]
         return tirx.SeqStmt([first, *rest])
-    block = rebuilt_block(stmt.block, body=_prepended(stmt.block.body, first))
+    block = rebuilt(stmt.block, body=_prepended(stmt.block.body, first))
     return s_tir.SBlockRealize(stmt.iter_values, stmt.predicate, block)
 
 

@@ -14,7 +14,7 @@ from tvm import s_tir, sym, tirx
 from .lower_prefetch_rows import replaced
 from .lower_warp_mma import FIRST, STEP, STEPS
 from .overlap_copies import WAIT
-from .rebuild import rebuilt_block, rebuilt_loop
+from .rebuild import rebuilt
 
 
 def preload_fragments(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -51,7 +51,7 @@ class _Tile:
         """The tile without its first loads, with those of the ``following`` one."""
         last = self.last if following is None else following.waited([following.first, self.last])
         body = tirx.SeqStmt([*self.middle, last])
-        block = rebuilt_block(self.block, body=body, alloc_buffers=[])
+        block = rebuilt(self.block, body=body, alloc_buffers=[])
         return s_tir.SBlockRealize([], tirx.const(True, "bool"), block)
 
     def waited(self, parts: list[tirx.Stmt]) -> tirx.Stmt:
@@ -75,7 +75,7 @@ def _rotated(seq: tirx.SeqStmt) -> tirx.Stmt:
         begin = replaced(inside.waited([inside.first]), {loop.loop_var: loop.min})
         after = replaced(inside.first, {loop.loop_var: loop.loop_var + 1})
         following = _Tile(inside.wait, inside.block, after, (), after)
-        turned = rebuilt_loop(loop, body=inside.followed(following))
+        turned = rebuilt(loop, body=inside.followed(following))
         ends = [tile.followed(then) for tile, then in zip(behind, [*behind[1:], None], strict=True)]
         own = inside.block.alloc_buffers
         whole = s_tir.SBlock([], [], [], "tiles", tirx.SeqStmt([begin, turned, *ends]), None, own)

@@ -3,11 +3,15 @@ not change."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import tvm_ffi
 from tvm import s_tir, tirx
+
+Node = TypeVar("Node", s_tir.SBlock, tirx.For)
+
+_BLOCK = "iter_vars reads writes name_hint body init alloc_buffers match_buffers annotations span"
+_LOOP = "loop_var min extent kind body thread_binding annotations"
 
 
 def loops_in(body: tirx.Stmt, mark: str = "") -> list[tirx.For]:
@@ -23,43 +27,8 @@ def unmarked(node: s_tir.SBlock | tirx.For, *marks: str) -> dict[str, Any]:
     return {name: value for name, value in node.annotations.items() if name not in marks}
 
 
-def rebuilt_block(
-    block: s_tir.SBlock,
-    *,
-    reads: Sequence[Any] | None = None,
-    body: tirx.Stmt | None = None,
-    alloc_buffers: Sequence[Any] | None = None,
-    annotations: Mapping[str, Any] | None = None,
-) -> s_tir.SBlock:
-    """``block`` with what is given in place of its own."""
-    return s_tir.SBlock(
-        block.iter_vars,
-        block.reads if reads is None else reads,
-        block.writes,
-        block.name_hint,
-        block.body if body is None else body,
-        block.init,
-        block.alloc_buffers if alloc_buffers is None else alloc_buffers,
-        block.match_buffers,
-        block.annotations if annotations is None else dict(annotations),
-        block.span,
-    )
-
-
-def rebuilt_loop(
-    loop: tirx.For,
-    *,
-    extent: Any = None,
-    body: tirx.Stmt | None = None,
-    annotations: Mapping[str, Any] | None = None,
-) -> tirx.For:
-    """``loop`` with what is given in place of its own."""
-    return tirx.For(
-        loop.loop_var,
-        loop.min,
-        loop.extent if extent is None else extent,
-        loop.kind,
-        loop.body if body is None else body,
-        loop.thread_binding,
-        loop.annotations if annotations is None else dict(annotations),
-    )
+def rebuilt(node: Node, **given: Any) -> Node:
+    """A block or a loop with what is given in place of its own."""
+    parts = _BLOCK if isinstance(node, s_tir.SBlock) else _LOOP
+    own = {name: getattr(node, name) for name in parts.split()}
+    return type(node)(**(own | given))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tvm_ffi
 from tvm import s_tir, tirx
 
-from .rebuild import rebuilt_block
+from .rebuild import rebuilt
 
 _PADDED = "buffer_dim_align"  # TVM's own: what `storage_align` asks for
 
@@ -27,6 +27,6 @@ def settle_strides(func: tirx.PrimFunc) -> tirx.PrimFunc:
         padded = [d for d, size in enumerate(whole[1:]) if int(buffer.strides[d]) != size]
         if padded:
             notes[_PADDED] = [[which, padded[-1], factor, offset]]
-        return rebuilt_block(block, annotations=notes)
+        return rebuilt(block, annotations=notes)
 
     return func.with_body(tvm_ffi.structural_map(func.body, [(s_tir.SBlock, settled)]))

@@ -13,7 +13,7 @@ from ..analysis.access import Access, BlockInfo, block_infos
 from ..errors import AxisError, mismatch
 from .axis_map import Expr
 from .insert_sread_swrite import first_read, is_read
-from .rebuild import rebuilt_block
+from .rebuild import rebuilt
 from .unalign import is_buffer
 
 
@@ -90,7 +90,7 @@ def _replace_loads(stmt: tirx.Stmt, chosen: Callable[[TensorLoad], bool], value:
     def refresh(block: s_tir.SBlock) -> s_tir.SBlock:
         left: list[ir.Var] = []
         tvm_ffi.structural_walk(block.body, (TensorLoad, lambda load: left.append(load.source)))
-        return rebuilt_block(block, reads=[r for r in block.reads if r.source in left])
+        return rebuilt(block, reads=[r for r in block.reads if r.source in left])
 
     replaced = tvm_ffi.structural_map(stmt, [(TensorLoad, replace)])
     return tvm_ffi.structural_map(replaced, [(s_tir.SBlock, refresh)])

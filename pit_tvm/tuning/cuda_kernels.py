@@ -17,22 +17,16 @@ ROW_FLOATS, ROWS_EACH = 1024, 8  # gather: rows of 4 KiB, several at once by eac
 
 @T.jit
 def reference(
-    lhs_h: T.handle,
-    ids_h: T.handle,
-    count_h: T.handle,
-    rhs_h: T.handle,
-    exact_h: T.handle,
+    lhs: T.Buffer(("stored", "k"), dtype),
+    ids: T.Buffer(("groups", "capacity"), "int32"),
+    count: T.Buffer(("groups",), "int32"),
+    rhs: T.Buffer(("groups", "n", "k"), dtype),
+    exact: T.Buffer(("groups", "rows", "n"), "float32"),
     *,
     dtype: T.constexpr,
 ):
     """``exact[g, i, :] = lhs[ids[g, i], :] @ rhs[g].T`` in float32, for ``i < count[g]``."""
-    stored, groups, capacity, rows = T.int32(), T.int32(), T.int32(), T.int32()
-    n, k = T.int32(), T.int32()
-    lhs = T.match_buffer(lhs_h, (stored, k), dtype)
-    ids = T.match_buffer(ids_h, (groups, capacity), "int32")
-    count = T.match_buffer(count_h, (groups,), "int32")
-    rhs = T.match_buffer(rhs_h, (groups, n, k), dtype)
-    exact = T.match_buffer(exact_h, (groups, rows, n), "float32")
+    groups, rows, n, k = T.int32(), T.int32(), T.int32(), T.int32()
     T.device_entry()
     bx, by, g = T.cta_id([(n + 63) // 64, (rows + 63) // 64, groups])
     t = T.thread_id([THREADS])
@@ -57,15 +51,10 @@ def reference(
                 left[step + v, line] = T.float32(0)
                 right[step + v, line] = T.float32(0)
                 if (source >= 0) & (at < k):
-                    left[step + v, line] = T.cast(
-                        lhs[T.cast(source, "int64"), T.cast(at, "int64")], "float32"
-                    )
+                    left[step + v, line] = T.float32(lhs[T.int64(source), T.int64(at)])
                 if (bx * 64 + line < n) & (at < k):
-                    right[step + v, line] = T.cast(
-                        rhs[
-                            T.cast(g, "int64"), T.cast(bx * 64 + line, "int64"), T.cast(at, "int64")
-                        ],
-                        "float32",
+                    right[step + v, line] = T.float32(
+                        rhs[T.int64(g), T.int64(bx * 64 + line), T.int64(at)]
                     )
             T.cuda.cta_sync()
             for kk in T.unroll(DEPTH):
@@ -78,15 +67,20 @@ def reference(
             for j in T.unroll(4):
                 if (by * 64 + row0 + i < live) & (bx * 64 + col + j * 16 < n):
                     exact[
-                        T.cast(g, "int64"),
-                        T.cast(by * 64 + row0 + i, "int64"),
-                        T.cast(bx * 64 + col + j * 16, "int64"),
+                        T.int64(g),
+                        T.int64(by * 64 + row0 + i),
+                        T.int64(bx * 64 + col + j * 16),
                     ] = acc[i * 4 + j]
 
 
 @T.jit
 def compare(
-    out_h: T.handle, exact_h: T.handle, slot_h: T.handle, worst_h: T.handle, *, dtype: T.constexpr
+    out: T.Buffer(("stored", "n"), dtype),
+    exact: T.Buffer(("groups", "rows", "n"), "float32"),
+    slot: T.Buffer(("stored",), "int32"),
+    worst: T.Buffer(("stored", 2, LANES), "float32"),
+    *,
+    dtype: T.constexpr,
 ):
     """Largest deviation and largest exact element of every stored row, one pair for each lane.
 
@@ -95,11 +89,7 @@ def compare(
     was poisoned with. A deviation of ``LARGEST``: a live element is no number, or a dead row was
     written.
     """
-    stored, groups, rows, n = T.int32(), T.int32(), T.int32(), T.int32()
-    out = T.match_buffer(out_h, (stored, n), dtype)
-    exact = T.match_buffer(exact_h, (groups, rows, n), "float32")
-    slot = T.match_buffer(slot_h, (stored,), "int32")
-    worst = T.match_buffer(worst_h, (stored, 2, LANES), "float32")
+    stored, rows, n = T.int32(), T.int32(), T.int32()
     T.device_entry()
     bx = T.cta_id([(stored + 3) // 4])
     t = T.thread_id([LANES * WARPS])
@@ -112,12 +102,12 @@ def compare(
         for chunk in T.serial(T.truncdiv(n + LANES - 1, LANES)):
             at: T.let = chunk * LANES + lane
             if at < n:
-                got: T.float32 = T.cast(out[T.cast(row, "int64"), T.cast(at, "int64")], "float32")
+                got: T.float32 = T.float32(out[T.int64(row), T.int64(at)])
                 if place >= 0:
                     wanted: T.float32 = exact[
-                        T.cast(T.truncdiv(place, rows), "int64"),
-                        T.cast(T.truncmod(place, rows), "int64"),
-                        T.cast(at, "int64"),
+                        T.int64(T.truncdiv(place, rows)),
+                        T.int64(T.truncmod(place, rows)),
+                        T.int64(at),
                     ]
                     off: T.float32 = T.abs(got - wanted)
                     # NaN is in no order with any number, so it takes the other branch.
@@ -134,19 +124,20 @@ def compare(
 
 
 @T.jit
-def gather(src_h: T.handle, ids_h: T.handle, sums_h: T.handle):
+def gather(
+    src: T.Buffer(("rows", ROW_FLOATS), "float32"),
+    ids: T.Buffer(("blocks * ROWS_EACH",), "int32"),
+    sums: T.Buffer(("blocks", THREADS), "float32"),
+):
     """Reads rows of 4 KiB in the order of ``ids``; sums keep the reads alive."""
-    rows, blocks = T.int32(), T.int32()
-    src = T.match_buffer(src_h, (rows, ROW_FLOATS), "float32")
-    ids = T.match_buffer(ids_h, (blocks * ROWS_EACH,), "int32")
-    sums = T.match_buffer(sums_h, (blocks, THREADS), "float32")
+    blocks = T.int32()
     T.device_entry()
     bx = T.cta_id([blocks])
     t = T.thread_id([THREADS])
     part = T.alloc_local([ROWS_EACH, 4], "float32")
     for r in T.unroll(ROWS_EACH):
         for v in T.vectorized(4):
-            part[r, v] = src[T.cast(ids[bx * ROWS_EACH + r], "int64"), T.cast(t * 4 + v, "int64")]
+            part[r, v] = src[T.int64(ids[bx * ROWS_EACH + r]), T.int64(t * 4 + v)]
     total: T.float32 = T.float32(0)
     for r in T.unroll(ROWS_EACH):
         for v in T.unroll(4):
@@ -155,10 +146,8 @@ def gather(src_h: T.handle, ids_h: T.handle, sums_h: T.handle):
 
 
 @T.jit
-def empty(out_h: T.handle):
+def empty(out: T.Buffer(("size",), "float32")):
     """One thread stores one element: what a launch costs."""
-    size = T.int32()
-    out = T.match_buffer(out_h, (size,), "float32")
     T.device_entry()
     T.cta_id([1])
     t = T.thread_id([32])

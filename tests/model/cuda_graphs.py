@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from pit_tvm.model import cuda, cuda_kernels
-from pit_tvm.model.compiled import LINEAR
 from pit_tvm.model.cuda_attention import ATTENTION, PADDED, WINDOWED, padded_attention
 from pit_tvm.model.cuda_kernels import CudaKernels
 from pit_tvm.model.experts import GROUPED
 from pit_tvm.model.importer import Imported
+from pit_tvm.model.linear import LINEAR
 from pit_tvm.model.packing import LIVE_TOKENS
 from pit_tvm.model.plane import Plane
 from pit_tvm.model.rewrite import rewrite
+from pit_tvm.model.swrite import PLACED
 from pit_tvm.schedules.cuda_norm import norm_rows
 from tests.model.cuda_stand_ins import (
     attention,
@@ -47,7 +48,7 @@ def graph_of(imported: Imported, attended: set[str] | None = None) -> Callable[.
     packed: dict[str, Any] = {
         LINEAR: run,
         GROUPED: grouped_of(rewritten.grouped),
-        cuda.PLACED: placed_by(run),
+        PLACED: placed_by(run),
         LIVE_TOKENS: index_of,
         ATTENTION: attention,
         WINDOWED: attention,

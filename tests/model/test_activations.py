@@ -13,13 +13,12 @@ from pit_tvm.model.linear import extract_linear
 from tests.model.graphs import B, T, graph, weight
 
 op = relax.op
-CALL = "pit_tvm.tests.activations"
 
 
 def after(make: Callable[..., Any], **params: Any) -> list[str | None]:
     """What the linear layers of ``make`` come after, in order."""
-    module, layers = extract_linear(graph(make, **params), CALL)
-    named = name_activations(module, layers, CALL)
+    module, layers = extract_linear(graph(make, **params))
+    named = name_activations(module, layers)
     assert [layer.weight for layer in named] == [layer.weight for layer in layers]
     return [layer.after for layer in named]
 

@@ -12,19 +12,18 @@ import tvm
 from tvm import relax
 
 from pit_tvm.model.cuda_kernels import CudaKernels
-from pit_tvm.model.linear import extract_linear
+from pit_tvm.model.linear import LINEAR, extract_linear
 from pit_tvm.model.norms import extract_norms
 from pit_tvm.model.packing import Packer, emit_index, is_unpack
 from pit_tvm.model.program_parts import split
 from pit_tvm.model.rebuild import without_weights
-from pit_tvm.model.swrite import store_in_place
+from pit_tvm.model.swrite import PLACED, store_in_place
 from pit_tvm.model.tidy import tidy, tidy_reshapes
 from tests.model.cuda_stand_ins import index_of, layers_of, norm_of, placed_by
 from tests.model.graphs import PLANE, B, T, calls, graph, names
 from tests.model.test_torch_program import program
 
 op = relax.op
-CALL, PLACED = "pit_tvm.tests.linear", "pit_tvm.tests.placed"
 
 
 def drawn(batch: int, tokens: int, share: float) -> torch.Tensor:
@@ -108,9 +107,9 @@ def scattered(weight: np.ndarray, twice: bool = False) -> tvm.IRModule:
 @pytest.mark.parametrize("n", [4, 16])
 def test_a_layer_stores_rows_where_their_tokens_stand(n: int) -> None:
     weight = np.random.default_rng().uniform(-1, 1, (n, 8)).astype("float32")
-    module, layers = extract_linear(scattered(weight), CALL)
-    after = store_in_place(module, layers, CALL, PLACED, lambda layer: True)
-    assert CALL not in str(after) and PLACED in str(after)
+    module, layers = extract_linear(scattered(weight))
+    after = store_in_place(module, layers, lambda layer: True)
+    assert f'"{LINEAR}"' not in str(after) and PLACED in str(after)
     assert not any(is_unpack(call, after) for call in calls(after))
     run = program(
         after, **{"pit_tvm.model.live_tokens": index_of, PLACED: placed_by(layers_of(layers))}
@@ -126,18 +125,18 @@ def test_a_layer_stores_rows_where_their_tokens_stand(n: int) -> None:
 @pytest.mark.parametrize(("twice", "fits"), [(True, True), (False, False)])
 def test_layers_that_scatter_as_before(twice: bool, fits: bool) -> None:
     weight = np.ones((16, 8), "float32")
-    module, layers = extract_linear(scattered(weight, twice), CALL)
-    after = store_in_place(module, layers, CALL, PLACED, lambda layer: fits)
-    assert CALL in str(after) and PLACED not in str(after)
+    module, layers = extract_linear(scattered(weight, twice))
+    after = store_in_place(module, layers, lambda layer: fits)
+    assert f'"{LINEAR}"' in str(after) and PLACED not in str(after)
     assert sum(is_unpack(call, after) for call in calls(after)) == 1
 
 
 def test_the_tail_is_what_makes_the_results() -> None:
-    module, _ = extract_linear(scattered(np.ones((16, 8), "float32")), CALL)
+    module, _ = extract_linear(scattered(np.ones((16, 8), "float32")))
     parts = split(module["main"])
     assert parts.index is not None
     body, tail = ([b.value for b in part] for part in (parts.body, parts.tail))
-    assert CALL in str(body) and CALL not in str(tail)
+    assert LINEAR in str(body) and LINEAR not in str(tail)
     assert not any(is_unpack(v, module) for v in body)
     assert sum(is_unpack(v, module) for v in tail) == 1
     made = {binding.var for binding in parts.body}

@@ -7,15 +7,15 @@ import weakref
 import pytest
 import torch
 
-from pit_tvm.model import cuda_numbers
-from pit_tvm.model.cuda_numbers import Numbers
+from pit_tvm.model import cuda_layers
+from pit_tvm.model.cuda_layers import Numbers
 
 
 @pytest.fixture(autouse=True)
 def recording(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether the stream is recorded: the last of the list."""
     found = [False]
-    monkeypatch.setattr(cuda_numbers, "is_capturing", lambda device: found[-1])
+    monkeypatch.setattr(cuda_layers, "is_capturing", lambda device: found[-1])
     return found
 
 

@@ -12,11 +12,10 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from pit_tvm.model.linear import LinearLayer, extract_linear
+from pit_tvm.model.linear import LINEAR, LinearLayer, extract_linear
 from tests.model.graphs import B, T, graph, names, weight
 
 op = relax.op
-CALL = "pit_tvm.tests.linear"
 
 
 def constant(*shape: int, seed: int = 0) -> np.ndarray:
@@ -52,24 +51,24 @@ def reference(layer: LinearLayer, x: np.ndarray) -> np.ndarray:
 
 def extract(make: Callable[..., Any], **params: Any) -> tuple[list[str], list[LinearLayer]]:
     """Operators that are left, and the layers."""
-    after, layers = extract_linear(graph(make, **params), CALL)
+    after, layers = extract_linear(graph(make, **params))
     return names(after), layers
 
 
 def assert_same_results(make: Callable[..., Any]) -> None:
     """``make`` of one ``[batch, tokens, 8]`` gives the same before and after."""
     before = graph(make, x=(B, T, 8))
-    after, layers = extract_linear(before, CALL)
+    after, layers = extract_linear(before)
 
     def run(layer: int, x: Any, out: Any) -> None:
         tvm.runtime.tensor(reference(layers[layer], x.numpy()).astype("float32")).copyto(out)
 
     inputs = [constant(3, 5, 8, seed=7)]
-    tvm.register_global_func(CALL, run)
+    tvm.register_global_func(LINEAR, run)
     try:
         results = [evaluate(module, inputs) for module in (before, after)]
     finally:
-        tvm_ffi.registry.remove_global_func(CALL)
+        tvm_ffi.registry.remove_global_func(LINEAR)
     for old, new in zip(*results, strict=True):
         np.testing.assert_allclose(new, old, rtol=1e-5, atol=1e-5)
 

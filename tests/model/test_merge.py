@@ -14,7 +14,7 @@ from pit_tvm.model.tidy import tidy
 from tests.model.graphs import B, T, graph, names, values
 
 op = relax.op
-CALL, TAKER = "pit_tvm.tests.linear", "pit_tvm.tests.taker"
+TAKER = "pit_tvm.tests.taker"
 
 
 def product(x: Any, n: int, seed: int, bias: bool = True) -> Any:
@@ -34,9 +34,9 @@ def taken(*operands: Any) -> Any:
 
 def merged(make: Any) -> tuple[Any, list[LinearLayer], list[LinearLayer]]:
     """The graph afterwards, layers before and after."""
-    module, before = extract_linear(graph(make, x=(B * T, 8)), CALL)
+    module, before = extract_linear(graph(make, x=(B * T, 8)))
     takes = lambda call: getattr(call.args[0], "global_symbol", "") == TAKER  # noqa: E731
-    after, layers = merge_linear(tidy(module, {}), before, CALL, takes)
+    after, layers = merge_linear(tidy(module, {}), before, takes)
     return after, before, layers
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from tvm import relax, tirx
 
 from pit_tvm.model.layers import linear_operator
-from pit_tvm.model.linear import LinearForm, extract_linear
+from pit_tvm.model.linear import LINEAR, LinearForm, extract_linear
 from pit_tvm.model.report import (
     AxisCount,
     count_axes,
@@ -20,7 +20,6 @@ from pit_tvm.tile_db.store import TileStore
 from tests.model.graphs import B, T, graph, weight
 
 op = relax.op
-CALL = "pit_tvm.tests.report"
 
 
 def layers(x: Any, y: Any) -> Any:
@@ -33,13 +32,13 @@ def layers(x: Any, y: Any) -> Any:
 
 
 def test_forms_and_rows_of_linear_layers() -> None:
-    module, found = extract_linear(graph(layers, x=(B, T, 8), y=(4, 8)), CALL)
+    module, found = extract_linear(graph(layers, x=(B, T, 8), y=(4, 8)))
     biased = LinearForm(6, 8, "float32", True, "")
     active = LinearForm(6, 8, "float32", False, "gelu")
     plain = LinearForm(6, 8, "float32", False, "")
     assert linear_forms(found) == {biased: 2, active: 1, plain: 1}
     sizes = {"batch": 3, "tokens": 5}
-    uses = {(u.form, u.count(sizes), u.layers) for u in linear_uses(module, found, CALL)}
+    uses = {(u.form, u.count(sizes), u.layers) for u in linear_uses(module, found, LINEAR)}
     assert uses == {(biased, 15, 2), (active, 3, 1), (plain, 4, 1)}
     assert str(active) == "6 x 8 float32 + gelu" and str(biased) == "6 x 8 float32 + bias"
 

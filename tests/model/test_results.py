@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from pit_tvm.model import compile
-from pit_tvm.model.results import copy_constants
+from pit_tvm.model.lowering import copy_constants
 from tests.model.graphs import B, T, graph
 
 IDS = torch.ones(3, 6, dtype=torch.int64)

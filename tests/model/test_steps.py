@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from tvm import relax  # noqa: E402
 
-from pit_tvm.model.steps import stored_before_steps  # noqa: E402
+from pit_tvm.model.lowering import stored_before_steps  # noqa: E402
 from tests.model.graphs import B, T, graph  # noqa: E402
 from tests.model.targets import both  # noqa: E402
 

@@ -18,7 +18,6 @@ from pit_tvm.runtime.arrays import (
     as_tensor,
     as_torch,
     check_overlap,
-    dtype_of,
     empty_like_kind,
     kind,
     library_matmul,
@@ -81,7 +80,7 @@ def test_a_call_reads_and_writes_the_callers_memory(rng, plus_one, library, dtyp
     values = rng.integers(-100, 100, (3, 5))
     data = make(library, values, dtype)
     out = make(library, np.zeros((3, 5)), dtype)
-    assert kind(data) == library and dtype_of(data) == dtype
+    assert kind(data) == library
     plus_one(dtype)(
         as_tensor("data", data, dtype=dtype, shape=(None, 5)),
         as_tensor("out", out, dtype=dtype, shape=(3, 5), writable=True),
@@ -156,11 +155,11 @@ def test_empty_arrays_are_arguments(plus_one, library, shape, dtype):
 def test_booleans_are_read_as_bytes(rng, wrap):
     mask = rng.random((4, 3)) < 0.5
     tensor = as_tensor("mask", wrap(mask), dtype="uint8", shape=(4, None))
-    assert dtype_of(tensor) == "uint8"
+    assert str(tensor.dtype).endswith("uint8")
     np.testing.assert_array_equal(as_numpy(tensor), mask)
     mask[0, 0] = not mask[0, 0]
     assert as_numpy(tensor)[0, 0] == mask[0, 0]
-    assert dtype_of(as_tensor("mask", wrap(mask), dtype="bool", shape=(4, 3))) == "bool"
+    assert str(as_tensor("mask", wrap(mask), dtype="bool", shape=(4, 3)).dtype).endswith("bool")
 
 
 @pytest.mark.parametrize("offset", range(1, 16))
@@ -192,7 +191,7 @@ def test_results_are_of_the_library_asked_for(library, dtype, shape):
     like = make(library, np.zeros(2), "float32")
     out = empty_like_kind(like, shape, dtype)
     assert kind(out) == library
-    assert dtype_of(out) == dtype
+    assert str(out.dtype).removeprefix("torch.") == dtype
     assert tuple(out.shape) == shape
     as_tensor("out", out, dtype=dtype, shape=shape, writable=True)
     if library == "numpy" and out.size:

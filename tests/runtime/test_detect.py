@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pit_tvm.errors import DTypeError, ShapeError
 from pit_tvm.reference.index import index_lists
-from pit_tvm.runtime import detect_lists, detect_plan
+from pit_tvm.runtime import detect_compact, detect_plan
 from pit_tvm.runtime.detect import Detector, compile_kernel
 from pit_tvm.runtime.detect_workspace import Workspace
 from pit_tvm.structs import (
@@ -134,7 +134,7 @@ def test_one_pass_serves_large_masks_of_row_micro_tiles() -> None:
         detect_plan.plan_mask((rows, 4096), tile, detect_plan.FLAGS) for rows in (4096, 256)
     )
     assert large.folds == () and large.last is not None and len(small.folds) == 1
-    assert large.last.needs_table and large.last.build.func is detect_lists.fold_compact
+    assert large.last.needs_table and large.last.build.func is detect_compact.fold_compact
 
 
 @pytest.mark.parametrize("density", [0.0, 0.003, 1.0])

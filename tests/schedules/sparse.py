@@ -20,7 +20,7 @@ from tvm import te
 from tvm.target import Target
 
 from pit_tvm.memory import numpy_dtype
-from pit_tvm.runtime.arrays import as_tensor, dtype_of
+from pit_tvm.runtime.arrays import as_tensor
 from pit_tvm.structs import MicroTile
 from pit_tvm.target import TargetInfo, resolve_target
 
@@ -41,7 +41,7 @@ def build(mod: tvm.IRModule) -> Callable[..., None]:
     function = tvm.compile(mod, target=Target(target().tvm_target)).mod["main"]
 
     def call(*arrays: np.ndarray) -> None:
-        function(*(as_tensor("a", a, dtype=dtype_of(a), shape=a.shape) for a in arrays))
+        function(*(as_tensor("a", a, dtype=a.dtype.name, shape=a.shape) for a in arrays))
 
     return call
 
@@ -134,7 +134,7 @@ def assert_promise(out: np.ndarray, truth: np.ndarray, promised: np.ndarray | No
     """What is ``promised`` (None: all) equals the truth; nothing else was written."""
     where = np.ones(out.shape, bool) if promised is None else np.broadcast_to(promised, out.shape)
     got, exact = out[where].astype(np.float64), truth[where]
-    limit = TOLERANCE[dtype_of(out)] * max(1.0, np.abs(exact).max(initial=0.0))
+    limit = TOLERANCE[out.dtype.name] * max(1.0, np.abs(exact).max(initial=0.0))
     assert np.abs(got - exact).max(initial=0.0) <= limit
     assert is_untouched(out[~where])
 

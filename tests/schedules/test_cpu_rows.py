@@ -17,7 +17,7 @@ from tvm.target import Target
 from pit_tvm.errors import DTypeError, ShapeError, TileNotFound
 from pit_tvm.memory import numpy_dtype
 from pit_tvm.reference import attention as reference
-from pit_tvm.runtime.arrays import as_tensor, dtype_of
+from pit_tvm.runtime.arrays import as_tensor
 from pit_tvm.schedules.cpu_rows import SERIAL_ELEMENTS, embedding_norm, residual_norm
 from pit_tvm.target import TargetInfo, resolve_target
 from tests.schedules import sparse
@@ -42,7 +42,7 @@ def compiled(func: tirx.PrimFunc, info: TargetInfo) -> Callable[..., None]:
     main = tvm.compile(tvm.IRModule({"main": func}), target=Target(info.tvm_target)).mod["main"]
 
     def call(*arrays: np.ndarray) -> None:
-        main(*(as_tensor("a", a, dtype=dtype_of(a), shape=a.shape) for a in arrays))
+        main(*(as_tensor("a", a, dtype=a.dtype.name, shape=a.shape) for a in arrays))
 
     return call
 

@@ -227,7 +227,7 @@ def test_target_is_the_worst_row_and_held_out_rows_have_their_own() -> None:
     ordinary, apart = base.limits(rows, "t", 2, lambda r: r.us("pit"), at_least=False)
     assert (ordinary.got, ordinary.met, ordinary.held_out) == (3, False, False)
     assert (apart.got, apart.met, apart.held_out) == (2, True, True)
-    (least,) = base.limits(rows[:2], "t", 2, lambda r: r.us("pit"), at_least=True)
+    (least,) = base.limits(rows[:2], "t", 2, lambda r: r.us("pit"))
     assert (least.got, least.met) == (1, False)
 
 
@@ -259,7 +259,7 @@ def test_main_fails_where_a_result_is_wrong_and_names_it(
     main: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = suite(row("a", pit=0.0), row("b", pit=float("inf")))
-    monkeypatch.setattr(steps, "select_suite", lambda: made)
+    monkeypatch.setattr(steps, "SELECT", made)
     monkeypatch.setattr(bench_cpu, "SUITES", ("made",))
     path = tmp_path / "bench.json"
     assert main("--json", str(path)) == 1

@@ -123,7 +123,7 @@ def test_linear_contenders_are_right(case: cases.Linear) -> None:
     assert row.wrong == [] and row.facts["live"] > 0
     assert {"dense", "gather", "packed", "pit", "new", "zero", "index"} <= set(row.stats)
     assert {"dense", "gather", "packed", "pit", "new", "zero"} <= set(row.errors)
-    assert report.Printer(linear.linear_suite(), [row.label]).row(row).startswith(row.label)
+    assert report.Printer(linear.LINEAR, [row.label]).row(row).startswith(row.label)
 
 
 def test_without_peers_only_the_plan_is_measured() -> None:
@@ -169,7 +169,7 @@ def test_expert_contenders_are_right() -> None:
     assert row.wrong == []
     assert {"whole", "sorted", "loop", "pit"} <= set(row.errors)
     assert row.facts["over_floor"] == row.us("pit") / row.facts["floor_us"]
-    assert report.Printer(moe.moe_suite(), [row.label]).row(row)
+    assert report.Printer(moe.MOE, [row.label]).row(row)
 
 
 @pytest.mark.parametrize("case", [GATED, SWITCH])
@@ -180,7 +180,7 @@ def test_layer_contenders_are_right(case: cases.Layer) -> None:
     assert row.facts["over_grouped"] == row.us("grouped") / row.us("pit")
     assert row.facts["over_rival"] is None and row.held_out == case.held_out
     assert row.facts["predicted_us"] == pytest.approx(sum(row.facts["parts_us"].values()))
-    text = report.Printer(layer.layer_suite(), [row.label]).row(row)
+    text = report.Printer(layer.LAYER, [row.label]).row(row)
     assert text.startswith(row.label) and " - " in text  # no rival
     assert [t.name for t in layer.layer_targets([row])] == ["layer: over _grouped_mm"]
 
@@ -252,7 +252,7 @@ def test_floor_is_of_operations_or_of_the_weights_in_use() -> None:
 def test_index_is_exact(case: cases.Indexed) -> None:
     row = index.measure_index(case, DRY)
     assert row.errors == {"pit": 0.0} and row.facts["live"] > 0
-    assert report.Printer(index.index_suite(), [row.label]).row(row)
+    assert report.Printer(index.INDEX, [row.label]).row(row)
 
 
 def test_wrong_lists_are_seen() -> None:
@@ -267,7 +267,7 @@ def test_wrong_lists_are_seen() -> None:
 def test_selection_is_the_cheapest(case: Any) -> None:
     row = search.measure_select(case, DRY)
     assert row.errors == {"select": 0.0} and row.stats["select"].count == search.RUNS
-    assert report.Printer(search.search_suite(), [row.label]).row(row)
+    assert report.Printer(search.SEARCH, [row.label]).row(row)
     for counts in search.random_counts(case, 80, np.random.default_rng(1)):
         assert 1 <= sum(counts) <= 80
         assert len(counts) == (5 if case is EXPERTS else 1)

@@ -71,11 +71,11 @@ def test_plans_of_a_row_major_operand_are_judged_apart() -> None:
 @pytest.mark.parametrize(
     ("suite", "case"),
     [
-        (linear.linear_suite(), linear.Linear("", 60, 24, 16, "bfloat16", live=31)),
-        (granularity.granularity_suite(), grains.Grain((32, 1), 0.9, sizes=(128, 128, 128))),
-        (outputs.outputs_suite(), outputs.Output((128, 192, 96), (64, 64), 0.5)),
-        (grid.grid_suite(), grid.Cross((128, 192, 96), (0.5, 0.5))),
-        (decode.decode_suite(), decode.Step(1, (96, 256))),
+        (linear.LINEAR, linear.Linear("", 60, 24, 16, "bfloat16", live=31)),
+        (granularity.GRANULARITY, grains.Grain((32, 1), 0.9, sizes=(128, 128, 128))),
+        (outputs.OUTPUTS, outputs.Output((128, 192, 96), (64, 64), 0.5)),
+        (grid.GRID, grid.Cross((128, 192, 96), (0.5, 0.5))),
+        (decode.DECODE, decode.Step(1, (96, 256))),
     ],
 )
 def test_every_candidate_of_a_plan_is_measured(suite: base.Suite, case: base.Case) -> None:

@@ -75,7 +75,7 @@ def test_products_of_live_rows_and_columns_are_right(
     assert facts["index_share"] == row.us("index") / row.us("pit")
     assert facts["kernel"].startswith(facts["chosen"])
     assert (facts["live_rows"], facts["live_columns"]) == live
-    assert report.Printer(grid.grid_suite(), [row.label]).row(row)
+    assert report.Printer(grid.GRID, [row.label]).row(row)
     assert [t.name for t in grid.grid_targets([row])] == ["grid: over dense, every row"]
 
 

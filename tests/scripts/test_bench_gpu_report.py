@@ -12,10 +12,10 @@ from typing import Any
 import bench_gpu
 import bench_gpu_build as build
 import bench_gpu_cases as cases
-import bench_gpu_curves as curves
 import bench_gpu_grains as grains_of
 import bench_gpu_linear as linear
 import bench_gpu_measure as measure
+import bench_gpu_plot as curves
 import bench_gpu_plot as plot
 import bench_gpu_report as report
 import bench_gpu_search as search
@@ -207,7 +207,8 @@ def test_kernels_of_all_timed_candidates_are_built() -> None:
     layer = cases.Layer(5, 2, 16, 24, "silu", True, "hot", tokens=400)
     few, linear = replace(layer, tokens=3), [LENGTHS, replace(LENGTHS, gelu=True)]
     kernels = build.wanted([*linear, EXPERTS, first, layer, few], DRY)
-    assert [k.tile.factors for k in kernels if isinstance(k, build.Chosen)] == ["", "float32"]
+    asked = [k for k in kernels if isinstance(k, build.Asked) and k.name == "choices"]
+    assert [k.arguments[0].factors for k in asked] == ["", "float32"]
     kinds = {(k.kind, k.dtype, k.bias, k.act) for k in kernels if isinstance(k, build.Kernel)}
     assert kinds == {
         ("linear", "float16", False, None),

@@ -35,7 +35,7 @@ def test_conversions_are_exact(case: conversion.Conversion) -> None:
     assert row.errors == {"pit": 0.0} and row.facts["live"] > 0
     assert ("over_csr" in row.facts) == (case.told in ("mask", "values"))
     assert ("over_blocks" in row.facts) == case.mapped
-    assert report.Printer(conversion.conversion_suite(), [row.label]).row(row)
+    assert report.Printer(conversion.CONVERSION, [row.label]).row(row)
     peers = {target.name.split()[-1] for target in conversion.conversion_targets([row])}
     assert peers == {name[5:] for name in row.facts if name.startswith("over_")}
 
@@ -64,7 +64,7 @@ def test_segments_are_right(case: sread.Segment) -> None:
     assert row.facts["over_dense"] == row.us("dense") / row.us("pit")
     moved = 2 * case.rows * case.bytes
     assert row.facts["pit_gbps"] == pytest.approx(1e-3 * moved / row.us("pit"))
-    assert report.Printer(sread.sread_suite(), [row.label]).row(row)
+    assert report.Printer(sread.SREAD, [row.label]).row(row)
     targets = sread.sread_targets([row])
     assert len(targets) == (case.bytes >= sread.LEAST[case.place])
 
@@ -104,7 +104,7 @@ def test_products_of_sparse_operands_are_right(grain: tuple[int, int], dtype: st
     assert row.wrong == [] and {"dense", "turned", "pit", "rows"} <= set(row.errors)
     own = "rows" if (grain, dtype) == ((1, 64), "float16") else "pit"
     assert row.facts["over_dense"] == min(row.us("dense"), row.us("turned")) / row.us(own)
-    assert report.Printer(granularity.granularity_suite(), [row.label]).row(row)
+    assert report.Printer(granularity.GRANULARITY, [row.label]).row(row)
     targets = granularity.granularity_targets([row])
     kind = "fp32 " if dtype == "float32" else ""
     name = f"granularity: {kind}{'x'.join(map(str, grain))} 90 %, over dense"
@@ -113,7 +113,7 @@ def test_products_of_sparse_operands_are_right(grain: tuple[int, int], dtype: st
 
 
 def test_tensor_cores_are_measured_without_compressed_peers() -> None:
-    suite = granularity.tensor_suite()
+    suite = granularity.TENSOR
     row = suite.measure(grains.Grain((32, 1), 0.5, sizes=(128, 128, 128)), DRY)
     assert row.wrong == [] and row.label == "128^3 fp16 32x1 50 %"
     assert report.Printer(suite, [row.label]).row(row)
@@ -143,7 +143,7 @@ def test_products_of_pruned_weights_are_right(
     case = weights.Weights((128, 256, 192), grain, 0.9, layout, told, dtype, lhs)
     row = weights.measure_weights(case, DRY)
     assert row.wrong == [] and {"dense", "pit"} <= set(row.errors)
-    assert report.Printer(weights.weights_suite(), [row.label]).row(row)
+    assert report.Printer(weights.WEIGHTS, [row.label]).row(row)
     names = [target.name for target in weights.weights_targets([row])]
     assert names == ["weights: over dense, every row"]
 
@@ -153,7 +153,7 @@ def test_live_blocks_of_a_product_are_right(told: str) -> None:
     case = outputs.Output((128, 192, 96), (64, 64), 0.5, told)
     row = outputs.measure_output(case, DRY)
     assert row.wrong == [] and {"dense", "pit"} <= set(row.errors)
-    assert report.Printer(outputs.outputs_suite(), [row.label]).row(row)
+    assert report.Printer(outputs.OUTPUTS, [row.label]).row(row)
     names = [target.name for target in outputs.outputs_targets([row])]
     assert names == ["outputs: over dense, every row"]
 
@@ -168,6 +168,6 @@ def test_the_least_blocks_are_pruned() -> None:
 def test_products_of_a_few_rows_are_right(layout: str) -> None:
     row = decode.measure_step(decode.Step(1, (96, 256), layout=layout), DRY)
     assert row.wrong == [] and {"dense", "turned", "pit"} == set(row.errors)
-    assert report.Printer(decode.decode_suite(), [row.label]).row(row)
+    assert report.Printer(decode.DECODE, [row.label]).row(row)
     names = [target.name for target in decode.decode_targets([row])]
     assert names == ["decode: 1 rows, 95 % zeros, over dense", "decode: every row"]

@@ -44,7 +44,7 @@ MATCH = "fc1 32x128 short bf16"
 def row_of(layer: cases.Linear | cases.Layer) -> Row:
     """A dry run of one case, whose line is printed and whose goals are there."""
     row = training.measure_training(cases.TrainingStep(layer), DRY)
-    suite = training.training_suite()
+    suite = training.TRAINING
     assert report.Printer(suite, [row.label]).row(row).startswith(row.label)
     assert len(suite.targets([row])) == 1 and row.held_out == layer.held_out
     return row
