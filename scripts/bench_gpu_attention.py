@@ -324,13 +324,11 @@ def columns() -> tuple[Column, ...]:
     )
 
 
-def attention_suite() -> Suite:
-    """Attention by masks."""
-    return Suite(
-        name="attention",
-        title="of tokens to each other by a new mask, bf16; us",
-        cases=list_attention,
-        measure=measure_attention,
-        columns=columns(),
-        targets=attention_targets,
-    )
+ATTENTION = Suite(
+    name="attention",
+    title="of tokens to each other by a new mask, bf16; us",
+    cases=list_attention,
+    measure=measure_attention,
+    columns=columns(),
+    targets=attention_targets,
+)

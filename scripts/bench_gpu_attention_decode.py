@@ -37,7 +37,6 @@ from bench_gpu_attention import (
 from bench_gpu_measure import Contender, GpuSettings, fresh_memory, generator, measure, normal, on
 from bench_rows import (
     NEVER_BELOW,
-    Column,
     Row,
     Suite,
     Target,
@@ -192,20 +191,16 @@ def decoding_targets(rows: Sequence[Row]) -> list[Target]:
     return targets
 
 
-def attention_decode_suite() -> Suite:
-    """Attention of few queries by masks."""
-    names = ("full", "sdpa", "flex", "flex_mask", "listed", "pit")
-    columns: tuple[Column, ...] = (
+ATTENTION_DECODE = Suite(
+    name="attention-decode",
+    title="of a few queries to cached keys by a new mask, bf16; us",
+    cases=list_decoding,
+    measure=measure_decoding,
+    columns=(
         fact_column("live", "density", ".3f"),
-        *(time_column(name, name, 1) for name in names),
+        *(time_column(n, n, 1) for n in ("full", "sdpa", "flex", "flex_mask", "listed", "pit")),
         fact_column("/sdpa", "over_sdpa", ".2f"),
         fact_column("/flex", "over_flex", ".2f"),
-    )
-    return Suite(
-        name="attention-decode",
-        title="of a few queries to cached keys by a new mask, bf16; us",
-        cases=list_decoding,
-        measure=measure_decoding,
-        columns=columns,
-        targets=decoding_targets,
-    )
+    ),
+    targets=decoding_targets,
+)

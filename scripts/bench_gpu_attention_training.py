@@ -96,13 +96,11 @@ def training_targets(rows: Sequence[Row]) -> list[Target]:
     return attention_goals("attention-training", rows, peers)
 
 
-def attention_training_suite() -> Suite:
-    """Attention by masks, and gradients."""
-    return Suite(
-        name="attention-training",
-        title="and its gradients, by a new mask, bf16; us",
-        cases=list_training,
-        measure=measure_training,
-        columns=columns(),
-        targets=training_targets,
-    )
+ATTENTION_TRAINING = Suite(
+    name="attention-training",
+    title="and its gradients, by a new mask, bf16; us",
+    cases=list_training,
+    measure=measure_training,
+    columns=columns(),
+    targets=training_targets,
+)

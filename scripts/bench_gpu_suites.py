@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from bench_gpu_attention import attention_suite
-from bench_gpu_attention_decode import attention_decode_suite
-from bench_gpu_attention_training import attention_training_suite
+from bench_gpu_attention import ATTENTION
+from bench_gpu_attention_decode import ATTENTION_DECODE
+from bench_gpu_attention_training import ATTENTION_TRAINING
 from bench_gpu_conversion import CONVERSION
 from bench_gpu_decode import DECODE
 from bench_gpu_granularity import GRANULARITY, TENSOR
@@ -35,7 +35,7 @@ PLANNED = (*PRODUCTS, "granularity", "tensorcore", "weights", "outputs", "grid",
 def suites() -> dict[str, Suite]:
     """All suites, in the order in which they run."""
     sparse = (INDEX, CONVERSION, GRANULARITY, TENSOR, WEIGHTS, OUTPUTS, GRID, DECODE, SREAD)
-    attention = (attention_suite(), attention_training_suite(), attention_decode_suite())
+    attention = (ATTENTION, ATTENTION_TRAINING, ATTENTION_DECODE)
     made = (LINEAR, MOE, LAYER, TRAINING, *sparse, *attention, SEARCH)
     return {suite.name: suite for suite in made}
 

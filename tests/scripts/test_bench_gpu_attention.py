@@ -97,7 +97,7 @@ def test_contenders_are_right(case: attention.Attended) -> None:
     seen = int(mask_of(case).sum())
     assert row.facts["density"] == seen / case.tokens**2
     assert row.facts["operations"] == 4 * case.heads * case.dim * seen
-    suite = attention.attention_suite()
+    suite = attention.ATTENTION
     assert report.Printer(suite, [row.label]).row(row).startswith(row.label)
     (target,) = suite.targets([row])
     assert target.got == row.facts["over_sdpa"] and target.held_out == case.held_out

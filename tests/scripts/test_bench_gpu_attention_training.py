@@ -34,7 +34,7 @@ def test_contenders_are_right() -> None:
     assert row.wrong == [] and set(row.errors) == {"pit", "sdpa"}
     assert set(row.stats) == {"pit", "sdpa", "full"}
     assert row.facts["over_sdpa"] == row.us("sdpa") / row.us("pit")
-    (target,) = training.attention_training_suite().targets([row])
+    (target,) = training.ATTENTION_TRAINING.targets([row])
     assert target.name == "attention-training: window, over sdpa"
 
 
