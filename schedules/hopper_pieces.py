@@ -250,8 +250,7 @@ def live_pieces(
                         word = word + WGS * 4
                 T.ptx["bar.sync"](T.uint32(1), T.uint32(WGS * 128))
                 if flip:
-                    given = T.meta_var(bias if bias is not None else None)
-                    sums.write(out, given, slots, begin, end[0], begin + part, WGS * 4, lane)
+                    sums.write(out, bias, slots, begin, end[0], begin + part, WGS * 4, lane)
                     T.ptx["bar.sync"](T.uint32(1), T.uint32(WGS * 128))
                     sums.clear_all(part * 8, WGS * 32, lane)
                 else:

@@ -12,7 +12,6 @@ from check_gpu_problem import SCALE, SHARES, Problem, activation, draw_extent, d
 import pit_tvm
 from pit_tvm.structs import SparsitySpec
 
-FAMILIES = ("linear", "matmul", "turned", "grouped")
 DTYPES = ("float16", "bfloat16")
 EPILOGUES = (
     (False, None),

@@ -342,7 +342,6 @@ ORDER = {
         "program_parts",
         "torch_program",
         "cuda_index",
-        "cuda_turns",
         "cuda_replay",
         "cuda_attention",
         "cuda_kernels",
@@ -369,7 +368,6 @@ ORDER = {
         "job",
         "cuda_builder",
         "cuda_kernels",
-        "cuda_data",
         "cuda_backend",
     ),
 }

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.utils import _pytree as pytree
 from tvm import relax
 
 from ..errors import BackendUnavailable, DTypeError, mismatch
-from ..runtime.cuda_arrays import check_tensor
+from ..runtime.cuda_arrays import check_tensor, is_capturing
 from ..runtime.kernel_cache import KernelCache
 from ..target import TargetInfo
 from .compiled import CompiledModel
@@ -32,7 +33,6 @@ from .cuda_kernels import CudaKernels
 from .cuda_layers import CudaLayers, has_tiles
 from .cuda_machine import compile_graph, cuda_program
 from .cuda_replay import Replayed
-from .cuda_turns import InTurn
 from .dump import Look, unseen
 from .experts import GROUPED
 from .faults import faults_as_unsupported
@@ -228,3 +228,31 @@ def _is_attention(call: relax.Call) -> bool:
     """Whether a call takes views of its operands."""
     name = getattr(call.args[0], "global_symbol", "") if call.args else ""
     return name in (ATTENTION, WINDOWED)
+
+
+class InTurn:
+    """``run``, whose calls share memory: one thread calls it at a time, and on another stream than
+    the last call's what it launches waits for what that launched.
+
+    While the stream is recorded it waits for nothing: a recorded wait would be for work outside
+    the graph, which CUDA refuses.
+    """
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self._run, self._lock = run, Lock()
+        self._done = torch.cuda.Event()
+        self._last: torch.cuda.Stream | None = None
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:
+        """What ``run`` gives."""
+        with self._lock:
+            if is_capturing():
+                return self._run(*inputs)
+            stream = torch.cuda.current_stream()
+            if self._last is not None and self._last != stream:
+                stream.wait_event(self._done)
+            try:
+                return self._run(*inputs)
+            finally:
+                self._done.record(stream)
+                self._last = stream

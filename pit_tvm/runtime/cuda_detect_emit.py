@@ -121,10 +121,7 @@ def _emit(
 ):
     """The template of `emit`."""
     slots = T.int32()
-    if others is not None:
-        other = T.meta_var((others, other_count))
-    else:
-        other = T.meta_var(None)
+    other = T.meta_var(None if others is None else (others, other_count))
     T.device_entry()
     block = T.cta_id([slots * pieces])
     thread = T.thread_id([THREADS])
@@ -154,10 +151,7 @@ def _emit_axes(
     across_count: T.Buffer((1,), "int32", align=4),
 ):
     """The template of `emit_axes`."""
-    if others is not None:
-        other = T.meta_var((others, other_count))
-    else:
-        other = T.meta_var(None)
+    other = T.meta_var(None if others is None else (others, other_count))
     T.device_entry()
     block = T.cta_id([pieces + across_pieces])
     thread = T.thread_id([THREADS])

@@ -13,9 +13,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from pit_tvm.model import cuda, cuda_turns
-from pit_tvm.model.cuda import CudaModel
-from pit_tvm.model.cuda_turns import InTurn
+from pit_tvm.model import cuda
+from pit_tvm.model.cuda import CudaModel, InTurn
 
 
 class Event:
@@ -46,7 +45,7 @@ def current(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     state: dict[str, Any] = {"stream": Stream(), "recorded": False}
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: state["stream"])
-    monkeypatch.setattr(cuda_turns, "is_capturing", lambda: state["recorded"])
+    monkeypatch.setattr(cuda, "is_capturing", lambda: state["recorded"])
     return state
 
 

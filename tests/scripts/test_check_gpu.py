@@ -251,7 +251,7 @@ def test_what_calls_over_rows_and_bands_choose_from_is_compiled(
 # Tiles, and the command
 
 
-@pytest.mark.parametrize("family", cases.FAMILIES)
+@pytest.mark.parametrize("family", check_gpu.ROWS)
 def test_plain_operators_are_checked_with_all_tiles_and_others_with_some(family: str) -> None:
     checker = values.Checker("cuda", tiles=2)
     found = {v: checker.built(v) for v in cases.variants(family)}
@@ -354,11 +354,11 @@ def test_without_a_gpu_the_command_says_so(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_the_reduced_set_has_every_variant_and_every_tile_of_float16() -> None:
-    assert check_gpu.FAMILIES == (*cases.FAMILIES, *kinds.KINDS)
+    assert check_gpu.FAMILIES == (*check_gpu.ROWS, *kinds.KINDS)
     for known in kinds.KINDS.values():
         assert len(known) <= len(check_gpu.REDUCED)
         assert check_gpu.REDUCED[: len(known)] == tuple(range(len(known)))
-    for family in cases.FAMILIES:
+    for family in check_gpu.ROWS:
         known = cases.variants(family)
         assert {known[number % len(known)] for number in check_gpu.REDUCED} == set(known)
         everyone = [n for n in check_gpu.REDUCED if n % values.ALL_TILES_EVERY == 0]

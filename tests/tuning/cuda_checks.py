@@ -13,8 +13,8 @@ from pit_tvm.errors import TuningError
 from pit_tvm.runtime.cuda_build import compile_source, kernel_source
 from pit_tvm.schedules import hopper_space
 from pit_tvm.structs import TileTask
+from pit_tvm.tuning.cuda_backend import CudaData, cuda_data
 from pit_tvm.tuning.cuda_builder import Toolchain
-from pit_tvm.tuning.cuda_data import CudaData, cuda_data
 from pit_tvm.tuning.cuda_kernels import check_module
 from pit_tvm.tuning.tasks import WRONG
 

@@ -14,8 +14,7 @@ from pit_tvm.runtime.cuda_build import kernel_source
 from pit_tvm.schedules.hopper_space import GROUPS
 from pit_tvm.structs import TileTask
 from pit_tvm.tuning import runner
-from pit_tvm.tuning.cuda_backend import cuda_backend
-from pit_tvm.tuning.cuda_data import CudaData
+from pit_tvm.tuning.cuda_backend import CudaData, cuda_backend
 from pit_tvm.tuning.cuda_kernels import LARGEST, check_module, profile_module
 from pit_tvm.tuning.runner import cuda_session
 from pit_tvm.tuning.tasks import WRONG, Example, load_space
