@@ -308,10 +308,10 @@ def attention_goals(
         for kind in kinds:
             some = [row for row in rows if row.facts["kind"] == kind and over in row.facts]
             name = f"{suite}: {kind}, over {peer}"
-            targets += limits(some, name, goal, fact(over), at_least=True)
+            targets += limits(some, name, goal, fact(over))
     others = [row for row in rows if row.facts["kind"] not in OVER_SDPA]
     name = f"{suite}: other masks, over sdpa"
-    return [*targets, *limits(others, name, NEVER_BELOW, fact("over_sdpa"), at_least=True)]
+    return [*targets, *limits(others, name, NEVER_BELOW, fact("over_sdpa"))]
 
 
 def columns() -> tuple[Column, ...]:

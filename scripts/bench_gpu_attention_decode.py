@@ -187,7 +187,7 @@ def decoding_targets(rows: Sequence[Row]) -> list[Target]:
     for kind, goal in GOALS.items():
         some = [row for row in rows if row.facts["kind"] == kind]
         name = f"attention-decode: {kind}, over sdpa"
-        targets += limits(some, name, goal, fact("over_sdpa"), at_least=True)
+        targets += limits(some, name, goal, fact("over_sdpa"))
     return targets
 
 
