@@ -351,7 +351,4 @@ class ListedRows:
                 matrix, row, column = T.meta_var(place_of(written, piece))
                 for w in T.unroll(4):
                     self.b[w] = own[matrix, row, T.truncdiv(column, 2) + w]
-                T.ptx["st.global.v4.b32"](
-                    out.ptr_to([at]),
-                    *[self.b[w] for w in range(4)],
-                )
+                T.ptx["st.global.v4.b32"](out.ptr_to([at]), *[self.b[w] for w in range(4)])

@@ -12,7 +12,7 @@ from ..schedules.cuda_listed_rows import KEYS, PART_FACTS, QUERIES, THREADS, WOR
 from . import cuda_arrays
 from .cuda_detect_device import WARP
 from .cuda_mask_lists import LOT, SPAN, fold_queries, list_keys, order_queries
-from .cuda_mask_parts import deal_lists
+from .cuda_mask_parts import SMS, deal_lists
 from .cuda_mask_row import list_row
 from .cuda_mask_turned import turn_lines
 from .cuda_modules import Kernel, ModuleKernels, cached_modules, named_module
@@ -21,8 +21,7 @@ from .kernel_cache import KernelCache
 
 _BYTES = 16  # of one load
 _HALF = 16  # bits of half a word
-_CTAS = 132 * 4  # that an H200 holds at once
-_FEW = 132  # tiles, fewer than multiprocessors
+_CTAS = SMS * 4  # that an H200 holds at once
 _LEAST_SLOTS = 8  # of parts of lists that are cut, of each head and sequence
 _MOST_PARTS = 704  # of all heads and sequences: 48 MB where heads are wide
 _MOST = 65535  # CTAs along the later axes of a grid
@@ -134,7 +133,7 @@ class CudaMaskLists:
             if listed > 1:
                 self.kernel("order")(count, order)
             # Few tiles leave multiprocessors to read their keys side by side.
-            spans = -(-words * WARP // SPAN) if number * listed < _FEW else 1
+            spans = -(-words * WARP // SPAN) if number * listed < SMS else 1
             self.kernel("list", listed > 1)(lines, order, rows, max(1, spans), ids, bits, seen)
         teams = THREADS // holders_of(max(1, shape[2]))
         given = tiles, _wanted(shape), shape[0] * shape[1], teams, lists.slots(shape[2])

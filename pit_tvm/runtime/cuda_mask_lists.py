@@ -295,10 +295,10 @@ def list_keys(ordered: bool) -> tvm.tirx.PrimFunc:
     counts the keys without these.
 
     lines (planes, rows, words): bits of every row; order (planes, tiles * `QUERIES`): the
-    rows of all tiles, -1 for none, if they are ``ordered``. If not, ``told`` rows may be
-    those of several heads in turn that see the same. Capacity is a multiple of `KEYS`, and
-    at least all keys. ``spans`` CTAs share a tile: each counts the keys before its own, which costs
-    less than telling each other.
+    rows of all tiles, -1 for none, if they are ``ordered``. If not, ``told`` rows may be those of
+    several heads in turn that see the same. Capacity is a multiple of `KEYS`, and at least all
+    keys. ``spans`` CTAs share a tile: each counts the keys before its own, which costs less than
+    telling each other.
     """
 
     @T.prim_func

@@ -18,7 +18,7 @@ from .cuda_detect_device import WARP, cta_scan
 THREADS = 1024
 _WARPS = THREADS // WARP
 _LEAST = 4  # steps of a part: fewer take less time than to add it up
-_SMS = 132  # of an H200, each for two CTAs at once
+SMS = 132  # of an H200
 _ROUNDS = 4
 _MOST = 2**16  # lists of which the mean is taken; of more, that of one plane
 
@@ -39,14 +39,15 @@ def _cut_of(mean: Any, lists: Any, own: Any, teams: Any) -> Any:
     """int32: steps of a part where each of ``lists`` lists, of ``mean`` steps, is its sequence's
     and head's only one, and one has ``own`` steps.
 
-    All parts shall run at once, in as few rounds as leave room to cut: the last part of each list
-    is half as long as the others. Parts are added up by ``teams`` side by side, each for as long as
-    a step takes. Lists that fill many rounds are cut if they are long beside others.
+    All parts shall run at once, two on a multiprocessor, in as few rounds as leave room to cut: the
+    last part of each list is half as long as the others. Parts are added up by ``teams`` side by
+    side, each for as long as a step takes. Lists that fill many rounds are cut if they are long
+    beside others.
     """
     code = (
         "__forceinline__ __device__ int pit_cut_of(float mean, int lists, int own, int teams) {\n"
-        f"  int rounds = (lists + {_SMS - 1}) / {_SMS};\n"
-        f"  float room = rounds * {2 * _SMS}.0f - lists * 0.5f;\n"
+        f"  int rounds = (lists + {SMS - 1}) / {SMS};\n"
+        f"  float room = rounds * {2 * SMS}.0f - lists * 0.5f;\n"
         "  float cut = fmaxf(ceilf(mean * lists / room), sqrtf((float)own / teams));\n"
         f"  if (rounds > {_ROUNDS}) cut = fmaxf(cut, mean * 1.2f);\n"
         f"  return max((int)fminf(cut, 1e9f), {_LEAST});\n}}\n"
@@ -62,9 +63,9 @@ def deal_lists() -> tvm.tirx.PrimFunc:
     count (planes, lines): keys of each list; the last one is that of all later of ``tiles`` tiles.
     A list is cut if it is much longer than the mean of ``tiles`` or of ``wanted`` lists of every
     plane, whichever are more; a single one of each of ``alike`` sequences and heads by `_cut_of`,
-    where ``teams`` add up parts.
-    Parts of cut lists have slots, at most ``slots``. Items are at least tiles and slots; behind the
-    last part their tile is -1. A tile that is not cut has the slot -1.
+    where ``teams`` add up parts. Parts of cut lists have slots, at most ``slots``. Items are at
+    least tiles and slots; behind the last part their tile is -1. A tile that is not cut has the
+    slot -1.
     """
 
     @T.prim_func
