@@ -54,11 +54,14 @@ def fold_queries(whole: bool) -> tvm.tirx.PrimFunc:
     """
 
     @T.prim_func
-    def kernel(mask: T.int64, keys: T.int32, spans: T.int32, p_lines: T.handle, p_count: T.handle):
-        rows = T.int32()
-        halves = T.int32()
-        lines = T.match_buffer(p_lines, (rows, halves), "uint16", align=4)
-        count = T.match_buffer(p_count, (rows,), "int32", align=4)
+    def kernel(
+        mask: T.int64,
+        keys: T.int32,
+        spans: T.int32,
+        lines: T.Buffer(("rows", "halves"), "uint16", align=4),
+        count: T.Buffer(("rows",), "int32", align=4),
+    ):
+        rows, halves = T.int32(), T.int32()
         T.device_entry()
         span, place = T.cta_id([spans, T.truncdiv(rows + ROWS - 1, ROWS)])
         thread = T.thread_id([ROWS * WARP])
@@ -102,12 +105,11 @@ def order_queries() -> tvm.tirx.PrimFunc:
     warps = ORDER_THREADS // WARP
 
     @T.prim_func
-    def kernel(p_count: T.handle, p_order: T.handle):
-        planes = T.int32()
-        rows = T.int32()
-        places = T.int32()
-        count = T.match_buffer(p_count, (planes, rows), "int32", align=4)
-        order = T.match_buffer(p_order, (planes, places), "int32", align=4)
+    def kernel(
+        count: T.Buffer(("planes", "rows"), "int32", align=4),
+        order: T.Buffer(("planes", "places"), "int32", align=4),
+    ):
+        planes, rows, places = T.int32(), T.int32(), T.int32()
         T.device_entry()
         plane = T.cta_id([planes])
         thread = T.thread_id([ORDER_THREADS])
@@ -303,25 +305,15 @@ def list_keys(ordered: bool) -> tvm.tirx.PrimFunc:
 
     @T.prim_func
     def kernel(
-        p_lines: T.handle,
-        p_order: T.handle,
+        lines: T.Buffer(("planes", "rows", "words"), "int32", align=4),
+        order: T.Buffer(("planes", "places"), "int32", align=4),
         told: T.int32,
         spans: T.int32,
-        p_ids: T.handle,
-        p_bits: T.handle,
-        p_count: T.handle,
+        ids: T.Buffer(("planes", "tiles", "capacity"), "int32", align=16),
+        bits: T.Buffer(("planes", "tiles", WORDS, "capacity"), "int32", align=16),
+        count: T.Buffer(("planes", "tiles"), "int32", align=4),
     ):
-        planes = T.int32()
-        rows = T.int32()
-        words = T.int32()
-        places = T.int32()
-        tiles = T.int32()
-        capacity = T.int32()
-        lines = T.match_buffer(p_lines, (planes, rows, words), "int32", align=4)
-        order = T.match_buffer(p_order, (planes, places), "int32", align=4)
-        ids = T.match_buffer(p_ids, (planes, tiles, capacity), "int32", align=16)
-        bits = T.match_buffer(p_bits, (planes, tiles, WORDS, capacity), "int32", align=16)
-        count = T.match_buffer(p_count, (planes, tiles), "int32", align=4)
+        planes, words, tiles = T.int32(), T.int32(), T.int32()
         T.device_entry()
         tile, own, plane = T.cta_id([tiles, spans, planes])
         thread = T.thread_id([LIST_THREADS])

@@ -70,19 +70,15 @@ def deal_lists() -> tvm.tirx.PrimFunc:
 
     @T.prim_func
     def kernel(
-        p_count: T.handle,
+        count: T.Buffer(("planes", "lines"), "int32", align=4),
         tiles: T.int32,
         wanted: T.int32,
         alike: T.int32,
         teams: T.int32,
         slots: T.int32,
-        p_work: T.handle,
+        work: T.Buffer(("planes", "items", PART_FACTS), "int32", align=4),
     ):
-        planes = T.int32()
-        lines = T.int32()
-        items = T.int32()
-        count = T.match_buffer(p_count, (planes, lines), "int32", align=4)
-        work = T.match_buffer(p_work, (planes, items, PART_FACTS), "int32", align=4)
+        planes, lines, items = T.int32(), T.int32(), T.int32()
         T.device_entry()
         plane = T.cta_id([planes])
         thread = T.thread_id([THREADS])

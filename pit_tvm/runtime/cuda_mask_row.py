@@ -22,14 +22,13 @@ def list_row() -> tvm.tirx.PrimFunc:
     """
 
     @T.prim_func
-    def kernel(p_lines: T.handle, p_ids: T.handle, p_bits: T.handle, p_count: T.handle):
-        planes = T.int32()
-        words = T.int32()
-        capacity = T.int32()
-        lines = T.match_buffer(p_lines, (planes, 1, words), "int32", align=4)
-        ids = T.match_buffer(p_ids, (planes, 1, capacity), "int32", align=16)
-        bits = T.match_buffer(p_bits, (planes, 1, WORDS, capacity), "int32", align=16)
-        count = T.match_buffer(p_count, (planes, 1), "int32", align=4)
+    def kernel(
+        lines: T.Buffer(("planes", 1, "words"), "int32", align=4),
+        ids: T.Buffer(("planes", 1, "capacity"), "int32", align=16),
+        bits: T.Buffer(("planes", 1, WORDS, "capacity"), "int32", align=16),
+        count: T.Buffer(("planes", 1), "int32", align=4),
+    ):
+        planes, words = T.int32(), T.int32()
         T.device_entry()
         part, plane = T.cta_id([T.truncdiv(words + _WORDS - 1, _WORDS), planes])
         thread = T.thread_id([THREADS])

@@ -19,15 +19,13 @@ def turn_lines() -> tvm.tirx.PrimFunc:
     (planes, keys): how many are set. ``across`` words hold at least all queries."""
 
     @T.prim_func
-    def kernel(p_lines: T.handle, queries: T.int32, p_turned: T.handle, p_count: T.handle):
-        planes = T.int32()
-        rows = T.int32()
-        words = T.int32()
-        keys = T.int32()
-        across = T.int32()
-        lines = T.match_buffer(p_lines, (planes, rows, words), "int32", align=4)
-        turned = T.match_buffer(p_turned, (planes, keys, across), "int32", align=4)
-        count = T.match_buffer(p_count, (planes, keys), "int32", align=4)
+    def kernel(
+        lines: T.Buffer(("planes", "rows", "words"), "int32", align=4),
+        queries: T.int32,
+        turned: T.Buffer(("planes", "keys", "across"), "int32", align=4),
+        count: T.Buffer(("planes", "keys"), "int32", align=4),
+    ):
+        planes, rows, keys, across = T.int32(), T.int32(), T.int32(), T.int32()
         T.device_entry()
         word, plane = T.cta_id([T.truncdiv(keys + WARP - 1, WARP), planes])
         thread = T.thread_id([WARP * WARP])
