@@ -11,7 +11,7 @@ import tvm
 from tvm import te
 
 from pit_tvm.memory import numpy_dtype
-from pit_tvm.runtime.arrays import as_tensor, dtype_of, empty_like_kind
+from pit_tvm.runtime.arrays import as_tensor, empty_like_kind
 
 # Rounding of the result's type; sums of both 16-bit types are float32.
 TOLERANCE = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3, "int32": 0.0}
@@ -19,7 +19,7 @@ TOLERANCE = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3, "int32": 0.0}
 
 def _aligned(array: np.ndarray) -> np.ndarray:
     """A copy where `create_prim_func` expects every argument: at a multiple of 64 bytes."""
-    copy = empty_like_kind(array, array.shape, dtype_of(array))
+    copy = empty_like_kind(array, array.shape, array.dtype.name)
     copy[...] = array
     return copy
 
@@ -71,6 +71,6 @@ def assert_close() -> Callable[[np.ndarray, np.ndarray], None]:
     def check(got: np.ndarray, truth: np.ndarray) -> None:
         assert got.shape == truth.shape
         error = np.abs(got.astype(np.float64) - truth).max(initial=0.0)
-        assert error <= TOLERANCE[dtype_of(got)] * np.abs(truth).max(initial=0.0)
+        assert error <= TOLERANCE[got.dtype.name] * np.abs(truth).max(initial=0.0)
 
     return check

@@ -228,6 +228,29 @@ def test_a_long_list_of_single_queries_is_computed_in_parts(
     np.testing.assert_allclose(out.numpy(), wanted, atol=4e-3)
 
 
+@pytest.mark.parametrize(
+    ("planes", "heads", "steps", "parts"),
+    [
+        (1, 8, 512, 32),  # 256 of 264 that run at once
+        (16, 8, 64, 2),
+        (1, 1, 512, 47),  # to add up more would take longer
+        (160, 8, 64, 1),  # many rounds of CTAs anyway
+        (1, 8, 2, 1),
+    ],
+)
+def test_parts_of_single_lists_run_at_once(
+    attend: EmulatedAttention, planes: int, heads: int, steps: int, parts: int
+) -> None:
+    slots = 66
+    count = torch.full((planes, 1), steps * 64, dtype=torch.int32)
+    work = torch.full((planes, 1 + slots, 6), 2**30, dtype=torch.int32)
+    attend.lists.kernel("deal")(count, 1, 1, planes * heads, 4, slots, work)
+    alive = work[..., 0] >= 0
+    assert (alive.sum(dim=1) == parts).all() and (work[alive][:, 5] == parts).all()
+    length = (work[..., 2] - work[..., 1])[alive]
+    assert length.max() - length.min() <= 1 and length.sum() == planes * steps
+
+
 def test_refuses_wide_heads(attend: EmulatedAttention) -> None:
     q = torch.ones((1, 1, 3, 264), dtype=torch.float16)
     with pytest.raises(ShapeError, match="at most 256"):
