@@ -234,7 +234,7 @@ def test_a_long_list_of_single_queries_is_computed_in_parts(
         (1, 8, 512, 32),  # 256 of 264 that run at once
         (16, 8, 64, 2),
         (1, 1, 512, 47),  # to add up more would take longer
-        (160, 8, 64, 1),  # many rounds of CTAs anyway
+        (10, 128, 64, 1),  # many rounds of CTAs anyway
         (1, 8, 2, 1),
     ],
 )
