@@ -42,7 +42,8 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
     model
         A ``torch.nn.Module`` that is called by keyword, or a ``torch.export.ExportedProgram`` of
         one with a dynamic batch and length; or an ``onnx.ModelProto`` or the path of an ``.onnx``
-        file, with inputs of a named batch and length. Its weights are bound as they are now. torch
+        file, with inputs of a named batch and length. A module that torch.compile or torch's data
+        parallelism has wrapped is taken without that. Its weights are bound as they are now. torch
         traces a module for several sequences of several tokens: one of either is treated as several
         are, whatever the module's code does otherwise then (``if x.shape[1] == 1``, ``squeeze()``).
     example_inputs

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.export import Dim, ExportedProgram
 from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ..errors import DTypeError, ShapeError, UnsupportedModel, mismatch
 from ..torch.experts import experts_here
@@ -39,7 +40,7 @@ def export_program(
 ) -> ExportedProgram:
     """Export a module in evaluation mode, its inputs' leading extents dynamic where they are those
     of ``mask`` ``[batch, tokens]``. Inputs go where its weights are. Experts of transformers'
-    models are exported as ours.
+    models are exported as ours, and what wraps the module is left out.
 
     Raises
     ------
@@ -57,6 +58,7 @@ def export_program(
         if value.layout is not torch.strided:
             expected = f"a strided tensor as {name!r}"
             raise DTypeError(mismatch("example_inputs", expected, value.layout, "pass .to_dense()"))
+    model = _bare(model)
     first = next(chain(model.parameters(), model.buffers()), None)
     if first is not None:
         example_inputs = {name: each.to(first.device) for name, each in example_inputs.items()}
@@ -68,6 +70,17 @@ def export_program(
     finally:
         for part, was in training.items():
             part.training = was
+
+
+def _bare(model: torch.nn.Module) -> torch.nn.Module:
+    """The module in what torch.compile and torch's data parallelism make of it, whose own forward
+    tells no parameters."""
+    while True:
+        parallel = isinstance(model, DataParallel | DistributedDataParallel)
+        inner = model.module if parallel else getattr(model, "_orig_mod", None)
+        if not isinstance(inner, torch.nn.Module):
+            return model
+        model = inner
 
 
 def _export_from(

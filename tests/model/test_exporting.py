@@ -1,4 +1,4 @@
-"""Models that torch traces again because tables bound their tokens."""
+"""Models that torch traces again because tables bound their tokens, and such that are wrapped."""
 
 from __future__ import annotations
 
@@ -71,3 +71,14 @@ def test_a_trace_ends_where_a_bound_is_met(places: tuple[int, ...], traced: list
     assert str(tokens.upper) == (str(min(places)) if places else "int_oo")
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
     assert not torch.nn.modules.module._global_forward_hooks
+
+
+def test_what_wraps_a_module_is_left_out() -> None:
+    model = Placed((PLACES,), [])
+    given = {"input": torch.randn(2, 5, WIDTH), "attention_mask": torch.ones(2, 5)}
+    own = export_program(model, given, "attention_mask")
+    for wrapped in (torch.compile(model), torch.compile(nn.DataParallel(model))):
+        program = export_program(wrapped, given, "attention_mask")
+        assert set(program.state_dict) == set(own.state_dict)
+        got, expected = (each.module()(**given) for each in (program, own))
+        assert torch.equal(got, expected)
