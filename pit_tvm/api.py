@@ -45,6 +45,16 @@ class Operator(Shared):
         self._inputs = tuple(p.name for p in program.inputs)
         self._found = program.operand if isinstance(program.spec, Values) else None
 
+    def __repr__(self) -> str:
+        """The arrays of a call, what is sparse in which way, and the target."""
+        program = self._dispatcher.program
+        *inputs, out = (
+            f"{p.name} {p.dtype}[{', '.join(map(str, p.shape))}]"
+            for p in (*program.inputs, program.output)
+        )
+        sparse = f"{program.operand} by {program.spec}"
+        return f"<Operator {', '.join(inputs)} -> {out}; {sparse}; {self._dispatcher.target.kind}>"
+
     @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the arrays that a call takes, in order."""

@@ -49,6 +49,12 @@ class CompiledModel(Shared):
         #: The graph that runs, as Relax: ``module.show()`` prints it. None if it was loaded.
         self.module = module
 
+    def __repr__(self) -> str:
+        """The inputs of a call, how much runs on live tokens only, and the target."""
+        inputs = ", ".join(f"{name} {one.dtype}" for name, one in self._inputs.known.items())
+        live = summary(self.decisions).partition("\n")[0]
+        return f"<{type(self).__name__} {inputs}; {live}; {self._layers.target.kind}>"
+
     def __call__(self, **inputs: Any) -> Any:
         """Run a batch.
 

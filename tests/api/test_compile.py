@@ -159,6 +159,12 @@ def untuned(tmp_path: Path, spec: SparsitySpec) -> pit_tvm.Operator:
     return pit_tvm.compile(tensors, sparse={"lhs": spec}, database=TileStore.open(tmp_path))
 
 
+def test_an_operator_says_what_it_takes() -> None:
+    fc = pit_tvm.compile(op.linear(None, 5, 131), sparse={"lhs": Mask(32, 1)})
+    arrays = "lhs float32[m, 131], rhs float32[5, 131], bias float32[5] -> out float32[m, 5]"
+    assert repr(fc) == f"<Operator {arrays}; lhs by {Mask(32, 1)}; llvm>"
+
+
 def test_explain_lists_every_candidate_and_dense_and_says_untuned(tmp_path: Path) -> None:
     operator = untuned(tmp_path, Mask())
     plan = operator.explain(sizes={"m": 640}, sparsity=np.ones((640, 131), bool))

@@ -208,6 +208,8 @@ def test_report_says_that_nothing_runs_on_dead_tokens(ours: CompiledModel) -> No
     assert "  1 of them attention, full, over live tokens" in lines
     assert "0 operators on all tokens, dead ones included" in lines
     assert not any(d.whole for d in ours.decisions)
+    names = "input_ids int64, attention_mask int64, scale float32"
+    assert repr(ours) == f"<CompiledModel {names}; {lines[0]}; llvm>"
 
 
 def test_mask_must_be_among_the_inputs(model: nn.Module) -> None:
