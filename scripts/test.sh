@@ -40,4 +40,7 @@ export TVM_THREAD_POOL_SPIN_COUNT="${TVM_THREAD_POOL_SPIN_COUNT:-100}"
 # torch remembers the shapes that operators gave while it traces a model, which pays where layers
 # are many: models of a layer or two take a quarter longer to trace with it.
 export TORCH_FAKE_TENSOR_DISPATCH_CACHE="${TORCH_FAKE_TENSOR_DISPATCH_CACHE:-0}"
+# torch.compile believes what the processor says of itself, and tries no instructions: it would
+# compile and start a program for each of them.
+export TORCHINDUCTOR_VEC_ISA_OK="${TORCHINDUCTOR_VEC_ISA_OK:-1}"
 "$python" -m pytest -m "not gpu" -q -n 2 --dist loadfile "$@"

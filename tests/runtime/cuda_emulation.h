@@ -2,6 +2,7 @@
 // the threads of one take turns, and change where they wait for each other.
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -187,7 +188,9 @@ struct Product {
 // Its own asynchronous copies: those not committed yet, and groups, oldest first. Its products:
 // those not committed yet, and the others.
 struct Thread {
-  ucontext_t context;
+  ucontext_t context;  // where it begins
+  jmp_buf place;       // where it waits
+  bool entered;
   uint3 index;
   Waiting waiting;
   bool odd;  // of how many times it met its warp
@@ -199,14 +202,22 @@ struct Thread {
 
 static Thread threads[kThreads];
 static Thread* current;
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static std::function<void()> body;
 static cudaError_t fault;
 static size_t most_shared = 48 << 10;
 
+// By jumps, since `swapcontext` asks the system for signals' masks every time.
 inline void wait(Waiting what) {
   current->waiting = what;
-  swapcontext(&current->context, &scheduler);
+  if (!_setjmp(current->place)) _longjmp(scheduler, 1);
+}
+
+inline void resume() {
+  if (_setjmp(scheduler)) return;
+  if (current->entered) _longjmp(current->place, 1);
+  current->entered = true;
+  setcontext(&current->context);
 }
 
 // Ends the launch, and never returns.
@@ -462,10 +473,11 @@ void wgmma_held(bool right_turned, Operands&... operands) {
 
 inline void enter() {
   body();
-  current->waiting = kForever;
+  wait(kForever);
 }
 
 inline void start(Thread& thread, uint3 index, char* stack) {
+  thread.entered = false;
   thread.index = index;
   thread.open.clear();
   thread.groups.clear();
@@ -474,7 +486,7 @@ inline void start(Thread& thread, uint3 index, char* stack) {
   getcontext(&thread.context);
   thread.context.uc_stack.ss_sp = stack;
   thread.context.uc_stack.ss_size = kStack;
-  thread.context.uc_link = &scheduler;
+  thread.context.uc_link = nullptr;  // it never returns
   makecontext(&thread.context, enter, 0);
 }
 
@@ -483,7 +495,7 @@ inline Waiting run(size_t begin, size_t end, bool forward) {
   for (size_t i = begin; i < end && fault == cudaSuccess; ++i) {
     current = &threads[forward ? i : begin + end - 1 - i];
     threadIdx = current->index;
-    swapcontext(&scheduler, &current->context);
+    resume();
   }
   for (size_t i = begin; i < end && fault == cudaSuccess; ++i)
     if (threads[i].waiting != threads[begin].waiting) fault = cudaErrorLaunchFailure;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -79,9 +80,11 @@ class Outcome:
 def run_group(load: Load, device: str, seed: int, folder: Path) -> Outcome:
     """Compute the cases that ``load()`` gives, in order, until one fails."""
     fault = ""
+    # Forked off one process that has only imported what they share: imports take the longest.
+    multiprocessing.set_forkserver_preload([load.__module__])
     try:
-        spawn: Any = torch.multiprocessing.spawn
-        spawn(_member, args=(load, device, seed, folder), nprocs=RANKS)
+        start: Any = torch.multiprocessing.start_processes
+        start(_member, (load, device, seed, folder), nprocs=RANKS, start_method="forkserver")
     except torch.multiprocessing.ProcessRaisedException as error:
         fault = str(error)
     ended = [_log(folder, rank).read_text().splitlines() for rank in range(RANKS)]
