@@ -183,6 +183,7 @@ ORDER = {
         "live_tokens",
         "kernel_cache",
         "routes",
+        "block_checks",
         "program_checks",
         "program",
         "promise",

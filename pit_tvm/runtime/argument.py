@@ -79,4 +79,6 @@ def pattern_array(sparsity: Any) -> np.ndarray:
             raise ShapeError(mismatch("sparsity", "a rectangular list", "a ragged one")) from error
         return array if array.size else array.astype(np.int64)
     check_unmasked("sparsity", sparsity)
-    return as_numpy(sparsity, "sparsity")
+    array = as_numpy(sparsity, "sparsity")
+    # Subclasses read themselves otherwise: a numpy.matrix never has one dimension.
+    return array if type(array) is np.ndarray else array.view(np.ndarray)

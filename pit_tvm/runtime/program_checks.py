@@ -11,6 +11,7 @@ from tvm import ir, tirx
 from ..analysis.access import BlockInfo
 from ..errors import AxisError, ShapeError, mismatch
 from ..transform.unalign import is_buffer
+from .block_checks import check_blocks
 
 
 def check_program(func: tirx.PrimFunc, infos: Sequence[BlockInfo]) -> None:
@@ -20,7 +21,8 @@ def check_program(func: tirx.PrimFunc, infos: Sequence[BlockInfo]) -> None:
     ------
     AxisError
         A parameter is no array; two arrays, or two symbolic extents, have one name; an extent is
-        that of no input; or another array than the last one is computed.
+        that of no input; or another array than the last one is computed; or blocks are none of
+        ``te.compute``.
     ShapeError
         A sum is over no elements, whatever is passed.
     """
@@ -28,6 +30,7 @@ def check_program(func: tirx.PrimFunc, infos: Sequence[BlockInfo]) -> None:
     _check_names(func.params)
     _check_order(infos, [str(p.name) for p in func.params])
     _check_sums(infos)
+    check_blocks(func, infos)
 
 
 def _check_arrays(func: tirx.PrimFunc) -> None:

@@ -123,24 +123,32 @@ def _assemble(
     """A function of ``body``: parameters ``first``, then those of ``func`` that it uses."""
     used: list[ir.Var] = []
     tvm_ffi.structural_walk(body, (ir.Var, used.append))
-    params = _with_definitions(func, [p for p in func.params if is_buffer(p) and p in used], first)
     allocs = [b for b in func.body.block.alloc_buffers if b not in gone and b in used]
+    kept = [p for p in func.params if is_buffer(p) and p in used]
+    for buffer in (*first, *kept, *allocs):
+        for extent in buffer.shape:
+            tvm_ffi.structural_walk(extent, (ir.Var, used.append))
+    params = _with_definitions(func, kept, first, set(used))
     root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=allocs)
     realize = s_tir.SBlockRealize([], True, root)
     return tirx.PrimFunc([*first, *params], realize, func.ret_type, func.attrs)
 
 
-def _with_definitions(func: tirx.PrimFunc, kept: list[ir.Var], first: list[ir.Var]) -> list[ir.Var]:
-    """``kept``, and the parameters whose shapes define symbolic extents that those only use."""
-    defined = {extent for p in (*first, *kept) for extent in p.shape if isinstance(extent, ir.Var)}
-    needed: list[ir.Var] = []
-    for param in (*first, *kept):
-        for extent in param.shape:
-            tvm_ffi.structural_walk(extent, (ir.Var, needed.append))
-    missing = {var for var in needed if var not in defined}
+def _with_definitions(
+    func: tirx.PrimFunc, kept: list[ir.Var], first: list[ir.Var], used: set[ir.Var]
+) -> list[ir.Var]:
+    """``kept``, and the parameters whose shapes define symbolic extents that are ``used``."""
+    buffers = [param for param in func.params if is_buffer(param)]
+    defined = _extents([*first, *kept])
+    missing = (used & _extents(buffers)) - defined
     out = set(kept)
-    for param in func.params:
-        if is_buffer(param) and missing & {e for e in param.shape if isinstance(e, ir.Var)}:
+    for param in buffers:
+        if missing & _extents([param]):
             out.add(param)
-            missing -= set(param.shape)
+            missing -= _extents([param])
     return [p for p in func.params if p in out]
+
+
+def _extents(buffers: list[ir.Var]) -> set[ir.Var]:
+    """The variables that are extents of buffers as they are."""
+    return {extent for b in buffers for extent in b.shape if isinstance(extent, ir.Var)}

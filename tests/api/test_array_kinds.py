@@ -119,6 +119,14 @@ def test_libraries_may_be_mixed_and_the_sparse_operand_decides(rng: np.random.Ge
     assert_close(held, truth)
 
 
+def test_matrices_of_numpy_tell_patterns_as_other_arrays_do(rng: np.random.Generator) -> None:
+    (lhs, rhs), mask, truth = problem("float32", rng)
+    operator = compiled(MATMUL, "float32", "lhs", Mask())
+    assert_close(operator(lhs, rhs, sparsity=mask.view(np.matrix)), truth)
+    out = compiled(MATMUL, "float32", "lhs", Values())(lhs.view(np.matrix), rhs)
+    assert_close(out, truth)
+
+
 @pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
 def test_lengths_may_be_any_sequence(kind: Callable[[Any], Any], rng: np.random.Generator) -> None:
     (lhs, rhs), _, _ = problem("float32", rng)

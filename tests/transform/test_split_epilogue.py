@@ -161,6 +161,14 @@ def test_parameter_stays_whose_shape_alone_defines_an_extent(call):
     assert [p.name for p in func.params if p.name != "acc"] == ["data", "bias", "out"]
 
 
+def test_parameter_stays_that_defines_an_extent_of_arrays_between():
+    data, sized = te.placeholder((6,), name="data"), te.placeholder((te.var("r"),), name="sized")
+    wide = te.compute((sized.shape[0], 6), lambda r, p: data[p] + 1.0, name="wide")
+    out = te.compute((6,), lambda p: wide[0, p], name="out")
+    func = dead_value(te.create_prim_func([data, sized, out]), "wide", "data")
+    assert [p.name for p in func.params] == ["sized", "out"]
+
+
 @pytest.mark.parametrize("call", [split_epilogue, lambda f, main: dead_value(f, main, "lhs")])
 def test_block_that_does_not_exist(call):
     with pytest.raises(AxisError, match="block: expected a block of the function, got sum"):
