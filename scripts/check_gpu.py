@@ -54,8 +54,8 @@ FAMILIES = (
     "tf32",
 )
 COUNT = 2000
-# Every variant and kind once, then cases in which all tiles of live rows run, of float16 (their
-# numbers are even).
+# Every kind once, of live rows every type and epilogue; without an epilogue all tiles run. Then
+# these with other patterns.
 REDUCED = (*range(16), 48, 96, 144)
 
 
@@ -116,13 +116,13 @@ def run(options: argparse.Namespace) -> int:
 def build(options: argparse.Namespace, checker: Checker) -> None:
     """Compile what the checks run, many kernels at once."""
     from bench_gpu_build import all_processors, build_all
-    from check_gpu_values import kernels_of
+    from check_gpu_tiles import kernels_of
 
     start = time.perf_counter()
     families = [] if options.only == "runtime" else list(options.family)
     if options.only != "values":
         families += [family for family in ROWS if family not in families]
-    number = build_all(kernels_of(families, checker), options.jobs or all_processors())
+    number = build_all(kernels_of(families, checker.tiles), options.jobs or all_processors())
     print(f"{number} libraries of kernels in {time.perf_counter() - start:.0f} s", flush=True)
 
 
