@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import get_context
 from typing import Any
 
@@ -51,22 +52,30 @@ TARGET = f"cuda -arch={ARCH} -model=h200"
 
 @dataclass(frozen=True)
 class Kernel:
-    """One library: a tile with the options of an operator; ``kind`` and ``dead`` as in
-    `bench_gpu_pit`."""
+    """One library of an operator, compiled when this is called: a tile, or what moves operands if
+    ``tile`` is None. The others are as in `bench_gpu_pit`, ``spec`` None for live rows or groups;
+    ``deep``: the product ends with the live columns."""
 
     kind: str
     dtype: str
     bias: bool
     act: str | None
-    tile: Tile
+    tile: Tile | None
     dead: str = "skip"
+    spec: SparsitySpec | None = None
+    side: str = "lhs"
+    deep: bool = False
 
     def __call__(self) -> None:
         groups = 2 if self.kind == "grouped" else 0
-        spec: SparsitySpec = pit_tvm.Groups(groups) if groups else pit_tvm.Rows()
-        options = (groups, self.bias, self.act, self.dead)
+        spec = self.spec or (pit_tvm.Groups(groups) if groups else pit_tvm.Rows())
+        options = (groups, self.bias, self.act, self.dead, self.side)
         made = internals(operator(self.kind, spec, self.dtype, TARGET, (None, None), *options))
-        made.kernels.product(self.tile, groups, **made.options)
+        if self.tile is None:
+            made.build_moving()
+        else:
+            also = {"deep": True} if self.deep else {}
+            made.kernels.product(self.tile, groups, **made.options, **also)
 
 
 @dataclass(frozen=True)
@@ -97,51 +106,6 @@ class Asked:
 
     def __call__(self) -> None:
         getattr(self.kernels(KernelCache(), ARCH), self.name)(*self.arguments, **dict(self.options))
-
-
-@dataclass(frozen=True)
-class Columns:
-    """A library of the k-axis family: a tile with the options of an operator, or the kernel that
-    packs its lhs if ``tile`` is None. ``turned``: lhs is stored [k, m]."""
-
-    dtype: str
-    height: int
-    turned: bool = False
-    tile: Tile | None = None
-    bias: bool = False
-    act: str | None = None
-
-    def __call__(self) -> None:
-        kind, grain = ("turned", (1, self.height)) if self.turned else ("matmul", (self.height, 1))
-        which = (kind, pit_tvm.Mask(*grain), self.dtype, TARGET, (None, None))
-        made = internals(operator(*which, 0, self.bias, self.act))
-        if self.tile is None:
-            made.build_moving()
-        else:
-            made.kernels.product(self.tile, 0, **made.options)
-
-
-@dataclass(frozen=True)
-class Deep:
-    """What a grid's operator takes, compiled when this is called: a tile, whose product is one of
-    all columns or ends with the live ones (``deep``), or what moves operands if ``tile`` is None.
-    ``kind``, ``side`` and ``bias``: those of the operator."""
-
-    kind: str
-    side: str
-    dtype: str
-    bias: bool
-    tile: Tile | None = None
-    deep: bool = True
-
-    def __call__(self) -> None:
-        which = (self.kind, pit_tvm.Grid(), self.dtype, TARGET, (None, None))
-        made = internals(operator(*which, side=self.side, bias=self.bias))
-        if self.tile is None:
-            made.build_moving()
-        else:
-            also = {"deep": True} if self.deep else {}
-            made.kernels.product(self.tile, 0, **made.options, **also)
 
 
 CASES: dict[str, Any] = {
@@ -279,12 +243,13 @@ def _parts(case: Grain | Weights | Output, turned: bool) -> Iterator[Part]:
 
 
 def _crossing(case: Cross, settings: GpuSettings) -> Iterator[Wanted]:
-    which = (case.kind, case.side, case.dtype, case.bias)
-    yield Deep(*which)
+    of = (case.kind, case.dtype, case.bias, None)
+    which = partial(Kernel, *of, spec=pit_tvm.Grid(), side=case.side)
+    yield which(tile=None)
     made = grid_operator(case, settings.planned_target)
     for candidate in _timed(case, case.sizes, made, settings):
         if candidate.micro_tile is not None:
-            yield Deep(*which, candidate.tile, candidate.micro_tile.also is not None)
+            yield which(tile=candidate.tile, deep=candidate.micro_tile.also is not None)
 
 
 def _linear_step(case: Linear, counts: tuple[int, ...], settings: GpuSettings) -> Iterator[Wanted]:
