@@ -31,6 +31,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from commands import parser_of, status_of
 from needs import require, require_gpu
 from out_paths import new_file
 
@@ -61,9 +62,7 @@ REDUCED = (*range(16), 48, 96, 144)
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add = parser.add_argument
     add("--count", type=at_least(1), default=COUNT, help=f"cases of a family (default {COUNT})")
     add("--seed", type=any_seed, help="of the random cases (default: a new one, which is printed)")
@@ -193,11 +192,7 @@ def check_runtime(checker: Checker, reduced: bool) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the checks; the exit status."""
     options = parse(argv)
-    try:
-        return run(options)
-    except PitError as error:
-        print(f"check_gpu: error: {error}", file=sys.stderr)
-        return 2
+    return status_of("check_gpu", lambda: run(options))
 
 
 if __name__ == "__main__":
