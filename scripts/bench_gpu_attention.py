@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -251,9 +251,7 @@ def measure_attention(case: Attended, settings: GpuSettings) -> Row:
         want = wanted(qkv, mask)
         contenders = runs(qkv, mask, settings.device)
 
-        def error(out: torch.Tensor) -> float:
-            return attention_error(out, want)
-
+        error = partial(attention_error, want=want)
         row = measured(case, settings, mask, contenders, error, LIMIT)
         row.facts["operations"] = 4.0 * case.heads * case.dim * int(mask.sum())
     return row

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -166,9 +167,7 @@ def measure_decoding(case: Decoded, settings: GpuSettings) -> Row:
         want = wanted(qkv, mask)
         some, missing = runs(qkv, mask, settings.device)
 
-        def error(out: torch.Tensor) -> float:
-            return attention_error(out, want)
-
+        error = partial(attention_error, want=want)
         judged = {n: Contender(run, error if n in JUDGED else None) for n, run in some.items()}
         found = measure(judged, settings)
     facts = {

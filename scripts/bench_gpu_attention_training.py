@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -84,9 +85,7 @@ def measure_training(case: Attended, settings: GpuSettings) -> Row:
         want = wanted_gradients(qkv, mask, down)
         contenders = steps(qkv, mask, settings.device, down)
 
-        def error(found: Sequence[torch.Tensor]) -> float:
-            return gradient_error(found, want)
-
+        error = partial(gradient_error, want=want)
         return measured(case, settings, mask, contenders, error, LIMIT)
 
 

@@ -79,23 +79,6 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Library:
-    """One library of the rows family: a tile with the kernel's options; or without a tile the sum
-    of a token's rows, for tokens with several experts."""
-
-    dtype: str
-    tile: Tile | None = None
-    options: tuple[tuple[str, Any], ...] = ()
-
-    def __call__(self) -> None:
-        kernels = RowsKernels(KernelCache(), ARCH)
-        if self.tile is None:
-            kernels.combine_kernel(self.dtype, IDS)
-        else:
-            kernels.product(self.tile, 2, **dict(self.options))
-
-
-@dataclass(frozen=True)
 class Asked:
     """What the method ``name`` of some ``kernels`` gives, compiled when this is called."""
 
@@ -200,9 +183,9 @@ def _wanted(case: Measured, settings: GpuSettings) -> Iterator[Wanted]:
         number = settings.tiles if isinstance(case, Moe) else 1
         for product in products_of(case):
             for tile in product.tiles(counts, settings.planned_target, number):
-                yield Library(case.dtype, tile, product.options)
+                yield _rows(tile, product.options)
         if isinstance(case, Layer):
-            yield Library(case.dtype)
+            yield _combining(case.dtype)
         return
     kind = "grouped" if isinstance(case, Moe) else "linear"
     bias = isinstance(case, Linear) and case.gelu
@@ -277,7 +260,7 @@ def _experts_step(case: Layer, counts: tuple[int, ...], settings: GpuSettings) -
     """The same of `pit_tvm.torch.moe_feed_forward`: both products, rows gated and a token's summed,
     products by turned weights, and sums of outer products."""
     dtype, shares = case.dtype, (case.top_k, 1)
-    yield Library(dtype)
+    yield _combining(dtype)
     yield _between("spread", dtype, IDS)
     if case.top_k > 1:
         yield _between("total", dtype)
@@ -292,9 +275,19 @@ def _experts_step(case: Layer, counts: tuple[int, ...], settings: GpuSettings) -
             given = tuple(options.items())
             product = Product(case.experts, case.rows, *sizes, dtype, given)
             for tile in product.tiles(counts, settings.planned_target, 1):
-                yield Library(dtype, tile, given)
+                yield _rows(tile, given)
         tile = outer_tile(starting_ranges(dtype), k)
         yield Asked(ColumnsKernels, "product", (tile,), (("share", share),))
+
+
+def _rows(tile: Tile, options: tuple[tuple[str, Any], ...]) -> Asked:
+    """A product of groups of rows."""
+    return Asked(RowsKernels, "product", (tile, 2), options)
+
+
+def _combining(dtype: str) -> Asked:
+    """The sum of a token's rows, for tokens with several experts."""
+    return Asked(RowsKernels, "combine_kernel", (dtype, IDS))
 
 
 def _between(name: str, *arguments: str, **options: bool) -> Asked:
