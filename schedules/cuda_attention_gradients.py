@@ -18,7 +18,7 @@ from pit_tvm.errors import ScheduleError, mismatch
 
 from .cuda_gradient_rows import GradientRows, GradientTile
 from .cuda_listed_products import KEYS, load
-from .cuda_listed_rows import LANES, PART_FACTS, QUERIES, THREADS, WORDS
+from .cuda_listed_rows import LANES, PART_FACTS, QUERIES, SLOTS, THREADS, WORDS
 from .dependent import after_predecessor
 
 MOST_WIDE_GRADIENT = 128  # registers hold the sums of no more columns
@@ -99,7 +99,6 @@ def gradients_by_lists(
     arrived = T.match_buffer(arrived_h, (counters,), "int32", align=4)
     made_a = T.match_buffer(made_a_h, (made_a_size,), tile.dtype, align=16)
     made_b = T.match_buffer(made_b_h, (made_b_size,), tile.dtype, align=16)
-    STAGES = T.meta_var(tile.stages)
     DEEP, WIDE = T.meta_var(tile.deep), T.meta_var(tile.wide)
     T.device_entry()
     T.attr({"tirx.launch_bounds_min_blocks_per_sm": tile.ctas})
@@ -135,22 +134,12 @@ def gradients_by_lists(
         own.fetch_own(own.own_a, DEEP, own_a, a_at, a_row, dim, thread)
         own.fetch_own(own.own_b, WIDE, own_b, b_at, b_row, v_dim, thread)
         T.ptx.cp.async_.commit_group()
-        for u in T.unroll(STAGES - 2):
-            ahead: T.let = begin + u + 1
-            own.look(ids, ahead, end, lane)
-            if ahead < end:
-                own.fetch(
-                    u + 1, first, first_row, dim, second, second_row, v_dim, bits, ahead, thread
-                )
-                if tile.of_keys:
-                    own.fetch_facts(u + 1, weights, drops, told, thread)
-            T.ptx.cp.async_.commit_group()
-        own.look(ids, begin + STAGES - 1, end, lane)
+        own.look(ids, begin + 1, end, lane)
         if not tile.of_keys:
             own.learn_weights(weights, told, warp, lane)
             r_at: T.int64 = number * result_batch + q_head * result_head
             own.look_at_results(result, r_at, result_row, v_dim, warp, lane)
-            own.arrive(STAGES - 2)
+            own.arrive()
             own.tell_drops(drops, told, warp, lane)
         if tile.held:
             for s in T.unroll(DEEP // 16):
@@ -159,10 +148,10 @@ def gradients_by_lists(
                 load(own, own.own_b, s, (DEEP // 16 + s) * 4, warp, lane)
         for i in T.serial(end - begin):
             own.settle()
-            own.arrive(STAGES - 2)
-            slot: T.let = T.truncmod(i, STAGES)
-            coming: T.let = T.truncmod(i + STAGES - 1, STAGES)
-            after: T.let = begin + i + STAGES - 1
+            own.arrive()
+            slot: T.let = T.truncmod(i, SLOTS)
+            coming: T.let = T.truncmod(i + 1, SLOTS)
+            after: T.let = begin + i + 1
             held_a = T.meta_var(0 if tile.held else -1)
             held_b = T.meta_var(DEEP // 4 if tile.held else -1)
             own.score(own.scores, own.own_a, held_a, own.first, slot, DEEP, warp, lane)
@@ -185,7 +174,7 @@ def gradients_by_lists(
                 own.add(own.sums_b, own.scores, own.second, slot, WIDE, lane, KEYS // 4)
             own.add(own.sums_a, own.slopes, own.first, slot, DEEP, lane, 0)
         own.settle()
-        own.arrive(0)  # rows of other threads may be under way where the list is empty
+        own.arrive()  # rows of other threads may be under way where the list is empty
         own.join(laid, arrived, (sequence * heads + head) * slots, rows, thread)
         if own.stores != 0:
             for r in T.unroll(2):

@@ -9,8 +9,8 @@ from typing import Any
 from tvm.script import tirx as T
 
 from .cuda_listed_products import KEYS, PIECE, ROWS, STEP, place_of
-from .cuda_listed_rows import ALL, LANES, QUERIES, ListedRows, ListedTile, ctas_of
-from .hopper_combine import unpack
+from .cuda_listed_rows import ALL, LANES, QUERIES, SLOTS, ListedRows, ListedTile, ctas_of
+from .hopper_combine import load_words, unpack
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class GradientRows(ListedRows):
         held = (tile.deep + tile.wide) // 4 if tile.held else 4
         super().__init__(tile, held, KEYS // 4 * (1 + tile.of_keys))
         # float32 of the queries of a step: weights, drops.
-        self.facts = self.pool.alloc((tile.stages, 2, KEYS), "float32", align=16)
+        self.facts = self.pool.alloc((SLOTS, 2, KEYS), "float32", align=16)
         self.own_a, self.out_a = self.region(tile.deep)
         self.own_b, self.out_b = self.region(tile.wide)
         self.pool.commit()
@@ -93,10 +93,8 @@ class GradientRows(ListedRows):
                 for w in T.unroll(4):
                     self.kept[at + w] = T.uint32(0)
                 if (row >= 0) & (column < dim):
-                    T.ptx["ld.global.v4.b32"](
-                        *[self.kept[at + w] for w in range(4)],
-                        result.ptr_to([start + T.int64(row) * row_step + column]),
-                    )
+                    source = T.meta_var(result.ptr_to([start + T.int64(row) * row_step + column]))
+                    load_words(self.kept, source, at)
 
     @T.inline
     def tell_drops(self, drops, at, warp, lane):

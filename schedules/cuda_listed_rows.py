@@ -25,12 +25,13 @@ from .cuda_listed_products import (
     score_by_group,
     score_by_warps,
 )
-from .hopper_combine import PACK
+from .hopper_combine import PACK, store_words
 from .hopper_primitives import FETCH
 from .hopper_swrite import PTX_TYPE
 
 QUERIES = 64  # rows of a tile
 WORDS = QUERIES // 32  # of the bits that tell which rows of a tile see one of a step
+SLOTS = 2  # of steps under way; more leave room for fewer CTAs, and gain nothing on an H200
 PART_FACTS = 6  # what a CTA is told: tile, first step, last, slot, part, parts
 MOST_WIDE = 256
 LANES = 32
@@ -46,13 +47,12 @@ _NONE = 2**31 - 1  # below which all places are of no row
 
 @dataclass(frozen=True)
 class ListedTile:
-    """``deep`` and ``wide``: columns of the two operands, as shared memory holds them; ``stages``:
-    steps under way; ``grouped``: warps multiply as a group (wgmma), as Hopper can."""
+    """``deep`` and ``wide``: columns of the two operands, as shared memory holds them; ``grouped``:
+    warps multiply as a group (wgmma), as Hopper can."""
 
     dtype: str
     deep: int
     wide: int
-    stages: int
     grouped: bool
 
     @property
@@ -67,7 +67,6 @@ class ListedTile:
             "dtype float16 or bfloat16": self.dtype in PTX_TYPE,
             f"deep and wide multiples of {STEP} up to {MOST_WIDE}": self.deep in widths
             and self.wide in widths,
-            "two to four stages": 2 <= self.stages <= 4,
         }
         for rule, holds in rules.items():
             if not holds:
@@ -77,7 +76,7 @@ class ListedTile:
 def ctas_of(own: int, tile: ListedTile, most: int) -> int:
     """CTAs that share a multiprocessor, at most ``most``, by shared memory: ``own`` elements of
     rows of the tile beside the steps."""
-    room = own + tile.stages * KEYS * (tile.deep + tile.wide)
+    room = own + SLOTS * KEYS * (tile.deep + tile.wide)
     return max(1, min(most, (227 * 1024) // (2 * room + 3072)))
 
 
@@ -110,14 +109,14 @@ class ListedRows:
         self.pool = pool
         begin = pool.offset
         self.first, self.second = (
-            pool.alloc((tile.stages, width // STEP, KEYS, STEP), tile.dtype, align=_SWIZZLED)
+            pool.alloc((SLOTS, width // STEP, KEYS, STEP), tile.dtype, align=_SWIZZLED)
             for width in (tile.deep, tile.wide)
         )
         behind = pool.offset
         pool.move_base_to(begin)  # nobody reads steps when parts are added up
         self.joined = pool.alloc((_JOINED * LANES * tile.laid,), "float32", align=16)
         pool.move_base_to(behind)
-        self.bits = pool.alloc((tile.stages, WORDS, KEYS), "uint32", align=16)
+        self.bits = pool.alloc((SLOTS, WORDS, KEYS), "uint32", align=16)
         self.rows = pool.alloc((QUERIES,), "int32", align=16)
         self.last = pool.alloc((4,), "int32", align=16)
         self.first_at, self.second_at = T.local_scalar("int64"), T.local_scalar("int64")
@@ -253,9 +252,9 @@ class ListedRows:
             T.ptx.wgmma.wait_group.sync.aligned(0)
 
     @T.inline
-    def arrive(self, pending):
-        """Wait for rows that were asked for, but for the last ``pending`` times."""
-        T.ptx.cp.async_.wait_group(pending)
+    def arrive(self):
+        """Wait for rows that were asked for."""
+        T.ptx.cp.async_.wait_group(0)
         if self.tile.grouped:
             T.ptx.fence.proxy.async_.shared__cta()
         T.cuda.cta_sync()
@@ -351,4 +350,4 @@ class ListedRows:
                 matrix, row, column = T.meta_var(place_of(written, piece))
                 for w in T.unroll(4):
                     self.b[w] = own[matrix, row, T.truncdiv(column, 2) + w]
-                T.ptx["st.global.v4.b32"](out.ptr_to([at]), *[self.b[w] for w in range(4)])
+                store_words(out.ptr_to([at]), self.b)

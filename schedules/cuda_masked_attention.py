@@ -16,6 +16,7 @@ from .cuda_listed_rows import (
     LANES,
     PART_FACTS,
     QUERIES,
+    SLOTS,
     THREADS,
     WORDS,
     ListedRows,
@@ -216,7 +217,6 @@ def attention_by_lists(
     arrived = T.match_buffer(arrived_h, (counters,), "int32", align=4)
     out = T.match_buffer(out_h, (out_size,), tile.dtype, align=16)
     weights = T.match_buffer(weights_h, (told_rows,), "float32", align=4)
-    STAGES = T.meta_var(tile.stages)
     T.device_entry()
     T.attr({"tirx.launch_bounds_min_blocks_per_sm": tile.ctas})
     item, head, sequence = T.cta_id([items, heads, batch])
@@ -243,22 +243,17 @@ def attention_by_lists(
         q_at: T.int64 = T.cast(sequence, "int64") * q_batch + T.cast(head, "int64") * q_head
         own.fetch_own(own.q, tile.deep, q, q_at, q_row, dim, thread, q_jump)
         T.ptx.cp.async_.commit_group()
-        for u in T.unroll(STAGES - 2):
-            own.look(ids, first + u + 1, end, lane)
-            if first + u + 1 < end:
-                own.fetch(u + 1, k, k_row, dim, v, v_row, v_dim, bits, first + u + 1, thread)
-            T.ptx.cp.async_.commit_group()
-        own.look(ids, first + STAGES - 1, end, lane)
+        own.look(ids, first + 1, end, lane)
         if tile.held:
-            own.arrive(STAGES - 2)
+            own.arrive()
             for s in T.unroll(tile.deep // 16):
                 load(own, own.q, s, s * 4, warp, lane)
         for i in T.serial(end - first):
             own.settle()
-            own.arrive(STAGES - 2)
-            slot: T.let = T.truncmod(i, STAGES)
-            coming: T.let = T.truncmod(i + STAGES - 1, STAGES)
-            ahead: T.let = first + i + STAGES - 1
+            own.arrive()
+            slot: T.let = T.truncmod(i, SLOTS)
+            coming: T.let = T.truncmod(i + 1, SLOTS)
+            ahead: T.let = first + i + 1
             held = T.meta_var(0 if tile.held else -1)
             own.score(own.scores, own.q, held, own.first, slot, tile.deep, warp, lane)
             if ahead < end:
@@ -271,7 +266,7 @@ def attention_by_lists(
             own.weigh()
             own.add(own.sums, own.scores, own.second, slot, tile.wide, lane, 0)
         own.settle()
-        own.arrive(0)  # queries of other threads may be under way where there is no key
+        own.arrive()  # queries of other threads may be under way where there is no key
         line0: T.int32 = sequence * heads + head
         own.join(laid, arrived, line0 * slots, queries, thread)
         if own.stores != 0:

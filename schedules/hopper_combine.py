@@ -35,9 +35,9 @@ def unpack(word: Any, dtype: str, upper: int) -> Any:
 
 
 @T.inline
-def load_words(words, source):
-    """Four 32-bit words from global memory at once."""
-    T.ptx["ld.global.v4.b32"](*[words[i] for i in range(4)], source)
+def load_words(words, source, first=0):
+    """Four 32-bit words from global memory at once, to ``words`` from number ``first`` on."""
+    T.ptx["ld.global.v4.b32"](*[words[first + i] for i in range(4)], source)
 
 
 @T.inline

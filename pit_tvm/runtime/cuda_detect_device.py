@@ -91,7 +91,6 @@ _CUT = """unsigned pit_cut(unsigned live, int at, int first, int end) {
 }
 """
 
-# Of the cluster's CTA number `rank`.
 _LANES_OF_GROUP = """__forceinline__ __device__ unsigned pit_lanes_of_group(int group,
                                                                        int groups) {
   unsigned same = __ballot_sync(~0u, group >= 0);
@@ -102,6 +101,7 @@ _LANES_OF_GROUP = """__forceinline__ __device__ unsigned pit_lanes_of_group(int 
   return same;
 }
 """
+# Of the cluster's CTA number `rank`.
 _TELL = """__forceinline__ __device__ void pit_tell(int* at, int rank, int value) {
   unsigned here = (unsigned)__cvta_generic_to_shared(at);
   asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;"

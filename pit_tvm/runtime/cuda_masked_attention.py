@@ -21,7 +21,6 @@ from .cuda_view import view_of
 from .cuda_workspace import CudaWorkspace
 from .kernel_cache import KernelCache
 
-_STAGES = 2  # more leave room for fewer CTAs, and gain nothing on an H200
 _KEPT = 4  # sizes of parts of lists
 _MOST = 65535  # CTAs along the later axes of a grid
 _LOG2_E = math.log2(math.e)
@@ -156,10 +155,10 @@ class CudaMaskedAttention(FamilyKernels):
         parts: _Parts = self._memory.keep(_Parts, like, batch * heads * slots, laid, slots)
         return parts
 
-    def _tile(self, q: Any, v: Any) -> tuple[str, int, int, int, bool]:
-        """Type, widths and stages of a tile, and whether its warps multiply as a group."""
+    def _tile(self, q: Any, v: Any) -> tuple[str, int, int, bool]:
+        """Type and widths of a tile, and whether its warps multiply as a group."""
         deep, wide = (-(-one.shape[-1] // STEP) * STEP for one in (q, v))
-        return cuda_arrays.dtype_name(q), deep, wide, _STAGES, self.arch == ISA
+        return cuda_arrays.dtype_name(q), deep, wide, self.arch == ISA
 
     def kernel(self, tile: AttentionTile) -> Kernel:
         """See `masked_attention`."""

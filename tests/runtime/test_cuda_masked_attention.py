@@ -274,10 +274,9 @@ def test_refuses_masks_whose_lists_no_kernel_can_count(
 @pytest.mark.parametrize(
     "tile",
     [
-        AttentionTile("float32", 64, 64, 2, False),
-        AttentionTile("float16", 32, 64, 2, False),
-        AttentionTile("float16", 64, 320, 2, False),
-        AttentionTile("float16", 64, 64, 1, False),
+        AttentionTile("float32", 64, 64, False),
+        AttentionTile("float16", 32, 64, False),
+        AttentionTile("float16", 64, 320, False),
     ],
 )
 def test_refuses_tiles_that_cannot_be_built(tile: AttentionTile) -> None:
@@ -287,7 +286,7 @@ def test_refuses_tiles_that_cannot_be_built(tile: AttentionTile) -> None:
 
 def test_kernels_overlap_and_never_wait_for_the_host() -> None:
     for grouped, product in ((False, "mma.sync"), (True, "wgmma.mma_async")):
-        text = cuda_text(masked_attention(AttentionTile("bfloat16", 64, 64, 2, grouped)))
+        text = cuda_text(masked_attention(AttentionTile("bfloat16", 64, 64, grouped)))
         assert "griddepcontrol.wait" in text and product in text
         assert "__launch_bounds__(128, 4)" in text
 
