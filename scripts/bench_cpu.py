@@ -17,11 +17,11 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from commands import parser_of, status_of
 from needs import limit_threads, require
 from out_paths import new_file, picture_folder
 
 from pit_tvm.cli_options import any_seed, at_least
-from pit_tvm.errors import PitError
 from pit_tvm.target import MOST_THREADS
 
 if TYPE_CHECKING:
@@ -34,9 +34,7 @@ REPEATS, QUICK_REPEATS = 11, 3
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add = parser.add_argument
     add("--suite", action="append", choices=SUITES, help="repeat for several (default: all)")
     add("--repeats", type=at_least(1), help=f"turns of each contender (default {REPEATS})")
@@ -121,11 +119,7 @@ def heading(where: dict[str, Any]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; the exit status."""
     options = parse(argv)
-    try:
-        return run(options)
-    except PitError as error:
-        print(f"bench_cpu: error: {error}", file=sys.stderr)
-        return 2
+    return status_of("bench_cpu", lambda: run(options))
 
 
 if __name__ == "__main__":

@@ -35,10 +35,11 @@ from bench_distributed_compare import compare
 from bench_experts import CASES, OURS, THEIRS, ids_of, one_pass, parse_shared, peak_bytes, row_of
 from bench_experts import text as text_of_experts
 from bench_models import measure, where
+from commands import parser_of, status_of
 from needs import require
 
 from pit_tvm.cli_options import at_least
-from pit_tvm.errors import BackendUnavailable, PitError, mismatch
+from pit_tvm.errors import BackendUnavailable, mismatch
 
 NAME = "bench_distributed"
 WAYS = ("experts", "tensor", "sharded")
@@ -49,9 +50,7 @@ Row = dict[str, Any]
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add = parser.add_argument
     add("models", nargs="+", choices=tuple(CASES), metavar="model", help=", ".join(CASES))
     add("--how", nargs="+", choices=WAYS, default=WAYS, help="default: all ways")
@@ -223,6 +222,7 @@ def text(row: Mapping[str, Any]) -> str:
 
 def run(options: argparse.Namespace) -> int:
     """Measure, and on rank 0 print and write; the exit status."""
+    check(options)
     import torch
     from bench_report import write
     from torch import distributed
@@ -261,13 +261,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     if os.environ.get("RANK", "0") != "0":
         os.environ.setdefault("TQDM_DISABLE", "1")  # read when it is imported: one bar is enough
-    try:
-        check(options)
-        return run(options)
-    except PitError as error:
-        # On every rank: torchrun ends the others when one has failed, the first perhaps unheard.
-        print(f"{NAME}: {error}", file=sys.stderr)
-        return 2
+    # Every rank says what is missing: torchrun ends the others when one has failed, the first
+    # perhaps unheard.
+    return status_of(NAME, lambda: run(options))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench_models import measure, memory, run
+from commands import parser_of
 from out_paths import new_file
 
 from pit_tvm.cli_options import any_seed, at_least
@@ -84,9 +85,7 @@ CASES = {
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add = parser.add_argument
     add("models", nargs="+", choices=(*CASES, "all"), metavar="model", help=", ".join(CASES))
     add("--no-torch-compile", action="store_true", help="leave torch.compile out")

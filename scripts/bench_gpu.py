@@ -31,11 +31,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from commands import parser_of, status_of
 from needs import require, require_gpu
 from out_paths import new_file
 
 from pit_tvm.cli_options import any_seed, at_least
-from pit_tvm.errors import PitError, ShapeError, mismatch
+from pit_tvm.errors import ShapeError, mismatch
 
 if TYPE_CHECKING:
     from bench_gpu_measure import GpuSettings
@@ -51,9 +52,7 @@ ROUNDS, QUICK_ROUNDS = 30, 3
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add = parser.add_argument
     add("suites", nargs="*", metavar="suite", help=f"{', '.join(SUITES)} or all")
     add("--rounds", type=at_least(1), help=f"turns of each contender (default {ROUNDS})")
@@ -173,11 +172,7 @@ def targets_of(results: Sequence[Result], settings: GpuSettings) -> list[Target]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; the exit status."""
     options = parse(argv)
-    try:
-        return plot(options.plot) if options.plot else run(options)
-    except PitError as error:
-        print(f"bench_gpu: error: {error}", file=sys.stderr)
-        return 2
+    return status_of("bench_gpu", lambda: plot(options.plot) if options.plot else run(options))
 
 
 if __name__ == "__main__":

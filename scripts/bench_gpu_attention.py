@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,7 @@ CHUNK = 1024  # queries that float64 computes at once
 # square: their sum with random values is off by 0.6, and by three and a half in the worst of many
 # millions. A row that lacks one of a window's 600 keys is off by six or seven in the median.
 LIMIT = 5.0
-JUDGED = ("pit", "sdpa", "flex")
+JUDGED = ("pit", "listed", "sdpa", "flex")
 SDPA_SPEED_UP, FLEX_SPEED_UP = 1.5, 1.2
 OVER_SDPA = ("window", "global", "blocks", "documents")
 OVER_FLEX = ("window", "global", "documents")
@@ -250,41 +250,41 @@ def measure_attention(case: Attended, settings: GpuSettings) -> Row:
         qkv, mask = make_data(case, settings)
         want = wanted(qkv, mask)
         contenders = runs(qkv, mask, settings.device)
+        error = partial(attention_error, want=want)
+        facts = square_facts(case, mask)
+        facts["operations"] = 4.0 * case.heads * case.dim * int(mask.sum())
+        return measured(case, settings, mask, contenders, error, LIMIT, facts)
 
-        def error(out: torch.Tensor) -> float:
-            return attention_error(out, want)
 
-        row = measured(case, settings, mask, contenders, error, LIMIT)
-        row.facts["operations"] = 4.0 * case.heads * case.dim * int(mask.sum())
-    return row
+def square_facts(case: Attended, mask: torch.Tensor) -> dict[str, Any]:
+    """Sizes, and how much of a mask tiles take."""
+    live = {"live": gathered(mask)} if mask.is_cuda else {}
+    return {"sizes": [case.heads, case.tokens, case.dim], **live}
 
 
 def measured(
-    case: Attended,
+    case: Any,
     settings: GpuSettings,
     mask: torch.Tensor,
     contenders: tuple[dict[str, Callable[[], Any]], str],
     error: Callable[[Any], float],
     limit: float,
+    facts: dict[str, Any],
 ) -> Row:
     """The row of one mask, by what `runs` gives: how long contenders take, how far they are off and
-    how far they may be, and how many times longer than pit every peer takes, flex with its mask."""
+    how far they may be, and how many times longer than pit every peer takes, flex with its mask;
+    ``facts``: others of the row."""
     some, missing = contenders
     judged = {n: Contender(run, error if n in JUDGED else None) for n, run in some.items()}
     found = measure(judged, settings)
     facts = {
         "kind": case.kind,
-        "sizes": [case.heads, case.tokens, case.dim],
         "density": int(mask.sum()) / mask.numel(),
         "without_graph": found.plain,
-        **({"live": gathered(mask)} if mask.is_cuda else {}),
         **({"without_flex": missing} if missing else {}),
+        **facts,
     }
-    return over_peers(Row(case.label, case.held_out, found.stats, facts, found.errors, limit))
-
-
-def over_peers(row: Row) -> Row:
-    """The row, with how many times longer than pit every peer takes."""
+    row = Row(case.label, case.held_out, found.stats, facts, found.errors, limit)
     peers = {"sdpa": ("sdpa",), "full": ("full",), "flex": ("flex", "flex_mask")}
     for name, parts in peers.items():
         if name in row.stats:

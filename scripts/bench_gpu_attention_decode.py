@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,10 +32,10 @@ from bench_gpu_attention import (
     Qkv,
     attention_error,
     compiled_flex,
-    over_peers,
+    measured,
     with_flex,
 )
-from bench_gpu_measure import Contender, GpuSettings, fresh_memory, generator, measure, normal, on
+from bench_gpu_measure import GpuSettings, fresh_memory, generator, normal, on
 from bench_rows import (
     NEVER_BELOW,
     Row,
@@ -49,7 +50,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from pit_tvm.torch import list_mask, masked_attention
 
-JUDGED = ("pit", "listed", "sdpa", "flex")
 PICKED = 1 / 8
 DRAFTED = 4
 GOALS = {"ragged": 1.3, "picked": 1.5, "full": NEVER_BELOW, "drafted": 1.3}
@@ -164,21 +164,10 @@ def measure_decoding(case: Decoded, settings: GpuSettings) -> Row:
     with fresh_memory(settings.device):
         qkv, mask = make_data(case, settings)
         want = wanted(qkv, mask)
-        some, missing = runs(qkv, mask, settings.device)
-
-        def error(out: torch.Tensor) -> float:
-            return attention_error(out, want)
-
-        judged = {n: Contender(run, error if n in JUDGED else None) for n, run in some.items()}
-        found = measure(judged, settings)
-    facts = {
-        "kind": case.kind,
-        "density": int(mask.sum()) / mask.numel(),
-        "live_bytes": 4 * case.kv_heads * case.dim * int(mask.any(2).sum()),
-        "without_graph": found.plain,
-        **({"without_flex": missing} if missing else {}),
-    }
-    return over_peers(Row(case.label, case.held_out, found.stats, facts, found.errors, LIMIT))
+        contenders = runs(qkv, mask, settings.device)
+        error = partial(attention_error, want=want)
+        facts = {"live_bytes": 4 * case.kv_heads * case.dim * int(mask.any(2).sum())}
+        return measured(case, settings, mask, contenders, error, LIMIT, facts)
 
 
 def decoding_targets(rows: Sequence[Row]) -> list[Target]:

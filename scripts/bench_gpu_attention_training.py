@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from bench_gpu_attention import (
     make_data,
     measured,
     runs,
+    square_facts,
 )
 from bench_gpu_measure import GpuSettings, fresh_memory, generator, normal
 from bench_rows import Row, Suite, Target
@@ -83,11 +85,9 @@ def measure_training(case: Attended, settings: GpuSettings) -> Row:
         down = normal(made, tuple(qkv[0].shape), "bfloat16")
         want = wanted_gradients(qkv, mask, down)
         contenders = steps(qkv, mask, settings.device, down)
-
-        def error(found: Sequence[torch.Tensor]) -> float:
-            return gradient_error(found, want)
-
-        return measured(case, settings, mask, contenders, error, LIMIT)
+        error = partial(gradient_error, want=want)
+        facts = square_facts(case, mask)
+        return measured(case, settings, mask, contenders, error, LIMIT, facts)
 
 
 def training_targets(rows: Sequence[Row]) -> list[Target]:

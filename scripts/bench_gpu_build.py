@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import get_context
 from typing import Any
 
@@ -51,39 +52,30 @@ TARGET = f"cuda -arch={ARCH} -model=h200"
 
 @dataclass(frozen=True)
 class Kernel:
-    """One library: a tile with the options of an operator; ``kind`` and ``dead`` as in
-    `bench_gpu_pit`."""
+    """One library of an operator, compiled when this is called: a tile, or what moves operands if
+    ``tile`` is None. The others are as in `bench_gpu_pit`, ``spec`` None for live rows or groups;
+    ``deep``: the product ends with the live columns."""
 
     kind: str
     dtype: str
     bias: bool
     act: str | None
-    tile: Tile
+    tile: Tile | None
     dead: str = "skip"
+    spec: SparsitySpec | None = None
+    side: str = "lhs"
+    deep: bool = False
 
     def __call__(self) -> None:
         groups = 2 if self.kind == "grouped" else 0
-        spec: SparsitySpec = pit_tvm.Groups(groups) if groups else pit_tvm.Rows()
-        options = (groups, self.bias, self.act, self.dead)
+        spec = self.spec or (pit_tvm.Groups(groups) if groups else pit_tvm.Rows())
+        options = (groups, self.bias, self.act, self.dead, self.side)
         made = internals(operator(self.kind, spec, self.dtype, TARGET, (None, None), *options))
-        made.kernels.product(self.tile, groups, **made.options)
-
-
-@dataclass(frozen=True)
-class Library:
-    """One library of the rows family: a tile with the kernel's options; or without a tile the sum
-    of a token's rows, for tokens with several experts."""
-
-    dtype: str
-    tile: Tile | None = None
-    options: tuple[tuple[str, Any], ...] = ()
-
-    def __call__(self) -> None:
-        kernels = RowsKernels(KernelCache(), ARCH)
         if self.tile is None:
-            kernels.combine_kernel(self.dtype, IDS)
+            made.build_moving()
         else:
-            kernels.product(self.tile, 2, **dict(self.options))
+            also = {"deep": True} if self.deep else {}
+            made.kernels.product(self.tile, groups, **made.options, **also)
 
 
 @dataclass(frozen=True)
@@ -97,51 +89,6 @@ class Asked:
 
     def __call__(self) -> None:
         getattr(self.kernels(KernelCache(), ARCH), self.name)(*self.arguments, **dict(self.options))
-
-
-@dataclass(frozen=True)
-class Columns:
-    """A library of the k-axis family: a tile with the options of an operator, or the kernel that
-    packs its lhs if ``tile`` is None. ``turned``: lhs is stored [k, m]."""
-
-    dtype: str
-    height: int
-    turned: bool = False
-    tile: Tile | None = None
-    bias: bool = False
-    act: str | None = None
-
-    def __call__(self) -> None:
-        kind, grain = ("turned", (1, self.height)) if self.turned else ("matmul", (self.height, 1))
-        which = (kind, pit_tvm.Mask(*grain), self.dtype, TARGET, (None, None))
-        made = internals(operator(*which, 0, self.bias, self.act))
-        if self.tile is None:
-            made.build_moving()
-        else:
-            made.kernels.product(self.tile, 0, **made.options)
-
-
-@dataclass(frozen=True)
-class Deep:
-    """What a grid's operator takes, compiled when this is called: a tile, whose product is one of
-    all columns or ends with the live ones (``deep``), or what moves operands if ``tile`` is None.
-    ``kind``, ``side`` and ``bias``: those of the operator."""
-
-    kind: str
-    side: str
-    dtype: str
-    bias: bool
-    tile: Tile | None = None
-    deep: bool = True
-
-    def __call__(self) -> None:
-        which = (self.kind, pit_tvm.Grid(), self.dtype, TARGET, (None, None))
-        made = internals(operator(*which, side=self.side, bias=self.bias))
-        if self.tile is None:
-            made.build_moving()
-        else:
-            also = {"deep": True} if self.deep else {}
-            made.kernels.product(self.tile, 0, **made.options, **also)
 
 
 CASES: dict[str, Any] = {
@@ -236,9 +183,9 @@ def _wanted(case: Measured, settings: GpuSettings) -> Iterator[Wanted]:
         number = settings.tiles if isinstance(case, Moe) else 1
         for product in products_of(case):
             for tile in product.tiles(counts, settings.planned_target, number):
-                yield Library(case.dtype, tile, product.options)
+                yield _rows(tile, product.options)
         if isinstance(case, Layer):
-            yield Library(case.dtype)
+            yield _combining(case.dtype)
         return
     kind = "grouped" if isinstance(case, Moe) else "linear"
     bias = isinstance(case, Linear) and case.gelu
@@ -279,12 +226,13 @@ def _parts(case: Grain | Weights | Output, turned: bool) -> Iterator[Part]:
 
 
 def _crossing(case: Cross, settings: GpuSettings) -> Iterator[Wanted]:
-    which = (case.kind, case.side, case.dtype, case.bias)
-    yield Deep(*which)
+    of = (case.kind, case.dtype, case.bias, None)
+    which = partial(Kernel, *of, spec=pit_tvm.Grid(), side=case.side)
+    yield which(tile=None)
     made = grid_operator(case, settings.planned_target)
     for candidate in _timed(case, case.sizes, made, settings):
         if candidate.micro_tile is not None:
-            yield Deep(*which, candidate.tile, candidate.micro_tile.also is not None)
+            yield which(tile=candidate.tile, deep=candidate.micro_tile.also is not None)
 
 
 def _linear_step(case: Linear, counts: tuple[int, ...], settings: GpuSettings) -> Iterator[Wanted]:
@@ -312,7 +260,7 @@ def _experts_step(case: Layer, counts: tuple[int, ...], settings: GpuSettings) -
     """The same of `pit_tvm.torch.moe_feed_forward`: both products, rows gated and a token's summed,
     products by turned weights, and sums of outer products."""
     dtype, shares = case.dtype, (case.top_k, 1)
-    yield Library(dtype)
+    yield _combining(dtype)
     yield _between("spread", dtype, IDS)
     if case.top_k > 1:
         yield _between("total", dtype)
@@ -327,9 +275,19 @@ def _experts_step(case: Layer, counts: tuple[int, ...], settings: GpuSettings) -
             given = tuple(options.items())
             product = Product(case.experts, case.rows, *sizes, dtype, given)
             for tile in product.tiles(counts, settings.planned_target, 1):
-                yield Library(dtype, tile, given)
+                yield _rows(tile, given)
         tile = outer_tile(starting_ranges(dtype), k)
         yield Asked(ColumnsKernels, "product", (tile,), (("share", share),))
+
+
+def _rows(tile: Tile, options: tuple[tuple[str, Any], ...]) -> Asked:
+    """A product of groups of rows."""
+    return Asked(RowsKernels, "product", (tile, 2), options)
+
+
+def _combining(dtype: str) -> Asked:
+    """The sum of a token's rows, for tokens with several experts."""
+    return Asked(RowsKernels, "combine_kernel", (dtype, IDS))
 
 
 def _between(name: str, *arguments: str, **options: bool) -> Asked:

@@ -28,7 +28,7 @@ from bench_gpu_measure import (
     poisoned,
     rounding_error,
 )
-from bench_gpu_pit import Others, Pit, later, operator, plan_facts, sizes_for
+from bench_gpu_pit import Others, Pit, later, operator_for, plan_facts
 from bench_rows import ERRORS, Row, Suite, Target, fact_column, over_dense, time_column
 
 import pit_tvm
@@ -122,8 +122,8 @@ def _pit(
     """The plan once counts have arrived, other candidates of it where every one is timed, and the
     operator and them on all arrays in turn."""
     kind = "matmul" if case.layout == "kn" else "linear"
-    sizes = sizes_for(settings.target, *case.sizes)
-    made = operator(kind, pit_tvm.Values(), case.dtype, settings.target, sizes, bias=True)
+    sizes = case.rows, *case.sizes
+    made = operator_for(kind, pit_tvm.Values(), case.dtype, settings.target, sizes, bias=True)
     weights: dict[int, Any] = {}
     for _, weight, _ in truth[:WEIGHTS]:
         stored = weight if kind == "matmul" else weight.t().contiguous()

@@ -44,7 +44,7 @@ from bench_gpu_measure import (
     poisoned,
     rounding_error,
 )
-from bench_gpu_pit import Pit, detection, indexing, operator, plan_facts, sizes_for
+from bench_gpu_pit import Pit, detection, indexing, operator_for, plan_facts
 from bench_rows import (
     ERRORS,
     Column,
@@ -88,11 +88,8 @@ class Data:
 def grain_operator(case: Grain, target: str, turned: bool) -> pit_tvm.Operator:
     """The operator that computes a case, with the lhs stored [k, m] if ``turned``."""
     extents = case.grain[::-1] if turned else case.grain
-    kind, (m, n, k) = "turned" if turned else "matmul", case.sizes
-    single = case.dtype == "float32"  # whose kernels copy in vectors where they know the sizes
-    sizes = (n, k) if single else sizes_for(target, n, k)
-    rows = m if single else None
-    return operator(kind, pit_tvm.Mask(*extents), case.dtype, target, sizes, rows=rows)
+    kind = "turned" if turned else "matmul"
+    return operator_for(kind, pit_tvm.Mask(*extents), case.dtype, target, case.sizes)
 
 
 def make_data(case: Grain, settings: GpuSettings) -> Data:

@@ -33,7 +33,7 @@ from bench_gpu_measure import (
     on,
     poisoned,
 )
-from bench_gpu_pit import Pit, detection, detector, internals, operator, plan_facts, sizes_for
+from bench_gpu_pit import Pit, detection, detector, internals, operator_for, plan_facts
 from bench_rows import (
     ERRORS,
     Array,
@@ -141,10 +141,8 @@ def _stored(array: torch.Tensor, turned: bool) -> torch.Tensor:
 
 def grid_operator(case: Cross, target: str) -> pit_tvm.Operator:
     """The operator that computes a case."""
-    _, n, k = case.sizes
-    sizes = sizes_for(target, n, k)
     given: dict[str, Any] = {"bias": case.bias, "side": case.side}
-    return operator(case.kind, pit_tvm.Grid(), case.dtype, target, sizes, **given)
+    return operator_for(case.kind, pit_tvm.Grid(), case.dtype, target, case.sizes, **given)
 
 
 def measure_grid(case: Cross, settings: GpuSettings) -> Row:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -109,9 +110,7 @@ def measure_layer(case: Layer, settings: GpuSettings) -> Row:
         data = make_data(case, settings)
         call, want = Call(data), wanted(data)
 
-        def error(result: torch.Tensor) -> float:
-            return rounding_error(result, want)
-
+        error = partial(rounding_error, want=want)
         rivals = rivals_of(data, settings)
         runs: dict[str, Run] = {name: run for name, (_, run) in rivals.items()}
         runs = {**torch_peers(data), **runs, "pit": call}

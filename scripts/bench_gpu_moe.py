@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -91,9 +92,7 @@ def measure_moe(case: Moe, settings: GpuSettings) -> Row:
         plan = pit.plan(out)
         others = pit.others(plan, settings, out)
 
-        def error(result: torch.Tensor) -> float:
-            return rounding_error(result, data.want)
-
+        error = partial(rounding_error, want=data.want)
         contenders = {
             **(_peers(data, case.top_k) if settings.peers else {}),
             "pit": Contender(pit.run(out), error),
@@ -148,9 +147,7 @@ def _peers(data: Data, top_k: int) -> dict[str, Contender]:
                 torch.mm(packed[begin:end], weights[expert], out=looped[begin:end])
         return looped
 
-    def error(y: torch.Tensor) -> float:
-        return rounding_error(y, data.want[data.order])
-
+    error = partial(rounding_error, want=data.want[data.order])
     return {
         "whole": Contender(whole, error),
         "sorted": Contender(lambda: torch._grouped_mm(packed, weights, offs=ends), error),

@@ -27,7 +27,7 @@ from bench_gpu_measure import (
     poisoned,
     rounding_error,
 )
-from bench_gpu_pit import Pit, detection, internals, operator, plan_facts, sizes_for
+from bench_gpu_pit import Pit, detection, internals, operator_for, plan_facts
 from bench_rows import ERRORS, Row, Suite, Target, fact_column, over_dense, time_column
 
 import pit_tvm
@@ -100,8 +100,7 @@ def make_data(case: Output, settings: GpuSettings) -> Data:
 def outputs_operator(case: Output, target: str) -> pit_tvm.Operator:
     """The operator that computes a case."""
     kind = pit_tvm.Mask if case.told == "mask" else pit_tvm.BlockMask
-    sizes = sizes_for(target, case.sizes[1], case.sizes[2])
-    return operator("matmul", kind(*case.grain), case.dtype, target, sizes, side="out")
+    return operator_for("matmul", kind(*case.grain), case.dtype, target, case.sizes, side="out")
 
 
 def measure_output(case: Output, settings: GpuSettings) -> Row:

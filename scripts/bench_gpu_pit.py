@@ -58,6 +58,22 @@ def sizes_for(target: str, n: int, k: int) -> tuple[int | None, int | None]:
     return (None, None) if target.startswith("cuda") else (n, k)
 
 
+def operator_for(
+    kind: str,
+    spec: SparsitySpec,
+    dtype: str,
+    target: str,
+    sizes: tuple[int, int, int],
+    **options: Any,
+) -> Operator:
+    """The operator of a product of ``sizes`` m, n, k; ``options`` as in `operator`. In float32 it
+    knows them all: its kernels copy in vectors then."""
+    m, n, k = sizes
+    if dtype == "float32":
+        return operator(kind, spec, dtype, target, (n, k), rows=m, **options)
+    return operator(kind, spec, dtype, target, sizes_for(target, n, k), **options)
+
+
 def operator_of(case: Linear | Moe, target: str, dead: str = "skip") -> Operator:
     """The operator that computes a case."""
     sizes = sizes_for(target, case.n, case.k)

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -181,9 +182,7 @@ def _measure_experts(case: Layer, settings: GpuSettings) -> tuple[Measured, dict
         data = make_experts(case, settings)
         want = wanted(data)
 
-    def error(got: Tensors) -> float:
-        return worst_error(got, want)
-
+    error = partial(worst_error, want=want)
     runs, missing = steps(data)
     facts: dict[str, Any] = {
         "sizes": [case.experts, case.top_k, case.hidden, case.inter],

@@ -28,7 +28,7 @@ from bench_gpu_measure import (
     poisoned,
     rounding_error,
 )
-from bench_gpu_pit import Pit, indexing, operator, plan_facts, sizes_for
+from bench_gpu_pit import Pit, indexing, operator_for, plan_facts
 from bench_rows import ERRORS, Column, Row, Suite, Target, fact_column, over_dense, time_column
 
 import pit_tvm
@@ -187,12 +187,8 @@ def measure_weights(case: Weights, settings: GpuSettings) -> Row:
 def weights_operator(case: Weights, target: str) -> pit_tvm.Operator:
     """The operator that computes a case."""
     kind = pit_tvm.Mask if case.told == "mask" else pit_tvm.BlockMask
-    m, n, k = case.sizes
-    single = case.dtype == "float32"  # whose kernels copy in vectors where they know the sizes
-    sizes = (n, k) if single else sizes_for(target, n, k)
     name = {"nk": "linear", "kn": "matmul" if case.lhs == "mk" else "turned"}[case.layout]
-    rows = m if single else None
-    return operator(name, kind(*case.stored), case.dtype, target, sizes, side="rhs", rows=rows)
+    return operator_for(name, kind(*case.stored), case.dtype, target, case.sizes, side="rhs")
 
 
 def _pit(case: Weights, data: Data, settings: GpuSettings) -> Pit:

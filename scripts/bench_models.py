@@ -21,11 +21,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from commands import parser_of, status_of
 from needs import require, require_gpu
 from out_paths import new_file, picture
 
 from pit_tvm.cli_options import any_seed, at_least
-from pit_tvm.errors import PitError
 
 NAMES = (
     *("bert-base", "bert-large", "opt-1.3b", "opt-6.7b", "opt-13b", "opt-13b-step"),
@@ -44,9 +44,7 @@ Row = Mapping[str, Any]
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add = parser.add_argument
     add("models", nargs="+", choices=(*NAMES, "all"), metavar="model", help=f"{', '.join(NAMES)}")
     add("--rounds", type=at_least(1), default=20, help="turns of each contender (default 20)")
@@ -302,17 +300,17 @@ def run(
 ) -> int:
     """Measure, print and write the rows of a benchmark of models; the exit status. ``after`` is
     given all of them."""
-    try:
+
+    def rows_of() -> int:
         require(script, ("torch", "transformers", "tqdm"), "quickstart")
         rows = _rows(script, options, measured, said)
-    except PitError as error:
-        print(f"{script}: {error}", file=sys.stderr)
-        return 2
-    if after is not None:
-        after(rows)
-    wrong = [row["model"] for row in rows if not row["error"] < row["error_limit"]]
-    print(f"{len(wrong)} wrong results{': ' * bool(wrong)}{', '.join(wrong)}")
-    return 1 if wrong else 0
+        if after is not None:
+            after(rows)
+        wrong = [row["model"] for row in rows if not row["error"] < row["error_limit"]]
+        print(f"{len(wrong)} wrong results{': ' * bool(wrong)}{', '.join(wrong)}")
+        return 1 if wrong else 0
+
+    return status_of(script, rows_of)
 
 
 def _rows(

@@ -31,6 +31,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from commands import parser_of, status_of
 from needs import require, require_gpu
 from out_paths import new_file
 
@@ -54,16 +55,14 @@ FAMILIES = (
     "tf32",
 )
 COUNT = 2000
-# Every variant and kind once, then cases in which all tiles of live rows run, of float16 (their
-# numbers are even).
+# Every kind once, of live rows every type and epilogue; without an epilogue all tiles run. Then
+# these with other patterns.
 REDUCED = (*range(16), 48, 96, 144)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add = parser.add_argument
     add("--count", type=at_least(1), default=COUNT, help=f"cases of a family (default {COUNT})")
     add("--seed", type=any_seed, help="of the random cases (default: a new one, which is printed)")
@@ -116,13 +115,13 @@ def run(options: argparse.Namespace) -> int:
 def build(options: argparse.Namespace, checker: Checker) -> None:
     """Compile what the checks run, many kernels at once."""
     from bench_gpu_build import all_processors, build_all
-    from check_gpu_values import kernels_of
+    from check_gpu_tiles import kernels_of
 
     start = time.perf_counter()
     families = [] if options.only == "runtime" else list(options.family)
     if options.only != "values":
         families += [family for family in ROWS if family not in families]
-    number = build_all(kernels_of(families, checker), options.jobs or all_processors())
+    number = build_all(kernels_of(families, checker.tiles), options.jobs or all_processors())
     print(f"{number} libraries of kernels in {time.perf_counter() - start:.0f} s", flush=True)
 
 
@@ -193,11 +192,7 @@ def check_runtime(checker: Checker, reduced: bool) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the checks; the exit status."""
     options = parse(argv)
-    try:
-        return run(options)
-    except PitError as error:
-        print(f"check_gpu: error: {error}", file=sys.stderr)
-        return 2
+    return status_of("check_gpu", lambda: run(options))
 
 
 if __name__ == "__main__":

@@ -1,40 +1,33 @@
-"""Operators that ``check_gpu.py`` calls with zeros along k, in grids, in outputs, and elsewhere.
+"""Operators that ``check_gpu.py`` calls, each with a pattern: a list for every family of kernels.
 
-A family of kernels is a list of kinds: an operator with a pattern. Kernels of Hopper's own families
-take every size at run time; those of "general" belong to one expression, whose n and k are fixed.
+Kernels of Hopper's own families take every size at run time; those of "general" belong to one
+expression, whose n and k are fixed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
-from bench_gpu_build import ARCH, TARGET, Wanted
-from bench_gpu_measure import float32_precision
-from bench_gpu_pit import internals
-
-import pit_tvm
-from pit_tvm import BitMask, BlockMask, Grid, Groups, Lengths, Mask, Operator, Rows, Values, op
-from pit_tvm.runtime.cuda_decode import DecodeDispatcher
-from pit_tvm.runtime.cuda_dispatch import all_modules
-from pit_tvm.runtime.cuda_few_rows import MOST_ROWS
-from pit_tvm.runtime.cuda_general import GeneralDispatcher
-from pit_tvm.runtime.cuda_grid import GridDispatcher
-from pit_tvm.runtime.cuda_grid_form import GridForm
-from pit_tvm.runtime.cuda_modules import cached_modules
-from pit_tvm.runtime.cuda_planner import LIBRARY
-from pit_tvm.runtime.kernel_cache import KernelCache
-from pit_tvm.schedules.hopper_space import ROWS
-from pit_tvm.selection.gpu_cost import gpu_rates
-from pit_tvm.structs import MicroTile, SparsitySpec, Tile
+from pit_tvm import BitMask, BlockMask, Grid, Groups, Lengths, Mask, Rows, Values, op
+from pit_tvm.structs import SparsitySpec
 
 KERNEL = (3, 2)  # of a convolution
-NAMES = {"lhs": "data", "rhs": "weight"}  # of a convolution's operands
-# Sizes whose plans name the tiles that are checked; more rows than the kernel for a few takes.
-SIZES = {"m": 64, "n": 640, "k": 640, "b": 3, "f": 8}
-WIDTHS = (640, 5760, 20000)  # columns of few rows: each has a kernel of its own
+DTYPES = ("float16", "bfloat16")
+EPILOGUES = (
+    (False, None),
+    (True, None),
+    (True, "relu"),
+    (True, "gelu"),
+    (False, "gelu_tanh"),
+    (True, "silu"),
+)
+BLOCKS = ((1, 16), (4, 8), (32, 64))
+BANDS = ((1, 32), (16, 64), (64, 128))  # of an lhs that is stored [k, m]
+GROUPS = (1, 2, 3, 8, 64, 130, 256)
+#: Operands of products over live rows.
+ROWS = {"linear": "mk,nk", "matmul": "mk,kn", "turned": "km,kn", "grouped": "mk,gnk"}
 
 
 @dataclass(frozen=True)
@@ -44,7 +37,8 @@ class Kind:
     ``operands``: axes of lhs and rhs as they are stored, with b for a batch, g for groups, f, c, x,
     y, i, j of a convolution. ``sparse``: lhs, rhs or out. ``fixed``: extents that are numbers in
     the expression, in the operator's order; None leaves one to the call. ``packed``: the operator
-    packs rhs first. ``tf32``: tensor cores compute float32.
+    packs rhs first. ``tf32``: tensor cores compute float32. ``family``: whose kernels are checked;
+    ``place``: the number of the operator among those of its family.
     """
 
     operands: str
@@ -58,6 +52,8 @@ class Kind:
     out_dtype: str | None = None
     packed: bool = False
     tf32: bool = False
+    family: str = ""
+    place: int = 0
 
     def __str__(self) -> str:
         dtype = "tf32" if self.tf32 else self.dtype
@@ -72,9 +68,9 @@ class Kind:
         return lhs, rhs
 
     @property
-    def family(self) -> str:
-        """The family in whose list it stands."""
-        return next(family for family, kinds in KINDS.items() if self in kinds)
+    def plain(self) -> bool:
+        """Without an epilogue."""
+        return not self.bias and self.act is None
 
     @property
     def folds(self) -> bool:
@@ -102,7 +98,8 @@ class Kind:
     def known(self) -> dict[str, int]:
         """Extents that are numbers in the expression."""
         pairs = zip(self.order, self.fixed, strict=False)
-        return {axis: extent for axis, extent in pairs if extent is not None}
+        groups = {"g": self.spec.num_groups} if isinstance(self.spec, Groups) else {}
+        return {axis: extent for axis, extent in pairs if extent is not None} | groups
 
     @property
     def axes(self) -> str:
@@ -114,6 +111,11 @@ class Kind:
         """The axis whose slices a call names; "" for masks."""
         dim = getattr(self.spec, "dim", None)
         return "" if dim is None else self.axes[dim]
+
+    @property
+    def axes_of_bias(self) -> str:
+        """Axes of the bias."""
+        return "f" if self.folds else "gn" if "g" in self.operands else "n"
 
     def tensors(self) -> list[Any]:
         """The expression."""
@@ -131,117 +133,31 @@ class Kind:
         options |= {"transpose_lhs": lhs[-1] == "m", "transpose_rhs": rhs[-1] == "k"}
         return (op.batch_matmul if "b" in lhs else op.matmul)(*extents, **options)
 
-    @property
-    def usual(self) -> dict[str, int]:
-        """Extents of a call whose plans name the tiles that are checked."""
-        return {axis: SIZES.get(axis, 1) for axis in self.order} | self.known
 
-    def operator(self, target: str, tiles: int = 2) -> Operator:
-        """The operator, compiled once; of a grid's tiles, and of one expression's own, only some
-        are used."""
-        return _operator(self, target, tiles)
-
-
-@cache
-def _operator(kind: Kind, target: str, tiles: int) -> Operator:
-    return compiled(kind, target, tiles, KernelCache())
+def _over_rows(family: str) -> list[Kind]:
+    """Products over live rows: all types and epilogues, at each turn with other patterns."""
+    every = [(dtype, bias, act) for bias, act in EPILOGUES for dtype in DTYPES]
+    kinds = []
+    for turn in range(len(_patterns(family, 0))):
+        for place, (dtype, bias, act) in enumerate(every):
+            patterns = _patterns(family, place)
+            spec, dead = patterns[(turn + place) % len(patterns)]
+            kinds.append(Kind(ROWS[family], "lhs", spec, dtype, bias, act, dead, place=place))
+    return kinds
 
 
-def compiled(kind: Kind, target: str, tiles: int, kernels: KernelCache) -> Operator:
-    """An operator that keeps its kernels in a cache."""
-    operand = NAMES.get(kind.sparse, kind.sparse) if kind.folds else kind.sparse
-    options: Any = {"target": target, "dead": kind.dead, "cache": kernels}
-    made = pit_tvm.compile(kind.tensors(), sparse={operand: kind.spec}, **options)
-    dispatcher = internals(made)
-    if isinstance(dispatcher, GeneralDispatcher) and dispatcher.planner.tiles:
-        with float32_precision(kind.tf32):
-            dispatcher.planner.tiles = _some(kind, dispatcher.planner.tiles, tiles)
-    elif isinstance(dispatcher, GridDispatcher):
-        _keep_some(kind, dispatcher, tiles)
-    return made
-
-
-def _some(kind: Kind, every: Sequence[Tile], number: int) -> tuple[Tile, ...]:
-    """So many tiles, other ones for each kind."""
-    first = 2 * KINDS[kind.family].index(kind)
-    return tuple(every[(first + i) % len(every)] for i in range(min(number, len(every))))
-
-
-def _keep_some(kind: Kind, dispatcher: Any, number: int) -> None:
-    """Let a grid's plans choose from some tiles alone, as if never measured, and build all of these
-    whatever the sizes."""
-    planner = dispatcher.planner
-    some = _some(kind, planner.rates().families[ROWS].tiles, number)
-    planner._rates = gpu_rates((), kind.dtype, dispatcher.target.isa, LIBRARY, some)
-    planner.likely_tiles = lambda layout: some
-
-
-def tiles_for(kind: Kind, made: Operator, sizes: dict[str, int]) -> Sequence[Any]:
-    """The tiles that are checked with a call of these sizes; None for one without any."""
-    dispatcher = internals(made)
-    dispatcher = dispatcher._turned if kind.packed else dispatcher  # which calls go to then
-    planner, layout_of = dispatcher.planner, dispatcher.binder.layout_of
-    if isinstance(dispatcher, DecodeDispatcher) and planner.few(layout_of(sizes, "torch")):
-        return (planner.tile(sizes["m"], sizes["n"]),)
-    with float32_precision(kind.tf32):
-        return tuple(planner.likely_tiles(layout_of(kind.usual, "torch")))
-
-
-def micro_tiles_for(made: Operator) -> tuple[MicroTile | None, ...]:
-    """Micro-tiles whose candidates are checked: of a grid rows alone, and both axes; None stands
-    for that of the first candidate."""
-    form = internals(made).form
-    return (form.route.micro_tile, form.both) if isinstance(form, GridForm) else (None,)
-
-
-class Listed(KernelCache):
-    """Notes the keys of the kernels that are asked for, and makes the one called ``only``."""
-
-    def __init__(self, only: str = "") -> None:
-        super().__init__()
-        self.only, self.asked = only, set[str]()
-
-    def module(self, key: str, build: Callable[[], Any]) -> Any:
-        """The module of ``only``; of others something that is never called."""
-        self.asked.add(key)
-        return super().module(key, build) if key == self.only else {"main": None, "product": None}
-
-
-@dataclass(frozen=True)
-class Ahead:
-    """A kernel that an operator may need, compiled when this is called; equal keys are one."""
-
-    key: str
-    kind: Kind = field(compare=False)
-    tiles: int = field(compare=False)
-
-    def __call__(self) -> None:
-        _ask(self.kind, self.tiles, Listed(self.key))
-
-
-def _ask(kind: Kind, tiles: int, kernels: Listed) -> set[str]:
-    """Keys of what checking a kind needs, detection apart."""
-    made = internals(compiled(kind, TARGET, tiles, kernels))
-    with float32_precision(kind.tf32):
-        made.build(kind.usual)
-    if kind.family == "decode":
-        for n in WIDTHS:
-            for m in (1, MOST_ROWS):
-                made.build(kind.usual | {"m": m, "n": n})
-    return kernels.asked - _detection()
-
-
-@cache
-def _detection() -> frozenset[str]:
-    kernels = Listed()
-    for name, make in all_modules().items():
-        cached_modules(kernels, ARCH)(name, make)
-    return frozenset(kernels.asked)
-
-
-def kernels_of_kind(kind: Kind, tiles: int) -> Iterator[Wanted]:
-    """What checking a kind compiles."""
-    return (Ahead(key, kind, tiles) for key in sorted(_ask(kind, tiles, Listed())))
+def _patterns(family: str, place: int) -> list[tuple[SparsitySpec, str]]:
+    """Patterns of live rows, and what becomes of dead ones; where lhs is turned, in bands of every
+    height for products without an epilogue, else of one."""
+    named: list[SparsitySpec] = [Lengths(), Lengths(cumulative=True), Rows()]
+    masks: list[SparsitySpec] = [Mask(), BitMask(), *(BlockMask(*b) for b in BLOCKS), Values()]
+    if family == "turned":
+        bands = BANDS if place < len(DTYPES) else BANDS[place // len(DTYPES) % len(BANDS) :][:1]
+        makers = (Mask, BitMask, BlockMask, Values)
+        named, masks = [], [make(*band) for make in makers for band in bands]
+    if family == "grouped":
+        named, masks = [Groups(number) for number in GROUPS], []
+    return [*product(named, ("skip", "zero")), *product(masks, ("skip",))]
 
 
 _BF16_FULL: dict[str, Any] = {"dtype": "bfloat16", "bias": True, "act": "relu"}
@@ -251,7 +167,8 @@ _INT8: dict[str, Any] = {"dtype": "int8", "fixed": (None, 200, 104)}
 _ODD: dict[str, Any] = {"dtype": "float32", "fixed": (None, 203, 101)}
 _TF32: dict[str, Any] = {"dtype": "float32", "tf32": True}
 
-KINDS: dict[str, list[Kind]] = {
+_LISTED: dict[str, list[Kind]] = {
+    **{family: _over_rows(family) for family in ROWS},
     "blocks": [
         Kind("mk,kn", "lhs", Mask(64, 64)),
         Kind("km,nk", "lhs", BlockMask(64, 32), **_BF16_FULL),
@@ -336,7 +253,7 @@ KINDS: dict[str, list[Kind]] = {
         Kind("mk,kn", "lhs", Values(), **_INT8),
         Kind("bmk,bkn", "lhs", Rows(1), dtype="bfloat16", fixed=(None, 77, 72, 40)),
         Kind("ncxy,fcij", "lhs", Rows(), dtype="float32", bias=True, fixed=(None, 5, 7, 13, 11)),
-        Kind("mk,gkn", "lhs", Groups(5), dtype="float32", fixed=(None, 96, 64, 5), dead="zero"),
+        Kind("mk,gkn", "lhs", Groups(5), dtype="float32", fixed=(None, 96, 64), dead="zero"),
         Kind("mk,kn", "lhs", Lengths(1), dtype="bfloat16", fixed=(None, 131, 97)),
         Kind("bmk,bnk", "rhs", Lengths(), dtype="float32", fixed=(8, 33, 64, 52), act="relu"),
         Kind("ncxy,fcij", "rhs", Rows(1), dtype="float16", fixed=(2, 37, 7, 13, 11)),
@@ -355,8 +272,16 @@ KINDS: dict[str, list[Kind]] = {
         Kind("mk,kn", "lhs", Mask(1, 64), **_TF32, fixed=(None, 200, 264)),
         Kind("mk,kn", "rhs", Mask(64, 1), **_TF32, fixed=(136, 200, 264)),
         Kind("km,nk", "rhs", Mask(32, 1), **_TF32, fixed=(136, 192, 264), bias=True),
-        Kind("mk,gkn", "lhs", Groups(5), **_TF32, fixed=(None, 96, 64, 5), dead="zero"),
+        Kind("mk,gkn", "lhs", Groups(5), **_TF32, fixed=(None, 96, 64), dead="zero"),
         Kind("bmk,bkn", "lhs", Rows(1), **_TF32, fixed=(None, 77, 72, 40)),
         Kind("mk,nk", "lhs", Mask(1, 64), **_TF32, fixed=(None, 131, 328), bias=True, act="relu"),
     ],
+}
+
+KINDS = {
+    family: [
+        replace(kind, family=family, place=kind.place if family in ROWS else number)
+        for number, kind in enumerate(kinds)
+    ]
+    for family, kinds in _LISTED.items()
 }

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 from bench_rows import Array
-from check_gpu_kinds import KERNEL, KINDS, WIDTHS, Kind
+from check_gpu_kinds import KERNEL, KINDS, ROWS, Kind
 from check_gpu_problem import (
     AMOUNTS,
+    PART,
     SCALE,
     SHARES,
     Problem,
@@ -20,6 +21,7 @@ from check_gpu_problem import (
     draw_whole,
     placed,
 )
+from check_gpu_tiles import WIDTHS
 
 from pit_tvm import Operator
 from pit_tvm.reference.index import dense_mask
@@ -34,8 +36,8 @@ ELEMENTS = 2_000_000  # of a weight for a few rows
 @dataclass(frozen=True)
 class Call:
     """One call of a kind without its data. ``sizes``: extents of all axes; ``parts``: sequences
-    that lengths are of; ``offset`` and ``wide`` as in `check_gpu_cases.Shape`, and of a grid
-    ``wide``: uint8 for bool."""
+    that lengths are of; ``offset``: elements by which operands and output lie off their alignment;
+    ``wide``: int64 lengths and ids, and of a grid uint8 for bool."""
 
     kind: Kind
     sizes: tuple[tuple[str, int], ...]
@@ -46,16 +48,6 @@ class Call:
     def __str__(self) -> str:
         sizes = " ".join(f"{axis}={extent}" for axis, extent in self.sizes)
         return f"{self.kind} {sizes} offset {self.offset}"
-
-    @property
-    def dead(self) -> str:
-        """What becomes of a dead part of the output: skip or zero."""
-        return self.kind.dead
-
-    @property
-    def act(self) -> str | None:
-        """The activation."""
-        return self.kind.act
 
     @cached_property
     def extents(self) -> dict[str, int]:
@@ -68,9 +60,14 @@ class Call:
 
     @property
     def whole(self) -> bool:
-        """Whether all tiles that its plans name are checked: not those of more than a few rows."""
-        few = self.extents.get("m", 0) <= MOST_ROWS and self.extents.get("n", 0) % STEP == 0
-        return few or self.kind.family != "decode"
+        """Whether all tiles that its plans name are checked: of decoding those of a few rows, of
+        other products of rows those without an epilogue."""
+        kind = self.kind
+        if isinstance(kind.spec, Values) and (kind.packed or kind.stored[1] == "kn"):
+            few = self.extents["m"] <= MOST_ROWS and self.extents["n"] % STEP == 0
+            if few or kind.family == "decode":
+                return few
+        return kind.plain or kind.family not in ROWS
 
 
 def draw_call(rng: np.random.Generator, family: str, number: int) -> Call:
@@ -85,6 +82,10 @@ def draw_call(rng: np.random.Generator, family: str, number: int) -> Call:
         sizes["k"] = int(rng.integers(1, min(6000, ELEMENTS // sizes["n"])))
     elif "m" in sizes and "m" not in kind.known and rng.random() < 0.02:
         sizes["m"] = 0
+    elif family in ROWS and rng.random() < 0.3:
+        sizes["m"] = int(rng.integers(0, 40))
+    if sizes.get("g", 0) > 8:  # a large weight, unless its matrices are small
+        sizes |= {axis: draw_extent(rng, 96) for axis in "nk"}
     beside = "n" if kind.folds else "b"
     if beside in sizes and beside not in kind.known:
         sizes[beside] = int(rng.integers(1, 9))
@@ -108,8 +109,12 @@ def draw_pattern(rng: np.random.Generator, call: Call, amount: str) -> tuple[Arr
     told: Array | None
     if not call.kind.named:
         blocks = tuple(getattr(spec, "extents", ()) or (1, 1))
-        draw = _draw_grid if isinstance(spec, Grid) else _draw_blocks
-        alive = draw(rng, shape, blocks, amount)
+        if call.kind.axes == "km" and call.kind.family in ROWS:
+            alive = _draw_rows(rng, shape[::-1], blocks[::-1], amount).T
+        else:
+            draw = _draw_rows if call.kind.family in ROWS else _draw_blocks
+            draw = _draw_grid if isinstance(spec, Grid) else draw
+            alive = draw(rng, shape, blocks, amount)
         live = alive.repeat(blocks[0], 0).repeat(blocks[1], 1)[: shape[0], : shape[1]]
         if isinstance(spec, Values):
             return None, live
@@ -130,7 +135,8 @@ def draw_pattern(rng: np.random.Generator, call: Call, amount: str) -> tuple[Arr
         told = rng.permutation(np.flatnonzero(alive)).astype(whole)
     else:
         alive = _draw_line(rng, extent, amount)
-        ids = rng.integers(0, call.extents["g"] if rng.random() < 0.7 else 1, extent)
+        groups = call.extents["g"] if rng.random() < 0.7 else max(1, call.extents["g"] // 8)
+        ids = rng.integers(0, groups, extent)
         told = np.where(alive, ids, -1).astype(np.int32)
     return told, dense_mask(spec, told, shape)
 
@@ -144,8 +150,21 @@ def _draw_grid(
     return np.outer(rows, columns)
 
 
+def _draw_rows(
+    rng: np.random.Generator, shape: tuple[int, ...], blocks: tuple[int, ...], amount: str
+) -> Array:
+    """Which blocks live: ``amount`` of the rows of blocks, and in each of these some."""
+    high, wide = _blocks_of(shape, blocks)
+    rows = _draw_line(rng, high, amount)
+    alive = rows[:, None] & (rng.random((high, wide)) < rng.choice([0.02, 0.5, 1.0]))
+    alive[rows, rng.integers(0, wide, int(rows.sum()))] = True
+    return alive
+
+
 def _draw_line(rng: np.random.Generator, extent: int, amount: str) -> Array:
-    """Which slices of an axis live."""
+    """Which slices of an axis live; as many each time of a `PART`."""
+    if amount == PART:
+        return rng.permutation(extent) < round(SHARES[PART] * extent)
     return _draw_blocks(rng, (extent, 1), (1, 1), amount)[:, 0]
 
 
@@ -153,7 +172,7 @@ def _draw_blocks(
     rng: np.random.Generator, shape: tuple[int, ...], blocks: tuple[int, ...], amount: str
 ) -> Array:
     """Which blocks live: one, or a share of them, here and there fewer, rows or columns alike."""
-    high, wide = (-(-size // block) for size, block in zip(shape, blocks, strict=True))
+    high, wide = _blocks_of(shape, blocks)
     if amount == "one":
         alone = np.zeros(high * wide, bool)
         alone[:1] = True
@@ -165,14 +184,19 @@ def _draw_blocks(
     return rng.random((high, wide)) < share
 
 
+def _blocks_of(shape: tuple[int, ...], blocks: tuple[int, ...]) -> list[int]:
+    """How many blocks there are along each axis."""
+    return [-(-size // block) for size, block in zip(shape, blocks, strict=True)]
+
+
 # --------------------------------------------------------------------------------------------
 # Data
 
 
 def draw_data(
-    rng: np.random.Generator, call: Call, amount: str, device: str, operator: Operator
+    rng: np.random.Generator, call: Call, amount: str, device: str, made: Operator
 ) -> Problem:
-    """Data of a call of ``operator``, ``amount`` of its pattern live; what does not exist holds
+    """Data of a call of an operator, ``amount`` of its pattern live; what does not exist holds
     anything."""
     kind = call.kind
     told, live = draw_pattern(rng, call, amount)
@@ -188,7 +212,7 @@ def draw_data(
         for name, array in named.items()
     ]
     if kind.packed:
-        passed[1] = operator.pack(rhs=passed[1])
+        passed[1] = made.pack(rhs=passed[1])
     if ids is not None:
         passed.append(ids)
     out = placed(np.zeros(want.shape), kind.type_of("out"), device, call.offset)
@@ -203,9 +227,12 @@ def _draw_operands(rng: np.random.Generator, call: Call, live: Array) -> dict[st
     named = {"lhs": draw_whole(rng, call.shape(kind.stored[0]))}
     named["rhs"] = draw_whole(rng, call.shape(kind.stored[1])) * scale
     if kind.bias:
-        named["bias"] = draw_whole(rng, call.shape("f" if kind.folds else "n"))
+        named["bias"] = draw_whole(rng, call.shape(kind.axes_of_bias))
     if not kind.named and kind.sparse != "out":
-        named[kind.sparse] = np.where(live, named[kind.sparse], 0)
+        values = named[kind.sparse]
+        if isinstance(kind.spec, Values):  # whose zeros are the pattern
+            values = np.where(values == 0, 1, values)
+        named[kind.sparse] = np.where(live, values, 0)
     return named
 
 
@@ -238,12 +265,16 @@ def _truth(kind: Kind, arrays: list[torch.Tensor], ids: torch.Tensor | None) -> 
     """The output in float64, of operands whose dead slices are zero."""
     lhs, rhs, *bias = arrays
     left, right = kind.stored
-    if kind.folds:
-        found = torch.nn.functional.conv2d(lhs, rhs)
-    elif ids is not None:
-        found = torch.einsum(f"{left},m{right[1:]}->{kind.out}", lhs, rhs[ids.clamp(min=0).long()])
+    if ids is not None:
+        found = lhs.new_zeros(len(lhs), rhs.shape[right.index("n")])
+        for group in set(ids.tolist()) - {-1}:
+            rows = ids == group
+            found[rows] = torch.einsum(f"{left},{right[1:]}->{kind.out}", lhs[rows], rhs[group])
+            if bias:
+                found[rows] += bias[0][group]
+    elif kind.folds:
+        found = torch.nn.functional.conv2d(lhs, rhs, bias[0] if bias else None)
     else:
         found = torch.einsum(f"{left},{right}->{kind.out}", lhs, rhs)
-    if bias:
-        found = found + (bias[0][:, None, None] if kind.folds else bias[0])
+        found = found + bias[0] if bias else found
     return activation(kind.act)(found)

@@ -16,7 +16,8 @@ import torch
 from bench_rows import Array
 
 AMOUNTS = ("empty", "one", "few", "half", "most", "full")
-SHARES = {"empty": 0.0, "few": 0.05, "half": 0.5, "most": 0.95, "full": 1.0}
+PART = "part"  # always as many slices of an axis: calls with the same shapes
+SHARES = {"empty": 0.0, "few": 0.05, PART: 0.4, "half": 0.5, "most": 0.95, "full": 1.0}
 STEPS = (1, 1, 2, 4, 8, 8, 8, 16)  # extents are multiples of these
 SCALE = 2.0**-4
 EXACT = (None, "relu")
@@ -24,10 +25,10 @@ EXACT = (None, "relu")
 
 @dataclass(frozen=True)
 class Problem:
-    """Arrays of one call. ``written``: rows or elements of the output that the call must write,
-    with ``want``, float64. ``shape`` is the call without its data, and has ``dead`` and ``act``."""
+    """Arrays of one call. ``written``: elements of the output that the call must write, with
+    ``want``, float64. ``call`` is the call without its data, a `check_gpu_patterns.Call`."""
 
-    shape: Any
+    call: Any
     arrays: tuple[torch.Tensor, ...]
     value: torch.Tensor | None
     out: torch.Tensor
@@ -40,7 +41,7 @@ class Problem:
             mine.copy_(new)
         if self.value is not None and other.value is not None:
             self.value.copy_(other.value)
-        return replace(self, shape=other.shape, written=other.written, want=other.want)
+        return replace(self, call=other.call, written=other.written, want=other.want)
 
     def elsewhere(self) -> Problem:
         """The same in memory of its own."""
@@ -55,10 +56,9 @@ class Problem:
     def fault(self, limit: float) -> str:
         """What is wrong with the output; "" if nothing is. Elements may be off by ``limit``
         roundings of their type; 0 wants them equal."""
-        beside = self.out.dim() - self.written.dim()
-        written = self.written[(..., *[None] * beside)].expand_as(self.out)
+        written = self.written
         rest = self.out[~written]
-        if self.shape.dead == "zero":
+        if self.call.kind.dead == "zero":
             if bool((rest != 0).any()):
                 return "a dead element is not zero"
         elif not bool((rest.isnan() | (rest == _untold(self.out))).all()):

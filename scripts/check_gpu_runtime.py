@@ -6,7 +6,7 @@ Every function returns what was wrong, one line each.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -14,50 +14,56 @@ from typing import Any
 import numpy as np
 import torch
 from bench_gpu_pit import internals
-from check_gpu_cases import DTYPES, NAMED, PATTERNS, Shape, Variant, draw_problem
-from check_gpu_problem import Problem
-from check_gpu_values import Checker, all_tiles, gathered
+from check_gpu_kinds import DTYPES, ROWS, Kind
+from check_gpu_patterns import Call, draw_data
+from check_gpu_problem import PART, Problem
+from check_gpu_values import Checker, gathered
 
-import pit_tvm
+from pit_tvm import BitMask, BlockMask, Groups, Lengths, Mask, Operator, Rows, Values
 from pit_tvm.errors import PitError
 from pit_tvm.runtime.cuda_repeat_code import OFTEN
 from pit_tvm.runtime.cuda_rows import ROW_STEP
-from pit_tvm.structs import Plan
+from pit_tvm.structs import Plan, SparsitySpec
 
 CALLS = 40  # more than twice as many as an operator makes between two looks at its counts
 MOVES = OFTEN + CALLS  # calls of which many are repeated by graphs
 ROOM = 1.05  # of the bytes of inputs, output and index
 STREAMS = THREADS = 4
 HANDFUL = 12
-BAND = (64, 1)  # zeros of an lhs that is stored [k, m]
+BAND = (1, 64)  # zeros of an lhs that is stored [k, m]
 LARGE = 2**31
 
 
-def shapes() -> Iterator[Shape]:
-    """One shape of every pattern, by kernels that are checked anyway, aligned and not."""
-    for number, pattern in enumerate((*PATTERNS, "groups")):
-        family = "grouped" if pattern == "groups" else ("linear", "matmul")[number % 2]
-        variant = Variant(family, DTYPES[number % 2], False, None)
-        groups = 8 if pattern == "groups" else 0
-        dead = "skip" if number % 2 else "zero"
-        if pattern in ("mask", "bitmask", "blockmask", "values"):
-            dead = "skip"
-        batch = 8 if pattern in ("lengths", "cu_seqlens") else 1
-        for n, k in ((256, 192), (131, 67)):
-            yield Shape(variant, pattern, dead, 640, n, k, groups, batch, (4, 8))
-    for n, k in ((256, 192), (131, 67)):
-        yield Shape(
-            Variant("turned", DTYPES[0], False, None), "mask", "skip", 640, n, k, block=BAND
-        )
+def _call_of(
+    family: str, spec: SparsitySpec, number: int, sizes: Sequence[int], dead: str = "skip"
+) -> Call:
+    """A product of live rows, without an epilogue: ``number`` picks the type, ``sizes`` are m, n,
+    k."""
+    kind = Kind(ROWS[family], "lhs", spec, DTYPES[number % 2], dead=dead, family=family)
+    extents = dict(zip("mnk", sizes, strict=True)) | kind.known
+    return Call(kind, tuple(extents.items()), 8 if isinstance(spec, Lengths) else 1)
 
 
-def _draw(checker: Checker, shape: Shape, seed: int) -> Problem:
-    return draw_problem(np.random.default_rng(seed), shape, "", checker.device, share=0.4)
+def calls() -> Iterator[Call]:
+    """Two of every pattern, by kernels that are checked anyway, aligned and not."""
+    named: list[SparsitySpec] = [Lengths(), Lengths(cumulative=True), Rows()]
+    masks: list[SparsitySpec] = [Mask(), BitMask(), BlockMask(4, 8), Values()]
+    for sizes in ((640, 256, 192), (640, 131, 67)):
+        for number, spec in enumerate((*named, *masks)):
+            dead = "zero" if spec in named and number % 2 == 0 else "skip"
+            yield _call_of(("linear", "matmul")[number % 2], spec, number, sizes, dead)
+        yield _call_of("grouped", Groups(8), 1, sizes)
+        yield _call_of("turned", Mask(*BAND), 0, sizes)
+
+
+def _draw(checker: Checker, call: Call, seed: int) -> Problem:
+    rng = np.random.default_rng(seed)
+    return draw_data(rng, call, PART, checker.device, checker.operator(call))
 
 
 def _call(checker: Checker, problem: Problem) -> None:
-    made, shape = checker.operator(problem.shape), problem.shape
-    named = shape.pattern in NAMED and shape.dead == "skip"  # the library would write the rest
+    made, kind = checker.operator(problem.call), problem.call.kind
+    named = kind.named and kind.dead == "skip"  # the library would write the rest
     if checker.library or named:
         made(*problem.arrays, sparsity=problem.value, out=problem.out)
     else:
@@ -73,15 +79,15 @@ def _warm(checker: Checker, problem: Problem) -> None:
 def check_no_waiting(checker: Checker) -> list[str]:
     """Calls while torch refuses every synchronisation."""
     faults = []
-    for shape in shapes():
-        problem = _draw(checker, shape, 1)
+    for asked in calls():
+        problem = _draw(checker, asked, 1)
         _warm(checker, problem)
         torch.cuda.set_sync_debug_mode("error")
         try:
             for _ in range(CALLS):
                 _call(checker, problem)
         except RuntimeError as error:
-            faults.append(f"{shape}: {error}")
+            faults.append(f"{asked}: {error}")
         finally:
             torch.cuda.set_sync_debug_mode("default")
         torch.cuda.synchronize()
@@ -91,8 +97,8 @@ def check_no_waiting(checker: Checker) -> list[str]:
 def check_graphs(checker: Checker) -> list[str]:
     """One call captured, then replayed with other contents, operands and pattern."""
     faults = []
-    for shape in shapes():
-        problem = _draw(checker, shape, 1)
+    for asked in calls():
+        problem = _draw(checker, asked, 1)
         stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):
@@ -101,24 +107,24 @@ def check_graphs(checker: Checker) -> list[str]:
             with torch.cuda.graph(graph, stream=stream):
                 _call(checker, problem)
         except RuntimeError as error:
-            faults.append(f"{shape}: capture: {error}")
+            faults.append(f"{asked}: capture: {error}")
             continue
         for seed in range(2, 6):
-            problem = problem.refill(_draw(checker, shape, seed))
+            problem = problem.refill(_draw(checker, asked, seed))
             problem.poison()
             graph.replay()
             torch.cuda.synchronize()
             if fault := problem.fault(0.0):
-                faults.append(f"{shape}: replay {seed}: {fault}")
+                faults.append(f"{asked}: replay {seed}: {fault}")
     return faults
 
 
 def check_moves(checker: Checker) -> list[str]:
     """Calls that gather, with tensors that lie elsewhere every time: by graphs, after some."""
     faults = []
-    for shape in shapes():
-        made, kept = checker.operator(shape), list[Problem]()
-        drawn = [_draw(checker, shape, seed) for seed in range(4)]
+    for asked in calls():
+        made, kept = checker.operator(asked), list[Problem]()
+        drawn = [_draw(checker, asked, seed) for seed in range(4)]
         with _gathering(made):
             for call in range(MOVES):
                 problem = drawn[call % len(drawn)].elsewhere()
@@ -126,15 +132,15 @@ def check_moves(checker: Checker) -> list[str]:
                 made(*problem.arrays, sparsity=problem.value, out=problem.out)
                 kept.append(problem)  # its memory is nobody else's
                 if fault := problem.fault(0.0):
-                    faults.append(f"{shape}: call {call}: {fault}")
+                    faults.append(f"{asked}: call {call}: {fault}")
         table = internals(made)._repeats[False]._threads.table
-        if shape.n % ROW_STEP == 0 and not any(call.graph for call in table.calls):
-            faults.append(f"{shape}: no graph")
+        if asked.extents["n"] % ROW_STEP == 0 and not any(call.graph for call in table.calls):
+            faults.append(f"{asked}: no graph")
     return faults
 
 
 @contextmanager
-def _gathering(made: pit_tvm.Operator) -> Iterator[None]:
+def _gathering(made: Operator) -> Iterator[None]:
     """For a time an operator's plans choose the best candidate that gathers."""
     planner, plans = internals(made).planner, dict[int, tuple[Plan, Plan]]()
     own = planner.plan_of
@@ -153,8 +159,8 @@ def _gathering(made: pit_tvm.Operator) -> Iterator[None]:
 def check_streams(checker: Checker) -> list[str]:
     """Several streams at once, calls of one operator in all of them."""
     faults = []
-    for shape in shapes():
-        problems = [_draw(checker, shape, seed) for seed in range(STREAMS)]
+    for asked in calls():
+        problems = [_draw(checker, asked, seed) for seed in range(STREAMS)]
         _warm(checker, problems[0])
         streams = [torch.cuda.Stream() for _ in problems]
         for problem in problems:
@@ -166,15 +172,15 @@ def check_streams(checker: Checker) -> list[str]:
                     _call(checker, problem)
         torch.cuda.synchronize()
         found = [problem.fault(0.0) for problem in problems]
-        faults += [f"{shape}: stream {i}: {fault}" for i, fault in enumerate(found) if fault]
+        faults += [f"{asked}: stream {i}: {fault}" for i, fault in enumerate(found) if fault]
     return faults
 
 
 def check_threads(checker: Checker) -> list[str]:
     """Several threads that share an operator which none of them has called before."""
     faults = []
-    for shape in shapes():
-        problems = [_draw(checker, shape, seed) for seed in range(THREADS)]
+    for asked in calls():
+        problems = [_draw(checker, asked, seed) for seed in range(THREADS)]
         errors: list[str] = []
         for problem in problems:
             problem.poison()
@@ -199,27 +205,26 @@ def check_threads(checker: Checker) -> list[str]:
         for thread in threads:
             thread.join()
         found = [*errors, *(problem.fault(0.0) for problem in problems)]
-        faults += [f"{shape}: {fault}" for fault in found if fault]
+        faults += [f"{asked}: {fault}" for fault in found if fault]
     return faults
 
 
 def check_memory(checker: Checker) -> list[str]:
     """Peak memory of one call, against inputs, output and index."""
-    plain, grouped = (Variant(f, DTYPES[0], False, None) for f in ("linear", "grouped"))
     large = [
-        Shape(plain, "lengths", "skip", 256 * 128, 3072, 768, 0, 256),
-        Shape(plain, "rows", "skip", 8192, 4096, 4096),
-        Shape(plain, "mask", "skip", 8192, 4096, 4096),
-        Shape(grouped, "groups", "skip", 8192, 3072, 768, 16),
+        replace(_call_of("linear", Lengths(), 0, (256 * 128, 3072, 768)), parts=256),
+        _call_of("linear", Rows(), 0, (8192, 4096, 4096)),
+        _call_of("linear", Mask(), 0, (8192, 4096, 4096)),
+        _call_of("grouped", Groups(16), 0, (8192, 3072, 768)),
     ]
     faults = []
-    for shape in large:
-        problem = _draw(checker, shape, 1)
-        made = checker.operator(shape)
+    for asked in large:
+        problem = _draw(checker, asked, 1)
+        made = checker.operator(asked)
         _warm(checker, problem)
         given = [*problem.arrays, *([] if problem.value is None else [problem.value])]
         inputs = sum(array.nbytes for array in given)
-        index = _index_bytes(internals(made), shape, problem)
+        index = _index_bytes(internals(made), problem)
         wanted = inputs + problem.out.nbytes + index
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -230,39 +235,39 @@ def check_memory(checker: Checker) -> list[str]:
         del result
         if used > ROOM * wanted:
             more = 1e-6 * (used - wanted)
-            faults.append(f"{shape}: {more:.1f} MB beside inputs, output and index")
+            faults.append(f"{asked}: {more:.1f} MB beside inputs, output and index")
     return faults
 
 
-def _index_bytes(dispatcher: Any, shape: Shape, problem: Problem) -> int:
+def _index_bytes(dispatcher: Any, problem: Problem) -> int:
     """Bytes of the lists that the call needs, dead rows' included where it writes those."""
     value = problem.arrays[-1] if problem.value is None else problem.value
     micro, size = dispatcher.form.route.micro_tile, tuple(problem.arrays[0].shape)
-    index = dispatcher.detector.detect(shape.spec, value, size, micro)
+    kind = problem.call.kind
+    index = dispatcher.detector.detect(kind.spec, value, size, micro)
     one = int(index.ids.nbytes + index.count.nbytes)
-    return 2 * one if shape.spec.promises_zero or shape.dead == "zero" else one
+    return 2 * one if kind.spec.promises_zero or kind.dead == "zero" else one
 
 
 def check_large(checker: Checker) -> list[str]:
     """More than 2**31 elements: of the operand, then of the output, whose other rows stay or become
     zero; a few rows live, at the end."""
     faults = []
-    variant = Variant("linear", DTYPES[1], False, None)
     for n, k, dead in ((64, 32768, "skip"), (32768, 64, "skip"), (32768, 64, "zero")):
         m = LARGE // 32768 + 1000
-        shape = Shape(variant, "rows", dead, m, n, k)
+        asked = _call_of("linear", Rows(), 1, (m, n, k), dead)
         ids = torch.arange(m - 130, m, dtype=torch.int32, device="cuda")
         lhs = torch.zeros((m, k), dtype=torch.bfloat16, device="cuda")
         lhs[m - 130 :] = torch.randint(-2, 3, (130, k), device="cuda").to(lhs.dtype)
         rhs = torch.randint(-1, 2, (n, k), device="cuda").to(lhs.dtype)
         out = torch.full((m, n), float("nan"), dtype=lhs.dtype, device="cuda")
-        checker.operator(shape)(lhs, rhs, sparsity=ids, out=out)
+        checker.operator(asked)(lhs, rhs, sparsity=ids, out=out)
         want = (lhs[m - 130 :].double() @ rhs.double().t()).to(lhs.dtype)
         if not torch.equal(out[m - 130 :], want):
-            faults.append(f"{shape}: the live rows at the end are wrong")
+            faults.append(f"{asked}: the live rows at the end are wrong")
         beside = out[: m - 130]
         if not bool(beside.isnan().all() if dead == "skip" else beside.any().logical_not()):
-            faults.append(f"{shape}: dead rows are not what they should be")
+            faults.append(f"{asked}: dead rows are not what they should be")
         del lhs, rhs, out
         torch.cuda.empty_cache()
     return faults
@@ -273,10 +278,8 @@ def check_kernels(checker: Checker) -> list[str]:
     are there compile nothing more."""
     rng = np.random.default_rng(7)
     faults = []
-    for family in ("linear", "grouped"):
-        variant = Variant(family, DTYPES[0], False, None)
-        pattern, groups = ("groups", 64) if family == "grouped" else ("rows", 0)
-        made = checker.operator(Shape(variant, pattern, "skip", 8, 8, 8, groups))
+    for family, spec in (("linear", Rows()), ("grouped", Groups(64))):
+        made = checker.operator(_call_of(family, spec, 0, (8, 8, 8)))
         dispatcher = internals(made)
         tiles = set()
         for _ in range(100):
@@ -288,10 +291,10 @@ def check_kernels(checker: Checker) -> list[str]:
             faults.append(f"{family}: {len(tiles)} kernels for 100 shapes, more than {HANDFUL}")
         before = made.stats
         for _ in range(20):
-            m, n, k = (int(8 * rng.integers(1, 100)) for _ in range(3))
-            _call(checker, _draw(checker, Shape(variant, pattern, "skip", m, n, k, groups), 1))
+            sizes = [int(8 * rng.integers(1, 100)) for _ in range(3)]
+            _call(checker, _draw(checker, _call_of(family, spec, 0, sizes), 1))
         after = made.stats
-        if after.builds > before.builds + len(all_tiles(variant)):
+        if after.builds > before.builds + len(dispatcher.planner.likely_tiles(layout)):
             faults.append(f"{family}: {after.builds - before.builds} kernels built by 20 shapes")
     return faults
 
@@ -299,15 +302,14 @@ def check_kernels(checker: Checker) -> list[str]:
 def check_many_groups(checker: Checker) -> list[str]:
     """More groups than most kernels hold: right, or refused by a typed error."""
     faults = []
-    variant = Variant("grouped", DTYPES[1], False, None)
     for groups in (257, 1000, 1025):
-        shape = Shape(variant, "groups", "skip", 1500, 64, 64, groups)
-        problem = _draw(checker, shape, 1)
+        asked = _call_of("grouped", Groups(groups), 1, (1500, 64, 64))
+        problem = _draw(checker, asked, 1)
         problem.poison()
         try:
             _call(checker, problem)
-        except pit_tvm.errors.PitError:
+        except PitError:
             continue
         if fault := problem.fault(0.0):
-            faults.append(f"{shape}: {fault}")
+            faults.append(f"{asked}: {fault}")
     return faults

@@ -20,6 +20,7 @@ from typing import Any
 import bench_models
 import numpy as np
 from check_models_families import FAMILIES, Family
+from commands import parser_of, status_of
 from needs import require, require_gpu
 
 from pit_tvm.cli_options import any_seed
@@ -46,9 +47,7 @@ class Checked:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add = parser.add_argument
     add("--match", default="", metavar="TEXT", help="only families whose name contains TEXT")
     add("--seed", type=any_seed, default=0, help="of weights and batches (default 0)")
@@ -137,18 +136,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.list:
         print("\n".join(options.families))
         return 0
-    try:
-        require("check_models", ("torch", "transformers"), "quickstart")
-        if options.device == "cuda":
-            require_gpu("--device", "leave it out")
-    except PitError as error:
-        print(f"check_models: {error}", file=sys.stderr)
-        return 2
-    return run(options)
+    return status_of("check_models", lambda: run(options))
 
 
 def run(options: argparse.Namespace) -> int:
     """Check and print; the exit status."""
+    require("check_models", ("torch", "transformers"), "quickstart")
+    if options.device == "cuda":
+        require_gpu("--device", "leave it out")
     import transformers
 
     wrong = []

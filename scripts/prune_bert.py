@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from commands import parser_of, status_of
 from needs import require, require_gpu
 
 from pit_tvm.cli_options import any_seed, at_least
-from pit_tvm.errors import PitError
 
 if TYPE_CHECKING:
     import torch
@@ -64,9 +64,7 @@ HEAD = f"{'blocks':6} {'% 0':>5} {'pruned':>8} {'trained':>8} {'kernel':>8} {'to
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add = parser.add_argument
     add("--training", type=at_least(1), help=f"updates between steps (default {TRAINING})")
     add("--rounds", type=at_least(1), default=10, help="turns that are timed (default 10)")
@@ -194,23 +192,24 @@ def contenders(
     }
 
 
+def run(options: argparse.Namespace) -> int:
+    """Prune and print; 0."""
+    require("prune_bert", ("torch",), "quickstart")
+    from bench_gpu_measure import GpuSettings
+
+    if options.device == "cuda":
+        require_gpu("prune_bert", "--device cpu runs without one")
+    settings = GpuSettings(options.rounds, options.seed, options.quick, options.device)
+    print(HEAD)
+    for step in steps(settings, QUICK_SIZES if options.quick else SIZES, options.training):
+        print(step, flush=True)
+    return 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Prune and print; the exit status is 2 if something is missing."""
     options = parse(argv)
-    try:
-        require("prune_bert", ("torch",), "quickstart")
-        from bench_gpu_measure import GpuSettings
-
-        if options.device == "cuda":
-            require_gpu("prune_bert", "--device cpu runs without one")
-        settings = GpuSettings(options.rounds, options.seed, options.quick, options.device)
-        print(HEAD)
-        for step in steps(settings, QUICK_SIZES if options.quick else SIZES, options.training):
-            print(step, flush=True)
-    except PitError as error:
-        print(f"prune_bert: error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return status_of("prune_bert", lambda: run(options))
 
 
 if __name__ == "__main__":

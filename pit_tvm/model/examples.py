@@ -135,8 +135,8 @@ def _transformers() -> Any:
     return transformers
 
 
-def _tokens() -> dict[str, torch.Tensor]:
-    ones = torch.ones(_BATCH, _TOKENS, dtype=torch.int64)
+def _tokens(number: int = _TOKENS) -> dict[str, torch.Tensor]:
+    ones = torch.ones(_BATCH, number, dtype=torch.int64)
     return {"input_ids": ones, MASK: ones.clone()}
 
 
@@ -169,8 +169,7 @@ def switch(tokens: int = 128, **config: Any) -> Example:
         feed_forward = block.layer[-1]
         if feed_forward.is_sparse:
             feed_forward.mlp = AllExperts(feed_forward.mlp)
-    ones = torch.ones(_BATCH, tokens, dtype=torch.int64)
-    return Example(model, {"input_ids": ones, MASK: ones.clone()}, mask="")
+    return Example(model, _tokens(tokens), mask="")
 
 
 class AllExperts(torch.nn.Module):

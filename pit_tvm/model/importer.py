@@ -35,8 +35,6 @@ from .plane import BATCH, TOKENS, Bound
 from .products import product_converters
 from .promotion import promoting_converters
 from .rebuild import bindings_of, extents_of, same_extents
-from .routing import routing_converters
-from .torch_attention import attention_converters
 
 # The least extent that torch traces as dynamic: it takes 0 and 1 for constants.
 _TRACED_LEAST = 2
@@ -278,7 +276,7 @@ class _Importer(ExportedProgramImporter):
     def create_convert_map(self) -> dict[str, Callable[[fx.Node], Any]]:
         """Conversions by the name of torch's operator."""
         ours: dict[str, Callable[..., Any]] = product_converters() | promoting_converters()
-        ours |= converters() | routing_converters() | attention_converters()
+        ours |= converters()
         bound = {name: partial(convert, importer=self) for name, convert in ours.items()}
         every = super().create_convert_map() | bound
         return {name: _named(convert, self) for name, convert in every.items()}

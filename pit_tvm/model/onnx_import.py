@@ -18,7 +18,7 @@ from ..quick_stacks import quick_stacks
 from .converters import from_start
 from .draws import drawing
 from .faults import CODE_FAULTS
-from .onnx_check import check_graph
+from .onnx_model import check_graph
 from .onnx_sizes import (
     Sizes,
     as_sizes,

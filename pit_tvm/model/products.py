@@ -1,10 +1,12 @@
-"""Products as torch has them: the result is of the operands' type.
+"""Products, attention, and what routes tokens to experts, from torch's operators to Relax.
 
-TVM's importer makes every product float32, which 16-bit models then cannot be added to.
+Results are of the operands' type, as torch has them: TVM's importer makes every product float32,
+which 16-bit models then cannot be added to. Attention is in steps that `attention` recognises.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,15 +14,23 @@ from torch import fx
 from tvm import relax
 from tvm.relax.frontend.torch.base_fx_graph_translator import BaseFXGraphImporter
 
+from .grouped import grouped_linear
+from .wide import NARROW, WIDE
+
 #: What one of torch's operators becomes.
 Convert = Callable[[fx.Node, BaseFXGraphImporter], relax.Expr]
 
 
 def product_converters() -> dict[str, Convert]:
-    """What `from_exported_program` takes as ``custom_convert_map``."""
-    plain = ("mm.default", "bmm.default", "matmul.default")
-    sums = ("addmm.default", "baddbmm.default")
-    return dict.fromkeys(plain, _product) | dict.fromkeys(sums, _sum) | {"linear.default": _linear}
+    """By the name of torch's operator, in the form that `from_exported_program` takes."""
+    return {
+        **dict.fromkeys(("mm.default", "bmm.default", "matmul.default"), _product),
+        **dict.fromkeys(("addmm.default", "baddbmm.default"), _sum),
+        "linear.default": _linear,
+        "scaled_dot_product_attention.default": _attention,
+        "topk.default": _topk,
+        "grouped_linear.default": _grouped,
+    }
 
 
 def _product(node: Any, importer: BaseFXGraphImporter) -> relax.Var:
@@ -49,3 +59,59 @@ def _linear(node: Any, importer: BaseFXGraphImporter) -> relax.Var:
     bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
     product = emit(relax.op.matmul(x, emit(relax.op.permute_dims(weight))))
     return product if bias is None else emit(relax.op.add(product, importer.env[bias]))
+
+
+def _attention(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    """``softmax(scale * q k^T + mask) v`` in the forms that `fragments.stays` admits, 16 bits in
+    float32 inside; a row without keys is 0."""
+    emit = importer.block_builder.emit
+    query, keys, values, *_ = given = importer.retrieve_args(node)
+    mask = given[3] if len(given) > 3 else importer.env.get(node.kwargs.get("attn_mask"))
+    dtype = str(query.ty.dtype)
+    wide = WIDE if dtype in NARROW else dtype
+
+    def widened(x: relax.Expr) -> relax.Expr:
+        return x if str(x.ty.dtype) == wide else emit(relax.op.astype(x, wide))
+
+    scale: Any = node.kwargs.get("scale")
+    depth = int(query.ty.shape.values[-1])
+    # Half of it on either side, as in torch.
+    factor = relax.const(math.sqrt(1 / math.sqrt(depth) if scale is None else scale), wide)
+    rows = emit(relax.op.multiply(widened(query), factor))
+    turned = emit(relax.op.permute_dims(widened(keys), [0, 1, 3, 2]))
+    columns = emit(relax.op.multiply(turned, factor))
+    scores = emit(relax.op.matmul(rows, columns))
+    weights = _weights(scores, mask, importer)
+    found = emit(relax.op.matmul(weights, widened(values)))
+    return found if wide == dtype else emit(relax.op.astype(found, dtype))
+
+
+def _weights(scores: relax.Expr, mask: Any, importer: BaseFXGraphImporter) -> relax.Expr:
+    emit, dtype = importer.block_builder.emit, str(scores.ty.dtype)
+    excluded, zero = relax.const(-math.inf, dtype), relax.const(0.0, dtype)
+    if mask is not None:
+        if str(mask.ty.dtype) == "bool":
+            mask = emit(relax.op.where(mask, zero, excluded))
+        elif str(mask.ty.dtype) != dtype:
+            mask = emit(relax.op.astype(mask, dtype))
+        scores = emit(relax.op.add(scores, mask))
+    seen = emit(relax.op.logical_not(emit(relax.op.equal(scores, excluded))))
+    most = emit(relax.op.max(emit(relax.op.astype(seen, "int8")), [-1], True))
+    has_none = emit(relax.op.logical_not(emit(relax.op.astype(most, "bool"))))
+    return emit(relax.op.where(has_none, zero, emit(relax.op.nn.softmax(scores, -1))))
+
+
+def _topk(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    """The places of the largest or smallest along an axis, in order, and what stands there: two
+    tensors, of which each may be one of single tokens."""
+    emit, args = importer.block_builder.emit, importer.retrieve_args(node)
+    x, k, axis, largest = (*args, *(-1, True)[len(args) - 2 :])[:4]
+    axis, largest = node.kwargs.get("dim", axis), node.kwargs.get("largest", largest)
+    found = relax.op.topk(x, k, axis, "indices", bool(largest), "int64")
+    places = emit(found)
+    return emit(relax.Tuple([emit(relax.op.gather_elements(x, places, axis)), places]))
+
+
+def _grouped(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    x, weight, bias, ids, activation = importer.retrieve_args(node)
+    return importer.block_builder.emit(grouped_linear(x, ids, weight, bias, activation))

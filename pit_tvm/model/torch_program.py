@@ -169,13 +169,12 @@ class _Writer:
 
     def _binding(self, binding: relax.Binding) -> Iterator[str]:
         var = binding.var
-        if isinstance(binding, relax.MatchCast):
-            yield f"{self._name(var)} = {self._value(binding.value)}"
-            yield from (line.strip() for line in self._sizes(self._name(var), extents_of(var)))
-        elif is_op(binding.value, "call_tir", "call_dps_packed"):
+        if is_op(binding.value, "call_tir", "call_dps_packed"):
             yield from self._launch(var, binding.value)
-        else:
-            yield f"{self._name(var)} = {self._value(binding.value)}"
+            return
+        yield f"{self._name(var)} = {self._value(binding.value)}"
+        if isinstance(binding, relax.MatchCast):
+            yield from (line.strip() for line in self._sizes(self._name(var), extents_of(var)))
 
     def _sizes(self, tensor: str, extents: Sequence[Any]) -> Iterator[str]:
         """Bind the symbolic extents of a tensor that are not known yet."""

@@ -11,12 +11,12 @@ error of 4 % (tuning_logs/h200-sm_90a).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from ..structs import MicroTile, Plan, Tile
-from .gpu_cost import ACT_US, GpuDense, GpuRates, cheapest, dense_candidate, tile_candidates
+from .gpu_cost import ACT_US, GpuDense, GpuRates, against_dense, tile_candidates
 
 _BYTES = 2  # of an element
 _SMS = 132
@@ -70,8 +70,7 @@ def select_blocks(
     covered = min(1.0, float(work.shares.sum()) / max(len(work.counts), 1))
     timed = ((tile, *tile_us(tile, work, rates)) for tile in tiles)
     candidates = tile_candidates(micro_tile, timed, covered, (("index", index),))
-    whole = replace(dense, zeros=1.0 - covered)
-    return cheapest([*candidates, dense_candidate(whole, 0.0, 0.0, rates)], tuned=False)
+    return against_dense(candidates, dense, rates, covered)
 
 
 def tile_us(tile: Tile, work: BlocksWork, rates: GpuRates) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..structs import MicroTile, Plan, Tile
-from .gpu_cost import GpuDense, GpuRates, cheapest, dense_candidate, tile_candidates
+from .gpu_cost import GpuDense, GpuRates, against_dense, tile_candidates
 from .gpu_turn import whole_us
 
 _BYTES = 2  # of an element
@@ -98,10 +98,7 @@ def select_columns(
     turning = whole_us(_BYTES * work.n * work.k) if work.turns else 0.0
     before = (("index", index), ("pack", packing), ("turn", turning))
     candidates = tile_candidates(micro_tile, timed, covered, before)
-    if dense is None:
-        return cheapest(candidates, tuned=False)
-    whole = replace(dense, zeros=1.0 - covered)
-    return cheapest([*candidates, dense_candidate(whole, 0.0, 0.0, rates)], tuned=False)
+    return against_dense(candidates, dense, rates, covered)
 
 
 def tile_us(tile: Tile, work: ColumnsWork, rates: GpuRates) -> tuple[float, float]:

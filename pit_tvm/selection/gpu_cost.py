@@ -239,7 +239,7 @@ def select_gpu(
         candidates.append(Candidate("pit", micro_tile, tiles[at], cost, parts, covered))
     if dense is not None:
         other = rates.store_us(work.extra_bytes)
-        candidates.append(dense_candidate(dense, index, other, rates))
+        candidates.append(dense_candidate(dense, rates, index, other))
     return cheapest(candidates, rates.is_tuned(family))
 
 
@@ -261,7 +261,9 @@ def tile_candidates(
     return sorted(candidates, key=lambda candidate: candidate.cost_us)
 
 
-def dense_candidate(dense: GpuDense, index: float, other: float, rates: GpuRates) -> Candidate:
+def dense_candidate(
+    dense: GpuDense, rates: GpuRates, index: float = 0.0, other: float = 0.0
+) -> Candidate:
     """The library's product; ``index`` and ``other`` are what looking for dead rows and writing
     them take, where that is done."""
     us, least = rates.dense_us(dense.m, dense.n, dense.k, 0.0, dense.steady)
@@ -276,6 +278,17 @@ def dense_candidate(dense: GpuDense, index: float, other: float, rates: GpuRates
     )
     cost = sum(part for name, part in parts if name != "bound")
     return Candidate("dense", None, None, cost, parts, 1.0, rates.library)
+
+
+def against_dense(
+    candidates: Sequence[Candidate], dense: GpuDense | None, rates: GpuRates, covered: float = 1.0
+) -> Plan:
+    """The cheapest of tiles that were not tuned and the dense product, None where that gives
+    another result; ``covered``: the share of an operand that is not zero."""
+    if dense is None:
+        return cheapest(candidates, tuned=False)
+    whole = replace(dense, zeros=1.0 - covered)
+    return cheapest([*candidates, dense_candidate(whole, rates)], tuned=False)
 
 
 def cheapest(candidates: Sequence[Candidate], tuned: bool) -> Plan:

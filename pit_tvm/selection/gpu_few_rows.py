@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..structs import MicroTile, Plan, Tile
-from .gpu_cost import GpuDense, GpuRates, cheapest, dense_candidate, tile_candidates
+from .gpu_cost import GpuDense, GpuRates, against_dense, tile_candidates
 
 _LAUNCH_US, _ROW_US = 3.6, 0.1
 _SHORT, _TALL_US = 8, 2.0  # more rows than those of one instruction leave room for less of x
@@ -36,4 +36,4 @@ def select_few_rows(
     us = few_rows_us(dense.m, dense.n, dense.k, share)
     timed = [(tile, us, bound_us(dense.n, dense.k, share))]
     candidates = tile_candidates(micro_tile, timed, share, (("index", 0.0),))
-    return cheapest([*candidates, dense_candidate(dense, 0.0, 0.0, rates)], tuned=False)
+    return against_dense(candidates, dense, rates)

@@ -18,7 +18,7 @@ from functools import cached_property
 import numpy as np
 
 from ..structs import MicroTile, Plan, Tile
-from .gpu_cost import ACT_US, GpuDense, GpuRates, cheapest, dense_candidate, tile_candidates
+from .gpu_cost import ACT_US, GpuDense, GpuRates, against_dense, tile_candidates
 from .gpu_fit import Numbers, even_heights
 from .gpu_turn import whole_us
 
@@ -131,9 +131,7 @@ def select_outputs(
     turning = whole_us(_BYTES * work.m * work.k) if work.turns else 0.0
     beside = (("index", index), ("turn", turning)), (("output", clear),)
     candidates = tile_candidates(micro_tile, timed, covered, *beside)
-    if dense is not None:
-        candidates.append(dense_candidate(dense, 0.0, 0.0, rates))
-    return cheapest(candidates, tuned=False)
+    return against_dense(candidates, dense, rates)
 
 
 def _usable(tile: Tile, work: OutputsWork) -> bool:

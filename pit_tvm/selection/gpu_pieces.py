@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from ..structs import MicroTile, Plan, Tile
-from .gpu_cost import ACT_US, GpuDense, GpuRates, cheapest, dense_candidate, tile_candidates
+from .gpu_cost import ACT_US, GpuDense, GpuRates, against_dense, tile_candidates
 from .gpu_turn import live_us
 
 _BYTES = 2  # of an element
@@ -133,8 +133,7 @@ def select_pieces(
     turning = live_us(_BYTES * work.m * work.k, work.shares, _BYTES) if turns else 0.0
     before = (("index", index), ("turn", turning))
     candidates = tile_candidates(micro_tile, timed, covered, before)
-    whole = replace(dense, zeros=1.0 - covered)
-    return cheapest([*candidates, dense_candidate(whole, 0.0, 0.0, rates)], tuned=False)
+    return against_dense(candidates, dense, rates, covered)
 
 
 def tiles_us(

@@ -8,7 +8,8 @@ import check_gpu_runtime as runtime
 import pytest
 from bench_gpu_build import all_processors, build_all
 from check_gpu import FAMILIES
-from check_gpu_values import Checker, check_family, kernels_of
+from check_gpu_tiles import kernels_of
+from check_gpu_values import Checker, check_family
 
 pytestmark = pytest.mark.gpu
 
@@ -20,7 +21,7 @@ def checker() -> Checker:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_random_calls_are_right_with_every_tile(checker: Checker, family: str) -> None:
-    build_all(kernels_of([family], checker), all_processors())
+    build_all(kernels_of([family], checker.tiles), all_processors())
     report = check_family(family, range(60), 11, checker)
     assert report.faults == [] and report.cases == 60
 

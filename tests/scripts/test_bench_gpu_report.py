@@ -215,13 +215,15 @@ def test_kernels_of_all_timed_candidates_are_built() -> None:
         ("linear", "float16", True, "gelu"),
         ("grouped", "bfloat16", False, None),
     }
-    libraries = [kernel for kernel in kernels if isinstance(kernel, build.Library)]
-    assert {(k.dtype, k.tile is None, k.options) for k in libraries} == {
-        ("bfloat16", False, (("act", "none"), ("share", 2))),
-        ("bfloat16", False, (("act", "silu"), ("share", 2), ("gate", PLAIN))),
-        ("bfloat16", False, ()),
-        ("bfloat16", True, ()),
+    rows = [k for k in kernels if isinstance(k, build.Asked) and k.name != "choices"]
+    assert {(k.name, k.options) for k in rows} == {
+        ("product", (("act", "none"), ("share", 2))),
+        ("product", (("act", "silu"), ("share", 2), ("gate", PLAIN))),
+        ("product", ()),
+        ("combine_kernel", ()),
     }
+    assert {k.arguments[0].dtype for k in rows if k.name == "product"} == {"bfloat16"}
+    assert {k.arguments for k in rows if k.name != "product"} == {("bfloat16", build.IDS)}
     found = {name: build.product_cases([name], True) for name in bench_gpu.SUITES}
     kinds_of = {name: {type(case) for case in some} for name, some in found.items()}
     assert kinds_of["search"] == {cases.Linear, cases.Moe}

@@ -11,42 +11,54 @@ from typing import Any
 
 import bench_gpu_build as build
 import check_gpu
-import check_gpu_cases as cases
 import check_gpu_kinds as kinds
 import check_gpu_patterns as patterns
 import check_gpu_problem as problems
+import check_gpu_tiles as chosen
 import check_gpu_values as values
 import numpy as np
 import pytest
 import torch
 from bench_gpu_measure import float32_precision
-from bench_gpu_pit import internals, operator
+from bench_gpu_pit import internals
 
+from pit_tvm import BitMask, BlockMask, Groups, Lengths, Mask, Rows, Values
 from pit_tvm.reference.index import dense_mask, index_lists
 from pit_tvm.runtime.cuda_decode import FAMILY
-from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.structs import MicroTile
 
 CPU = values.Checker("cpu")
-PLAIN = cases.Variant("linear", "float16", False, None)
+ONE_PATTERN = {
+    "lengths": Lengths(),
+    "cu_seqlens": Lengths(cumulative=True),
+    "rows": Rows(),
+    "mask": Mask(),
+    "bitmask": BitMask(),
+    "blockmask": BlockMask(4, 8),
+    "values": Values(),
+    "groups": Groups(5),
+}
 
 
-def shape_of(pattern: str, **more: Any) -> cases.Shape:
-    groups = 5 if pattern == "groups" else 0
-    variant = cases.Variant("grouped" if groups else "linear", "float16", False, None)
-    sizes = {"m": 24, "n": 12, "k": 40, "groups": groups, "batch": 4, "block": (4, 8), **more}
-    return cases.Shape(variant, pattern, "skip", **sizes)
+def call_of(pattern: str, family: str = "linear", spec: Any = None, **more: Any) -> patterns.Call:
+    spec = spec or ONE_PATTERN[pattern]
+    family = "grouped" if isinstance(spec, Groups) else family
+    options = {"dead": more.pop("dead", "skip"), "family": family}
+    kind = kinds.Kind(kinds.ROWS[family], "lhs", spec, **options)
+    sizes = {"m": more.pop("m", 24), "n": 12, "k": 40} | kind.known
+    return patterns.Call(kind, tuple(sizes.items()), 4 if isinstance(spec, Lengths) else 1, **more)
 
 
-def draw(shape: cases.Shape, amount: str = "half", seed: int = 0) -> problems.Problem:
-    return cases.draw_problem(np.random.default_rng(seed), shape, amount, "cpu")
+def draw(call: patterns.Call, amount: str = "half", seed: int = 0) -> problems.Problem:
+    made = CPU.operator(call)
+    return patterns.draw_data(np.random.default_rng(seed), call, amount, "cpu", made)
 
 
 def solve(problem: problems.Problem) -> None:
     """Write what is wanted, as a right kernel would."""
     problem.poison()
     problem.out[problem.written] = problem.want[problem.written].to(problem.out.dtype)
-    if problem.shape.dead == "zero":
+    if problem.call.kind.dead == "zero":
         problem.out[~problem.written] = 0
 
 
@@ -55,57 +67,75 @@ def solve(problem: problems.Problem) -> None:
 
 
 @pytest.mark.parametrize("amount", problems.AMOUNTS)
-@pytest.mark.parametrize("pattern", [*cases.PATTERNS, "groups"])
+@pytest.mark.parametrize("pattern", ONE_PATTERN)
 def test_the_pattern_names_the_rows_that_are_wanted(pattern: str, amount: str) -> None:
-    problem = draw(shape_of(pattern), amount)
-    lhs = problem.arrays[0]
+    problem = draw(call_of(pattern), amount)
+    lhs, spec = problem.arrays[0], problem.call.kind.spec
     value = problem.arrays[-1] if pattern == "groups" else problem.value
     told = (lhs if value is None else value).numpy()
     rows = MicroTile("lhs", "m", 0, (1, 0))
-    lists = index_lists(problem.shape.spec, told, tuple(lhs.shape), rows)
+    lists = index_lists(spec, told, tuple(lhs.shape), rows)
     live = np.sort(np.concatenate(lists)) if lists else np.zeros(0)
-    if problem.shape.spec.promises_zero:
+    if spec.promises_zero:
         assert problem.written.all()
-        assert np.array_equal(live, np.flatnonzero(lhs.numpy().any(axis=1)))
+        alive = set(np.flatnonzero(lhs.numpy().any(axis=1)))
+        assert alive == set(live) if pattern == "values" else alive <= set(live)
     else:
-        assert np.array_equal(live, np.flatnonzero(problem.written.numpy()))
+        assert np.array_equal(live, np.flatnonzero(problem.written.numpy().all(axis=1)))
+        assert np.array_equal(live, np.flatnonzero(~lhs.isnan().any(axis=1)))
     assert amount != "empty" or not len(live)
     assert amount != "full" or len(live) == len(lhs)
     assert not problem.want[problem.written].isnan().any()
 
 
 def test_a_case_is_the_same_whichever_others_run_and_differs_with_the_seed() -> None:
-    def shape(seed: int, number: int) -> cases.Shape:
-        return cases.draw_shape(problems.case_rng(seed, "linear", number), PLAIN)
+    def call(seed: int, number: int) -> patterns.Call:
+        return patterns.draw_call(problems.case_rng(seed, "linear", number), "linear", number)
 
-    assert shape(3, 7) == shape(3, 7)
-    assert len({shape(seed, number) for seed in (3, 4) for number in range(20)}) == 40
+    assert call(3, 7) == call(3, 7)
+    assert len({call(seed, number) for seed in (3, 4) for number in range(20)}) == 40
 
 
-def test_random_shapes_reach_odd_ones_and_every_pattern() -> None:
-    drawn = [cases.draw_shape(problems.case_rng(1, "linear", i), PLAIN) for i in range(600)]
-    assert {s.pattern for s in drawn} == set(cases.PATTERNS)
-    for extents in ([s.n for s in drawn], [s.k for s in drawn]):
+@pytest.mark.parametrize("family", kinds.ROWS)
+def test_every_type_and_epilogue_of_live_rows_meets_every_pattern(family: str) -> None:
+    listed = kinds.KINDS[family]
+    epilogues = {(k.dtype, k.bias, k.act) for k in listed}
+    assert epilogues == {(d, *e) for d in kinds.DTYPES for e in kinds.EPILOGUES}
+    assert {k.place for k in listed} == set(range(len(epilogues)))
+    for place in range(len(epilogues)):
+        met = [(k.spec, k.dead) for k in listed if k.place == place]
+        assert set(met) == set(kinds._patterns(family, place))
+        assert {type(spec) for spec, _ in met} == {type(k.spec) for k in listed}
+    for first in range(0, len(listed), len(epilogues)):
+        assert len({k.place for k in listed[first : first + len(epilogues)]}) == len(epilogues)
+
+
+def test_random_sizes_of_live_rows_reach_odd_ones() -> None:
+    drawn = [patterns.draw_call(problems.case_rng(1, "linear", i), "linear", i) for i in range(600)]
+    for extents in ([c.extents["n"] for c in drawn], [c.extents["k"] for c in drawn]):
         assert {0, 1} <= {extent % 2 for extent in extents}
         assert any(extent % 8 == 2 for extent in extents)
         assert any(extent % 8 == 4 for extent in extents)
         assert sum(extent % 8 == 0 for extent in extents) > 200
-    assert 0 in [s.m for s in drawn] and {s.dead for s in drawn} == {"skip", "zero"}
-    assert any(s.offset for s in drawn) and {s.wide for s in drawn} == {True, False}
+    assert 0 in [c.extents["m"] for c in drawn] and max(c.extents["m"] for c in drawn) > 1000
+    assert any(c.offset for c in drawn) and {c.wide for c in drawn} == {True, False}
 
 
 def test_offset_arrays_are_contiguous_and_off_their_alignment() -> None:
-    problem = draw(shape_of("rows", offset=3))
+    problem = draw(call_of("rows", offset=3))
     for array in (problem.arrays[0], problem.out):
         assert array.is_contiguous() and array.storage_offset() == 3
 
 
 def test_refill_takes_the_other_data_into_the_same_memory() -> None:
-    first, second = (draw(shape_of("lengths"), seed=seed) for seed in (1, 2))
+    first, second = (draw(call_of("lengths"), seed=seed) for seed in (1, 2))
     place, wanted = first.arrays[0].data_ptr(), second.arrays[0].clone()
     refilled = first.refill(second)
     assert refilled.arrays[0].data_ptr() == place
-    assert torch.equal(refilled.arrays[0], wanted) and refilled.want is second.want
+    assert (
+        torch.equal(refilled.arrays[0].nan_to_num(7), wanted.nan_to_num(7))
+        and refilled.want is second.want
+    )
 
 
 # --------------------------------------------------------------------------------------------
@@ -114,10 +144,9 @@ def test_refill_takes_the_other_data_into_the_same_memory() -> None:
 
 @pytest.mark.parametrize("dead", ["skip", "zero"])
 def test_fault_sees_wrong_missing_and_needless_elements(dead: str) -> None:
-    problem = draw(shape_of("rows"))
-    problem = replace(problem, shape=replace(problem.shape, dead=dead))
-    live = int(problem.written.nonzero()[0])
-    dead_row = int((~problem.written).nonzero()[0])
+    problem = draw(call_of("rows", dead=dead))
+    live = int(problem.written.all(dim=1).nonzero()[0])
+    dead_row = int((~problem.written).nonzero()[0, 0])
     solve(problem)
     assert problem.fault(0.0) == ""
     problem.out[live, 3] += 1
@@ -131,16 +160,16 @@ def test_fault_sees_wrong_missing_and_needless_elements(dead: str) -> None:
 
 
 def test_tolerance_is_in_roundings_of_the_type() -> None:
-    problem = draw(shape_of("lengths"))
+    problem = draw(call_of("lengths"))
     solve(problem)
-    row = int(problem.written.nonzero()[0])
+    row = int(problem.written.nonzero()[0, 0])
     size = float(problem.want[problem.written].square().mean().sqrt())
     problem.out[row] += 3 * 2.0**-11 * size
     assert problem.fault(0.0) and problem.fault(0.1) and not problem.fault(8.0)
 
 
 def test_check_problem_names_what_ran_and_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = draw(shape_of("rows"))
+    problem = draw(call_of("rows"))
     wrong = replace(problem, want=problem.want + 1)
     call, turn = values.check_problem(wrong, 0, CPU)
     assert call.startswith("call: ") and "wrong elements" in call
@@ -156,7 +185,7 @@ def test_a_device_that_fails_ends_the_check(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(values, "synchronize", fail)
     report = values.check_family("linear", range(5), 1, CPU, lambda text: None)
     assert report.cases == 1 and "illegal memory access" in report.faults[0]
-    assert "linear case 0 of seed 1: linear float16" in report.faults[0]
+    assert "linear case 0 of seed 1: mk,nk float16" in report.faults[0]
 
 
 # --------------------------------------------------------------------------------------------
@@ -194,119 +223,82 @@ def test_what_calls_of_a_kind_choose_from_is_compiled(
 ) -> None:
     checker = values.Checker("cuda", tiles=1)
     monkeypatch.setattr(values.Checker, "target", build.TARGET)
-    number = len(kinds.KINDS[family]) // 2
-    call = patterns.draw_call(problems.case_rng(2, family, number), family, number)
-    asked = kinds.Listed()
-    chooser = internals(kinds.compiled(call.kind, build.TARGET, 1, asked))
-    chooser = chooser._turned if call.kind.packed else chooser
-    problem = problems.Problem(call, (), None, *[torch.zeros(0)] * 3)
-    with float32_precision(call.kind.tf32):
-        plan = chooser.planner.plan(chooser.binder.layout_of(call.extents, "torch"), None)
-        choices = values._choices(problem, number, checker)
-        names = [name for name, _ in choices]
-        assert names[0] == "call" and "tile" in names and names[-1] == "dense"
-        for _, choose in choices:
-            candidate = plan.choice if choose is None else choose(plan)
-            if candidate.kind == "pit" and not (candidate.tile and candidate.tile.family == FAMILY):
-                chooser._kernel(candidate)
-    listed = {kernel.key for kernel in kinds.kernels_of_kind(call.kind, checker.tiles)}
-    assert listed and asked.asked <= listed
-
-
-@pytest.mark.parametrize("family", ["linear", "matmul", "turned"])
-def test_what_calls_over_rows_and_bands_choose_from_is_compiled(
-    family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Keys of kernels, of which none is made."""
-    asked: set[str] = set()
-
-    def note(self: KernelCache, key: str, make: Callable[[], Any]) -> Any:
-        asked.add(key)
-        return {"main": None, "product": None}
-
-    checker = values.Checker("cuda", tiles=1)
-    monkeypatch.setattr(values.Checker, "target", build.TARGET)
-    monkeypatch.setattr(KernelCache, "module", note)
-    operator.cache_clear()
-    for kernel in values.kernels_of([family], checker):
-        build.build_one(kernel)
-    built = asked.copy()
-    asked.clear()
-    operator.cache_clear()
-    known = cases.variants(family)
-    for number in range(60):
-        rng = problems.case_rng(5, family, number)
-        shape = cases.draw_shape(rng, known[number % len(known)])
-        chooser = internals(checker.operator(shape))
-        for tile in values.tiles_of(shape, checker):
-            if tile.family == FAMILY:
-                chooser.build({"m": shape.m, "n": shape.n, "k": shape.k})
-            else:
-                chooser.kernels.product(tile, 0, **chooser.options)
-    assert asked and not asked - built - kinds._detection()
-    operator.cache_clear()
+    number = len(kinds.KINDS[family])
+    every = range(0, number, 7) if family in kinds.ROWS else [number // 2]
+    for number in every:
+        call = patterns.draw_call(problems.case_rng(2, family, number), family, number)
+        asked = chosen.Listed()
+        chooser = internals(chosen.compiled(call.kind, build.TARGET, 1, asked))
+        chooser = chooser._turned if call.kind.packed else chooser
+        problem = problems.Problem(call, (), None, *[torch.zeros(0)] * 3)
+        with float32_precision(call.kind.tf32):
+            plan = chooser.planner.plan(chooser.binder.layout_of(call.extents, "torch"), None)
+            choices = values._choices(problem, number, checker)
+            names = [name for name, _ in choices]
+            assert names[0] == "call" and "tile" in names and names[-1] == "dense"
+            for _, choose in choices:
+                found = plan.choice if choose is None else choose(plan)
+                if found.kind == "pit" and not (found.tile and found.tile.family == FAMILY):
+                    chooser._kernel(found)
+        listed = {kernel.key for kernel in chosen.kernels_of_kind(call.kind, checker.tiles)}
+        assert listed and asked.asked <= listed
 
 
 # --------------------------------------------------------------------------------------------
 # Tiles, and the command
 
 
-@pytest.mark.parametrize("family", check_gpu.ROWS)
+def tiles_of(kind: kinds.Kind, tiles: int = 2) -> tuple[Any, ...]:
+    made = chosen.operator(kind, build.TARGET, tiles)
+    return tuple(chosen.tiles_for(kind, made, chosen.usual(kind)))
+
+
+@pytest.mark.parametrize("family", ["linear", "matmul", "grouped"])
 def test_plain_operators_are_checked_with_all_tiles_and_others_with_some(family: str) -> None:
-    checker = values.Checker("cuda", tiles=2)
-    found = {v: checker.built(v) for v in cases.variants(family)}
-    for variant, tiles in found.items():
-        every = values.all_tiles(variant)
-        assert set(tiles) <= set(every) and len(set(tiles)) == len(tiles)
-        assert len(tiles) == (len(every) if variant.plain else min(2, len(every)))
+    spec = Groups(8) if family == "grouped" else Rows()
+    listed = dict.fromkeys(replace(k, spec=spec, dead="skip") for k in kinds.KINDS[family])
+    plain = {k.dtype: set(tiles_of(k)) for k in listed if k.plain}
+    assert min(map(len, plain.values())) > 4
+    for kind in listed:
+        tiles = tiles_of(kind)
+        assert set(tiles) <= plain[kind.dtype] and len(set(tiles)) == len(tiles)
+        assert kind.plain or len(tiles) == 2
         assert family != "matmul" or all(tile.tile_n % 64 == 0 for tile in tiles)
-    kernels = values.kernels_of([family], checker)
-    built = build.Columns if family == "turned" else build.Kernel
-    both = 2 if family in ("linear", "matmul") else 1  # with dead rows as they are, and zeros
-    assert [type(k) for k in kernels].count(built) == both * sum(map(len, found.values()))
-    zeros = [k for k in kernels if isinstance(k, build.Kernel) and k.dead == "zero"]
-    assert {replace(k, dead="skip") for k in zeros} <= set(kernels) and (both == 2) == bool(zeros)
-    stored = [k for k in kernels if isinstance(k, build.Columns) and not k.turned]
-    assert bool(stored) == (family in ("linear", "matmul"))
 
 
 @pytest.mark.parametrize(
-    ("family", "block"), [("turned", (64, 16)), ("matmul", (32, 64)), ("linear", (32, 64))]
+    ("family", "block"), [("turned", (16, 64)), ("matmul", (32, 64)), ("linear", (32, 64))]
 )
 def test_blocks_of_rows_are_checked_with_tiles_of_their_height(
-    family: str, block: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    family: str, block: tuple[int, int]
 ) -> None:
-    checker = values.Checker("cuda")
-    monkeypatch.setattr(values.Checker, "target", "cuda -arch=sm_90a -model=h200")
-    variant = cases.Variant(family, "float16", False, None)
-    shape = cases.Shape(variant, "blockmask", "skip", 96, 24, 40, block=block)
-    assert {tile.tile_m for tile in values.tiles_of(shape, checker)} == {block[0]}
-    if family != "turned":
-        listed = replace(shape, pattern="rows")
-        assert values.tiles_of(listed, checker) == checker.built(variant)
+    call = call_of("", family, BlockMask(*block))
+    assert {tile.tile_m for tile in tiles_of(call.kind)} == {block[call.kind.axes.index("m")]}
 
 
-@pytest.mark.parametrize("pattern", cases.PATTERNS[3:])
-def test_a_turned_operand_is_zero_where_its_pattern_says_so(pattern: str) -> None:
-    variant = cases.Variant("turned", "bfloat16", False, None)
-    shape = cases.Shape(variant, pattern, "skip", 100, 12, 40, block=(32, 8))
-    problem = draw(shape)
+@pytest.mark.parametrize("make", [Mask, BitMask, BlockMask, Values])
+def test_a_turned_operand_is_zero_where_its_pattern_says_so(make: Any) -> None:
+    problem = draw(call_of("", "turned", make(8, 32), m=100))
     lhs = problem.arrays[0]
-    assert lhs.shape == (40, 100) and problem.written.all()
+    assert lhs.shape == (40, 100) and problem.written.all() and lhs.any()
     told = lhs.float().numpy() if problem.value is None else problem.value.numpy()
-    assert np.array_equal(dense_mask(shape.spec, told, (40, 100)), lhs.float().numpy() != 0)
+    live = dense_mask(problem.call.kind.spec, told, (40, 100))
+    assert not lhs[torch.from_numpy(~live)].any() and not live.all()
     assert values.check_problem(problem, 1, CPU) == []
 
 
-def test_choices_on_a_gpu_take_tiles_in_turn_and_all_of_them_now_and_then() -> None:
-    checker, problem = values.Checker("cuda"), draw(shape_of("mask"))
-    tiles = checker.built(problem.shape.variant)
-    plan = CPU.operator(problem.shape).explain(*problem.arrays, sparsity=problem.value)
+def test_choices_on_a_gpu_take_tiles_in_turn_and_all_of_them_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checker, problem = values.Checker("cuda"), draw(call_of("mask"))
+    plan = CPU.operator(problem.call).explain(*problem.arrays, sparsity=problem.value)
+    monkeypatch.setattr(values.Checker, "target", build.TARGET)
+    tiles, each = tiles_of(problem.call.kind), len(kinds.KINDS["linear"])
     seen = set()
-    for number in range(values.ALL_TILES_EVERY * len(tiles)):
-        choices = values._choices(problem, number, checker)
+    for turn in range(values.ALL_TILES_EVERY * len(tiles)):
+        choices = values._choices(problem, each * turn, checker)
         names = [name for name, _ in choices]
-        if number % values.ALL_TILES_EVERY:
+        if turn % values.ALL_TILES_EVERY:
             assert names == ["call", "tile"]
             seen.add(choices[1][1](plan).tile)
         else:
@@ -314,8 +306,8 @@ def test_choices_on_a_gpu_take_tiles_in_turn_and_all_of_them_now_and_then() -> N
             assert choices[-1][1](plan).kind == "dense"
     assert seen == set(tiles)
     alone = replace(checker, library=False)
-    for number in (0, 1):
-        choices = values._choices(problem, number, alone)
+    for turn in (0, 1):
+        choices = values._choices(problem, each * turn, alone)
         assert {choose(plan).kind for _, choose in choices} == {"pit"}
 
 
@@ -353,17 +345,14 @@ def test_without_a_gpu_the_command_says_so(capsys: pytest.CaptureFixture[str]) -
     assert "--device cpu" in capsys.readouterr().err
 
 
-def test_the_reduced_set_has_every_variant_and_every_tile_of_float16() -> None:
-    assert check_gpu.FAMILIES == (*check_gpu.ROWS, *kinds.KINDS)
-    for known in kinds.KINDS.values():
-        assert len(known) <= len(check_gpu.REDUCED)
-        assert check_gpu.REDUCED[: len(known)] == tuple(range(len(known)))
-    for family in check_gpu.ROWS:
-        known = cases.variants(family)
-        assert {known[number % len(known)] for number in check_gpu.REDUCED} == set(known)
-        everyone = [n for n in check_gpu.REDUCED if n % values.ALL_TILES_EVERY == 0]
-        assert len(everyone) > 2 and {known[n % len(known)] for n in everyone} == {known[0]}
-        assert known[0] == replace(PLAIN, family=family)
+def test_the_reduced_set_has_every_kind_and_every_tile_of_live_rows() -> None:
+    assert check_gpu.FAMILIES == tuple(kinds.KINDS) and check_gpu.ROWS == tuple(kinds.ROWS)
+    for family, known in kinds.KINDS.items():
+        found = [known[number % len(known)] for number in check_gpu.REDUCED]
+        assert family in kinds.ROWS or set(found) == set(known)
+        assert {k.place for k in found} == {k.place for k in known}
+        plain = {(k.dtype, k.spec, k.dead) for k in found[:16] if k.plain}
+        assert family not in kinds.ROWS or len(plain) == 4
 
 
 def test_the_reduced_set_is_what_runs(
@@ -389,7 +378,7 @@ def test_bad_option_is_refused(options: list[str]) -> None:
 
 def test_what_calls_promise_needs_kernels_of_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
-    monkeypatch.setattr(values, "kernels_of", lambda families, checker: asked.append(families))
+    monkeypatch.setattr(chosen, "kernels_of", lambda families, tiles: asked.append(families))
     monkeypatch.setattr(build, "build_all", lambda kernels, jobs: 0)
     assert check_gpu.main(["--only", "runtime", "--build-only"]) == 0
     assert asked == [[*check_gpu.ROWS]]

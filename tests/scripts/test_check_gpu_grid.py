@@ -10,6 +10,7 @@ import bench_gpu_build as build
 import check_gpu_kinds as kinds
 import check_gpu_patterns as patterns
 import check_gpu_problem as problems
+import check_gpu_tiles as chosen
 import check_gpu_values as values
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def test_grids_reach_every_amount_of_rows_with_every_amount_of_columns() -> None
     assert types == {np.dtype(bool), np.dtype(np.uint8)}
 
 
-class Idle(kinds.Listed):
+class Idle(chosen.Listed):
     """Notes the keys of the kernels that are asked for, of which none does anything; no call is
     known."""
 
@@ -58,7 +59,7 @@ def test_grids_run_both_axes_with_each_tile_by_what_is_compiled_and_by_all_of_it
 ) -> None:
     """Calls as on a GPU, up to the kernels."""
     checker, idle, known = values.Checker("cuda", tiles), Idle(), kinds.KINDS["grid"]
-    made = {kind: kinds.compiled(kind, build.TARGET, tiles, idle) for kind in known}
+    made = {kind: chosen.compiled(kind, build.TARGET, tiles, idle) for kind in known}
     monkeypatch.setattr(values.Checker, "operator", lambda self, call: made[call.kind])
     monkeypatch.setattr(CountWatch, "due", lambda self: False)
     monkeypatch.setattr(cuda_repeat, "is_capturing", lambda device: False)
@@ -74,13 +75,13 @@ def test_grids_run_both_axes_with_each_tile_by_what_is_compiled_and_by_all_of_it
         report = values.Report()
         faults = values.check_problem(problem, number, checker, report)
         assert not any("Error" in fault for fault in faults)
-        micro_tiles = kinds.micro_tiles_for(made[call.kind])
+        micro_tiles = chosen.micro_tiles_for(made[call.kind])
         checked = tiles if number < len(known) else 1
         assert report.calls == checked * len(micro_tiles) + (2 if number < len(known) else 1)
         for axes in micro_tiles:
             assert sum(f"{axes} on" in tile for tile in report.tiles) == checked
-    listed = {kernel.key for kind in known for kernel in kinds.kernels_of_kind(kind, tiles)}
-    asked = idle.asked - kinds._detection()
+    listed = {kernel.key for kind in known for kernel in chosen.kernels_of_kind(kind, tiles)}
+    asked = idle.asked - chosen._detection()
     # Operands that are not whole vectors are turned by torch.
     turns = {content_key("cuda-turn", of, False, build.ARCH) for of in ("float16", "bfloat16")}
     assert asked <= listed <= asked | turns
