@@ -103,7 +103,10 @@ class GeneralPlanner(BandPlanner):
         # Neighbours in a row of what tiles add to, the product or that turned.
         wide = self.program.output.shape[0 if form.flips else -1]
         pairs = isinstance(wide, int) and wide % max(VECTORS) == 0
-        return general_rates(records, dtype, isa, LIBRARY, generic, form.axis, pairs)
+        rates = general_rates(records, dtype, isa, LIBRARY, generic, form.axis, pairs)
+        if tf32 and form.slot and not rates.terms:  # no tile of tensor cores is as narrow
+            return replace(self._rates_in(tf32=False), base=rates.base)
+        return rates
 
     @property
     def tiles(self) -> tuple[Tile, ...]:  # type: ignore[override]

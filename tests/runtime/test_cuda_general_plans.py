@@ -12,7 +12,7 @@ import pit_tvm
 from pit_tvm import op
 from pit_tvm.errors import ShapeError
 from pit_tvm.schedules.cuda_contraction_space import PIECES, ROWS, starting_tiles
-from pit_tvm.structs import Groups, Mask, Rows
+from pit_tvm.structs import BlockMask, Groups, Mask, Rows
 
 H200 = "cuda -arch=sm_90a -model=h200"
 
@@ -61,6 +61,24 @@ def test_plans_know_that_tensor_cores_add_less_at_once() -> None:
     exact, fast, slow = costs.values()
     # On one H200 294 us in TF32 where 96 % of the time were additions, 444 in float32.
     assert fast == pytest.approx(294, rel=0.15) and fast < slow < exact * 1.5
+
+
+def test_outputs_too_narrow_for_tensor_cores_have_tiles_of_float32() -> None:
+    torch, block = pytest.importorskip("torch"), BlockMask(64, 64)
+    before, costs = torch.get_float32_matmul_precision(), []
+    try:
+        for precision in ("highest", "high"):
+            torch.set_float32_matmul_precision(precision)
+            made = pit_tvm.compile(op.matmul(None, 256, 128), sparse={"out": block}, target=H200)
+            every = made.explain(
+                sparsity=np.ones((64, 4), bool), sizes={"m": 4096}, library="torch"
+            ).candidates
+            costs.append({str(c.tile): c.cost_us for c in every})
+    finally:
+        torch.set_float32_matmul_precision(before)
+    exact, fast = ({tile: us for tile, us in each.items() if tile != "None"} for each in costs)
+    assert exact == fast and len(exact) > 1
+    assert costs[0]["None"] > costs[1]["None"]  # torch's, on tensor cores where it may
 
 
 def test_plans_count_what_is_turned_or_gathered_by_elements() -> None:
