@@ -24,6 +24,7 @@ from pit_tvm.runtime.cuda_view import CudaView
 OLDEST = 12  # of g++: the first to know 16-bit floats in C++
 
 _HEADER = Path(__file__).with_name("cuda_emulation.h")
+_COMMON = _HEADER.with_suffix(".cpp")  # of all kernels
 # Headers that sources include, and that ours replaces.
 _EMPTY = ("cuda.h", "cuda_runtime.h", "cuda_fp16.h", "cuda_bf16.h", "math_constants.h")
 _FLAGS = ("-std=c++17", "-O0", "-w", "-fPIC", "-fno-strict-aliasing")
@@ -105,6 +106,8 @@ class Emulator:
             (folder / name).touch()
         header = shutil.copy(_HEADER, folder)
         self._compile("-x", "c++-header", str(header), "-o", f"{header}.gch")
+        self._common = folder / "common.o"
+        self._compile("-O2", "-c", str(_COMMON), "-o", str(self._common))
 
     def compile_source(self, source: str, arch: str = "sm_90a") -> CudaLibrary:
         """The library of a source that `cuda_source` gave for ``arch``.
@@ -124,8 +127,9 @@ class Emulator:
             unit, part, library = (Path(scratch) / f"kernel.{end}" for end in ("cpp", "o", "so"))
             unit.write_text(_for_cpu(source), encoding="utf-8")
             self._compile("-include", _HEADER.name, "-c", str(unit), "-o", str(part))
-            # Linked apart: the header has what the checks call, their library is not needed.
-            _run("g++", "-shared", str(part), "-o", str(library), f"-L{ffi}", "-ltvm_ffi")
+            # Linked apart: what the checks call is among what is common, not in a library.
+            parts = (str(part), str(self._common))
+            _run("g++", "-shared", *parts, "-o", str(library), f"-L{ffi}", "-ltvm_ffi")
             return library.read_bytes()
 
     def _compile(self, *args: str) -> None:
