@@ -258,7 +258,8 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
     Parameters
     ----------
     tensors
-        TE tensors, inputs then output, as :mod:`pit_tvm.op` and ``te.create_prim_func`` have them.
+        TE tensors, inputs then output, as :mod:`pit_tvm.op` and ``te.create_prim_func`` have them,
+        or a PrimFunc with blocks such as the latter gives.
     sparse
         The sparse operand's name and how its live part is told at run time. For the output of a
         product a mask tells which elements are needed: pieces of one row and 64 columns (or the
@@ -287,8 +288,8 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
     Raises
     ------
     AxisError
-        The operand or its axes do not admit the pattern, or there is no mask to apply; the
-        message says why.
+        The operand or its axes do not admit the pattern, there is no mask to apply, or a block is
+        none of ``te.compute``; the message says why.
     ShapeError
         The specification does not fit the operand's rank; an option is neither True nor False, or
         PIT_TVM_CHECK neither 1 nor 0; or an extent is not of 32 bits, on a CPU.

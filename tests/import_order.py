@@ -117,6 +117,7 @@ ORDER = {
         "overlap_copies",
         "preload_fragments",
         "settle_strides",
+        "wrap_narrow",
         "pipeline",
     ),
     "schedules": (

@@ -12,8 +12,11 @@ from functools import cached_property
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import s_tir, tirx
+from tvm.tirx import stmt
 
+from ..errors import UnsupportedTarget, mismatch
 from ..schedules import cuda_generic
 from ..schedules.cuda_contraction import scheduled
 from ..structs import Candidate, MicroTile, Tile
@@ -23,6 +26,7 @@ from ..transform.pipeline import lower
 from ..transform.read_inside import read_inside
 from ..transform.split_epilogue import dead_value, split_epilogue
 from ..transform.unalign import unalign
+from ..transform.wrap_narrow import wrap_narrow
 from .cuda_arrays import dense_product, empty_of, zero
 from .cuda_bind import CudaBound, aligned
 from .cuda_build import build_cuda
@@ -99,7 +103,7 @@ class GeneralKernels(FamilyKernels):
     def _build(self, func: tvm.IRModule | tirx.PrimFunc) -> Any:
         if isinstance(func, tirx.PrimFunc):
             return super()._build(func)
-        return build_cuda(func, self.arch, pipelined=True)
+        return build_cuda(wrap_narrow(func), self.arch, pipelined=True)
 
     def _made(self, micro_tile: MicroTile | None, tile: Tile | None) -> tvm.IRModule:
         program = self.program
@@ -244,4 +248,18 @@ def _plain(func: tirx.PrimFunc) -> tvm.IRModule:
     """A function under the generic schedule, lowered, as ``main``."""
     sch = s_tir.Schedule(unalign(func).with_attr("global_symbol", "main"))
     cuda_generic.apply(sch)
-    return lower(sch.mod)
+    mod = lower(sch.mod)
+    _check_local(mod["main"])
+    return mod
+
+
+def _check_local(func: tirx.PrimFunc) -> None:
+    """UnsupportedTarget if a thread must hold sums of which only a call knows the number."""
+    found: list[stmt.AllocBuffer] = []
+    tvm_ffi.structural_walk(func.body, (stmt.AllocBuffer, found.append))
+    for buffer in (alloc.buffer for alloc in found):
+        if not all(isinstance(extent, tirx.IntImm) for extent in buffer.shape):
+            got = ", ".join(str(extent) for extent in buffer.shape)
+            expected = "extents that are numbers, as each thread holds what it sums up of it"
+            advice = "make an operator of each sum, or give extents as numbers"
+            raise UnsupportedTarget(mismatch(f"the sums {buffer.name}", expected, got, advice))

@@ -159,7 +159,7 @@ def analyse(tensors: Any, sparse: dict[str, SparsitySpec], *, apply_mask: bool =
         There is no such operand or no PIT axis for its pattern; or zeros of the operand would
         change the result (a maximum, say), so that a mask promises nothing; or there is no mask
         to apply; or two arrays, or two symbolic extents, have one name; or a parameter is no
-        array, or no input has an extent.
+        array, or no input has an extent; or a block is none of ``te.compute``.
     ShapeError
         The specification does not fit the operand's rank, or a sum is over no elements.
     """

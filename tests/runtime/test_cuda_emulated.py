@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from tvm import te, tirx
 
 from pit_tvm import op
 from pit_tvm.reference import ops as reference
@@ -209,3 +211,19 @@ def test_outputs_begin_anywhere_and_keep_what_is_dead(
     made._dense([OnDevice(lhs), OnDevice(rhs)], OnDevice(whole))
     np.testing.assert_allclose(whole, reference.matmul(lhs, rhs), atol=0.1)
     assert np.array_equal(sparse[live], whole[live]) and untouched(sparse[~live])
+
+
+def test_sums_of_narrow_integers_wrap_before_anything_reads_them(
+    machine: Machine, emulated: Callable[..., None], rng: np.random.Generator
+) -> None:
+    """C adds two of 8 bits in 32: a quotient of the sum must not see more than 8."""
+    emulated()
+    data = te.placeholder((te.var("m"), 7), "int8", "data")
+    out = te.compute(data.shape, lambda m, n: tirx.max(data[m, n] + data[m, n], data[m, n]), "out")
+    case: Any = SimpleNamespace(tensors=lambda _: [data, out])
+    made = machine.dispatcher(case, "int8", "data", Rows(), dense=True)
+    given = rng.integers(-128, 128, (9, 7)).astype("int8")
+    for candidate in made.explain((), None, None, "").candidates:
+        found = poison(given.shape, "int8")
+        made.run((given,), np.arange(9), found, choose=lambda _, c=candidate: c)
+        np.testing.assert_array_equal(found, np.maximum(given + given, given))

@@ -203,6 +203,20 @@ def source(tensors: Any, spec: SparsitySpec, operand: str = "lhs", arch: str = "
     return cuda_source(kernels._made(found.route.micro_tile, tile), arch, pipelined=True)
 
 
+def test_sums_of_sums_of_unknown_number_are_refused_by_name() -> None:
+    """A thread holds the sums that it sums up in memory of its own."""
+
+    def tensors(columns: Any) -> list[te.Tensor]:
+        lhs, rhs, acc = op.matmul(None, columns, 9)
+        n = te.reduce_axis((0, rhs.shape[1]), "n")
+        shape = (lhs.shape[0],)
+        return [lhs, rhs, te.compute(shape, lambda m: te.sum(acc[m, n], axis=n), "total")]
+
+    assert "__global__" in source(tensors(8), Rows())
+    with pytest.raises(UnsupportedTarget, match="the sums out.*: expected extents .* got 1, 1, n"):
+        source(tensors(None), Rows())
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90", "sm_100"])
 def test_rows_are_gathered_asynchronously_on_every_architecture(arch: str) -> None:
     text = source(op.linear(None, 256, 128, activation="gelu"), Rows(), arch=arch)
