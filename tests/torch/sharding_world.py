@@ -81,10 +81,12 @@ def run_group(load: Load, device: str, seed: int, folder: Path) -> Outcome:
     """Compute the cases that ``load()`` gives, in order, until one fails."""
     fault = ""
     # Forked off one process that has only imported what they share: imports take the longest.
+    # CUDA is not for processes that are forked where anything asked for a device.
     multiprocessing.set_forkserver_preload([load.__module__])
+    method = "forkserver" if device == "cpu" else "spawn"
     try:
         start: Any = torch.multiprocessing.start_processes
-        start(_member, (load, device, seed, folder), nprocs=RANKS, start_method="forkserver")
+        start(_member, (load, device, seed, folder), nprocs=RANKS, start_method=method)
     except torch.multiprocessing.ProcessRaisedException as error:
         fault = str(error)
     ended = [_log(folder, rank).read_text().splitlines() for rank in range(RANKS)]
