@@ -14,7 +14,7 @@ from tvm import s_tir, tirx
 from tvm.ir import TensorLoad
 
 from pit_tvm.analysis.expr import uses
-from pit_tvm.primitive.checks import guarded
+from pit_tvm.primitive.checks import guarded, is_one
 from pit_tvm.primitive.dynamic_extent import dynamic_extent
 from pit_tvm.primitive.parallel_tiles import parallel_tiles
 
@@ -30,7 +30,6 @@ def _schedule(sch: s_tir.Schedule, block: Any) -> None:
     kinds = [iv.iter_type for iv in sch.get(block).iter_vars]
     if not loops or len(loops) != len(kinds):
         return
-    spatial = kinds[0] == tirx.IterVar.DataPar
     bounded = [loop for loop in loops if guarded(sch.get(loop))]
     accumulates = _accumulates(sch.get(block))
     if tirx.IterVar.CommReduce in kinds and sch.get(block).init is not None:
@@ -42,8 +41,20 @@ def _schedule(sch: s_tir.Schedule, block: Any) -> None:
             sch.reorder(*loops[first:], loops[first - 1])
     for loop in bounded:
         dynamic_extent(sch, loop)
-    if spatial and not accumulates:
-        parallel_tiles(sch, loops[:1])
+    if kinds[0] == tirx.IterVar.DataPar and not accumulates:
+        parallel_tiles(sch, _shared(sch, loops, kinds))
+
+
+def _shared(sch: s_tir.Schedule, loops: list[Any], kinds: list[int]) -> list[Any]:
+    """The loops that threads share: the first one that takes several steps, with those around it;
+    never the last one, which is a vector, behind another."""
+    for number in range(1, len(loops)):
+        nest = [sch.get(loop) for loop in loops[:number]]
+        if kinds[number - 1] != tirx.IterVar.DataPar or not _is_nest(nest):
+            break
+        if not is_one(nest[-1].extent):
+            return loops[:number]
+    return loops[:1]
 
 
 def _sums_rows(block: s_tir.SBlock, first: int) -> bool:

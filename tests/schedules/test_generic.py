@@ -75,6 +75,18 @@ def test_blocks_are_parallel_dynamic_and_initialised_apart():
     assert_schedules(sch, before, after)
 
 
+@pytest.mark.parametrize(
+    ("shape", "shared"), [((1, 1, 6, 5), 6), ((1, 6, 5), 6), ((4, 6, 5), 4), ((5,), 5)]
+)
+def test_threads_share_the_first_loop_of_several_steps(shape: tuple[int, ...], shared: int):
+    x = te.placeholder(shape, name="x")
+    out = te.compute(shape, lambda *at: x[at] + 1.0, name="out")
+    assert f"T.parallel({shared})" in lowered(unalign(te.create_prim_func([x, out])))
+    got = sparse.poisoned(shape, "float32")
+    kernel([x, out])(np.ones(shape, np.float32), got)
+    assert (got == 2).all()
+
+
 def test_added_results_are_not_written_by_two_threads():
     func = te.create_prim_func(op.matmul(6, 5, 7))
     split = insert_sread_swrite(func, MicroTile("lhs", "m", 0, (1, 4)), SparseForm(2))
