@@ -12,6 +12,8 @@ from .record import Provenance, TileRecord
 
 # A run time that MetaSchedule's own database keeps for a candidate that failed is above this.
 FAILED_SECS = 1e9
+_CHOICE = "SampleCategorical"  # of alternatives, each with its chance
+_DIGITS = 4
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
@@ -20,8 +22,13 @@ if TYPE_CHECKING:
 
 
 def trace_to_json(trace: Trace) -> str:
-    """A trace as one line of JSON: ``[instructions, decisions]``."""
-    return json.dumps(trace.as_json(), default=_plain, separators=(",", ":"))
+    """A trace as one line of JSON: ``[instructions, decisions]``; how likely choices are, which
+    replaying does not look at, is rounded."""
+    instructions, decisions = json.loads(json.dumps(trace.as_json(), default=_plain))
+    for name, _, attributes, _ in instructions:
+        if name == _CHOICE:
+            attributes[1] = [round(chance, _DIGITS) for chance in attributes[1]]
+    return json.dumps([instructions, decisions], separators=(",", ":"))
 
 
 def from_tuning_record(

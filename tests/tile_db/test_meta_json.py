@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -42,6 +43,9 @@ def test_record_from_json_replays_to_an_equal_module(seed: int) -> None:
     again = replay(record, workload_module(SPACE, TASK))
     tvm.ir.assert_structural_equal(again.mod, sch.mod)
     assert trace_to_json(again.trace) == trace_to_json(sch.trace)
+    instructions, _ = json.loads(record.trace)
+    chances = [a[1] for name, _, a, _ in instructions if name == "SampleCategorical"]
+    assert chances and all(each == [round(one, 4) for one in each] for each in chances)
 
 
 def test_record_without_trace_cannot_be_replayed() -> None:
