@@ -16,7 +16,6 @@ from ..runtime.cuda_build import CudaLibrary, build_cuda, compile_source
 from ..runtime.kernel_cache import KernelCache, content_key
 from ..schedules.cuda_elementwise import Vectorised
 from ..target import TargetInfo
-from ..transform.wrap_narrow import wrap_narrow
 from .faults import LEAVE_OUT
 from .lowering import fused
 from .program_parts import VIEWS
@@ -98,7 +97,7 @@ def _library(module: tvm.IRModule, arch: str, tiled: bool, cache: KernelCache) -
 
 def _built(module: tvm.IRModule, arch: str, tiled: bool) -> CudaLibrary:
     try:
-        return build_cuda(module if tiled else wrap_narrow(module), arch, tirx=tiled)
+        return build_cuda(module, arch, tirx=tiled)
     except BackendUnavailable as error:
         compile_source("", arch)  # raises the same where there is no nvcc, or none that works
         expected = f"operators that nvcc compiles for {arch}"

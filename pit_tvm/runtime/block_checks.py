@@ -101,14 +101,11 @@ def _target(info: BlockInfo) -> Access:
     whole = all(a and info.spans(a, e) for a, e in zip(axes, target.buffer.shape, strict=True))
     beside = [a for a in info.axes if info.kinds[a] == "spatial" and a not in axes]
     spread = any(not info.spans(a, 1) for a in beside)
-    if not whole or spread or len(set(axes)) < len(axes) or any(_sums(info, a) for a in axes):
+    summed = any(info.kinds[a] == "reduce" for a in axes if a)
+    if not whole or spread or summed or len(set(axes)) < len(axes):
         expected = "every element to be written once, at the block's spatial axes"
         raise _odd(info, expected, info.access_text(target))
     return target
-
-
-def _sums(info: BlockInfo, axis: str) -> bool:
-    return info.kinds[axis] == "reduce"
 
 
 def _check_loads(info: BlockInfo, target: Access, known: set[ir.Var]) -> None:

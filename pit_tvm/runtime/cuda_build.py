@@ -30,6 +30,7 @@ from tvm_ffi import libinfo
 from ..errors import BackendUnavailable, UnsupportedTarget, mismatch
 from ..schedules.dependent import as_dependent, as_plain
 from ..target import has_clusters
+from ..transform.wrap_narrow import wrap_narrow
 
 # -O is that of launchers on the host: at 3 nvcc takes a quarter longer. Kernels are at 3 anyway.
 _FLAGS = ("-shared", "-O1", "-std=c++17", "-Xcompiler=-fPIC")
@@ -211,6 +212,8 @@ def cuda_source(
         pipeline = {"tir_pipeline": "tirx"} if tirx else {}
         if tirx:
             mod = as_dependent(mod) if has_clusters(arch) else as_plain(mod)
+        else:
+            mod = wrap_narrow(mod)
         built = tvm.compile(mod, target=target, **pipeline)
     attributes = r"pit_attribute<\1, \2>(cuda_device, \3)"
     source, number = _ATTRIBUTE.subn(attributes, _lean(export_cuda_host(built.mod)))

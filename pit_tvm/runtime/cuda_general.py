@@ -26,7 +26,6 @@ from ..transform.pipeline import lower
 from ..transform.read_inside import read_inside
 from ..transform.split_epilogue import dead_value, split_epilogue
 from ..transform.unalign import unalign
-from ..transform.wrap_narrow import wrap_narrow
 from .cuda_arrays import dense_product, empty_of, zero
 from .cuda_bind import CudaBound, aligned
 from .cuda_build import build_cuda
@@ -103,7 +102,7 @@ class GeneralKernels(FamilyKernels):
     def _build(self, func: tvm.IRModule | tirx.PrimFunc) -> Any:
         if isinstance(func, tirx.PrimFunc):
             return super()._build(func)
-        return build_cuda(wrap_narrow(func), self.arch, pipelined=True)
+        return build_cuda(func, self.arch, pipelined=True)
 
     def _made(self, micro_tile: MicroTile | None, tile: Tile | None) -> tvm.IRModule:
         program = self.program
