@@ -17,7 +17,7 @@ from tvm.script import tirx as T
 from pit_tvm.errors import ScheduleError, mismatch
 
 from .cuda_gradient_rows import GradientRows, GradientTile
-from .cuda_listed_products import KEYS, load
+from .cuda_listed_products import KEYS, load, pack
 from .cuda_listed_rows import LANES, PART_FACTS, QUERIES, SLOTS, THREADS, WORDS
 from .dependent import after_predecessor
 
@@ -45,6 +45,7 @@ def gradients_by_lists(
     slots: T.int32,
     batch: T.int32,
     heads: T.int32,
+    beside: T.int32,
     rows: T.int32,
     queries: T.int32,
     dim: T.int32,
@@ -102,31 +103,35 @@ def gradients_by_lists(
     DEEP, WIDE = T.meta_var(tile.deep), T.meta_var(tile.wide)
     T.device_entry()
     T.attr({"tirx.launch_bounds_min_blocks_per_sm": tile.ctas})
-    item, head, sequence = T.cta_id([items, heads, batch])
+    place, group = T.cta_id([items * beside, T.truncdiv(batch * heads + beside - 1, beside)])
     thread = T.thread_id([THREADS])
     own = GradientRows(tile)
     warp: T.let = T.truncdiv(thread, LANES)
     lane: T.let = T.truncmod(thread, LANES)
-    number: T.int64 = T.cast(sequence, "int64")
-    q_head: T.int64 = T.cast(head, "int64")
-    kv_head: T.int64 = T.cast(T.truncdiv(head, share), "int64")
+    own.find(place, group, beside, heads)
+    number: T.int64 = T.cast(own.sequence, "int64")
+    q_head: T.int64 = T.cast(own.head, "int64")
+    kv_head: T.int64 = T.cast(T.truncdiv(own.head, share), "int64")
     own_head = T.meta_var(kv_head if tile.of_keys else q_head)
     other_head = T.meta_var(q_head if tile.of_keys else kv_head)
-    own.plane = sequence * plane_batch + head * plane_head
+    own.plane = own.sequence * plane_batch + own.head * plane_head
     own.first_at = number * first_batch + other_head * first_head
     own.second_at = number * second_batch + other_head * second_head
-    told: T.int64 = T.cast(sequence * heads + head, "int64") * T.cast(queries, "int64")
+    told: T.int64 = T.cast(own.number, "int64") * T.cast(queries, "int64")
     own.begin()
     after_predecessor()
-    block: T.int32 = work[own.plane, item, 0]
+    block: T.int32 = -1
+    if own.number < batch * heads:
+        block = work[own.plane, own.item, 0]
     if block >= 0:
-        begin: T.int32 = work[own.plane, item, 1]
-        end: T.int32 = work[own.plane, item, 2]
-        own.begin_work(work, item, T.min(block, lines - 1))
+        begin: T.int32 = work[own.plane, own.item, 1]
+        end: T.int32 = work[own.plane, own.item, 2]
+        own.begin_work(work, T.min(block, lines - 1))
         own.look(ids, begin, end, lane)
         own.learn(order, ordered, block * QUERIES, rows, thread)
         if begin < end:
-            own.fetch(0, first, first_row, dim, second, second_row, v_dim, bits, begin, thread)
+            own.fetch_first(0, first, first_row, dim, bits, begin, thread)
+            own.fetch_second(0, second, second_row, v_dim, thread)
             if tile.of_keys:
                 own.fetch_facts(0, weights, drops, told, thread)
         a_at: T.int64 = number * a_batch + own_head * a_head
@@ -157,9 +162,8 @@ def gradients_by_lists(
             own.score(own.scores, own.own_a, held_a, own.first, slot, DEEP, warp, lane)
             own.score(own.slopes, own.own_b, held_b, own.second, slot, WIDE, warp, lane)
             if after < end:
-                own.fetch(
-                    coming, first, first_row, dim, second, second_row, v_dim, bits, after, thread
-                )
+                own.fetch_first(coming, first, first_row, dim, bits, after, thread)
+                own.fetch_second(coming, second, second_row, v_dim, thread)
                 if tile.of_keys:
                     own.fetch_facts(coming, weights, drops, told, thread)
             T.ptx.cp.async_.commit_group()
@@ -171,11 +175,13 @@ def gradients_by_lists(
             own.slope(slot, lane)
             own.exclude(own.slopes, 0, slot, warp, lane)
             if tile.of_keys:
-                own.add(own.sums_b, own.scores, own.second, slot, WIDE, lane, KEYS // 4)
-            own.add(own.sums_a, own.slopes, own.first, slot, DEEP, lane, 0)
+                pack(own, own.scores, KEYS // 4)
+                own.add(own.sums_b, own.second, slot, WIDE, lane, KEYS // 4)
+            pack(own, own.slopes, 0)
+            own.add(own.sums_a, own.first, slot, DEEP, lane, 0)
         own.settle()
         own.arrive()  # rows of other threads may be under way where the list is empty
-        own.join(laid, arrived, (sequence * heads + head) * slots, rows, thread)
+        own.join(laid, arrived, own.number * slots, rows, thread)
         if own.stores != 0:
             for r in T.unroll(2):
                 own.factor[r] = by

@@ -34,7 +34,7 @@ class GradientTile(ListedTile):
     def ctas(self) -> int:
         """CTAs that share a multiprocessor, by its registers and shared memory."""
         most = 3 if self.deep + self.wide <= 128 else 2
-        return ctas_of(QUERIES * (self.deep + self.wide), self, most)
+        return ctas_of(QUERIES * (self.deep + self.wide), self, self.slots, most)
 
 
 def _product(left: Any, right: Any, dtype: str) -> Any:

@@ -72,18 +72,17 @@ def score_by_warps(rows, scores, own, at, others, slot, wide, warp, lane):
 
 
 @T.inline
-def _pack(rows, place, weights, at):
-    """``p[place]``: the weights from ``at`` on, in 16 bits."""
+def pack(rows, weights, at):
+    """``p[at ..]``: weights in 16 bits, as both products take them."""
     word = T.meta_var(PACK[rows.tile.dtype])
-    T.ptx[word](rows.p[place], weights[at + 1], weights[at])
+    for i in T.unroll(KEYS // 4):
+        T.ptx[word](rows.p[at + i], weights[i * 2 + 1], weights[i * 2])
 
 
 @T.inline
-def add_by_warps(rows, sums, weights, others, slot, wide, lane):
+def add_by_warps(rows, sums, others, slot, wide, lane, at):
     """See `ListedRows.add`."""
     for s in T.unroll(KEYS // 16):
-        for i in T.unroll(4):
-            _pack(rows, i, weights, s * 8 + i * 2)
         row: T.let = s * 16 + T.truncmod(lane, 16)
         for c in T.unroll(wide // 16):
             T.ptx["ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16"](
@@ -91,7 +90,7 @@ def add_by_warps(rows, sums, weights, others, slot, wide, lane):
                 others.ptr_to([slot, *place_of(row, c * 2 + T.truncdiv(lane, 16))]),
             )
             for h in T.unroll(2):
-                _multiply(rows, sums, c * 8 + h * 4, rows.p, 0, h)
+                _multiply(rows, sums, c * 8 + h * 4, rows.p, at + s * 4, h)
 
 
 def _chain(rows: Any, columns: int) -> str:
@@ -120,10 +119,8 @@ def score_by_group(rows, scores, own, others, slot, wide):
 
 
 @T.inline
-def add_by_group(rows, sums, weights, others, slot, wide, at):
+def add_by_group(rows, sums, others, slot, wide, at):
     """See `ListedRows.add`."""
-    for i in T.unroll(KEYS // 4):
-        _pack(rows, at + i, weights, i * 2)
     chain = T.meta_var(_chain(rows, wide))
     theirs: T.uint64 = T.uint64(0)
     T.cuda.wgmma.encode_matrix_descriptor(

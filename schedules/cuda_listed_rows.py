@@ -56,6 +56,11 @@ class ListedTile:
     grouped: bool
 
     @property
+    def slots(self) -> tuple[int, int]:
+        """Steps under way of the first and of the second operand."""
+        return SLOTS, SLOTS
+
+    @property
     def laid(self) -> int:
         """float32 numbers that a thread leaves of a part of a tile."""
         raise NotImplementedError
@@ -73,10 +78,10 @@ class ListedTile:
                 raise ScheduleError(mismatch(name, rule, self))
 
 
-def ctas_of(own: int, tile: ListedTile, most: int) -> int:
+def ctas_of(own: int, tile: ListedTile, slots: tuple[int, int], most: int) -> int:
     """CTAs that share a multiprocessor, at most ``most``, by shared memory: ``own`` elements of
-    rows of the tile beside the steps."""
-    room = own + SLOTS * KEYS * (tile.deep + tile.wide)
+    rows of the tile beside ``slots`` of steps."""
+    room = own + KEYS * (slots[0] * tile.deep + slots[1] * tile.wide)
     return max(1, min(most, (227 * 1024) // (2 * room + 3072)))
 
 
@@ -109,17 +114,19 @@ class ListedRows:
         self.pool = pool
         begin = pool.offset
         self.first, self.second = (
-            pool.alloc((SLOTS, width // STEP, KEYS, STEP), tile.dtype, align=_SWIZZLED)
-            for width in (tile.deep, tile.wide)
+            pool.alloc((slots, width // STEP, KEYS, STEP), tile.dtype, align=_SWIZZLED)
+            for slots, width in zip(tile.slots, (tile.deep, tile.wide), strict=True)
         )
         behind = pool.offset
         pool.move_base_to(begin)  # nobody reads steps when parts are added up
         self.joined = pool.alloc((_JOINED * LANES * tile.laid,), "float32", align=16)
         pool.move_base_to(behind)
-        self.bits = pool.alloc((SLOTS, WORDS, KEYS), "uint32", align=16)
+        self.bits = pool.alloc((tile.slots[0], WORDS, KEYS), "uint32", align=16)
         self.rows = pool.alloc((QUERIES,), "int32", align=16)
         self.last = pool.alloc((4,), "int32", align=16)
         self.first_at, self.second_at = T.local_scalar("int64"), T.local_scalar("int64")
+        self.number, self.item = T.local_scalar("int32"), T.local_scalar("int32")
+        self.sequence, self.head = T.local_scalar("int32"), T.local_scalar("int32")
         self.plane, self.line = T.local_scalar("int32"), T.local_scalar("int32")
         self.slot0, self.part = T.local_scalar("int32"), T.local_scalar("int32")
         self.parts, self.stores = T.local_scalar("int32"), T.local_scalar("int32")
@@ -127,7 +134,7 @@ class ListedRows:
         self.fetched = T.alloc_local([KEYS // _AT_ONCE], "int32")
         self.a = T.alloc_local([held], "uint32")
         self.b = T.alloc_local([4], "uint32")
-        self.p = T.alloc_local([packed if tile.grouped else 4], "uint32")
+        self.p = T.alloc_local([packed], "uint32")
         self.some_not = T.alloc_local([1], "uint32")
         self.scores = T.alloc_local([KEYS // 2], "float32")
         self.factor = T.alloc_local([2], "float32")
@@ -140,12 +147,22 @@ class ListedRows:
         return own, self.pool.alloc((*shape, STEP // 2), "uint32", align=_SWIZZLED)
 
     @T.inline
-    def begin_work(self, work, item, line):
+    def find(self, place, group, beside, heads):
+        """``number``, the ``head`` of its ``sequence``, of which the CTA has an ``item``: first
+        items of ``beside`` heads come before their second ones. Long lists are dealt out first,
+        so that short ones fill what those leave."""
+        self.number = group * beside + T.truncmod(place, beside)
+        self.item = T.truncdiv(place, beside)
+        self.sequence = T.truncdiv(self.number, heads)
+        self.head = T.truncmod(self.number, heads)
+
+    @T.inline
+    def begin_work(self, work, line):
         """Learn where the CTA's list lies, and which part of it is meant."""
         self.line = line
-        self.slot0 = work[self.plane, item, 3]
-        self.part = work[self.plane, item, 4]
-        self.parts = work[self.plane, item, 5]
+        self.slot0 = work[self.plane, self.item, 3]
+        self.part = work[self.plane, self.item, 4]
+        self.parts = work[self.plane, self.item, 5]
 
     @T.inline
     def learn(self, order, ordered, first, rows, thread, each=None):
@@ -205,16 +222,15 @@ class ListedRows:
                 )
 
     @T.inline
-    def fetch(self, slot, first, first_row, dim, second, second_row, v_dim, bits, step, thread):
-        """Ask for the rows of both operands in a step, and for its bits."""
+    def fetch_first(self, slot, first, first_row, dim, bits, step, thread):
+        """Ask for the rows of the first operand in a step, and for its bits."""
         for i in T.unroll(KEYS // _AT_ONCE):
             row: T.let = i * _AT_ONCE + T.truncdiv(thread, _ACROSS)
             self.fetched[i] = T.cuda.__shfl_sync(
                 T.uint32(ALL), self.places[i * _AT_ONCE // LANES], T.truncmod(row, LANES), 32
             )
-        deep, wide = T.meta_var(self.tile.deep), T.meta_var(self.tile.wide)
+        deep = T.meta_var(self.tile.deep)
         self._gather(self.first, (slot,), deep, first, self.first_at, first_row, dim, thread)
-        self._gather(self.second, (slot,), wide, second, self.second_at, second_row, v_dim, thread)
         each = T.meta_var(KEYS // 4)
         if thread < WORDS * each:
             word: T.let = T.truncdiv(thread, each)
@@ -227,6 +243,12 @@ class ListedRows:
             )
 
     @T.inline
+    def fetch_second(self, slot, second, second_row, dim, thread):
+        """Ask for the rows of the second operand in the step of which the first's were."""
+        wide = T.meta_var(self.tile.wide)
+        self._gather(self.second, (slot,), wide, second, self.second_at, second_row, dim, thread)
+
+    @T.inline
     def score(self, scores, own, at, others, slot, wide, warp, lane):
         """``scores`` = the tile's rows by the rows of a slot, over ``wide`` columns, once products
         are settled. Where warps multiply alone, fragments of ``own`` begin at ``a[at]``, and are
@@ -237,13 +259,13 @@ class ListedRows:
             score_by_warps(self, scores, own, at, others, slot, wide, warp, lane)
 
     @T.inline
-    def add(self, sums, weights, others, slot, wide, lane, at):
-        """``sums`` += weights by the rows of a slot, once products are settled; groups keep the
-        weights from ``p[at]`` on until then."""
+    def add(self, sums, others, slot, wide, lane, at):
+        """``sums`` += what is packed from ``p[at]`` on by the rows of a slot, once products are
+        settled; groups need it until then."""
         if self.tile.grouped:
-            add_by_group(self, sums, weights, others, slot, wide, at)
+            add_by_group(self, sums, others, slot, wide, at)
         else:
-            add_by_warps(self, sums, weights, others, slot, wide, lane)
+            add_by_warps(self, sums, others, slot, wide, lane, at)
 
     @T.inline
     def settle(self):
@@ -252,9 +274,9 @@ class ListedRows:
             T.ptx.wgmma.wait_group.sync.aligned(0)
 
     @T.inline
-    def arrive(self):
-        """Wait for rows that were asked for."""
-        T.ptx.cp.async_.wait_group(0)
+    def arrive(self, under_way=0):
+        """Wait for rows that were asked for, but for the last ``under_way`` groups of them."""
+        T.ptx.cp.async_.wait_group(under_way)
         if self.tile.grouped:
             T.ptx.fence.proxy.async_.shared__cta()
         T.cuda.cta_sync()

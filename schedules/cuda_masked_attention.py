@@ -24,6 +24,7 @@ from .cuda_listed_rows import (
     ctas_of,
 )
 from .dependent import after_predecessor
+from .hopper_combine import PACK
 
 
 class AttentionTile(ListedTile):
@@ -42,10 +43,22 @@ class AttentionTile(ListedTile):
     @property
     def ctas(self) -> int:
         """CTAs that share a multiprocessor, by its registers and shared memory."""
-        return ctas_of(QUERIES * max(self.deep, self.wide), self, 4 if self.wide <= 64 else 2)
+        return self._ctas(self.slots)
+
+    @property
+    def slots(self) -> tuple[int, int]:
+        """The most of which as many CTAs have room as of any: CTAs wait for each other's rows."""
+        return max(_SLOTS, key=self._ctas)
+
+    def _ctas(self, slots: tuple[int, int]) -> int:
+        most = 2 if self.wide > 128 else 3 if self.wide > 64 else 4  # by sums in registers
+        most = most if self.grouped else max(2, most - 1)
+        return ctas_of(QUERIES * max(self.deep, self.wide), self, slots, most)
 
 
-_SLACK = 8.0  # weights may be 2 to this power, which float16 holds
+_SLOTS = (SLOTS, SLOTS), (SLOTS, 1), (1, 1)  # of keys, and of values
+_MOST = 2.0**12  # that weights of a lane's query may add up to in a step, which float16 holds
+_UNSEEN = -3.4028234663852886e38  # float32's lowest: with it for a peak, any score weighs too much
 
 
 @T.meta_class
@@ -61,7 +74,8 @@ class _Queries(ListedRows):
         self.peak = T.alloc_local([2], "float32")
         self.weight = T.alloc_local([2], "float32")
         self.base = T.alloc_local([2], "float32")
-        self.limit = T.alloc_local([2], "float32")
+        self.step = T.alloc_local([2], "float32")
+        self.pair = T.alloc_local([2], "float32")
         self.scale = T.local_scalar("float32")
 
     @T.inline
@@ -72,42 +86,52 @@ class _Queries(ListedRows):
         for r in T.unroll(2):
             self.peak[r] = T.float32("-inf")
             self.weight[r] = T.float32(0)
-            self.base[r] = T.float32(0)
-            self.limit[r] = T.float32("-inf")
+            self.base[r] = T.float32(_UNSEEN)
 
     @T.inline
     def weigh(self):
-        """``scores`` become weights. Where one is larger than before, sums of earlier steps are
-        scaled down to it; as long as none is by much, all are measured by the earlier peak."""
-        tops = T.alloc_local([2], "float32")
-        for r in T.unroll(2):
-            tops[r] = T.float32("-inf")
-            for j in T.unroll(KEYS // 8):
-                for e in T.unroll(2):
-                    tops[r] = T.max(tops[r], self.scores[j * 4 + r * 2 + e])
-        above: T.let = (tops[0] * self.scale > self.limit[0]) | (
-            tops[1] * self.scale > self.limit[1]
-        )
-        if T.cuda.ballot_sync(T.uint32(ALL), T.cast(above, "int32")) != T.uint32(0):
+        """``p``: weights of ``scores``, by the peak of earlier steps as long as none is larger by
+        much; else sums of earlier steps are scaled down to a new one. That a step's weights do not
+        add up to much tells it without looking for its largest score."""
+        self._raise()
+        within: T.let = (self.step[0] <= T.float32(_MOST)) & (self.step[1] <= T.float32(_MOST))
+        if T.cuda.ballot_sync(T.uint32(ALL), T.cast(within, "int32")) != T.uint32(ALL):
             for r in T.unroll(2):
-                top: T.float32 = T.max(self.peak[r], tops[r])
+                top: T.float32 = self.peak[r]
+                for j in T.unroll(KEYS // 8):
+                    for e in T.unroll(2):
+                        top = T.max(top, self.scores[j * 4 + r * 2 + e])
                 for s in T.unroll(2):
                     top = T.max(top, T.cuda.__shfl_xor_sync(T.uint32(ALL), top, 1 << s, 32))
                 self._measure_by(r, top)
                 self.weight[r] = self.weight[r] * self.factor[r]
-                self.limit[r] = self.peak[r] * self.scale + T.float32(_SLACK)
             for i in T.unroll(self.tile.wide // 2):
                 self.sums[i] = self.sums[i] * self.factor[i // 2 % 2]
-        for i in T.unroll(KEYS // 2):
-            r = T.meta_var(i // 2 % 2)
-            T.ptx["ex2.approx.ftz.f32"](self.scores[i], self.scores[i] * self.scale - self.base[r])
-            self.weight[r] = self.weight[r] + self.scores[i]
+            self._raise()
+        for r in T.unroll(2):
+            self.weight[r] = self.weight[r] + self.step[r]
+
+    @T.inline
+    def _raise(self):
+        """2 to the power of scores, packed, and ``step``: what they add up to."""
+        for r in T.unroll(2):
+            self.step[r] = T.float32(0)
+        for i in T.unroll(KEYS // 4):
+            r = T.meta_var(i % 2)
+            for e in T.unroll(2):
+                T.ptx["ex2.approx.ftz.f32"](
+                    self.pair[e], self.scores[i * 2 + e] * self.scale - self.base[r]
+                )
+                self.step[r] = self.step[r] + self.pair[e]
+            T.ptx[PACK[self.tile.dtype]](self.p[i], self.pair[1], self.pair[0])
 
     @T.inline
     def _measure_by(self, r, top):
         """``top`` becomes the peak; ``factor`` is what this makes of earlier sums."""
         # Of a query that has seen no key yet, nothing may become a difference of infinities.
-        self.base[r] = T.if_then_else(top == T.float32("-inf"), T.float32(0), top * self.scale)
+        self.base[r] = T.if_then_else(
+            top == T.float32("-inf"), T.float32(_UNSEEN), top * self.scale
+        )
         T.ptx["ex2.approx.ftz.f32"](self.factor[r], self.peak[r] * self.scale - self.base[r])
         self.peak[r] = top
 
@@ -177,6 +201,7 @@ def attention_by_lists(
     told: T.int32,
     batch: T.int32,
     heads: T.int32,
+    beside: T.int32,
     queries: T.int32,
     each: T.int32,
     dim: T.int32,
@@ -219,29 +244,36 @@ def attention_by_lists(
     weights = T.match_buffer(weights_h, (told_rows,), "float32", align=4)
     T.device_entry()
     T.attr({"tirx.launch_bounds_min_blocks_per_sm": tile.ctas})
-    item, head, sequence = T.cta_id([items, heads, batch])
+    place, group = T.cta_id([items * beside, T.truncdiv(batch * heads + beside - 1, beside)])
     thread = T.thread_id([THREADS])
     own = _Queries(tile)
     warp: T.let = T.truncdiv(thread, LANES)
     lane: T.let = T.truncmod(thread, LANES)
-    own.plane = sequence * plane_batch + head * plane_head
-    kv_head: T.int64 = T.cast(T.truncdiv(head, share), "int64")
-    own.first_at = T.cast(sequence, "int64") * k_batch + kv_head * k_head
-    own.second_at = T.cast(sequence, "int64") * v_batch + kv_head * v_head
+    own.find(place, group, beside, heads)
+    number: T.int64 = T.cast(own.sequence, "int64")
+    own_head: T.int64 = T.cast(own.head, "int64")
+    kv_head: T.int64 = T.cast(T.truncdiv(own.head, share), "int64")
+    own.plane = own.sequence * plane_batch + own.head * plane_head
+    own.first_at = number * k_batch + kv_head * k_head
+    own.second_at = number * v_batch + kv_head * v_head
     own.scale = scale
     own.begin()
     after_predecessor()
-    block: T.int32 = work[own.plane, item, 0]
+    block: T.int32 = -1
+    if own.number < batch * heads:
+        block = work[own.plane, own.item, 0]
     if block >= 0:
-        first: T.int32 = work[own.plane, item, 1]
-        end: T.int32 = work[own.plane, item, 2]
-        own.begin_work(work, item, T.min(block, lines - 1))
+        first: T.int32 = work[own.plane, own.item, 1]
+        end: T.int32 = work[own.plane, own.item, 2]
+        own.begin_work(work, T.min(block, lines - 1))
         own.look(ids, first, end, lane)
         own.learn(order, ordered, block * QUERIES, queries, thread, each)
-        if first < end:
-            own.fetch(0, k, k_row, dim, v, v_row, v_dim, bits, first, thread)
-        q_at: T.int64 = T.cast(sequence, "int64") * q_batch + T.cast(head, "int64") * q_head
+        q_at: T.int64 = number * q_batch + own_head * q_head
         own.fetch_own(own.q, tile.deep, q, q_at, q_row, dim, thread, q_jump)
+        if first < end:
+            own.fetch_first(0, k, k_row, dim, bits, first, thread)
+            if tile.slots[1] > 1:
+                own.fetch_second(0, v, v_row, v_dim, thread)
         T.ptx.cp.async_.commit_group()
         own.look(ids, first + 1, end, lane)
         if tile.held:
@@ -255,26 +287,38 @@ def attention_by_lists(
             coming: T.let = T.truncmod(i + 1, SLOTS)
             ahead: T.let = first + i + 1
             held = T.meta_var(0 if tile.held else -1)
-            own.score(own.scores, own.q, held, own.first, slot, tile.deep, warp, lane)
-            if ahead < end:
-                own.fetch(coming, k, k_row, dim, v, v_row, v_dim, bits, ahead, thread)
-            T.ptx.cp.async_.commit_group()
-            own.look(ids, ahead + 1, end, lane)
-            own.see(slot, warp, lane)
+            k_slot = T.meta_var(slot if tile.slots[0] > 1 else 0)
+            v_slot = T.meta_var(slot if tile.slots[1] > 1 else 0)
+            own.score(own.scores, own.q, held, own.first, k_slot, tile.deep, warp, lane)
+            if tile.slots[1] == 1:
+                own.fetch_second(0, v, v_row, v_dim, thread)
+                T.ptx.cp.async_.commit_group()
+            if tile.slots[0] > 1:
+                if ahead < end:
+                    own.fetch_first(coming, k, k_row, dim, bits, ahead, thread)
+                    if tile.slots[1] > 1:
+                        own.fetch_second(coming, v, v_row, v_dim, thread)
+                T.ptx.cp.async_.commit_group()
+                own.look(ids, ahead + 1, end, lane)
+            own.see(k_slot, warp, lane)
             own.settle()
-            own.exclude(own.scores, "-inf", slot, warp, lane)
+            own.exclude(own.scores, "-inf", k_slot, warp, lane)
             own.weigh()
-            own.add(own.sums, own.scores, own.second, slot, tile.wide, lane, 0)
+            if tile.slots[1] == 1:
+                own.arrive(tile.slots[0] - 1)
+            if tile.slots[0] == 1:
+                if ahead < end:
+                    own.fetch_first(0, k, k_row, dim, bits, ahead, thread)
+                T.ptx.cp.async_.commit_group()
+                own.look(ids, ahead + 1, end, lane)
+            own.add(own.sums, own.second, v_slot, tile.wide, lane, 0)
         own.settle()
         own.arrive()  # queries of other threads may be under way where there is no key
-        line0: T.int32 = sequence * heads + head
-        own.join(laid, arrived, line0 * slots, queries, thread)
+        own.join(laid, arrived, own.number * slots, queries, thread)
         if own.stores != 0:
-            told_at: T.int64 = T.cast(line0, "int64") * T.cast(queries, "int64")
+            told_at: T.int64 = T.cast(own.number, "int64") * T.cast(queries, "int64")
             own.end(weights, told_at, told, warp, lane)
-            out_at: T.int64 = (
-                T.cast(sequence, "int64") * out_batch + T.cast(head, "int64") * out_head
-            )
+            out_at: T.int64 = number * out_batch + own_head * out_head
             own.store(
                 own.sums, own.out, tile.wide, out, out_at, out_row, v_dim, warp, lane, out_jump
             )
@@ -290,7 +334,8 @@ def masked_attention(tile: AttentionTile) -> tvm.tirx.PrimFunc:
     Queries of ``queries // each`` heads that see the same may be those of one: its rows ``each *
     i`` and later are ``*_jump * i`` further on. Of ``dim`` columns of q and k and ``v_dim`` of v
     and out there are at most ``tile.deep`` and ``tile.wide``; both are multiples of 8. ``share``
-    heads of queries have the same head of k and v. The list of a tile is in plane ``batch *
+    heads of queries have the same head of k and v. CTAs of ``beside`` heads, of all sequences, run
+    side by side. The list of a tile is in plane ``batch *
     plane_batch + head * plane_head``; with a single line all tiles have that one. ``ordered`` 1:
     order (planes, places) names the queries of tiles, -1 for none; with 0 they follow one another,
     and any array stands in its place. Parts of cut tiles are left in laid, ``tile.laid`` float32 of

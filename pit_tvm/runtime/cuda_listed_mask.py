@@ -170,7 +170,8 @@ def shapes_of(
     listed, capacity = -(-rows // QUERIES), -(-others // KEYS) * KEYS
     tiles, alike = -(-shape[2] // QUERIES), max(1, shape[0] * shape[1])
     most = _MOST_PARTS * THREADS // holders_of(max(1, shape[2])) // alike
-    slots = min(max(_LEAST_SLOTS, tiles // 4, _wanted(shape) - tiles), most)
+    wanted = _wanted(shape)
+    slots = min(max(_LEAST_SLOTS, tiles // 4, wanted if wanted > tiles else 0), most)
     own = (listed, capacity), (listed, WORDS, capacity), (listed * QUERIES,)
     for each in (*own, (tiles + slots, PART_FACTS)):
         yield planes, *each

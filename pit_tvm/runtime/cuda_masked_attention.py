@@ -23,6 +23,10 @@ from .kernel_cache import KernelCache
 
 _KEPT = 4  # sizes of parts of lists
 _MOST = 65535  # CTAs along the later axes of a grid
+_NEAR = (
+    2**24
+)  # bytes of rows that CTAs gather side by side: a third of an H200's second-level cache
+_MOST_BESIDE = 1024  # heads whose CTAs run side by side
 _LOG2_E = math.log2(math.e)
 
 
@@ -79,11 +83,13 @@ class CudaMaskedAttention(FamilyKernels):
         tile = AttentionTile(*self._tile(q, v))
         q_rows, k_rows, v_rows, rows = (handed(one, tile.dtype) for one in (*given, made))
         parts = self._parts(q, lists, shape, tile.laid)
+        width, share = q.shape[-1] + v.shape[-1], shape[1] // k.shape[1]
         self.kernel(tile)(
             *(q_rows.view, k_rows.view, v_rows.view, *lists[:4], parts.laid, parts.arrived),
             *(rows.view, parts.laid if weights is None else weights.view(-1), lists.ordered),
-            *(parts.slots, int(weights is not None), *shape, q.shape[2]),
-            *(given[0].shape[-1], given[2].shape[-1], shape[1] // k.shape[1], *lists.apart),
+            *(parts.slots, int(weights is not None), *shape[:2]),
+            *(_beside(shape, k.shape[2], width, share), shape[2], q.shape[2]),
+            *(given[0].shape[-1], given[2].shape[-1], share, *lists.apart),
             *(*_together(q_rows, together, q.shape[2]), *k_rows.steps, *v_rows.steps),
             *(*_together(rows, together, q.shape[2]), scale * _LOG2_E),
         )
@@ -130,17 +136,19 @@ class CudaMaskedAttention(FamilyKernels):
         own = (handed(one, sizes[0]) for one in (q, k, v, dout, out, *rooms))
         q_rows, k_rows, v_rows, down, result, dq, dk, dv = own
         drops = cuda_arrays.empty_of("float32", q, (weights.shape[0],))
-        numbers = shape[2], q.shape[-1], v.shape[-1], shape[1] // k.shape[1]
+        width, share = q.shape[-1] + v.shape[-1], shape[1] // k.shape[1]
+        numbers = shape[2], q.shape[-1], v.shape[-1], share
         for of_keys, rows, operands in (
             (False, shape[2], (q_rows, down, k_rows, v_rows, result, dq, dq)),
             (True, keys, (k_rows, v_rows, q_rows, down, result, dk, dv)),
         ):
             tile, seen = GradientTile(*sizes, of_keys), lists[of_keys]
             parts = self._parts(q, seen, (*shape[:2], rows), tile.laid)
+            beside = _beside(shape, *((shape[2], width, 1) if of_keys else (keys, width, share)))
             views = [one.view for one in operands]
             self._gradient_kernel(tile)(
                 *(*views[:5], *seen[:4], weights, drops, parts.laid, parts.arrived, *views[5:]),
-                *(seen.ordered, parts.slots, *shape[:2], rows, *numbers, *seen.apart),
+                *(seen.ordered, parts.slots, *shape[:2], beside, rows, *numbers, *seen.apart),
                 *(step for one in operands for step in one.steps),
                 *(scale * _LOG2_E, scale),
             )
@@ -166,6 +174,15 @@ class CudaMaskedAttention(FamilyKernels):
 
     def _gradient_kernel(self, tile: GradientTile) -> Kernel:
         return self._get(("cuda-attention-gradients", tile), lambda: attention_gradients(tile))
+
+
+def _beside(shape: tuple[int, ...], rows: int, width: int, share: int) -> int:
+    """Of the heads of sequences, ``shape``, how many have CTAs that run side by side, where each
+    ``share`` of them gather the same ``rows`` of so many columns."""
+    heads = shape[0] * shape[1]
+    most = min(max(1, _NEAR * share // (2 * rows * width)), _MOST_BESIDE)
+    groups = min(-(-heads // most), _MOST)
+    return -(-heads // groups)
 
 
 def _together(rows: HeadRows, heads: int, each: int) -> tuple[int, int, int, int]:
