@@ -184,9 +184,10 @@ class ListedRows:
     def fetch_own(self, own, wide, source, start, row_step, dim, thread, jump=None):
         """Ask for the tile's rows, once they are known; ``jump``: from the place of the row behind
         a head's last one to that of the next head's first, if rows are of several."""
+        rows = T.alloc_local([QUERIES // _AT_ONCE], "int32")
         for i in T.unroll(QUERIES // _AT_ONCE):
-            self.fetched[i] = self.rows[i * _AT_ONCE + T.truncdiv(thread, _ACROSS)]
-        self._gather(own, (), wide, source, start, row_step, dim, thread, jump)
+            rows[i] = self.rows[i * _AT_ONCE + T.truncdiv(thread, _ACROSS)]
+        self._gather(own, (), rows, wide, source, start, row_step, dim, thread, jump)
 
     @T.inline
     def look(self, ids, step, steps, lane):
@@ -197,17 +198,17 @@ class ListedRows:
                 self.places[h] = ids[self.plane, self.line, step * KEYS + h * LANES + lane]
 
     @T.inline
-    def _gather(self, held, slot, wide, source, start, row_step, dim, thread, jump=None):
-        """Ask for the columns of rows that are ``fetched``, -1 for none."""
+    def _gather(self, held, slot, rows, wide, source, start, row_step, dim, thread, jump=None):
+        """Ask for the columns of ``rows``, -1 for none."""
         piece: T.let = T.truncmod(thread, _ACROSS)
         step: T.let = T.cast(T.truncdiv(row_step, PIECE), "int32")
         places = T.alloc_local([KEYS // _AT_ONCE], "int32")
         for i in T.unroll(KEYS // _AT_ONCE):
-            places[i] = self.fetched[i] * step
+            places[i] = rows[i] * step
             if jump is not None:
                 head: T.let = self.heads[i * _AT_ONCE + T.truncdiv(thread, _ACROSS)]
                 places[i] = places[i] + head * T.cast(T.truncdiv(jump, PIECE), "int32")
-            places[i] = T.Select(self.fetched[i] < 0, -1, places[i])
+            places[i] = T.Select(rows[i] < 0, -1, places[i])
         for m in T.unroll(wide // STEP):
             column: T.let = m * STEP + piece * PIECE
             for i in T.unroll(KEYS // _AT_ONCE):
@@ -230,7 +231,9 @@ class ListedRows:
                 T.uint32(ALL), self.places[i * _AT_ONCE // LANES], T.truncmod(row, LANES), 32
             )
         deep = T.meta_var(self.tile.deep)
-        self._gather(self.first, (slot,), deep, first, self.first_at, first_row, dim, thread)
+        self._gather(
+            self.first, (slot,), self.fetched, deep, first, self.first_at, first_row, dim, thread
+        )
         each = T.meta_var(KEYS // 4)
         if thread < WORDS * each:
             word: T.let = T.truncdiv(thread, each)
@@ -246,7 +249,17 @@ class ListedRows:
     def fetch_second(self, slot, second, second_row, dim, thread):
         """Ask for the rows of the second operand in the step of which the first's were."""
         wide = T.meta_var(self.tile.wide)
-        self._gather(self.second, (slot,), wide, second, self.second_at, second_row, dim, thread)
+        self._gather(
+            self.second,
+            (slot,),
+            self.fetched,
+            wide,
+            second,
+            self.second_at,
+            second_row,
+            dim,
+            thread,
+        )
 
     @T.inline
     def score(self, scores, own, at, others, slot, wide, warp, lane):

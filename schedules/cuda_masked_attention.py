@@ -47,8 +47,10 @@ class AttentionTile(ListedTile):
 
     @property
     def slots(self) -> tuple[int, int]:
-        """The most of which as many CTAs have room as of any: CTAs wait for each other's rows."""
-        return max(_SLOTS, key=self._ctas)
+        """One of values, where another CTA has room then, and of keys, where one would be alone:
+        what it costs to wait for rows, other CTAs make up for."""
+        slots = max((SLOTS, SLOTS), (SLOTS, 1), key=self._ctas)
+        return slots if self._ctas(slots) > 1 else (1, 1)
 
     def _ctas(self, slots: tuple[int, int]) -> int:
         most = 2 if self.wide > 128 else 3 if self.wide > 64 else 4  # by sums in registers
@@ -56,7 +58,6 @@ class AttentionTile(ListedTile):
         return ctas_of(QUERIES * max(self.deep, self.wide), self, slots, most)
 
 
-_SLOTS = (SLOTS, SLOTS), (SLOTS, 1), (1, 1)  # of keys, and of values
 _MOST = 2.0**12  # that weights of a lane's query may add up to in a step, which float16 holds
 _UNSEEN = -3.4028234663852886e38  # float32's lowest: with it for a peak, any score weighs too much
 
@@ -269,11 +270,11 @@ def attention_by_lists(
         own.look(ids, first, end, lane)
         own.learn(order, ordered, block * QUERIES, queries, thread, each)
         q_at: T.int64 = number * q_batch + own_head * q_head
-        own.fetch_own(own.q, tile.deep, q, q_at, q_row, dim, thread, q_jump)
         if first < end:
             own.fetch_first(0, k, k_row, dim, bits, first, thread)
             if tile.slots[1] > 1:
                 own.fetch_second(0, v, v_row, v_dim, thread)
+        own.fetch_own(own.q, tile.deep, q, q_at, q_row, dim, thread, q_jump)
         T.ptx.cp.async_.commit_group()
         own.look(ids, first + 1, end, lane)
         if tile.held:

@@ -23,9 +23,7 @@ from .kernel_cache import KernelCache
 
 _KEPT = 4  # sizes of parts of lists
 _MOST = 65535  # CTAs along the later axes of a grid
-_NEAR = (
-    2**24
-)  # bytes of rows that CTAs gather side by side: a third of an H200's second-level cache
+_NEAR = 2**24  # bytes that heads side by side gather: a third of an H200's L2 cache
 _MOST_BESIDE = 1024  # heads whose CTAs run side by side
 _LOG2_E = math.log2(math.e)
 

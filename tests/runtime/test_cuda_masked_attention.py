@@ -8,6 +8,7 @@ import torch
 
 from pit_tvm.errors import ScheduleError, ShapeError
 from pit_tvm.reference import attention as reference
+from pit_tvm.runtime import cuda_masked_attention
 from pit_tvm.runtime.cuda_head_rows import fits
 from pit_tvm.runtime.cuda_listed_mask import tiled_shape
 from pit_tvm.runtime.kernel_cache import KernelCache
@@ -91,6 +92,9 @@ def test_queries_that_see_many_keys_share_tiles(
         ("sm_90a", (2, 4, 70, 130), 2, (64, 64), (2, 1)),
         ("sm_80", (1, 2, 130, 300), 2, (40, 56), (1, 2)),
         ("sm_90a", (1, 1, 64, 70), 1, (136, 72), (1, 1)),
+        ("sm_90a", (1, 2, 70, 300), 1, (128, 120), (1, 1)),  # one slot of values
+        ("sm_90a", (1, 1, 64, 200), 1, (256, 248), (1, 1)),  # and of keys
+        ("sm_80", (1, 1, 20, 200), 1, (192, 200), (1, 1)),
         ("sm_80", (2, 2, 1, 90), 2, (33, 7), (2, 2)),
         ("sm_90a", (3, 6, 1, 700), 2, (64, 64), (3, 1)),  # heads of a query share tiles
         ("sm_80", (1, 40, 1, 900), 1, (33, 40), (1, 1)),
@@ -285,10 +289,62 @@ def test_refuses_tiles_that_cannot_be_built(tile: AttentionTile) -> None:
 
 
 def test_kernels_overlap_and_never_wait_for_the_host() -> None:
-    for grouped, product in ((False, "mma.sync"), (True, "wgmma.mma_async")):
+    for grouped, product, ctas in ((False, "mma.sync", 3), (True, "wgmma.mma_async", 4)):
         text = cuda_text(masked_attention(AttentionTile("bfloat16", 64, 64, grouped)))
         assert "griddepcontrol.wait" in text and product in text
-        assert "__launch_bounds__(128, 4)" in text
+        assert f"__launch_bounds__(128, {ctas})" in text
+
+
+@pytest.mark.parametrize(
+    ("widths", "slots", "ctas"),
+    [
+        ((64, 64), (2, 2), 4),
+        ((128, 128), (2, 1), 3),
+        ((192, 128), (2, 2), 2),
+        ((192, 192), (2, 1), 2),
+        ((256, 256), (1, 1), 2),
+    ],
+)
+def test_slots_leave_room_for_other_ctas(
+    widths: tuple[int, int], slots: tuple[int, int], ctas: int
+) -> None:
+    tile = AttentionTile("bfloat16", *widths, grouped=True)
+    assert (tile.slots, tile.ctas) == (slots, ctas)
+
+
+@pytest.mark.parametrize("near", [1, 2**14, 2**24])
+def test_heads_whose_ctas_run_side_by_side_change_nothing(
+    attend: EmulatedAttention,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    near: int,
+) -> None:
+    monkeypatch.setattr(cuda_masked_attention, "_NEAR", near)
+    q = rng.standard_normal((5, 3, 70, 64)).astype(np.float16)  # 15 do not come out even
+    k, v = (rng.standard_normal((5, 3, 40, 64)).astype(np.float16) for _ in range(2))
+    mask = random_mask(rng, (5, 3, 70, 40))
+    out = torch.full(q.shape, torch.nan, dtype=torch.float16)
+    attend.by_mask(*map(torch.from_numpy, (q, k, v, mask)), 0.125, out)
+    wanted = reference.masked_attention(q, k, v, mask, 0.125)
+    np.testing.assert_allclose(out.numpy(), wanted, atol=4e-3)
+
+
+def test_scores_of_later_steps_may_be_larger_by_any_factor(
+    attend: EmulatedAttention, rng: np.random.Generator
+) -> None:
+    q = rng.standard_normal((1, 1, 64, 64)).astype(np.float16)
+    rising = np.repeat([1e-3, 1, 40, 0, 300], 64)[:, None]
+    k = (rising * rng.standard_normal((320, 64))).astype(np.float16)[None, None]
+    v = rng.standard_normal((1, 1, 320, 64)).astype(np.float16)
+    mask = np.ones((1, 1, 64, 320), bool)
+    mask[..., :20, :190] = False  # these see none of the first steps
+    mask[..., 20:40, 100:] = False
+    mask[..., 63, :] = False  # and this one none
+    out = torch.full(q.shape, torch.nan, dtype=torch.float16)
+    attend.by_mask(*map(torch.from_numpy, (q, k, v, mask)), 1.0, out)
+    wanted = reference.masked_attention(q, k, v, mask, 1.0)
+    np.testing.assert_allclose(out.numpy(), wanted, atol=4e-3)
+    assert not out[..., 63, :].any()
 
 
 def test_rows_that_kernels_cannot_count_are_copied() -> None:
