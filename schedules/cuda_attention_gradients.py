@@ -131,7 +131,7 @@ def gradients_by_lists(
         own.learn(order, ordered, block * QUERIES, rows, thread)
         if begin < end:
             own.fetch_first(0, first, first_row, dim, bits, begin, thread)
-            own.fetch_second(0, own.fetched, second, second_row, v_dim, thread)
+            own.fetch_second(0, second, second_row, v_dim, thread)
             if tile.of_keys:
                 own.fetch_facts(0, weights, drops, told, thread)
         a_at: T.int64 = number * a_batch + own_head * a_head
@@ -163,7 +163,7 @@ def gradients_by_lists(
             own.score(own.slopes, own.own_b, held_b, own.second, slot, WIDE, warp, lane)
             if after < end:
                 own.fetch_first(coming, first, first_row, dim, bits, after, thread)
-                own.fetch_second(coming, own.fetched, second, second_row, v_dim, thread)
+                own.fetch_second(coming, second, second_row, v_dim, thread)
                 if tile.of_keys:
                     own.fetch_facts(coming, weights, drops, told, thread)
             T.ptx.cp.async_.commit_group()
@@ -171,7 +171,7 @@ def gradients_by_lists(
             own.see(slot, warp, lane)
             own.settle()
             own.weigh(slot, scale, lane)
-            if tile.of_keys:
+            if tile.of_keys:  # else weights are only factors of slopes
                 own.exclude(own.scores, 0, slot, warp, lane)
             own.slope(slot, lane)
             own.exclude(own.slopes, 0, slot, warp, lane)

@@ -132,7 +132,6 @@ class ListedRows:
         self.parts, self.stores = T.local_scalar("int32"), T.local_scalar("int32")
         self.places = T.alloc_local([2], "int32")
         self.fetched = T.alloc_local([KEYS // _AT_ONCE], "int32")
-        self.earlier = T.alloc_local([KEYS // _AT_ONCE], "int32")
         self.a = T.alloc_local([held], "uint32")
         self.b = T.alloc_local([4], "uint32")
         self.p = T.alloc_local([packed], "uint32")
@@ -225,8 +224,7 @@ class ListedRows:
 
     @T.inline
     def fetch_first(self, slot, first, first_row, dim, bits, step, thread):
-        """Ask for the rows of the first operand in a step, which are ``fetched`` then, and for its
-        bits."""
+        """Ask for the rows of the first operand in a step, and for its bits."""
         for i in T.unroll(KEYS // _AT_ONCE):
             row: T.let = i * _AT_ONCE + T.truncdiv(thread, _ACROSS)
             self.fetched[i] = T.cuda.__shfl_sync(
@@ -248,19 +246,13 @@ class ListedRows:
             )
 
     @T.inline
-    def pass_on(self):
-        """The rows ``fetched`` last are those of an ``earlier`` step from now on."""
-        for i in T.unroll(KEYS // _AT_ONCE):
-            self.earlier[i] = self.fetched[i]
-
-    @T.inline
-    def fetch_second(self, slot, rows, second, second_row, dim, thread):
-        """Ask for ``rows`` of the second operand."""
+    def fetch_second(self, slot, second, second_row, dim, thread):
+        """Ask for the rows of the second operand in the step of which the first's were."""
         wide = T.meta_var(self.tile.wide)
         self._gather(
             self.second,
             (slot,),
-            rows,
+            self.fetched,
             wide,
             second,
             self.second_at,

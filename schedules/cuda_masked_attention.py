@@ -16,6 +16,7 @@ from .cuda_listed_rows import (
     LANES,
     PART_FACTS,
     QUERIES,
+    SLOTS,
     THREADS,
     WORDS,
     ListedRows,
@@ -46,16 +47,10 @@ class AttentionTile(ListedTile):
 
     @property
     def slots(self) -> tuple[int, int]:
-        """Of keys and of values. One of values costs a barrier, and leaves room for another CTA;
-        one of keys has to be waited for, which only a CTA that would be alone should do."""
-        slots = max(((3, 2), (2, 1)) if self.grouped else ((2, 1),), key=self._ctas)
+        """One of values, where another CTA has room then, and of keys, where one would be alone:
+        what it costs to wait for rows, other CTAs make up for."""
+        slots = max((SLOTS, SLOTS), (SLOTS, 1), key=self._ctas)
         return slots if self._ctas(slots) > 1 else (1, 1)
-
-    @property
-    def ahead(self) -> int:
-        """Steps of which keys are asked for early: where values have a barrier behind the scores,
-        nobody reads a step's keys when its values are multiplied."""
-        return self.slots[0] - self.slots[1] + 1
 
     def _ctas(self, slots: tuple[int, int]) -> int:
         most = 2 if self.wide > 128 else 3 if self.wide > 64 else 4  # by sums in registers
@@ -248,8 +243,6 @@ def attention_by_lists(
     arrived = T.match_buffer(arrived_h, (counters,), "int32", align=4)
     out = T.match_buffer(out_h, (out_size,), tile.dtype, align=16)
     weights = T.match_buffer(weights_h, (told_rows,), "float32", align=4)
-    SLOTS, BOTH = T.meta_var(tile.slots[0]), T.meta_var(tile.slots[1] > 1)
-    AHEAD = T.meta_var(tile.ahead)
     T.device_entry()
     T.attr({"tirx.launch_bounds_min_blocks_per_sm": tile.ctas})
     place, group = T.cta_id([items * beside, T.truncdiv(batch * heads + beside - 1, beside)])
@@ -279,48 +272,47 @@ def attention_by_lists(
         q_at: T.int64 = number * q_batch + own_head * q_head
         if first < end:
             own.fetch_first(0, k, k_row, dim, bits, first, thread)
-            if BOTH:
-                own.fetch_second(0, own.fetched, v, v_row, v_dim, thread)
+            if tile.slots[1] > 1:
+                own.fetch_second(0, v, v_row, v_dim, thread)
         own.fetch_own(own.q, tile.deep, q, q_at, q_row, dim, thread, q_jump)
         T.ptx.cp.async_.commit_group()
         own.look(ids, first + 1, end, lane)
-        if AHEAD > 1:
-            own.pass_on()
-            if first + 1 < end:
-                own.fetch_first(1, k, k_row, dim, bits, first + 1, thread)
-            T.ptx.cp.async_.commit_group()
-            own.look(ids, first + 2, end, lane)
         if tile.held:
             own.arrive()
             for s in T.unroll(tile.deep // 16):
                 load(own, own.q, s, s * 4, warp, lane)
         for i in T.serial(end - first):
-            # Rows are asked for while products are under way: values, and then keys of later steps.
             own.settle()
-            own.arrive(AHEAD - 1)
+            own.arrive()
             slot: T.let = T.truncmod(i, SLOTS)
-            v_slot: T.let = T.truncmod(i, tile.slots[1])
+            coming: T.let = T.truncmod(i + 1, SLOTS)
+            ahead: T.let = first + i + 1
             held = T.meta_var(0 if tile.held else -1)
-            own.score(own.scores, own.q, held, own.first, slot, tile.deep, warp, lane)
-            if not BOTH:
-                rows = T.meta_var(own.earlier if AHEAD > 1 else own.fetched)
-                own.fetch_second(0, rows, v, v_row, v_dim, thread)
-            elif first + i + 1 < end:
-                own.fetch_second(1 - v_slot, own.fetched, v, v_row, v_dim, thread)
-            T.ptx.cp.async_.commit_group()
-            own.see(slot, warp, lane)
+            k_slot = T.meta_var(slot if tile.slots[0] > 1 else 0)
+            v_slot = T.meta_var(slot if tile.slots[1] > 1 else 0)
+            own.score(own.scores, own.q, held, own.first, k_slot, tile.deep, warp, lane)
+            if tile.slots[1] == 1:
+                own.fetch_second(0, v, v_row, v_dim, thread)
+                T.ptx.cp.async_.commit_group()
+            if tile.slots[0] > 1:
+                if ahead < end:
+                    own.fetch_first(coming, k, k_row, dim, bits, ahead, thread)
+                    if tile.slots[1] > 1:
+                        own.fetch_second(coming, v, v_row, v_dim, thread)
+                T.ptx.cp.async_.commit_group()
+                own.look(ids, ahead + 1, end, lane)
+            own.see(k_slot, warp, lane)
             own.settle()
-            own.exclude(own.scores, "-inf", slot, warp, lane)
+            own.exclude(own.scores, "-inf", k_slot, warp, lane)
             own.weigh()
-            if not BOTH:
-                own.arrive()
+            if tile.slots[1] == 1:
+                own.arrive(tile.slots[0] - 1)
+            if tile.slots[0] == 1:
+                if ahead < end:
+                    own.fetch_first(0, k, k_row, dim, bits, ahead, thread)
+                T.ptx.cp.async_.commit_group()
+                own.look(ids, ahead + 1, end, lane)
             own.add(own.sums, own.second, v_slot, tile.wide, lane, 0)
-            own.pass_on()
-            coming: T.let = first + i + AHEAD
-            if coming < end:
-                own.fetch_first(T.truncmod(i + AHEAD, SLOTS), k, k_row, dim, bits, coming, thread)
-            T.ptx.cp.async_.commit_group()
-            own.look(ids, coming + 1, end, lane)
         own.settle()
         own.arrive()  # queries of other threads may be under way where there is no key
         own.join(laid, arrived, own.number * slots, queries, thread)

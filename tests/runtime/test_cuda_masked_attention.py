@@ -298,9 +298,9 @@ def test_kernels_overlap_and_never_wait_for_the_host() -> None:
 @pytest.mark.parametrize(
     ("widths", "slots", "ctas"),
     [
-        ((64, 64), (3, 2), 4),
+        ((64, 64), (2, 2), 4),
         ((128, 128), (2, 1), 3),
-        ((192, 128), (2, 1), 2),
+        ((192, 128), (2, 2), 2),
         ((192, 192), (2, 1), 2),
         ((256, 256), (1, 1), 2),
     ],
