@@ -18,7 +18,7 @@ from pit_tvm.errors import ScheduleError, mismatch
 
 from .cuda_gradient_rows import GradientRows, GradientTile
 from .cuda_listed_products import KEYS, load, pack
-from .cuda_listed_rows import LANES, PART_FACTS, QUERIES, SLOTS, THREADS, WORDS
+from .cuda_listed_rows import LANES, PART_FACTS, SLOTS, THREADS, WORDS
 from .dependent import after_predecessor
 
 MOST_WIDE_GRADIENT = 128  # registers hold the sums of no more columns
@@ -128,7 +128,7 @@ def gradients_by_lists(
         end: T.int32 = work[own.plane, own.item, 2]
         own.begin_work(work, T.min(block, lines - 1))
         own.look(ids, begin, end, lane)
-        own.learn(order, ordered, block * QUERIES, rows, thread)
+        own.learn(order, ordered, block, rows, thread)
         if begin < end:
             own.fetch_first(0, first, first_row, dim, bits, begin, thread)
             own.fetch_second(0, second, second_row, v_dim, thread)

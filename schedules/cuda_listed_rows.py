@@ -165,25 +165,24 @@ class ListedRows:
         self.parts = work[self.plane, self.item, 5]
 
     @T.inline
-    def learn(self, order, ordered, first, rows, thread, each=None):
-        """``rows``: which the tile has, -1 for none; ``heads`` they are of, if so many of ``each``
-        head follow one another."""
+    def learn(self, order, ordered, block, rows, thread, shared=None, fit=None):
+        """``rows``: which the tile has, -1 for none; with ``shared`` it has ``fit`` of them, each
+        for so many ``heads`` side by side."""
         if thread < QUERIES:
-            place: T.let = first + thread
-            if ordered != 0:
+            own: T.let = thread if shared is None else T.truncdiv(thread, shared)
+            place: T.let = block * (QUERIES if fit is None else fit) + own
+            there: T.let = (place < rows) & (True if fit is None else own < fit)
+            self.rows[thread] = T.Select(there, place, -1)
+            if there & (ordered != 0):
                 self.rows[thread] = order[self.plane, place]
-            else:
-                self.rows[thread] = T.Select(place < rows, place, -1)
-            if each is not None:
-                self.heads[thread] = 0
-                if each < rows:
-                    self.heads[thread] = T.truncdiv(T.max(self.rows[thread], 0), each)
+            if shared is not None:
+                self.heads[thread] = thread - own * shared
         T.cuda.cta_sync()
 
     @T.inline
     def fetch_own(self, own, wide, source, start, row_step, dim, thread, jump=None):
-        """Ask for the tile's rows, once they are known; ``jump``: from the place of the row behind
-        a head's last one to that of the next head's first, if rows are of several."""
+        """Ask for the tile's rows, once they are known; ``jump``: from a head's row to the next
+        head's, if rows are of several."""
         rows = T.alloc_local([QUERIES // _AT_ONCE], "int32")
         for i in T.unroll(QUERIES // _AT_ONCE):
             rows[i] = self.rows[i * _AT_ONCE + T.truncdiv(thread, _ACROSS)]

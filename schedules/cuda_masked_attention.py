@@ -163,7 +163,7 @@ class _Queries(ListedRows):
             )
 
     @T.inline
-    def end(self, weights, at, told, warp, lane):
+    def end(self, weights, at, queries, told, warp, lane):
         """``factor``: one by the sum of weights, 0 where no key is seen. ``told`` 1: its logarithm
         to the base of 2 goes to ``weights``, of the scores as they are scaled; infinity for 0."""
         for r in T.unroll(2):
@@ -174,10 +174,11 @@ class _Queries(ListedRows):
             self.factor[r] = T.if_then_else(
                 self.weight[r] == T.float32(0), T.float32(0), T.float32(1) / self.weight[r]
             )
-            row: T.int32 = self.rows[warp * ROWS + r * 8 + T.truncdiv(lane, 4)]
+            own: T.let = warp * ROWS + r * 8 + T.truncdiv(lane, 4)
+            row: T.int32 = self.rows[own]
             if (told != 0) & (row >= 0) & (T.truncmod(lane, 4) == 0):
                 T.ptx["lg2.approx.ftz.f32"](self.base[r], self.weight[r])
-                weights[at + T.cast(row, "int64")] = T.if_then_else(
+                weights[at + T.cast(self.heads[own] * queries + row, "int64")] = T.if_then_else(
                     self.weight[r] == T.float32(0),
                     T.float32("inf"),
                     self.peak[r] * self.scale + self.base[r],
@@ -204,7 +205,8 @@ def attention_by_lists(
     heads: T.int32,
     beside: T.int32,
     queries: T.int32,
-    each: T.int32,
+    shared: T.int32,
+    fit: T.int32,
     dim: T.int32,
     v_dim: T.int32,
     share: T.int32,
@@ -268,7 +270,7 @@ def attention_by_lists(
         end: T.int32 = work[own.plane, own.item, 2]
         own.begin_work(work, T.min(block, lines - 1))
         own.look(ids, first, end, lane)
-        own.learn(order, ordered, block * QUERIES, queries, thread, each)
+        own.learn(order, ordered, block, queries, thread, shared, fit)
         q_at: T.int64 = number * q_batch + own_head * q_head
         if first < end:
             own.fetch_first(0, k, k_row, dim, bits, first, thread)
@@ -315,10 +317,10 @@ def attention_by_lists(
             own.add(own.sums, own.second, v_slot, tile.wide, lane, 0)
         own.settle()
         own.arrive()  # queries of other threads may be under way where there is no key
-        own.join(laid, arrived, own.number * slots, queries, thread)
+        own.join(laid, arrived, own.number * slots, queries * shared, thread)
         if own.stores != 0:
-            told_at: T.int64 = T.cast(own.number, "int64") * T.cast(queries, "int64")
-            own.end(weights, told_at, told, warp, lane)
+            told_at: T.int64 = T.cast(own.number, "int64") * T.cast(queries * shared, "int64")
+            own.end(weights, told_at, queries, told, warp, lane)
             out_at: T.int64 = number * out_batch + own_head * out_head
             own.store(
                 own.sums, own.out, tile.wide, out, out_at, out_row, v_dim, warp, lane, out_jump
@@ -332,19 +334,19 @@ def masked_attention(tile: AttentionTile) -> tvm.tirx.PrimFunc:
 
     q, k, v and out: flat, of ``tile.dtype``; element ``c`` of a row lies at ``batch * *_batch +
     head * *_head + row * *_row + c``, all of these multiples of 8, and addresses of 16 bytes.
-    Queries of ``queries // each`` heads that see the same may be those of one: its rows ``each *
-    i`` and later are ``*_jump * i`` further on. Of ``dim`` columns of q and k and ``v_dim`` of v
-    and out there are at most ``tile.deep`` and ``tile.wide``; both are multiples of 8. ``share``
-    heads of queries have the same head of k and v. CTAs of ``beside`` heads, of all sequences, run
-    side by side. The list of a tile is in plane ``batch *
-    plane_batch + head * plane_head``; with a single line all tiles have that one. ``ordered`` 1:
-    order (planes, places) names the queries of tiles, -1 for none; with 0 they follow one another,
-    and any array stands in its place. Parts of cut tiles are left in laid, ``tile.laid`` float32 of
-    each of `holders_of` the queries for each of ``slots`` of each head and sequence, and counted in
-    arrived, as many zeros as there are slots, which are zeros afterwards; the CTA that comes last
-    adds them up in order. ``told`` 1: weights, flat [batch, heads, queries], gets what gradients
-    need of a query's weights, the logarithm of their sum to the base of 2. ``scale`` is positive
-    and holds log2(e). A query that sees no key gets zeros, and infinity.
+    Of ``dim`` columns of q and k and ``v_dim`` of v and out there are at most ``tile.deep`` and
+    ``tile.wide``; both are multiples of 8. A tile has ``fit`` queries, each of ``shared`` heads
+    that see the same, ``*_jump`` apart: what is called a head here is a group of these. ``share``
+    of them have the same head of k and v; CTAs of ``beside``, of all sequences, run side by side.
+    The list of a tile is in plane ``batch * plane_batch + head * plane_head``; with a single line
+    all tiles have that one. ``ordered`` 1: order (planes, places) names the queries of tiles, -1
+    for none; with 0 they follow one another, and any array stands in its place. Parts of cut tiles
+    are left in laid, ``tile.laid`` float32 of each of `holders_of` the rows for each of ``slots``
+    of each head and sequence, and counted in arrived, as many zeros as there are slots, which are
+    zeros afterwards; the CTA that comes last adds them up in order. ``told`` 1: weights, flat
+    [batch, heads, shared, queries], gets what gradients need of a query's weights, the logarithm of
+    their sum to the base of 2. ``scale`` is positive and holds log2(e). A query that sees no key
+    gets zeros, and infinity.
 
     Raises
     ------

@@ -2,8 +2,8 @@
 
 Both axes of a mask are permutation-invariant for attention: queries are independent, and sums over
 keys may be taken in any order (PIT, SOSP'23, section 3). So queries that see about as many keys
-share a tile of `QUERIES`, those that see most first, and the micro-tile is a column of a tile. A
-list names the keys that any query of a tile sees, with a bit for each query beside each of them.
+share a tile of `QUERIES` rows, those that see most first, and the micro-tile is a column of a tile.
+A list names the keys that any row of a tile sees, with a bit for each row beside each of them.
 
 Three kernels: `fold_queries` reads the mask once and leaves bits, `order_queries` sorts rows by how
 many they have, `list_keys` makes lists of tiles. Nothing depends on the order in which CTAs run.
@@ -227,14 +227,14 @@ class _Span:
         self.total = T.alloc_local([1], "int32")
 
     @T.inline
-    def count_before(self, lines, order, plane, tile, first, ordered, thread):
+    def count_before(self, lines, order, plane, tile, fit, first, ordered, thread):
         """``total``: how many keys before word ``first`` are listed."""
         self.place[0] = 0
         at: T.int32 = thread
         while at < first:
             word: T.uint32 = T.uint32(0)
-            for r in T.serial(T.min(QUERIES, lines.shape[1] - tile * QUERIES)):
-                row: T.int32 = tile * QUERIES + r
+            for r in T.serial(T.min(fit, lines.shape[1] - tile * fit)):
+                row: T.int32 = tile * fit + r
                 if ordered:
                     row = order[plane, row]
                 word = T.bitwise_or(word, T.reinterpret("uint32", lines[plane, row, at]))
@@ -244,19 +244,20 @@ class _Span:
         T.cuda.cta_sync()
 
     @T.inline
-    def read(self, lines, order, rows, plane, tile, first, ordered, warp, lane):
-        """Bits of the tile's queries from word ``first`` on."""
+    def read(self, lines, order, shared, fit, plane, tile, first, ordered, warp, lane):
+        """Bits of the tile's rows from word ``first`` on: of each query ``shared`` times."""
         for r in T.unroll(QUERIES // _LIST_WARPS):
             own: T.let = r * _LIST_WARPS + warp
-            row: T.int32 = tile * QUERIES + own
-            if ordered:
-                row = order[plane, tile * QUERIES + own]
-            elif row < rows:
-                row = T.truncmod(row, lines.shape[1])
+            query: T.let = T.truncdiv(own, shared)
+            row: T.int32 = tile * fit + query
+            if (query >= fit) | (row >= lines.shape[1]):
+                row = -1
+            elif ordered:
+                row = order[plane, row]
             for u in T.unroll(SPAN // WARP // WARP):
                 at: T.let = u * WARP + lane
                 word: T.uint32 = T.uint32(0)
-                if (row >= 0) & (row < lines.shape[1]) & (first + at < lines.shape[2]):
+                if (row >= 0) & (first + at < lines.shape[2]):
                     word = T.reinterpret("uint32", lines[plane, row, first + at])
                 self.rows[own, at] = word
 
@@ -296,18 +297,18 @@ def list_keys(ordered: bool) -> tvm.tirx.PrimFunc:
     `WORDS`, capacity), filled with -1 and 0 up to a multiple of `KEYS`; count (planes, tiles)
     counts the keys without these.
 
-    lines (planes, rows, words): bits of every row; order (planes, tiles * `QUERIES`): the
-    rows of all tiles, -1 for none, if they are ``ordered``. If not, ``told`` rows may be those of
-    several heads in turn that see the same. Capacity is a multiple of `KEYS`, and at least all
-    keys. ``spans`` CTAs share a tile: each counts the keys before its own, which costs less than
-    telling each other.
+    lines (planes, rows, words): bits of every row; order (planes, tiles * ``fit``): the rows of
+    all tiles, -1 for none, if they are ``ordered``. A tile has ``fit`` of them, each for ``shared``
+    heads, side by side. Capacity is a multiple of `KEYS`, and at least all keys. ``spans`` CTAs
+    share a tile: each counts the keys before its own, which costs less than telling each other.
     """
 
     @T.prim_func
     def kernel(
         lines: T.Buffer(("planes", "rows", "words"), "int32", align=4),
         order: T.Buffer(("planes", "places"), "int32", align=4),
-        told: T.int32,
+        shared: T.int32,
+        fit: T.int32,
         spans: T.int32,
         ids: T.Buffer(("planes", "tiles", "capacity"), "int32", align=16),
         bits: T.Buffer(("planes", "tiles", WORDS, "capacity"), "int32", align=16),
@@ -327,12 +328,12 @@ def list_keys(ordered: bool) -> tvm.tirx.PrimFunc:
         found: T.int32 = 0
         if own > 0:
             before: T.let = first * (SPAN // WARP)
-            span.count_before(lines, order, plane, tile, before, ordered, thread)
+            span.count_before(lines, order, plane, tile, fit, before, ordered, thread)
             found = span.total[0]
         for step in T.serial(end - first):
             part: T.let = first + step
             word0: T.let = part * (SPAN // WARP)
-            span.read(lines, order, told, plane, tile, word0, ordered, warp, lane)
+            span.read(lines, order, shared, fit, plane, tile, word0, ordered, warp, lane)
             T.cuda.cta_sync()
             span.look(warp, lane)
             warps_scan(span.place, span.total, span.totals, thread, _LIST_WARPS)

@@ -9,12 +9,12 @@ from ..errors import ShapeError, mismatch
 from ..schedules.cuda_attention_gradients import MOST_WIDE_GRADIENT, attention_gradients
 from ..schedules.cuda_gradient_rows import GradientTile
 from ..schedules.cuda_listed_products import STEP
-from ..schedules.cuda_listed_rows import MOST_WIDE, holders_of
+from ..schedules.cuda_listed_rows import MOST_WIDE
 from ..schedules.cuda_masked_attention import AttentionTile, masked_attention
 from ..schedules.hopper_knobs import ISA
 from . import cuda_arrays
 from .cuda_head_rows import HeadRows, fill_from, handed, in_pieces, room_for
-from .cuda_listed_mask import CudaMaskLists, Lists
+from .cuda_listed_mask import CudaMaskLists, Lists, Tiled
 from .cuda_modules import Kernel
 from .cuda_rows import FamilyKernels
 from .cuda_view import view_of
@@ -74,22 +74,21 @@ class CudaMaskedAttention(FamilyKernels):
                 weights.fill_(math.inf)
             return
         _check_heads(q, v, MOST_WIDE)
-        shape = lists.tiled(q.shape[:3], k.shape[1])
-        together = q.shape[1] // shape[1]  # heads of which queries are one tile
-        given = [in_pieces(q, together), in_pieces(k), in_pieces(v)]
+        tiled = lists.tiled(q.shape[:3], k.shape[1])
+        shared, share = tiled.shared, tiled.heads // k.shape[1]
+        given = [in_pieces(q, shared), in_pieces(k), in_pieces(v)]
         made = room_for(out, q.shape[1])
         tile = AttentionTile(*self._tile(q, v))
         q_rows, k_rows, v_rows, rows = (handed(one, tile.dtype) for one in (*given, made))
-        parts = self._parts(q, lists, shape, tile.laid)
-        width, share = q.shape[-1] + v.shape[-1], shape[1] // k.shape[1]
+        parts = self._parts(q, lists, tiled, tile.laid)
+        beside = _beside(tiled, k.shape[2], q.shape[-1] + v.shape[-1], share)
         self.kernel(tile)(
             *(q_rows.view, k_rows.view, v_rows.view, *lists[:4], parts.laid, parts.arrived),
             *(rows.view, parts.laid if weights is None else weights.view(-1), lists.ordered),
-            *(parts.slots, int(weights is not None), *shape[:2]),
-            *(_beside(shape, k.shape[2], width, share), shape[2], q.shape[2]),
-            *(given[0].shape[-1], given[2].shape[-1], share, *lists.apart),
-            *(*_together(q_rows, together, q.shape[2]), *k_rows.steps, *v_rows.steps),
-            *(*_together(rows, together, q.shape[2]), scale * _LOG2_E),
+            *(parts.slots, int(weights is not None), tiled.batch, tiled.heads, beside),
+            *(tiled.queries, shared, tiled.fit, given[0].shape[-1], given[2].shape[-1], share),
+            *(*lists.apart, *_grouped(q_rows, shared), *k_rows.steps, *v_rows.steps),
+            *(*_grouped(rows, shared), scale * _LOG2_E),
         )
         fill_from(out, made)
 
@@ -141,24 +140,25 @@ class CudaMaskedAttention(FamilyKernels):
             (True, keys, (k_rows, v_rows, q_rows, down, result, dk, dv)),
         ):
             tile, seen = GradientTile(*sizes, of_keys), lists[of_keys]
-            parts = self._parts(q, seen, (*shape[:2], rows), tile.laid)
-            beside = _beside(shape, *((shape[2], width, 1) if of_keys else (keys, width, share)))
+            tiled = Tiled(*shape[:2], rows)
+            parts = self._parts(q, seen, tiled, tile.laid)
+            gathered = (shape[2], width, 1) if of_keys else (keys, width, share)
             views = [one.view for one in operands]
             self._gradient_kernel(tile)(
                 *(*views[:5], *seen[:4], weights, drops, parts.laid, parts.arrived, *views[5:]),
-                *(seen.ordered, parts.slots, *shape[:2], beside, rows, *numbers, *seen.apart),
+                *(seen.ordered, parts.slots, *shape[:2], _beside(tiled, *gathered), rows, *numbers),
+                *seen.apart,
                 *(step for one in operands for step in one.steps),
                 *(scale * _LOG2_E, scale),
             )
         for one, room in zip(made, rooms, strict=True):
             fill_from(one, room)
 
-    def _parts(self, like: Any, lists: Lists, shape: tuple[int, ...], laid: int) -> _Parts:
-        """Room for the parts of cut lists of sequences, heads and rows, ``shape``."""
-        batch, heads, rows = shape
-        slots = lists.slots(rows)
-        laid *= holders_of(rows)
-        parts: _Parts = self._memory.keep(_Parts, like, batch * heads * slots, laid, slots)
+    def _parts(self, like: Any, lists: Lists, tiled: Tiled, laid: int) -> _Parts:
+        """Room for the parts of cut lists, ``laid`` numbers of every thread."""
+        slots = lists.slots(tiled.tiles)
+        number, laid = tiled.batch * tiled.heads * slots, laid * tiled.holders
+        parts: _Parts = self._memory.keep(_Parts, like, number, laid, slots)
         return parts
 
     def _tile(self, q: Any, v: Any) -> tuple[str, int, int, bool]:
@@ -174,20 +174,19 @@ class CudaMaskedAttention(FamilyKernels):
         return self._get(("cuda-attention-gradients", tile), lambda: attention_gradients(tile))
 
 
-def _beside(shape: tuple[int, ...], rows: int, width: int, share: int) -> int:
-    """Of the heads of sequences, ``shape``, how many have CTAs that run side by side, where each
-    ``share`` of them gather the same ``rows`` of so many columns."""
-    heads = shape[0] * shape[1]
+def _beside(tiled: Tiled, rows: int, width: int, share: int) -> int:
+    """Of the heads of all sequences, how many have CTAs that run side by side, where each ``share``
+    of them gather the same ``rows`` of so many columns."""
+    heads = tiled.batch * tiled.heads
     most = min(max(1, _NEAR * share // (2 * rows * width)), _MOST_BESIDE)
     groups = min(-(-heads // most), _MOST)
     return -(-heads // groups)
 
 
-def _together(rows: HeadRows, heads: int, each: int) -> tuple[int, int, int, int]:
-    """Steps of sequences, of so many heads at a time, and of rows, and the jump behind ``each`` of
-    them to the next head."""
+def _grouped(rows: HeadRows, shared: int) -> tuple[int, int, int, int]:
+    """Steps of sequences, of so many heads at a time, of rows, and of heads."""
     batch, head, row = rows.steps
-    return batch, head * heads, row, head - each * row
+    return batch, head * shared, row, head
 
 
 class _Parts:

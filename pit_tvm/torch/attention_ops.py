@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..runtime.cuda_listed_mask import Lists, shapes_of, tiled_shape
+from ..runtime.cuda_listed_mask import Lists, Tiled, shapes_of, tiled_shape
 from ..runtime.cuda_masked_attention import CudaMaskedAttention
 from ..runtime.kernel_cache import KernelCache
 from ..target import resolve_target
@@ -34,7 +34,7 @@ def masked_attention(
     if not q.is_cuda:
         return out.copy_(host.attention(q, k, v, mask, scale))
     attend = _attention()
-    tiles = tiled_shape(q.shape[:3], k.shape[1], mask.shape[:2])
+    tiles = tiled_shape((*q.shape[:3], k.shape[2]), k.shape[1], mask.shape[:3])
     lists, _ = attend.lists.of_queries(mask.contiguous(), tiles)
     attend(q, k, v, lists, scale, out)
     return out
@@ -50,7 +50,8 @@ def _(
 @_Operator
 def list_mask(mask: torch.Tensor, shape: Sequence[int]) -> _Five:
     """Lists of what queries see by a mask on a GPU, [batch or 1, heads or 1, queries or 1, keys],
-    for sequences, heads and queries, ``shape``; and bits of its rows, for `list_keys`."""
+    for sequences, heads and queries, ``shape``, or what `tiled_shape` makes of them; and bits of
+    its rows, for `list_keys`."""
     lists, lines = _attention().lists.of_queries(mask.contiguous(), shape)
     return *lists[:4], lines
 
@@ -58,7 +59,7 @@ def list_mask(mask: torch.Tensor, shape: Sequence[int]) -> _Five:
 @list_mask.register_fake
 def _(mask: torch.Tensor, shape: Sequence[int]) -> _Five:
     batch, heads, rows, keys = mask.shape
-    made = _tensors(mask, shapes_of(batch * heads, shape[2] if rows > 1 else 1, keys, shape))
+    made = _tensors(mask, shapes_of(batch * heads, rows, keys, Tiled(*shape)))
     lines = mask.new_empty((batch * heads, rows, made[0].shape[-1] // 32), dtype=torch.int32)
     return *made, lines
 
@@ -73,7 +74,7 @@ def list_keys(lines: torch.Tensor, planes: Sequence[int], shape: Sequence[int], 
 
 @list_keys.register_fake
 def _(lines: torch.Tensor, planes: Sequence[int], shape: Sequence[int], keys: int) -> _Four:
-    return _tensors(lines, shapes_of(len(lines), keys, shape[2], (*shape[:2], keys)))
+    return _tensors(lines, shapes_of(len(lines), keys, shape[2], Tiled(*shape[:2], keys)))
 
 
 @_Operator
@@ -191,8 +192,8 @@ def _lists(
     work: torch.Tensor,
     planes: Sequence[int],
 ) -> Lists:
-    batch, heads, rows = planes
-    return Lists(ids, bits, order, work, (batch, heads, rows))
+    batch, heads, rows, shared = planes
+    return Lists(ids, bits, order, work, (batch, heads, rows, shared))
 
 
 def _tensors(like: torch.Tensor, shapes: Any) -> Any:

@@ -10,7 +10,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..errors import DTypeError, ShapeError, mismatch
-from ..runtime.cuda_listed_mask import Lists, tiled_shape
+from ..runtime.cuda_listed_mask import Lists, Tiled, tiled_shape
 from . import attention_ops
 from .arguments import check_tensors
 
@@ -70,8 +70,8 @@ def list_mask(
         Whether calls want gradients: lists of the queries that see keys are made as well. None:
         if gradients are enabled now.
     kv_heads
-        Heads of keys, if they are fewer: lists of few queries are made for heads that share keys,
-        and fit no others.
+        Heads of keys, if they are fewer: without gradients, lists are made for heads that share
+        keys, and fit calls in which so many do.
 
     Raises
     ------
@@ -99,13 +99,12 @@ def listed(
     found, across = None, None
     if planes.is_cuda:
         # Kernels of gradients take heads as they are.
-        tiles = own if gradients else tiled_shape(own, kv_heads, number)
-        ids, bits, order, work, lines = attention_ops.list_mask(planes, tiles)
-        rows = 1 if planes.shape[2] == 1 else tiles[2]
-        found = Lists(ids, bits, order, work, (*number, rows))
+        tiled = Tiled(*own) if gradients else tiled_shape(shape, kv_heads, planes.shape[:3])
+        ids, bits, order, work, lines = attention_ops.list_mask(planes, tiled)
+        found = Lists(ids, bits, order, work, (*number, planes.shape[2], tiled.shared))
         if gradients:
             ids, bits, order, work = attention_ops.list_keys(lines, number, own, keys)
-            across = Lists(ids, bits, order, work, (*number, keys))
+            across = Lists(ids, bits, order, work, (*number, keys, 1))
     return ListedMask(planes, shape, _version(planes), found, across)
 
 

@@ -74,7 +74,7 @@ class EmulatedAttention(CudaMaskedAttention):
 
     def by_mask(self, q: Any, k: Any, v: Any, mask: Any, scale: float, out: Any) -> None:
         """Attention by a mask that is listed for it."""
-        tiles = tiled_shape(q.shape[:3], k.shape[1], mask.shape[:2])
+        tiles = tiled_shape((*q.shape[:3], k.shape[2]), k.shape[1], mask.shape[:3])
         lists, _ = self.lists.of_queries(mask, tiles)
         self(q, k, v, lists, scale, out)
 

@@ -98,6 +98,8 @@ def test_queries_that_see_many_keys_share_tiles(
         ("sm_80", (2, 2, 1, 90), 2, (33, 7), (2, 2)),
         ("sm_90a", (3, 6, 1, 700), 2, (64, 64), (3, 1)),  # heads of a query share tiles
         ("sm_80", (1, 40, 1, 900), 1, (33, 40), (1, 1)),
+        ("sm_90a", (2, 14, 30, 200), 2, (64, 64), (2, 1)),  # nine queries of seven heads
+        ("sm_80", (1, 128, 3, 150), 1, (64, 64), (1, 1)),  # one query of half the heads
     ],
 )
 def test_agrees_with_the_reference(
@@ -156,13 +158,14 @@ def test_few_queries_of_heads_that_share_keys_are_one_tile(
         q, out = q.transpose(1, 2), out.transpose(1, 2)
     mask = torch.from_numpy(rng.random((2, 1, rows, 300)) < 0.1)
     mask[0, :, 0] = False
-    lists, _ = attend.lists.of_queries(mask, tiled_shape(q.shape[:3], 2, (2, 1)))
-    assert lists.tiled(q.shape[:3], 2) == (2, 2, 20) and lists.work.shape[0] == 2
+    tiled = tiled_shape((*q.shape[:3], 300), 2, mask.shape[:3])
+    lists, _ = attend.lists.of_queries(mask, tiled)
+    assert lists.tiled(q.shape[:3], 2) == tiled == (2, 2, 5, 4) and lists.work.shape[0] == 2
     attend(q, k, v, lists, 0.125, out)
     wanted = reference.masked_attention(*(one.numpy() for one in (q, k, v, mask)), 0.125)
     np.testing.assert_allclose(out.numpy(), wanted, atol=4e-3)
     if rows > 1:
-        with pytest.raises(ShapeError, match="listed for 4 heads of keys, got one of 20 rows"):
+        with pytest.raises(ShapeError, match="listed for 4 heads of keys, got one of 5 rows"):
             lists.tiled(q.shape[:3], 4)
 
 
@@ -194,7 +197,7 @@ def test_long_lists_are_computed_in_parts(
     out = torch.full((1, 2, 130, 64), torch.nan, dtype=torch.float16)
     given = [torch.from_numpy(one) for one in (q, k, v, mask)]
     lists, _ = attend.lists.of_queries(given[3], (1, 2, 130))
-    counts, slots = counted(lists), lists.slots(130)
+    counts, slots = counted(lists), lists.slots(3)
     for plane, work in enumerate(lists.work.numpy()):
         steps = -(-counts[plane] // 64)
         alive = work[work[:, 0] >= 0]
@@ -224,7 +227,7 @@ def test_a_long_list_of_single_queries_is_computed_in_parts(
     )
     out = torch.full((2, 2 * shared, 1, 64), torch.nan, dtype=torch.float16)
     given = [torch.from_numpy(one) for one in (q, k, v, mask)]
-    lists, _ = attend.lists.of_queries(given[3], (2, 2, shared))
+    lists, _ = attend.lists.of_queries(given[3], (2, 2, 1, shared))
     parts = lists.work.numpy()[..., 5] * (lists.work.numpy()[..., 0] >= 0)
     assert parts[0].max() > 2 and parts[1].max() == 1
     attend.by_mask(*given, 0.125, out)
@@ -310,6 +313,28 @@ def test_slots_leave_room_for_other_ctas(
 ) -> None:
     tile = AttentionTile("bfloat16", *widths, grouped=True)
     assert (tile.slots, tile.ctas) == (slots, ctas)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kv_heads", "planes", "tiled"),
+    [
+        ((2, 8, 5000, 5000), 8, (2, 1, 5000), (2, 8, 5000, 1)),
+        ((2, 8, 5000, 5000), 2, (2, 1, 5000), (2, 2, 5000, 4)),
+        ((2, 8, 5000, 5000), 2, (2, 8, 5000), (2, 8, 5000, 1)),  # each head sees its own keys
+        ((2, 8, 5000, 5000), 2, (2, 1, 1), (2, 8, 5000, 1)),  # all queries see the same
+        ((2, 8, 16, 5000), 2, (2, 1, 1), (2, 2, 16, 4)),  # and are one tile
+        ((1, 40, 5000, 5000), 1, (1, 1, 5000), (1, 2, 5000, 20)),  # 40 would leave 24 rows empty
+        ((1, 40, 1, 5000), 1, (1, 1, 1), (1, 1, 1, 40)),
+        ((1, 128, 4096, 4096), 1, (1, 1, 4096), (1, 4, 4096, 32)),  # lists of 128 MB at most
+        ((16, 128, 4096, 4096), 1, (16, 1, 4096), (16, 64, 4096, 2)),
+        ((1, 71, 300, 300), 1, (1, 1, 300), (1, 71, 300, 1)),
+        ((1, 8, 0, 10), 2, (1, 1, 0), (1, 8, 0, 1)),
+    ],
+)
+def test_heads_that_see_the_same_share_tiles(
+    shape: tuple[int, ...], kv_heads: int, planes: tuple[int, ...], tiled: tuple[int, ...]
+) -> None:
+    assert tiled_shape(shape, kv_heads, planes) == tiled
 
 
 @pytest.mark.parametrize("near", [1, 2**14, 2**24])
