@@ -178,6 +178,7 @@ ORDER = {
     ),
     "runtime": (
         "torch_arrays",
+        "dlpack",
         "arrays",
         "argument",
         "gate",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any, NoReturn
 
@@ -25,7 +25,7 @@ from ..transform.insert_sread_swrite import SparseForm, insert_sread_swrite
 from ..transform.pipeline import lower
 from ..transform.split_epilogue import dead_value, split_epilogue
 from ..transform.unalign import unalign
-from .argument import check_number, check_type
+from .argument import Argument, check_number, check_type
 from .bind import Layout
 from .detect_plan import Kernel, kernel_name
 from .gate import look_at
@@ -142,11 +142,12 @@ class Kernels:
         """Kernels with equal keys pack an operand in the same form, for any number of threads."""
         return self.program.func.script(), self._contraction().dense, self.target.isa
 
-    def packed_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of the packed form of a dense operand of ``shape``; ShapeError if too large."""
+    def packed(self, shape: Sequence[int]) -> Argument:
+        """The packed form of a dense operand of ``shape``; ShapeError if it is too large."""
         con = self._contraction()
-        packed = tuple(int(e) for e in packed_shape(con, list(shape), lanes_of(self.target.isa)))
-        check_number(f"{con.dense} packed", packed)
+        extents = tuple(int(e) for e in packed_shape(con, list(shape), lanes_of(self.target.isa)))
+        packed = Argument(f"{con.dense} packed", con.accumulator, extents)
+        check_number(packed.name, packed.shape)
         return packed
 
     def check(self, layout: Layout) -> None:
@@ -157,7 +158,7 @@ class Kernels:
             check_number(name, shape)
         check_number(f"sums of {program.output.name}", layout.sums)
         if con is not None:
-            self.packed_shape(shapes[con.dense])
+            self.packed(shapes[con.dense])
 
     @cached_property
     def look(self) -> Kernel:

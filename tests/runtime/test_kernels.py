@@ -45,7 +45,7 @@ def arrays(*shapes: tuple[int, ...]) -> list[np.ndarray]:
 
 
 def packed(kernels: Kernels, rhs: np.ndarray) -> np.ndarray:
-    out = np.full(kernels.packed_shape(rhs.shape), np.nan, np.float32)
+    out = np.full(kernels.packed(rhs.shape).shape, np.nan, np.float32)
     kernels.pack()(rhs, out)
     return out
 
@@ -143,7 +143,7 @@ def test_clear_writes_exactly_its_bytes(kernels: Kernels, size: int) -> None:
 def test_expression_without_a_product_has_nothing_to_pack(folder: Path) -> None:
     kernels = kernels_of(analyse(op.reduce_sum(None, None), {"data": Mask()}), folder)
     with pytest.raises(AxisError, match="contraction to pack"):
-        kernels.packed_shape((3, 4))
+        kernels.packed((3, 4))
     with pytest.raises(AxisError, match="contraction to pack"):
         kernels.pack()
 
