@@ -130,6 +130,7 @@ ORDER = {
         "cpu_attention_parts",
         "cpu_attention_scores",
         "cpu_attention",
+        "bits",
         "dependent",
         "hopper_knobs",
         "hopper_swrite",
