@@ -21,6 +21,7 @@ from pit_tvm.primitive.early_exit import early_exit
 from pit_tvm.primitive.sread import sread
 from pit_tvm.primitive.swrite import swrite
 from pit_tvm.primitive.warp_mma import DEPTH_BYTES, warp_mma
+from pit_tvm.selection.gpu_general import by_warps
 from pit_tvm.structs import MicroTile, Tile
 from pit_tvm.target import has_clusters
 from pit_tvm.transform.lower_atomic_adds import VECTORS
@@ -48,7 +49,7 @@ def scheduled(
     ``reg_m`` rows and 4 times ``reg_n`` columns, and float32 operands lose bits, as `warp_mma`
     tells.
     """
-    cut = _warp_pieces if _by_warps(tile) else _pieces
+    cut = _warp_pieces if by_warps(tile) else _pieces
     axis = micro_tile.axis if micro_tile else ""
     slot = extent_on(con, micro_tile, con.reduce) if axis == con.row else 0
     pieces = cut(func, con, tile)
@@ -73,10 +74,6 @@ def _pieces(func: tirx.PrimFunc, con: Contraction, tile: Tile) -> dict[str, tupl
         cut[axis] = (each // near, whole // each, near)
     depth = _DEPTH if con.reduce in (con.sparse_axes[-1], con.dense_axes[-1]) else 1
     return {**cut, con.reduce: (tile.tile_k // depth, depth)}
-
-
-def _by_warps(tile: Tile) -> bool:
-    return dict(tile.knobs).get("mma", 0) == 1
 
 
 def _warp_pieces(func: tirx.PrimFunc, con: Contraction, tile: Tile) -> dict[str, tuple[int, ...]]:
@@ -117,7 +114,7 @@ class _Panel:
 
 
 def _apply(sch: s_tir.Schedule, con: Contraction, tile: Tile, axis: str, adds: bool) -> None:
-    block, warps = sch.get_sblock(con.block), _by_warps(tile)
+    block, warps = sch.get_sblock(con.block), by_warps(tile)
     store, panels = store_of(sch, block), _panels(sch, block, con)
     loops = loop_names(sch, block)
     grid = _grid(sch, con, loops, axis, adds)

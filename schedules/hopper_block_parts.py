@@ -107,12 +107,6 @@ def ones(word: Any) -> Any:
     return T.cuda.func_call("pitones", word, source_code=code, return_type="int32")
 
 
-def lowest(word: Any) -> Any:
-    """The place of the lowest one of a uint32 that is not 0."""
-    code = "__forceinline__ __device__ int pit_lowest(unsigned x) { return __ffs(x) - 1; }\n"
-    return T.cuda.func_call("pit_lowest", word, source_code=code, return_type="int32")
-
-
 @T.meta_class
 class OperandTiles:
     """The ring's tiles of one operand, ``extent`` of its rows or columns each, and TMA's boxes.

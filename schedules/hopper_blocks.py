@@ -24,6 +24,7 @@ from tvm.script import tirx as T
 from tvm.script.tirx import tile as Tx
 from tvm.tirx.lang.pipeline import PipelineState
 
+from .bits import lowest
 from .dependent import after_predecessor
 from .hopper_block_parts import (
     PANEL,
@@ -33,7 +34,6 @@ from .hopper_block_parts import (
     BlockWalk,
     LiveSteps,
     OperandTiles,
-    lowest,
 )
 from .hopper_epilogue import Epilogue, EpilogueRows
 from .hopper_knobs import TILE_K, TILES_AHEAD

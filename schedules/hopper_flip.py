@@ -21,7 +21,7 @@ from .dependent import after_predecessor
 from .hopper_dead import STORING, DeadRows
 from .hopper_flip_parts import FlipEpilogue, FlipSums, RowPosts
 from .hopper_knobs import BAND, TILE_K, TILES_AHEAD, RowsTile
-from .hopper_ring import RhsTiles, matrices, release, steps_of
+from .hopper_ring import RhsTiles, hand_back, matrices, steps_of
 from .hopper_walk import TileWalk
 
 _ADD_FROM = """
@@ -279,13 +279,8 @@ def flipped_rows(
             tall: T.int32 = posts.heads[read.stage, 1]
             first: T.int32 = posts.heads[read.stage, 2] + wg * epilogue.width
             if tile_group >= 0:
-                if first >= n:  # no output column for this warpgroup: hand the stages back
-                    for _ in T.serial(steps):
-                        full.wait(take.stage, take.phase)
-                        # No wgmma keeps the four warps together here.
-                        T.ptx["bar.sync"](T.uint32(wg + 1), T.uint32(128))
-                        release(empty, take.stage, thread, 1)
-                        take.advance()
+                if first >= n:  # no output column for this warpgroup
+                    hand_back(full, empty, take, steps, wg, thread, 1)
                     if SPLIT > 1:
                         split.attend()
                 else:

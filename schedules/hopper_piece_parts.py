@@ -10,7 +10,8 @@ from tvm.script import tirx as T
 from pit_tvm.selection.gpu_pieces import MOST_ROWS
 from pit_tvm.structs import Tile
 
-from .hopper_block_parts import lowest, ones
+from .bits import below, is_set, lowest
+from .hopper_block_parts import ones
 from .hopper_knobs import SHARED_LIMIT, TILE_K, as_tile, knobs_of, require
 
 PIECES = "pieces-hopper"
@@ -81,16 +82,6 @@ class PiecesTile:
             f"at most {SHARED_LIMIT} bytes of shared memory": self.shared_bytes <= SHARED_LIMIT,
         }
         require("pieces_kernel", self, rules)
-
-
-def below(bit: Any) -> Any:
-    """uint32 with the bits under bit number ``bit`` set."""
-    return T.shift_left(T.uint32(1), T.uint32(bit)) - T.uint32(1)
-
-
-def has(word: Any, bit: Any) -> Any:
-    """Bit number ``bit`` of a uint32, as int32."""
-    return T.int32(T.bitwise_and(T.shift_right(word, T.uint32(bit)), T.uint32(1)))
 
 
 @T.meta_class
@@ -174,7 +165,7 @@ class PieceLists:
                     if self.found:
                         self.ids[stage, place] = T.cast(row, "int16")
                         goal = -1 - row
-                        if has(self.kept[w], bit) != 0:
+                        if is_set(self.kept[w], bit) != 0:
                             goal = self.first[w] + ones(T.bitwise_and(self.kept[w], below(bit)))
                     self.goals[stage, side, place] = T.cast(goal, "int16")
                 bits = T.bitwise_and(bits, bits - T.uint32(1))

@@ -17,8 +17,9 @@ from tvm.script import tirx as T
 
 from pit_tvm.selection.gpu_pieces import fair_rows
 
-from .hopper_block_parts import lowest, ones
-from .hopper_piece_parts import WORD, WORDS, PiecesTile, below, has
+from .bits import below, is_set, lowest
+from .hopper_block_parts import ones
+from .hopper_piece_parts import WORD, WORDS, PiecesTile
 
 _AT_ONCE = 8  # words that a thread asks for together
 _EACH = WORDS // 32  # words of a lane
@@ -241,9 +242,9 @@ class PieceSlots:
         if self.found:
             own[0] = -1
             kept: T.uint32 = self.kept[word]
-            if has(kept, lane) != 0:
+            if is_set(kept, lane) != 0:
                 before: T.let = self.before[word] - self.before[begin]
                 own[0] = (before + ones(T.bitwise_and(kept, below(lane)))) * self.columns
             if self.flip:
-                if has(self.alone(word), lane) != 0:
+                if is_set(self.alone(word), lane) != 0:
                     own[0] = -2 - self.half(word * WORD + lane, begin) * (self.columns // 2)

@@ -6,8 +6,9 @@ from typing import Any
 
 from tvm.script import tirx as T
 
+from .bits import is_set
 from .hopper_knobs import RowsOptions
-from .hopper_piece_parts import WORD, PiecesTile, has
+from .hopper_piece_parts import WORD, PiecesTile
 from .hopper_swrite import CHUNK, PTX_TYPE, activate
 
 QUAD = 16  # columns of four chunks of 16 bytes, one for each lane that shares a row
@@ -215,7 +216,7 @@ class PieceSums:
         for u in T.unroll(self.lanes):
             bit: T.let = u * self.at_once + T.truncdiv(lane, self.lanes)
             row: T.let = self.row0 + word * WORD + bit
-            if (has(alive, bit) == 0) & (row < self.last) & (self.col0 + place < self.n):
+            if (is_set(alive, bit) == 0) & (row < self.last) & (self.col0 + place < self.n):
                 T.ptx["st.global.v4.b32"](
                     out.ptr_to([T.int64(row), T.int64(self.col0 + place)]),
                     *[words[i] for i in range(4)],

@@ -49,6 +49,17 @@ def release(empty, stage, thread, cluster):
             empty.arrive(stage, remote=thread)
 
 
+@T.inline
+def hand_back(full, empty, take, steps, wg, thread, cluster):
+    """The stages of a tile of which this warpgroup computes nothing."""
+    for _ in T.serial(steps):
+        full.wait(take.stage, take.phase)
+        # No wgmma keeps the four warps together here.
+        T.ptx["bar.sync"](T.uint32(wg + 1), T.uint32(128))
+        release(empty, take.stage, thread, cluster)
+        take.advance()
+
+
 @T.meta_class
 class TilePosts:
     """Where the producer posts group, live rows, row0 and col0 of each tile that it begins to fill.

@@ -33,7 +33,7 @@ from .hopper_epilogue import Epilogue, EpilogueRows
 from .hopper_flip import flipped_rows
 from .hopper_knobs import SHARED_LIMIT, TILE_K, TILES_AHEAD, RowsOptions, RowsTile
 from .hopper_primitives import register
-from .hopper_ring import RhsTiles, TilePosts, announce, matrices, release, steps_of
+from .hopper_ring import RhsTiles, TilePosts, announce, hand_back, matrices, release, steps_of
 from .hopper_walk import TileWalk
 
 __all__ = ["SHARED_LIMIT", "TILE_K", "RowsOptions", "RowsTile", "rows_kernel"]
@@ -233,13 +233,8 @@ def gathered_rows(
                 posts.taken.arrive(read.stage)
             read.advance()
             if tile_group >= 0:
-                if row0 >= live:  # no live row for this warpgroup: hand the stages back
-                    for _ in T.serial(steps):
-                        full.wait(take.stage, take.phase)
-                        # No wgmma keeps the four warps together here.
-                        T.ptx["bar.sync"](T.uint32(wg + 1), T.uint32(128))
-                        release(empty, take.stage, thread, CL)
-                        take.advance()
+                if row0 >= live:  # no live row for this warpgroup
+                    hand_back(full, empty, take, steps, wg, thread, CL)
                 else:
                     epilogue.ask(held, ids, tile_group, row0, live, warp, lane)
                     if bias is not None:

@@ -41,7 +41,7 @@ class PitProduct:
         micro_tile = choice.micro_tile
         if micro_tile is None or choice.tile is None:
             return lambda: library_matmul(lhs, rhs, out)
-        packed = aligned_empty(self.kernels.packed_shape(tuple(rhs.shape)), "float32", lasting=True)
+        packed = aligned_empty(self.kernels.packed(rhs.shape).shape, "float32", lasting=True)
         self.kernels.pack()(rhs, packed)
         index = self.detector.detect(self.spec, sparsity, tuple(lhs.shape), micro_tile)
         small = Launcher(self.kernels.program, self.kernels, "skip").is_small(choice)

@@ -27,6 +27,7 @@ from bench_cpu_measure import (
 )
 from bench_cpu_pit import PitProduct
 from bench_rows import (
+    NEVER_BELOW,
     Column,
     Row,
     Settings,
@@ -45,7 +46,6 @@ import pit_tvm
 TRIAL_RUNS = 3  # runs of each tile to find the fastest
 TILE_SHARE = 0.85  # of the better peer's speed
 SPEED_UPS = {0.9: 4.0, 0.95: 7.0, 0.99: 15.0}  # over numpy's dense product, by share of zeros
-NEVER_BELOW = 0.95
 
 
 def measure_dense(case: Product, settings: Settings) -> Row:

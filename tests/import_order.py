@@ -130,6 +130,7 @@ ORDER = {
         "cpu_attention_parts",
         "cpu_attention_scores",
         "cpu_attention",
+        "bits",
         "dependent",
         "hopper_knobs",
         "hopper_swrite",
@@ -178,6 +179,7 @@ ORDER = {
     ),
     "runtime": (
         "torch_arrays",
+        "dlpack",
         "arrays",
         "argument",
         "gate",

@@ -55,10 +55,6 @@ def _f32(value: float) -> Expr:
     return tirx.const(value, "float32")
 
 
-def _i32(value: int) -> Expr:
-    return tirx.const(value, "int32")
-
-
 def _polynomial(coefficients: tuple[float, ...], x: Expr) -> Expr:
     value = _f32(coefficients[-1])
     for coefficient in reversed(coefficients[:-1]):
@@ -70,11 +66,11 @@ def exp(x: Expr) -> Expr:
     """exp(x) for float32 x in [-87, 0], relative error 2e-7: 2**n * exp(x - n * ln(2))."""
     shifted = tirx.reinterpret("int32", x * _f32(_LOG2_E) + _f32(_ROUND))
     # From the bits, because subtracting _ROUND again invites simplification.
-    n = (shifted - _i32(_ROUND_BITS)).astype("float32")
+    n = (shifted - _ROUND_BITS).astype("float32")
     rest = x - n * _f32(_LN2_HIGH) - n * _f32(_LN2_LOW)
     mantissa = tirx.reinterpret("int32", _polynomial(_EXP, rest))
     # _ROUND_BITS has 22 zeros at its end, so the shift leaves n alone in the exponent's place.
-    return tirx.reinterpret("float32", mantissa + (shifted << _i32(23)))
+    return tirx.reinterpret("float32", mantissa + (shifted << 23))
 
 
 def _gate(x: Expr, z: Expr) -> Expr:

@@ -18,6 +18,7 @@ from tvm import runtime as tvm_runtime
 
 from ..errors import DTypeError, ShapeError, mismatch
 from ..memory import aligned_empty, numpy_dtype
+from .dlpack import as_tvm, check_start, no_array
 from .torch_arrays import address_of, check_memory, check_shape, check_strided, check_torch
 
 NUMPY_DTYPES = {
@@ -43,7 +44,7 @@ def kind(array: Any) -> str:
         return "torch"
     if hasattr(array, "__dlpack__"):
         return "dlpack"
-    raise _no_array("array", array)
+    raise no_array("array", array)
 
 
 def shape_of(name: str, array: Any) -> tuple[int, ...]:
@@ -54,7 +55,7 @@ def shape_of(name: str, array: Any) -> tuple[int, ...]:
         if _is_torch(array):
             check_memory(name, array)
         raise
-    return shape if isinstance(shape, tuple) else tuple(_import(name, array).shape)
+    return shape if isinstance(shape, tuple) else tuple(as_tvm(name, array).shape)
 
 
 def as_tensor(
@@ -114,14 +115,14 @@ def empty_like_kind(kind_of: Any, shape: Sequence[int], dtype: str) -> Any:
     ------
     BackendUnavailable
         A numpy bfloat16 array without the package ml_dtypes.
+    DTypeError
+        New tensors have no memory where torch only traces.
     """
     library = kind(kind_of)
     if library == "numpy":
         return aligned_empty(shape, numpy_dtype(dtype))
     if library == "torch":
-        import torch
-
-        return torch.empty(tuple(shape), dtype=getattr(torch, dtype), device="cpu")
+        return _empty_torch(shape, dtype)
     return _empty(tuple(shape), dtype)
 
 
@@ -141,13 +142,18 @@ def as_numpy(array: Any, name: str = "array") -> np.ndarray:
         return array
     if _is_torch(array):
         try:
-            return array.numpy()  # asking first takes as long again
+            found = array.numpy()  # asking first takes as long again
         except (RuntimeError, TypeError):
             return _torch_as_numpy(array, name)
-    tensor = _import(name, array)
+        address_of(name, array)  # numpy makes memory of its own where there is none
+        return found
+    tensor = as_tvm(name, array)
     if tensor.dtype == "bfloat16":
         return np.from_dlpack(_retype(tensor, "uint16")).view(numpy_dtype("bfloat16"))
-    return np.from_dlpack(tensor)
+    try:
+        return np.from_dlpack(tensor)
+    except (BufferError, RuntimeError) as error:
+        raise DTypeError(mismatch(name, "a type that numpy has", tensor.dtype)) from error
 
 
 def as_torch(array: Any) -> Any:
@@ -157,7 +163,9 @@ def as_torch(array: Any) -> Any:
     import torch
 
     if not isinstance(array, np.ndarray):
-        return torch.from_dlpack(_import("array", array))
+        return torch.from_dlpack(as_tvm("array", array))
+    if min(array.strides, default=0) < 0:  # along dimensions of one element, which torch refuses
+        array = array.reshape(-1).reshape(array.shape)
     if array.flags.writeable and array.dtype.kind != "V":
         return torch.from_numpy(array)
     return torch.from_dlpack(_from_numpy(array))
@@ -260,32 +268,6 @@ def _check_numpy(
         raise ShapeError(mismatch(name, "a writable array", "a read-only one"))
 
 
-def _no_array(name: str, array: Any) -> DTypeError:
-    expected = "a numpy array, a torch tensor or an object with __dlpack__"
-    advice = "np.asarray(...) makes one of a list"
-    return DTypeError(mismatch(name, expected, type(array).__name__, advice))
-
-
-def _import(name: str, array: Any) -> tvm_ffi.Tensor:
-    """A DLPack object as a TVM tensor of the same memory; DTypeError if it is not on the CPU,
-    or its library does not give it."""
-    if not hasattr(array, "__dlpack__"):
-        raise _no_array(name, array)
-    device = array.__dlpack_device__()
-    if device[0] != tvm_ffi.DLDeviceType.kDLCPU:
-        raise DTypeError(mismatch(name, "an array on the CPU", f"DLPack device {device}"))
-    if isinstance(array, tvm_ffi.Tensor):
-        return array
-    try:
-        try:
-            return tvm_ffi.from_dlpack(array)
-        except BufferError:  # read-only memory: only later versions of DLPack say so
-            return tvm_ffi.from_dlpack(array.__dlpack__(max_version=(1, 0)))
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:  # of its library
-        got = f"{type(error).__name__}: {error}"
-        raise DTypeError(mismatch(name, "an array that __dlpack__ exports", got)) from error
-
-
 def itemsize(dtype: str) -> int:
     """Bytes of one element of a type given by name."""
     return 2 if dtype == "bfloat16" else NUMPY_DTYPES[dtype].itemsize
@@ -315,7 +297,7 @@ def _torch_argument(
 def _dlpack_argument(
     name: str, array: Any, dtype: str, shape: tuple[int | None, ...], writable: bool
 ) -> Any:
-    tensor = _import(name, array)
+    tensor = as_tvm(name, array)
     if dtype == "uint8" and tensor.dtype == "bool":
         tensor = _retype(tensor, dtype)
     if tensor.dtype != dtype:
@@ -324,6 +306,7 @@ def _dlpack_argument(
     if not tensor.is_contiguous():
         got = f"strides {tensor.strides} elements"
         raise ShapeError(mismatch(name, "a contiguous tensor", got, "pass a copy"))
+    check_start(name, tensor)
     if tensor.data_ptr() % itemsize(dtype):
         raise ShapeError(mismatch(name, "aligned elements", "unaligned", "pass a copy"))
     if writable and not isinstance(array, tvm_ffi.Tensor):
@@ -338,6 +321,18 @@ def _empty(shape: tuple[int, ...], dtype: str) -> Any:
     # Stands for empty arrays too: other libraries give those strides of zero, which compiled
     # functions refuse.
     return tvm_runtime.empty(shape, dtype)
+
+
+def _empty_torch(shape: Sequence[int], dtype: str) -> Any:
+    import torch
+
+    made = torch.empty(tuple(shape), dtype=getattr(torch, dtype), device="cpu")
+    if type(made) is not torch.Tensor:
+        check_memory("out", made)
+    if not made.data_ptr() and made.numel():  # of torch.func
+        advice = "call outside of torch.func.functionalize and fake tensors"
+        raise DTypeError(mismatch("out", "a new tensor with memory", "one without", advice))
+    return made
 
 
 def _retype(tensor: Any, dtype: str) -> Any:
@@ -359,7 +354,7 @@ def _span(array: Any) -> tuple[int, int]:
     elif isinstance(array, np.ndarray):
         begin, size = array.ctypes.data, array.nbytes
     else:
-        tensor = _import("array", array)
+        tensor = as_tvm("array", array)
         begin, size = tensor.data_ptr(), tensor.numel() * itemsize(str(tensor.dtype))
     return begin, begin + size
 

@@ -71,7 +71,7 @@ class Binder:
     """Checks arrays against a program's signature; remembers the layouts that it has seen.
 
     ``look()`` gives the kernel of gates; without it all calls go the long way. ``refuse(layout)``
-    raises what a target has against a layout.
+    raises what a target has against a layout. ``packed(shape)`` is the form of a packed operand.
     """
 
     def __init__(
@@ -80,8 +80,10 @@ class Binder:
         owner: object,
         look: Callable[[], Look] | None = None,
         refuse: Callable[[Layout], None] | None = None,
+        packed: Callable[[Sequence[int]], Argument] | None = None,
     ) -> None:
         self.program, self.owner, self._look, self._refuse = program, owner, look, refuse
+        self._packed = packed
         self._names = [p.name for p in program.inputs]
         self._layouts: dict[tuple[object, ...], Layout] = {}
         self._last: tuple[Layout | None, tuple[type, ...], Sequence[tuple[str, Callable[[], Any]]]]
@@ -121,6 +123,9 @@ class Binder:
         other = self._layouts.get(_key(arrays))
         if other is None or other is last or not other.gate.opens(look, arrays.values(), out):
             return None
+        places = [self._names.index(name) for name in packed]
+        if any(other.shapes[place] != last.shapes[place] for place in places):
+            return None
         return Bound(other, arrays, arrays, packed, out)
 
     def _anew(self, given: Sequence[Any]) -> Bound:
@@ -136,6 +141,8 @@ class Binder:
             arrays[param.name] = array
         layout = self._layout(arrays)
         tensors = {a.name: a.take(arrays[a.name]) for a in layout.inputs}
+        for name, panels in packed.items():
+            self._check_packed(name, tensors[name].shape, panels)
         # Plain arrays are passed on as they are. Weights are not kept alive from here.
         if layout.gate.useful and all(tensors[name] is arrays[name] for name in arrays):
             pairs = zip(arrays, given, strict=True)
@@ -205,6 +212,18 @@ class Binder:
             what = f"{param.name}: packed operand"
             expected = f"{param.name} packed by this operator"
             raise ShapeError(mismatch(what, expected, f"{packed.name} of another call of pack"))
+
+    def _check_packed(self, name: str, shape: Sequence[int], panels: Any) -> None:
+        """Refuse what is not the packed form of an operand of ``shape``, which may have changed."""
+        if self._packed is None:
+            return
+        form = self._packed(shape)
+        found = getattr(panels, "shape", None)
+        if found != form.shape:
+            expected = f"panels {list(form.shape)} of shape {list(shape)}"
+            got = type(panels).__name__ if found is None else f"panels {list(found)}"
+            raise ShapeError(mismatch(f"{name}: packed operand", expected, got, "pack it again"))
+        form.take(panels)
 
     def _layout(self, arrays: Mapping[str, Any]) -> Layout:
         key = _key(arrays)

@@ -41,12 +41,13 @@ def check_blocks(func: tirx.PrimFunc, infos: Sequence[BlockInfo]) -> None:
             raise _odd(info, expected, info.access_text(target))
         _check_loads(info, target, inputs | done)
         done.add(target.buffer)
-    for place, info in enumerate(infos):
-        read = {access.buffer for later in infos[place + 1 :] for access in later.reads}
-        if all(access.buffer not in (*read, func.params[-1]) for access in info.writes):
+    read = {func.params[-1]}
+    for info in reversed(infos):
+        if read.isdisjoint(access.buffer for access in info.writes):
             advice = "TVM takes 0 for its product with 0, and for its difference with itself"
             what = f"the result of block {info.name}"
             raise AxisError(mismatch(what, "a later block that reads it", "none", advice))
+        read.update(access.buffer for access in info.reads)
 
 
 def _odd(info: BlockInfo, expected: str, got: object) -> AxisError:

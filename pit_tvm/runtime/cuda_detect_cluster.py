@@ -9,8 +9,9 @@ from __future__ import annotations
 import tvm
 from tvm.script import tirx as T
 
+from ..schedules.bits import below
 from ..schedules.dependent import after_predecessor
-from .cuda_detect_device import AT_ONCE, WARP, below, lanes_of_group, load_ids, popcount, tell
+from .cuda_detect_device import AT_ONCE, WARP, lanes_of_group, load_ids, popcount, tell
 
 CTAS = 8
 THREADS = 1024

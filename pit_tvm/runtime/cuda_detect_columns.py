@@ -10,16 +10,15 @@ from __future__ import annotations
 import tvm
 from tvm.script import tirx as T
 
+from ..schedules.bits import below, is_set
 from .cuda_detect_device import (
     AT_ONCE,
     BYTES,
     ROOM,
     WARP,
     atomic_or,
-    below,
     cta_scan,
     cut,
-    is_set,
     live_bits,
     load16,
     load_any,

@@ -117,12 +117,6 @@ def popcount(word: Any) -> Any:
     return T.cuda.func_call("pit_popcount", word, source_code=code, return_type="int32")
 
 
-def lowest(word: Any) -> Any:
-    """int32: the lowest bit of a uint32 that is set; -1 for none."""
-    code = _INLINE + "int pit_lowest(unsigned x) { return __ffs(x) - 1; }\n"
-    return T.cuda.func_call("pit_lowest", word, source_code=code, return_type="int32")
-
-
 def same_lanes(key: Any) -> Any:
     """uint32: the lanes of the warp whose int32 ``key`` equals this lane's; all must ask."""
     code = _INLINE + "unsigned pit_same_lanes(int x) { return __match_any_sync(~0u, x); }\n"
@@ -187,16 +181,6 @@ def cut(live: Any, at: Any, first: Any, end: Any) -> Any:
     """``live``, whose bit 0 is column ``at``, with the columns first .. end - 1 alone."""
     code = _INLINE + _CUT
     return T.cuda.func_call("pit_cut", live, at, first, end, source_code=code, return_type="uint32")
-
-
-def below(lane: Any) -> Any:
-    """uint32 with the bits under bit ``lane`` set."""
-    return T.shift_left(T.uint32(1), T.uint32(lane)) - T.uint32(1)
-
-
-def is_set(word: Any, bit: Any) -> Any:
-    """int32: bit number ``bit`` of a uint32."""
-    return T.int32(T.bitwise_and(T.shift_right(word, T.uint32(bit)), T.uint32(1)))
 
 
 def full_warp() -> Any:

@@ -7,8 +7,9 @@ from typing import Any
 import tvm
 from tvm.script import tirx as T
 
+from ..schedules.bits import below, is_set
 from ..schedules.dependent import after_predecessor
-from .cuda_detect_device import AT_ONCE, WARP, below, cta_scan, cut, is_set, popcount
+from .cuda_detect_device import AT_ONCE, WARP, cta_scan, cut, popcount
 
 THREADS = 512  # words of a line that one CTA turns into positions
 

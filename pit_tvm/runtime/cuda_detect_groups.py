@@ -12,13 +12,12 @@ from typing import Any
 import tvm
 from tvm.script import tirx as T
 
+from ..schedules.bits import below, is_set
 from ..schedules.dependent import after_predecessor, let_successor_in
 from .cuda_detect_device import (
     AT_ONCE,
     WARP,
-    below,
     full_warp,
-    is_set,
     load_ids,
     popcount,
     same_lanes,

@@ -10,6 +10,7 @@ from typing import Any
 import tvm
 from tvm.script import tirx as T
 
+from ..schedules.bits import below
 from ..schedules.dependent import after_predecessor
 from .cuda_detect_columns import vector_of
 from .cuda_detect_device import (
@@ -18,7 +19,6 @@ from .cuda_detect_device import (
     ROOM,
     WARP,
     atomic_or,
-    below,
     cut,
     full_warp,
     live_bits,

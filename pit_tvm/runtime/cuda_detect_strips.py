@@ -10,6 +10,7 @@ from __future__ import annotations
 import tvm
 from tvm.script import tirx as T
 
+from ..schedules.bits import below, lowest
 from ..schedules.dependent import after_predecessor
 from .cuda_detect_columns import vector_of
 from .cuda_detect_device import (
@@ -17,12 +18,10 @@ from .cuda_detect_device import (
     BYTES,
     ROOM,
     WARP,
-    below,
     cta_scan,
     cut,
     full_warp,
     live_bits,
-    lowest,
     popcount,
     some_live,
     tell,

@@ -7,8 +7,9 @@ from typing import Any
 import tvm
 from tvm.script import tirx as T
 
+from ..schedules.bits import lowest
 from ..schedules.dependent import after_predecessor
-from .cuda_detect_device import BYTES, ROOM, WARP, load16, load_any, lowest, same_lanes
+from .cuda_detect_device import BYTES, ROOM, WARP, load16, load_any, same_lanes
 from .cuda_modules import named_module
 
 THREADS = 256

@@ -5,8 +5,9 @@ from __future__ import annotations
 import tvm
 from tvm.script import tirx as T
 
+from ..schedules.bits import below
 from ..schedules.dependent import after_predecessor
-from .cuda_detect_device import below, full_warp
+from .cuda_detect_device import full_warp
 from .cuda_modules import named_module
 
 WARPS = 8  # of a CTA; a warp has one sequence

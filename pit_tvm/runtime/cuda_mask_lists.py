@@ -16,15 +16,14 @@ from typing import Any
 import tvm
 from tvm.script import tirx as T
 
+from ..schedules.bits import below, is_set
 from ..schedules.cuda_listed_rows import KEYS, QUERIES, WORDS
 from ..schedules.dependent import after_predecessor
 from .cuda_detect_device import (
     BYTES,
     WARP,
-    below,
     cta_scan,
     full_warp,
-    is_set,
     lanes_of_group,
     live_bits,
     load16,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import tvm
 from tvm.script import tirx as T
 
+from ..schedules.bits import below, is_set
 from ..schedules.cuda_listed_rows import WORDS
 from ..schedules.dependent import after_predecessor
-from .cuda_detect_device import WARP, below, cta_scan, is_set, popcount
+from .cuda_detect_device import WARP, cta_scan, popcount
 from .cuda_mask_lists import end_list
 
 THREADS = 256

@@ -13,23 +13,7 @@ from typing import Any
 
 import tvm_ffi
 
-
-class Header(ctypes.Structure):
-    """``DLTensor`` of the DLPack specification, version 1."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.c_void_p),  # none: contiguous
-        ("byte_offset", ctypes.c_uint64),
-    )
-
+from .dlpack import Header
 
 _WORDS = ctypes.sizeof(Header) // 8
 _SHAPE = Header.shape.offset // 8

@@ -67,7 +67,8 @@ class Dispatcher:
         self.program, self.target = program, target
         self.deterministic = deterministic
         self.kernels = Kernels(program, target, cache)
-        self.binder = Binder(program, self, lambda: self.kernels.look, self.kernels.check)
+        kernels = self.kernels
+        self.binder = Binder(program, self, lambda: kernels.look, kernels.check, kernels.packed)
         self.planner = Planner(program, target, store, library=library)
         self.sampler = Sampler(program)
         self.launcher = Launcher(program, self.kernels, dead)
@@ -95,6 +96,8 @@ class Dispatcher:
         bound, fresh = self.binder.bind(arrays, out), out is None
         out, target = self._output(bound, out)
         value = told_pattern(self.program, bound.arrays, sparsity)
+        if self.program.mask:
+            value = pattern_array(value)  # once: kernels read the memory that detection checks
         if clock is not None:
             clock.lap()
         plan, index = self._plan(bound, value, clock, choose, self._loose(fresh))
@@ -159,11 +162,10 @@ class Dispatcher:
         param = self.program.input(name)
         shape = tuple(e if isinstance(e, int) else None for e in param.shape)
         tensor = as_tensor(name, array, dtype=param.dtype, shape=shape)
-        shape = self.kernels.packed_shape(tuple(tensor.shape))
-        packed = aligned_empty(shape, con.accumulator, lasting=True)
-        if not packed.size:
-            empty = as_tensor(name, packed, dtype=con.accumulator, shape=shape)
-            return PackedOperand(name, array, empty, self)
+        form = self.kernels.packed(tensor.shape)
+        packed = aligned_empty(form.shape, form.dtype, lasting=True)
+        if not form.filled:
+            return PackedOperand(name, array, form.take(packed), self)
         self.kernels.pack()(tensor, packed)
         return PackedOperand(name, array, tvm_ffi.from_dlpack(packed), self)
 
@@ -207,11 +209,10 @@ class Dispatcher:
 
     def _with_mask(self, bound: Bound, value: Any, out: Any) -> Bound:
         """``bound`` with the mask ``value`` among its tensors, if kernels read it while they write
-        ``out`` (None: a new one). Detection has checked its shape and type."""
+        ``out`` (None: a new one): an array of which detection has checked shape and type."""
         if not self.program.mask:
             return bound
-        mask = pattern_array(value)
-        mask = as_tensor("sparsity", mask, dtype="uint8", shape=mask.shape)
+        mask = as_tensor("sparsity", value, dtype="uint8", shape=value.shape)
         if out is not None:
             check_overlap(bound.layout.result.name, out, {"sparsity": mask})
         return bound._replace(tensors={**bound.tensors, self.program.mask: mask})

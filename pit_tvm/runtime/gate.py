@@ -28,7 +28,7 @@ ROW = 3 + RANK  # numbers that describe an array: see `row_of`
 # Fields of DLPack's DLTensor as TVM numbers them, and its words of 64 bits.
 ADDRESS, ENTRIES, SHAPE, STRIDES = 0, 1, 2, 3
 DATA, DEVICE, KIND, OFFSET, WORDS = 0, 1, 2, 5, 6
-CPU = 1
+CPU = 1  # the only one, number 0
 _WRITABLE = (np.ndarray, tvm.runtime.Tensor)  # unless DLPack says otherwise, as of read-only arrays
 
 
@@ -90,7 +90,7 @@ def compare(tensor, want, i, found):
     found[1]: its address. Uses found[2]."""
     address: T.let[T.handle("int64")] = field(tensor, ADDRESS)
     words = T.decl_buffer((WORDS,), "int64", data=address)
-    found[0] = ((words[DEVICE] & T.int64(0xFFFFFFFF)) ^ T.int64(CPU)) | words[OFFSET]
+    found[0] = (words[DEVICE] ^ T.int64(CPU)) | words[OFFSET]
     found[1] = words[DATA]
     found[0] = found[0] | (words[KIND] ^ want[i, 0]) | (found[1] & want[i, 1])
     if T.And(found[1] == T.int64(0), want[i, 2] != T.int64(0)):  # elements without memory

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any, NoReturn
 
@@ -22,10 +22,10 @@ from ..structs import BlockMask, MicroTile, Tile
 from ..target import TargetInfo, lacking, refuse_fork, resolve_target
 from ..transform.apply_mask import apply_mask
 from ..transform.insert_sread_swrite import SparseForm, insert_sread_swrite
-from ..transform.pipeline import lower
+from ..transform.pipeline import lower, unchecked
 from ..transform.split_epilogue import dead_value, split_epilogue
 from ..transform.unalign import unalign
-from .argument import check_number, check_type
+from .argument import Argument, check_number, check_type
 from .bind import Layout
 from .detect_plan import Kernel, kernel_name
 from .gate import look_at
@@ -44,6 +44,11 @@ def plain(func: tirx.PrimFunc) -> tvm.IRModule:
 
 def _compile(mod: tvm.IRModule, target: dict[str, Any]) -> Any:
     return tvm.compile(mod, target=Target(target))
+
+
+def _compile_unchecked(mod: tvm.IRModule, target: dict[str, Any]) -> Any:
+    with unchecked():
+        return _compile(mod, target)
 
 
 class Kernels:
@@ -142,11 +147,12 @@ class Kernels:
         """Kernels with equal keys pack an operand in the same form, for any number of threads."""
         return self.program.func.script(), self._contraction().dense, self.target.isa
 
-    def packed_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of the packed form of a dense operand of ``shape``; ShapeError if too large."""
+    def packed(self, shape: Sequence[int]) -> Argument:
+        """The packed form of a dense operand of ``shape``; ShapeError if it is too large."""
         con = self._contraction()
-        packed = tuple(int(e) for e in packed_shape(con, list(shape), lanes_of(self.target.isa)))
-        check_number(f"{con.dense} packed", packed)
+        extents = tuple(int(e) for e in packed_shape(con, list(shape), lanes_of(self.target.isa)))
+        packed = Argument(f"{con.dense} packed", con.accumulator, extents)
+        check_number(packed.name, packed.shape)
         return packed
 
     def check(self, layout: Layout) -> None:
@@ -157,7 +163,7 @@ class Kernels:
             check_number(name, shape)
         check_number(f"sums of {program.output.name}", layout.sums)
         if con is not None:
-            self.packed_shape(shapes[con.dense])
+            self.packed(shapes[con.dense])
 
     @cached_property
     def look(self) -> Kernel:
@@ -167,7 +173,7 @@ class Kernels:
 
     def for_detection(self, name: str, build: Callable[[], tvm.IRModule], _: Any) -> Kernel:
         """A detection kernel as it was compiled, kept in the same cache."""
-        return self._get(("detect", name), build, shared=True, parallel=False)
+        return self._get(("detect", name), build, shared=True, parallel=False, checks=True)
 
     # -- building
 
@@ -178,16 +184,19 @@ class Kernels:
         *,
         shared: bool = False,
         parallel: bool = True,
+        checks: bool = False,
     ) -> Kernel:
-        """The kernel ``name``; a ``shared`` one is the same for all programs of the target, and
-        one that is not ``parallel`` wakes no other threads."""
+        """The kernel ``name``; a ``shared`` one is the same for all programs of the target, one
+        that is not ``parallel`` wakes no other threads, and one that ``checks`` its arguments is
+        called with what nobody has looked at."""
         if name in self._known:
             return self._known[name]
         with self._lock:
             if name not in self._known:
                 target = (self._native if shared else self.target).tvm_target
                 key = content_key(name, target, *([] if shared else self._own()))
-                kernel = self.cache.get(key, lambda: _compile(module(), target))
+                compile_ = _compile if checks else _compile_unchecked
+                kernel = self.cache.get(key, lambda: compile_(module(), target))
                 self._known[name] = pooled(kernel) if parallel else kernel
         return self._known[name]
 

@@ -175,12 +175,10 @@ class Launcher:
         found = bound.packed.get(name)
         if found is None:
             tensor = bound.tensors[name]
-            shape = self.kernels.packed_shape(tuple(int(e) for e in tensor.shape))
-            con = self.program.contraction
-            dtype = con.accumulator if con else "float32"
-            found = self.workspace().take("packed", shape, dtype)
-            if not found.size:  # sums of no terms: numpy's strides of it are none to kernels
-                found = as_tensor("packed", found, dtype=dtype, shape=shape)
+            form = self.kernels.packed(tensor.shape)
+            found = self.workspace().take("packed", form.shape, form.dtype)
+            if not form.filled:  # sums of no terms: numpy's strides of it are none to kernels
+                found = form.take(found)
             self.kernels.pack()(tensor, found)
         return found
 

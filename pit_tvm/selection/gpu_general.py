@@ -260,13 +260,14 @@ def _task_work(tile: Tile, task: TileTask, axis: str) -> GeneralWork:
     return GeneralWork(lists, task.m, task.n, task.k, 1, 0, axis if bands else "rows")
 
 
-def _by_warps(tile: Tile) -> bool:
+def by_warps(tile: Tile) -> bool:
+    """Whether warps compute a tile on tensor cores."""
     return dict(tile.knobs).get("mma", 0) == 1
 
 
 def _rate(tile: Tile, cores: float, warps: float, tf32: float) -> float:
     """The rate of a tile, of those by FMA, on tensor cores in 16 bits, and there in TF32."""
-    if not _by_warps(tile):
+    if not by_warps(tile):
         return cores
     return tf32 if tile.dtype == "tf32" else warps
 
@@ -280,7 +281,7 @@ def _untuned(tile: Tile, axis: str, pairs: bool) -> Terms:
     step = max(2e-6 * size * _SMS / rate, _STEP_US / tile.tile_k)
     if axis != "pieces":
         return Terms(step)
-    if not _by_warps(tile):
+    if not by_warps(tile):
         return Terms(step, _ADD_US * size, _LONE * step)
     add = _PAIR_US if pairs and has_clusters(tile.isa) else _SINGLE_US
     return Terms(step, add * size, _LONE * step, _PAIRS_START_US)

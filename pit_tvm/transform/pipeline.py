@@ -30,6 +30,13 @@ def _each(mod: tvm.IRModule, transform: FuncPass) -> tvm.IRModule:
     return tvm.IRModule({var: transform(func) for var, func in mod.functions_items()})
 
 
+def unchecked() -> tvm.transform.PassContext:
+    """The current context, but functions do not check their arguments: those checks are a fifth of
+    LLVM's time. Callers must, or an argument that is wrong ends the process."""
+    config = dict(tvm.transform.PassContext.current().config) | {"tirx.disable_assert": True}
+    return tvm.transform.PassContext(config=config)
+
+
 def lower(mod: tvm.IRModule, dump: Callable[[str, str], None] | None = None) -> tvm.IRModule:
     """Lower ``mod`` until no pit annotation is left; the rest is TVM's default pipeline.
 

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pit_tvm.reference.index import index_lists
-from pit_tvm.runtime.cuda_view import CudaView, Header
+from pit_tvm.runtime.cuda_view import CudaView
 from pit_tvm.runtime.cuda_workspace import new_index
+from pit_tvm.runtime.dlpack import Header
 from pit_tvm.structs import Candidate, MicroTile, Plan, Tile
 
 

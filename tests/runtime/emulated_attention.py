@@ -12,7 +12,8 @@ from pit_tvm.runtime.cuda_build import cuda_source
 from pit_tvm.runtime.cuda_listed_mask import CudaMaskLists, Lists, lists_module, tiled_shape
 from pit_tvm.runtime.cuda_masked_attention import CudaMaskedAttention
 from pit_tvm.runtime.cuda_modules import named_module
-from pit_tvm.runtime.cuda_view import CudaView, Header
+from pit_tvm.runtime.cuda_view import CudaView
+from pit_tvm.runtime.dlpack import Header
 from pit_tvm.runtime.kernel_cache import KernelCache
 from tests.runtime.cuda_emulation import Emulator, OnDevice
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tvm_ffi import DLDeviceType
 
-from pit_tvm.runtime.cuda_view import Header
+from pit_tvm.runtime.dlpack import Header
 
 _STEP = 1 << 20  # bytes between tensors
 #: Handles of the streams that are current, by device.

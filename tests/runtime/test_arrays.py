@@ -99,6 +99,14 @@ def test_views_in_other_libraries_share_memory(rng, library, dtype):
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
+def test_strides_of_single_elements_say_nothing_to_other_libraries(dtype):
+    array = make("numpy", np.arange(4.0).reshape(1, 4), dtype)[::-1]
+    assert array.strides[0] < 0 and array.flags.c_contiguous
+    as_torch(array)[0, 1] = 9
+    assert float(array[0, 1]) == 9
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("source", ["buffer", "flag", "mmap"])
 def test_read_only_numpy_is_an_input(rng, plus_one, tmp_path, source, dtype):
     array = make("numpy", rng.integers(-100, 100, (64, 4)), dtype)

@@ -17,8 +17,9 @@ from pit_tvm.runtime import cuda_bind, cuda_detect, cuda_detect_ids, cuda_repeat
 from pit_tvm.runtime.cuda_bind import CudaBinder
 from pit_tvm.runtime.cuda_call import CudaCall
 from pit_tvm.runtime.cuda_detect import CudaDetector
-from pit_tvm.runtime.cuda_view import CudaView, Header
+from pit_tvm.runtime.cuda_view import CudaView
 from pit_tvm.runtime.cuda_watch import CountWatch
+from pit_tvm.runtime.dlpack import Header
 from pit_tvm.runtime.program import analyse
 from pit_tvm.structs import MicroTile
 

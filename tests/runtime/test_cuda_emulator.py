@@ -10,7 +10,7 @@ import pytest
 from pit_tvm.errors import BackendUnavailable
 from pit_tvm.reference import ops as reference
 from pit_tvm.runtime.cuda_build import cuda_source
-from pit_tvm.runtime.cuda_view import Header
+from pit_tvm.runtime.dlpack import Header
 from pit_tvm.structs import Rows
 from tests.api.running import assert_close, poison, random_array
 from tests.runtime.cuda_emulation import OnDevice

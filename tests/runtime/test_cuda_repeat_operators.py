@@ -19,8 +19,8 @@ from pit_tvm.runtime.cuda_modules import CudaKernels
 from pit_tvm.runtime.cuda_planner import CudaPlanner
 from pit_tvm.runtime.cuda_repeat import CudaRepeats
 from pit_tvm.runtime.cuda_rows import RowsKernels
-from pit_tvm.runtime.cuda_view import Header
 from pit_tvm.runtime.cuda_watch import CountWatch
+from pit_tvm.runtime.dlpack import Header
 from tests.runtime.test_cuda_repeat import aligned
 
 torch = pytest.importorskip("torch")

@@ -15,7 +15,10 @@ from pit_tvm.errors import PitError
 from pit_tvm.runtime.argument import Argument
 from pit_tvm.runtime.gate import MOST, RANK, Gate, Look, look_at
 
+from .exported import Exported
+
 SHAPE = (6, 4)
+ONES = np.ones(SHAPE, np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +49,10 @@ ARRAYS: dict[str, tuple[Any, bool]] = {
     "numpy": (np.ones(SHAPE, np.float32), True),
     "torch": (torch.ones(SHAPE), True),
     "tvm": (tvm_ffi.from_dlpack(torch.ones(SHAPE)), True),
+    "tvm offset": (tvm_ffi.from_dlpack(Exported(ONES, byte_offset=4)), False),
+    "tvm null": (tvm_ffi.from_dlpack(Exported(ONES, data=None)), False),
+    "tvm number": (tvm_ffi.from_dlpack(Exported(ONES, device_id=1)), False),
+    "tvm pinned": (tvm_ffi.from_dlpack(Exported(ONES, device_type=3)), False),
     "part": (torch.ones(9, *SHAPE)[5], True),
     "requires grad": (torch.ones(SHAPE, requires_grad=True), True),
     "negated": (torch._neg_view(torch.ones(SHAPE)), False),

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm
 from tvm import te
 
 from pit_tvm import op
 from pit_tvm.errors import AxisError, ShapeError
+from pit_tvm.runtime import kernels as module
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.runtime.kernels import Kernels
 from pit_tvm.runtime.program import Program, analyse
@@ -45,7 +47,7 @@ def arrays(*shapes: tuple[int, ...]) -> list[np.ndarray]:
 
 
 def packed(kernels: Kernels, rhs: np.ndarray) -> np.ndarray:
-    out = np.full(kernels.packed_shape(rhs.shape), np.nan, np.float32)
+    out = np.full(kernels.packed(rhs.shape).shape, np.nan, np.float32)
     kernels.pack()(rhs, out)
     return out
 
@@ -140,10 +142,26 @@ def test_clear_writes_exactly_its_bytes(kernels: Kernels, size: int) -> None:
     assert np.count_nonzero(memory[1:-1]) == 0
 
 
+def test_kernels_that_take_what_nobody_has_looked_at_alone_check_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_, checks = module._compile, []
+
+    def watched(*args: Any) -> Any:
+        config = dict(tvm.transform.PassContext.current().config)
+        checks.append(not config.get("tirx.disable_assert", False))
+        return compile_(*args)
+
+    monkeypatch.setattr(module, "_compile", watched)
+    kernels = kernels_of(analyse(op.linear(None, N, K), {"lhs": Mask()}), tmp_path)
+    assert kernels.look and kernels.pack() and kernels.clear()
+    assert checks == [True, False, False]
+
+
 def test_expression_without_a_product_has_nothing_to_pack(folder: Path) -> None:
     kernels = kernels_of(analyse(op.reduce_sum(None, None), {"data": Mask()}), folder)
     with pytest.raises(AxisError, match="contraction to pack"):
-        kernels.packed_shape((3, 4))
+        kernels.packed((3, 4))
     with pytest.raises(AxisError, match="contraction to pack"):
         kernels.pack()
 
