@@ -7,12 +7,14 @@ One mask for all heads, in which every token sees itself:
 * blocks: random blocks of 128 x 128, and those of the diagonal;
 * documents: packed ones of log-normal lengths, causal inside each;
 * random: single elements;
+* picked: of what came before, every token picks its own;
 * causal: what came before; full: everything.
 
 Contenders:
 
 * pit: ``pit_tvm.torch.masked_attention``, the mask's lists included;
-* sdpa: ``scaled_dot_product_attention`` with that mask, of all elements;
+* sdpa: ``scaled_dot_product_attention`` with that mask, of all elements; heads of keys that
+  several share have been repeated for it;
 * full: the same without a mask: another result, and what dense attention costs;
 * flex: compiled ``flex_attention``, its block mask given;
 * flex_mask: compiled ``create_block_mask``, which a new mask adds to that. Both on a GPU, where
@@ -53,7 +55,7 @@ from bench_rows import (
 )
 from torch.nn.functional import scaled_dot_product_attention
 
-from pit_tvm.schedules.cuda_listed_rows import KEYS, QUERIES
+from pit_tvm.schedules.cuda_listed_rows import KEYS
 from pit_tvm.torch import list_mask, masked_attention
 
 BLOCK = 128
@@ -66,8 +68,8 @@ CHUNK = 1024  # queries that float64 computes at once
 LIMIT = 5.0
 JUDGED = ("pit", "listed", "sdpa", "flex")
 SDPA_SPEED_UP, FLEX_SPEED_UP = 1.5, 1.2
-OVER_SDPA = ("window", "global", "blocks", "documents")
-OVER_FLEX = ("window", "global", "documents")
+OVER_SDPA = ("window", "global", "blocks", "documents", "picked")
+OVER_FLEX = ("window", "global", "documents", "picked")
 
 Qkv = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -75,7 +77,7 @@ Qkv = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 @dataclass(frozen=True)
 class Attended:
     """Attention of ``tokens`` to each other. ``reach`` of a window; ``seen``: tokens that all see;
-    ``density`` of random blocks or elements."""
+    ``density`` of random blocks or elements; ``share`` heads have the same keys."""
 
     kind: str
     heads: int
@@ -84,13 +86,20 @@ class Attended:
     reach: int = 0
     seen: int = 0
     density: float = 0.0
+    share: int = 1
     held_out: bool = False
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys."""
+        return self.heads // self.share
 
     @property
     def label(self) -> str:
         """Name of the case; equal names mean equal data."""
-        share = f" {100 * self.density:.0f} %" * bool(self.density)
-        return f"{self.kind}{share} {self.heads}x{self.tokens}x{self.dim}"
+        density = f" {100 * self.density:.0f} %" * bool(self.density)
+        heads = f"{self.heads}/{self.kv_heads}" if self.share > 1 else f"{self.heads}"
+        return f"{self.kind}{density} {heads}x{self.tokens}x{self.dim}"
 
 
 def list_attention(quick: bool) -> list[Attended]:
@@ -102,9 +111,11 @@ def list_attention(quick: bool) -> list[Attended]:
             Attended("blocks", *small, density=0.25),
             Attended("random", *small, density=0.01),
             *(Attended(kind, *small) for kind in ("documents", "causal", "full")),
+            Attended("picked", 4, 512, 64, density=0.1, share=2),
             Attended("window", 3, 376, 80, reach=20, seen=5, held_out=True),
         ]
     usual, wide, long = (12, 4096, 64), (16, 4096, 128), (32, 16384, 128)
+    grouped = (32, 4096, 128)
     return [
         *(Attended(kind, *usual, reach=256, seen=64) for kind in ("window", "global")),
         *(Attended("blocks", *usual, density=density) for density in (0.05, 0.25)),
@@ -114,6 +125,9 @@ def list_attention(quick: bool) -> list[Attended]:
         Attended("full", *wide),
         *(Attended(kind, *long, reach=256, seen=64) for kind in ("window", "global")),
         Attended("documents", 16, 8192, 128),
+        *(Attended("picked", *grouped, density=density, share=4) for density in (0.03, 0.12)),
+        Attended("causal", *grouped, share=4),
+        Attended("picked", 28, 8192, 128, density=0.05, share=7, held_out=True),
         Attended("window", 20, 6000, 80, reach=300, seen=40, held_out=True),
         Attended("blocks", 14, 5120, 128, density=0.1, held_out=True),
     ]
@@ -134,8 +148,10 @@ def make_mask(case: Attended, rng: np.random.Generator, device: str) -> torch.Te
         return drawn | (at[:, None] // BLOCK == at // BLOCK)
     if case.kind == "random":
         return on(device, rng.random((tokens, tokens)) < case.density) | (at[:, None] == at)
-    if case.kind in ("causal", "documents"):
+    if case.kind in ("causal", "documents", "picked"):
         before = at[:, None] >= at
+        if case.kind == "picked":
+            before &= on(device, rng.random((tokens, tokens)) < case.density) | (at[:, None] == at)
         return before & _alike(rng, at) if case.kind == "documents" else before
     mask = (at[:, None] - at).abs() <= case.reach
     seen = on(device, rng.choice(tokens, case.seen, replace=False))
@@ -154,12 +170,12 @@ def _alike(rng: np.random.Generator, at: torch.Tensor) -> torch.Tensor:
 
 
 def make_data(case: Attended, settings: GpuSettings) -> tuple[Qkv, torch.Tensor]:
-    """q, k, v [1, heads, tokens, dim], and the mask."""
+    """q [1, heads, tokens, dim], k and v of as many heads or fewer, and the mask."""
     rng = settings.rng(case.label)
     mask = make_mask(case, rng, settings.device)
     made = generator(rng, settings.device)
-    shape = 1, case.heads, case.tokens, case.dim
-    q, k, v = (normal(made, shape, "bfloat16") for _ in "qkv")
+    heads = case.heads, case.kv_heads, case.kv_heads
+    q, k, v = (normal(made, (1, own, case.tokens, case.dim), "bfloat16") for own in heads)
     return (q, k, v), mask
 
 
@@ -168,7 +184,8 @@ def wanted(qkv: Qkv, mask: torch.Tensor) -> torch.Tensor:
     q, k, v = qkv
     want = q.new_empty(q.shape, dtype=torch.float64)
     for head in range(q.shape[1]):
-        keys, values = k[0, head].double(), v[0, head].double()
+        own = head // (q.shape[1] // k.shape[1])
+        keys, values = k[0, own].double(), v[0, own].double()
         for start in range(0, len(mask), CHUNK):
             part = slice(start, start + CHUNK)
             scores = q[0, head, part].double() @ keys.t() / math.sqrt(q.shape[-1])
@@ -210,16 +227,19 @@ def flex(qkv: Qkv, mask: torch.Tensor) -> dict[str, Callable[[], Any]]:
     def make() -> Any:
         return create(sees, None, None, *mask.shape, device=str(mask.device))
 
-    blocks = make()
-    return {"flex": lambda: attend(*qkv, block_mask=blocks), "flex_mask": make}
+    blocks, fewer = make(), qkv[1].shape[1] < qkv[0].shape[1]
+    run = partial(attend, *qkv, block_mask=blocks, enable_gqa=fewer)
+    return {"flex": run, "flex_mask": make}
 
 
 def runs(qkv: Qkv, mask: torch.Tensor, device: str) -> tuple[dict[str, Callable[[], Any]], str]:
     """Every contender; and why there is no ``flex``, or nothing."""
+    q, *rest = qkv
+    k, v = (each.repeat_interleave(q.shape[1] // each.shape[1], dim=1) for each in rest)
     found: dict[str, Callable[[], Any]] = {
         "pit": lambda: masked_attention(*qkv, mask),
-        "sdpa": lambda: scaled_dot_product_attention(*qkv, attn_mask=mask),
-        "full": lambda: scaled_dot_product_attention(*qkv),
+        "sdpa": lambda: scaled_dot_product_attention(q, k, v, attn_mask=mask),
+        "full": lambda: scaled_dot_product_attention(q, k, v),
     }
     return (found, "") if device != "cuda" else with_flex(found, lambda: flex(qkv, mask))
 
@@ -236,12 +256,13 @@ def with_flex(
     return {**found, **more}, ""
 
 
-def gathered(mask: torch.Tensor) -> float:
+def gathered(case: Attended, mask: torch.Tensor) -> float:
     """Share of all steps of keys that tiles of queries take, on a GPU."""
-    listed = list_mask(mask, (1, 1, *mask.shape), gradients=False)
+    shape = 1, case.heads, *mask.shape
+    listed = list_mask(mask, shape, gradients=False, kv_heads=case.kv_heads)
     assert listed.queries is not None
-    tiles, most = math.ceil(len(mask) / QUERIES), math.ceil(len(mask) / KEYS)
-    return listed.queries.steps() / (tiles * most)
+    most = math.ceil(len(mask) / KEYS)
+    return listed.queries.steps() / (listed.queries.ids.shape[1] * most)
 
 
 def measure_attention(case: Attended, settings: GpuSettings) -> Row:
@@ -258,8 +279,8 @@ def measure_attention(case: Attended, settings: GpuSettings) -> Row:
 
 def square_facts(case: Attended, mask: torch.Tensor) -> dict[str, Any]:
     """Sizes, and how much of a mask tiles take."""
-    live = {"live": gathered(mask)} if mask.is_cuda else {}
-    return {"sizes": [case.heads, case.tokens, case.dim], **live}
+    live = {"live": gathered(case, mask)} if mask.is_cuda else {}
+    return {"sizes": [case.heads, case.kv_heads, case.tokens, case.dim], **live}
 
 
 def measured(

@@ -37,8 +37,9 @@ LIMIT = 0.015
 
 
 def list_training(quick: bool) -> list[Attended]:
-    """The cases that fit beside what torch keeps for gradients."""
-    return [case for case in list_attention(quick) if case.tokens <= 8192]
+    """The cases that fit beside what torch keeps for gradients, whose heads have their own keys."""
+    cases = list_attention(quick)
+    return [case for case in cases if case.tokens <= 8192 and case.share == 1]
 
 
 def wanted_gradients(qkv: Qkv, mask: torch.Tensor, down: torch.Tensor) -> list[torch.Tensor]:

@@ -52,9 +52,10 @@ def masked_attention(
     pattern may be new at every call: windows with keys that all see, packed documents, blocks,
     keys picked by a model. On CUDA every 64 queries gather the keys that any of them sees, so the
     work is that of live columns of 64 x 1; the list is made on the device, by one pass over the
-    mask (PIT, SOSP'23, section 3). Without gradients, up to 64 queries of heads that share keys and
-    the mask are one tile. Gradients take the same lists, and those of the queries that see every 64
-    keys. On CPUs, and for gradients of heads wider than 128, torch computes it of all keys.
+    mask (PIT, SOSP'23, section 3). Without gradients, the 64 are those of several heads where these
+    share keys and the mask: 8 queries of 8 heads, and only their keys. Gradients take lists of 64
+    queries of one head, and of the queries that see every 64 keys. On CPUs, and for gradients of
+    heads wider than 128, torch computes it of all keys.
 
     Parameters
     ----------

@@ -35,11 +35,11 @@ def mask_of(case: attention.Attended) -> Array:
 
 def test_every_shape_is_compiled_once_and_those_held_out_are_nobody_elses() -> None:
     full = attention.list_attention(False)
-    shapes = [(case.heads, case.tokens, case.dim) for case in full]
+    shapes = [(case.heads, case.kv_heads, case.tokens, case.dim) for case in full]
     assert len([shape for shape, _ in groupby(shapes)]) == len(set(shapes))
     held = {shape for shape, case in zip(shapes, full, strict=True) if case.held_out}
     others = {shape for shape, case in zip(shapes, full, strict=True) if not case.held_out}
-    assert len(held) == 2 and not held & others
+    assert len(held) == 3 and not held & others
     assert {case.kind for case in full} == {case.kind for case in CASES.values()}
 
 
@@ -80,6 +80,12 @@ def test_documents_are_packed_and_causal() -> None:
     assert np.array_equal(starts, np.cumsum(lengths) - lengths)
     assert np.array_equal(mask.sum(1), np.arange(6000) - first + 1)
     assert 300 < lengths.mean() < 800 and len(set(lengths)) > 3
+
+
+def test_tokens_pick_their_own_of_those_before() -> None:
+    mask = mask_of(attention.Attended("picked", 4, 1024, 16, density=0.1, share=2))
+    assert np.array_equal(mask, np.tril(mask)) and len(np.unique(mask, axis=0)) == 1024
+    assert (mask.sum() - 1024) / np.tril(np.ones(mask.shape), -1).sum() == pytest.approx(0.1, 0.03)
 
 
 # --------------------------------------------------------------------------------------------

@@ -98,9 +98,11 @@ def test_any_number_of_queries_and_keys(queries: int, keys: int, dtype: torch.dt
         ((8, 2), 5),
         ((32, 8), 16),
         ((40, 1), 2),
+        ((14, 2), 300),  # many of them: nine queries of seven heads are a tile
+        ((64, 1), 130),
     ],
 )
-def test_few_queries(heads: tuple[int, int], queries: int, dtype: torch.dtype) -> None:
+def test_heads_that_share_keys(heads: tuple[int, int], queries: int, dtype: torch.dtype) -> None:
     given = _operands(3, heads, queries, 5000, (128, 72), dtype)
     lengths = torch.tensor([4980, 70, 1300], device="cuda")[:, None] + torch.arange(
         queries, device="cuda"
