@@ -234,8 +234,9 @@ def flex(qkv: Qkv, mask: torch.Tensor) -> dict[str, Callable[[], Any]]:
 
 def runs(qkv: Qkv, mask: torch.Tensor, device: str) -> tuple[dict[str, Callable[[], Any]], str]:
     """Every contender; and why there is no ``flex``, or nothing."""
-    q, *rest = qkv
-    k, v = (each.repeat_interleave(q.shape[1] // each.shape[1], dim=1) for each in rest)
+    q, k, v = qkv
+    if k.shape[1] < q.shape[1]:
+        k, v = (each.repeat_interleave(q.shape[1] // each.shape[1], dim=1) for each in (k, v))
     found: dict[str, Callable[[], Any]] = {
         "pit": lambda: masked_attention(*qkv, mask),
         "sdpa": lambda: scaled_dot_product_attention(q, k, v, attn_mask=mask),
