@@ -12,6 +12,7 @@ from tvm.ir.instrument import pass_instrument
 from ..schedules import generic
 from ..target import TargetInfo
 from ..transform.pipeline import lower
+from ..transform.spell_functions import spell_functions
 from ..transform.unalign import unalign
 from .faults import faults_as_unsupported
 from .legalize import legalize
@@ -93,7 +94,7 @@ def _called(module: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
 
 def _scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """A function with its loops on threads, as annotations that pit-tvm's pipeline lowers."""
-    sch = s_tir.Schedule(unalign(func).with_attr("global_symbol", "main"))
+    sch = s_tir.Schedule(spell_functions(unalign(func)).with_attr("global_symbol", "main"))
     generic.apply(sch)
     (found,) = sch.mod.functions.values()
     return found.without_attr("global_symbol")
