@@ -106,6 +106,8 @@ ORDER = {
         "insert_sread_swrite",
         "split_epilogue",
         "spell_functions",
+        "merge_loops",
+        "bind_names",
         "fold_waits",
         "lower_dynamic_extent",
         "lower_early_exit",
