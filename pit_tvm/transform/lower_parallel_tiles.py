@@ -10,7 +10,7 @@ from ..primitive.checks import is_one, uses_any
 from ..primitive.parallel_tiles import PARALLEL_RUNS, PARALLEL_TILES
 from .axis_map import Expr
 
-_RUNS = 64  # for any number of threads
+_RUNS = 256  # of which each of many threads still has some
 
 
 def lower_parallel_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:

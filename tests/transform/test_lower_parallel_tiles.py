@@ -111,7 +111,7 @@ def test_runs_of_steps_are_one_loop_inside_of_another():
     @T.prim_func(s_tir=True)
     def after(A: T.Buffer((4, 10), "float32"), n: T.int32):
         steps = T.bind(n * 4)
-        runs = T.bind(T.min(steps, 64))
+        runs = T.bind(T.min(steps, 256))
         for run in T.parallel(runs):
             for s in T.serial(
                 run * T.truncdiv(steps, T.max(runs, 1))
@@ -128,7 +128,7 @@ def test_runs_of_steps_are_one_loop_inside_of_another():
     check(before, after)
 
 
-@pytest.mark.parametrize("steps", [0, 1, 5, 63, 64, 65, 127, 128, 1000])
+@pytest.mark.parametrize("steps", [0, 1, 5, 255, 256, 257, 511, 512, 5000])
 def test_runs_do_every_step_once(steps: int):
     @T.prim_func(s_tir=True)
     def count(a: T.handle):

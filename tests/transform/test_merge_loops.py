@@ -94,7 +94,7 @@ def test_stages_share_loops_as_deep_as_they_are_alike():
         check([x, out], [values], (rows, 8))
 
 
-@pytest.mark.parametrize("rows", [0, 1, 63, 64, 65, 300])
+@pytest.mark.parametrize("rows", [0, 1, 85, 86, 255, 256, 257, 600])
 def test_steps_in_runs_are_each_done_once(rows: int):
     x = live(3, 4)
     turned = te.compute((3, x.shape[0], 4), lambda h, t, d: x[t, h, d] + 1.0, name="turned")
