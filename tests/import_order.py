@@ -108,6 +108,7 @@ ORDER = {
         "spell_functions",
         "merge_loops",
         "bind_names",
+        "sum_in_lanes",
         "fold_waits",
         "lower_dynamic_extent",
         "lower_early_exit",

@@ -15,6 +15,7 @@ from ..transform.bind_names import bind_names
 from ..transform.merge_loops import merge_loops
 from ..transform.pipeline import lower
 from ..transform.spell_functions import spell_functions
+from ..transform.sum_in_lanes import sum_in_lanes
 from ..transform.unalign import unalign
 from .faults import faults_as_unsupported
 from .legalize import legalize
@@ -114,8 +115,8 @@ def _pipeline() -> Any:
         theirs: dict[ir.GlobalVar, Any] = {}
         for var, func in mod.functions_items():
             (ours if SCHEDULED in (func.attrs or {}) else theirs)[var] = func
-        named = lower(tvm.IRModule(theirs))
-        lowered = passes(tvm.IRModule({v: bind_names(f) for v, f in named.functions_items()}))
+        loops = lower(tvm.IRModule(theirs)).functions_items()
+        lowered = passes(tvm.IRModule({v: bind_names(sum_in_lanes(f)) for v, f in loops}))
         config = tvm.transform.PassContext.current().config
         with tvm.transform.PassContext(config=config, instruments=[_AsAllocated()]):
             lowered.update(passes(lower(tvm.IRModule(ours))))
