@@ -75,18 +75,10 @@ def _fuse(loop: tirx.For) -> tirx.Stmt:
 
 def _in_runs(fused: ir.Var, total: Expr, body: tirx.Stmt) -> tirx.Stmt:
     """A loop in runs whose lengths differ by no more than one step."""
-    dtype = str(fused.ty.dtype)
-    zero, one = tirx.const(0, dtype), tirx.const(1, dtype)
-    run, steps, runs = (tirx.Var(name, dtype) for name in ("run", "steps", "runs"))
-    some = tirx.max(runs, one)  # as above
-    whole, rest = tirx.truncdiv(steps, some), tirx.truncmod(steps, some)
-    first = run * whole + tirx.min(run, rest)
-    own = whole + tirx.Select(run < rest, one, zero)
-    inner = tirx.For(fused, first, own, tirx.ForKind.SERIAL, body)
-    return tirx.SeqStmt(
-        [
-            tirx.Bind(steps, total),
-            tirx.Bind(runs, tirx.min(steps, tirx.const(_RUNS, dtype))),
-            tirx.For(run, zero, runs, tirx.ForKind.PARALLEL, inner),
-        ]
-    )
+    run, runs = tirx.Var("run", "int64"), tirx.const(_RUNS, "int64")
+    # Divided by a constant: TVM moves other divisions out of loops that they hold for.
+    steps = tirx.Cast("int64", total)
+    bounds = [tirx.truncdiv(steps * (run + n), runs) for n in (0, 1)]
+    first, last = (tirx.Cast(str(fused.ty.dtype), bound) for bound in bounds)
+    inner = tirx.For(fused, first, last - first, tirx.ForKind.SERIAL, body)
+    return tirx.For(run, tirx.const(0, "int64"), runs, tirx.ForKind.PARALLEL, inner)

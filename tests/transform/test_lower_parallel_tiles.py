@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from tvm import tirx
 from tvm.script import tirx as T
 
 from pit_tvm.errors import ScheduleError
@@ -101,45 +102,22 @@ def test_nest_in_which_nothing_repeats_is_a_loop_of_one_iteration():
     check(before, after)
 
 
-def test_runs_of_steps_are_one_loop_inside_of_another():
-    @T.prim_func(s_tir=True)
-    def before(A: T.Buffer((4, 10), "float32"), n: T.int32):
-        for p in T.serial(4, annotations={"pit.parallel_tiles": 2, "pit.parallel_runs": True}):
-            for t in range(n):
-                A[p, t] = T.float32(1)
-
-    @T.prim_func(s_tir=True)
-    def after(A: T.Buffer((4, 10), "float32"), n: T.int32):
-        steps = T.bind(n * 4)
-        runs = T.bind(T.min(steps, 256))
-        for run in T.parallel(runs):
-            for s in T.serial(
-                run * T.truncdiv(steps, T.max(runs, 1))
-                + T.min(run, T.truncmod(steps, T.max(runs, 1))),
-                run * T.truncdiv(steps, T.max(runs, 1))
-                + T.min(run, T.truncmod(steps, T.max(runs, 1)))
-                + (
-                    T.truncdiv(steps, T.max(runs, 1))
-                    + T.Select(run < T.truncmod(steps, T.max(runs, 1)), 1, 0)
-                ),
-            ):
-                A[T.truncdiv(s, T.max(n, 1)), T.truncmod(s, T.max(n, 1))] = T.float32(1)
-
-    check(before, after)
-
-
-@pytest.mark.parametrize("steps", [0, 1, 5, 255, 256, 257, 511, 512, 5000])
-def test_runs_do_every_step_once(steps: int):
+@pytest.mark.parametrize("steps", [0, 1, 5, 85, 86, 127, 128, 2000])
+def test_runs_do_every_step_of_a_nest_once(steps: int):
     @T.prim_func(s_tir=True)
     def count(a: T.handle):
         n = T.int32()
-        A = T.match_buffer(a, (n,), "int32")
-        for i in T.serial(n, annotations={"pit.parallel_tiles": 1, "pit.parallel_runs": True}):
-            A[i] = A[i] + 1
+        A = T.match_buffer(a, (3, n), "int32")
+        for p in T.serial(3, annotations={"pit.parallel_tiles": 2, "pit.parallel_runs": True}):
+            for t in range(n):
+                A[p, t] = A[p, t] + 1
 
-    done = np.zeros(steps, np.int32)
-    module = tvm.IRModule({"main": lower_parallel_tiles(count).with_attr("global_symbol", "main")})
-    sparse.build(module)(done)
+    lowered = lower_parallel_tiles(count)
+    run, inner = lowered.body, lowered.body.body
+    assert run.kind == tirx.ForKind.PARALLEL and int(run.extent) == 256
+    assert inner.kind == tirx.ForKind.SERIAL and isinstance(inner.body, tirx.BufferStore)
+    done = np.zeros((3, steps), np.int32)
+    sparse.build(tvm.IRModule({"main": lowered.with_attr("global_symbol", "main")}))(done)
     assert (done == 1).all()
 
 

@@ -148,6 +148,19 @@ def test_stages_that_read_other_tokens_come_after_all_of_them(make: Callable[...
     check([x, out], [values], (40, 5))
 
 
+@pytest.mark.parametrize("rows", [0, 1, 90])
+def test_nests_that_each_have_several_stages(rows: int):
+    n = te.var("n")
+    x = te.placeholder((n, n), name="x")
+    more = te.compute(x.shape, lambda i, j: x[i, j] + 1.0, name="more")
+    twice = te.compute(x.shape, lambda i, j: more[i, j] * 2.0, name="twice")
+    turned = te.compute(x.shape, lambda i, j: twice[n - 1 - i, n - 1 - j] - 1.0, name="turned")
+    out = te.compute(x.shape, lambda i, j: turned[i, j] * 3.0, name="out")
+    assert nests(merge_loops(te.create_prim_func([x, out]))) == 2
+    values = sparse.random(np.random.default_rng(), (rows, rows), "float32")
+    check([x, out], [values], values.shape)
+
+
 def test_rows_stay_vectors_where_other_stages_lack_their_outer_loop():
     x, mask = live(7, 6), te.placeholder((7, 6), name="mask")
     kept = te.compute((7, 6), lambda i, j: mask[i, j] * 2.0, name="kept")
