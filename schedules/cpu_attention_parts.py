@@ -9,7 +9,7 @@ from tvm import tirx
 from tvm.ir import Expr
 from tvm.script import tirx as T
 
-from pit_tvm.op.epilogue import exp
+from pit_tvm.op.elementary import exp_down
 from pit_tvm.windows import Window
 
 from .cpu_rows import float_bytes
@@ -73,7 +73,7 @@ class AttentionForm:
 def decay(x: Expr) -> Expr:
     """exp(x) for float32 x <= 0, relative error 2e-7; NaN stays NaN."""
     lowest = T.float32(LOWEST_EXP)
-    return exp(tirx.Select(x < lowest, lowest, x))
+    return exp_down(tirx.Select(x < lowest, lowest, x))
 
 
 @T.meta_class

@@ -39,6 +39,7 @@ ORDER = {
     "reference": ("ops", "attention", "index"),
     "op": (
         "arguments",
+        "elementary",
         "epilogue",
         "contraction",
         "matmul",
@@ -104,6 +105,10 @@ ORDER = {
         "remap_axes",
         "insert_sread_swrite",
         "split_epilogue",
+        "spell_functions",
+        "merge_loops",
+        "bind_names",
+        "sum_in_lanes",
         "fold_waits",
         "lower_dynamic_extent",
         "lower_early_exit",

@@ -11,7 +11,11 @@ from tvm.ir.instrument import pass_instrument
 
 from ..schedules import generic
 from ..target import TargetInfo
+from ..transform.bind_names import bind_names
+from ..transform.merge_loops import merge_loops
 from ..transform.pipeline import lower, unchecked
+from ..transform.spell_functions import spell_functions
+from ..transform.sum_in_lanes import sum_in_lanes
 from ..transform.unalign import unalign
 from .faults import faults_as_unsupported
 from .legalize import legalize
@@ -91,7 +95,9 @@ def _called(module: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
 
 def _scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """A function with its loops on threads, as annotations that pit-tvm's pipeline lowers."""
-    sch = s_tir.Schedule(unalign(func).with_attr("global_symbol", "main"))
+    sch = s_tir.Schedule(
+        merge_loops(spell_functions(unalign(func))).with_attr("global_symbol", "main")
+    )
     generic.apply(sch)
     (found,) = sch.mod.functions.values()
     return found.without_attr("global_symbol")
@@ -107,7 +113,8 @@ def _pipeline() -> Any:
         theirs: dict[ir.GlobalVar, Any] = {}
         for var, func in mod.functions_items():
             (ours if SCHEDULED in (func.attrs or {}) else theirs)[var] = func
-        lowered = passes(lower(tvm.IRModule(theirs)))
+        loops = lower(tvm.IRModule(theirs)).functions_items()
+        lowered = passes(tvm.IRModule({v: bind_names(sum_in_lanes(f)) for v, f in loops}))
         config = tvm.transform.PassContext.current().config
         with tvm.transform.PassContext(config=config, instruments=[_AsAllocated()]):
             lowered.update(passes(lower(tvm.IRModule(ours))))

@@ -11,10 +11,14 @@ from ..errors import ScheduleError, mismatch
 from .checks import check_serial, loop_of, reducing_over
 
 PARALLEL_TILES = "pit.parallel_tiles"
+PARALLEL_RUNS = "pit.parallel_runs"
 
 
-def parallel_tiles(sch: s_tir.Schedule, loops: Sequence[Any]) -> None:
+def parallel_tiles(sch: s_tir.Schedule, loops: Sequence[Any], *, runs: bool = False) -> None:
     """Spread a perfect nest of serial loops, outermost first, over the threads as one loop.
+
+    With ``runs`` in runs of steps, each by one thread, which share the scratch of a step: to ask
+    for it at every one takes as long as a short one.
 
     Recorded as an annotation with the nest's depth, because ``fuse`` would hide a dynamic extent
     in a division; :func:`pit_tvm.transform.lower_parallel_tiles` fuses after extents are known.
@@ -54,3 +58,5 @@ def parallel_tiles(sch: s_tir.Schedule, loops: Sequence[Any]) -> None:
             got = f"the one of block {summing[0].name_hint}"
             raise ScheduleError(mismatch(what, "no reduction over it", got))
     sch.annotate(loops[0], PARALLEL_TILES, len(nest))
+    if runs:
+        sch.annotate(loops[0], PARALLEL_RUNS, True)

@@ -23,6 +23,7 @@ from ..target import TargetInfo, lacking, refuse_fork, resolve_target
 from ..transform.apply_mask import apply_mask
 from ..transform.insert_sread_swrite import SparseForm, insert_sread_swrite
 from ..transform.pipeline import lower, unchecked
+from ..transform.spell_functions import spell_functions
 from ..transform.split_epilogue import dead_value, split_epilogue
 from ..transform.unalign import unalign
 from .argument import Argument, check_number, check_type
@@ -37,7 +38,7 @@ _GENERIC_TILE = 16  # positions to a parallel step of the generic schedule
 
 def plain(func: tirx.PrimFunc) -> tvm.IRModule:
     """A function under the generic schedule, lowered, as ``main``."""
-    sch = s_tir.Schedule(unalign(func).with_attr("global_symbol", "main"))
+    sch = s_tir.Schedule(spell_functions(unalign(func)).with_attr("global_symbol", "main"))
     generic.apply(sch)
     return lower(sch.mod)
 

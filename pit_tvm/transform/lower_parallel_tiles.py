@@ -7,8 +7,10 @@ from tvm import ir, tirx
 
 from ..errors import ScheduleError, mismatch
 from ..primitive.checks import is_one, uses_any
-from ..primitive.parallel_tiles import PARALLEL_TILES
+from ..primitive.parallel_tiles import PARALLEL_RUNS, PARALLEL_TILES
 from .axis_map import Expr
+
+_RUNS = 256  # of which each of many threads still has some
 
 
 def lower_parallel_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -48,8 +50,10 @@ def _nest(loop: tirx.For) -> list[tirx.For]:
     return nest
 
 
-def _fuse(loop: tirx.For) -> tirx.For:
-    nest = _nest(loop)
+def _fuse(loop: tirx.For) -> tirx.Stmt:
+    nest, runs = _nest(loop), PARALLEL_RUNS in loop.annotations
+    # Nothing is negative, which TVM cannot prove of runs.
+    div, mod = (tirx.truncdiv, tirx.truncmod) if runs else (tirx.floordiv, tirx.floormod)
     dtype = str(loop.loop_var.ty.dtype)
     zero, one = tirx.const(0, dtype), tirx.const(1, dtype)
     values: dict[ir.Var, Expr] = {part.loop_var: zero for part in nest}
@@ -60,8 +64,21 @@ def _fuse(loop: tirx.For) -> tirx.For:
         # An empty nest never runs its body; the maximum keeps the division defined all the same.
         extent = tirx.max(part.extent, one)
         last = part.same_as(real[0])
-        values[part.loop_var] = rest if last else tirx.floormod(rest, extent)
-        rest = rest if last else tirx.floordiv(rest, extent)
+        values[part.loop_var] = rest if last else mod(rest, extent)
+        rest = rest if last else div(rest, extent)
         total = total * part.extent
     body = tvm_ffi.structural_map(nest[-1].body, [(ir.Var, lambda v: values.get(v, v))])
+    if runs:
+        return _in_runs(fused, total, body)
     return tirx.For(fused, zero, total, tirx.ForKind.PARALLEL, body)
+
+
+def _in_runs(fused: ir.Var, total: Expr, body: tirx.Stmt) -> tirx.Stmt:
+    """A loop in runs whose lengths differ by no more than one step."""
+    run, runs = tirx.Var("run", "int64"), tirx.const(_RUNS, "int64")
+    # Divided by a constant: TVM moves other divisions out of loops that they hold for.
+    steps = tirx.Cast("int64", total)
+    bounds = [tirx.truncdiv(steps * (run + n), runs) for n in (0, 1)]
+    first, last = (tirx.Cast(str(fused.ty.dtype), bound) for bound in bounds)
+    inner = tirx.For(fused, first, last - first, tirx.ForKind.SERIAL, body)
+    return tirx.For(run, tirx.const(0, "int64"), runs, tirx.ForKind.PARALLEL, inner)

@@ -37,6 +37,15 @@ def test_outermost_loop_is_annotated_with_the_depth_of_the_nest():
     assert_schedules(sch, filled, after)
 
 
+def test_runs_are_one_more_annotation():
+    sch, loops = schedule()
+    parallel_tiles(sch, loops[:2], runs=True)
+    notes = {name: int(value) for name, value in sch.get(loops[0]).annotations.items()}
+    assert notes == {"pit.parallel_tiles": 2, "pit.parallel_runs": 1}
+    after = sch.mod["main"]
+    assert_schedules(sch, filled, after)
+
+
 def test_no_loop():
     sch, _ = schedule()
     with refused("parallel_tiles: loops: expected at least one, got none"):

@@ -87,6 +87,19 @@ def test_threads_share_the_first_loop_of_several_steps(shape: tuple[int, ...], s
     assert (got == 2).all()
 
 
+def test_threads_share_more_loops_where_one_inside_takes_nobody_knows_how_many():
+    few, rows = te.var("few"), te.var("rows")
+    x = te.placeholder((few, 3, rows, 5), name="x")
+    out = te.compute(x.shape, lambda *at: x[at] + 1.0, name="out")
+    script = lowered(unalign(te.create_prim_func([x, out])))
+    shared = script.split("T.parallel(")[1].splitlines()[0]
+    assert script.count("for ") == 2 and "few" in shared and "rows" in shared and "3" in shared
+    for shape in ((2, 3, 7, 5), (0, 3, 7, 5), (2, 3, 0, 5)):
+        got = sparse.poisoned(shape, "float32")
+        kernel([x, out])(np.ones(shape, np.float32), got)
+        assert (got == 2).all()
+
+
 def test_added_results_are_not_written_by_two_threads():
     func = te.create_prim_func(op.matmul(6, 5, 7))
     split = insert_sread_swrite(func, MicroTile("lhs", "m", 0, (1, 4)), SparseForm(2))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import tvm
+from tvm import tirx
 from tvm.script import tirx as T
 
 from pit_tvm.errors import ScheduleError
 from pit_tvm.transform.lower_parallel_tiles import lower_parallel_tiles
+from tests.schedules import sparse
 
 
 def check(before: Any, after: Any) -> None:
@@ -97,6 +100,25 @@ def test_nest_in_which_nothing_repeats_is_a_loop_of_one_iteration():
             A[0, 0] = T.float32(1)
 
     check(before, after)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 5, 85, 86, 127, 128, 2000])
+def test_runs_do_every_step_of_a_nest_once(steps: int):
+    @T.prim_func(s_tir=True)
+    def count(a: T.handle):
+        n = T.int32()
+        A = T.match_buffer(a, (3, n), "int32")
+        for p in T.serial(3, annotations={"pit.parallel_tiles": 2, "pit.parallel_runs": True}):
+            for t in range(n):
+                A[p, t] = A[p, t] + 1
+
+    lowered = lower_parallel_tiles(count)
+    run, inner = lowered.body, lowered.body.body
+    assert run.kind == tirx.ForKind.PARALLEL and int(run.extent) == 256
+    assert inner.kind == tirx.ForKind.SERIAL and isinstance(inner.body, tirx.BufferStore)
+    done = np.zeros((3, steps), np.int32)
+    sparse.build(tvm.IRModule({"main": lowered.with_attr("global_symbol", "main")}))(done)
+    assert (done == 1).all()
 
 
 def test_nest_with_something_between_its_loops():
