@@ -112,6 +112,40 @@ def _variance_and_mean(
     return torch.var(x, dim, correction=by, keepdim=keepdim), torch.mean(x, dim, keepdim)
 
 
+def _variance(
+    x: Tensor,
+    dim: list[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> Any:
+    """Of unknown numbers of elements, which TVM divides by no corrected one."""
+    axes = range(x.dim()) if not dim else dim
+    number = math.prod(x.shape[axis] for axis in axes)
+    by = 1 if correction is None else correction
+    if isinstance(number, int) or by not in (0, 1):  # a negative number counts as 0 in torch
+        return NotImplemented
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    apart = (wide - wide.mean(list(axes), keepdim=True)).square().mean(list(axes), keepdim)
+    return (apart * number / (number - int(by)) if by else apart).to(x.dtype)
+
+
+def _leaky(
+    x: Tensor,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: Any = None,
+) -> Any:
+    """A random slope below 0; the one in the middle outside of training."""
+    return NotImplemented if training else torch.where(x > 0, x, x * ((lower + upper) / 2))
+
+
+def _leaky_and_noise(x: Tensor, _: Tensor, *slopes: Any) -> Any:
+    found = _leaky(x, *slopes)
+    return found if found is NotImplemented else (found, torch.empty_like(x))
+
+
 def _hypotenuse(x: Tensor, y: Tensor) -> Tensor:
     """Without squares of large numbers."""
     x, y = x.abs(), y.abs()
@@ -282,6 +316,10 @@ _ATEN, _PIT = torch.ops.aten, torch.ops.pit_tvm
 _OURS = {
     _ATEN.native_group_norm.default: _group_norm,
     _ATEN.var_mean.correction: _variance_and_mean,
+    _ATEN.var.correction: _variance,
+    _ATEN.rrelu.default: _leaky,
+    _ATEN.rrelu_.default: _leaky,
+    _ATEN.rrelu_with_noise_functional.default: _leaky_and_noise,
     _ATEN.hypot.default: _hypotenuse,
     _ATEN.signbit.default: _is_negative,
     _ATEN.copysign.Tensor: _with_sign,

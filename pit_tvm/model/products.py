@@ -15,6 +15,7 @@ from tvm import relax
 from tvm.relax.frontend.torch.base_fx_graph_translator import BaseFXGraphImporter
 
 from .grouped import grouped_linear
+from .recurrence import convert_recurrence
 from .wide import NARROW, WIDE
 
 #: What one of torch's operators becomes.
@@ -30,6 +31,7 @@ def product_converters() -> dict[str, Convert]:
         "scaled_dot_product_attention.default": _attention,
         "topk.default": _topk,
         "grouped_linear.default": _grouped,
+        "recurrence.default": convert_recurrence,
     }
 
 
