@@ -32,6 +32,7 @@ LAYERS = (
     ("cli_explain",),
     ("cli_build", "cli_tune"),
     ("cli",),
+    ("__main__",),
 )
 
 # A file imports only files listed before it; a folder's __init__ comes last.
