@@ -307,6 +307,7 @@ ORDER = {
         "promotion",
         "converters",
         "real_sizes",
+        "complex_pairs",
         "deferred",
         "tracing",
         "exporting",

@@ -23,6 +23,7 @@ from ..errors import DTypeError, PitError, ShapeError, UnsupportedModel, mismatc
 from ..interrupts import pass_interrupts
 from ..quick_stacks import quick_stacks
 from ..runtime.cuda_arrays import dtype_name
+from .complex_pairs import complex_pairs, is_complex
 from .converters import converters
 from .counts import TOLD_APART, check_counts
 from .decomposing import decompose
@@ -237,6 +238,9 @@ def _check_outputs(program: ExportedProgram) -> None:
             got = getattr(spec.arg, "value", spec.arg.name)
             advice = "give back tensors only"
             raise UnsupportedModel(mismatch("model", "tensors as outputs", repr(got), advice))
+    if any(map(is_complex, program.graph.output_node().all_input_nodes)):
+        advice = "give back torch.view_as_real of them"
+        raise UnsupportedModel(mismatch("model", "real outputs", "complex numbers", advice))
 
 
 def _check_state(program: ExportedProgram) -> None:
@@ -284,6 +288,7 @@ class _Importer(ExportedProgramImporter):
         bound = {name: partial(convert, importer=self) for name, convert in ours.items()}
         every = super().create_convert_map() | bound
         every |= real_sizes(every, self)
+        every |= complex_pairs(every, self)
         return {name: _named(convert, self) for name, convert in every.items()}
 
 
@@ -334,6 +339,8 @@ def _named(
     def converted(node: fx.Node) -> Any:
         try:
             made = convert(node)
+            if is_complex(node):
+                return made
             _check_made(node, made)
             return _as_wide(node, made, importer)
         except PitError:
