@@ -297,6 +297,25 @@ def _bilinear(
     return (rows.unflatten(-1, (n, depth)) * y[:, None]).sum(-1)
 
 
+def _convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    turned: bool,
+    *others: Any,
+) -> Any:
+    """Of every place by itself, of one dimension of places, as a linear layer; others in 32 bits
+    instead of 16."""
+    by_place = x.dim() == 3 and weight.shape[2] == 1 and weight.shape[1] == x.shape[1]
+    if by_place and not turned and stride == [1] and padding == [0]:
+        return torch.nn.functional.linear(x.mT, weight.squeeze(-1), bias).mT
+    how = (stride, padding, dilation, turned, *others)
+    return _widened(_ATEN.convolution.default)(x, weight, bias, *how)
+
+
 def _widened(operator: Callable[..., Any]) -> Callable[..., Any]:
     """An operator of which TVM has none for 16 bits, in 32."""
 
@@ -338,12 +357,9 @@ _OURS = {
     _ATEN._cdist_forward.default: _distances,
     _ATEN._trilinear.default: _bilinear,
     _ATEN.adaptive_max_pool2d.default: _largest_of_parts,
-    **{
-        operator: _widened(operator)
-        for operator in (
-            _ATEN.convolution.default,
-            _ATEN._native_batch_norm_legit_no_training.default,
-        )
-    },
+    _ATEN.convolution.default: _convolution,
+    _ATEN._native_batch_norm_legit_no_training.default: _widened(
+        _ATEN._native_batch_norm_legit_no_training.default
+    ),
 }
 _BY_TORCH = [_ATEN._native_batch_norm_legit.no_stats]
