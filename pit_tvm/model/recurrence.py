@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import tvm_ffi
-from torch import fx
 from tvm import ir, relax
 from tvm.ir.op import register_op_attr
-from tvm.relax.frontend.torch.base_fx_graph_translator import BaseFXGraphImporter
 
 from ..errors import UnsupportedModel, mismatch
-from ..schedules.cpu_recurrence import GATES, KEPT, columns_of, recurrence
+from ..schedules.cpu_recurrence import GATES, KEPT, columns_of
+from ..schedules.cpu_recurrence import recurrence as loops
 from .rebuild import bindings_of, extents_of, is_op
 from .wide import WIDE
 
@@ -22,13 +22,17 @@ SCHEDULED = "pit.scheduled"
 _NAME = f"relax.{RECURRENCE}"
 
 
-def convert_recurrence(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
-    """``torch.ops.pit_tvm.recurrence``, in float32."""
-    *given, lengths, kind, backwards = importer.retrieve_args(node)
-    emit, dtype = importer.block_builder.emit, str(given[0].ty.dtype)
-    gates, weight, bias, state, memory = (
-        one if str(one.ty.dtype) == WIDE else emit(relax.op.astype(one, WIDE)) for one in given
-    )
+def recurrence(
+    emit: Callable[[relax.Expr], relax.Expr],
+    given: Sequence[relax.Expr],
+    lengths: relax.Expr,
+    kind: str,
+    backwards: bool,
+) -> relax.Expr:
+    """The states after every token, in float32: ``given`` are float32 gates of tokens, weight and
+    bias of states, and the states before the first token, as ``torch.ops.pit_tvm.recurrence`` takes
+    them; ``lengths`` int64."""
+    gates, weight, bias, *before = given
     width = int(extents_of(weight)[1])
     lacking = columns_of(kind, width) - GATES[kind] * width
     weight = emit(relax.op.permute_dims(weight))
@@ -36,8 +40,7 @@ def convert_recurrence(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Ex
         weight = emit(relax.op.concat([weight, relax.op.zeros((width, lacking), WIDE)], 1))
         bias = emit(relax.op.concat([bias, relax.op.zeros((lacking,), WIDE)], 0))
     how = ir.make_node("ir.DictAttrs", kind=kind, backwards=int(backwards))
-    found = emit(relax.Call(_operator(), [gates, weight, bias, state, memory, lengths], how))
-    return found if WIDE == dtype else emit(relax.op.astype(found, dtype))
+    return emit(relax.Call(_operator(), [gates, weight, bias, *before, lengths], how))
 
 
 def check_none(main: relax.Function) -> None:
@@ -63,7 +66,7 @@ def _legalized(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 @cache
 def _made(kind: str, width: int, backwards: bool) -> Any:
-    func = recurrence(kind, width, backwards).with_attr(SCHEDULED, True)
+    func = loops(kind, width, backwards).with_attr(SCHEDULED, True)
     return func.without_attr("global_symbol")
 
 
