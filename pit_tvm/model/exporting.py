@@ -24,7 +24,7 @@ _VIOLATED = "Constraints violated"
 # Tokens from which on torch traces: 2 for every number; it takes parts of a single one, as all but
 # the first of 2, or but the first and the last of 3, or what is left of few by strides, for
 # constants.
-_LEASTS = (2, 3, 4, 5, 8, 16)
+_LEASTS = (2, 3, 4, 8, 16)
 # What an error of torch.export says, and what helps.
 _ADVICE = (
     (
