@@ -314,8 +314,8 @@ def _threads(num_cores: Any) -> int:
     if asked is None:
         return cpus()
     try:
-        threads = int(asked)
-    except (TypeError, ValueError):
+        threads = int(str(asked))  # as text: True and 2.5 are no numbers of threads
+    except ValueError:
         threads = 0
     if not 1 <= threads <= MOST_THREADS:
         what = "target -num-cores" if num_cores is not None else _NUM_THREADS

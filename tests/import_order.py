@@ -32,6 +32,7 @@ LAYERS = (
     ("cli_explain",),
     ("cli_build", "cli_tune"),
     ("cli",),
+    ("__main__",),
 )
 
 # A file imports only files listed before it; a folder's __init__ comes last.
@@ -135,6 +136,7 @@ ORDER = {
         "cpu_attention_parts",
         "cpu_attention_scores",
         "cpu_attention",
+        "cpu_recurrence",
         "bits",
         "dependent",
         "hopper_knobs",
@@ -294,6 +296,7 @@ ORDER = {
         "counts",
         "wide",
         "grouped",
+        "recurrence",
         "spelled",
         "tidy",
         "nan",
@@ -310,7 +313,10 @@ ORDER = {
         "products",
         "promotion",
         "converters",
+        "real_sizes",
+        "complex_pairs",
         "deferred",
+        "tracing",
         "exporting",
         "onnx_sizes",
         "onnx_model",

@@ -325,3 +325,9 @@ def test_build_says_what_is_in_the_folder(
     assert main(["build", *arguments]) == 0
     assert asked == [{"m": 64, "n": 16, "k": 8}]
     assert str(tmp_path) in capsys.readouterr().out
+
+
+def test_the_package_is_the_command_too() -> None:
+    run = [sys.executable, "-m", "pit_tvm", "--version"]
+    found = subprocess.run(run, capture_output=True, text=True, check=True, timeout=120)
+    assert found.stdout == f"pit-tvm {__version__}\n"

@@ -101,6 +101,8 @@ def test_resolved_dictionary_resolves_to_the_same(machine) -> None:
         "llvm -mattr=avx2",
         'llvm "',
         "llvm -num-cores=many",
+        {"kind": "llvm", "num-cores": True},
+        {"kind": "llvm", "num-cores": 2.5},
         {"kind": "cuda", "arch": "sm_91"},
         {},
         7,

@@ -20,6 +20,7 @@ from .kernels import CpuKernels
 from .layers import Layers
 from .lowering import build
 from .outputs import Outputs
+from .recurrence import check_none
 from .rewrite import rewrite
 from .threshold import check_threshold
 
@@ -101,6 +102,7 @@ def compile(  # noqa: A001  (the name users know from TVM and torch)
     imported = import_model(model, example_inputs, mask)
     with quick_stacks():
         if device is not None:
+            check_none(imported.module["main"])
             return compile_for_gpu(imported, info, device, database, cuda_graphs, look)
         rewritten = rewrite(imported, CpuKernels(info), look)
     executable = build(rewritten.module, info)

@@ -53,6 +53,7 @@ def converters() -> dict[str, Convert]:
         "reshape.default": _reshape,
         "view.default": _reshape,
         "empty.memory_format": _empty,
+        "empty_permuted.default": _empty,
         "full.default": _full,
         "full_like.default": _full,
     } | dict.fromkeys(("squeeze.default", "squeeze.dim", "squeeze.dims"), _squeeze)

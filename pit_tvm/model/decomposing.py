@@ -112,6 +112,40 @@ def _variance_and_mean(
     return torch.var(x, dim, correction=by, keepdim=keepdim), torch.mean(x, dim, keepdim)
 
 
+def _variance(
+    x: Tensor,
+    dim: list[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> Any:
+    """Of unknown numbers of elements, which TVM divides by no corrected one."""
+    axes = range(x.dim()) if not dim else dim
+    number = math.prod(x.shape[axis] for axis in axes)
+    by = 1 if correction is None else correction
+    if isinstance(number, int) or by not in (0, 1):  # a negative number counts as 0 in torch
+        return NotImplemented
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    apart = (wide - wide.mean(list(axes), keepdim=True)).square().mean(list(axes), keepdim)
+    return (apart * number / (number - int(by)) if by else apart).to(x.dtype)
+
+
+def _leaky(
+    x: Tensor,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: Any = None,
+) -> Any:
+    """A random slope below 0; the one in the middle outside of training."""
+    return NotImplemented if training else torch.where(x > 0, x, x * ((lower + upper) / 2))
+
+
+def _leaky_and_noise(x: Tensor, _: Tensor, *slopes: Any) -> Any:
+    found = _leaky(x, *slopes)
+    return found if found is NotImplemented else (found, torch.empty_like(x))
+
+
 def _hypotenuse(x: Tensor, y: Tensor) -> Tensor:
     """Without squares of large numbers."""
     x, y = x.abs(), y.abs()
@@ -263,6 +297,25 @@ def _bilinear(
     return (rows.unflatten(-1, (n, depth)) * y[:, None]).sum(-1)
 
 
+def _convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    turned: bool,
+    *others: Any,
+) -> Any:
+    """Of every place by itself, of one dimension of places, as a linear layer; others in 32 bits
+    instead of 16."""
+    by_place = x.dim() == 3 and weight.shape[2] == 1 and weight.shape[1] == x.shape[1]
+    if by_place and not turned and stride == [1] and padding == [0]:
+        return torch.nn.functional.linear(x.mT, weight.squeeze(-1), bias).mT
+    how = (stride, padding, dilation, turned, *others)
+    return _widened(_ATEN.convolution.default)(x, weight, bias, *how)
+
+
 def _widened(operator: Callable[..., Any]) -> Callable[..., Any]:
     """An operator of which TVM has none for 16 bits, in 32."""
 
@@ -282,6 +335,10 @@ _ATEN, _PIT = torch.ops.aten, torch.ops.pit_tvm
 _OURS = {
     _ATEN.native_group_norm.default: _group_norm,
     _ATEN.var_mean.correction: _variance_and_mean,
+    _ATEN.var.correction: _variance,
+    _ATEN.rrelu.default: _leaky,
+    _ATEN.rrelu_.default: _leaky,
+    _ATEN.rrelu_with_noise_functional.default: _leaky_and_noise,
     _ATEN.hypot.default: _hypotenuse,
     _ATEN.signbit.default: _is_negative,
     _ATEN.copysign.Tensor: _with_sign,
@@ -300,12 +357,9 @@ _OURS = {
     _ATEN._cdist_forward.default: _distances,
     _ATEN._trilinear.default: _bilinear,
     _ATEN.adaptive_max_pool2d.default: _largest_of_parts,
-    **{
-        operator: _widened(operator)
-        for operator in (
-            _ATEN.convolution.default,
-            _ATEN._native_batch_norm_legit_no_training.default,
-        )
-    },
+    _ATEN.convolution.default: _convolution,
+    _ATEN._native_batch_norm_legit_no_training.default: _widened(
+        _ATEN._native_batch_norm_legit_no_training.default
+    ),
 }
 _BY_TORCH = [_ATEN._native_batch_norm_legit.no_stats]

@@ -14,15 +14,17 @@ from torch.export import Dim, ExportedProgram
 from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from ..errors import DTypeError, ShapeError, UnsupportedModel, mismatch
+from ..errors import DTypeError, PitError, ShapeError, UnsupportedModel, mismatch
 from ..torch.experts import experts_here
 from .deferred import unproven
 from .faults import CODE_FAULTS, LONGEST_MESSAGE
+from .tracing import Traceable
 
 _VIOLATED = "Constraints violated"
 # Tokens from which on torch traces: 2 for every number; it takes parts of a single one, as all but
-# the first of 2, or but the first and the last of 3, for constants.
-_LEASTS = (2, 3, 4)
+# the first of 2, or but the first and the last of 3, or what is left of few by strides, for
+# constants.
+_LEASTS = (2, 3, 4, 8, 16)
 # What an error of torch.export says, and what helps.
 _ADVICE = (
     (
@@ -31,7 +33,11 @@ _ADVICE = (
         "out of the model",
     ),
     ("not a known type", "let it return tensors only: config.use_cache = False in transformers"),
-    (_VIOLATED, "the model's code admits only some lengths or batches"),
+    (
+        _VIOLATED,
+        "the model's code admits only some lengths or batches; after a slice with a step, as "
+        "x[:, ::2], .contiguous() makes it admit all",
+    ),
 )
 
 
@@ -65,7 +71,7 @@ def export_program(
     training = {part: part.training for part in model.modules()}
     model.eval()
     try:
-        with torch.no_grad(), experts_here(model):
+        with torch.no_grad(), Traceable(), experts_here(model):
             return _export_from(model, example_inputs, mask, _LEASTS)
     finally:
         for part, was in training.items():
@@ -172,13 +178,19 @@ def _export_within_bounds(
     try:
         with _watching(model, shapes) if watched else nullcontext():
             program = torch.export.export(model, args, kwargs, **how)
+    except PitError:
+        raise
     except _Bounded as bounded:
         shapes = bounded.shapes
     except torch._dynamo.exc.UserError as error:
         fixes = str(error).split("\n\n")[0]
         if tries > 1 and "Suggested fixes" in fixes:
-            shapes = refine_dynamic_shapes_from_suggested_fixes(fixes, shapes)
+            fixed = refine_dynamic_shapes_from_suggested_fixes(fixes, shapes)
             tries -= 1
+        else:
+            fixed = None
+        if fixed is not None and not _ties(fixed):
+            shapes = fixed
         elif refused is not None or _VIOLATED not in fixes:
             raise _unsupported(error) from error
         else:
@@ -190,6 +202,15 @@ def _export_within_bounds(
             raise _unsupported(refused) from refused
         return program
     return _export_within_bounds(model, args, kwargs, shapes, tries, refused, watched=False)
+
+
+def _ties(shapes: Any) -> bool:
+    """Whether an extent is one of another number only, as all even ones are."""
+    return any(
+        not isinstance(size, int) and isinstance(size, Dim) and hasattr(size, "root")
+        for sizes in shapes.values()
+        for size in (sizes or {}).values()
+    )
 
 
 class _Bounded(Exception):

@@ -23,6 +23,7 @@ from ..errors import DTypeError, PitError, ShapeError, UnsupportedModel, mismatc
 from ..interrupts import pass_interrupts
 from ..quick_stacks import quick_stacks
 from ..runtime.cuda_arrays import dtype_name
+from .complex_pairs import complex_pairs, is_complex
 from .converters import converters
 from .counts import TOLD_APART, check_counts
 from .decomposing import decompose
@@ -34,6 +35,7 @@ from .onnx_model import is_onnx, read_onnx
 from .plane import BATCH, TOKENS, Bound
 from .products import product_converters
 from .promotion import promoting_converters
+from .real_sizes import real_sizes
 from .rebuild import bindings_of, extents_of, same_extents
 
 # The least extent that torch traces as dynamic: it takes 0 and 1 for constants.
@@ -236,6 +238,9 @@ def _check_outputs(program: ExportedProgram) -> None:
             got = getattr(spec.arg, "value", spec.arg.name)
             advice = "give back tensors only"
             raise UnsupportedModel(mismatch("model", "tensors as outputs", repr(got), advice))
+    if any(map(is_complex, program.graph.output_node().all_input_nodes)):
+        advice = "give back torch.view_as_real of them"
+        raise UnsupportedModel(mismatch("model", "real outputs", "complex numbers", advice))
 
 
 def _check_state(program: ExportedProgram) -> None:
@@ -262,12 +267,15 @@ def _check_straight(main: relax.Function) -> None:
 # From torch's operators to Relax
 
 
-# What experts of transformers' models come to where they are exported by their own way.
-_OF_EXPERTS = "grouped_mm"
-_EXPERTS = (
-    "pass the module itself, or export it with experts of ours: pit_tvm.torch.register_experts(), "
-    'then model.set_experts_implementation("pit_tvm")'
-)
+# What is exported otherwise where a module is passed, and what helps: experts of transformers'
+# models, and recurrent networks.
+_BY_MODULES = {
+    "grouped_mm": "pass the module itself, or export it with experts of ours: "
+    "pit_tvm.torch.register_experts(), then "
+    'model.set_experts_implementation("pit_tvm")',
+    "rnn_layer": "pass the module itself",
+    "packed_rows": "pass padded tokens: nothing but recurrent networks reads packed sequences",
+}
 
 
 class _Importer(ExportedProgramImporter):
@@ -279,6 +287,8 @@ class _Importer(ExportedProgramImporter):
         ours |= converters()
         bound = {name: partial(convert, importer=self) for name, convert in ours.items()}
         every = super().create_convert_map() | bound
+        every |= real_sizes(every, self)
+        every |= complex_pairs(every, self)
         return {name: _named(convert, self) for name, convert in every.items()}
 
 
@@ -299,7 +309,8 @@ def _translated(program: ExportedProgram) -> tvm.IRModule:
         missing = {place(n) for n in calls if operator_name(n) not in importer.convert_map}
         if missing:
             expected, got = "operators that TVM's importer knows", ", ".join(sorted(missing))
-            advice = _EXPERTS if _OF_EXPERTS in got else LEAVE_OUT
+            known = (advice for name, advice in _BY_MODULES.items() if name in got)
+            advice = next(known, LEAVE_OUT)
             raise UnsupportedModel(mismatch("model", expected, got, advice))
         with faults_as_unsupported("inputs and operators that TVM's importer knows"):
             return importer.from_exported_program(
@@ -328,6 +339,8 @@ def _named(
     def converted(node: fx.Node) -> Any:
         try:
             made = convert(node)
+            if is_complex(node):
+                return made
             _check_made(node, made)
             return _as_wide(node, made, importer)
         except PitError:

@@ -13,7 +13,7 @@ from ..schedules.cpu_attention import attention
 from ..schedules.cpu_rows import embedding_norm, residual_norm
 from ..target import TargetInfo
 from .attention import Attention
-from .lowering import SCHEDULED
+from .recurrence import SCHEDULED
 from .wide import NARROW, WIDE
 
 

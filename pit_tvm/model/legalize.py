@@ -9,7 +9,7 @@ from typing import Any
 import tvm
 from tvm import ir, relax, te, tirx, topi
 
-from . import grouped, nan
+from . import grouped, nan, recurrence
 from .nan import RULE, both, each, keeping, once, spread, wide
 from .rebuild import extents_of, is_at_most_one, is_number, is_one
 
@@ -28,6 +28,7 @@ def legalize(kept: Sequence[str] = ()) -> tvm.ir.transform.Pass:
         **nan.RULES,
         **_ARITHMETIC,
         **grouped.RULES,
+        **recurrence.RULES,
     }
     skipped = [f"relax.{name}" for name in kept]
     return relax.transform.LegalizeOps(own, skip_ops=skipped)

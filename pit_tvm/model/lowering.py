@@ -20,10 +20,8 @@ from ..transform.unalign import unalign
 from .faults import faults_as_unsupported
 from .legalize import legalize
 from .rebuild import is_op, rebuild, values_of
+from .recurrence import SCHEDULED
 from .wide import widen
-
-# Functions that bring a schedule of their own; the others get the generic one.
-SCHEDULED = "pit.scheduled"
 
 _PIPELINE = "pit_tvm"
 

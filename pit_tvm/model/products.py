@@ -15,6 +15,7 @@ from tvm import relax
 from tvm.relax.frontend.torch.base_fx_graph_translator import BaseFXGraphImporter
 
 from .grouped import grouped_linear
+from .recurrence import recurrence
 from .wide import NARROW, WIDE
 
 #: What one of torch's operators becomes.
@@ -30,6 +31,7 @@ def product_converters() -> dict[str, Convert]:
         "scaled_dot_product_attention.default": _attention,
         "topk.default": _topk,
         "grouped_linear.default": _grouped,
+        "recurrence.default": _recurrence,
     }
 
 
@@ -115,3 +117,12 @@ def _topk(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
 def _grouped(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
     x, weight, bias, ids, activation = importer.retrieve_args(node)
     return importer.block_builder.emit(grouped_linear(x, ids, weight, bias, activation))
+
+
+def _recurrence(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    """States of recurrent cells, in float32 inside."""
+    *given, lengths, kind, backwards = importer.retrieve_args(node)
+    emit, dtype = importer.block_builder.emit, str(given[0].ty.dtype)
+    wide = [one if str(one.ty.dtype) == WIDE else emit(relax.op.astype(one, WIDE)) for one in given]
+    found = recurrence(emit, wide, lengths, kind, backwards)
+    return found if dtype == WIDE else emit(relax.op.astype(found, dtype))

@@ -17,6 +17,7 @@ from .faults import faults_as_unsupported
 from .lowered import Lowered, lower
 from .plane import PLAIN, Plane, Roles, segments, tokens_place
 from .rebuild import describe, extents_of, is_number, is_one, is_op, same_extents, substitute
+from .recurrence import RECURRENCE
 
 # They order the elements along one axis.
 _IN_ORDER = ("sort", "argsort", "topk")
@@ -37,6 +38,8 @@ def why_not_token_wise(call: relax.Call, plane: Plane) -> str | None:
         return f"{describe(call)} computes with the number of tokens or sequences"
     if is_op(call, "reshape"):
         return _why_not_regrouped(call, plane)
+    if is_op(call, RECURRENCE):
+        return f"{describe(call)} takes a state from token to token, dead ones too"
     if is_op(call, *_IN_ORDER):
         return _why_not_ordered(call, plane, roles)
     return _why_not_proven(call, plane, roles) or _why_not_repeated(call, plane, roles)

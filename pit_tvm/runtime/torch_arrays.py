@@ -81,7 +81,9 @@ def check_own(name: str, array: Any, expected: str) -> None:
 
     check_plain(name, array, expected)
     if type(array).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        raise DTypeError(mismatch(name, expected, type(array).__name__))
+        got = type(array).__name__
+        advice = "functions of pit_tvm.torch can be exported" if got == "FakeTensor" else ""
+        raise DTypeError(mismatch(name, expected, got, advice))
 
 
 def check_contiguous(name: str, array: Any) -> None:

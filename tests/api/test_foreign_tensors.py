@@ -36,7 +36,7 @@ TENSORS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], type[PitError],
     "nested": (lambda x: nested(x, torch.strided), DTypeError, "a dense tensor .* nested tensor"),
     "jagged": (lambda x: nested(x, torch.jagged), DTypeError, "a dense tensor .* nested tensor"),
     "meta": (lambda x: x.to("meta"), DTypeError, "a tensor on the CPU, got meta"),
-    "fake": (fake, DTypeError, "a dense tensor on the CPU, got FakeTensor"),
+    "fake": (fake, DTypeError, "a dense tensor on the CPU, got FakeTensor; functions"),
 }
 
 
@@ -126,3 +126,18 @@ def test_ids_of_types_that_numpy_lacks_are_refused() -> None:
     ids = torch.zeros(3, dtype=torch.float8_e5m2)
     with pytest.raises(DTypeError, match=r"^sparsity: expected a type that numpy has, got torch\."):
         operator(lhs, rhs, sparsity=ids)
+
+
+def test_torch_compile_calls_an_operator_between_graphs() -> None:
+    operator, given = compiled(MATMUL, "float32", "lhs", Mask()), good()
+    expected = given["lhs"] @ given["rhs"] * 2
+
+    def twice(lhs: torch.Tensor, rhs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return operator(lhs, rhs, sparsity=mask) * 2
+
+    arrays = given["lhs"], given["rhs"], given["sparsity"]
+    found = torch.compile(twice, backend="eager")(*arrays)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"functions of pit_tvm\.torch"):
+        torch.compile(twice, backend="eager", fullgraph=True)(*arrays)

@@ -142,3 +142,33 @@ def test_gpt2_with_attention_of_torch() -> None:
     live = mask.bool()
     torch.testing.assert_close(found[live], expected[live], rtol=0, atol=1e-5)
     assert not found[~live].any()
+
+
+class ByPlace(torch.nn.Module):
+    """Convolutions, of which the first one treats every token by itself."""
+
+    def __init__(self, **how: object) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = torch.nn.Conv1d(8, 4, 1, **how)
+
+    def forward(self, input: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        return self.conv(input.mT).relu().mT
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("how", "alone"), [({}, True), ({"bias": False}, True), ({"groups": 2}, False)]
+)
+def test_convolutions_of_single_tokens_are_linear(
+    how: dict[str, object], alone: bool, dtype: torch.dtype
+) -> None:
+    model = ByPlace(**how).to(dtype).eval()
+    live = torch.tensor([[1, 1, 1, 0, 0], [0, 1, 0, 1, 1], [1, 1, 1, 1, 1]])
+    x = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
+    ours = compile(model, {"input": x, "attention_mask": live})
+    with torch.no_grad():
+        expected = model(x, live)[live > 0]
+    got = ours(input=x, attention_mask=live)[live > 0]
+    torch.testing.assert_close(got, expected, rtol=2e-2, atol=1e-2 if dtype.itemsize < 4 else 1e-5)
+    assert alone == (not any(d.whole for d in ours.decisions))

@@ -121,7 +121,7 @@ def test_other_faults_are_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> No
         raise torch._dynamo.exc.UserError(kind, words)
 
     monkeypatch.setattr(torch.export, "export", failing)
-    for times in (1, 7):  # with and without conditions, for three least lengths
+    for times in (1, 11):  # with and without conditions, for five least lengths
         with pytest.raises(UnsupportedModel):
             export_program(Conditioned(always), GIVEN, "attention_mask")
         assert len(tried) == times

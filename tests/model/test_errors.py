@@ -104,8 +104,8 @@ WRONG: dict[str, tuple[Forward, type[PitError], str]] = {
     ),
     "even lengths": (
         lambda self, x, ids, mask: x.reshape(x.shape[0], x.shape[1] // 2, 2, WIDTH).sum(2),
-        ShapeError,
-        r"dynamic length, got a length of .*2.* \* .*; the model's code admits no others",
+        UnsupportedModel,
+        "trace for every batch and length, got .*; the model's code admits only some lengths",
     ),
     "nothing as an output": (
         lambda self, x, ids, mask: {"x": x, "cache": None},
