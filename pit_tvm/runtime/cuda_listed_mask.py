@@ -162,8 +162,8 @@ class CudaMaskLists:
             given = tiled.shared, tiled.fit, max(1, spans)
             self.kernel("list", listed > 1)(lines, order, *given, ids, bits, seen)
         alike, teams = tiled.batch * tiled.heads, THREADS // tiled.holders
-        given = tiled.tiles, _wanted(alike), alike, teams, lists.slots(tiled.tiles)
-        self.kernel("deal")(seen, *given, work)
+        dealt = tiled.tiles, _wanted(alike), alike, teams, lists.slots(tiled.tiles)
+        self.kernel("deal")(seen, *dealt, work)
         return lists
 
     def _lines(self, like: Any, planes: Sequence[int], rows: int, others: int) -> tuple[Any, Any]:

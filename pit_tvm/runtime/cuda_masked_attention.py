@@ -140,7 +140,7 @@ class CudaMaskedAttention(FamilyKernels):
             (True, keys, (k_rows, v_rows, q_rows, down, result, dk, dv)),
         ):
             tile, seen = GradientTile(*sizes, of_keys), lists[of_keys]
-            tiled = Tiled(*shape[:2], rows)
+            tiled = Tiled(shape[0], shape[1], rows)
             parts = self._parts(q, seen, tiled, tile.laid)
             gathered = (shape[2], width, 1) if of_keys else (keys, width, share)
             views = [one.view for one in operands]

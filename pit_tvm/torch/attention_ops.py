@@ -74,7 +74,7 @@ def list_keys(lines: torch.Tensor, planes: Sequence[int], shape: Sequence[int], 
 
 @list_keys.register_fake
 def _(lines: torch.Tensor, planes: Sequence[int], shape: Sequence[int], keys: int) -> _Four:
-    return _tensors(lines, shapes_of(len(lines), keys, shape[2], Tiled(*shape[:2], keys)))
+    return _tensors(lines, shapes_of(len(lines), keys, shape[2], Tiled(shape[0], shape[1], keys)))
 
 
 @_Operator
