@@ -188,20 +188,22 @@ def tiled_shape(shape: Sequence[int], kv_heads: int, planes: Sequence[int]) -> T
     where it has 64 heads.
     """
     batch, heads, queries, keys = shape
-    each = heads // max(1, kv_heads)
+    best = Tiled(batch, heads, queries)
     if planes[1] > 1 or not queries:
-        return Tiled(batch, heads, queries)
+        return best
+    each = heads // max(1, kv_heads)
+    for shared in range(2, min(each, QUERIES) + 1):  # torch.compile traces it, and knows no `max`
+        tiled = Tiled(batch, heads // shared, queries, shared)
+        if each % shared == 0 and (tiled.tiles == 1 or _gains(tiled, keys, planes)):
+            best = tiled
+    return best
 
-    def is_good(tiled: Tiled) -> bool:
-        if tiled.tiles == 1 or tiled.shared == 1:
-            return True
-        listed = planes[0] * tiled.tiles * _capacity(keys) * (1 + WORDS) * 4
-        full = tiled.shared * tiled.fit >= _FULL
-        return planes[2] > 1 and full and listed <= _MOST_LISTED
 
-    divisors = (each_of for each_of in range(1, min(each, QUERIES) + 1) if each % each_of == 0)
-    found = (Tiled(batch, heads // shared, queries, shared) for shared in divisors)
-    return max(filter(is_good, found), key=lambda tiled: tiled.shared, default=Tiled(*shape[:3]))
+def _gains(tiled: Tiled, keys: int, planes: Sequence[int]) -> bool:
+    """Whether heads of many queries may share tiles: queries see different keys, tiles are full,
+    and lists, of which there are the more, do not become too large."""
+    listed = planes[0] * tiled.tiles * _capacity(keys) * (1 + WORDS) * 4
+    return planes[2] > 1 and tiled.shared * tiled.fit >= _FULL and listed <= _MOST_LISTED
 
 
 def shapes_of(planes: int, told: int, others: int, tiled: Tiled) -> Iterator[tuple[int, ...]]:

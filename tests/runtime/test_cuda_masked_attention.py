@@ -337,6 +337,18 @@ def test_heads_that_see_the_same_share_tiles(
     assert tiled_shape(shape, kv_heads, planes) == tiled
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_torch_compile_traces_how_queries_are_tiles(dynamic: bool) -> None:
+    def tiled(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return q.new_zeros(tiled_shape((*q.shape[:3], k.shape[2]), k.shape[1], (1, 1, q.shape[2])))
+
+    torch._dynamo.reset()
+    traced = torch.compile(tiled, fullgraph=True, dynamic=dynamic, backend="eager")
+    for queries in (3, 300, 70):
+        q, k = torch.zeros(2, 8, queries, 4), torch.zeros(2, 2, 90, 4)
+        assert traced(q, k).shape == (2, 2, queries, 4)
+
+
 @pytest.mark.parametrize("near", [1, 2**14, 2**24])
 def test_heads_whose_ctas_run_side_by_side_change_nothing(
     attend: EmulatedAttention,
