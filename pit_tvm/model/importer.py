@@ -166,7 +166,7 @@ def _exported(
         program = model
     else:
         program = export_program(model, example_inputs, mask)
-    _check_outputs(program)
+    _check_ends(program)
     return program
 
 
@@ -232,15 +232,18 @@ def _is_tied(param: relax.Var, plane: Sequence[Any], size: int) -> bool:
     return fixed and not same_extents(found[:2], plane)
 
 
-def _check_outputs(program: ExportedProgram) -> None:
+def _check_ends(program: ExportedProgram) -> None:
     for spec in program.graph_signature.output_specs:
         if spec.kind is OutputKind.USER_OUTPUT and not isinstance(spec.arg, TensorArgument):
             got = getattr(spec.arg, "value", spec.arg.name)
             advice = "give back tensors only"
             raise UnsupportedModel(mismatch("model", "tensors as outputs", repr(got), advice))
-    if any(map(is_complex, program.graph.output_node().all_input_nodes)):
-        advice = "give back torch.view_as_real of them"
-        raise UnsupportedModel(mismatch("model", "real outputs", "complex numbers", advice))
+    given = [n for n in program.graph.nodes if n.name in program.graph_signature.user_inputs]
+    made = program.graph.output_node().all_input_nodes
+    for end, nodes in (("input", given), ("output", made)):
+        for node in filter(is_complex, nodes):
+            got, advice = node.meta["val"].dtype, f"make it torch.view_as_real of that {end}"
+            raise UnsupportedModel(mismatch("model", f"real numbers as {end}s", got, advice))
 
 
 def _check_state(program: ExportedProgram) -> None:

@@ -7,13 +7,12 @@ from typing import Any
 
 import tvm
 from tvm import ir, relax, s_tir, te, tirx
-from tvm.ir.instrument import pass_instrument
 
 from ..schedules import generic
 from ..target import TargetInfo
 from ..transform.bind_names import bind_names
 from ..transform.merge_loops import merge_loops
-from ..transform.pipeline import lower, unchecked
+from ..transform.pipeline import as_allocated, lower, unchecked
 from ..transform.spell_functions import spell_functions
 from ..transform.sum_in_lanes import sum_in_lanes
 from ..transform.unalign import unalign
@@ -112,23 +111,12 @@ def _pipeline() -> Any:
         for var, func in mod.functions_items():
             (ours if SCHEDULED in (func.attrs or {}) else theirs)[var] = func
         loops = lower(tvm.IRModule(theirs)).functions_items()
-        lowered = passes(tvm.IRModule({v: bind_names(sum_in_lanes(f)) for v, f in loops}))
-        config = tvm.transform.PassContext.current().config
-        with tvm.transform.PassContext(config=config, instruments=[_AsAllocated()]):
+        with as_allocated():
+            lowered = passes(tvm.IRModule({v: bind_names(sum_in_lanes(f)) for v, f in loops}))
             lowered.update(passes(lower(tvm.IRModule(ours))))
         return lowered
 
     return both, host, device
-
-
-@pass_instrument
-class _AsAllocated:
-    """Scratch stays as large as it was asked for: TVM takes long to find that of attention is no
-    smaller."""
-
-    def should_run(self, _: tvm.IRModule, info: tvm.transform.PassInfo) -> bool:
-        """Whether a pass is no other."""
-        return bool(info.name != "s_tir.CompactBufferAllocation")
 
 
 def stored_before_steps(module: tvm.IRModule) -> tvm.IRModule:

@@ -22,7 +22,7 @@ from ..structs import BlockMask, MicroTile, Tile
 from ..target import TargetInfo, lacking, refuse_fork, resolve_target
 from ..transform.apply_mask import apply_mask
 from ..transform.insert_sread_swrite import SparseForm, insert_sread_swrite
-from ..transform.pipeline import lower, unchecked
+from ..transform.pipeline import as_allocated, lower, unchecked
 from ..transform.spell_functions import spell_functions
 from ..transform.split_epilogue import dead_value, split_epilogue
 from ..transform.unalign import unalign
@@ -48,7 +48,7 @@ def _compile(mod: tvm.IRModule, target: dict[str, Any]) -> Any:
 
 
 def _compile_unchecked(mod: tvm.IRModule, target: dict[str, Any]) -> Any:
-    with unchecked():
+    with unchecked(), as_allocated():
         return _compile(mod, target)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
+from tvm.ir.instrument import pass_instrument
 
 from .fold_waits import fold_waits
 from .lower_atomic_adds import lower_atomic_adds
@@ -35,6 +36,20 @@ def unchecked() -> tvm.transform.PassContext:
     LLVM's time. Callers must, or an argument that is wrong ends the process."""
     config = dict(tvm.transform.PassContext.current().config) | {"tirx.disable_assert": True}
     return tvm.transform.PassContext(config=config)
+
+
+def as_allocated() -> tvm.transform.PassContext:
+    """The current context, but scratch stays as large as it is. `lower` has made it so; behind
+    loops that are fused TVM takes long to find the size, and names their variables outside."""
+    config = tvm.transform.PassContext.current().config
+    return tvm.transform.PassContext(config=config, instruments=[_AsAllocated()])
+
+
+@pass_instrument
+class _AsAllocated:
+    def should_run(self, _: tvm.IRModule, info: tvm.transform.PassInfo) -> bool:
+        """Whether a pass is no other."""
+        return bool(info.name != "s_tir.CompactBufferAllocation")
 
 
 def lower(mod: tvm.IRModule, dump: Callable[[str, str], None] | None = None) -> tvm.IRModule:
