@@ -74,9 +74,10 @@ class Lists(NamedTuple):
         """How the queries of a call are tiles of these lists; ShapeError if they cannot be."""
         batch, heads, rows = shape
         told, shared = self.planes[2:]
-        few = tiled_shape((*shape, 0), kv_heads, (*self.planes[:2], 1))
-        if told == few.tiles == Tiled(1, 1, rows, shared).tiles == 1:
-            return few  # whoever made them
+        if told == 1 and Tiled(1, 1, rows, shared).tiles == 1:
+            few = tiled_shape((*shape, 0), kv_heads, self.planes)
+            if few.tiles == 1:
+                return few  # whoever made them
         if told not in (1, rows) or heads // max(1, kv_heads) % shared:
             expected = f"one listed for {kv_heads} heads of keys"
             got = f"one of {told} rows for {shared} heads at once"
@@ -188,15 +189,14 @@ def tiled_shape(shape: Sequence[int], kv_heads: int, planes: Sequence[int]) -> T
     where it has 64 heads.
     """
     batch, heads, queries, keys = shape
-    best = Tiled(batch, heads, queries)
-    if planes[1] > 1 or not queries:
-        return best
     each = heads // max(1, kv_heads)
-    for shared in range(2, min(each, QUERIES) + 1):  # torch.compile traces it, and knows no `max`
-        tiled = Tiled(batch, heads // shared, queries, shared)
-        if each % shared == 0 and (tiled.tiles == 1 or _gains(tiled, keys, planes)):
-            best = tiled
-    return best
+    if planes[1] == 1 and queries:
+        for shared in range(min(each, QUERIES), 1, -1):
+            if each % shared == 0:
+                tiled = Tiled(batch, heads // shared, queries, shared)
+                if tiled.tiles == 1 or _gains(tiled, keys, planes):
+                    return tiled
+    return Tiled(batch, heads, queries)
 
 
 def _gains(tiled: Tiled, keys: int, planes: Sequence[int]) -> bool:
