@@ -7,6 +7,9 @@ is met (Milakov and Gimelshein, 2018). Scores that a query's bit excludes weigh 
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import tvm
 from tvm.script import tirx as T
 
@@ -27,8 +30,12 @@ from .dependent import after_predecessor
 from .hopper_combine import PACK
 
 
+@dataclass(frozen=True)
 class AttentionTile(ListedTile):
-    """Queries and keys are ``deep``, values ``wide``."""
+    """Queries and keys are ``deep``, values ``wide``; ``sinks``: the type of heads' sinks, if they
+    have any."""
+
+    sinks: str = ""
 
     @property
     def held(self) -> bool:
@@ -59,6 +66,7 @@ class AttentionTile(ListedTile):
 
 
 _MOST = 2.0**12  # that weights of a lane's query may add up to in a step, which float16 holds
+_LOG2_E = math.log2(math.e)
 _UNSEEN = -3.4028234663852886e38  # float32's lowest: with it for a peak, any score weighs too much
 
 
@@ -163,14 +171,17 @@ class _Queries(ListedRows):
             )
 
     @T.inline
-    def end(self, weights, at, queries, told, warp, lane):
+    def end(self, weights, at, queries, told, sinks, first, warp, lane):
         """``factor``: one by the sum of weights, 0 where no key is seen. ``told`` 1: its logarithm
-        to the base of 2 goes to ``weights``, of the scores as they are scaled; infinity for 0."""
+        to the base of 2 goes to ``weights``, of the scores as they are scaled; infinity for 0.
+        ``sinks`` are those of heads from ``first`` on."""
         for r in T.unroll(2):
             for s in T.unroll(2):
                 self.weight[r] = self.weight[r] + T.cuda.__shfl_xor_sync(
                     T.uint32(ALL), self.weight[r], 1 << s, 32
                 )
+            if self.tile.sinks != "":
+                self._sink(r, sinks, first + self.heads[warp * ROWS + r * 8 + T.truncdiv(lane, 4)])
             self.factor[r] = T.if_then_else(
                 self.weight[r] == T.float32(0), T.float32(0), T.float32(1) / self.weight[r]
             )
@@ -184,6 +195,14 @@ class _Queries(ListedRows):
                     self.peak[r] * self.scale + self.base[r],
                 )
 
+    @T.inline
+    def _sink(self, r, sinks, head):
+        """A head's sink is one more score, if a key is seen. Far above others it outweighs them."""
+        if self.weight[r] != T.float32(0):
+            sunk: T.let = T.cast(sinks[head], "float32") * T.float32(_LOG2_E)
+            T.ptx["ex2.approx.ftz.f32"](self.pair[0], sunk - self.peak[r] * self.scale)
+            self.weight[r] = self.weight[r] + self.pair[0]
+
 
 @T.jit
 def attention_by_lists(
@@ -196,6 +215,7 @@ def attention_by_lists(
     work_h: T.handle,
     laid_h: T.handle,
     arrived_h: T.handle,
+    sinks_h: T.handle,
     out_h: T.handle,
     weights_h: T.handle,
     ordered: T.int32,
@@ -234,6 +254,7 @@ def attention_by_lists(
     q_size, k_size, v_size, out_size = T.int64(), T.int64(), T.int64(), T.int64()
     planes, lines, capacity, places = T.int32(), T.int32(), T.int32(), T.int32()
     items, numbers, counters, told_rows = T.int32(), T.int32(), T.int32(), T.int64()
+    sunk = T.int32()
     q = T.match_buffer(q_h, (q_size,), tile.dtype, align=16)
     k = T.match_buffer(k_h, (k_size,), tile.dtype, align=16)
     v = T.match_buffer(v_h, (v_size,), tile.dtype, align=16)
@@ -243,6 +264,7 @@ def attention_by_lists(
     order = T.match_buffer(order_h, (planes, places), "int32", align=4)
     laid = T.match_buffer(laid_h, (numbers,), "float32", align=4)
     arrived = T.match_buffer(arrived_h, (counters,), "int32", align=4)
+    sinks = T.match_buffer(sinks_h, (sunk,), tile.sinks or "float32", align=2)
     out = T.match_buffer(out_h, (out_size,), tile.dtype, align=16)
     weights = T.match_buffer(weights_h, (told_rows,), "float32", align=4)
     T.device_entry()
@@ -320,7 +342,8 @@ def attention_by_lists(
         own.join(laid, arrived, own.number * slots, queries * shared, thread)
         if own.stores != 0:
             told_at: T.int64 = T.cast(own.number, "int64") * T.cast(queries * shared, "int64")
-            own.end(weights, told_at, queries, told, warp, lane)
+            first_head: T.let = own.head * shared
+            own.end(weights, told_at, queries, told, sinks, first_head, warp, lane)
             out_at: T.int64 = number * out_batch + own_head * out_head
             own.store(
                 own.sums, own.out, tile.wide, out, out_at, out_row, v_dim, warp, lane, out_jump
@@ -329,7 +352,7 @@ def attention_by_lists(
 
 def masked_attention(tile: AttentionTile) -> tvm.tirx.PrimFunc:
     """``out = softmax(scale * q @ k.T) @ v`` over the keys that lists name: q, k, v, ids, bits,
-    order, work, laid, arrived, out, weights, and numbers. Lists are those of
+    order, work, laid, arrived, sinks, out, weights, and numbers. Lists are those of
     `pit_tvm.runtime.cuda_mask_lists`, what CTAs do of `pit_tvm.runtime.cuda_mask_parts`.
 
     q, k, v and out: flat, of ``tile.dtype``; element ``c`` of a row lies at ``batch * *_batch +
@@ -346,7 +369,8 @@ def masked_attention(tile: AttentionTile) -> tvm.tirx.PrimFunc:
     zeros afterwards; the CTA that comes last adds them up in order. ``told`` 1: weights, flat
     [batch, heads, shared, queries], gets what gradients need of a query's weights, the logarithm of
     their sum to the base of 2. ``scale`` is positive and holds log2(e). A query that sees no key
-    gets zeros, and infinity.
+    gets zeros, and infinity. sinks: with ``tile.sinks``, for every head of queries the score of one
+    more key, whose value is 0 (Xiao and others, 2024), else any array.
 
     Raises
     ------

@@ -54,19 +54,26 @@ def _seen(window: Window, place: np.ndarray) -> np.ndarray:
 
 
 def masked_attention(
-    q: ArrayLike, k: ArrayLike, v: ArrayLike, mask: ArrayLike, scale: float
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    mask: ArrayLike,
+    scale: float,
+    sinks: ArrayLike | None = None,
 ) -> Float64:
     """softmax(scale * q k^T) v over the keys that ``mask`` lets each query see, zeros where it sees
     none: ``q [batch, heads, queries, dim]``, ``k`` and ``v [batch, kv_heads, keys, ..]``, ``mask``
-    of a shape that broadcasts to ``[batch, heads, queries, keys]``.
+    of a shape that broadcasts to ``[batch, heads, queries, keys]``. ``sinks`` as in `attention`.
     """
     query = live(q)
     share = query.shape[1] // np.shape(k)[1]
     key, value = (np.repeat(live(one), share, axis=1) for one in (k, v))
     scores = np.where(mask, query @ key.swapaxes(-1, -2) * scale, -np.inf)
-    peak = scores.max(axis=-1, keepdims=True, initial=-np.inf)
-    weights = np.exp(scores - np.where(np.isinf(peak), 0, peak))
-    total = weights.sum(axis=-1, keepdims=True)
+    sunk = np.full((1, 1, 1), -np.inf) if sinks is None else live(sinks)[:, None, None]
+    peak = np.maximum(scores.max(axis=-1, keepdims=True, initial=-np.inf), sunk)
+    peak = np.where(np.isinf(peak), 0, peak)
+    weights = np.exp(scores - peak)
+    total = weights.sum(axis=-1, keepdims=True) + np.exp(sunk - peak)
     shares = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
     return np.asarray(shares @ value)
 

@@ -12,7 +12,7 @@ from ..schedules.cuda_listed_products import STEP
 from ..schedules.cuda_listed_rows import MOST_WIDE
 from ..schedules.cuda_masked_attention import AttentionTile, masked_attention
 from ..schedules.hopper_knobs import ISA
-from . import cuda_arrays
+from .cuda_arrays import dtype_name, empty_of
 from .cuda_head_rows import HeadRows, fill_from, handed, in_pieces, room_for
 from .cuda_listed_mask import CudaMaskLists, Lists, Tiled
 from .cuda_modules import Kernel
@@ -42,7 +42,15 @@ class CudaMaskedAttention(FamilyKernels):
         self._memory = CudaWorkspace(_KEPT)
 
     def __call__(
-        self, q: Any, k: Any, v: Any, lists: Lists, scale: float, out: Any, weights: Any = None
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        lists: Lists,
+        scale: float,
+        out: Any,
+        weights: Any = None,
+        sinks: Any = None,
     ) -> None:
         """Write ``out``; queries that see no key get zeros.
 
@@ -78,12 +86,13 @@ class CudaMaskedAttention(FamilyKernels):
         shared, share = tiled.shared, tiled.heads // k.shape[1]
         given = [in_pieces(q, shared), in_pieces(k), in_pieces(v)]
         made = room_for(out, q.shape[1])
-        tile = AttentionTile(*self._tile(q, v))
+        tile = AttentionTile(*self._tile(q, v), "" if sinks is None else dtype_name(sinks))
         q_rows, k_rows, v_rows, rows = (handed(one, tile.dtype) for one in (*given, made))
         parts = self._parts(q, lists, tiled, tile.laid)
         beside = _beside(tiled, k.shape[2], q.shape[-1] + v.shape[-1], share)
         self.kernel(tile)(
             *(q_rows.view, k_rows.view, v_rows.view, *lists[:4], parts.laid, parts.arrived),
+            parts.laid if sinks is None else sinks.detach(),
             *(rows.view, parts.laid if weights is None else weights.view(-1), lists.ordered),
             *(parts.slots, int(weights is not None), tiled.batch, tiled.heads, beside),
             *(tiled.queries, shared, tiled.fit, given[0].shape[-1], given[2].shape[-1], share),
@@ -99,8 +108,9 @@ class CudaMaskedAttention(FamilyKernels):
         scale: float,
         results: tuple[Any, Any, Any],
         made: tuple[Any, Any, Any],
-    ) -> None:
-        """Write ``made``, the gradients to q, k and v.
+    ) -> Any:
+        """Write ``made``, the gradients to q, k and v; give, for those to sinks, the float32 sums
+        of each row's results by their gradients, flat [batch, heads, queries].
 
         Parameters
         ----------
@@ -124,7 +134,7 @@ class CudaMaskedAttention(FamilyKernels):
         if not (q.numel() and k.numel() and v.numel()):
             for one in made:
                 one.zero_()
-            return
+            return empty_of("float32", q, (results[2].numel(),)).zero_()
         shape, keys = tuple(q.shape), k.shape[2]
         _check_heads(q, v, MOST_WIDE_GRADIENT)
         q, k, v, dout, out = map(in_pieces, (*given, *results[:2]))
@@ -132,7 +142,7 @@ class CudaMaskedAttention(FamilyKernels):
         rooms = [room_for(one, shape[1]) for one in made]
         own = (handed(one, sizes[0]) for one in (q, k, v, dout, out, *rooms))
         q_rows, k_rows, v_rows, down, result, dq, dk, dv = own
-        drops = cuda_arrays.empty_of("float32", q, (weights.shape[0],))
+        drops = empty_of("float32", q, (weights.shape[0],))
         width, share = q.shape[-1] + v.shape[-1], shape[1] // k.shape[1]
         numbers = shape[2], q.shape[-1], v.shape[-1], share
         for of_keys, rows, operands in (
@@ -153,6 +163,7 @@ class CudaMaskedAttention(FamilyKernels):
             )
         for one, room in zip(made, rooms, strict=True):
             fill_from(one, room)
+        return drops
 
     def _parts(self, like: Any, lists: Lists, tiled: Tiled, laid: int) -> _Parts:
         """Room for the parts of cut lists, ``laid`` numbers of every thread."""
@@ -164,7 +175,7 @@ class CudaMaskedAttention(FamilyKernels):
     def _tile(self, q: Any, v: Any) -> tuple[str, int, int, bool]:
         """Type and widths of a tile, and whether its warps multiply as a group."""
         deep, wide = (-(-one.shape[-1] // STEP) * STEP for one in (q, v))
-        return cuda_arrays.dtype_name(q), deep, wide, self.arch == ISA
+        return dtype_name(q), deep, wide, self.arch == ISA
 
     def kernel(self, tile: AttentionTile) -> Kernel:
         """See `masked_attention`."""
@@ -195,8 +206,8 @@ class _Parts:
 
     def __init__(self, like: Any, number: int, laid: int, slots: int) -> None:
         self.slots = slots
-        self._laid = cuda_arrays.empty_of("float32", like, (max(1, number * laid),))
-        self.arrived = cuda_arrays.empty_of("int32", like, (max(1, number),)).zero_()
+        self._laid = empty_of("float32", like, (max(1, number * laid),))
+        self.arrived = empty_of("int32", like, (max(1, number),)).zero_()
         self.laid = view_of(self._laid, "float32")
 
 

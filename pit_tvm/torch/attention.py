@@ -16,7 +16,7 @@ from ..schedules.cuda_listed_rows import MOST_WIDE
 from . import attention_ops
 from .arguments import autocast, check_same_device, check_tensors, check_type
 from .dispatch import differentiated
-from .host import attention
+from .host import attention, sunk_attention
 from .listed_mask import (
     ListedMask,
     check_mask,
@@ -28,11 +28,7 @@ from .listed_mask import (
 
 _ON_CUDA = (torch.float16, torch.bfloat16)
 _TYPES = (*_ON_CUDA, torch.float32)
-# What layers of transformers may pass that neither their attention by torch nor ours takes.
-_NEITHER = {
-    **dict.fromkeys(("s_aux", "sinks"), "sinks"),
-    **dict.fromkeys(("indices", "block_indices"), "keys picked by their places"),
-}
+_UNKNOWN = "position_bias", "softcap"  # what layers of transformers may ask for, and we have not
 _LEAVE = "leave attn_implementation as it is"
 # Elements of keys from which on a single query gains more on the device than it takes of the host.
 _MANY = 2**25
@@ -45,6 +41,7 @@ def masked_attention(
     mask: torch.Tensor | ListedMask,
     *,
     scale: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``softmax(scale * q @ k.T) @ v`` over the keys that ``mask`` lets each query see.
 
@@ -70,6 +67,10 @@ def masked_attention(
         sees a key. Or what `list_mask` gave, where layers share a mask.
     scale
         Of the scores; ``1 / sqrt(dim)`` if None.
+    sinks
+        ``[heads]``, float32, float16 or bfloat16: for every head the score, as it is, of one more
+        key that all its queries see and whose value is 0, as GPT-OSS has it. Gradients go to them
+        as well.
 
     Returns
     -------
@@ -86,6 +87,7 @@ def masked_attention(
     q, k, v = autocast(q, k, v)
     check_same_device(q, {"k": k, "v": v, "mask": plain}, "q")
     _check(q, k, v)
+    sinks = _checked_sinks(sinks, q)
     factor = _checked_scale(scale, q.shape[-1])
     if lists is None:
         check_mask(plain)
@@ -94,12 +96,12 @@ def masked_attention(
         lists.check(q, k.shape[2])
     if factor <= 0:  # kernels, torch's as well, look for the largest score before they scale
         q, factor = (-q, -factor) if factor else (q * 0, 1.0)
-    if differentiated(q, k, v):
-        return _differentiated(q, k, v, plain, lists, factor)
+    if differentiated(q, k, v, sinks):
+        return _differentiated(q, k, v, sinks, plain, lists, factor)
     if lists is None or lists.queries is None:
-        out: torch.Tensor = attention_ops.masked_attention(q, k, v, plain, factor)
+        out: torch.Tensor = attention_ops.masked_attention(q, k, v, sinks, plain, factor)
     else:
-        out = attention_ops.listed_attention(q, k, v, *lists.queries, factor)
+        out = attention_ops.listed_attention(q, k, v, sinks, *lists.queries, factor)
     return out
 
 
@@ -107,20 +109,21 @@ def _differentiated(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
+    sinks: torch.Tensor | None,
     mask: torch.Tensor,
     lists: ListedMask | None,
     scale: float,
 ) -> torch.Tensor:
     """`masked_attention` where gradients may be asked for."""
     if not (_has_gradients(q, v) and q.numel() and k.numel()):
-        return attention(q, k, v, mask, scale)
+        return attention(q, k, v, sinks, mask, scale)
     shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     own = lists or listed(mask, shape, gradients=True, kv_heads=k.shape[1])
     if own.queries is None or own.keys is None:
         advice = "list_mask(mask, shape, gradients=True)"
         raise ShapeError(mismatch("mask", "lists for gradients", "lists without", advice))
     both = *own.queries[:4], *own.keys[:4], own.queries.planes
-    out: torch.Tensor = attention_ops.told_attention(q, k, v, mask, *both, scale)[0]
+    out: torch.Tensor = attention_ops.told_attention(q, k, v, sinks, mask, *both, scale)[0]
     return out
 
 
@@ -150,6 +153,19 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         raise ShapeError(mismatch("v", expected, tuple(v.shape)))
     if not dim:
         raise ShapeError(mismatch("q", "at least one column", tuple(q.shape)))
+
+
+def _checked_sinks(sinks: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor | None:
+    """Contiguous, as kernels read them."""
+    if sinks is None:
+        return None
+    check_tensors({"sinks": sinks})
+    check_same_device(q, {"sinks": sinks}, "q")
+    if tuple(sinks.shape) != (q.shape[1],):
+        raise ShapeError(mismatch("sinks", f"[{q.shape[1]}], one of a head", tuple(sinks.shape)))
+    if sinks.dtype not in _TYPES:
+        raise DTypeError(mismatch("sinks", f"one of {', '.join(map(str, _TYPES))}", sinks.dtype))
+    return (sinks if sinks.dtype == q.dtype else sinks.float()).contiguous()
 
 
 def _checked_scale(scale: Any, dim: int) -> float:
@@ -188,14 +204,17 @@ def register_attention(name: str = "pit_tvm") -> None:
 
 def _shared_mask(*args: Any, **options: Any) -> torch.Tensor | None:
     """The mask of a model's layers, as transformers makes it for torch's attention; as numbers to
-    add where a model has none, as its other layers may add them."""
+    add where it has none for a model, whose other layers may add them."""
     from transformers.masking_utils import eager_mask, sdpa_mask
 
     mask: torch.Tensor | None
     config = options.get("config")
-    if not _by_torch(type(config).__module__.replace("configuration_", "modeling_")):
-        mask = eager_mask(*args, **options | {"allow_is_bidirectional_skip": False})
-        return mask
+    name = type(config).__module__.replace("configuration_", "modeling_")
+    if not _supports(name, "sdpa"):
+        options["allow_is_bidirectional_skip"] = options["allow_is_causal_skip"] = False
+        if not _supports(name, "flash_attn", "flex_attn"):  # which take no mask to add
+            mask = eager_mask(*args, **options)
+            return mask
     if getattr(config, "num_kv_shared_layers", 0) and options.get("q_length") != 1:
         # Gemma 4 asks later layers about its last tokens alone, whose keys only a mask tells: what
         # transformers does without one it does where it knows the name of the attention.
@@ -219,50 +238,105 @@ def attention_forward(
     """Attention of a layer of transformers: `masked_attention` where a boolean mask says what is
     seen by several queries, or by one of a great many keys, else transformers' own by
     ``scaled_dot_product_attention``, which also has dropout, biases, a flag for causal attention
-    without a mask, and gradients where lists have none.
+    without a mask, and gradients where lists have none. With sinks (``s_aux=``, as of GPT-OSS) one
+    query of any keys is enough, and all else is computed as transformers' eager attention has it.
+    Of ``indices=`` (DeepSeek-V3.2), keys that a query picked by their places, it sees no others.
 
     Parameters and result are those of transformers' attention functions.
 
     Raises
     ------
     DTypeError
-        The layer has sinks or picks keys by their places, which neither computes; or it has no mask
-        and does not say whether it is causal, in a model that transformers has no attention by
-        torch for.
+        The layer picks blocks of keys by their places, which neither computes, or has both sinks
+        and a bias or capped scores; or it has no mask and does not say whether it is causal, in a
+        model that transformers has no attention by torch for.
     """
-    for name, text in _NEITHER.items():
+    if kwargs.get("block_indices") is not None:
+        expected = "one without blocks of keys picked by their places"
+        raise DTypeError(mismatch("attention", expected, "block_indices=", _LEAVE))
+    if (indices := kwargs.pop("indices", None)) is not None:
+        attention_mask = _picked(attention_mask, indices, key.shape[2])
+    given = query, key, value, attention_mask
+    for name in ("s_aux", "sinks"):
         if kwargs.get(name) is not None:
-            advice = f"{_LEAVE}, or compile with pit_tvm.model" if text == "sinks" else _LEAVE
-            raise DTypeError(mismatch("attention", f"one without {text}", f"{name}=", advice))
-    if attention_mask is None or not _takes(query, key, value, attention_mask, dropout, kwargs):
+            return _sunk(module, *given, dropout, scaling, kwargs, name).transpose(1, 2), None
+    few = query.shape[2] == 1 and not (query.is_cuda and key.numel() >= _MANY)
+    if attention_mask is None or few or not _takes(*given, dropout, kwargs):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         said = attention_mask is not None or hasattr(module, "is_causal") or "is_causal" in kwargs
-        if not said and not _by_torch(type(module).__module__):
+        if not said and not _supports(type(module).__module__, "sdpa"):
             expected = "a mask, or a layer that says whether it is causal"
             raise DTypeError(mismatch("attention", expected, type(module).__name__, _LEAVE))
         options = {"dropout": dropout, "scaling": scaling, **kwargs}
-        found: tuple[torch.Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, **options
-        )
+        found: tuple[torch.Tensor, None] = sdpa_attention_forward(module, *given, **options)
         return found
-    shape = (*query.shape[:3], key.shape[2])
-    wants = differentiated(query, key, value)
-    seen = shared_lists(attention_mask, shape, wants, kv_heads=key.shape[1])
+    seen = _shared_lists(query, key, value, attention_mask)
     out = masked_attention(query, key, value, seen, scale=scaling)
     return out.transpose(1, 2).contiguous(), None
 
 
+def _shared_lists(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, *others: torch.Tensor
+) -> torch.Tensor | ListedMask:
+    shape = (*q.shape[:3], k.shape[2])
+    wants = differentiated(q, k, v, *others)
+    return shared_lists(mask, shape, wants, kv_heads=k.shape[1])
+
+
+def _picked(mask: torch.Tensor | None, indices: torch.Tensor, keys: int) -> torch.Tensor:
+    """The mask, of the first ``keys``, without what a query [batch, queries, picks] did not pick,
+    as transformers has it for attention by torch."""
+    others = indices.new_ones((*indices.shape[:2], keys), dtype=torch.bool)
+    others = others.scatter_(-1, indices.long(), False)[:, None]
+    if mask is None:
+        return ~others
+    mask = mask[..., :keys]
+    if mask.dtype is torch.bool:
+        return mask & ~others
+    return mask.masked_fill(others, torch.finfo(mask.dtype).min)
+
+
+def _sunk(
+    module: torch.nn.Module,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout: float,
+    scale: float | None,
+    others: Mapping[str, Any],
+    name: str,
+) -> torch.Tensor:
+    """`attention_forward` with the sinks of this name."""
+    for beside in _UNKNOWN:
+        if others.get(beside) is not None:
+            expected, got = f"one without {beside}= beside {name}=", f"{beside}="
+            raise DTypeError(mismatch("attention", expected, got, _LEAVE))
+    sinks: torch.Tensor = others[name]
+    if mask is None:
+        causal = q.shape[2] > 1 and others.get("is_causal", getattr(module, "is_causal", True))
+        mask = q.new_ones((q.shape[2] if causal else 1, k.shape[2]), dtype=torch.bool)
+        mask = mask.tril(k.shape[2] - q.shape[2]) if causal else mask
+    mask = mask[..., : k.shape[2]]
+    if _takes(q, k, v, mask, dropout, others):
+        seen = _shared_lists(q, k, v, mask, sinks)
+        return masked_attention(q, k, v, seen, scale=scale, sinks=sinks)
+    factor = _checked_scale(scale, q.shape[-1])
+    return sunk_attention(q, k, v, sinks, mask, factor, dropout)
+
+
 @cache
-def _by_torch(name: str) -> bool:
-    """Whether transformers has attention by torch for models of the module of this name. Layers of
-    others may not say whether they are causal, which it reads where there is no mask."""
+def _supports(name: str, *kinds: str) -> bool:
+    """Whether transformers has attention of one of the kinds for models of the module of this name.
+    Layers of those without attention by torch may not say whether they are causal, which it reads
+    where there is no mask."""
     from transformers import PreTrainedModel
 
     named = vars(sys.modules.get(name, sys)).values()
     models = [one for one in named if isinstance(one, type) and issubclass(one, PreTrainedModel)]
     own = [one for one in models if one is not PreTrainedModel]
-    return not own or any(one._supports_sdpa for one in own)
+    return not own or any(getattr(one, f"_supports_{kind}") for one in own for kind in kinds)
 
 
 def _takes(
@@ -276,9 +350,8 @@ def _takes(
     """Whether `attention_forward` computes this, and not transformers."""
     return (
         mask.dtype is torch.bool
-        and (q.shape[2] > 1 or q.is_cuda and k.numel() >= _MANY)
         and not dropout
-        and all(others.get(one) is None for one in ("position_bias", "softcap"))
+        and all(others.get(one) is None for one in _UNKNOWN)
         and (_has_gradients(q, v) or not differentiated(q, k, v))
         and q.dtype in (_ON_CUDA if q.is_cuda else _TYPES)
         and q.shape[0] == k.shape[0]  # torch repeats a single sequence

@@ -6,6 +6,7 @@ queries see of keys, and behind them, where gradients are asked for, of the quer
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
@@ -20,6 +21,7 @@ from ..target import resolve_target
 from . import host
 from .dispatch import CustomOperator, arguments, results
 
+_LOG2_E = math.log2(math.e)
 _Operator = partial(CustomOperator, strided=True)
 _Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 _Five = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -27,23 +29,26 @@ _Five = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tens
 
 @_Operator
 def masked_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sinks: torch.Tensor | None,
+    mask: torch.Tensor,
+    scale: float,
 ) -> torch.Tensor:
     """Attention over the keys of a mask: see `pit_tvm.torch.masked_attention`."""
     out = _rows_of_heads(q, v)
     if not q.is_cuda:
-        return out.copy_(host.attention(q, k, v, mask, scale))
+        return out.copy_(host.attention(q, k, v, sinks, mask, scale))
     attend = _attention()
     tiles = tiled_shape((*q.shape[:3], k.shape[2]), k.shape[1], mask.shape[:3])
     lists, _ = attend.lists.of_queries(mask.contiguous(), tiles)
-    attend(q, k, v, lists, scale, out)
+    attend(q, k, v, lists, scale, out, sinks=sinks)
     return out
 
 
 @masked_attention.register_fake
-def _(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
-) -> torch.Tensor:
+def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> torch.Tensor:
     return _rows_of_heads(q, v)
 
 
@@ -82,6 +87,7 @@ def listed_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
+    sinks: torch.Tensor | None,
     ids: torch.Tensor,
     bits: torch.Tensor,
     order: torch.Tensor,
@@ -91,7 +97,7 @@ def listed_attention(
 ) -> torch.Tensor:
     """`masked_attention` on a GPU by the lists of `list_mask`."""
     out = _rows_of_heads(q, v)
-    _attention()(q, k, v, _lists(ids, bits, order, work, planes), scale, out)
+    _attention()(q, k, v, _lists(ids, bits, order, work, planes), scale, out, sinks=sinks)
     return out
 
 
@@ -105,6 +111,7 @@ def told_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
+    sinks: torch.Tensor | None,
     mask: torch.Tensor,
     ids: torch.Tensor,
     bits: torch.Tensor,
@@ -120,7 +127,8 @@ def told_attention(
     """`listed_attention` for gradients: also float32 [batch, heads, queries], what these need of
     weights. ``scale`` is positive; gradients of gradients read the mask."""
     out, weights = _rows_of_heads(q, v), q.new_empty(q.shape[:3], dtype=torch.float32)
-    _attention()(q, k, v, _lists(ids, bits, order, work, planes), scale, out, weights)
+    lists = _lists(ids, bits, order, work, planes)
+    _attention()(q, k, v, lists, scale, out, weights, sinks)
     return out, weights
 
 
@@ -149,40 +157,47 @@ def attention_gradients(
     down: torch.Tensor,
     out: torch.Tensor,
     weights: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of `told_attention` to q, k and v, ``down`` being that to its first result."""
+) -> _Four:
+    """The gradients of `told_attention` to q, k and v, ``down`` being that to its first result; and
+    the sums of its rows by ``down``, float32 [batch, heads, queries]."""
     dq, dk, dv = (_rows_of_heads(each, each) for each in (q, k, v))
     lists = (
         _lists(ids, bits, order, work, planes),
         _lists(key_ids, key_bits, key_order, key_work, planes),
     )
     given = (q, k, v), lists, scale, (down, out, weights)
-    _attention().gradients(*given, (dq, dk, dv))
-    return dq, dk, dv
+    drops = _attention().gradients(*given, (dq, dk, dv))
+    return dq, dk, dv, drops.view_as(weights)
 
 
 @attention_gradients.register_fake
-def _(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> _Four:
     dq, dk, dv = (_rows_of_heads(each, each) for each in (q, k, v))
-    return dq, dk, dv
+    return dq, dk, dv, q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @told_attention.differentiate
 def _(ctx: Any, dy: torch.Tensor, _: Any) -> tuple[Any, ...]:
-    q, k, v, mask, *lists, planes, scale = arguments(ctx)
-    wanted = ctx.needs_input_grad[:3]
+    q, k, v, sinks, mask, *lists, planes, scale = arguments(ctx)
+    wanted = ctx.needs_input_grad[:4]
     if torch.is_grad_enabled():  # somebody asks for gradients of this one
         with sdpa_kernel(SDPBackend.MATH):  # others have none
-            made = host.attention(q, k, v, mask, scale)
-        asked = [each for each, want in zip((q, k, v), wanted, strict=True) if want]
+            made = host.attention(q, k, v, sinks, mask, scale)
+        asked = [each for each, want in zip((q, k, v, sinks), wanted, strict=True) if want]
         grown = iter(torch.autograd.grad(made, asked, dy, create_graph=True))
-        found = tuple(next(grown) if want else None for want in wanted)
+        found = [next(grown) if want else None for want in wanted]
     else:
-        found = attention_gradients(q, k, v, *lists, planes, scale, dy, *results(ctx))
+        out, weights = results(ctx)
+        *found, drops = attention_gradients(q, k, v, *lists, planes, scale, dy, out, weights)
+        found.append(_to_sinks(sinks, weights, drops) if wanted[3] else None)
     gradients = (one if want else None for one, want in zip(found, wanted, strict=True))
     return *gradients, *(None for _ in (mask, *lists, planes, scale))
+
+
+def _to_sinks(sinks: torch.Tensor, weights: torch.Tensor, drops: torch.Tensor) -> torch.Tensor:
+    """The gradient to sinks: each takes a share of the weights of all its head's queries."""
+    shares = torch.exp2(sinks.float()[:, None] * _LOG2_E - weights)
+    return -(shares * drops).sum((0, 2)).to(sinks.dtype)
 
 
 def _lists(

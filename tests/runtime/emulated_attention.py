@@ -73,11 +73,13 @@ class EmulatedAttention(CudaMaskedAttention):
         made._laid.fill_(torch.nan)
         return made
 
-    def by_mask(self, q: Any, k: Any, v: Any, mask: Any, scale: float, out: Any) -> None:
+    def by_mask(
+        self, q: Any, k: Any, v: Any, mask: Any, scale: float, out: Any, sinks: Any = None
+    ) -> None:
         """Attention by a mask that is listed for it."""
         tiles = tiled_shape((*q.shape[:3], k.shape[2]), k.shape[1], mask.shape[:3])
         lists, _ = self.lists.of_queries(mask, tiles)
-        self(q, k, v, lists, scale, out)
+        self(q, k, v, lists, scale, out, sinks=sinks)
 
     def _get(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         return self._own.run(key, lambda: named_module({"main": make()}), "main")

@@ -104,7 +104,7 @@ def test_gradients_are_those_of_attention_where_keys_are_seen() -> None:
 def test_compilers_see_one_operator() -> None:
     q, k, v = _operands()
     mask = torch.rand(2, 1, 7, 9) < 0.5
-    torch.library.opcheck(torch.ops.pit_tvm.masked_attention, (q, k, v, mask, 0.25))
+    torch.library.opcheck(torch.ops.pit_tvm.masked_attention, (q, k, v, None, mask, 0.25))
     step = torch.compile(lambda *given: pit.masked_attention(*given) * 2, fullgraph=True)
     torch.testing.assert_close(step(q, k, v, mask), pit.masked_attention(q, k, v, mask) * 2)
 
@@ -325,20 +325,13 @@ def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
         pit.register_attention()
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("s_aux", "without sinks, got s_aux=; leave .*, or compile with pit_tvm.model"),
-        ("sinks", "without sinks, got sinks="),
-        ("indices", "without keys picked by their places, got indices=; leave .* as it is$"),
-        ("block_indices", "got block_indices="),
-    ],
-)
-def test_refuses_what_neither_takes(name: str, text: str) -> None:
+def test_refuses_blocks_of_keys_that_neither_takes() -> None:
     q, k, v = _operands()
-    passed: dict[str, Any] = {name: torch.zeros(4)}
-    with pytest.raises(DTypeError, match=text):
-        pit.attention_forward(torch.nn.Module(), q, k, v, None, **passed)
+    expected = (
+        "without blocks of keys picked by their places, got block_indices=; leave .* as it is$"
+    )
+    with pytest.raises(DTypeError, match=expected):
+        pit.attention_forward(torch.nn.Module(), q, k, v, None, block_indices=torch.zeros(4))
 
 
 @pytest.mark.parametrize("name", ["SplinterModel", "BigBirdPegasusForCausalLM"])

@@ -1,0 +1,192 @@
+"""Sinks of `pit_tvm.torch.masked_attention`, and models of transformers that have them or pick keys
+by their places, on a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pit_tvm.torch as pit
+from pit_tvm.errors import DTypeError, ShapeError
+from pit_tvm.reference import attention as reference
+from pit_tvm.torch import attention
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+def _operands(queries: int = 7, keys: int = 9) -> Tensors:
+    q = torch.randn(2, queries, 4, 16).transpose(1, 2)
+    return q, torch.randn(2, 2, keys, 16), torch.randn(2, 2, keys, 24), torch.randn(4) * 3
+
+
+@given(st.data())
+@settings(max_examples=30, deadline=None)
+def test_agree_with_the_reference(data: st.DataObject) -> None:
+    q, k, v, sinks = _operands(data.draw(st.integers(0, 5)), data.draw(st.integers(0, 6)))
+    shape = (2, 4, q.shape[2], k.shape[2])
+    own = [data.draw(st.sampled_from([1, extent])) for extent in shape]
+    mask = torch.rand(own) < data.draw(st.sampled_from([0, 0.5, 1]))
+    sinks[0] = data.draw(st.sampled_from([-torch.inf, -100, 0, 100]))
+    out = pit.masked_attention(q, k, v, mask, scale=0.3, sinks=sinks)
+    wanted = reference.masked_attention(q, k, v, mask, 0.3, sinks)
+    np.testing.assert_allclose(out.numpy(), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_types_of_16_bits(dtype: torch.dtype) -> None:
+    q, k, v, sinks = (each.to(dtype) for each in _operands())
+    mask = torch.rand(7, 9) < 0.5
+    plain = (each.float() for each in (q, k, v))
+    wanted = reference.masked_attention(*plain, mask, 0.25, sinks.float())
+    for own in (sinks, sinks.float()):
+        out = pit.masked_attention(q, k, v, mask, sinks=own)
+        assert out.dtype == dtype
+        np.testing.assert_allclose(out.float().numpy(), wanted, atol=3e-2)
+
+
+def test_gradients_go_to_sinks() -> None:
+    given = [each.requires_grad_() for each in _operands()]
+    mask = torch.rand(7, 9) < 0.5
+    mask[:, 0] = True
+    out = pit.masked_attention(*given[:3], mask, sinks=given[3])
+    q, k, v, sinks = given
+    scores = q @ k.repeat_interleave(2, dim=1).mT / 4
+    beside = sinks[:, None, None].expand(2, 4, 7, 1)
+    weights = torch.cat([scores.masked_fill(~mask, -torch.inf), beside], -1).softmax(-1)[..., :-1]
+    wanted = weights @ v.repeat_interleave(2, dim=1)
+    for mine, theirs in zip(
+        torch.autograd.grad(out.square().sum(), given),
+        torch.autograd.grad(wanted.square().sum(), given),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_compilers_see_one_operator() -> None:
+    q, k, v, sinks = _operands()
+    mask = torch.rand(2, 1, 7, 9) < 0.5
+    torch.library.opcheck(torch.ops.pit_tvm.masked_attention, (q, k, v, sinks, mask, 0.25))
+    step = torch.compile(lambda *all: pit.masked_attention(*all[:4], sinks=all[4]), fullgraph=True)
+    wanted = pit.masked_attention(q, k, v, mask, sinks=sinks)
+    torch.testing.assert_close(step(q, k, v, mask, sinks), wanted)
+    listed = pit.list_mask(mask, (2, 4, 7, 9))
+    assert torch.equal(pit.masked_attention(q, k, v, listed, sinks=sinks), wanted)
+
+
+@pytest.mark.parametrize(
+    ("sinks", "error", "text"),
+    [
+        (torch.zeros(3), ShapeError, r"sinks: expected \[4\], one of a head, got \(3,\)"),
+        (torch.zeros(4).double(), DTypeError, "sinks: expected one of .*got torch.float64"),
+        ([0.0] * 4, DTypeError, "sinks: expected a torch tensor, got list"),
+        (torch.zeros(4, device="meta"), DTypeError, "sinks: expected the device of q"),
+    ],
+)
+def test_refuses_what_does_not_fit(sinks: Any, error: Any, text: str) -> None:
+    with pytest.raises(error, match=text):
+        pit.masked_attention(*_operands()[:3], torch.ones(7, 9).bool(), sinks=sinks)
+
+
+def test_refuses_capped_scores_beside_sinks() -> None:
+    *qkv, sinks = _operands()
+    with pytest.raises(DTypeError, match="one without softcap= beside s_aux=, got softcap="):
+        pit.attention_forward(torch.nn.Module(), *qkv, None, s_aux=sinks, softcap=50.0)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_layers_with_sinks_may_have_no_mask(causal: bool) -> None:
+    q, k, v, sinks = _operands(queries=9)
+    layer = torch.nn.Module()
+    layer.is_causal = causal  # type: ignore[assignment]
+    out, _ = pit.attention_forward(layer, q, k, v, None, s_aux=sinks)
+    mask = np.tril(np.ones((9, 9), bool)) if causal else np.ones((9, 9), bool)
+    wanted = reference.masked_attention(q, k, v, mask, 0.25, sinks)
+    np.testing.assert_allclose(out.transpose(1, 2).numpy(), wanted, atol=1e-5)
+
+
+def test_layers_may_drop_weights_beside_sinks() -> None:
+    q, k, v, sinks = _operands()
+    mask, given = torch.ones(7, 9).bool(), (torch.nn.Module(), q, k, torch.ones_like(v))
+    out, _ = pit.attention_forward(*given, mask, dropout=0.5, s_aux=sinks)
+    kept, _ = pit.attention_forward(*given, mask, s_aux=sinks)
+    assert out.shape == kept.shape and 0.5 < float(out.mean() / kept.mean()) < 2
+    assert not torch.allclose(out, kept)
+
+
+_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+_SIZES = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "vocab_size": 50}
+_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_LATENT = {
+    **{"qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 12, "kv_lora_rank": 16},
+    **{"q_lora_rank": 24, "index_topk": 3, "index_head_dim": 16, "index_n_heads": 2},
+    **{"n_routed_experts": 4, "moe_intermediate_size": 16, "num_key_value_heads": 4},
+    **{"n_group": 1, "topk_group": 1},
+}
+_MODELS: dict[str, dict[str, Any]] = {
+    "GptOss": {"sliding_window": 4, **_EXPERTS},
+    "GraniteSWA": {"sliding_window": 4},
+    "DeepseekV32": _LATENT,  # picks three keys
+    "GlmMoeDsa": _LATENT,
+}
+
+
+def _model(name: str) -> Any:
+    transformers = pytest.importorskip("transformers", reason="models are of transformers")
+    made = getattr(transformers, f"{name}ForCausalLM", None)
+    if made is None:
+        pytest.skip(f"this transformers has no {name}")
+    pit.register_attention()
+    torch.manual_seed(3)
+    model = made(made.config_class(**{**_SIZES, **_HEADS, **_MODELS[name]})).eval()
+    for key, weight in model.named_parameters():
+        if key.endswith("sinks"):
+            torch.nn.init.normal_(weight)
+    return model
+
+
+def _called(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of later calls of `masked_attention` by `attention_forward`, whether they had sinks."""
+    calls: list[bool] = []
+    inner = attention.masked_attention
+
+    def record(*given: torch.Tensor, **options: Any) -> torch.Tensor:
+        calls.append(options.get("sinks") is not None)
+        return inner(*given, **options)
+
+    monkeypatch.setattr(attention, "masked_attention", record)
+    return calls
+
+
+@pytest.mark.parametrize("name", _MODELS)
+def test_models_of_transformers_take_it_by_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids, calls = _model(name), torch.randint(50, (3, 9)), _called(monkeypatch)
+    mask = torch.ones(3, 9, dtype=torch.long)
+    mask[0, :4] = mask[2, :7] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 4, "do_sample": False}
+    found = {}
+    for implementation in ("eager", "pit_tvm"):
+        model.set_attn_implementation(implementation)
+        with torch.no_grad():
+            logits = model(ids, attention_mask=mask).logits[mask.bool()]
+            found[implementation] = logits, model(ids).logits
+            found[implementation] += (model.generate(ids, **options),)
+    for wanted, mine in zip(*found.values(), strict=True):
+        torch.testing.assert_close(mine, wanted)
+    sinks = any("sinks" in key for key, _ in model.named_parameters())
+    assert calls == [sinks] * (2 * 6 if sinks else 2 * 3)  # without, torch has single queries
+
+
+def test_sinks_of_models_are_trained() -> None:
+    model, ids, found = _model("GptOss").train(), torch.randint(50, (2, 9)), []
+    for implementation in ("eager", "pit_tvm"):
+        model.set_attn_implementation(implementation)
+        model.zero_grad()
+        model(ids, labels=ids).loss.backward()
+        found.append({key: one.grad for key, one in model.named_parameters()})
+    assert any("sinks" in key and one is not None and one.any() for key, one in found[1].items())
+    torch.testing.assert_close(*found)
