@@ -252,16 +252,18 @@ def attention(
     sinks: torch.Tensor | None,
     mask: torch.Tensor,
     scale: float,
+    seeing: bool = False,
 ) -> torch.Tensor:
     """``softmax(scale * q @ k.T) @ v`` over the keys of a mask, zeros for queries that see none;
-    beside the scores of a head stands its sink, if there are any."""
-    blind = ~mask.any(dim=-1, keepdim=True)
+    beside the scores of a head stands its sink, if there are any. ``seeing``: all see one."""
+    if not seeing:
+        blind = ~mask.any(dim=-1, keepdim=True)
+        return attention(q, k, v, sinks, mask | blind, scale, True).masked_fill(blind, 0)
     if sinks is not None:
-        return sunk_attention(q, k, v, sinks, mask | blind, scale).masked_fill(blind, 0)
+        return sunk_attention(q, k, v, sinks, mask, scale)
     grouped = {"enable_gqa": True} if k.shape[1] != q.shape[1] else {}  # torch takes no symbol
     attend = functional.scaled_dot_product_attention
-    out = attend(q, k, v, mask | blind, scale=scale, **grouped)
-    return out.masked_fill(blind, 0)
+    return attend(q, k, v, mask, scale=scale, **grouped)
 
 
 @_uncast
