@@ -35,11 +35,6 @@ class TileLists(NamedTuple):
     heads: int
     tiles: int
 
-    def met(self, batch: int, heads: int, tiles: int) -> int:
-        """How many keys so many tiles meet, or could in the time that they take."""
-        repeated = batch // self.batch * (heads // self.heads) * (tiles // self.tiles)
-        return int(self.counts.sum(dtype=np.int64)) * repeated + OVERHEAD * batch * heads * tiles
-
 
 class MaskedAttention:
     """``softmax(scale * q @ k.T) @ v`` over the keys that a mask lets each query see.
@@ -68,6 +63,15 @@ class MaskedAttention:
         every = np.uint32(2**self.tile - 1)
         sees = bool((seeing.view(np.uint32) == every).all())
         return TileLists(ids, bits, counts, sees, batch, heads, tiles)
+
+    def pairs(self, lists: TileLists, shape: tuple[int, int, int]) -> int:
+        """Of how many queries and keys the kernel makes scores for sequences, heads and queries,
+        ``shape``, or could in the time that it takes."""
+        batch, heads, queries = shape
+        tiles, half = -(-queries // self.tile), self.tile // 2
+        repeated = batch // lists.batch * (heads // lists.heads) * (tiles // lists.tiles)
+        met = int(lists.counts.sum(dtype=np.int64)) * repeated + OVERHEAD * batch * heads * tiles
+        return met * -(-queries // half) * half // tiles  # half a tile takes half the time
 
     def __call__(
         self, q: Any, k: Any, v: Any, lists: TileLists, scale: float, out: Any, sinks: Any = None
