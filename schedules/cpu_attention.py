@@ -10,6 +10,7 @@ not depend on lengths.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import isfinite
 
 from tvm import tirx
@@ -22,7 +23,7 @@ from pit_tvm.target import TargetInfo
 from pit_tvm.windows import Window
 
 from .contraction_space import lanes_of
-from .cpu_attention_parts import KEYS, Ahead, AttentionForm, HeadRows, Queries, Square
+from .cpu_attention_parts import KEYS, Ahead, AttentionForm, Queries, Square
 from .cpu_attention_scores import Scores
 from .cpu_attention_sight import WindowSight
 from .cpu_rows import float_bytes
@@ -116,6 +117,27 @@ def _function(form: AttentionForm, threads: int) -> tirx.PrimFunc:
     return main
 
 
+@dataclass(frozen=True)
+class OneHead:
+    """A head's part of an array: rows, [t, heads, columns], or its element, [heads]."""
+
+    array: Expr
+    head: Expr
+
+    def at(self, row: Expr, column: Expr) -> Expr:
+        """As `HeadRows.at`."""
+        return T.Cast("float32", self.array[row, self.head, column])
+
+    def put(self, row: Expr, column: Expr, value: Expr) -> None:
+        """As `HeadRows.put`."""
+        made = T.Cast(str(self.array.dtype), value)
+        T.buffer_store(self.array, made, [row, self.head, column])
+
+    def of(self, _: Expr) -> Expr:
+        """As `Sunk.of`."""
+        return self.array[self.head]
+
+
 @T.meta_class
 class Share:
     """One thread's part: the blocks of queries whose cost begins within its ``span``."""
@@ -145,9 +167,9 @@ class Share:
         steps = (at - self.cost[0] + cost - 1) // T.max(cost, T.int64(1))
         return T.min(T.max(steps, T.int64(0)), blocks)
 
-    def rows(self, array: Expr, head: Expr) -> HeadRows:
-        """One head's rows."""
-        return HeadRows(array, (), (head,))
+    def of(self, array: Expr, head: Expr) -> OneHead:
+        """One head's part of an array."""
+        return OneHead(array, head)
 
     @T.inline
     def begin_block(self, number, blocks, length):
@@ -185,13 +207,12 @@ class Share:
                 low: T.let = self.query[0] - self.window.before
                 self.keys[1] = T.max(T.min(self.keys[1], low), T.int64(0))
             self.queries.take(
-                self.rows(self.q, head),
+                self.of(self.q, head),
                 T.float32(self.form.scale),
-                self.sinks,
+                self.of(self.sinks, head),
                 begin,
                 self.query[0],
                 length,
-                head,
                 g,
                 self.vectors[0],
             )
@@ -200,7 +221,7 @@ class Share:
             start: T.let = self.keys[1] + part * KEYS
             self.near[0] = T.min(T.int64(KEYS), self.keys[0] - start)
             self.sight.look(self.position, begin + start, self.near[0])
-            self.scores.pack(self.rows(self.k, head), self.rows(self.v, head), self.near[0])
+            self.scores.pack(self.of(self.k, head), self.of(self.v, head), self.near[0])
             for g in range(count):
                 self.begin_block(first + g, blocks, length)
                 self.query[0] = self.query[0] - start
@@ -221,5 +242,5 @@ class Share:
         for g in range(count):
             self.begin_block(first + g, blocks, length)
             self.queries.give(
-                self.rows(self.out, head), begin, self.query[0], length, g, self.vectors[0]
+                self.of(self.out, head), begin, self.query[0], length, g, self.vectors[0]
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from tvm import tirx
 from tvm.ir import Expr
@@ -115,22 +116,21 @@ class Square:
         return tuple(T.Bind(tirx.Shuffle([low, high], pick)) for pick in picks)
 
 
-@dataclass(frozen=True)
-class HeadRows:
-    """One head's rows of an array: its indices ``before`` that of the row, and ``after`` it."""
-
-    array: Expr
-    before: tuple[Expr, ...] = ()
-    after: tuple[Expr, ...] = ()
+class HeadRows(Protocol):
+    """Rows of a head, or of several, of an array."""
 
     def at(self, row: Expr, column: Expr) -> Expr:
         """An element as float32."""
-        return T.Cast("float32", self.array[(*self.before, row, *self.after, column)])
 
     def put(self, row: Expr, column: Expr, value: Expr) -> None:
         """Emit a store of a float32 to an element."""
-        where = [*self.before, row, *self.after, column]
-        T.buffer_store(self.array, T.Cast(str(self.array.dtype), value), where)
+
+
+class Sunk(Protocol):
+    """Scores of keys whose values are 0, one of each head."""
+
+    def of(self, lane: Expr) -> Expr:
+        """That of a block's query."""
 
 
 @T.meta_class
@@ -224,7 +224,7 @@ class Queries:
         return (g * 4 + u) * self.lanes
 
     @T.inline
-    def take(self, q, scale, sinks, begin, query, length, head, g, vectors):
+    def take(self, q, scale, sunk, begin, query, length, g, vectors):
         for u in range(vectors):
             for r in range(self.lanes):
                 # beyond the end stands the last query again; nobody stores its results
@@ -240,13 +240,13 @@ class Queries:
                 self.sums[self.sums_at(g) + c * self.lanes + w] = T.float32(0)
         for u in T.unroll(2):
             for w in T.vectorized(self.lanes):
-                self.stat[self.top(g, u) + w] = self.least(sinks, head)
+                self.stat[self.top(g, u) + w] = self.least(sunk, u * self.lanes + w)
             for w in T.vectorized(self.lanes):
                 self.stat[self.top(g, 2 + u) + w] = T.float32(1 if self.form.sinks else 0)
 
-    def least(self, sinks: Expr, head: Expr) -> Expr:
+    def least(self, sunk: Sunk, lane: Expr) -> Expr:
         """The maximum before any key is met."""
-        return sinks[head] if self.form.sinks else T.float32(LOWEST)
+        return sunk.of(lane) if self.form.sinks else T.float32(LOWEST)
 
     def under(self, total: Expr) -> Expr:
         """What makes of weighted values their mean; 0 of a query that sees no key."""

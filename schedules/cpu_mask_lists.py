@@ -21,14 +21,16 @@ def tile_of(target: TargetInfo) -> int:
 
 
 def mask_lists(*, target: TargetInfo) -> tirx.PrimFunc:
-    """Lists of the keys that tiles of queries see; ``main(mask, ids, bits, counts, seeing)``.
+    """Lists of the keys that tiles of queries see; ``main(mask, ids, bits, counts, seeing,
+    shared)``.
 
     ``mask``: uint8 [batch, heads, queries, keys], not 0 where a query sees a key, of any strides
     but that of keys. ``ids``, ``bits``: int32 [batch * heads * tiles, keys]; a tile has `tile_of`
-    queries, in order. Of each tile ``counts``, int32, says how many keys any of its queries sees;
-    ``ids`` are these keys, ascending, and bit ``r`` of their ``bits`` is 1 if query ``r`` of the
-    tile does. Behind the last query stands the last one again. What is behind a list's end is
-    anything. ``seeing``, int32, are the bits of all keys: of the queries that see any.
+    rows, ``shared``, int64, of each query in order, where that divides them. Of each tile
+    ``counts``, int32, says how many keys any of its queries sees; ``ids`` are these keys,
+    ascending, and bit ``r`` of their ``bits`` is 1 if the query of row ``r`` does. Behind the last
+    query stands the last one again. What is behind a list's end is anything. ``seeing``, int32, are
+    the bits of all keys: of the queries that see any.
 
     Raises
     ------
@@ -45,6 +47,7 @@ def mask_lists(*, target: TargetInfo) -> tirx.PrimFunc:
         p_bits: T.handle,
         p_counts: T.handle,
         p_seeing: T.handle,
+        shared: T.int64,
     ):
         batch, heads, queries, keys = T.int64(), T.int64(), T.int64(), T.int64()
         of_batch, of_head, of_query = T.int64(), T.int64(), T.int64()
@@ -63,11 +66,11 @@ def mask_lists(*, target: TargetInfo) -> tirx.PrimFunc:
         if batch * heads * queries * keys < SERIAL_BYTES:
             alone = Lister(tile, (mask, ids, bits, counts, seeing))
             for number in range(lists):
-                alone.run(number, heads, queries, keys)
+                alone.run(number, heads, queries, keys, shared)
         else:
             for number in loop(lists):
                 lister = Lister(tile, (mask, ids, bits, counts, seeing))
-                lister.run(number, heads, queries, keys)
+                lister.run(number, heads, queries, keys, shared)
 
     return main
 
@@ -80,18 +83,23 @@ class Lister:
         self.tile = tile
         self.mask, self.ids, self.bits, self.counts, self.seeing = arrays
         self.where = T.alloc_buffer((4,), "int64")  # plane, sequence, head, first query
+        self.fit = T.alloc_buffer((2,), "int64")  # queries of a tile, rows of a query
+        self.own = T.alloc_buffer((1,), "int32")  # bits of a tile's first query
         self.found = T.alloc_buffer((1,), "int64")
         self.all, self.sum = T.alloc_buffer((1,), "int32"), T.alloc_buffer((1,), "int32")
         self.words = T.alloc_buffer((LINE * WORD,), "int32")
 
     @T.inline
-    def run(self, number, heads, queries, keys):
+    def run(self, number, heads, queries, keys, shared):
         # through memory, because TVM takes long to simplify what is bound to divisions
-        tiles: T.let = (queries + (self.tile - 1)) // self.tile
+        self.fit[0] = self.tile // shared
+        self.fit[1] = shared
+        self.own[0] = T.Cast("int32", (T.int64(1) << shared) - 1)
+        tiles: T.let = (queries + self.fit[0] - 1) // self.fit[0]
         self.where[0] = number // tiles
         self.where[1] = self.where[0] // heads
         self.where[2] = self.where[0] - self.where[1] * heads
-        self.where[3] = (number - self.where[0] * tiles) * self.tile
+        self.where[3] = (number - self.where[0] * tiles) * self.fit[0]
         self.found[0] = T.int64(0)
         self.all[0] = T.int32(0)
         for line in range(keys // (LINE * WORD)):
@@ -104,7 +112,7 @@ class Lister:
         for key in range(keys % WORD):
             at: T.let = keys - keys % WORD + key
             self.words[0] = T.int32(0)
-            for r in range(self.tile):
+            for r in range(self.fit[0]):
                 self.words[0] = self.with_bit(self.words[0], self.row(r, queries), r, at)
             self.all[0] = self.all[0] | self.words[0]
             self.add(number, at, 0)
@@ -118,14 +126,15 @@ class Lister:
     def with_bit(self, bits: Expr, row: Expr, r: Expr, key: Expr) -> Expr:
         """A key's bits, and what a query adds to them."""
         seen = self.mask[self.where[1], self.where[2], row, key] != T.uint8(0)
-        return tirx.Select(seen, bits | (T.int32(1) << T.Cast("int32", r)), bits)
+        own = self.own[0] << T.Cast("int32", r * self.fit[1])
+        return tirx.Select(seen, bits | own, bits)
 
     @T.inline
     def fold(self, start, queries, words):
         sums = T.alloc_buffer((LINE * WORD,), "int32")
         for w in T.vectorized(words * WORD):
             sums[w] = T.int32(0)
-        for r in range(self.tile):
+        for r in range(self.fit[0]):
             row: T.let = self.row(r, queries)
             for word in T.unroll(words):
                 for w in T.vectorized(WORD):

@@ -2,12 +2,13 @@
 
 Every tile of queries gathers the rows of keys and values of its list (SRead, PIT, SOSP'23, section
 3), block by block, into scratch; what follows is that of `cpu_attention`. Heads that share keys,
-and see the same of them, share what is gathered.
+and see the same of them, share a tile, which has the fewer queries then, or what is gathered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tvm import tirx
 from tvm.ir import Expr
@@ -18,12 +19,12 @@ from pit_tvm.target import TargetInfo
 from pit_tvm.windows import FULL
 
 from .contraction_space import lanes_of
-from .cpu_attention_parts import KEYS, AttentionForm, HeadRows, Queries, Square
+from .cpu_attention_parts import KEYS, AttentionForm, Queries, Square
 from .cpu_attention_scores import Scores
 from .cpu_attention_sight import ListedSight
 from .cpu_rows import float_bytes
 
-GROUP = 4  # heads that share what is gathered
+GROUP = 4  # tiles that share what is gathered
 OVERHEAD = 16  # keys that a tile could meet while its queries are turned, and its results back
 
 
@@ -31,16 +32,18 @@ def masked_attention(
     head_dim: int, value_dim: int, dtype: str, sinks: bool = False, *, target: TargetInfo
 ) -> tirx.PrimFunc:
     """softmax(scale * q k^T) v over listed keys; ``main(q, k, v, ids, bits, counts, sinks, out,
-    scale, of_batch, of_head, of_tile, together)``.
+    scale, of_batch, of_head, of_tile, together, fold)``.
 
     ``q``: ``dtype`` [batch, heads, queries, head_dim]; ``k``: [batch, kv_heads, keys, head_dim];
     ``v``: [batch, kv_heads, keys, value_dim]; ``out``: [batch, heads, queries, value_dim], zeros
     for queries that see no key; any strides but those of columns; kv_heads divides heads.
     Arithmetic in float32. ``ids``, ``bits``, ``counts`` are of `cpu_mask_lists.mask_lists`: int64
     numbers ``of_batch``, ``of_head``, ``of_tile`` say how far lists lie apart from one sequence,
-    head and tile to the next, 0 for lists that they share. ``together``: how many heads that share
-    keys and lists gather at once, at most `GROUP`. ``sinks``: float32 [heads] or, without them,
-    [0], as in `cpu_attention.attention`. Threads share the work by the lengths of lists.
+    head and tile to the next, 0 for lists that they share. Rows of a tile are ``2 ** fold`` heads
+    of a query, those of the next one, and so on; ``together`` tiles gather at once, at most
+    `GROUP`: both are of heads that share keys and lists, whose number is a multiple of the former.
+    ``sinks``: float32 [heads] or, without them, [0], as in `cpu_attention.attention`. Threads share
+    the work by the lengths of lists.
 
     Raises
     ------
@@ -78,6 +81,7 @@ def _function(form: AttentionForm, threads: int) -> tirx.PrimFunc:
         of_head: T.int64,
         of_tile: T.int64,
         together: T.int64,
+        fold: T.int64,
     ):
         b, h, g, m, n = T.int64(), T.int64(), T.int64(), T.int64(), T.int64()
         q0, q1, q2 = T.int64(), T.int64(), T.int64()
@@ -95,7 +99,7 @@ def _function(form: AttentionForm, threads: int) -> tirx.PrimFunc:
         out = T.match_buffer(
             p_out, (b, h, m, value_dim), dtype, strides=(o0, o1, o2, one), align=align
         )
-        plan = Plan(form, counts, (b, h, g, m), (of_batch, of_head, of_tile, together))
+        plan = Plan(form, counts, (b, h, g, m), (of_batch, of_head, of_tile, together, fold))
         plan.sum_up()
         for chunk in loop(threads):
             share = Share(form, (q, k, v, out), (ids, bits, counts), sinks)
@@ -113,31 +117,33 @@ class Plan:
     ) -> None:
         self.counts, self.block = counts, 2 * form.lanes
         self.batch, self.heads, self.kv_heads, self.queries = sizes
-        self.of_batch, self.of_head, self.of_tile, self.together = steps
-        self.share = T.alloc_buffer((3,), "int64")  # heads of one of keys, groups of them, tiles
+        self.of_batch, self.of_head, self.of_tile, self.together, self.fold = steps
+        self.shared = T.int64(1) << self.fold
+        # rows' heads of one of keys, and parts of them that gather at once; tiles
+        self.share = T.alloc_buffer((3,), "int64")
         self.total = T.alloc_buffer((1,), "int64")
 
     def listed(self, b: Expr, head: Expr, tile: Expr) -> Expr:
         """Which list a tile has."""
         return b * self.of_batch + head * self.of_head + tile * self.of_tile
 
-    def cost(self, number: Expr, heads: Expr) -> Expr:
-        """What a list costs so many heads, in keys."""
-        return (T.Cast("int64", self.counts[number]) + OVERHEAD) * heads
+    def cost(self, number: Expr, tiles: Expr) -> Expr:
+        """What a list costs so many tiles, in keys."""
+        return (T.Cast("int64", self.counts[number]) + OVERHEAD) * tiles
 
     def first(self, kv: Expr, part: Expr) -> Expr:
-        """The first head of a group of those that share keys."""
-        return kv * self.share[0] + part * self.together
+        """The first head of tiles that gather at once."""
+        return (kv * self.share[0] + part * self.together) * self.shared
 
     def size(self, part: Expr) -> Expr:
-        """Heads of such a group."""
+        """How many they are."""
         return T.min(self.together, self.share[0] - part * self.together)
 
     @T.inline
     def sum_up(self):
-        self.share[0] = self.heads // T.max(self.kv_heads, T.int64(1))
+        self.share[0] = self.heads // T.max(self.kv_heads * self.shared, T.int64(1))
         self.share[1] = (self.share[0] + self.together - 1) // self.together
-        self.share[2] = (self.queries + (self.block - 1)) // self.block
+        self.share[2] = (self.queries * self.shared + (self.block - 1)) // self.block
         self.total[0] = T.int64(0)
         for b in range(self.batch):
             for kv in range(self.kv_heads):
@@ -146,6 +152,46 @@ class Plan:
                         self.total[0] = self.total[0] + self.cost(
                             self.listed(b, self.first(kv, part), tile), self.size(part)
                         )
+
+
+@dataclass(frozen=True)
+class SharedRows:
+    """Rows of 2 ** fold heads of a sequence from ``head`` on, [.., heads, rows, columns], those of
+    a query one behind the other."""
+
+    array: Expr
+    sequence: Expr
+    head: Expr
+    fold: Expr | int
+
+    def place(self, row: Expr, column: Expr) -> list[Expr]:
+        """Where an element is."""
+        if isinstance(self.fold, int):  # 0
+            return [self.sequence, self.head, row, column]
+        inside = row & ((T.int64(1) << self.fold) - 1)
+        return [self.sequence, self.head + inside, row >> self.fold, column]
+
+    def at(self, row: Expr, column: Expr) -> Expr:
+        """As `HeadRows.at`."""
+        return T.Cast("float32", self.array[tuple(self.place(row, column))])
+
+    def put(self, row: Expr, column: Expr, value: Expr) -> None:
+        """As `HeadRows.put`."""
+        made = T.Cast(str(self.array.dtype), value)
+        T.buffer_store(self.array, made, self.place(row, column))
+
+
+@dataclass(frozen=True)
+class SharedSinks:
+    """Sinks of `SharedRows`, of which tiles have whole queries."""
+
+    sinks: Expr
+    head: Expr
+    shared: Expr
+
+    def of(self, lane: Expr) -> Expr:
+        """As `Sunk.of`."""
+        return self.sinks[self.head + T.Cast("int64", lane) % self.shared]
 
 
 @T.meta_class
@@ -166,9 +212,13 @@ class Share:
         self.vectors = T.alloc_buffer((1,), "int32")  # of a tile
         self.near = T.alloc_buffer((1,), "int64")  # keys of a packed block
 
-    def rows(self, array: Expr, b: Expr, head: Expr) -> HeadRows:
-        """One head's rows."""
-        return HeadRows(array, (b, head))
+    def rows(self, array: Expr, b: Expr, head: Expr, fold: Expr | int) -> SharedRows:
+        """Rows of 2 ** fold heads from one on, those of a query after the other."""
+        return SharedRows(array, b, head, fold)
+
+    def sunk(self, head: Expr, shared: Expr) -> SharedSinks:
+        """The sinks of these heads."""
+        return SharedSinks(self.sinks, head, shared)
 
     @T.inline
     def run(self, plan, chunk, threads, scale):
@@ -191,16 +241,16 @@ class Share:
         b, kv = where
         head, size = heads
         first: T.let = tile * self.block
-        self.vectors[0] = T.if_then_else(first + self.lanes < plan.queries, 2, 1)
+        rows: T.let = plan.queries * plan.shared
+        self.vectors[0] = T.if_then_else(first + self.lanes < rows, 2, 1)
         for g in range(size):
             self.queries.take(
-                self.rows(self.q, b, head + g),
+                self.rows(self.q, b, head + g * plan.shared, plan.fold),
                 scale,
-                self.sinks,
+                self.sunk(head + g * plan.shared, plan.shared),
                 T.int64(0),
                 first,
-                plan.queries,
-                head + g,
+                rows,
                 g,
                 self.vectors[0],
             )
@@ -208,7 +258,7 @@ class Share:
         for part in range((count + (KEYS - 1)) // KEYS):
             self.near[0] = T.min(T.int64(KEYS), count - part * KEYS)
             self.sight.look(self.ids, self.bits, number, part * KEYS, self.near[0])
-            self.scores.pack(self.rows(self.k, b, kv), self.rows(self.v, b, kv), self.near[0])
+            self.scores.pack(self.rows(self.k, b, kv, 0), self.rows(self.v, b, kv, 0), self.near[0])
             for g in range(size):
                 if self.vectors[0] == 2:
                     self.scores.meet(g, self.near[0], 2)
@@ -216,10 +266,10 @@ class Share:
                     self.scores.meet(g, self.near[0], 1)
         for g in range(size):
             self.queries.give(
-                self.rows(self.out, b, head + g),
+                self.rows(self.out, b, head + g * plan.shared, plan.fold),
                 T.int64(0),
                 first,
-                plan.queries,
+                rows,
                 g,
                 self.vectors[0],
             )

@@ -21,11 +21,13 @@ from .kernel_cache import KernelCache, content_key
 
 Kernel = Callable[..., Any]
 
+_FOLD = 2  # 4 heads, and 8 queries at least where AVX-512 is: lists are as long as a mask's rows
+
 
 class TileLists(NamedTuple):
-    """What tiles of queries see, by a mask of so many ``batch``, ``heads`` and ``tiles`` (1 each if
+    """What tiles of rows see, by a mask of so many ``batch``, ``heads`` and ``tiles`` (1 each if
     all see the same): int32 arrays ``ids`` and ``bits`` [lists, keys], ``counts`` [lists]; whether
-    every query sees a key."""
+    every query sees a key; 2 ** ``fold`` heads of a query are rows of one tile."""
 
     ids: np.ndarray
     bits: np.ndarray
@@ -34,6 +36,7 @@ class TileLists(NamedTuple):
     batch: int
     heads: int
     tiles: int
+    fold: int
 
 
 class MaskedAttention:
@@ -51,27 +54,42 @@ class MaskedAttention:
         self._lock = threading.Lock()
         self._none = tvm.runtime.empty((0,), "float32")
 
-    def lists(self, mask: Any) -> TileLists:
+    def lists(self, mask: Any, queries: int, share: int) -> TileLists:
         """The lists of a mask, uint8 [batch or 1, heads or 1, queries or 1, keys], none of which is
-        0, whose keys are one behind the other: arrays as compiled functions take them."""
-        batch, heads, queries, keys = mask.shape
-        tiles = -(-queries // self.tile)
+        0, whose keys are one behind the other: an array as compiled functions take it. ``share``
+        heads have the same keys."""
+        batch, heads, rows, keys = mask.shape
+        fold = self._fold(queries, share) if heads == 1 else 0
+        tiles = -(-(rows << fold) // self.tile)
         number = batch * heads * tiles
         ids, bits = (np.empty((number, keys), np.int32) for _ in range(2))
         counts, seeing = (np.empty(number, np.int32) for _ in range(2))
-        self._kernel("lists", mask_lists)(mask, ids, bits, counts, seeing)
+        self._kernel("lists", mask_lists)(mask, ids, bits, counts, seeing, 1 << fold)
         every = np.uint32(2**self.tile - 1)
         sees = bool((seeing.view(np.uint32) == every).all())
-        return TileLists(ids, bits, counts, sees, batch, heads, tiles)
+        return TileLists(ids, bits, counts, sees, batch, heads, tiles, fold)
+
+    def _fold(self, queries: int, share: int) -> int:
+        """Which power of 2 heads become rows of one tile: of those that leave the fewest of its
+        rows empty the largest, up to some, as few queries see fewer keys than many do."""
+        folds = [f for f in range(self.tile.bit_length()) if share % (1 << f) == 0]
+        halves = {f: (share >> f) * self._halves(queries, f) for f in folds}
+        few = [f for f in folds if halves[f] == min(halves.values())]
+        return max((f for f in few if f <= _FOLD), default=min(few))
+
+    def _halves(self, queries: int, fold: int) -> int:
+        """Halves of tiles that so many queries of 2 ** fold heads fill."""
+        return -(-(queries << fold) // (self.tile // 2))
 
     def pairs(self, lists: TileLists, shape: tuple[int, int, int]) -> int:
         """Of how many queries and keys the kernel makes scores for sequences, heads and queries,
         ``shape``, or could in the time that it takes."""
-        batch, heads, queries = shape
-        tiles, half = -(-queries // self.tile), self.tile // 2
+        batch, heads, queries = shape[0], shape[1] >> lists.fold, shape[2]
+        tiles = -(-(queries << lists.fold) // self.tile)
         repeated = batch // lists.batch * (heads // lists.heads) * (tiles // lists.tiles)
         met = int(lists.counts.sum(dtype=np.int64)) * repeated + OVERHEAD * batch * heads * tiles
-        return met * -(-queries // half) * half // tiles  # half a tile takes half the time
+        # Half a tile takes half the time.
+        return met * self._halves(queries, lists.fold) * (self.tile // 2) // tiles
 
     def __call__(
         self, q: Any, k: Any, v: Any, lists: TileLists, scale: float, out: Any, sinks: Any = None
@@ -85,7 +103,7 @@ class MaskedAttention:
             value_dim], all of float32, float16 or bfloat16 and none of them empty; kv_heads divides
             heads. Columns are one behind the other.
         lists
-            What queries see of keys.
+            What queries see of keys, listed for as many heads that share keys.
         scale
             Positive.
         out
@@ -96,13 +114,13 @@ class MaskedAttention:
         dtype = str(q.dtype).rpartition(".")[2]
         form = (int(q.shape[-1]), int(v.shape[-1]), dtype, sinks is not None)
         kernel = self._kernel(form, partial(masked_attention, *form))
-        share = q.shape[1] // k.shape[1]
+        share = q.shape[1] // k.shape[1] >> lists.fold
         together = min(GROUP, share) if lists.heads == 1 else 1
         of_head = lists.tiles if lists.heads > 1 else 0
         of_batch = lists.tiles * lists.heads if lists.batch > 1 else 0
         steps = of_batch, of_head, int(lists.tiles > 1)
         given = lists.ids, lists.bits, lists.counts, self._none if sinks is None else sinks
-        kernel(q, k, v, *given, out, scale, *steps, together)
+        kernel(q, k, v, *given, out, scale, *steps, together, lists.fold)
 
     def _kernel(self, name: object, make: Callable[..., tirx.PrimFunc]) -> Kernel:
         """The compiled function ``name``, made when it is first needed."""

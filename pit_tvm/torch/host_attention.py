@@ -43,7 +43,7 @@ def attention(
     many = batch * heads * queries * keys * width >= _MANY
     if many and v.shape[-1] and not Threads.lost:
         attend = _gathered()
-        lists = attend.lists(_rows(mask.view(torch.uint8)))
+        lists = attend.lists(_rows(mask.view(torch.uint8)), queries, heads // k.shape[1])
         pairs = attend.pairs(lists, (batch, heads, queries))
         pace = _SUNK_PACE if sinks is not None else _pace(q.dtype, width)
         if pairs * pace < batch * heads * (queries + _MORE) * keys:

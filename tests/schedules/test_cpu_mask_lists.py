@@ -29,15 +29,16 @@ def kernel(target: str) -> tuple[Callable[..., None], int]:
     return tvm.compile(mod, target=Target(info.tvm_target)).mod["main"], tile_of(info)
 
 
-def check(target: str, mask: np.ndarray) -> None:
-    """Lists name what is seen, and nothing that is not."""
+def check(target: str, mask: np.ndarray, fold: int = 0) -> None:
+    """Lists name what is seen, and nothing that is not; 2 ** fold rows of a tile are a query's."""
     main, tile = kernel(target)
     batch, heads, queries, keys = mask.shape
-    tiles = -(-queries // tile)
+    shared = min(1 << fold, tile)
+    tiles = -(-queries * shared // tile)
     shapes = [(batch * heads * tiles, keys)] * 2 + [(batch * heads * tiles,)] * 2
     ids, bits, counts, seeing = (sparse.fenced(np.full(s, -7, np.int32)) for s in shapes)
-    main(mask, ids, bits, counts, seeing)
-    at = np.minimum(np.arange(tiles * tile), queries - 1)
+    main(mask, ids, bits, counts, seeing, shared)
+    at = np.minimum(np.arange(tiles * tile) // shared, queries - 1)
     seen = mask.astype(bool)[:, :, at].reshape(-1, tile, keys)
     words = (seen * (1 << np.arange(tile, dtype=np.uint64))[:, None]).sum(axis=1).astype(np.uint32)
     for number, word in enumerate(words):
@@ -60,7 +61,7 @@ def test_masks_of_any_shape_and_strides(target: str, data: st.DataObject) -> Non
     given *= np.uint8(data.draw(st.sampled_from([1, 128, 255])))  # any of them stands for true
     order = data.draw(st.permutations(range(3)))
     laid = sparse.fenced(np.ascontiguousarray(given.transpose(*order, 3)))
-    check(target, laid.transpose(*np.argsort(order), 3))
+    check(target, laid.transpose(*np.argsort(order), 3), data.draw(st.integers(0, 5)))
 
 
 @pytest.mark.parametrize("target", TARGETS)

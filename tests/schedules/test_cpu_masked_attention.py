@@ -83,10 +83,10 @@ def random_mask(rng: np.random.Generator, kind: str, planes: tuple[int, ...]) ->
     return mask
 
 
-def lists_of(mask: np.ndarray, tile: int) -> tuple[np.ndarray, ...]:
-    """Lists in random order, with what nobody may read behind them."""
+def lists_of(mask: np.ndarray, tile: int, shared: int) -> tuple[np.ndarray, ...]:
+    """Lists in random order, with what nobody may read behind them; ``shared`` rows of a query."""
     queries, keys = mask.shape[2:]
-    at = np.minimum(np.arange(-(-queries // tile) * tile), queries - 1)
+    at = np.minimum(np.arange(-(-queries * shared // tile) * tile) // shared, queries - 1)
     seen = mask[:, :, at].reshape(-1, tile, keys)
     words = (seen * (1 << np.arange(tile, dtype=np.uint64))[:, None]).sum(axis=1)
     rng = np.random.default_rng(len(words))
@@ -131,12 +131,14 @@ def run(form: Form, arrays: tuple[np.ndarray, ...], mask: np.ndarray, **how: Any
     main, tile = form.kernel
     q, k, v, sinks = arrays
     out = laid(sparse.poisoned((*q.shape[:3], v.shape[3]), form.dtype), how.get("beside", False))
-    lists = [sparse.fenced(one) for one in lists_of(mask, tile)]
+    share, fold = q.shape[1] // k.shape[1], how.get("fold", 0)
+    if mask.shape[1] > 1 or share % (1 << fold) or 1 << fold > tile:
+        fold = 0
+    lists = [sparse.fenced(one) for one in lists_of(mask, tile, 1 << fold)]
     given = [laid(one, how.get("beside", False)) for one in (q, k, v)]
-    tiles = -(-mask.shape[2] // tile)
+    tiles = -(-(mask.shape[2] << fold) // tile)
     steps = tiles * mask.shape[1] * (mask.shape[0] > 1), tiles * (mask.shape[1] > 1)
-    share = q.shape[1] // k.shape[1]
-    together = min(GROUP, share) if mask.shape[1] == 1 else 1
+    together = min(GROUP, share >> fold) if mask.shape[1] == 1 else 1
     main(
         *map(as_strided, given),
         *lists,
@@ -146,37 +148,43 @@ def run(form: Form, arrays: tuple[np.ndarray, ...], mask: np.ndarray, **how: Any
         *steps,
         int(mask.shape[2] > 1),
         together,
+        fold,
     )
     return out
 
 
-def check(form: Form, sizes: Sizes, mask: np.ndarray, seed: int, beside: bool = False) -> None:
+def check(form: Form, sizes: Sizes, mask: np.ndarray, seed: int, **how: Any) -> None:
     q, k, v, sinks = arrays = operands(form, sizes, seed)
     truth = reference.masked_attention(q, k, v, mask, 0.2, sinks if form.sinks else None)
-    sparse.assert_promise(run(form, arrays, mask, beside=beside), truth)
+    sparse.assert_promise(run(form, arrays, mask, **how), truth)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @settings(max_examples=15, deadline=None)
-@example(sizes=Sizes(2, 1, GROUP + 1, 40, 2 * KEYS + 3), kind="half", own=(1, 0, 1), seed=0)
+@example(Sizes(2, 1, GROUP + 1, 40, 2 * KEYS + 3), "half", (1, 0, 1), 0, 0)
+@example(Sizes(2, 2, 8, 19, KEYS + 3), "half", (1, 0, 1), 2, 1)
+@example(Sizes(2, 1, 16, 3, KEYS + 3), "half", (1, 0, 1), 3, 0)
 @given(
     sizes=st.builds(
         Sizes,
         st.integers(1, 3),
         st.integers(1, 2),
-        st.integers(1, GROUP + 1),
+        st.integers(1, 2 * GROUP),
         st.integers(1, 70),
         st.integers(1, KEYS + 40),
     ),
     kind=st.sampled_from(["empty", "full", "few", "half", "window", "blind"]),
     own=st.tuples(*[st.integers(0, 1)] * 3),
+    fold=st.integers(0, 3),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_masks(form: Form, sizes: Sizes, kind: str, own: tuple[int, ...], seed: int) -> None:
+def test_masks(
+    form: Form, sizes: Sizes, kind: str, own: tuple[int, ...], fold: int, seed: int
+) -> None:
     whole = sizes.batch, sizes.heads, sizes.queries
     planes = *(extent if has else 1 for has, extent in zip(own, whole, strict=True)), sizes.keys
     mask = random_mask(np.random.default_rng(seed), kind, planes)
-    check(form, sizes, mask, seed, beside=seed % 2 == 1)
+    check(form, sizes, mask, seed, beside=seed % 2 == 1, fold=fold)
 
 
 def test_threads_share_long_lists() -> None:
