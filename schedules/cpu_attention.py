@@ -23,7 +23,7 @@ from pit_tvm.target import TargetInfo
 from pit_tvm.windows import Window
 
 from .contraction_space import lanes_of
-from .cpu_attention_parts import KEYS, Ahead, AttentionForm, Queries, Square
+from .cpu_attention_parts import KEYS, AttentionForm, Queries, Square, ask_for
 from .cpu_attention_scores import Scores
 from .cpu_attention_sight import WindowSight
 from .cpu_rows import float_bytes
@@ -139,6 +139,31 @@ class OneHead:
 
 
 @T.meta_class
+class HeadsAhead:
+    """Asks for the rows of the next head, or of the next sequence's first: `Ahead`. Each head's
+    part of a row is a line or few, far from the next row's."""
+
+    def __init__(self, form: AttentionForm, arrays: Sequence[Expr], sight: WindowSight) -> None:
+        self.arrays, self.sight, self.heads = arrays, sight, form.heads
+        self.where = T.alloc_buffer((3,), "int64")  # whether, distance of rows, head
+
+    @T.inline
+    def aim(self, wanted, head, length):
+        self.where[0] = T.if_then_else(wanted, T.int64(1), T.int64(0))
+        self.where[1] = T.if_then_else(head == self.heads - 1, length, T.int64(0))
+        self.where[2] = (head + 1) % self.heads
+
+    def wanted(self) -> Expr:
+        """As `Ahead.wanted`."""
+        return self.where[0] > 0
+
+    def ask(self, key: Expr) -> None:
+        """As `Ahead.ask`."""
+        for array in self.arrays:
+            ask_for(array, (self.sight.row(key) + self.where[1], self.where[2]))
+
+
+@T.meta_class
 class Share:
     """One thread's part: the blocks of queries whose cost begins within its ``span``."""
 
@@ -150,8 +175,8 @@ class Share:
         self.position, self.sinks = position, sinks
         self.heads, self.lanes, self.block = form.heads, form.lanes, 2 * form.lanes
         self.queries = Queries(form, Square(form.lanes), GROUP)
-        self.ahead = Ahead(form, arrays)
         self.sight = WindowSight(form, GROUP)
+        self.ahead = HeadsAhead(form, arrays, self.sight)
         self.scores = Scores(form, self.queries, self.sight, self.ahead)
         self.span = T.alloc_buffer((2,), "int64")
         self.cost = T.alloc_buffer((1,), "int64")  # of all blocks before

@@ -161,34 +161,23 @@ class Rows:
             out.put(row, at, src[start + at] * factor)
 
 
-@T.meta_class
-class Ahead:
-    """Asks for the rows of the next head, or of the next sequence's first, while sums are made.
+class Ahead(Protocol):
+    """Asks for rows that are packed later, while sums are made of those that stand packed: they lie
+    where no prefetcher of the CPU looks, and copies would wait for memory half of the time."""
 
-    Each head's part of a row is a line or few, far from the next row's: no prefetcher of the CPU
-    follows, and without this the copies wait for memory half of the time.
-    """
+    def wanted(self) -> Expr:
+        """Whether there are any."""
 
-    def __init__(self, form: AttentionForm, arrays: Sequence[Expr]) -> None:
-        self.arrays = arrays
-        self.step = LINE_BYTES // form.element_bytes
-        self.heads = form.heads
-        self.where = T.alloc_buffer((3,), "int64")  # whether, distance of rows, head
+    def ask(self, key: Expr) -> None:
+        """Emit requests for those in the place of a key that stands packed."""
 
-    @T.inline
-    def aim(self, wanted, head, length):
-        self.where[0] = T.if_then_else(wanted, T.int64(1), T.int64(0))
-        self.where[1] = T.if_then_else(head == self.heads - 1, length, T.int64(0))
-        self.where[2] = (head + 1) % self.heads
 
-    def ask(self, row: Expr) -> None:
-        """Emit a request for the next head's part of one row of each array."""
-        for array in self.arrays:
-            for line in range(-(-int(array.shape[2]) // self.step)):
-                first = array[row + self.where[1], self.where[2], line * self.step]
-                T.evaluate(
-                    T.call_intrin("void", "tirx.prefetch", T.address_of(first), 0, _NEAR, _DATA)
-                )
+def ask_for(array: Expr, before: Sequence[Expr]) -> None:
+    """Emit a request for the row of an array that these indices name."""
+    step = LINE_BYTES // float_bytes(str(array.dtype))
+    for line in range(-(-int(array.shape[-1]) // step)):
+        first = T.address_of(array[(*before, line * step)])
+        T.evaluate(T.call_intrin("void", "tirx.prefetch", first, 0, _NEAR, _DATA))
 
 
 @T.meta_class

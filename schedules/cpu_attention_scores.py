@@ -18,14 +18,11 @@ class Scores:
     vector ``u`` of ``vectors`` begin at ``(j * vectors + u) * lanes``.
     """
 
-    def __init__(
-        self, form: AttentionForm, queries: Queries, sight: Sight, ahead: Ahead | None = None
-    ) -> None:
+    def __init__(self, form: AttentionForm, queries: Queries, sight: Sight, ahead: Ahead) -> None:
         self.form, self.queries, self.sight, self.ahead = form, queries, sight, ahead
         self.lanes, self.half = form.lanes, form.sums
         self.wide, self.value_wide = queries.wide, queries.value_wide
-        asks = ahead is not None and form.head_dim % self.half == 0
-        self.steps = self.half if asks else 1
+        self.steps = self.half if form.head_dim % self.half == 0 else 1
         self.depth = form.head_dim // self.steps
         room = KEYS + 2 * form.sums
         self.keys = T.alloc_buffer((room * self.wide,), "float32")
@@ -101,8 +98,7 @@ class Scores:
 
     @T.inline
     def meet(self, g, count, vectors):
-        """Block ``g`` meets ``count`` keys. Meanwhile ``ahead`` asks for their rows of the next
-        head."""
+        """Block ``g`` meets ``count`` keys. Meanwhile ``ahead`` asks for others."""
         for u in T.unroll(vectors):
             self.best[self.at(u * self.lanes)] = self.queries.stat[self.at(self.queries.top(g, u))]
         for block in range((count + (self.height(vectors) - 1)) // self.height(vectors)):
@@ -138,11 +134,9 @@ class Scores:
             low[self.at(r * self.lanes)] = T.Broadcast(T.float32(0), self.lanes)
             high[self.at(r * self.lanes)] = T.Broadcast(T.float32(0), self.lanes)
         for step in range(self.steps):
-            if self.ahead is not None:
-                if (self.ahead.where[0] > 0) & (g == 0):
-                    for r in T.unroll(self.height(vectors) // self.steps):
-                        later: T.let = key + step * (self.height(vectors) // self.steps) + r
-                        self.ahead.ask(self.sight.row(later))
+            if self.ahead.wanted() & (g == 0):
+                for r in T.unroll(self.height(vectors) // self.steps):
+                    self.ahead.ask(key + step * (self.height(vectors) // self.steps) + r)
             for c in range(self.depth):
                 column: T.let = step * self.depth + c
                 self.multiply(

@@ -81,6 +81,8 @@ class ListedSight:
     def __init__(self, form: AttentionForm) -> None:
         self.lanes, self.block = form.lanes, 2 * form.sums
         self.rows = T.alloc_buffer((KEYS,), "int64")
+        self.coming = T.alloc_buffer((KEYS,), "int64")  # rows of the next block
+        self.more = T.alloc_buffer((1,), "int32")  # whether there is one
         self.bits = T.alloc_buffer((KEYS + self.block,), "uint32")
 
     def row(self, key: Expr) -> Expr:
@@ -93,9 +95,14 @@ class ListedSight:
         return (self.bits[key] & bit) != 0
 
     @T.inline
-    def look(self, ids, bits, number, start, count):
+    def look(self, ids, bits, number, start, count, end):
         for key in range(count):
             self.rows[key] = T.Cast("int64", ids[number, start + key])
         for key in range(count + (-count) % self.block):
             at: T.let = start + T.min(key, count - 1)
             self.bits[key] = T.reinterpret("uint32", bits[number, at])
+        self.more[0] = T.if_then_else(start + KEYS < end, 1, 0)
+        if self.more[0] > 0:
+            for key in range(KEYS):
+                later: T.let = T.min(start + KEYS + key, end - 1)
+                self.coming[key] = T.Cast("int64", ids[number, later])

@@ -19,7 +19,7 @@ from pit_tvm.target import TargetInfo
 from pit_tvm.windows import FULL
 
 from .contraction_space import lanes_of
-from .cpu_attention_parts import KEYS, AttentionForm, Queries, Square
+from .cpu_attention_parts import KEYS, AttentionForm, Queries, Square, ask_for
 from .cpu_attention_scores import Scores
 from .cpu_attention_sight import ListedSight
 from .cpu_rows import float_bytes
@@ -195,6 +195,24 @@ class SharedSinks:
 
 
 @T.meta_class
+class ListAhead:
+    """Asks for the next block of a list: `Ahead`."""
+
+    def __init__(self, arrays: Sequence[Expr], sight: ListedSight) -> None:
+        self.arrays, self.sight = arrays, sight
+        self.where = T.alloc_buffer((2,), "int64")  # sequence and head of keys
+
+    def wanted(self) -> Expr:
+        """As `Ahead.wanted`."""
+        return self.sight.more[0] > 0
+
+    def ask(self, key: Expr) -> None:
+        """As `Ahead.ask`."""
+        for array in self.arrays:
+            ask_for(array, (self.where[0], self.where[1], self.sight.coming[key]))
+
+
+@T.meta_class
 class Share:
     """One thread's part: the tiles whose cost begins within its ``span``."""
 
@@ -206,7 +224,8 @@ class Share:
         self.sinks, self.lanes, self.block = sinks, form.lanes, 2 * form.lanes
         self.queries = Queries(form, Square(form.lanes), GROUP)
         self.sight = ListedSight(form)
-        self.scores = Scores(form, self.queries, self.sight)
+        self.ahead = ListAhead((self.k, self.v), self.sight)
+        self.scores = Scores(form, self.queries, self.sight, self.ahead)
         self.span = T.alloc_buffer((2,), "int64")
         self.cost = T.alloc_buffer((2,), "int64")  # of all tiles before, and with this one
         self.vectors = T.alloc_buffer((1,), "int32")  # of a tile
@@ -255,9 +274,11 @@ class Share:
                 self.vectors[0],
             )
         count: T.let = T.Cast("int64", self.counts[number])
+        self.ahead.where[0] = T.Cast("int64", b)
+        self.ahead.where[1] = T.Cast("int64", kv)
         for part in range((count + (KEYS - 1)) // KEYS):
             self.near[0] = T.min(T.int64(KEYS), count - part * KEYS)
-            self.sight.look(self.ids, self.bits, number, part * KEYS, self.near[0])
+            self.sight.look(self.ids, self.bits, number, part * KEYS, self.near[0], count)
             self.scores.pack(self.rows(self.k, b, kv, 0), self.rows(self.v, b, kv, 0), self.near[0])
             for g in range(size):
                 if self.vectors[0] == 2:

@@ -51,12 +51,13 @@ def masked_attention(
     work is that of live columns of 64 x 1; the list is made on the device, by one pass over the
     mask (PIT, SOSP'23, section 3). Without gradients, the 64 are those of several heads where these
     share keys and the mask: 8 queries of 8 heads, and only their keys. Gradients take lists of 64
-    queries of one head, and of the queries that see every 64 keys. On CPUs every 32 queries (16
-    without AVX-512) gather the keys that any of them sees, where that promises to take less time
-    than torch's own of all keys: of float32 and float16 if they are at most some 90 % of all, of
-    bfloat16 on chips with AMX 65 % (heads of 64 columns) or 44 % (128), with sinks always; but not
-    in calls that take torch less than about 0.1 ms. Otherwise, and for all gradients there, and for
-    gradients of heads wider than 128, torch computes it of all keys.
+    queries of one head, and of the queries that see every 64 keys. On CPUs tiles have 32 rows (16
+    with AVX2), of up to 4 heads that share keys and the mask, or more of few queries. They gather
+    where that promises to take less time than torch's attention of all keys: of float32 and float16
+    if tiles see at most some 90 % of all keys, of bfloat16 on chips with AMX 65 % (64 columns) or
+    44 % (128), with sinks always; but not in calls that take torch less than about 0.1 ms.
+    Otherwise, and for all gradients on CPUs and those of heads wider than 128, torch computes it of
+    all keys.
 
     Parameters
     ----------
