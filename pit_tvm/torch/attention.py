@@ -256,12 +256,13 @@ def attention_forward(
         raise DTypeError(mismatch("attention", expected, "block_indices=", _LEAVE))
     if (indices := kwargs.pop("indices", None)) is not None:
         attention_mask = _picked(attention_mask, indices, key.shape[2])
-    given = query, key, value, attention_mask
+    given = query, key, value
     for name in ("s_aux", "sinks"):
         if kwargs.get(name) is not None:
-            return _sunk(module, *given, dropout, scaling, kwargs, name).transpose(1, 2), None
+            out = _sunk(module, *given, attention_mask, dropout, scaling, kwargs, name)
+            return out.transpose(1, 2).contiguous(), None
     few = query.shape[2] == 1 and not (query.is_cuda and key.numel() >= _MANY)
-    if attention_mask is None or few or not _takes(*given, dropout, kwargs):
+    if attention_mask is None or few or not _takes(*given, attention_mask, dropout, kwargs):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         said = attention_mask is not None or hasattr(module, "is_causal") or "is_causal" in kwargs
@@ -269,9 +270,11 @@ def attention_forward(
             expected = "a mask, or a layer that says whether it is causal"
             raise DTypeError(mismatch("attention", expected, type(module).__name__, _LEAVE))
         options = {"dropout": dropout, "scaling": scaling, **kwargs}
-        found: tuple[torch.Tensor, None] = sdpa_attention_forward(module, *given, **options)
+        found: tuple[torch.Tensor, None] = sdpa_attention_forward(
+            module, *given, attention_mask, **options
+        )
         return found
-    seen = _shared_lists(query, key, value, attention_mask)
+    seen = _shared_lists(*given, attention_mask)
     out = masked_attention(query, key, value, seen, scale=scaling)
     return out.transpose(1, 2).contiguous(), None
 
