@@ -285,6 +285,7 @@ ORDER = {
         "attention_ops",
         "listed_mask",
         "attention",
+        "attention_by_name",
         "modules",
         "experts",
     ),
