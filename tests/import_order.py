@@ -291,6 +291,7 @@ ORDER = {
     "model": (
         "faults",
         "draws",
+        "added",
         "rebuild",
         "plane",
         "counts",
