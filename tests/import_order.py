@@ -325,6 +325,7 @@ ORDER = {
         "places",
         "fragments",
         "decomposing",
+        "translating",
         "importer",
         "picks",
         "lookups",
