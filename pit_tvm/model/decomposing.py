@@ -245,10 +245,16 @@ def _linear_rows(
 
 
 def _masked_attention(
-    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, mask: Tensor, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    mask: Tensor,
+    scale: float,
+    softcap: float,
 ) -> Tensor:
-    """That of torch, zeros for queries that see no key as well; which has no sinks."""
-    if sinks is not None:
+    """That of torch, zeros for queries that see no key as well; it has no sinks and no caps."""
+    if sinks is not None or softcap:
         return NotImplemented
     attend, grouped = torch.nn.functional.scaled_dot_product_attention, k.shape[1] != q.shape[1]
     return attend(q, k, v, mask, scale=scale, enable_gqa=grouped)

@@ -186,6 +186,7 @@ _BLOCKS = {
 _MODELS: dict[str, dict[str, Any]] = {
     "GptOss": {"sliding_window": 4, **_EXPERTS},
     "GraniteSWA": {"sliding_window": 4},
+    "Gemma2": {"sliding_window": 4, "attn_logit_softcapping": 0.05, "query_pre_attn_scalar": 8},
     "DeepseekV32": _LATENT,  # picks three keys
     "GlmMoeDsa": _LATENT,
     "MiniMaxM3VL": _BLOCKS,  # two blocks of two keys
