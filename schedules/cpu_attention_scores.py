@@ -5,6 +5,8 @@ from __future__ import annotations
 from tvm.ir import Expr
 from tvm.script import tirx as T
 
+from pit_tvm.op.elementary import tanh
+
 from .cpu_attention_parts import KEYS, LOWEST, Ahead, AttentionForm, Queries, decay
 from .cpu_attention_sight import Sight
 
@@ -15,11 +17,20 @@ class Scores:
 
     A register block is two times ``half`` vectors of sums: two vectors of queries by ``half``
     scalars, or one by twice as many. ``probs`` holds scores, then their exponentials: key ``j`` and
-    vector ``u`` of ``vectors`` begin at ``(j * vectors + u) * lanes``.
+    vector ``u`` of ``vectors`` begin at ``(j * vectors + u) * lanes``. Scores are in units of
+    ``softcap``, if there is one, and come close to it.
     """
 
-    def __init__(self, form: AttentionForm, queries: Queries, sight: Sight, ahead: Ahead) -> None:
+    def __init__(
+        self,
+        form: AttentionForm,
+        queries: Queries,
+        sight: Sight,
+        ahead: Ahead,
+        softcap: Expr | None = None,
+    ) -> None:
         self.form, self.queries, self.sight, self.ahead = form, queries, sight, ahead
+        self.softcap = softcap
         self.lanes, self.half = form.lanes, form.sums
         self.wide, self.value_wide = queries.wide, queries.value_wide
         self.steps = self.half if form.head_dim % self.half == 0 else 1
@@ -149,6 +160,9 @@ class Scores:
                     self.queries.at(g) + column * vectors * self.lanes,
                     vectors,
                 )
+        if self.softcap is not None:
+            self.bend(low)
+            self.bend(high)
         if self.sight.limited:
             self.mask(low, g, key, 0, vectors)
             self.mask(high, g, key, 1, vectors)
@@ -159,6 +173,12 @@ class Scores:
         self.best[self.at(self.last(vectors))] = T.max(
             self.best[self.at(self.last(vectors))], self.peak(high)
         )
+
+    @T.inline
+    def bend(self, sums):
+        for r in T.unroll(self.half):
+            for w in T.vectorized(self.lanes):
+                sums[r * self.lanes + w] = self.softcap * tanh(sums[r * self.lanes + w])
 
     @T.inline
     def mask(self, sums, g, key, side, vectors):

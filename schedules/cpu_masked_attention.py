@@ -29,10 +29,16 @@ OVERHEAD = 16  # keys that a tile could meet while its queries are turned, and i
 
 
 def masked_attention(
-    head_dim: int, value_dim: int, dtype: str, sinks: bool = False, *, target: TargetInfo
+    head_dim: int,
+    value_dim: int,
+    dtype: str,
+    sinks: bool = False,
+    softcap: bool = False,
+    *,
+    target: TargetInfo,
 ) -> tirx.PrimFunc:
     """softmax(scale * q k^T) v over listed keys; ``main(q, k, v, ids, bits, counts, sinks, out,
-    scale, of_batch, of_head, of_tile, together, fold)``.
+    scale, softcap, of_batch, of_head, of_tile, together, fold)``.
 
     ``q``: ``dtype`` [batch, heads, queries, head_dim]; ``k``: [batch, kv_heads, keys, head_dim];
     ``v``: [batch, kv_heads, keys, value_dim]; ``out``: [batch, heads, queries, value_dim], zeros
@@ -42,8 +48,9 @@ def masked_attention(
     head and tile to the next, 0 for lists that they share. Rows of a tile are ``2 ** fold`` heads
     of a query, those of the next one, and so on; ``together`` tiles gather at once, at most
     `GROUP`: both are of heads that share keys and lists, whose number is a multiple of the former.
-    ``sinks``: float32 [heads] or, without them, [0], as in `cpu_attention.attention`. Threads share
-    the work by the lengths of lists.
+    ``sinks``: float32 [heads] or, without them, [0], as in `cpu_attention.attention`. Scores become
+    ``softcap * tanh(score / softcap)`` where that is asked for. Threads share the work by the
+    lengths of lists.
 
     Raises
     ------
@@ -58,10 +65,10 @@ def masked_attention(
     dims = at_least("head_dim", head_dim, 1), at_least("value_dim", value_dim, 1)
     lanes = lanes_of(target.isa)
     form = AttentionForm(1, *dims, dtype, FULL, 1.0, bool(sinks), lanes)
-    return _function(form, target.threads)
+    return _function(form, bool(softcap), target.threads)
 
 
-def _function(form: AttentionForm, threads: int) -> tirx.PrimFunc:
+def _function(form: AttentionForm, bent: bool, threads: int) -> tirx.PrimFunc:
     dtype, align = form.dtype, form.element_bytes
     dim, value_dim, one = (tirx.const(e, "int64") for e in (form.head_dim, form.value_dim, 1))
     loop = T.parallel if threads > 1 else T.serial
@@ -77,6 +84,7 @@ def _function(form: AttentionForm, threads: int) -> tirx.PrimFunc:
         p_sinks: T.handle,
         p_out: T.handle,
         scale: T.float32,
+        softcap: T.float32,
         of_batch: T.int64,
         of_head: T.int64,
         of_tile: T.int64,
@@ -102,8 +110,8 @@ def _function(form: AttentionForm, threads: int) -> tirx.PrimFunc:
         plan = Plan(form, counts, (b, h, g, m), (of_batch, of_head, of_tile, together, fold))
         plan.sum_up()
         for chunk in loop(threads):
-            share = Share(form, (q, k, v, out), (ids, bits, counts), sinks)
-            share.run(plan, chunk, threads, scale)
+            share = Share(form, (q, k, v, out), (ids, bits, counts), sinks, softcap, bent)
+            share.run(plan, chunk, threads, share.scaled(scale))
 
     return main
 
@@ -217,7 +225,13 @@ class Share:
     """One thread's part: the tiles whose cost begins within its ``span``."""
 
     def __init__(
-        self, form: AttentionForm, arrays: Sequence[Expr], lists: Sequence[Expr], sinks: Expr
+        self,
+        form: AttentionForm,
+        arrays: Sequence[Expr],
+        lists: Sequence[Expr],
+        sinks: Expr,
+        softcap: Expr,
+        bent: bool,
     ) -> None:
         self.q, self.k, self.v, self.out = arrays
         self.ids, self.bits, self.counts = lists
@@ -225,11 +239,16 @@ class Share:
         self.queries = Queries(form, Square(form.lanes), GROUP)
         self.sight = ListedSight(form)
         self.ahead = ListAhead((self.k, self.v), self.sight)
-        self.scores = Scores(form, self.queries, self.sight, self.ahead)
+        self.softcap = softcap if bent else None
+        self.scores = Scores(form, self.queries, self.sight, self.ahead, self.softcap)
         self.span = T.alloc_buffer((2,), "int64")
         self.cost = T.alloc_buffer((2,), "int64")  # of all tiles before, and with this one
         self.vectors = T.alloc_buffer((1,), "int32")  # of a tile
         self.near = T.alloc_buffer((1,), "int64")  # keys of a packed block
+
+    def scaled(self, scale: Expr) -> Expr:
+        """The factor of scores, in units of what bounds them."""
+        return scale if self.softcap is None else scale / self.softcap
 
     def rows(self, array: Expr, b: Expr, head: Expr, fold: Expr | int) -> SharedRows:
         """Rows of 2 ** fold heads from one on, those of a query after the other."""

@@ -7,7 +7,8 @@ beyond the operands, in rows or in columns, is zeros there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Any
 
 from tvm.script import tirx as T
@@ -42,18 +43,20 @@ _ACROSS = STEP // PIECE  # threads that copy a row of a matrix
 _AT_ONCE = THREADS // _ACROSS  # rows that are copied at once
 _SWIZZLED = 1024  # bytes that matrices are aligned to
 _JOINED = THREADS // LANES - 1  # teams beside the first that add up parts of a tile, at most
+_LOG2_E = math.log2(math.e)
 _NONE = 2**31 - 1  # below which all places are of no row
 
 
 @dataclass(frozen=True)
 class ListedTile:
     """``deep`` and ``wide``: columns of the two operands, as shared memory holds them; ``grouped``:
-    warps multiply as a group (wgmma), as Hopper can."""
+    warps multiply as a group (wgmma), as Hopper can; ``capped``: scores are."""
 
     dtype: str
     deep: int
     wide: int
     grouped: bool
+    capped: bool = field(default=False, kw_only=True)
 
     @property
     def slots(self) -> tuple[int, int]:
@@ -138,6 +141,8 @@ class ListedRows:
         self.some_not = T.alloc_local([1], "uint32")
         self.scores = T.alloc_local([KEYS // 2], "float32")
         self.factor = T.alloc_local([2], "float32")
+        self.bend = T.local_scalar("float32")
+        self.held = T.alloc_local([1], "float32")
 
     def region(self, width: int) -> tuple[Any, Any]:
         """Room for the rows of the tile, and the same in words for what is written there later."""
@@ -306,6 +311,16 @@ class ListedRows:
         )
         some: T.let = T.cast(own != T.uint32(_WARPS_ROWS), "int32")
         self.some_not[0] = T.cuda.ballot_sync(T.uint32(ALL), some)
+
+    @T.inline
+    def cap(self):
+        """``scores`` become ``tanh(bend * score) / bend``, whose slope is one at 0."""
+        most: T.let = T.float32(1) / self.bend
+        by: T.let = T.float32(2 * _LOG2_E) * self.bend
+        for i in T.unroll(KEYS // 2):
+            T.ptx["ex2.approx.ftz.f32"](self.held[0], self.scores[i] * by)
+            T.ptx["rcp.approx.ftz.f32"](self.held[0], self.held[0] + T.float32(1))
+            self.scores[i] = most - T.float32(2) * most * self.held[0]
 
     @T.inline
     def exclude(self, values, outside, slot, warp, lane):

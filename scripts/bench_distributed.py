@@ -32,7 +32,17 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from bench_distributed_compare import compare
-from bench_experts import CASES, OURS, THEIRS, ids_of, one_pass, parse_shared, peak_bytes, row_of
+from bench_experts import (
+    CASES,
+    OURS,
+    THEIRS,
+    Kind,
+    ids_of,
+    one_pass,
+    parse_shared,
+    peak_bytes,
+    row_of,
+)
 from bench_experts import text as text_of_experts
 from bench_models import measure, where
 from commands import parser_of, status_of
@@ -197,7 +207,7 @@ def run_model(name: str, how: str, options: argparse.Namespace) -> Row:
     ids = ids_of(model, options)
     errors = most(compare(model, alone, ids, train), device)
     del alone
-    kinds = {"torch": (THEIRS, False), "pit-tvm": (OURS, False)}
+    kinds = {"torch": Kind(THEIRS), "pit-tvm": Kind(OURS)}
     runs = {label: one_pass(model, ids, kind, train) for label, kind in kinds.items()}
     with contextlib.nullcontext() if train else torch.no_grad():
         for run in runs.values():  # what the first call of all keeps is for libraries

@@ -2,11 +2,12 @@
 
 Weights and ids are random; models have fewer layers than the published ones, of the same sizes, in
 bfloat16. ``grouped_mm`` is what transformers uses by default, torch's grouped product on sorted
-rows; each runs as it is and by torch.compile. Contenders take turns in one process; times are
-medians of forward passes of all the model, or with ``--train`` of forward and backward passes of
-its loss, everything counted. The experts of the first layer, and with ``--train`` the gradients of
-their weights, are compared with float64 on what the model gives them. The exit status is 1 if a
-result is wrong.
+rows; each runs as it is and by torch.compile. Where torch has no attention for a model (GPT-OSS:
+windows and sinks), ours is by masks, and theirs as it is by default and by FlexAttention.
+Contenders take turns in one process; times are medians of forward passes of all the model, or with
+``--train`` of forward and backward passes of its loss, everything counted. The experts of the first
+layer, and with ``--train`` the gradients of their weights, are compared with float64 on what the
+model gives them. The exit status is 1 if a result is wrong.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import copy
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bench_models import measure, memory, run
@@ -39,6 +40,7 @@ class Case:
 
     family: str
     sizes: Mapping[str, int]
+    masked: bool = False  # whether attention is by masks, as torch's own has not what it needs
 
     def make(self, quick: bool, **others: int) -> Any:
         """The model in evaluation mode; ``quick`` makes a small one, ``others`` are sizes that
@@ -51,6 +53,16 @@ class Case:
         sizes = {**_VOCABULARY, **self.sizes, **(_QUICK if quick else {}), **others}
         model = getattr(transformers, f"{self.family}ForCausalLM")
         return model(config(**sizes, use_cache=False)).to(torch.bfloat16).eval()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """By which implementations experts and attention are computed, None: transformers' default;
+    and whether torch compiles the model."""
+
+    experts: str
+    attention: str | None = None
+    compiled: bool = False
 
 
 def _sizes(hidden: int, layers: int, inter: int, heads: int, shared: int) -> dict[str, int]:
@@ -79,6 +91,7 @@ CASES = {
             **_sizes(2880, 6, 2880, 64, 8),
             **{"num_local_experts": 32, "num_experts_per_tok": 4, "head_dim": 64},
         },
+        masked=True,
     ),
 }
 
@@ -112,15 +125,16 @@ def run_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Make one model, compare, and measure; the row as JSON values."""
     import torch
 
-    from pit_tvm.torch import register_experts
+    from pit_tvm.torch import register_attention, register_experts
 
     register_experts(OURS)
+    register_attention(OURS)
     cuda = options.device == "cuda"
     with torch.device(options.device):
         model = CASES[name].make(options.quick)
     ids = ids_of(model, options)
     with contextlib.nullcontext() if options.train else torch.inference_mode():
-        kinds = _contenders(options).items()
+        kinds = _contenders(CASES[name], options).items()
         runs = {label: one_pass(model, ids, kind, options.train) for label, kind in kinds}
         for run in runs.values():  # what the first call of all keeps is for compilers and libraries
             run()
@@ -165,11 +179,13 @@ def row_of(
     }
 
 
-def _contenders(options: argparse.Namespace) -> dict[str, tuple[str, bool]]:
-    """How experts are computed, and whether torch compiles the model."""
-    kinds = {"torch": (THEIRS, False), "pit-tvm": (OURS, False)}
+def _contenders(case: Case, options: argparse.Namespace) -> dict[str, Kind]:
+    kinds = {"torch": Kind(THEIRS), "pit-tvm": Kind(OURS, OURS if case.masked else None)}
+    if case.masked and options.device == "cuda":  # on CPUs FlexAttention has no sinks
+        kinds["torch, FlexAttention"] = Kind(THEIRS, "flex_attention")
     if not options.no_torch_compile:
-        kinds |= {f"{label}, torch.compile": (name, True) for label, (name, _) in kinds.items()}
+        compiled = {label: replace(kind, compiled=True) for label, kind in kinds.items()}
+        kinds |= {f"{label}, torch.compile": kind for label, kind in compiled.items()}
     return kinds
 
 
@@ -182,16 +198,16 @@ def ids_of(model: Any, options: argparse.Namespace) -> Any:
     return ids.to(options.device)
 
 
-def one_pass(model: Any, ids: Any, kind: tuple[str, bool], train: bool) -> Callable[[], Any]:
-    """A forward pass, with ``train`` and a backward one, whose experts are computed as ``kind``
-    says: by which implementation, and whether torch compiles the model."""
+def one_pass(model: Any, ids: Any, kind: Kind, train: bool) -> Callable[[], Any]:
+    """A forward pass, with ``train`` and a backward one, that computes as ``kind`` says."""
     import torch
 
-    name, compiled = kind
-    call = torch.compile(model.forward) if compiled else model
+    call = torch.compile(model.forward) if kind.compiled else model
+    attention = kind.attention or model.config._attn_implementation
 
     def run() -> Any:
-        model.set_experts_implementation(name)
+        model.set_experts_implementation(kind.experts)
+        model.set_attn_implementation(attention)
         if not train:
             return call(ids)
         model.zero_grad(set_to_none=True)

@@ -244,8 +244,18 @@ def _linear_rows(
     return torch.where(live[..., None], rows, 0.0)
 
 
-def _masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """That of torch, zeros for queries that see no key as well."""
+def _masked_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    mask: Tensor,
+    scale: float,
+    softcap: float,
+) -> Tensor:
+    """That of torch, zeros for queries that see no key as well; it has no sinks and no caps."""
+    if sinks is not None or softcap:
+        return NotImplemented
     attend, grouped = torch.nn.functional.scaled_dot_product_attention, k.shape[1] != q.shape[1]
     return attend(q, k, v, mask, scale=scale, enable_gqa=grouped)
 

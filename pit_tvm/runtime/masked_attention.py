@@ -92,7 +92,15 @@ class MaskedAttention:
         return met * self._halves(queries, lists.fold) * (self.tile // 2) // tiles
 
     def __call__(
-        self, q: Any, k: Any, v: Any, lists: TileLists, scale: float, out: Any, sinks: Any = None
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        lists: TileLists,
+        scale: float,
+        out: Any,
+        sinks: Any = None,
+        softcap: float = 0.0,
     ) -> None:
         """Write ``out``; queries that see no key get zeros.
 
@@ -110,9 +118,11 @@ class MaskedAttention:
             [batch, heads, queries, value_dim], of the type of q, like those.
         sinks
             float32 [heads], scores of keys whose values are 0; or None.
+        softcap
+            Scores become ``softcap * tanh(score / softcap)``, if it is not 0.
         """
         dtype = str(q.dtype).rpartition(".")[2]
-        form = (int(q.shape[-1]), int(v.shape[-1]), dtype, sinks is not None)
+        form = (int(q.shape[-1]), int(v.shape[-1]), dtype, sinks is not None, bool(softcap))
         kernel = self._kernel(form, partial(masked_attention, *form))
         share = q.shape[1] // k.shape[1] >> lists.fold
         together = min(GROUP, share) if lists.heads == 1 else 1
@@ -120,7 +130,7 @@ class MaskedAttention:
         of_batch = lists.tiles * lists.heads if lists.batch > 1 else 0
         steps = of_batch, of_head, int(lists.tiles > 1)
         given = lists.ids, lists.bits, lists.counts, self._none if sinks is None else sinks
-        kernel(q, k, v, *given, out, scale, *steps, together, lists.fold)
+        kernel(q, k, v, *given, out, scale, softcap, *steps, together, lists.fold)
 
     def _kernel(self, name: object, make: Callable[..., tirx.PrimFunc]) -> Kernel:
         """The compiled function ``name``, made when it is first needed."""

@@ -4,7 +4,8 @@ Importing this package registers the operators ``torch.ops.pit_tvm.*``.
 """
 
 from ..gates import Gate
-from .attention import attention_forward, masked_attention, register_attention
+from .attention import masked_attention
+from .attention_by_name import attention_forward, register_attention
 from .experts import experts_forward, register_experts
 from .functional import grouped_linear, linear_rows, moe_feed_forward
 from .listed_mask import ListedMask, list_mask

@@ -21,7 +21,8 @@ _MANY = 2**22
 # torch a quarter of the time, and the rest that of 26.
 _PACE = 1.1
 _AMX_FIXED, _AMX_COLUMN = 26.0, 0.24
-_SUNK_PACE = 0.5  # torch has no sinks: scores are written and read several times
+# Torch has neither sinks nor bounds of scores: all scores are written and read several times.
+_SCORED_PACE = 0.5
 _MORE = 8  # queries of each head that torch could meet in the time that it takes beside them
 
 
@@ -32,11 +33,13 @@ def attention(
     sinks: torch.Tensor | None,
     mask: torch.Tensor,
     scale: float,
+    softcap: float,
     out: torch.Tensor,
 ) -> torch.Tensor:
     """``softmax(scale * q @ k.T) @ v`` over the keys of a mask, [batch or 1, heads or 1, queries or
     1, keys], zeros for queries that see none: ``out`` [batch, heads, queries, value_dim], or memory
-    like it. ``scale`` is positive; beside the scores of a head stands its sink, if there are any.
+    like it. ``scale`` is positive; beside the scores of a head stands its sink, if there are any,
+    and ``softcap`` other than 0 bounds scores.
     """
     batch, heads, queries, dim = q.shape
     keys, width, seeing = k.shape[2], dim + v.shape[-1], False
@@ -45,13 +48,13 @@ def attention(
         attend = _gathered()
         lists = attend.lists(_rows(mask.view(torch.uint8)), queries, heads // k.shape[1])
         pairs = attend.pairs(lists, (batch, heads, queries))
-        pace = _SUNK_PACE if sinks is not None else _pace(q.dtype, width)
+        pace = _SCORED_PACE if sinks is not None or softcap else _pace(q.dtype, width)
         if pairs * pace < batch * heads * (queries + _MORE) * keys:
             sunk = None if sinks is None else _rows(sinks.float())
-            attend(_rows(q), _rows(k), _rows(v), lists, scale, out, sunk)
+            attend(_rows(q), _rows(k), _rows(v), lists, scale, out, sunk, softcap)
             return out
         seeing = lists.seeing
-    made = host.attention(q, k, v, sinks, mask, scale, seeing)
+    made = host.attention(q, k, v, sinks, mask, scale, softcap, seeing)
     return made if made.stride() == out.stride() else out.copy_(made)
 
 

@@ -36,12 +36,14 @@ class Form:
     sinks: bool = False
     target: str = "llvm"
     threads: int = 3
+    softcap: float = 0.0
 
     @functools.cached_property
     def kernel(self) -> tuple[Callable[..., None], int]:
         """Compiled, and queries of a tile."""
         info = resolve_target(f"{self.target} -num-cores={self.threads}")
-        func = masked_attention(self.dim, self.value_dim, self.dtype, self.sinks, target=info)
+        how = self.sinks, bool(self.softcap)
+        func = masked_attention(self.dim, self.value_dim, self.dtype, *how, target=info)
         mod = tvm.IRModule({"main": func})
         return tvm.compile(mod, target=Target(info.tvm_target)).mod["main"], tile_of(info)
 
@@ -52,6 +54,7 @@ FORMS = [
     PLAIN,
     SUNK,
     Form(40, 16, "bfloat16", target="llvm -mcpu=x86-64-v3", threads=2),
+    Form(24, 24, "float32", sinks=True, softcap=0.7),
     Form(5, 37, "float32", sinks=True, target="llvm -mcpu=x86-64", threads=1),
 ]
 
@@ -145,6 +148,7 @@ def run(form: Form, arrays: tuple[np.ndarray, ...], mask: np.ndarray, **how: Any
         as_tensor("sinks", sinks, dtype="float32", shape=sinks.shape),
         as_strided(out),
         how.get("scale", 0.2),
+        form.softcap,
         *steps,
         int(mask.shape[2] > 1),
         together,
@@ -155,7 +159,8 @@ def run(form: Form, arrays: tuple[np.ndarray, ...], mask: np.ndarray, **how: Any
 
 def check(form: Form, sizes: Sizes, mask: np.ndarray, seed: int, **how: Any) -> None:
     q, k, v, sinks = arrays = operands(form, sizes, seed)
-    truth = reference.masked_attention(q, k, v, mask, 0.2, sinks if form.sinks else None)
+    more = (sinks if form.sinks else None), form.softcap
+    truth = reference.masked_attention(q, k, v, mask, 0.2, *more)
     sparse.assert_promise(run(form, arrays, mask, **how), truth)
 
 

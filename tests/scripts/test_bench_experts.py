@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import bench_experts
 import pytest
 import torch
+from bench_experts import Kind
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from pit_tvm.torch import host
@@ -67,11 +69,15 @@ def test_wrong_experts_are_seen(monkeypatch: pytest.MonkeyPatch, capsys: Any) ->
 def test_contenders() -> None:
     options = bench_experts.parse(["all"])
     assert options.models == list(bench_experts.CASES)
-    assert bench_experts._contenders(options) == {
-        "torch": ("grouped_mm", False),
-        "pit-tvm": ("pit_tvm", False),
-        "torch, torch.compile": ("grouped_mm", True),
-        "pit-tvm, torch.compile": ("pit_tvm", True),
+    made, cases = bench_experts._contenders, bench_experts.CASES
+    plain = {"torch": Kind("grouped_mm"), "pit-tvm": Kind("pit_tvm")}
+    compiled = {f"{key}, torch.compile": replace(one, compiled=True) for key, one in plain.items()}
+    assert made(cases["olmoe-1b-7b"], options) == plain | compiled
+    found = made(cases["gpt-oss-20b"], bench_experts.parse(["all", "--no-torch-compile"]))
+    assert {key: one.attention for key, one in found.items()} == {
+        "torch": None,
+        "pit-tvm": "pit_tvm",
+        "torch, FlexAttention": "flex_attention",
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 import weakref
 from typing import Any
 
@@ -14,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pit_tvm.torch as pit
-from pit_tvm.errors import BackendUnavailable, DTypeError, ShapeError
+from pit_tvm.errors import DTypeError, ShapeError
 from pit_tvm.reference import attention as reference
-from pit_tvm.torch import attention, listed_mask
 from pit_tvm.torch.listed_mask import ListedMask, share_lists, shared_lists
 
 
@@ -104,7 +102,7 @@ def test_gradients_are_those_of_attention_where_keys_are_seen() -> None:
 def test_compilers_see_one_operator() -> None:
     q, k, v = _operands()
     mask = torch.rand(2, 1, 7, 9) < 0.5
-    torch.library.opcheck(torch.ops.pit_tvm.masked_attention, (q, k, v, None, mask, 0.25))
+    torch.library.opcheck(torch.ops.pit_tvm.masked_attention, (q, k, v, None, mask, 0.25, 0.0))
     step = torch.compile(lambda *given: pit.masked_attention(*given) * 2, fullgraph=True)
     torch.testing.assert_close(step(q, k, v, mask), pit.masked_attention(q, k, v, mask) * 2)
 
@@ -202,98 +200,6 @@ def test_refuses_a_tensor_elsewhere() -> None:
         pit.masked_attention(q, k, v, torch.ones(7, 9, device="meta").bool())
 
 
-@pytest.fixture(scope="module")
-def llama() -> Any:
-    """A small model of transformers, with grouped queries."""
-    transformers = pytest.importorskip("transformers", reason="models are of transformers")
-    pit.register_attention()
-    sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "vocab_size": 50}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads)).eval()
-
-
-def test_it_may_take_the_place_of_torchs(llama: Any) -> None:
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    pit.register_attention("sdpa")
-    try:
-        llama.set_attn_implementation("sdpa")
-        with torch.no_grad():
-            llama(torch.randint(50, (2, 5)), attention_mask=torch.eye(2, 5).long())
-    finally:
-        ALL_ATTENTION_FUNCTIONS.register("sdpa", sdpa_attention_forward)
-        ALL_MASK_ATTENTION_FUNCTIONS.register("sdpa", sdpa_mask)
-
-
-def _called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Shapes of queries of later calls of `masked_attention` by `attention_forward`."""
-    calls: list[tuple[int, ...]] = []
-    inner = attention.masked_attention
-
-    def record(q: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
-        calls.append(tuple(q.shape))
-        return inner(q, *others, **options)
-
-    monkeypatch.setattr(attention, "masked_attention", record)
-    return calls
-
-
-def test_models_of_transformers_take_it_by_name(
-    llama: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ids, mask = torch.randint(50, (3, 9)), torch.ones(3, 9, dtype=torch.long)
-    mask[0, :4] = mask[2, :7] = 0
-    llama.set_attn_implementation("sdpa")
-    with torch.no_grad():
-        wanted = llama(ids, attention_mask=mask).logits
-        text = llama.generate(ids, attention_mask=mask, max_new_tokens=4, do_sample=False)
-        llama.set_attn_implementation("pit_tvm")
-        calls = _called(monkeypatch)
-        found = llama(ids, attention_mask=mask).logits
-        assert calls == [(3, 4, 9, 8)] * 2
-        again = llama.generate(ids, attention_mask=mask, max_new_tokens=4, do_sample=False)
-    torch.testing.assert_close(found[mask.bool()], wanted[mask.bool()])
-    assert torch.equal(text, again) and len(calls) == 4  # later tokens are single queries
-
-
-def test_transformers_computes_what_has_no_mask_or_gradients(
-    llama: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    llama.set_attn_implementation("pit_tvm")
-    calls = _called(monkeypatch)
-    ids = torch.randint(50, (2, 6))
-    llama(ids).logits.sum().backward()
-    with torch.no_grad():
-        llama(ids)
-    mask = torch.ones(2, 6, dtype=torch.long)
-    mask[0, 0] = 0
-    llama(ids, attention_mask=mask).logits.sum().backward()
-    assert not calls
-
-
-def test_layers_of_a_model_share_lists(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
-    inner = listed_mask.listed
-
-    def record(planes: torch.Tensor, *how: Any) -> Any:
-        made.append(weakref.ref(planes))
-        return inner(planes, *how)
-
-    monkeypatch.setattr(listed_mask, "listed", record)
-    llama.set_attn_implementation("pit_tvm")
-    ids, mask = torch.randint(50, (3, 9)), torch.ones(3, 9, dtype=torch.long)
-    mask[0, :4] = 0
-    for quiet in (torch.no_grad(), torch.inference_mode()):
-        made.clear()
-        with quiet:
-            llama(ids, attention_mask=mask)
-            llama(ids, attention_mask=mask)
-        assert len(made) == 2  # a mask of its own for every call
-        assert not any(one() for one in made)  # of which none is kept
-
-
 @pytest.mark.parametrize("kv_heads", [0, 3, 8, "2", 2.0])
 def test_refuses_heads_of_keys_that_do_not_share(kv_heads: Any) -> None:
     with pytest.raises(ShapeError, match="kv_heads: expected a divisor of 4"):
@@ -317,69 +223,3 @@ def test_shared_lists_are_those_of_the_mask() -> None:
     gone = weakref.ref(mask)
     del mask, first, wider, again
     assert gone() is None
-
-
-def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "transformers.masking_utils", None)
-    with pytest.raises(BackendUnavailable, match="transformers with an interface of att.*pip"):
-        pit.register_attention()
-
-
-def test_refuses_blocks_of_keys_that_neither_takes() -> None:
-    q, k, v = _operands()
-    expected = (
-        "without blocks of keys picked by their places, got block_indices=; leave .* as it is$"
-    )
-    with pytest.raises(DTypeError, match=expected):
-        pit.attention_forward(torch.nn.Module(), q, k, v, None, block_indices=torch.zeros(4))
-
-
-@pytest.mark.parametrize("name", ["SplinterModel", "BigBirdPegasusForCausalLM"])
-def test_models_without_attention_by_torch_see_what_they_may(name: str) -> None:
-    transformers = pytest.importorskip("transformers", reason="models are of transformers")
-    pit.register_attention()
-    made = getattr(transformers, name)
-    heads = {"num_attention_heads": 4, "decoder_attention_heads": 4}
-    sizes = {"num_hidden_layers": 1, "decoder_layers": 1, "hidden_size": 32, "d_model": 32}
-    model = made(made.config_class(vocab_size=50, **sizes, **heads)).eval()
-    ids, found = torch.randint(50, (2, 9)), []
-    with torch.no_grad():
-        for implementation in ("eager", "pit_tvm"):
-            model.set_attn_implementation(implementation)
-            found.append(model(ids)[0])
-    torch.testing.assert_close(*found)
-    layer = type("Layer", (torch.nn.Module,), {"__module__": made.__module__})()
-    with pytest.raises(DTypeError, match="a layer that says whether it is causal, got Layer"):
-        pit.attention_forward(layer, *_operands(), None)
-
-
-@pytest.mark.parametrize("batch", [1, 3])
-def test_transformers_computes_other_types_and_repeats_sequences(
-    batch: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("transformers", reason="layers are of transformers")
-    calls = _called(monkeypatch)
-    q, k, v = (each.double() for each in _operands(batch=3, heads=2))
-    dtype = torch.float64 if batch == 3 else torch.float32
-    q, k, v = q[:batch].to(dtype), k.to(dtype), v.to(dtype)
-    mask = torch.rand(3, 1, 7, 9) < 0.5
-    out, _ = pit.attention_forward(torch.nn.Module(), q, k, v, mask)
-    wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask)
-    torch.testing.assert_close(out, wanted.transpose(1, 2))
-    assert not calls
-
-
-def test_gemma4_asks_about_its_last_tokens() -> None:
-    transformers = pytest.importorskip("transformers", reason="models are of transformers")
-    pit.register_attention()
-    sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "vocab_size": 50}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-    later = {"num_kv_shared_layers": 1, "layer_types": ["full_attention"] * 2, "global_head_dim": 8}
-    config = transformers.Gemma4TextConfig(**sizes, **heads, **later, vocab_size_per_layer_input=50)
-    model = transformers.Gemma4ForCausalLM(config).eval()
-    ids, found = torch.randint(50, (2, 9)), []
-    with torch.no_grad():
-        for name in ("sdpa", "pit_tvm"):
-            model.set_attn_implementation(name)
-            found.append(model(ids, logits_to_keep=2).logits)
-    torch.testing.assert_close(*found)

@@ -9,7 +9,7 @@ import torch
 
 import pit_tvm.torch as pit
 from pit_tvm.errors import DTypeError, ShapeError
-from pit_tvm.torch import attention
+from pit_tvm.torch import attention_by_name
 
 pytestmark = pytest.mark.gpu
 BOTH = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -270,7 +270,7 @@ def test_models_of_transformers_learn_with_it() -> None:
 def test_models_read_what_lives_of_long_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     transformers = pytest.importorskip("transformers", reason="models are of transformers")
     pit.register_attention()
-    monkeypatch.setattr(attention, "_MANY", 2**12)
+    monkeypatch.setattr(attention_by_name, "_MANY", 2**12)
     sizes = {"hidden_size": 256, "intermediate_size": 300, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 500}
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads))
@@ -278,13 +278,13 @@ def test_models_read_what_lives_of_long_caches(monkeypatch: pytest.MonkeyPatch) 
     ids, mask = torch.randint(500, (3, 200), device="cuda"), torch.ones(3, 200, device="cuda")
     mask[0, :130] = mask[2, :40] = 0
     seen: list[int] = []
-    inner = attention.masked_attention
+    inner = attention_by_name.masked_attention
 
     def record(q: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
         seen.append(q.shape[2])
         return inner(q, *others, **options)
 
-    monkeypatch.setattr(attention, "masked_attention", record)
+    monkeypatch.setattr(attention_by_name, "masked_attention", record)
     found = {}
     for name in ("sdpa", "pit_tvm"):
         model.set_attn_implementation(name)

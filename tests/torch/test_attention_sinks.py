@@ -1,5 +1,4 @@
-"""Sinks of `pit_tvm.torch.masked_attention`, and models of transformers that have them or pick keys
-by their places, on a CPU."""
+"""Sinks and caps of `pit_tvm.torch.masked_attention` on a CPU."""
 
 from __future__ import annotations
 
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 import pit_tvm.torch as pit
 from pit_tvm.errors import DTypeError, ShapeError
 from pit_tvm.reference import attention as reference
-from pit_tvm.torch import attention
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -32,8 +30,9 @@ def test_agree_with_the_reference(data: st.DataObject) -> None:
     own = [data.draw(st.sampled_from([1, extent])) for extent in shape]
     mask = torch.rand(own) < data.draw(st.sampled_from([0, 0.5, 1]))
     sinks[0] = data.draw(st.sampled_from([-torch.inf, -100, 0, 100]))
-    out = pit.masked_attention(q, k, v, mask, scale=0.3, sinks=sinks)
-    wanted = reference.masked_attention(q, k, v, mask, 0.3, sinks)
+    cap = data.draw(st.sampled_from([None, 0.5, 7]))
+    out = pit.masked_attention(q, k, v, mask, scale=0.3, sinks=sinks, softcap=cap)
+    wanted = reference.masked_attention(q, k, v, mask, 0.3, sinks, cap or 0.0)
     np.testing.assert_allclose(out.numpy(), wanted, atol=1e-5)
 
 
@@ -70,7 +69,7 @@ def test_gradients_go_to_sinks() -> None:
 def test_compilers_see_one_operator() -> None:
     q, k, v, sinks = _operands()
     mask = torch.rand(2, 1, 7, 9) < 0.5
-    torch.library.opcheck(torch.ops.pit_tvm.masked_attention, (q, k, v, sinks, mask, 0.25))
+    torch.library.opcheck(torch.ops.pit_tvm.masked_attention, (q, k, v, sinks, mask, 0.25, 7.0))
     step = torch.compile(lambda *all: pit.masked_attention(*all[:4], sinks=all[4]), fullgraph=True)
     wanted = pit.masked_attention(q, k, v, mask, sinks=sinks)
     torch.testing.assert_close(step(q, k, v, mask, sinks), wanted)
@@ -92,10 +91,18 @@ def test_refuses_what_does_not_fit(sinks: Any, error: Any, text: str) -> None:
         pit.masked_attention(*_operands()[:3], torch.ones(7, 9).bool(), sinks=sinks)
 
 
-def test_refuses_capped_scores_beside_sinks() -> None:
+@pytest.mark.parametrize("cap", [0, -1.0, float("nan"), 10**400, "1", True])
+def test_refuses_caps_that_are_none(cap: Any) -> None:
+    with pytest.raises(DTypeError, match="softcap: expected a positive number or None, got"):
+        pit.masked_attention(*_operands()[:3], torch.ones(7, 9).bool(), softcap=cap)
+
+
+@pytest.mark.parametrize("name", ["s_aux", "softcap"])
+def test_refuses_biases_beside_sinks_and_caps(name: str) -> None:
     *qkv, sinks = _operands()
-    with pytest.raises(DTypeError, match="one without softcap= beside s_aux=, got softcap="):
-        pit.attention_forward(torch.nn.Module(), *qkv, None, s_aux=sinks, softcap=50.0)
+    given: dict[str, Any] = {name: sinks if name == "s_aux" else 50.0, "position_bias": sinks}
+    with pytest.raises(DTypeError, match="without position_bias= beside sinks or a softcap, got"):
+        pit.attention_forward(torch.nn.Module(), *qkv, None, **given)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -116,77 +123,3 @@ def test_layers_may_drop_weights_beside_sinks() -> None:
     kept, _ = pit.attention_forward(*given, mask, s_aux=sinks)
     assert out.shape == kept.shape and 0.5 < float(out.mean() / kept.mean()) < 2
     assert not torch.allclose(out, kept)
-
-
-_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-_SIZES = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "vocab_size": 50}
-_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
-_LATENT = {
-    **{"qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 12, "kv_lora_rank": 16},
-    **{"q_lora_rank": 24, "index_topk": 3, "index_head_dim": 16, "index_n_heads": 2},
-    **{"n_routed_experts": 4, "moe_intermediate_size": 16, "num_key_value_heads": 4},
-    **{"n_group": 1, "topk_group": 1},
-}
-_MODELS: dict[str, dict[str, Any]] = {
-    "GptOss": {"sliding_window": 4, **_EXPERTS},
-    "GraniteSWA": {"sliding_window": 4},
-    "DeepseekV32": _LATENT,  # picks three keys
-    "GlmMoeDsa": _LATENT,
-}
-
-
-def _model(name: str) -> Any:
-    transformers = pytest.importorskip("transformers", reason="models are of transformers")
-    made = getattr(transformers, f"{name}ForCausalLM", None)
-    if made is None:
-        pytest.skip(f"this transformers has no {name}")
-    pit.register_attention()
-    torch.manual_seed(3)
-    model = made(made.config_class(**{**_SIZES, **_HEADS, **_MODELS[name]})).eval()
-    for key, weight in model.named_parameters():
-        if key.endswith("sinks"):
-            torch.nn.init.normal_(weight)
-    return model
-
-
-def _called(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of later calls of `masked_attention` by `attention_forward`, whether they had sinks."""
-    calls: list[bool] = []
-    inner = attention.masked_attention
-
-    def record(*given: torch.Tensor, **options: Any) -> torch.Tensor:
-        calls.append(options.get("sinks") is not None)
-        return inner(*given, **options)
-
-    monkeypatch.setattr(attention, "masked_attention", record)
-    return calls
-
-
-@pytest.mark.parametrize("name", _MODELS)
-def test_models_of_transformers_take_it_by_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, ids, calls = _model(name), torch.randint(50, (3, 9)), _called(monkeypatch)
-    mask = torch.ones(3, 9, dtype=torch.long)
-    mask[0, :4] = mask[2, :7] = 0
-    options = {"attention_mask": mask, "max_new_tokens": 4, "do_sample": False}
-    found = {}
-    for implementation in ("eager", "pit_tvm"):
-        model.set_attn_implementation(implementation)
-        with torch.no_grad():
-            logits = model(ids, attention_mask=mask).logits[mask.bool()]
-            found[implementation] = logits, model(ids).logits
-            found[implementation] += (model.generate(ids, **options),)
-    for wanted, mine in zip(*found.values(), strict=True):
-        torch.testing.assert_close(mine, wanted)
-    sinks = any("sinks" in key for key, _ in model.named_parameters())
-    assert calls == [sinks] * (2 * 6 if sinks else 2 * 3)  # without, torch has single queries
-
-
-def test_sinks_of_models_are_trained() -> None:
-    model, ids, found = _model("GptOss").train(), torch.randint(50, (2, 9)), []
-    for implementation in ("eager", "pit_tvm"):
-        model.set_attn_implementation(implementation)
-        model.zero_grad()
-        model(ids, labels=ids).loss.backward()
-        found.append({key: one.grad for key, one in model.named_parameters()})
-    assert any("sinks" in key and one is not None and one.any() for key, one in found[1].items())
-    torch.testing.assert_close(*found)

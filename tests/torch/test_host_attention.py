@@ -27,7 +27,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     inner = host.attention
 
     def record(*args: Any) -> torch.Tensor:
-        calls.append(args[6])
+        calls.append(args[7])
         with monkeypatch.context() as patch:  # it calls itself
             patch.setattr(host, "attention", inner)
             return inner(*args)
@@ -66,6 +66,7 @@ def assert_right(out: torch.Tensor, given: tuple[torch.Tensor, ...], mask: Any, 
         mask.numpy(),
         how.get("scale", 32**-0.5),
         None if sinks is None else sinks.float().numpy(),
+        how.get("softcap", 0.0),
     )
     limit = TOLERANCE[out.dtype] * max(1.0, np.abs(truth).max(initial=0.0))
     assert np.abs(out.float().numpy() - truth).max(initial=0.0) <= limit
@@ -89,11 +90,12 @@ def test_masks_of_many_keys(dtype: torch.dtype, data: st.DataObject) -> None:
         mask = mask & window(own[2], keys)
     if data.draw(st.booleans()):
         mask = mask.expand(shape)
-    sinks = torch.randn(heads, generator=rng).to(dtype) if data.draw(st.booleans()) else None
+    sunk, softcap = data.draw(st.sampled_from([(False, 0.0), (True, 1.5)]))
+    sinks = torch.randn(heads, generator=rng).to(dtype) if sunk else None
     out = torch.full((2, queries, heads, 24), torch.nan, dtype=dtype).transpose(1, 2)
-    made = host_attention.attention(*given, sinks, mask, 0.3, out)
+    made = host_attention.attention(*given, sinks, mask, 0.3, softcap, out)
     assert made.dtype == dtype and made.stride() == out.stride()
-    assert_right(made, given, mask, scale=0.3, sinks=sinks)
+    assert_right(made, given, mask, scale=0.3, sinks=sinks, softcap=softcap)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
