@@ -31,8 +31,11 @@ from pit_tvm.reference.attention import masked_attention
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 HEADS, TOKENS, WIDE = 12, 4096, 64
+PICKED = "3 % picked"  # by every query, as some models do it; four heads share keys
+SHARED = 4
 PADDED = (8, 128, 40)  # sequences, tokens, and how many of these live on average
 CHECKED = 64  # queries
+SHORT_RUNS = 10  # runs of what takes a few milliseconds, in each turn
 FEW = 0.5  # share of keys that are seen up to which gathering is held to more speed
 WINDOWS_OVER, FEW_OVER = 4.0, 1.0
 
@@ -47,6 +50,11 @@ class Attended:
     dtype: torch.dtype
     tokens: int
     held_out: bool = False
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys."""
+        return HEADS // SHARED if self.kind == PICKED else HEADS
 
     @property
     def label(self) -> str:
@@ -84,6 +92,7 @@ KINDS: dict[str, Made] = {
     "packed documents": _packed,
     "5 % of blocks": _blocks(0.05),
     "25 % of blocks": _blocks(0.25),
+    PICKED: lambda rng, tokens: rng.random((tokens, tokens)) < 0.03,
     "causal": lambda _, tokens: np.tri(tokens, dtype=np.bool_),
     "padded": _padded,
     "all keys": lambda _, tokens: np.ones((tokens, tokens), np.bool_),
@@ -102,23 +111,27 @@ def measure_attended(case: Attended, settings: Settings) -> Row:
     rng = settings.rng(case.label)
     mask = torch.from_numpy(KINDS[case.kind](rng, case.tokens))
     sequences = mask.shape[0] if mask.dim() == 4 else 1
-    shape = sequences, case.tokens, HEADS, WIDE
-    q, k, v = (
-        torch.from_numpy(rng.standard_normal(shape, np.float32)).to(case.dtype).transpose(1, 2)
-        for _ in range(3)
-    )
     if mask.dim() == 2:
         mask = mask[None, None]
+
+    def drawn(heads: int) -> torch.Tensor:
+        shape = sequences, case.tokens, heads, WIDE
+        plain = torch.from_numpy(rng.standard_normal(shape, np.float32))
+        return plain.to(case.dtype).transpose(1, 2)
+
+    q, k, v = drawn(HEADS), drawn(case.kv_heads), drawn(case.kv_heads)
+    grouped = case.kv_heads < HEADS
     runs = {
         "pit": lambda: pit.masked_attention(q, k, v, mask),
-        "torch": lambda: scaled_dot_product_attention(q, k, v, mask),
+        "torch": lambda: scaled_dot_product_attention(q, k, v, mask, enable_gqa=grouped),
     }
     rows = np.sort(rng.choice(case.tokens, min(case.tokens, CHECKED), replace=False))
     picked = mask[:, :, rows] if mask.shape[2] > 1 else mask
     left, keys, values = (each.float().numpy() for each in (q[:, :, rows], k, v))
     truth = masked_attention(left, keys, values, picked.numpy(), WIDE**-0.5)
     with torch.no_grad():
-        seconds = take_turns(runs, settings.repeats)
+        inner = SHORT_RUNS if case.kind == "padded" else 1
+        seconds = take_turns(runs, settings.repeats, inner)
         errors = {name: error_of(run()[:, :, rows], truth) for name, run in runs.items()}
     stats = {name: Stat.of(kept) for name, kept in seconds.items()}
     facts = {
