@@ -92,8 +92,9 @@ def attention_forward(
     Raises
     ------
     DTypeError
-        The layer has both sinks and a bias or capped scores; or it has no mask and does not say
-        whether it is causal, in a model that transformers has no attention by torch for.
+        The layer caps its scores (``softcap=``, as of Gemma 2), or has both sinks and a bias; or it
+        has no mask and does not say whether it is causal, in a model that transformers has no
+        attention by torch for.
     """
     given = query, key, value
     picked = _picked(query, key.shape[2], module, kwargs)
@@ -107,6 +108,9 @@ def attention_forward(
         if kwargs.get(name) is not None:
             out = _sunk(module, *given, attention_mask, dropout, scaling, kwargs, name)
             return out.transpose(1, 2).contiguous(), None
+    if kwargs.get("softcap") is not None:
+        advice = f"{_LEAVE}, or compile with pit_tvm.model"
+        raise DTypeError(mismatch("attention", "one without capped scores", "softcap=", advice))
     few = query.shape[2] == 1 and not (query.is_cuda and key.numel() >= _MANY)
     if attention_mask is None or few or not _takes(*given, attention_mask, dropout, kwargs):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -167,7 +171,8 @@ def _mask(
     if mask is not None:
         return mask[..., :keys]
     if queries > 1 and others.get("is_causal", getattr(module, "is_causal", True)):
-        return q.new_ones((queries, keys), dtype=torch.bool).tril(keys - queries)
+        # From the first key on, as transformers has it: later ones are of a cache to be filled.
+        return q.new_ones((queries, keys), dtype=torch.bool).tril()
     return q.new_ones((1, keys), dtype=torch.bool)
 
 
@@ -196,11 +201,16 @@ def _sunk(
     return sunk_attention(q, k, v, sinks, mask, factor, dropout)
 
 
-@cache
+@torch.compiler.assume_constant_result  # torch.compile would trace all that the module names
 def _supports(name: str, *kinds: str) -> bool:
     """Whether transformers has attention of one of the kinds for models of the module of this name.
     Layers of those without attention by torch may not say whether they are causal, which it reads
     where there is no mask."""
+    return _has_attention(name, kinds)
+
+
+@cache
+def _has_attention(name: str, kinds: tuple[str, ...]) -> bool:
     from transformers import PreTrainedModel
 
     named = vars(sys.modules.get(name, sys)).values()
