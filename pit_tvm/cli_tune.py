@@ -61,6 +61,13 @@ def add_tune(subparsers: Subparsers) -> None:
         epilog=_TUNE_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    _add_products(parser)
+    _add_search(parser)
+    parser.set_defaults(run=run_tune, parser=parser)
+
+
+def _add_products(parser: argparse.ArgumentParser) -> None:
+    """What is tuned, and for which target."""
     add = parser.add_argument
     add("--op", help="operator (default: matmul, with groups grouped_matmul)")
     what = parser.add_mutually_exclusive_group(required=True)
@@ -96,6 +103,11 @@ def add_tune(subparsers: Subparsers) -> None:
         "product needs one that computes it",
     )
     add("--target", default="llvm", help="TVM target (default: this machine's CPU)")
+
+
+def _add_search(parser: argparse.ArgumentParser) -> None:
+    """How long, where, and with what beside the products."""
+    add = parser.add_argument
     add(
         "--workers",
         type=at_least(1, _MOST_WORKERS),
@@ -135,7 +147,6 @@ def add_tune(subparsers: Subparsers) -> None:
         action="store_true",
         help="do not measure the dense libraries and the device's constants",
     )
-    parser.set_defaults(run=run_tune, parser=parser)
 
 
 def run_tune(args: argparse.Namespace) -> int:

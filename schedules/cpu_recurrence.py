@@ -14,8 +14,7 @@ from tvm.script import tirx as T
 
 from pit_tvm.errors import ShapeError, mismatch
 from pit_tvm.op.arguments import at_least
-
-from .cpu_attention_parts import decay
+from pit_tvm.op.elementary import sigmoid, tanh
 
 #: Gates of a cell by its kind, and what it keeps for each column: a state, or one and a memory.
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
@@ -129,12 +128,25 @@ class Cell:
         for c in range(self.width):
             if self.kind == "lstm":
                 self.memory[r, c] = self.remembered(gates, row, token, r, c)
-                self.state[r, c] = self.sigmoid(self.gate(gates, row, token, r, c, 3)) * self.tanh(
+                self.state[r, c] = sigmoid(self.gate(gates, row, token, r, c, 3)) * tanh(
                     self.memory[r, c]
                 )
                 out[row, token, self.width + c] = self.memory[r, c]
+            elif self.kind == "gru":
+                # In scratch, not `T.Bind`: TVM's analyzer sees what that binds twice, before and
+                # after it is simplified, and refuses names inside that came to stand for others.
+                new: T.let = 2 * self.width + c
+                self.given[r, new] = gates[row, token, new] + self.given[r, new] * sigmoid(
+                    self.gate(gates, row, token, r, c, 0)
+                )
+                self.given[r, new] = tanh(self.given[r, new])
+                self.state[r, c] = self.given[r, new] + (
+                    self.state[r, c] - self.given[r, new]
+                ) * sigmoid(self.gate(gates, row, token, r, c, 1))
+            elif self.kind == "rnn_tanh":
+                self.state[r, c] = tanh(self.gate(gates, row, token, r, c, 0))
             else:
-                self.state[r, c] = self.next(gates, row, token, r, c)
+                self.state[r, c] = T.max(self.gate(gates, row, token, r, c, 0), T.float32(0))
             out[row, token, c] = self.state[r, c]
 
     def gate(self, gates: Expr, row: Any, token: Any, r: Any, c: Any, number: int) -> Expr:
@@ -145,29 +157,4 @@ class Cell:
     def remembered(self, gates: Expr, row: Any, token: Any, r: Any, c: Any) -> Expr:
         """The memory of LSTM after a token: gates are of the input, the memory, and what is new."""
         entry, kept, new = (self.gate(gates, row, token, r, c, number) for number in range(3))
-        old = self.sigmoid(kept) * self.memory[r, c]
-        return old + self.sigmoid(entry) * self.tanh(new)
-
-    def next(self, gates: Expr, row: Any, token: Any, r: Any, c: Any) -> Expr:
-        """The state after a token."""
-        if self.kind == "gru":
-            reset, kept = (self.sigmoid(self.gate(gates, row, token, r, c, n)) for n in range(2))
-            at = 2 * self.width + c
-            kept = T.Bind(kept)
-            new = self.tanh(gates[row, token, at] + reset * self.given[r, at])
-            return (1 - kept) * new + kept * self.state[r, c]
-        sum_ = self.gate(gates, row, token, r, c, 0)
-        return self.tanh(sum_) if self.kind == "rnn_tanh" else T.max(sum_, T.float32(0))
-
-    def sigmoid(self, x: Expr) -> Expr:
-        """1 / (1 + exp(-x))."""
-        x = T.Bind(x)
-        small = T.Bind(decay(-T.abs(x)))
-        return tirx.Select(x < 0, small, T.float32(1)) / (small + 1)
-
-    def tanh(self, x: Expr) -> Expr:
-        """Of exp(-2 |x|)."""
-        x = T.Bind(x)
-        small = T.Bind(decay(T.abs(x) * -2))
-        found = T.Bind((1 - small) / (small + 1))
-        return tirx.Select(x < 0, -found, found)
+        return sigmoid(kept) * self.memory[r, c] + sigmoid(entry) * tanh(new)

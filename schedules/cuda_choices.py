@@ -20,12 +20,11 @@ from typing import Any
 import tvm
 from tvm.script import tirx as T
 
-from pit_tvm.errors import ScheduleError, mismatch
 from pit_tvm.gates import Gate
 
 from .dependent import after_predecessor
 from .hopper_combine import UNPACK, unpack
-from .hopper_knobs import ACTS
+from .hopper_knobs import ACTS, require
 from .hopper_swrite import activate, multiply
 
 LANES = 32
@@ -95,9 +94,7 @@ class ChoicesTile:
             "deep 1, 2, 4 or 8": self.deep in (1, 2, 4, 8),
             "deep 1 without sums": self.deep == 1 or bool(self.factors),
         }
-        for rule, holds in rules.items():
-            if not holds:
-                raise ScheduleError(mismatch("choices_kernel", rule, self))
+        require("choices_kernel", self, rules)
 
 
 def product_tile(

@@ -25,7 +25,7 @@ def cuda_form(
     con: Contraction,
     pieces: Mapping[str, TileSizes],
     micro_tile: MicroTile | None,
-    num_groups: int = 0,
+    num_groups: int,
 ) -> tirx.PrimFunc:
     """``func`` rewritten for one micro-tile (None: the dense form).
 

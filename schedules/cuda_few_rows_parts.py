@@ -7,8 +7,7 @@ from typing import Any
 
 from tvm.script import tirx as T
 
-from pit_tvm.errors import ScheduleError, mismatch
-
+from .hopper_knobs import require
 from .hopper_swrite import PTX_TYPE
 
 LANES = 32
@@ -67,9 +66,7 @@ class FewRowsTile:
             f"rows one of {HEIGHTS}": self.rows in HEIGHTS,
             f"across one of {ACROSS}": self.across in ACROSS,
         }
-        for rule, holds in rules.items():
-            if not holds:
-                raise ScheduleError(mismatch("few_rows", rule, self))
+        require("few_rows", self, rules)
 
 
 _SEND = """

@@ -48,7 +48,7 @@ class TileWalk:
     """
 
     def __init__(
-        self, pool: Any, count: Any, groups: Any, n: Any, knobs: Any, tile_n: int, slot: int = 0
+        self, pool: Any, count: Any, groups: Any, n: Any, knobs: Any, tile_n: int, slot: int
     ) -> None:
         # The place of this cluster's tile in the order of execution.
         self.turn = T.local_scalar("int32")

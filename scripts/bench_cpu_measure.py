@@ -26,7 +26,7 @@ def take_turns(runs: Mapping[str, Run], repeats: int, inner: int = 1) -> dict[st
 
 
 def each_turn(
-    runs: Mapping[str, Run], repeats: int, inner: int = 1
+    runs: Mapping[str, Run], repeats: int, inner: int
 ) -> Iterator[dict[str, list[float]]]:
     """Seconds of every contender, ``repeats`` times in turn, ``inner`` runs each time.
 

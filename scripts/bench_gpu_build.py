@@ -39,7 +39,7 @@ from pit_tvm.runtime.cuda_columns import ColumnsKernels
 from pit_tvm.runtime.cuda_dispatch import all_modules
 from pit_tvm.runtime.cuda_general import GeneralDispatcher
 from pit_tvm.runtime.cuda_modules import cached_modules
-from pit_tvm.runtime.cuda_rows import RowsKernels
+from pit_tvm.runtime.cuda_rows import FamilyKernels, RowsKernels
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.schedules.hopper_bands import starting_ranges
 from pit_tvm.selection.gpu_columns import outer_tile
@@ -82,7 +82,7 @@ class Kernel:
 class Asked:
     """What the method ``name`` of some ``kernels`` gives, compiled when this is called."""
 
-    kernels: type[RowsKernels] | type[ColumnsKernels] | type[CudaBetween]
+    kernels: type[FamilyKernels]
     name: str
     arguments: tuple[Any, ...]
     options: tuple[tuple[str, Any], ...] = ()

@@ -129,10 +129,27 @@ def deviation(found: Any, expected: Any, mask: Any) -> float:
     return worst if worst == worst else float("inf")
 
 
+def rivals(
+    model: Any, inputs: Mapping[str, Any], *, by_hand: bool, options: argparse.Namespace
+) -> dict[str, Callable[[], Any]]:
+    """Calls of the model without pit-tvm; ``by_hand``: one that packs its tokens, too."""
+    import torch
+    from bench_models_cases import packed_bert
+
+    runs: dict[str, Callable[[], Any]] = {"torch": lambda: model(**inputs)}
+    if not options.no_torch_compile:
+        quick = torch.compile(model)
+        runs["torch.compile"] = lambda: quick(**inputs)
+    if by_hand:
+        packed = packed_bert(model)
+        runs["packed by hand"] = lambda: packed(*inputs.values())
+    return runs
+
+
 def run_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Compile one model, compare, and measure; the row as JSON values."""
     import torch
-    from bench_models_cases import CASES, packed_bert
+    from bench_models_cases import CASES
 
     import pit_tvm.model
     from pit_tvm.runtime.live_tokens import live_tokens
@@ -152,13 +169,7 @@ def run_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
     compiled: Any = pit_tvm.model.compile(copy.deepcopy(model).cpu(), example, target=target)
     compile_s = time.perf_counter() - start
     with torch.inference_mode():
-        runs: dict[str, Callable[[], Any]] = {"torch": lambda: model(**inputs)}
-        if not options.no_torch_compile:
-            quick = torch.compile(model)
-            runs["torch.compile"] = lambda: quick(**inputs)
-        if cuda and case.family == "bert":
-            by_hand = packed_bert(model)
-            runs["packed by hand"] = lambda: by_hand(ids, mask)
+        runs = rivals(model, inputs, by_hand=cuda and case.family == "bert", options=options)
         for run in runs.values():  # what the first call of all keeps is for compilers and libraries
             run()
         runs["pit-tvm"] = lambda: compiled(**inputs)

@@ -2,13 +2,13 @@
 
 Thousands of random calls of each kernel family through the public interface, every tile in turn:
 products of live rows (linear with weights [n, k], matmul with weights [k, n], turned with an lhs
-[k, m] besides, grouped); of either operand in blocks along k, in pieces of one row and in bands;
-of operands whose zeros fill whole rows and whole columns (grid); of outputs that are needed in
-part; over ranges of k that exist; of a few rows (decode); and anything else (general: expressions
-of fixed n and k, each with many patterns). Then no synchronisation, CUDA graphs, tensors that lie
-elsewhere at every call, streams, threads, memory and the number of kernels. One line for each
-check, a summary at the end; the exit status is 1 if anything is wrong, and 2 if something is
-missing.
+[k, m] besides, grouped); of either operand in blocks along k, in pieces of one row and in bands; of
+operands whose zeros fill whole rows and whole columns (grid); of outputs that are needed in part;
+over ranges of k that exist; of a few rows (decode); anything else (general: expressions of fixed n
+and k, each with many patterns); and attention by masks, with its gradients. Then no
+synchronisation, CUDA graphs, tensors that lie elsewhere at every call, streams, threads, memory and
+the number of kernels. One line for each check, a summary at the end; the exit status is 1 if
+anything is wrong, and 2 if something is missing.
 
 A set small enough for compute-sanitizer, with memory that it can watch, and none of the library's
 own kernels, which racecheck complains of:
@@ -41,6 +41,7 @@ from pit_tvm.errors import PitError
 if TYPE_CHECKING:
     from check_gpu_values import Checker, Report
 
+ATTENTION = "attention"
 ROWS = ("linear", "matmul", "turned", "grouped")
 FAMILIES = (
     *ROWS,
@@ -53,6 +54,7 @@ FAMILIES = (
     "decode",
     "general",
     "tf32",
+    ATTENTION,
 )
 COUNT = 2000
 # Every kind once, of live rows every type and epilogue; without an epilogue all tiles run. Then
@@ -115,18 +117,23 @@ def run(options: argparse.Namespace) -> int:
 def build(options: argparse.Namespace, checker: Checker) -> None:
     """Compile what the checks run, many kernels at once."""
     from bench_gpu_build import all_processors, build_all
+    from check_gpu_attention import attention_kernels
     from check_gpu_tiles import kernels_of
 
     start = time.perf_counter()
     families = [] if options.only == "runtime" else list(options.family)
     if options.only != "values":
         families += [family for family in ROWS if family not in families]
-    number = build_all(kernels_of(families, checker.tiles), options.jobs or all_processors())
+    products = [family for family in families if family != ATTENTION]
+    kernels = kernels_of(products, checker.tiles)
+    kernels += attention_kernels() if ATTENTION in families else []
+    number = build_all(kernels, options.jobs or all_processors())
     print(f"{number} libraries of kernels in {time.perf_counter() - start:.0f} s", flush=True)
 
 
 def check_values(options: argparse.Namespace, checker: Checker) -> dict[str, Report]:
     """Random cases, by family."""
+    from check_gpu_attention import check_attention
     from check_gpu_values import check_family
 
     numbers: Sequence[int] = REDUCED if options.reduced else range(options.count)
@@ -135,7 +142,8 @@ def check_values(options: argparse.Namespace, checker: Checker) -> dict[str, Rep
     reports = {}
     for family in options.family:
         start = time.perf_counter()
-        report = reports[family] = check_family(family, numbers, options.seed, checker)
+        check = check_attention if family == ATTENTION else check_family
+        report = reports[family] = check(family, numbers, options.seed, checker)
         print(
             f"{family}: {report.cases} cases, {report.calls} calls, {len(report.tiles)} tiles, "
             f"{len(report.faults)} faults, {time.perf_counter() - start:.0f} s",

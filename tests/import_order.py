@@ -292,6 +292,7 @@ ORDER = {
     "model": (
         "faults",
         "draws",
+        "added",
         "rebuild",
         "plane",
         "counts",
@@ -325,6 +326,7 @@ ORDER = {
         "places",
         "fragments",
         "decomposing",
+        "translating",
         "importer",
         "picks",
         "lookups",

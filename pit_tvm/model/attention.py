@@ -81,18 +81,12 @@ def match_attention(
     by_keys, keys = look.scaled_operand(inner.args[1], _KEYS_LAST)
     if query is None or keys is None:
         return None
-    extents = extents_of(query)
-    batch, heads, tokens, size = extents
-    *like_query, width = extents_of(value)
-    if not same_extents(like_query, (batch, heads, tokens)):
-        return None
-    if not same_extents(extents_of(keys), (batch, heads, size, tokens)):
-        return None
-    if not all(isinstance(extent, prim.IntImm) for extent in (heads, size, width)):
+    sizes = _sizes(query, keys, value)
+    if sizes is None:
         return None
     kind: Kind = ""
     problem = "it has no mask: dead keys would be seen"
-    sinks = None if sink is None else look.of_heads(sink, int(heads))
+    sinks = None if sink is None else look.of_heads(sink, sizes[0])
     if added is not None:
         kind, problem = kind_of(added)
         if problem:
@@ -103,9 +97,7 @@ def match_attention(
         query,
         keys,
         value,
-        int(heads),
-        int(size),
-        int(width),
+        *sizes,
         scores.factor * by_query * by_keys,
         kind,
         problem,
@@ -113,6 +105,20 @@ def match_attention(
         sinks,
         not scores.bent and sink is None,
     )
+
+
+def _sizes(query: relax.Expr, keys: relax.Expr, value: relax.Expr) -> tuple[int, int, int] | None:
+    """Heads, and the widths of queries and of values; None if they are of other tokens than keys,
+    or not known."""
+    batch, heads, tokens, size = extents_of(query)
+    *like_query, width = extents_of(value)
+    if not same_extents(like_query, (batch, heads, tokens)):
+        return None
+    if not same_extents(extents_of(keys), (batch, heads, size, tokens)):
+        return None
+    if not all(isinstance(extent, prim.IntImm) for extent in (heads, size, width)):
+        return None
+    return int(heads), int(size), int(width)
 
 
 def sinks_of(found: Attention) -> relax.Constant:

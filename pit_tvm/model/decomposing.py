@@ -244,8 +244,12 @@ def _linear_rows(
     return torch.where(live[..., None], rows, 0.0)
 
 
-def _masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """That of torch, zeros for queries that see no key as well."""
+def _masked_attention(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, mask: Tensor, scale: float
+) -> Tensor:
+    """That of torch, zeros for queries that see no key as well; which has no sinks."""
+    if sinks is not None:
+        return NotImplemented
     attend, grouped = torch.nn.functional.scaled_dot_product_attention, k.shape[1] != q.shape[1]
     return attend(q, k, v, mask, scale=scale, enable_gqa=grouped)
 

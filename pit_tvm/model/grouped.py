@@ -8,19 +8,17 @@ it; `experts.extract_grouped` hands those with constant weights to pit-tvm's own
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, relax, te, tirx
-from tvm.ir.op import register_op_attr
 
 from ..op.arguments import resolve_dtypes
 from ..op.contraction import reduce_and_finish
+from .added import operator
 from .rebuild import extents_of, is_op, shape_of
 
 GROUPED = "pit_tvm.grouped_linear"
-_NAME = f"relax.{GROUPED}"
+_ABOUT = "Rows times the weights of their groups."
 
 
 def grouped_linear(
@@ -38,7 +36,7 @@ def grouped_linear(
     """
     given = [x, ids, weight] if bias is None else [x, ids, weight, bias]
     how = ir.make_node("ir.DictAttrs", activation=activation or "")
-    return relax.Call(_operator(), given, how)
+    return relax.Call(operator(GROUPED, _ABOUT, _type), given, how)
 
 
 def grouped_parts(
@@ -97,13 +95,5 @@ def _loops(
     return reduce_and_finish(shape, product, dtypes, bias=found, activation=activation)
 
 
-@cache
-def _operator() -> ir.Op:
-    tvm_ffi.get_global_func("ir.RegisterOp")(_NAME, "Rows times the weights of their groups.")
-    register_op_attr(_NAME, "FInferType", _type)
-    register_op_attr(_NAME, "FPurity", True)
-    return ir.Op.get(_NAME)
-
-
 #: The rule that lowers it to loops.
-RULES = {_NAME: _legalized}
+RULES = {f"relax.{GROUPED}": _legalized}

@@ -12,8 +12,8 @@ from tvm import relax, tirx
 from ..schedules.cpu_attention import attention
 from ..schedules.cpu_rows import embedding_norm, residual_norm
 from ..target import TargetInfo
+from .added import scheduled
 from .attention import Attention
-from .recurrence import SCHEDULED
 from .wide import NARROW, WIDE
 
 
@@ -133,5 +133,4 @@ class CpuKernels(Kernels):
 
 @lru_cache
 def _made(target: TargetInfo, make: Callable[..., tirx.PrimFunc], *form: Any) -> tirx.PrimFunc:
-    func = make(*form, target=target).with_attr(SCHEDULED, True)
-    return func.without_attr("global_symbol")
+    return scheduled(make(*form, target=target))

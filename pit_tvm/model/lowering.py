@@ -16,10 +16,10 @@ from ..transform.pipeline import as_allocated, lower, unchecked
 from ..transform.spell_functions import spell_functions
 from ..transform.sum_in_lanes import sum_in_lanes
 from ..transform.unalign import unalign
+from .added import is_scheduled
 from .faults import faults_as_unsupported
 from .legalize import legalize
 from .rebuild import is_op, rebuild, values_of
-from .recurrence import SCHEDULED
 from .wide import widen
 
 _PIPELINE = "pit_tvm"
@@ -45,7 +45,7 @@ def build(module: tvm.IRModule, target: TargetInfo) -> Any:
     with faults_as_unsupported("operators that TVM can lower and fuse"):
         module = fused(stored_before_steps(module), device)
     for var, func in module.functions_items():
-        if isinstance(func, tirx.PrimFunc) and SCHEDULED not in (func.attrs or {}):
+        if isinstance(func, tirx.PrimFunc) and not is_scheduled(func):
             with faults_as_unsupported(f"loops that can be scheduled for {var.name_hint}"):
                 module.update_func(var, _scheduled(func))
     expected = f"operators that TVM can build for {target.kind}"
@@ -109,7 +109,7 @@ def _pipeline() -> Any:
         ours: dict[ir.GlobalVar, Any] = {}
         theirs: dict[ir.GlobalVar, Any] = {}
         for var, func in mod.functions_items():
-            (ours if SCHEDULED in (func.attrs or {}) else theirs)[var] = func
+            (ours if is_scheduled(func) else theirs)[var] = func
         loops = lower(tvm.IRModule(theirs)).functions_items()
         with as_allocated():
             lowered = passes(tvm.IRModule({v: bind_names(sum_in_lanes(f)) for v, f in loops}))

@@ -119,7 +119,7 @@ class Packer:
 
 
 def unpack_rows(
-    builder: relax.BlockBuilder, rows: relax.Expr, place: relax.Expr, fill: float = 0.0
+    builder: relax.BlockBuilder, rows: relax.Expr, place: relax.Expr, fill: float
 ) -> relax.Var:
     """The SWrite of ``rows`` ``[live, ...]`` to ``place`` ``[batch * tokens]``; ``fill`` stands
     elsewhere."""

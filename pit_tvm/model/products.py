@@ -29,6 +29,7 @@ def product_converters() -> dict[str, Convert]:
         **dict.fromkeys(("addmm.default", "baddbmm.default"), _sum),
         "linear.default": _linear,
         "scaled_dot_product_attention.default": _attention,
+        "masked_attention.default": _masked_attention,
         "topk.default": _topk,
         "grouped_linear.default": _grouped,
         "recurrence.default": _recurrence,
@@ -64,39 +65,90 @@ def _linear(node: Any, importer: BaseFXGraphImporter) -> relax.Var:
 
 
 def _attention(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    query, keys, values, *_ = given = importer.retrieve_args(node)
+    mask = given[3] if len(given) > 3 else importer.env.get(node.kwargs.get("attn_mask"))
+    return _attended(importer, (query, keys, values), mask, node.kwargs.get("scale"))
+
+
+def _masked_attention(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
+    """Where heads have sinks: all else is torch's attention."""
+    query, keys, values, sinks, mask, scale = importer.retrieve_args(node)
+    heads = int(query.ty.shape.values[1])
+    given = query, *(_shared(importer, one, heads) for one in (keys, values))
+    return _attended(importer, given, mask, scale, sinks)
+
+
+def _shared(importer: BaseFXGraphImporter, x: relax.Expr, heads: int) -> relax.Expr:
+    """``[batch, kv_heads, tokens, dim]`` for so many heads."""
+    batch, own, *others = x.ty.shape.values
+    if int(own) == heads:
+        return x
+    emit, spread = importer.block_builder.emit, (batch, own, heads // int(own), *others)
+    beside = emit(relax.op.broadcast_to(emit(relax.op.expand_dims(x, 2)), spread))
+    return emit(relax.op.reshape(beside, (batch, heads, *others)))
+
+
+def _attended(
+    importer: BaseFXGraphImporter,
+    given: tuple[relax.Expr, relax.Expr, relax.Expr],
+    mask: relax.Expr | None,
+    scale: Any,
+    sinks: relax.Expr | None = None,
+) -> relax.Expr:
     """``softmax(scale * q k^T + mask) v`` in the forms that `fragments.stays` admits, 16 bits in
     float32 inside; a row without keys is 0."""
     emit = importer.block_builder.emit
-    query, keys, values, *_ = given = importer.retrieve_args(node)
-    mask = given[3] if len(given) > 3 else importer.env.get(node.kwargs.get("attn_mask"))
-    dtype = str(query.ty.dtype)
+    dtype = str(given[0].ty.dtype)
     wide = WIDE if dtype in NARROW else dtype
 
     def widened(x: relax.Expr) -> relax.Expr:
         return x if str(x.ty.dtype) == wide else emit(relax.op.astype(x, wide))
 
-    scale: Any = node.kwargs.get("scale")
+    query, keys, values = map(widened, given)
     depth = int(query.ty.shape.values[-1])
     # Half of it on either side, as in torch.
     factor = relax.const(math.sqrt(1 / math.sqrt(depth) if scale is None else scale), wide)
-    rows = emit(relax.op.multiply(widened(query), factor))
-    turned = emit(relax.op.permute_dims(widened(keys), [0, 1, 3, 2]))
+    rows = emit(relax.op.multiply(query, factor))
+    turned = emit(relax.op.permute_dims(keys, [0, 1, 3, 2]))
     columns = emit(relax.op.multiply(turned, factor))
     scores = emit(relax.op.matmul(rows, columns))
-    weights = _weights(scores, mask, importer)
-    found = emit(relax.op.matmul(weights, widened(values)))
+    if sinks is None:
+        weights = _weights(scores, mask, importer)
+    else:
+        weights = _weights_beside(scores, mask, widened(sinks), importer)
+    found = emit(relax.op.matmul(weights, values))
     return found if wide == dtype else emit(relax.op.astype(found, dtype))
+
+
+def _weights_beside(
+    scores: relax.Expr, mask: Any, sinks: relax.Expr, importer: BaseFXGraphImporter
+) -> relax.Expr:
+    """`_weights` with a column of sinks, one of a head, which is left out behind the softmax."""
+    emit = importer.block_builder.emit
+    batch, heads, queries, keys = scores.ty.shape.values
+    column = emit(relax.op.reshape(sinks, (1, heads, 1, 1)))
+    column = emit(relax.op.broadcast_to(column, (batch, heads, queries, 1)))
+    both = emit(relax.op.concat([_masked(scores, mask, importer), column], -1))
+    weights = emit(relax.op.nn.softmax(both, -1))
+    return emit(relax.op.strided_slice(weights, [3], [0], [keys], assume_inbound=True))
+
+
+def _masked(scores: relax.Expr, mask: Any, importer: BaseFXGraphImporter) -> relax.Expr:
+    emit, dtype = importer.block_builder.emit, str(scores.ty.dtype)
+    if mask is None:
+        return scores
+    if str(mask.ty.dtype) == "bool":
+        excluded, zero = relax.const(-math.inf, dtype), relax.const(0.0, dtype)
+        mask = emit(relax.op.where(mask, zero, excluded))
+    elif str(mask.ty.dtype) != dtype:
+        mask = emit(relax.op.astype(mask, dtype))
+    return emit(relax.op.add(scores, mask))
 
 
 def _weights(scores: relax.Expr, mask: Any, importer: BaseFXGraphImporter) -> relax.Expr:
     emit, dtype = importer.block_builder.emit, str(scores.ty.dtype)
     excluded, zero = relax.const(-math.inf, dtype), relax.const(0.0, dtype)
-    if mask is not None:
-        if str(mask.ty.dtype) == "bool":
-            mask = emit(relax.op.where(mask, zero, excluded))
-        elif str(mask.ty.dtype) != dtype:
-            mask = emit(relax.op.astype(mask, dtype))
-        scores = emit(relax.op.add(scores, mask))
+    scores = _masked(scores, mask, importer)
     seen = emit(relax.op.logical_not(emit(relax.op.equal(scores, excluded))))
     most = emit(relax.op.max(emit(relax.op.astype(seen, "int8")), [-1], True))
     has_none = emit(relax.op.logical_not(emit(relax.op.astype(most, "bool"))))

@@ -6,20 +6,17 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, relax
-from tvm.ir.op import register_op_attr
 
 from ..errors import UnsupportedModel, mismatch
 from ..schedules.cpu_recurrence import GATES, KEPT, columns_of
 from ..schedules.cpu_recurrence import recurrence as loops
+from .added import operator, scheduled
 from .rebuild import bindings_of, extents_of, is_op
 from .wide import WIDE
 
 RECURRENCE = "pit_tvm.recurrence"
-#: Functions with this attribute have a schedule of their own; the others get the generic one.
-SCHEDULED = "pit.scheduled"
-_NAME = f"relax.{RECURRENCE}"
+_ABOUT = "States of recurrent cells, token by token."
 
 
 def recurrence(
@@ -40,7 +37,8 @@ def recurrence(
         weight = emit(relax.op.concat([weight, relax.op.zeros((width, lacking), WIDE)], 1))
         bias = emit(relax.op.concat([bias, relax.op.zeros((lacking,), WIDE)], 0))
     how = ir.make_node("ir.DictAttrs", kind=kind, backwards=int(backwards))
-    return emit(relax.Call(_operator(), [gates, weight, bias, *before, lengths], how))
+    given = [gates, weight, bias, *before, lengths]
+    return emit(relax.Call(operator(RECURRENCE, _ABOUT, _type), given, how))
 
 
 def check_none(main: relax.Function) -> None:
@@ -66,17 +64,8 @@ def _legalized(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 @cache
 def _made(kind: str, width: int, backwards: bool) -> Any:
-    func = loops(kind, width, backwards).with_attr(SCHEDULED, True)
-    return func.without_attr("global_symbol")
-
-
-@cache
-def _operator() -> ir.Op:
-    tvm_ffi.get_global_func("ir.RegisterOp")(_NAME, "States of recurrent cells, token by token.")
-    register_op_attr(_NAME, "FInferType", _type)
-    register_op_attr(_NAME, "FPurity", True)
-    return ir.Op.get(_NAME)
+    return scheduled(loops(kind, width, backwards))
 
 
 #: The rule that lowers it to loops.
-RULES = {_NAME: _legalized}
+RULES = {f"relax.{RECURRENCE}": _legalized}

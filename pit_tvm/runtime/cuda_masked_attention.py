@@ -154,7 +154,7 @@ class CudaMaskedAttention(FamilyKernels):
             parts = self._parts(q, seen, tiled, tile.laid)
             gathered = (shape[2], width, 1) if of_keys else (keys, width, share)
             views = [one.view for one in operands]
-            self._gradient_kernel(tile)(
+            self.gradient_kernel(tile)(
                 *(*views[:5], *seen[:4], weights, drops, parts.laid, parts.arrived, *views[5:]),
                 *(seen.ordered, parts.slots, *shape[:2], _beside(tiled, *gathered), rows, *numbers),
                 *seen.apart,
@@ -181,7 +181,7 @@ class CudaMaskedAttention(FamilyKernels):
         """See `masked_attention`."""
         return self._get(("cuda-masked-attention", tile), lambda: masked_attention(tile))
 
-    def _gradient_kernel(self, tile: GradientTile) -> Kernel:
+    def gradient_kernel(self, tile: GradientTile) -> Kernel:
         return self._get(("cuda-attention-gradients", tile), lambda: attention_gradients(tile))
 
 

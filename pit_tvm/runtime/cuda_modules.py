@@ -97,7 +97,7 @@ def blocks_module() -> tvm.IRModule:
     return named_module({**made, "count_lines": cuda_detect_blocks.count_lines()})
 
 
-def detection_modules(clusters: bool = True) -> dict[str, Callable[[], tvm.IRModule]]:
+def detection_modules(clusters: bool) -> dict[str, Callable[[], tvm.IRModule]]:
     """Every module of detection by the name under which it is asked for: to build all ahead, for
     GPUs with ``clusters`` of CTAs or without."""
     return {

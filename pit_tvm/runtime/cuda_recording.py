@@ -17,7 +17,7 @@ class Recording:
     what the graph needs; ``size``: bytes of it that are nobody else's. One like that ``before``
     has the same memory."""
 
-    def __init__(self, before: Recording | None = None) -> None:
+    def __init__(self, before: Recording | None) -> None:
         import torch
 
         self.stream = torch.cuda.current_stream()

@@ -99,7 +99,7 @@ class TileStore:
 
     @classmethod
     def over_shipped(
-        cls, path: str | Path | TileStore | None = None, *, device: str = "", isa: str = ""
+        cls, path: str | Path | TileStore | None, *, device: str = "", isa: str = ""
     ) -> TileStore:
         """What ``database`` is to `pit_tvm.compile` and to the command: ``path`` over the shipped
         records, which count for tasks that it has none of.

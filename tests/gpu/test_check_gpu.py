@@ -7,7 +7,8 @@ from collections.abc import Callable
 import check_gpu_runtime as runtime
 import pytest
 from bench_gpu_build import all_processors, build_all
-from check_gpu import FAMILIES
+from check_gpu import ATTENTION, FAMILIES
+from check_gpu_attention import attention_kernels, check_attention
 from check_gpu_tiles import kernels_of
 from check_gpu_values import Checker, check_family
 
@@ -19,11 +20,17 @@ def checker() -> Checker:
     return Checker("cuda", tiles=1)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != ATTENTION])
 def test_random_calls_are_right_with_every_tile(checker: Checker, family: str) -> None:
     build_all(kernels_of([family], checker.tiles), all_processors())
     report = check_family(family, range(60), 11, checker)
     assert report.faults == [] and report.cases == 60
+
+
+def test_random_attention_is_right(checker: Checker) -> None:
+    build_all(attention_kernels(), all_processors())
+    report = check_attention(ATTENTION, range(150), 11, checker)
+    assert report.faults == [] and report.cases == 150
 
 
 @pytest.mark.parametrize(

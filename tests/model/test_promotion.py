@@ -10,8 +10,7 @@ from torch import nn
 from tvm import relax
 
 from pit_tvm.errors import UnsupportedModel
-from pit_tvm.model import compile
-from pit_tvm.model import importer as importing
+from pit_tvm.model import compile, translating
 
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], dict[str, torch.Tensor]]
 
@@ -171,18 +170,18 @@ UNLIKE = {
 def test_translation_to_another_tensor_than_torchs_is_refused(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wrong(node: torch.fx.Node, importer: importing._Importer) -> relax.Expr:
+    def wrong(node: torch.fx.Node, importer: translating._Importer) -> relax.Expr:
         return importer.block_builder.emit(UNLIKE[name](importer.env[node.args[0]]))
 
-    monkeypatch.setattr(importing, "converters", lambda: {"tanh.default": wrong})
+    monkeypatch.setattr(translating, "converters", lambda: {"tanh.default": wrong})
     with pytest.raises(UnsupportedModel, match=r"tanh.default .* to give float32 of extents"):
         compile(Small(lambda x, ids, mask: {"tanh": torch.tanh(x)}).eval(), inputs(3, 6))
 
 
 def test_integers_take_torchs_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    def narrow(node: torch.fx.Node, importer: importing._Importer) -> relax.Expr:
+    def narrow(node: torch.fx.Node, importer: translating._Importer) -> relax.Expr:
         ids = importer.block_builder.emit(relax.op.astype(importer.env[node.args[0]], "int32"))
         return importer.block_builder.emit(relax.op.negative(ids))
 
-    monkeypatch.setattr(importing, "converters", lambda: {"neg.default": narrow})
+    monkeypatch.setattr(translating, "converters", lambda: {"neg.default": narrow})
     check(lambda x, ids, mask: {"negative": -ids, "and more": -ids * 3_000_000_000})

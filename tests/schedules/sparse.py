@@ -36,9 +36,10 @@ def target() -> TargetInfo:
     return resolve_target("llvm")
 
 
-def build(mod: tvm.IRModule) -> Callable[..., None]:
-    """Compiles a lowered module; the kernel takes numpy arrays."""
-    function = tvm.compile(mod, target=Target(target().tvm_target)).mod["main"]
+def build(mod: tvm.IRModule, info: TargetInfo | None = None) -> Callable[..., None]:
+    """Compiles a lowered module, for this machine's CPU or another target; the kernel takes numpy
+    arrays."""
+    function = tvm.compile(mod, target=Target((info or target()).tvm_target)).mod["main"]
 
     def call(*arrays: np.ndarray) -> None:
         function(*(as_tensor("a", a, dtype=a.dtype.name, shape=a.shape) for a in arrays))

@@ -13,11 +13,9 @@ import pytest
 import tvm
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tvm.target import Target
 
 from pit_tvm.errors import DTypeError, ShapeError, TileNotFound
 from pit_tvm.reference import attention as reference
-from pit_tvm.runtime.arrays import as_tensor
 from pit_tvm.schedules.cpu_attention import attention
 from pit_tvm.schedules.cpu_attention_parts import KEYS
 from pit_tvm.target import resolve_target
@@ -50,12 +48,7 @@ class Form:
         sizes = (self.heads, self.head_dim, self.value_dim or self.head_dim)
         how = self.dtype, self.window, self.scale, self.sinks
         func = attention(*sizes, *how, target=info)
-        main = tvm.compile(tvm.IRModule({"main": func}), target=Target(info.tvm_target)).mod["main"]
-
-        def call(*arrays: np.ndarray) -> None:
-            main(*(as_tensor("a", a, dtype=a.dtype.name, shape=a.shape) for a in arrays))
-
-        return call
+        return sparse.build(tvm.IRModule({"main": func}), info)
 
 
 PLAIN = Form(3, 32, "float32")

@@ -11,15 +11,12 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tvm import tirx
-from tvm.target import Target
 
 from pit_tvm.errors import DTypeError, ShapeError, TileNotFound
 from pit_tvm.memory import numpy_dtype
 from pit_tvm.reference import attention as reference
-from pit_tvm.runtime.arrays import as_tensor
 from pit_tvm.schedules.cpu_rows import SERIAL_ELEMENTS, embedding_norm, residual_norm
-from pit_tvm.target import TargetInfo, resolve_target
+from pit_tvm.target import resolve_target
 from tests.schedules import sparse
 
 EPS = 1e-5
@@ -35,16 +32,8 @@ FORMS = [
 def kernel(width: int, dtype: str, residual: bool, target: str) -> Callable[..., None]:
     """One compiled kernel, for three threads."""
     info = resolve_target(f"{target} -num-cores=3")
-    return compiled(residual_norm(width, dtype, EPS, residual, target=info), info)
-
-
-def compiled(func: tirx.PrimFunc, info: TargetInfo) -> Callable[..., None]:
-    main = tvm.compile(tvm.IRModule({"main": func}), target=Target(info.tvm_target)).mod["main"]
-
-    def call(*arrays: np.ndarray) -> None:
-        main(*(as_tensor("a", a, dtype=a.dtype.name, shape=a.shape) for a in arrays))
-
-    return call
+    made = residual_norm(width, dtype, EPS, residual, target=info)
+    return sparse.build(tvm.IRModule({"main": made}), info)
 
 
 def operands(
@@ -90,7 +79,8 @@ def table_kernel(
 ) -> Callable[..., None]:
     """One compiled kernel of embeddings, for three threads."""
     info = resolve_target("llvm -num-cores=3")
-    return compiled(embedding_norm(width, dtype, EPS, id_dtypes, arrays, target=info), info)
+    made = embedding_norm(width, dtype, EPS, id_dtypes, arrays, target=info)
+    return sparse.build(tvm.IRModule({"main": made}), info)
 
 
 TABLES = [

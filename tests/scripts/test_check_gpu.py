@@ -11,6 +11,7 @@ from typing import Any
 
 import bench_gpu_build as build
 import check_gpu
+import check_gpu_attention
 import check_gpu_kinds as kinds
 import check_gpu_patterns as patterns
 import check_gpu_problem as problems
@@ -311,7 +312,7 @@ def test_choices_on_a_gpu_take_tiles_in_turn_and_all_of_them_now_and_then(
         assert {choose(plan).kind for _, choose in choices} == {"pit"}
 
 
-@pytest.mark.parametrize("family", ["linear", "grid", "ranges"])
+@pytest.mark.parametrize("family", ["linear", "grid", "ranges", "attention"])
 def test_main_runs_one_case_again_and_prints_its_seed(
     family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -322,7 +323,8 @@ def test_main_runs_one_case_again_and_prints_its_seed(
     assert (saved["seed"], report["cases"], report["faults"]) == (5, 1, [])
     assert report["tiles"] and saved["versions"]
     text = capsys.readouterr().out
-    assert "seed 5" in text and f"{family}: 1 cases, 2 calls" in text and "0 faults" in text
+    assert "seed 5" in text and f"{family}: 1 cases, {report['calls']} calls" in text
+    assert report["calls"] == 2 - (family == "attention") and "0 faults" in text
 
 
 def test_main_fails_where_a_check_does(
@@ -346,7 +348,8 @@ def test_without_a_gpu_the_command_says_so(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_the_reduced_set_has_every_kind_and_every_tile_of_live_rows() -> None:
-    assert check_gpu.FAMILIES == tuple(kinds.KINDS) and check_gpu.ROWS == tuple(kinds.ROWS)
+    assert check_gpu.FAMILIES == (*kinds.KINDS, check_gpu.ATTENTION)
+    assert check_gpu.ROWS == tuple(kinds.ROWS)
     for family, known in kinds.KINDS.items():
         found = [known[number % len(known)] for number in check_gpu.REDUCED]
         assert family in kinds.ROWS or set(found) == set(known)
@@ -365,6 +368,7 @@ def test_the_reduced_set_is_what_runs(
         return values.Report()
 
     monkeypatch.setattr(values, "check_family", note)
+    monkeypatch.setattr(check_gpu_attention, "check_attention", note)
     assert check_gpu.main(["--device", "cpu", "--reduced"]) == 0
     assert ran == [(family, check_gpu.REDUCED, 1, False) for family in check_gpu.FAMILIES]
     assert "threads" not in capsys.readouterr().out
@@ -378,7 +382,7 @@ def test_bad_option_is_refused(options: list[str]) -> None:
 
 def test_what_calls_promise_needs_kernels_of_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
-    monkeypatch.setattr(chosen, "kernels_of", lambda families, tiles: asked.append(families))
+    monkeypatch.setattr(chosen, "kernels_of", lambda families, _: asked.append(families) or [])
     monkeypatch.setattr(build, "build_all", lambda kernels, jobs: 0)
     assert check_gpu.main(["--only", "runtime", "--build-only"]) == 0
     assert asked == [[*check_gpu.ROWS]]
