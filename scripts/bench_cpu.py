@@ -1,4 +1,4 @@
-"""The CPU benchmark: tiles, masked products, index, selection and call overhead against peers.
+"""The CPU benchmark: tiles, masked products, attention, index, selection and calls against peers.
 
 Peers run in the same process, in turn with pit-tvm; times are medians, and speed-ups medians over
 the turns. The shapes of ``HELD_OUT`` in bench_cpu_cases.py and all seeds of the benchmark are never
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from bench_report import Result
     from bench_rows import Settings, Suite
 
-SUITES = ("dense", "masks", "index", "select", "call")
+SUITES = ("dense", "masks", "attention", "index", "select", "call")
 REPEATS, QUICK_REPEATS = 11, 3
 
 
@@ -72,6 +72,7 @@ def run(options: argparse.Namespace) -> int:
     import bench_cpu_report
     import bench_report as report
     import torch
+    from bench_cpu_attention import ATTENTION
     from bench_cpu_index import INDEX
     from bench_cpu_products import DENSE, MASKS
     from bench_cpu_steps import CALL, SELECT
@@ -86,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
     print(heading(where))
     results: list[Result] = []
     targets = [bench_cpu_report.held_out_target()]
-    for suite in (DENSE, MASKS, INDEX, SELECT, CALL):
+    for suite in (DENSE, MASKS, ATTENTION, INDEX, SELECT, CALL):
         if suite.name not in options.suite:
             continue
         result = measure(suite, settings, options.held_out)

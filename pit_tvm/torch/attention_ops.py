@@ -18,7 +18,7 @@ from ..runtime.cuda_listed_mask import Lists, Tiled, shapes_of, tiled_shape
 from ..runtime.cuda_masked_attention import CudaMaskedAttention
 from ..runtime.kernel_cache import KernelCache
 from ..target import resolve_target
-from . import host
+from . import host, host_attention
 from .dispatch import CustomOperator, arguments, results
 
 _LOG2_E = math.log2(math.e)
@@ -40,7 +40,7 @@ def masked_attention(
     """Attention over the keys of a mask: see `pit_tvm.torch.masked_attention`."""
     out = _rows_of_heads(q, v)
     if not q.is_cuda:
-        return out.copy_(host.attention(q, k, v, sinks, mask, scale, softcap))
+        return host_attention.attention(q, k, v, sinks, mask, scale, softcap, out)
     attend = _attention()
     tiles = tiled_shape((*q.shape[:3], k.shape[2]), k.shape[1], mask.shape[:3])
     lists, _ = attend.lists.of_queries(mask.contiguous(), tiles)

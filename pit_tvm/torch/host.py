@@ -253,17 +253,20 @@ def attention(
     mask: torch.Tensor,
     scale: float,
     softcap: float,
+    seeing: bool = False,
 ) -> torch.Tensor:
     """``softmax(scale * q @ k.T) @ v`` over the keys of a mask, zeros for queries that see none;
     beside the scores of a head stands its sink, if there are any, and ``softcap`` other than 0
-    bounds scores."""
-    blind = ~mask.any(dim=-1, keepdim=True)
+    bounds scores. ``seeing``: all queries see a key."""
+    if not seeing:
+        blind = ~mask.any(dim=-1, keepdim=True)
+        made = attention(q, k, v, sinks, mask | blind, scale, softcap, True)
+        return made.masked_fill(blind, 0)
     if sinks is not None or softcap:
-        return scored_attention(q, k, v, sinks, mask | blind, scale, softcap).masked_fill(blind, 0)
+        return scored_attention(q, k, v, sinks, mask, scale, softcap)
     grouped = {"enable_gqa": True} if k.shape[1] != q.shape[1] else {}  # torch takes no symbol
     attend = functional.scaled_dot_product_attention
-    out = attend(q, k, v, mask | blind, scale=scale, **grouped)
-    return out.masked_fill(blind, 0)
+    return attend(q, k, v, mask, scale=scale, **grouped)
 
 
 @_uncast
