@@ -33,7 +33,8 @@ def register_attention(name: str = "pit_tvm") -> None:
     and ``from_pretrained(..., attn_implementation=name)``.
 
     Layers that get one mask share its lists, where they are neither compiled nor captured. Where
-    transformers has no attention by torch for a model, layers get masks of numbers, and its own.
+    transformers has eager attention alone for a model, layers get masks of numbers to add, and are
+    computed as there.
 
     Raises
     ------
@@ -53,18 +54,19 @@ def register_attention(name: str = "pit_tvm") -> None:
 
 
 def _shared_mask(*args: Any, **options: Any) -> torch.Tensor | None:
-    """The mask of a model's layers, as transformers makes it for torch's attention; as numbers to
-    add where it has none for a model, whose other layers may add them."""
+    """The mask of a model's layers, as transformers makes it for torch's attention, of all layers
+    where that is not enough; as numbers to add where layers may add them."""
     from transformers.masking_utils import eager_mask, sdpa_mask
 
     mask: torch.Tensor | None
     config = options.get("config")
     name = type(config).__module__.replace("configuration_", "modeling_")
-    if not _supports(name, "sdpa"):
+    by_torch = _supports(name, "sdpa")
+    if not by_torch or getattr(config, "attn_logit_softcapping", None) is not None:
         options["allow_is_bidirectional_skip"] = options["allow_is_causal_skip"] = False
-        if not _supports(name, "flash_attn", "flex_attn"):  # which take no mask to add
-            mask = eager_mask(*args, **options)
-            return mask
+    if not by_torch and not _supports(name, "flash_attn", "flex_attn"):  # take no mask to add
+        mask = eager_mask(*args, **options)
+        return mask
     if getattr(config, "num_kv_shared_layers", 0) and options.get("q_length") != 1:
         # Gemma 4 asks later layers about its last tokens alone, whose keys only a mask tells: what
         # transformers does without one it does where it knows the name of the attention.
@@ -90,9 +92,9 @@ def attention_forward(
     ``scaled_dot_product_attention``, which also has dropout, biases, a flag for causal attention
     without a mask, and gradients where lists have none. With sinks (``s_aux=``, as of GPT-OSS) or
     capped scores (``softcap=``, as of Gemma 2) one query of any keys is enough, and all else is
-    computed as transformers' eager attention has it.
-    Of keys that a query picked by their places, ``indices=`` (DeepSeek-V3.2) or ``block_indices=``
-    (MiniMax-M3), it sees no others.
+    computed as transformers' eager attention has it. A query that picked keys by their places
+    (``indices=``, as of DeepSeek-V3.2) or those of blocks (``block_indices=``, MiniMax-M3) sees no
+    others.
 
     Parameters and result are those of transformers' attention functions.
 
@@ -110,7 +112,8 @@ def attention_forward(
             attention_mask = mask & picked
         else:
             attention_mask = mask.masked_fill(~picked, torch.finfo(mask.dtype).min)
-    sinks = kwargs.get("s_aux", kwargs.get("sinks"))
+    named = (kwargs.get(name) for name in ("s_aux", "sinks"))
+    sinks = next((one for one in named if one is not None), None)
     if sinks is not None or kwargs.get("softcap") is not None:
         out = _scored(module, given, attention_mask, dropout, scaling, sinks, kwargs)
         return out.transpose(1, 2).contiguous(), None
