@@ -191,6 +191,7 @@ ORDER = {
         "argument",
         "gate",
         "live_tokens",
+        "content_keys",
         "kernel_cache",
         "routes",
         "block_checks",

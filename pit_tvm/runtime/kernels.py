@@ -28,9 +28,10 @@ from ..transform.split_epilogue import dead_value, split_epilogue
 from ..transform.unalign import unalign
 from .argument import Argument, check_number, check_type
 from .bind import Layout
+from .content_keys import content_key
 from .detect_plan import Kernel, kernel_name
 from .gate import look_at
-from .kernel_cache import KernelCache, content_key
+from .kernel_cache import KernelCache
 from .program import Program
 
 _GENERIC_TILE = 16  # positions to a parallel step of the generic schedule
