@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .cli_model import add_mask_input, add_model, check_families, missing_tasks
 from .cli_options import any_seed, at_least, folder, in_memory, made_folder, sizes
 from .errors import UnsupportedTarget, mismatch
-from .target import TargetInfo, cpus, resolve_target
+from .target import TargetInfo, resolve_target
+from .threads import cpus
 from .tile_db.store import TileStore
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from __future__ import annotations
 LAYERS = (
     ("errors", "forks", "instructions", "interrupts", "quick_stacks"),
     ("pools",),
+    ("threads",),
     (
         "files",
         "gates",

@@ -19,7 +19,8 @@ from ..schedules import contraction, generic
 from ..schedules.contraction_forms import contraction_form, pack_func, packed_shape
 from ..schedules.contraction_space import lanes_of
 from ..structs import BlockMask, MicroTile, Tile
-from ..target import TargetInfo, lacking, refuse_fork, resolve_target
+from ..target import TargetInfo, lacking, resolve_target
+from ..threads import refuse_fork
 from ..transform.apply_mask import apply_mask
 from ..transform.insert_sread_swrite import SparseForm, insert_sread_swrite
 from ..transform.pipeline import as_allocated, lower, unchecked
