@@ -268,7 +268,8 @@ def _libraries() -> list[Library]:
     """Dense products to measure: numpy's, and torch's where it is installed."""
     import numpy as np
 
-    from .runtime.arrays import as_torch, library_matmul
+    from .runtime.arrays import as_torch
+    from .runtime.library import library_matmul
     from .tuning.calibrate import NUMPY, Library
 
     try:
@@ -282,7 +283,8 @@ def _cuda_libraries() -> list[Library]:
     """torch's product on the GPU, where torch is installed; ``rhs`` as nn.Linear stores it."""
     import numpy as np
 
-    from .runtime.arrays import as_torch, library_matmul
+    from .runtime.arrays import as_torch
+    from .runtime.library import library_matmul
     from .tuning.calibrate import Library
     from .tuning.cuda_backend import cuda_times
 

@@ -189,6 +189,7 @@ ORDER = {
         "torch_arrays",
         "dlpack",
         "arrays",
+        "library",
         "argument",
         "gate",
         "live_tokens",
