@@ -12,11 +12,11 @@ from tvm import ir, relax, sym, tirx
 from tvm.ir import prim
 
 from ..analysis.access import BlockInfo, block_infos
-from ..analysis.expr import PrimExpr, replace_vars, strip_widening
+from ..analysis.expr import PrimExpr, is_one, is_zero, replace_vars, strip_widening
 from ..windows import Window
 from .excluding import MILD, excluding
 from .lowered import lower
-from .rebuild import counting, describe, is_one
+from .rebuild import counting, describe
 
 _MOST_NUMBERS = 16  # of a mask that are tried as distances
 _MOST_FAR = 1 << 30  # of distances, which kernels compare in 32 bits
@@ -235,9 +235,8 @@ def _from_number(cast: prim.Cast) -> PrimExpr:
 
 
 def _from_comparison(less: prim.LT) -> PrimExpr:
-    zero = isinstance(less.a, prim.IntImm) and less.a.value == 0
     from_bool = isinstance(less.b, prim.Cast) and _is_bool(less.b.value)
-    return less.b.value if zero and from_bool else less
+    return less.b.value if is_zero(less.a) and from_bool else less
 
 
 def _from_bits(expr: Any) -> PrimExpr:

@@ -7,11 +7,12 @@ from typing import Any
 
 from tvm import relax, tirx
 
+from ..analysis.expr import is_one
 from ..windows import Window
 from .elements import Element, Reader
 from .excluding import may_exclude
 from .plane import BATCH, BOTH, TOKENS, Plane
-from .rebuild import is_one, is_op
+from .rebuild import is_op
 
 PARTIAL = "partial"
 Kind = Window | str  # PARTIAL, or "" for nothing that is known
