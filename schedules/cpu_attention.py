@@ -10,6 +10,7 @@ not depend on lengths.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import isfinite
 
 from tvm import tirx
@@ -22,9 +23,12 @@ from pit_tvm.target import TargetInfo
 from pit_tvm.windows import Window
 
 from .contraction_space import lanes_of
-from .cpu_attention_parts import GROUP, KEYS, Ahead, AttentionForm, Queries, Square
+from .cpu_attention_parts import KEYS, Ahead, AttentionForm, Queries, Square
 from .cpu_attention_scores import Scores
+from .cpu_attention_sight import WindowSight
 from .cpu_rows import float_bytes
+
+GROUP = 2  # blocks of queries that share a packed block of keys
 
 
 def attention(
@@ -113,6 +117,27 @@ def _function(form: AttentionForm, threads: int) -> tirx.PrimFunc:
     return main
 
 
+@dataclass(frozen=True)
+class OneHead:
+    """A head's part of an array: rows, [t, heads, columns], or its element, [heads]."""
+
+    array: Expr
+    head: Expr
+
+    def at(self, row: Expr, column: Expr) -> Expr:
+        """As `HeadRows.at`."""
+        return T.Cast("float32", self.array[row, self.head, column])
+
+    def put(self, row: Expr, column: Expr, value: Expr) -> None:
+        """As `HeadRows.put`."""
+        made = T.Cast(str(self.array.dtype), value)
+        T.buffer_store(self.array, made, [row, self.head, column])
+
+    def of(self, _: Expr) -> Expr:
+        """As `Sunk.of`."""
+        return self.array[self.head]
+
+
 @T.meta_class
 class Share:
     """One thread's part: the blocks of queries whose cost begins within its ``span``."""
@@ -124,9 +149,10 @@ class Share:
         self.q, self.k, self.v, self.out = arrays
         self.position, self.sinks = position, sinks
         self.heads, self.lanes, self.block = form.heads, form.lanes, 2 * form.lanes
-        self.queries = Queries(form, Square(form.lanes))
+        self.queries = Queries(form, Square(form.lanes), GROUP)
         self.ahead = Ahead(form, arrays)
-        self.scores = Scores(form, self.queries, self.ahead)
+        self.sight = WindowSight(form, GROUP)
+        self.scores = Scores(form, self.queries, self.sight, self.ahead)
         self.span = T.alloc_buffer((2,), "int64")
         self.cost = T.alloc_buffer((1,), "int64")  # of all blocks before
         self.mine = T.alloc_buffer((2,), "int64")  # blocks of one sequence and head
@@ -140,6 +166,10 @@ class Share:
         cost = self.form.reach(length)
         steps = (at - self.cost[0] + cost - 1) // T.max(cost, T.int64(1))
         return T.min(T.max(steps, T.int64(0)), blocks)
+
+    def of(self, array: Expr, head: Expr) -> OneHead:
+        """One head's part of an array."""
+        return OneHead(array, head)
 
     @T.inline
     def begin_block(self, number, blocks, length):
@@ -177,23 +207,25 @@ class Share:
                 low: T.let = self.query[0] - self.window.before
                 self.keys[1] = T.max(T.min(self.keys[1], low), T.int64(0))
             self.queries.take(
-                self.q,
-                self.position,
-                self.sinks,
+                self.of(self.q, head),
+                T.float32(self.form.scale),
+                self.of(self.sinks, head),
                 begin,
                 self.query[0],
                 length,
-                head,
                 g,
                 self.vectors[0],
             )
+            self.sight.take(self.position, begin, self.query[0], length, g, self.vectors[0])
         for part in range((self.keys[0] - self.keys[1] + (KEYS - 1)) // KEYS):
             start: T.let = self.keys[1] + part * KEYS
             self.near[0] = T.min(T.int64(KEYS), self.keys[0] - start)
-            self.scores.pack(self.k, self.v, self.position, begin + start, head, self.near[0])
+            self.sight.look(self.position, begin + start, self.near[0])
+            self.scores.pack(self.of(self.k, head), self.of(self.v, head), self.near[0])
             for g in range(count):
                 self.begin_block(first + g, blocks, length)
                 self.query[0] = self.query[0] - start
+                self.sight.query[0] = self.query[0]
                 self.near[1] = self.near[0]
                 if self.window.after is not None:
                     end: T.let = self.query[0] + (self.block + self.window.after)
@@ -204,9 +236,11 @@ class Share:
                 self.ahead.aim((g == 0) & (first + count == blocks), head, length)
                 if self.near[1] > 0:
                     if self.vectors[0] == 2:
-                        self.scores.meet(begin + start, g, self.near[1], self.query[0], 2)
+                        self.scores.meet(g, self.near[1], 2)
                     else:
-                        self.scores.meet(begin + start, g, self.near[1], self.query[0], 1)
+                        self.scores.meet(g, self.near[1], 1)
         for g in range(count):
             self.begin_block(first + g, blocks, length)
-            self.queries.give(self.out, begin, self.query[0], length, head, g, self.vectors[0])
+            self.queries.give(
+                self.of(self.out, head), begin, self.query[0], length, g, self.vectors[0]
+            )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from tvm import tirx
 from tvm.ir import Expr
@@ -115,37 +116,49 @@ class Square:
         return tuple(T.Bind(tirx.Shuffle([low, high], pick)) for pick in picks)
 
 
+class HeadRows(Protocol):
+    """Rows of a head, or of several, of an array."""
+
+    def at(self, row: Expr, column: Expr) -> Expr:
+        """An element as float32."""
+
+    def put(self, row: Expr, column: Expr, value: Expr) -> None:
+        """Emit a store of a float32 to an element."""
+
+
+class Sunk(Protocol):
+    """Scores of keys whose values are 0, one of each head."""
+
+    def of(self, lane: Expr) -> Expr:
+        """That of a block's query."""
+
+
 @T.meta_class
 class Rows:
     """Rows of ``width``, copied to float32 scratch, and stored from there."""
 
     def __init__(self, form: AttentionForm, width: int) -> None:
-        self.lanes, self.dtype = form.lanes, form.dtype
+        self.lanes = form.lanes
         self.whole, self.rest = divmod(width, form.lanes)
 
     @T.inline
-    def load(self, src, row, head, dst, to, factor):
+    def load(self, src, row, dst, to, factor):
         for c in range(self.whole):
             for w in T.vectorized(self.lanes):
-                dst[to + c * self.lanes + w] = (
-                    T.Cast("float32", src[row, head, c * self.lanes + w]) * factor
-                )
+                dst[to + c * self.lanes + w] = src.at(row, c * self.lanes + w) * factor
         for w in range(self.rest):
             dst[to + self.whole * self.lanes + w] = (
-                T.Cast("float32", src[row, head, self.whole * self.lanes + w]) * factor
+                src.at(row, self.whole * self.lanes + w) * factor
             )
 
     @T.inline
-    def store(self, src, start, factor, out, row, head):
+    def store(self, src, start, factor, out, row):
         for c in range(self.whole):
             for w in T.vectorized(self.lanes):
-                out[row, head, c * self.lanes + w] = T.Cast(
-                    self.dtype, src[start + c * self.lanes + w] * factor
-                )
+                out.put(row, c * self.lanes + w, src[start + c * self.lanes + w] * factor)
         for w in range(self.rest):
-            out[row, head, self.whole * self.lanes + w] = T.Cast(
-                self.dtype, src[start + self.whole * self.lanes + w] * factor
-            )
+            at: T.let = self.whole * self.lanes + w
+            out.put(row, at, src[start + at] * factor)
 
 
 @T.meta_class
@@ -187,18 +200,16 @@ class Queries:
     holds the maxima of two vectors, then the sums of their exponentials.
     """
 
-    def __init__(self, form: AttentionForm, square: Square) -> None:
+    def __init__(self, form: AttentionForm, square: Square, group: int) -> None:
         self.form, self.square = form, square
         self.rows, self.value_rows = Rows(form, form.head_dim), Rows(form, form.value_dim)
-        self.lanes, self.scale = form.lanes, form.scale
+        self.lanes = form.lanes
         self.wide, self.value_wide = form.room(form.head_dim), form.room(form.value_dim)
         block = 2 * form.lanes
         self.tile = T.alloc_buffer((form.lanes * max(self.wide, self.value_wide),), "float32")
-        self.turned = T.alloc_buffer((GROUP * self.wide * block,), "float32")
-        self.sums = T.alloc_buffer((GROUP * self.value_wide * block,), "float32")
-        self.stat = T.alloc_buffer((GROUP * 4 * form.lanes,), "float32")
-        if not form.window.by_order:
-            self.places = T.alloc_buffer((GROUP * block,), "int32")
+        self.turned = T.alloc_buffer((group * self.wide * block,), "float32")
+        self.sums = T.alloc_buffer((group * self.value_wide * block,), "float32")
+        self.stat = T.alloc_buffer((group * 4 * form.lanes,), "float32")
 
     def at(self, g: Expr) -> Expr:
         """Where block ``g`` begins in ``turned``."""
@@ -208,23 +219,17 @@ class Queries:
         """Where block ``g`` begins in ``sums``."""
         return g * (self.value_wide * 2 * self.lanes)
 
-    def places_at(self, g: Expr, u: Expr) -> Expr:
-        """Where the positions of a vector's queries begin in ``places``."""
-        return (g * 2 + u) * self.lanes
-
     def top(self, g: Expr, u: Expr) -> Expr:
         """Where the maxima of a vector begin in ``stat``."""
         return (g * 4 + u) * self.lanes
 
     @T.inline
-    def take(self, q, position, sinks, begin, query, length, head, g, vectors):
+    def take(self, q, scale, sunk, begin, query, length, g, vectors):
         for u in range(vectors):
             for r in range(self.lanes):
                 # beyond the end stands the last query again; nobody stores its results
                 row: T.let = begin + T.min(query + u * self.lanes + r, length - 1)
-                self.rows.load(q, row, head, self.tile, r * self.wide, T.float32(self.scale))
-                if not self.form.window.by_order:
-                    self.places[self.places_at(g, u) + r] = position[row]
+                self.rows.load(q, row, self.tile, r * self.wide, scale)
             for c in range(self.wide // self.lanes):
                 to: T.let = self.at(g) + (c * self.lanes * vectors + u) * self.lanes
                 self.square.turn(
@@ -235,19 +240,23 @@ class Queries:
                 self.sums[self.sums_at(g) + c * self.lanes + w] = T.float32(0)
         for u in T.unroll(2):
             for w in T.vectorized(self.lanes):
-                self.stat[self.top(g, u) + w] = self.least(sinks, head)
+                self.stat[self.top(g, u) + w] = self.least(sunk, u * self.lanes + w)
             for w in T.vectorized(self.lanes):
                 self.stat[self.top(g, 2 + u) + w] = T.float32(1 if self.form.sinks else 0)
 
-    def least(self, sinks: Expr, head: Expr) -> Expr:
+    def least(self, sunk: Sunk, lane: Expr) -> Expr:
         """The maximum before any key is met."""
-        return sinks[head] if self.form.sinks else T.float32(LOWEST)
+        return sunk.of(lane) if self.form.sinks else T.float32(LOWEST)
+
+    def under(self, total: Expr) -> Expr:
+        """What makes of weighted values their mean; 0 of a query that sees no key."""
+        return tirx.Select(total == 0, T.float32(0), T.float32(1) / total)
 
     @T.inline
-    def give(self, out, begin, query, length, head, g, vectors):
+    def give(self, out, begin, query, length, g, vectors):
         for u in range(vectors):
             for w in T.vectorized(self.lanes):
-                self.stat[self.top(g, u) + w] = T.float32(1) / self.stat[self.top(g, 2 + u) + w]
+                self.stat[self.top(g, u) + w] = self.under(self.stat[self.top(g, 2 + u) + w])
             for c in range(self.value_wide // self.lanes):
                 start: T.let = self.sums_at(g) + (c * self.lanes * vectors + u) * self.lanes
                 pitch: T.let = vectors * self.lanes
@@ -257,4 +266,4 @@ class Queries:
             for r in range(T.min(T.int64(self.lanes), length - query - u * self.lanes)):
                 row: T.let = begin + query + u * self.lanes + r
                 under: T.let = self.stat[self.top(g, u) + r]
-                self.value_rows.store(self.tile, r * self.value_wide, under, out, row, head)
+                self.value_rows.store(self.tile, r * self.value_wide, under, out, row)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from tvm import tirx
 from tvm.ir import Expr
 from tvm.script import tirx as T
 
-from pit_tvm.windows import FULL
-
 from .cpu_attention_parts import KEYS, LOWEST, Ahead, AttentionForm, Queries, decay
+from .cpu_attention_sight import Sight
 
 
 @T.meta_class
@@ -20,17 +18,18 @@ class Scores:
     vector ``u`` of ``vectors`` begin at ``(j * vectors + u) * lanes``.
     """
 
-    def __init__(self, form: AttentionForm, queries: Queries, ahead: Ahead) -> None:
-        self.form, self.queries, self.ahead = form, queries, ahead
+    def __init__(
+        self, form: AttentionForm, queries: Queries, sight: Sight, ahead: Ahead | None = None
+    ) -> None:
+        self.form, self.queries, self.sight, self.ahead = form, queries, sight, ahead
         self.lanes, self.half = form.lanes, form.sums
         self.wide, self.value_wide = queries.wide, queries.value_wide
-        self.steps = self.half if form.head_dim % self.half == 0 else 1
+        asks = ahead is not None and form.head_dim % self.half == 0
+        self.steps = self.half if asks else 1
         self.depth = form.head_dim // self.steps
         room = KEYS + 2 * form.sums
         self.keys = T.alloc_buffer((room * self.wide,), "float32")
         self.values = T.alloc_buffer((KEYS * self.value_wide,), "float32")
-        if not form.window.by_order:
-            self.places = T.alloc_buffer((room,), "int32")  # of keys
         self.probs = T.alloc_buffer((room * 2 * form.lanes,), "float32")
         self.best = T.alloc_buffer((2 * form.lanes,), "float32")
         self.shrink = T.alloc_buffer((2 * form.lanes,), "float32")
@@ -64,24 +63,15 @@ class Scores:
             level = [T.max(a, b) for a, b in zip(level[::2], level[1::2], strict=True)]
         return level[0]
 
-    def seen(self, key: Expr, g: Expr, query: Expr, u: Expr, w: Expr) -> Expr:
-        """Whether query ``w`` of vector ``u`` of block ``g``, which begins with ``query``, sees a
-        key: by their positions where order does not tell."""
-        window = self.form.window
-        if window.by_order:
-            far = query + u * self.lanes + w - key
-        else:
-            far = self.queries.places[self.queries.places_at(g, u) + w] - self.places[key]
-        before = [] if window.before is None else [far <= window.before]
-        return tirx.all(*before, *([] if window.after is None else [0 - far <= window.after]))
-
     @T.inline
-    def pack(self, k, v, position, row, head, count):
+    def pack(self, k, v, count):
         for key in range(count):
-            self.queries.rows.load(k, row + key, head, self.keys, key * self.wide, T.float32(1))
+            row: T.let = self.sight.row(key)
+            self.queries.rows.load(k, row, self.keys, key * self.wide, T.float32(1))
         for key in range(count):
+            row: T.let = self.sight.row(key)
             to: T.let = key * self.value_wide
-            self.queries.value_rows.load(v, row + key, head, self.values, to, T.float32(1))
+            self.queries.value_rows.load(v, row, self.values, to, T.float32(1))
         # scores come in register blocks: beyond the end the last key, which changes no maximum
         for key in range((-count) % (2 * self.half)):
             for c in range(self.wide // self.lanes):
@@ -89,9 +79,6 @@ class Scores:
                     self.keys[(count + key) * self.wide + c * self.lanes + w] = self.keys[
                         (count - 1) * self.wide + c * self.lanes + w
                     ]
-        if not self.form.window.by_order:
-            for key in range(count + (-count) % (2 * self.half)):
-                self.places[key] = position[row + T.min(key, count - 1)]
 
     @T.inline
     def multiply(self, low, high, scalars, start, pitch, vector, vector_at, vectors):
@@ -113,16 +100,14 @@ class Scores:
                     )
 
     @T.inline
-    def meet(self, row, g, count, query, vectors):
-        """Block ``g``, whose first query is ``query`` behind the first key, meets ``count`` keys.
-
-        Meanwhile ``ahead`` asks for rows of the next head, as far from its first as ``row``.
-        """
+    def meet(self, g, count, vectors):
+        """Block ``g`` meets ``count`` keys. Meanwhile ``ahead`` asks for their rows of the next
+        head."""
         for u in T.unroll(vectors):
             self.best[self.at(u * self.lanes)] = self.queries.stat[self.at(self.queries.top(g, u))]
         for block in range((count + (self.height(vectors) - 1)) // self.height(vectors)):
             key: T.let = block * self.height(vectors)
-            self.score(row, g, key, query, vectors)
+            self.score(g, key, vectors)
         for u in T.unroll(vectors):
             top: T.let = self.queries.top(g, u)
             under: T.let = self.queries.top(g, 2 + u)
@@ -137,7 +122,7 @@ class Scores:
                 )
         for key in range(count):
             for u in T.unroll(vectors):
-                self.soften(g, key, u, query, vectors)
+                self.soften(g, key, u, vectors)
         for u in T.unroll(vectors):
             self.queries.stat[self.at(self.queries.top(g, 2 + u))] = self.total[
                 self.at(u * self.lanes)
@@ -146,17 +131,18 @@ class Scores:
             self.weigh(g, block * self.height(vectors), count, vectors)
 
     @T.inline
-    def score(self, row, g, key, query, vectors):
+    def score(self, g, key, vectors):
         low = T.alloc_buffer((self.half * self.lanes,), "float32")
         high = T.alloc_buffer((self.half * self.lanes,), "float32")
         for r in T.unroll(self.half):
             low[self.at(r * self.lanes)] = T.Broadcast(T.float32(0), self.lanes)
             high[self.at(r * self.lanes)] = T.Broadcast(T.float32(0), self.lanes)
         for step in range(self.steps):
-            if (self.ahead.where[0] > 0) & (g == 0):
-                for r in T.unroll(self.height(vectors) // self.steps):
-                    later: T.let = row + key + step * (self.height(vectors) // self.steps) + r
-                    self.ahead.ask(later)
+            if self.ahead is not None:
+                if (self.ahead.where[0] > 0) & (g == 0):
+                    for r in T.unroll(self.height(vectors) // self.steps):
+                        later: T.let = key + step * (self.height(vectors) // self.steps) + r
+                        self.ahead.ask(self.sight.row(later))
             for c in range(self.depth):
                 column: T.let = step * self.depth + c
                 self.multiply(
@@ -169,9 +155,9 @@ class Scores:
                     self.queries.at(g) + column * vectors * self.lanes,
                     vectors,
                 )
-        if self.form.window != FULL:
-            self.mask(low, g, key, query, 0, vectors)
-            self.mask(high, g, key, query, 1, vectors)
+        if self.sight.limited:
+            self.mask(low, g, key, 0, vectors)
+            self.mask(high, g, key, 1, vectors)
         for r in T.unroll(self.half):
             self.probs[self.at(self.place(key, r, 0, vectors))] = low[self.at(r * self.lanes)]
             self.probs[self.at(self.place(key, r, 1, vectors))] = high[self.at(r * self.lanes)]
@@ -181,24 +167,24 @@ class Scores:
         )
 
     @T.inline
-    def mask(self, sums, g, key, query, side, vectors):
+    def mask(self, sums, g, key, side, vectors):
         for r in T.unroll(self.half):
             for w in T.vectorized(self.lanes):
                 sums[r * self.lanes + w] = T.Select(
-                    self.seen(
-                        key + self.number(r, side, vectors), g, query, side * (vectors - 1), w
+                    self.sight.sees(
+                        g, side * (vectors - 1), w, key + self.number(r, side, vectors)
                     ),
                     sums[r * self.lanes + w],
                     T.float32(LOWEST),
                 )
 
     @T.inline
-    def soften(self, g, key, u, query, vectors):
+    def soften(self, g, key, u, vectors):
         start: T.let = (key * vectors + u) * self.lanes
         for w in T.vectorized(self.lanes):
-            if self.form.window != FULL:
+            if self.sight.limited:
                 self.probs[start + w] = T.Select(
-                    self.seen(key, g, query, u, w),
+                    self.sight.sees(g, u, w, key),
                     decay(self.probs[start + w] - self.best[u * self.lanes + w]),
                     T.float32(0),
                 )

@@ -17,7 +17,7 @@ from tvm.script import tirx as T
 from pit_tvm.errors import ScheduleError, mismatch
 
 from .cuda_gradient_rows import GradientRows, GradientTile
-from .cuda_listed_products import KEYS, load, pack
+from .cuda_listed_products import KEYS, cap, load, pack
 from .cuda_listed_rows import LANES, PART_FACTS, SLOTS, THREADS, WORDS
 from .dependent import after_predecessor
 
@@ -76,6 +76,7 @@ def gradients_by_lists(
     made_b_row: T.int64,
     scale: T.float32,
     by: T.float32,
+    bend: T.float32,
     *,
     tile: T.constexpr,
 ):
@@ -117,6 +118,7 @@ def gradients_by_lists(
     own.plane = own.sequence * plane_batch + own.head * plane_head
     own.first_at = number * first_batch + other_head * first_head
     own.second_at = number * second_batch + other_head * second_head
+    own.bend = bend
     told: T.int64 = T.cast(own.number, "int64") * T.cast(queries, "int64")
     own.begin()
     after_predecessor()
@@ -170,10 +172,12 @@ def gradients_by_lists(
             own.look(ids, after + 1, end, lane)
             own.see(slot, warp, lane)
             own.settle()
+            if tile.capped:
+                cap(own)
             own.weigh(slot, scale, lane)
             if tile.of_keys:  # else weights are only factors of slopes
                 own.exclude(own.scores, 0, slot, warp, lane)
-            own.slope(slot, lane)
+            own.slope(slot, scale, lane)
             own.exclude(own.slopes, 0, slot, warp, lane)
             if tile.of_keys:
                 pack(own, own.scores, KEYS // 4)

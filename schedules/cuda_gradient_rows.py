@@ -139,7 +139,7 @@ class GradientRows(ListedRows):
 
     @T.inline
     def weigh(self, slot, scale, lane):
-        """``scores`` become weights."""
+        """``scores`` become weights; of a tile of queries, times the slope of the cap."""
         for i in T.unroll(KEYS // 2):
             if self.tile.of_keys:
                 column: T.let = i // 4 * 8 + T.truncmod(lane, 4) * 2 + i % 2
@@ -147,17 +147,30 @@ class GradientRows(ListedRows):
                     self.scores[i], self.scores[i] * scale - self.facts[slot, 0, column]
                 )
             else:
+                bent: T.float32 = self.scores[i] * self.bend
                 T.ptx["ex2.approx.ftz.f32"](
                     self.scores[i], self.scores[i] * scale - self.weight[i // 2 % 2]
                 )
+                if self.tile.capped:
+                    self.scores[i] = self.scores[i] * (T.float32(1) - bent * bent)
 
     @T.inline
-    def slope(self, slot, lane):
-        """``slopes`` become gradients to scores."""
+    def slope(self, slot, scale, lane):
+        """``slopes`` become gradients to scores. Where these were capped, weights tell how steep
+        that was."""
         for i in T.unroll(KEYS // 2):
             if self.tile.of_keys:
                 column: T.let = i // 4 * 8 + T.truncmod(lane, 4) * 2 + i % 2
                 self.slopes[i] = self.scores[i] * (self.slopes[i] - self.facts[slot, 1, column])
+                if self.tile.capped:
+                    T.ptx["lg2.approx.ftz.f32"](self.held[0], self.scores[i])
+                    power: T.let = self.held[0] + self.facts[slot, 0, column]
+                    bent: T.let = power * (self.bend / scale)
+                    self.slopes[i] = T.Select(
+                        self.scores[i] == T.float32(0),
+                        T.float32(0),
+                        self.slopes[i] * (T.float32(1) - bent * bent),
+                    )
             else:
                 self.slopes[i] = self.scores[i] * (self.slopes[i] - self.drop[i // 2 % 2])
 

@@ -7,7 +7,7 @@ beyond the operands, in rows or in columns, is zeros there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tvm.script import tirx as T
@@ -48,12 +48,13 @@ _NONE = 2**31 - 1  # below which all places are of no row
 @dataclass(frozen=True)
 class ListedTile:
     """``deep`` and ``wide``: columns of the two operands, as shared memory holds them; ``grouped``:
-    warps multiply as a group (wgmma), as Hopper can."""
+    warps multiply as a group (wgmma), as Hopper can; ``capped``: scores are."""
 
     dtype: str
     deep: int
     wide: int
     grouped: bool
+    capped: bool = field(default=False, kw_only=True)
 
     @property
     def slots(self) -> tuple[int, int]:
@@ -138,6 +139,8 @@ class ListedRows:
         self.some_not = T.alloc_local([1], "uint32")
         self.scores = T.alloc_local([KEYS // 2], "float32")
         self.factor = T.alloc_local([2], "float32")
+        self.bend = T.local_scalar("float32")
+        self.held = T.alloc_local([1], "float32")
 
     def region(self, width: int) -> tuple[Any, Any]:
         """Room for the rows of the tile, and the same in words for what is written there later."""

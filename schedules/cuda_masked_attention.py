@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import tvm
 from tvm.script import tirx as T
 
-from .cuda_listed_products import KEYS, ROWS, load
+from .cuda_listed_products import KEYS, ROWS, cap, load
 from .cuda_listed_rows import (
     ALL,
     LANES,
@@ -247,6 +247,7 @@ def attention_by_lists(
     out_row: T.int64,
     out_jump: T.int64,
     scale: T.float32,
+    bend: T.float32,
     *,
     tile: T.constexpr,
 ):
@@ -282,6 +283,7 @@ def attention_by_lists(
     own.first_at = number * k_batch + kv_head * k_head
     own.second_at = number * v_batch + kv_head * v_head
     own.scale = scale
+    own.bend = bend
     own.begin()
     after_predecessor()
     block: T.int32 = -1
@@ -327,6 +329,8 @@ def attention_by_lists(
                 own.look(ids, ahead + 1, end, lane)
             own.see(k_slot, warp, lane)
             own.settle()
+            if tile.capped:
+                cap(own)
             own.exclude(own.scores, "-inf", k_slot, warp, lane)
             own.weigh()
             if tile.slots[1] == 1:
@@ -368,7 +372,8 @@ def masked_attention(tile: AttentionTile) -> tvm.tirx.PrimFunc:
     of each head and sequence, and counted in arrived, as many zeros as there are slots, which are
     zeros afterwards; the CTA that comes last adds them up in order. ``told`` 1: weights, flat
     [batch, heads, shared, queries], gets what gradients need of a query's weights, the logarithm of
-    their sum to the base of 2. ``scale`` is positive and holds log2(e). A query that sees no key
+    their sum to the base of 2. ``scale`` is positive and holds log2(e); with ``tile.capped`` scores
+    become ``tanh(bend * score) / bend`` before. A query that sees no key
     gets zeros, and infinity. sinks: with ``tile.sinks``, for every head of queries the score of one
     more key, whose value is 0 (Xiao and others, 2024), else any array.
 

@@ -1,4 +1,4 @@
-"""The CPU benchmark: tiles, masked products, index, selection and call overhead against peers.
+"""The CPU benchmark: tiles, masked products, attention, index, selection and calls against peers.
 
 Peers run in the same process, in turn with pit-tvm; times are medians, and speed-ups medians over
 the turns. The shapes of ``HELD_OUT`` in bench_cpu_cases.py and all seeds of the benchmark are never
@@ -22,13 +22,13 @@ from needs import limit_threads, require
 from out_paths import new_file, picture_folder
 
 from pit_tvm.cli_options import any_seed, at_least
-from pit_tvm.target import MOST_THREADS
+from pit_tvm.threads import MOST_THREADS
 
 if TYPE_CHECKING:
     from bench_report import Result
     from bench_rows import Settings, Suite
 
-SUITES = ("dense", "masks", "index", "select", "call")
+SUITES = ("dense", "masks", "attention", "index", "select", "call")
 REPEATS, QUICK_REPEATS = 11, 3
 
 
@@ -72,12 +72,13 @@ def run(options: argparse.Namespace) -> int:
     import bench_cpu_report
     import bench_report as report
     import torch
+    from bench_cpu_attention import ATTENTION
     from bench_cpu_index import INDEX
     from bench_cpu_products import DENSE, MASKS
     from bench_cpu_steps import CALL, SELECT
     from bench_rows import Settings
 
-    from pit_tvm.target import start_thread_pool
+    from pit_tvm.threads import start_thread_pool
 
     torch.set_num_threads(options.threads)
     threads = start_thread_pool(options.threads)
@@ -86,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
     print(heading(where))
     results: list[Result] = []
     targets = [bench_cpu_report.held_out_target()]
-    for suite in (DENSE, MASKS, INDEX, SELECT, CALL):
+    for suite in (DENSE, MASKS, ATTENTION, INDEX, SELECT, CALL):
         if suite.name not in options.suite:
             continue
         result = measure(suite, settings, options.held_out)

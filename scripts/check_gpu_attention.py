@@ -49,12 +49,18 @@ class Attended:
     planes: tuple[int, int]
     scale: float
     sinks: str
+    softcap: float | None
     gradients: bool
     listed: bool
 
     def __str__(self) -> str:
         sizes = f"{self.batch} x {self.heads} / {self.kv_heads} x {self.queries} x {self.keys}"
-        how = ("gradients" * self.gradients, "listed" * self.listed, f"{self.sinks} sinks")
+        how = (
+            "gradients" * self.gradients,
+            "listed" * self.listed,
+            f"{self.sinks} sinks",
+            f"{self.softcap}",
+        )
         parts = (self.dtype, sizes, self.widths, self.pattern, self.planes, *how)
         return " ".join(str(part) for part in parts if part)
 
@@ -71,9 +77,10 @@ def draw(rng: np.random.Generator) -> Attended:
     planes = int(rng.choice([1, batch])), int(rng.choice([1, 1, heads]))
     pattern, scale = str(rng.choice(PATTERNS)), float(rng.choice([0.05, 0.3, -0.2]))
     sinks = str(rng.choice(["", "", dtype, "float32"]))
+    softcap = None if sinks or rng.random() < 0.5 else 3.0
     gradients = max(widths) <= MOST_WIDE_GRADIENT and bool(rng.random() < 0.4)
     listed, sizes = bool(rng.random() < 0.5), (batch, heads, kv_heads, queries, keys)
-    given: tuple[Any, ...] = widths, pattern, planes, scale, sinks, gradients, listed
+    given: tuple[Any, ...] = widths, pattern, planes, scale, sinks, softcap, gradients, listed
     return Attended(dtype, *sizes, *given)
 
 
@@ -150,7 +157,8 @@ def fault_of(call: Attended, rng: np.random.Generator, device: str) -> str:
     torch.full((4 * down.numel() + 2**16,), torch.nan, device=device)  # memory that comes next
     sinks = given[3] if call.sinks else None
     q, k, v, *_ = given
-    found = masked_attention(q, k, v, seen, scale=call.scale, sinks=sinks)
+    options = {"scale": call.scale, "softcap": call.softcap}
+    found = masked_attention(q, k, v, seen, sinks=sinks, **options)
     wanted = _exact(call, exact, mask)
     limits = LIMITS[call.dtype]
     pairs = [("out", found, wanted, limits[0])]
@@ -199,7 +207,10 @@ def _exact(call: Attended, given: Sequence[torch.Tensor], mask: torch.Tensor) ->
     q, k, v, *sinks = given
     key, value = (one.repeat_interleave(call.heads // call.kv_heads, 1) for one in (k, v))
     seen = mask.any(dim=-1, keepdim=True)
-    scores = (q @ key.mT * call.scale).masked_fill(~mask & seen, -torch.inf)
+    scores = q @ key.mT * call.scale
+    if call.softcap is not None:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
+    scores = scores.masked_fill(~mask & seen, -torch.inf)
     if sinks:
         beside = sinks[0][:, None, None].expand(*scores.shape[:3], 1)
         scores = torch.cat([scores, beside], dim=-1)
@@ -210,9 +221,10 @@ def _tiles(call: Attended) -> Iterator[AttentionTile | GradientTile]:
     """Kernels of a call on Hopper."""
     deep, wide = (-(-width // STEP) * STEP for width in call.widths)
     sizes = call.dtype, deep, wide, ARCH == ISA
-    yield AttentionTile(*sizes, call.sinks)
+    capped = call.softcap is not None
+    yield AttentionTile(*sizes, call.sinks, capped=capped)
     if call.gradients:
-        yield from (GradientTile(*sizes, of_keys) for of_keys in (False, True))
+        yield from (GradientTile(*sizes, of_keys, capped=capped) for of_keys in (False, True))
 
 
 def attention_kernels() -> list[Wanted]:
@@ -220,9 +232,9 @@ def attention_kernels() -> list[Wanted]:
     found: dict[Wanted, None] = {}
     for dtype in DTYPES:
         for widths in WIDTHS:
-            for sinks in ("", dtype, "float32"):
+            for sinks, softcap in (("", None), (dtype, None), ("float32", None), ("", 1.0)):
                 wide = max(widths) > MOST_WIDE_GRADIENT
-                rest: tuple[Any, ...] = ("", (1, 1), 1.0, sinks, not wide, False)
+                rest: tuple[Any, ...] = ("", (1, 1), 1.0, sinks, softcap, not wide, False)
                 for tile in _tiles(Attended(dtype, 1, 1, 1, 1, 1, widths, *rest)):
                     name = "kernel" if isinstance(tile, AttentionTile) else "gradient_kernel"
                     found[Asked(CudaMaskedAttention, name, (tile,))] = None

@@ -71,11 +71,11 @@ def _attention(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
 
 
 def _masked_attention(node: fx.Node, importer: BaseFXGraphImporter) -> relax.Expr:
-    """Where heads have sinks: all else is torch's attention."""
-    query, keys, values, sinks, mask, scale = importer.retrieve_args(node)
+    """Where heads have sinks or scores are capped: all else is torch's attention."""
+    query, keys, values, sinks, mask, scale, softcap = importer.retrieve_args(node)
     heads = int(query.ty.shape.values[1])
     given = query, *(_shared(importer, one, heads) for one in (keys, values))
-    return _attended(importer, given, mask, scale, sinks)
+    return _attended(importer, given, mask, scale, sinks, softcap)
 
 
 def _shared(importer: BaseFXGraphImporter, x: relax.Expr, heads: int) -> relax.Expr:
@@ -94,6 +94,7 @@ def _attended(
     mask: relax.Expr | None,
     scale: Any,
     sinks: relax.Expr | None = None,
+    softcap: float = 0.0,
 ) -> relax.Expr:
     """``softmax(scale * q k^T + mask) v`` in the forms that `fragments.stays` admits, 16 bits in
     float32 inside; a row without keys is 0."""
@@ -112,6 +113,9 @@ def _attended(
     turned = emit(relax.op.permute_dims(keys, [0, 1, 3, 2]))
     columns = emit(relax.op.multiply(turned, factor))
     scores = emit(relax.op.matmul(rows, columns))
+    if softcap:
+        bent = emit(relax.op.tanh(emit(relax.op.multiply(scores, relax.const(1 / softcap, wide)))))
+        scores = emit(relax.op.multiply(bent, relax.const(softcap, wide)))
     if sinks is None:
         weights = _weights(scores, mask, importer)
     else:

@@ -60,15 +60,20 @@ def masked_attention(
     mask: ArrayLike,
     scale: float,
     sinks: ArrayLike | None = None,
+    softcap: float = 0.0,
 ) -> Float64:
     """softmax(scale * q k^T) v over the keys that ``mask`` lets each query see, zeros where it sees
     none: ``q [batch, heads, queries, dim]``, ``k`` and ``v [batch, kv_heads, keys, ..]``, ``mask``
-    of a shape that broadcasts to ``[batch, heads, queries, keys]``. ``sinks`` as in `attention`.
+    of a shape that broadcasts to ``[batch, heads, queries, keys]``. ``sinks`` as in `attention`;
+    ``softcap`` other than 0 bounds scores.
     """
     query = live(q)
     share = query.shape[1] // np.shape(k)[1]
     key, value = (np.repeat(live(one), share, axis=1) for one in (k, v))
-    scores = np.where(mask, query @ key.swapaxes(-1, -2) * scale, -np.inf)
+    scores = query @ key.swapaxes(-1, -2) * scale
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
+    scores = np.where(mask, scores, -np.inf)
     sunk = np.full((1, 1, 1), -np.inf) if sinks is None else live(sinks)[:, None, None]
     peak = np.maximum(scores.max(axis=-1, keepdims=True, initial=-np.inf), sunk)
     peak = np.where(np.isinf(peak), 0, peak)

@@ -51,6 +51,7 @@ class CudaMaskedAttention(FamilyKernels):
         out: Any,
         weights: Any = None,
         sinks: Any = None,
+        softcap: float = 0.0,
     ) -> None:
         """Write ``out``; queries that see no key get zeros.
 
@@ -70,6 +71,11 @@ class CudaMaskedAttention(FamilyKernels):
         weights
             float32, contiguous [batch, heads, queries], for `gradients`: logarithms of the sums of
             weights to the base of 2, infinity where no key is seen.
+        sinks
+            float32 or of the type of q, contiguous [heads]: for every head the score of one more
+            key, whose value is 0.
+        softcap
+            What scores come close to, by the hyperbolic tangent; 0 leaves them as they are.
 
         Raises
         ------
@@ -86,7 +92,8 @@ class CudaMaskedAttention(FamilyKernels):
         shared, share = tiled.shared, tiled.heads // k.shape[1]
         given = [in_pieces(q, shared), in_pieces(k), in_pieces(v)]
         made = room_for(out, q.shape[1])
-        tile = AttentionTile(*self._tile(q, v), "" if sinks is None else dtype_name(sinks))
+        sunk = "" if sinks is None else dtype_name(sinks)
+        tile = AttentionTile(*self._tile(q, v), sunk, capped=softcap > 0)
         q_rows, k_rows, v_rows, rows = (handed(one, tile.dtype) for one in (*given, made))
         parts = self._parts(q, lists, tiled, tile.laid)
         beside = _beside(tiled, k.shape[2], q.shape[-1] + v.shape[-1], share)
@@ -97,7 +104,7 @@ class CudaMaskedAttention(FamilyKernels):
             *(parts.slots, int(weights is not None), tiled.batch, tiled.heads, beside),
             *(tiled.queries, shared, tiled.fit, given[0].shape[-1], given[2].shape[-1], share),
             *(*lists.apart, *_grouped(q_rows, shared), *k_rows.steps, *v_rows.steps),
-            *(*_grouped(rows, shared), scale * _LOG2_E),
+            *(*_grouped(rows, shared), scale * _LOG2_E, _bend(scale, softcap)),
         )
         fill_from(out, made)
 
@@ -108,6 +115,7 @@ class CudaMaskedAttention(FamilyKernels):
         scale: float,
         results: tuple[Any, Any, Any],
         made: tuple[Any, Any, Any],
+        softcap: float = 0.0,
     ) -> Any:
         """Write ``made``, the gradients to q, k and v; give, for those to sinks, the float32 sums
         of each row's results by their gradients, flat [batch, heads, queries].
@@ -118,8 +126,8 @@ class CudaMaskedAttention(FamilyKernels):
             q, k and v of the call; heads have at most 128 columns.
         lists
             What queries see of keys, and by which queries keys are seen.
-        scale
-            That of the call.
+        scale, softcap
+            Those of the call.
         results
             The gradient to the result, the result, and ``weights``, which the call has written.
         made
@@ -149,7 +157,7 @@ class CudaMaskedAttention(FamilyKernels):
             (False, shape[2], (q_rows, down, k_rows, v_rows, result, dq, dq)),
             (True, keys, (k_rows, v_rows, q_rows, down, result, dk, dv)),
         ):
-            tile, seen = GradientTile(*sizes, of_keys), lists[of_keys]
+            tile, seen = GradientTile(*sizes, of_keys, capped=softcap > 0), lists[of_keys]
             tiled = Tiled(shape[0], shape[1], rows)
             parts = self._parts(q, seen, tiled, tile.laid)
             gathered = (shape[2], width, 1) if of_keys else (keys, width, share)
@@ -159,7 +167,7 @@ class CudaMaskedAttention(FamilyKernels):
                 *(seen.ordered, parts.slots, *shape[:2], _beside(tiled, *gathered), rows, *numbers),
                 *seen.apart,
                 *(step for one in operands for step in one.steps),
-                *(scale * _LOG2_E, scale),
+                *(scale * _LOG2_E, scale, _bend(scale, softcap)),
             )
         for one, room in zip(made, rooms, strict=True):
             fill_from(one, room)
@@ -192,6 +200,11 @@ def _beside(tiled: Tiled, rows: int, width: int, share: int) -> int:
     most = min(max(1, _NEAR * share // (2 * rows * width)), _MOST_BESIDE)
     groups = min(-(-heads // most), _MOST)
     return -(-heads // groups)
+
+
+def _bend(scale: float, softcap: float) -> float:
+    """What the products of queries and keys are bent by."""
+    return scale / softcap if softcap else 0.0
 
 
 def _grouped(rows: HeadRows, shared: int) -> tuple[int, int, int, int]:

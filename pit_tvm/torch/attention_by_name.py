@@ -11,12 +11,18 @@ import torch
 
 from ..errors import BackendUnavailable, DTypeError, mismatch
 from ..schedules.cuda_listed_rows import MOST_WIDE
-from .attention import ON_CUDA, TYPES, checked_scale, has_gradients, masked_attention
+from .attention import (
+    ON_CUDA,
+    TYPES,
+    checked_scale,
+    checked_softcap,
+    has_gradients,
+    masked_attention,
+)
 from .dispatch import differentiated
-from .host import sunk_attention
+from .host import scored_attention
 from .listed_mask import ListedMask, share_lists, shared_lists
 
-_UNKNOWN = "position_bias", "softcap"  # what layers of transformers may ask for, and we have not
 _LEAVE = "leave attn_implementation as it is"
 # Elements of keys from which on a single query gains more on the device than it takes of the host.
 _MANY = 2**25
@@ -27,7 +33,8 @@ def register_attention(name: str = "pit_tvm") -> None:
     and ``from_pretrained(..., attn_implementation=name)``.
 
     Layers that get one mask share its lists, where they are neither compiled nor captured. Where
-    transformers has no attention by torch for a model, layers get masks of numbers, and its own.
+    transformers has eager attention alone for a model, layers get masks of numbers to add, and are
+    computed as there.
 
     Raises
     ------
@@ -47,18 +54,19 @@ def register_attention(name: str = "pit_tvm") -> None:
 
 
 def _shared_mask(*args: Any, **options: Any) -> torch.Tensor | None:
-    """The mask of a model's layers, as transformers makes it for torch's attention; as numbers to
-    add where it has none for a model, whose other layers may add them."""
+    """The mask of a model's layers, as transformers makes it for torch's attention, of all layers
+    where that is not enough; as numbers to add where layers may add them."""
     from transformers.masking_utils import eager_mask, sdpa_mask
 
     mask: torch.Tensor | None
     config = options.get("config")
     name = type(config).__module__.replace("configuration_", "modeling_")
-    if not _supports(name, "sdpa"):
+    by_torch = _supports(name, "sdpa")
+    if not by_torch or getattr(config, "attn_logit_softcapping", None) is not None:
         options["allow_is_bidirectional_skip"] = options["allow_is_causal_skip"] = False
-        if not _supports(name, "flash_attn", "flex_attn"):  # which take no mask to add
-            mask = eager_mask(*args, **options)
-            return mask
+    if not by_torch and not _supports(name, "flash_attn", "flex_attn"):  # take no mask to add
+        mask = eager_mask(*args, **options)
+        return mask
     if getattr(config, "num_kv_shared_layers", 0) and options.get("q_length") != 1:
         # Gemma 4 asks later layers about its last tokens alone, whose keys only a mask tells: what
         # transformers does without one it does where it knows the name of the attention.
@@ -82,19 +90,19 @@ def attention_forward(
     """Attention of a layer of transformers: `masked_attention` where a boolean mask says what is
     seen by several queries, or by one of a great many keys, else transformers' own by
     ``scaled_dot_product_attention``, which also has dropout, biases, a flag for causal attention
-    without a mask, and gradients where lists have none. With sinks (``s_aux=``, as of GPT-OSS) one
-    query of any keys is enough, and all else is computed as transformers' eager attention has it.
-    Of keys that a query picked by their places, ``indices=`` (DeepSeek-V3.2) or ``block_indices=``
-    (MiniMax-M3), it sees no others.
+    without a mask, and gradients where lists have none. With sinks (``s_aux=``, as of GPT-OSS) or
+    capped scores (``softcap=``, as of Gemma 2) one query of any keys is enough, and all else is
+    computed as transformers' eager attention has it. A query that picked keys by their places
+    (``indices=``, as of DeepSeek-V3.2) or those of blocks (``block_indices=``, MiniMax-M3) sees no
+    others.
 
     Parameters and result are those of transformers' attention functions.
 
     Raises
     ------
     DTypeError
-        The layer caps its scores (``softcap=``, as of Gemma 2), or has both sinks and a bias; or it
-        has no mask and does not say whether it is causal, in a model that transformers has no
-        attention by torch for.
+        The layer has a bias beside sinks or capped scores; or it has no mask and does not say
+        whether it is causal, in a model that transformers has no attention by torch for.
     """
     given = query, key, value
     picked = _picked(query, key.shape[2], module, kwargs)
@@ -104,13 +112,11 @@ def attention_forward(
             attention_mask = mask & picked
         else:
             attention_mask = mask.masked_fill(~picked, torch.finfo(mask.dtype).min)
-    for name in ("s_aux", "sinks"):
-        if kwargs.get(name) is not None:
-            out = _sunk(module, *given, attention_mask, dropout, scaling, kwargs, name)
-            return out.transpose(1, 2).contiguous(), None
-    if kwargs.get("softcap") is not None:
-        advice = f"{_LEAVE}, or compile with pit_tvm.model"
-        raise DTypeError(mismatch("attention", "one without capped scores", "softcap=", advice))
+    named = (kwargs.get(name) for name in ("s_aux", "sinks"))
+    sinks = next((one for one in named if one is not None), None)
+    if sinks is not None or kwargs.get("softcap") is not None:
+        out = _scored(module, given, attention_mask, dropout, scaling, sinks, kwargs)
+        return out.transpose(1, 2).contiguous(), None
     few = query.shape[2] == 1 and not (query.is_cuda and key.numel() >= _MANY)
     if attention_mask is None or few or not _takes(*given, attention_mask, dropout, kwargs):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -130,7 +136,7 @@ def attention_forward(
 
 
 def _shared_lists(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, *others: torch.Tensor
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, *others: Any
 ) -> torch.Tensor | ListedMask:
     shape = (*q.shape[:3], k.shape[2])
     wants = differentiated(q, k, v, *others)
@@ -176,29 +182,26 @@ def _mask(
     return q.new_ones((1, keys), dtype=torch.bool)
 
 
-def _sunk(
+def _scored(
     module: torch.nn.Module,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    given: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     mask: torch.Tensor | None,
     dropout: float,
     scale: float | None,
+    sinks: torch.Tensor | None,
     others: Mapping[str, Any],
-    name: str,
 ) -> torch.Tensor:
-    """`attention_forward` with the sinks of this name."""
-    for beside in _UNKNOWN:
-        if others.get(beside) is not None:
-            expected, got = f"one without {beside}= beside {name}=", f"{beside}="
-            raise DTypeError(mismatch("attention", expected, got, _LEAVE))
-    sinks: torch.Tensor = others[name]
-    mask = _mask(module, q, k, mask, others)
+    """`attention_forward` with sinks or capped scores, which torch's has not."""
+    q, k, v = given
+    if others.get("position_bias") is not None:
+        expected = "one without position_bias= beside sinks or a softcap"
+        raise DTypeError(mismatch("attention", expected, "position_bias=", _LEAVE))
+    mask, cap = _mask(module, q, k, mask, others), others.get("softcap")
     if _takes(q, k, v, mask, dropout, others):
         seen = _shared_lists(q, k, v, mask, sinks)
-        return masked_attention(q, k, v, seen, scale=scale, sinks=sinks)
-    factor = checked_scale(scale, q.shape[-1])
-    return sunk_attention(q, k, v, sinks, mask, factor, dropout)
+        return masked_attention(q, k, v, seen, scale=scale, sinks=sinks, softcap=cap)
+    numbers = checked_scale(scale, q.shape[-1]), checked_softcap(cap)
+    return scored_attention(q, k, v, sinks, mask, *numbers, dropout)
 
 
 @torch.compiler.assume_constant_result  # torch.compile would trace all that the module names
@@ -231,7 +234,7 @@ def _takes(
     return (
         mask.dtype is torch.bool
         and not dropout
-        and all(others.get(one) is None for one in _UNKNOWN)
+        and others.get("position_bias") is None
         and (has_gradients(q, v) or not differentiated(q, k, v))
         and q.dtype in (ON_CUDA if q.is_cuda else TYPES)
         and q.shape[0] == k.shape[0]  # torch repeats a single sequence

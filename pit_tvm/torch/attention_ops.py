@@ -18,7 +18,7 @@ from ..runtime.cuda_listed_mask import Lists, Tiled, shapes_of, tiled_shape
 from ..runtime.cuda_masked_attention import CudaMaskedAttention
 from ..runtime.kernel_cache import KernelCache
 from ..target import resolve_target
-from . import host
+from . import host, host_attention
 from .dispatch import CustomOperator, arguments, results
 
 _LOG2_E = math.log2(math.e)
@@ -35,15 +35,16 @@ def masked_attention(
     sinks: torch.Tensor | None,
     mask: torch.Tensor,
     scale: float,
+    softcap: float,
 ) -> torch.Tensor:
     """Attention over the keys of a mask: see `pit_tvm.torch.masked_attention`."""
     out = _rows_of_heads(q, v)
     if not q.is_cuda:
-        return out.copy_(host.attention(q, k, v, sinks, mask, scale))
+        return host_attention.attention(q, k, v, sinks, mask, scale, softcap, out)
     attend = _attention()
     tiles = tiled_shape((*q.shape[:3], k.shape[2]), k.shape[1], mask.shape[:3])
     lists, _ = attend.lists.of_queries(mask.contiguous(), tiles)
-    attend(q, k, v, lists, scale, out, sinks=sinks)
+    attend(q, k, v, lists, scale, out, None, sinks, softcap)
     return out
 
 
@@ -94,10 +95,12 @@ def listed_attention(
     work: torch.Tensor,
     planes: Sequence[int],
     scale: float,
+    softcap: float,
 ) -> torch.Tensor:
     """`masked_attention` on a GPU by the lists of `list_mask`."""
     out = _rows_of_heads(q, v)
-    _attention()(q, k, v, _lists(ids, bits, order, work, planes), scale, out, sinks=sinks)
+    lists = _lists(ids, bits, order, work, planes)
+    _attention()(q, k, v, lists, scale, out, None, sinks, softcap)
     return out
 
 
@@ -123,12 +126,13 @@ def told_attention(
     key_work: torch.Tensor,
     planes: Sequence[int],
     scale: float,
+    softcap: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`listed_attention` for gradients: also float32 [batch, heads, queries], what these need of
     weights. ``scale`` is positive; gradients of gradients read the mask."""
     out, weights = _rows_of_heads(q, v), q.new_empty(q.shape[:3], dtype=torch.float32)
     lists = _lists(ids, bits, order, work, planes)
-    _attention()(q, k, v, lists, scale, out, weights, sinks)
+    _attention()(q, k, v, lists, scale, out, weights, sinks, softcap)
     return out, weights
 
 
@@ -154,6 +158,7 @@ def attention_gradients(
     key_work: torch.Tensor,
     planes: Sequence[int],
     scale: float,
+    softcap: float,
     down: torch.Tensor,
     out: torch.Tensor,
     weights: torch.Tensor,
@@ -166,7 +171,7 @@ def attention_gradients(
         _lists(key_ids, key_bits, key_order, key_work, planes),
     )
     given = (q, k, v), lists, scale, (down, out, weights)
-    drops = _attention().gradients(*given, (dq, dk, dv))
+    drops = _attention().gradients(*given, (dq, dk, dv), softcap)
     return dq, dk, dv, drops.view_as(weights)
 
 
@@ -178,20 +183,21 @@ def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> _Four:
 
 @told_attention.differentiate
 def _(ctx: Any, dy: torch.Tensor, _: Any) -> tuple[Any, ...]:
-    q, k, v, sinks, mask, *lists, planes, scale = arguments(ctx)
+    q, k, v, sinks, mask, *lists, planes, scale, softcap = arguments(ctx)
     wanted = ctx.needs_input_grad[:4]
     if torch.is_grad_enabled():  # somebody asks for gradients of this one
         with sdpa_kernel(SDPBackend.MATH):  # others have none
-            made = host.attention(q, k, v, sinks, mask, scale)
+            made = host.attention(q, k, v, sinks, mask, scale, softcap)
         asked = [each for each, want in zip((q, k, v, sinks), wanted, strict=True) if want]
         grown = iter(torch.autograd.grad(made, asked, dy, create_graph=True))
         found = [next(grown) if want else None for want in wanted]
     else:
-        out, weights = results(ctx)
-        *found, drops = attention_gradients(q, k, v, *lists, planes, scale, dy, out, weights)
+        _, weights = results(ctx)
+        given = (q, k, v, *lists, planes, scale, softcap, dy, *results(ctx))
+        *found, drops = attention_gradients(*given)
         found.append(_to_sinks(sinks, weights, drops) if wanted[3] else None)
     gradients = (one if want else None for one, want in zip(found, wanted, strict=True))
-    return *gradients, *(None for _ in (mask, *lists, planes, scale))
+    return *gradients, *(None for _ in (mask, *lists, planes, scale, softcap))
 
 
 def _to_sinks(sinks: torch.Tensor, weights: torch.Tensor, drops: torch.Tensor) -> torch.Tensor:

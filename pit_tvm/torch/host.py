@@ -252,35 +252,45 @@ def attention(
     sinks: torch.Tensor | None,
     mask: torch.Tensor,
     scale: float,
+    softcap: float,
+    seeing: bool = False,
 ) -> torch.Tensor:
     """``softmax(scale * q @ k.T) @ v`` over the keys of a mask, zeros for queries that see none;
-    beside the scores of a head stands its sink, if there are any."""
-    blind = ~mask.any(dim=-1, keepdim=True)
-    if sinks is not None:
-        return sunk_attention(q, k, v, sinks, mask | blind, scale).masked_fill(blind, 0)
+    beside the scores of a head stands its sink, if there are any, and ``softcap`` other than 0
+    bounds scores. ``seeing``: all queries see a key."""
+    if not seeing:
+        blind = ~mask.any(dim=-1, keepdim=True)
+        made = attention(q, k, v, sinks, mask | blind, scale, softcap, True)
+        return made.masked_fill(blind, 0)
+    if sinks is not None or softcap:
+        return scored_attention(q, k, v, sinks, mask, scale, softcap)
     grouped = {"enable_gqa": True} if k.shape[1] != q.shape[1] else {}  # torch takes no symbol
     attend = functional.scaled_dot_product_attention
-    out = attend(q, k, v, mask | blind, scale=scale, **grouped)
-    return out.masked_fill(blind, 0)
+    return attend(q, k, v, mask, scale=scale, **grouped)
 
 
 @_uncast
-def sunk_attention(
+def scored_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    sinks: torch.Tensor,
+    sinks: torch.Tensor | None,
     mask: torch.Tensor,
     scale: float,
+    softcap: float,
     dropout: float = 0.0,
 ) -> torch.Tensor:
-    """`attention` with sinks, which torch's has not, where all queries see a key; ``mask`` may be
-    numbers to add to scores."""
+    """`attention` by all scores, with what torch's has not, where all queries see a key; ``mask``
+    may be numbers to add to scores."""
     shared = k.shape[1], q.shape[1] // max(1, k.shape[1])
     keys = k.float()[:, :, None].mT
     scores = (q.float().unflatten(1, shared) @ keys).flatten(1, 2) * scale
-    beside = sinks.float()[:, None, None].expand(*scores.shape[:3], 1)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
     scores = scores.masked_fill(~mask, -math.inf) if mask.dtype is torch.bool else scores + mask
-    weights = torch.cat([scores, beside], dim=-1).softmax(dim=-1)[..., :-1].to(v.dtype)
+    if sinks is not None:
+        beside = sinks.float()[:, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, beside], dim=-1)
+    weights = scores.softmax(dim=-1)[..., : k.shape[2]].to(v.dtype)
     weights = functional.dropout(weights, dropout)
     return (weights.unflatten(1, shared) @ v[:, :, None]).flatten(1, 2)

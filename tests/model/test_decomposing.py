@@ -127,8 +127,8 @@ def test_attention_by_our_operator_is_torchs() -> None:
     torch.testing.assert_close(program.module()(**given), Masked()(**given))
 
 
-@pytest.mark.parametrize("kv_heads", [2, 4])
-def test_attention_with_sinks_is_of_live_tokens(kv_heads: int) -> None:
+@pytest.mark.parametrize(("kv_heads", "cap"), [(2, None), (4, None), (4, 0.7)])
+def test_attention_with_sinks_is_of_live_tokens(kv_heads: int, cap: float | None) -> None:
     class Sunk(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -138,14 +138,16 @@ def test_attention_with_sinks_is_of_live_tokens(kv_heads: int) -> None:
             heads, live = input.unflatten(-1, (4, 2)).transpose(1, 2), attention_mask.bool()
             few = heads[:, :kv_heads]
             mask = live[:, None, None]
-            out = pit.masked_attention(heads, few, few + 1, mask, sinks=self.sinks)
+            out = pit.masked_attention(heads, few, few + 1, mask, sinks=self.sinks, softcap=cap)
             return out.transpose(1, 2).flatten(2)
 
     x = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0))
     live = torch.tensor([[1, 1, 1, 0, 0], [0, 1, 0, 1, 1], [0, 0, 0, 0, 1]])
     model = Sunk()
     told = str(compile(model, {"input": x, "attention_mask": live}).explain())
-    assert "1 of them attention, full, over live tokens" in told and "\n0 operators on all" in told
+    if cap is None:  # of all tokens otherwise, but from and to live ones
+        assert "1 of them attention, full, over live tokens" in told
+        assert "\n0 operators on all" in told
     got, want = both(model, "llvm", x, live)
     torch.testing.assert_close(got[live > 0], want[live > 0], rtol=1e-5, atol=1e-5)
 

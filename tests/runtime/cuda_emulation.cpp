@@ -131,6 +131,7 @@ void round_to_tf32(uint32_t& rounded, float value) {
 
 void exp2(float& power, float value) { power = std::exp2(value); }
 void log2(float& exponent, float value) { exponent = std::log2(value); }
+void reciprocal(float& inverse, float value) { inverse = 1.0f / value; }
 
 template <typename T>
 static float element(uint32_t word, int at) {

@@ -227,6 +227,7 @@ void add4(float* at, float a, float b, float c, float d);
 void round_to_tf32(uint32_t& rounded, float value);
 void exp2(float& power, float value);
 void log2(float& exponent, float value);
+void reciprocal(float& inverse, float value);
 void commit_products();
 void settle_products();
 template <bool transposed>

@@ -52,6 +52,7 @@ _PTX = {
     r"cvt\.rna\.tf32\.f32 ": "round_to_tf32",
     r"ex2\.approx\.ftz\.f32 ": "exp2",
     r"lg2\.approx\.ftz\.f32 ": "log2",
+    r"rcp\.approx\.ftz\.f32 ": "reciprocal",
     r"ldmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16 ": "ldmatrix<false>",
     r"ldmatrix\.sync\.aligned\.m8n8\.x4\.trans\.shared\.b16 ": "ldmatrix<true>",
     r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\.f16\.f32 ": "mma<half>",

@@ -74,12 +74,12 @@ class EmulatedAttention(CudaMaskedAttention):
         return made
 
     def by_mask(
-        self, q: Any, k: Any, v: Any, mask: Any, scale: float, out: Any, sinks: Any = None
+        self, q: Any, k: Any, v: Any, mask: Any, scale: float, out: Any, *others: Any
     ) -> None:
         """Attention by a mask that is listed for it."""
         tiles = tiled_shape((*q.shape[:3], k.shape[2]), k.shape[1], mask.shape[:3])
         lists, _ = self.lists.of_queries(mask, tiles)
-        self(q, k, v, lists, scale, out, sinks=sinks)
+        self(q, k, v, lists, scale, out, None, *others)
 
     def _get(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         return self._own.run(key, lambda: named_module({"main": make()}), "main")

@@ -1,4 +1,4 @@
-"""Sinks of attention by a mask on a GPU, and their gradients, run by a CPU."""
+"""Sinks and capped scores of attention by a mask on a GPU, and their gradients, run by a CPU."""
 
 from __future__ import annotations
 
@@ -55,8 +55,26 @@ def test_sinks_are_scores_that_have_no_values(
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
-def test_gradients_know_of_sinks(
-    attends: dict[str, EmulatedAttention], rng: np.random.Generator, arch: str
+@pytest.mark.parametrize("cap", [0.5, 5.0])
+def test_scores_are_capped(
+    attends: dict[str, EmulatedAttention], rng: np.random.Generator, arch: str, cap: float
+) -> None:
+    q, k, v = (
+        rng.standard_normal((2, own, rows, 64)).astype(np.float16)
+        for own, rows in ((4, 70), (2, 130), (2, 130))
+    )
+    k[:, :, :3] *= 50  # far beyond the cap
+    mask = random_mask(rng, (2, 1, 70, 130))
+    out = torch.full((2, 4, 70, 64), torch.nan, dtype=torch.float16)
+    attends[arch].by_mask(*map(torch.from_numpy, (q, k, v, mask)), 0.3, out, None, cap)
+    wanted = reference.masked_attention(q, k, v, mask, 0.3, softcap=cap)
+    np.testing.assert_allclose(out.numpy(), wanted, atol=4e-3)
+
+
+@pytest.mark.parametrize("cap", [0.0, 3.0])
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+def test_gradients_know_of_sinks_and_caps(
+    attends: dict[str, EmulatedAttention], rng: np.random.Generator, arch: str, cap: float
 ) -> None:
     attend = attends[arch]
     q, k, v, down = (
@@ -68,11 +86,11 @@ def test_gradients_know_of_sinks(
     out, weights = torch.full_like(down, torch.nan), torch.full(q.shape[:3], torch.nan)
     lists, lines = attend.lists.of_queries(mask, q.shape[:3])
     both = lists, attend.lists.of_keys(lines, lists.planes[:2], q.shape[:3], 130)
-    attend(q, k, v, lists, 0.125, out, weights, sinks)
+    attend(q, k, v, lists, 0.3, out, weights, sinks, cap)
     made = torch.full_like(q, torch.nan), torch.full_like(k, torch.nan), torch.full_like(v, 7)
-    drops = attend.gradients((q, k, v), both, 0.125, (down, out, weights), made)
+    drops = attend.gradients((q, k, v), both, 0.3, (down, out, weights), made, cap)
     found = *made, _to_sinks(sinks, weights, drops.view_as(weights))
     given = [each.double().requires_grad_() for each in (q, k, v, sinks)]
-    wanted = torch.autograd.grad(host.attention(*given, mask, 0.125), given, down.double())
+    wanted = torch.autograd.grad(host.attention(*given, mask, 0.3, cap), given, down.double())
     for mine, theirs in zip(found, wanted, strict=True):
         assert float((mine.double() - theirs).abs().max()) < 0.02

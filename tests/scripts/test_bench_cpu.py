@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import bench_cpu
+import bench_cpu_attention as attention
 import bench_cpu_cases as cases
 import bench_cpu_index as index
 import bench_cpu_measure as measure
@@ -78,6 +79,15 @@ def test_masks_measure_right_products(grain: tuple[int, int]) -> None:
     assert found.wrong == [] and found.error < 1e-6
     names = [target.name for target in products.masks_targets([found])]
     assert names == ["masks: speed-up at 90 % zeros", "masks: speed-up of every pattern"]
+
+
+@pytest.mark.parametrize("case", attention.list_attended(quick=True), ids=lambda case: case.label)
+def test_attention_measures_right_results(case: attention.Attended) -> None:
+    found = attention.measure_attended(case, ONCE)
+    assert list(found.stats) == list(found.errors) == ["pit", "torch"] and found.wrong == []
+    few = found.facts["seen"] <= attention.FEW
+    windows = case.kind.startswith("windows")
+    assert len(attention.attention_targets([found])) == 1 + few + windows
 
 
 @pytest.mark.parametrize("grain", cases.INDEX_GRAINS)

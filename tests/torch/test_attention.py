@@ -102,7 +102,7 @@ def test_gradients_are_those_of_attention_where_keys_are_seen() -> None:
 def test_compilers_see_one_operator() -> None:
     q, k, v = _operands()
     mask = torch.rand(2, 1, 7, 9) < 0.5
-    torch.library.opcheck(torch.ops.pit_tvm.masked_attention, (q, k, v, None, mask, 0.25))
+    torch.library.opcheck(torch.ops.pit_tvm.masked_attention, (q, k, v, None, mask, 0.25, 0.0))
     step = torch.compile(lambda *given: pit.masked_attention(*given) * 2, fullgraph=True)
     torch.testing.assert_close(step(q, k, v, mask), pit.masked_attention(q, k, v, mask) * 2)
 

@@ -1,5 +1,4 @@
-"""Sinks of `pit_tvm.torch.masked_attention`, and models of transformers that have them or pick keys
-by their places, on a CPU."""
+"""Sinks and caps of `pit_tvm.torch.masked_attention` on a CPU."""
 
 from __future__ import annotations
 
@@ -31,8 +30,9 @@ def test_agree_with_the_reference(data: st.DataObject) -> None:
     own = [data.draw(st.sampled_from([1, extent])) for extent in shape]
     mask = torch.rand(own) < data.draw(st.sampled_from([0, 0.5, 1]))
     sinks[0] = data.draw(st.sampled_from([-torch.inf, -100, 0, 100]))
-    out = pit.masked_attention(q, k, v, mask, scale=0.3, sinks=sinks)
-    wanted = reference.masked_attention(q, k, v, mask, 0.3, sinks)
+    cap = data.draw(st.sampled_from([None, 0.5, 7]))
+    out = pit.masked_attention(q, k, v, mask, scale=0.3, sinks=sinks, softcap=cap)
+    wanted = reference.masked_attention(q, k, v, mask, 0.3, sinks, cap or 0.0)
     np.testing.assert_allclose(out.numpy(), wanted, atol=1e-5)
 
 
@@ -69,7 +69,7 @@ def test_gradients_go_to_sinks() -> None:
 def test_compilers_see_one_operator() -> None:
     q, k, v, sinks = _operands()
     mask = torch.rand(2, 1, 7, 9) < 0.5
-    torch.library.opcheck(torch.ops.pit_tvm.masked_attention, (q, k, v, sinks, mask, 0.25))
+    torch.library.opcheck(torch.ops.pit_tvm.masked_attention, (q, k, v, sinks, mask, 0.25, 7.0))
     step = torch.compile(lambda *all: pit.masked_attention(*all[:4], sinks=all[4]), fullgraph=True)
     wanted = pit.masked_attention(q, k, v, mask, sinks=sinks)
     torch.testing.assert_close(step(q, k, v, mask, sinks), wanted)
@@ -91,10 +91,18 @@ def test_refuses_what_does_not_fit(sinks: Any, error: Any, text: str) -> None:
         pit.masked_attention(*_operands()[:3], torch.ones(7, 9).bool(), sinks=sinks)
 
 
-def test_refuses_capped_scores_beside_sinks() -> None:
+@pytest.mark.parametrize("cap", [0, -1.0, float("nan"), 10**400, "1", True])
+def test_refuses_caps_that_are_none(cap: Any) -> None:
+    with pytest.raises(DTypeError, match="softcap: expected a positive number or None, got"):
+        pit.masked_attention(*_operands()[:3], torch.ones(7, 9).bool(), softcap=cap)
+
+
+@pytest.mark.parametrize("name", ["s_aux", "softcap"])
+def test_refuses_biases_beside_sinks_and_caps(name: str) -> None:
     *qkv, sinks = _operands()
-    with pytest.raises(DTypeError, match="one without softcap= beside s_aux=, got softcap="):
-        pit.attention_forward(torch.nn.Module(), *qkv, None, s_aux=sinks, softcap=50.0)
+    given: dict[str, Any] = {name: sinks if name == "s_aux" else 50.0, "position_bias": sinks}
+    with pytest.raises(DTypeError, match="without position_bias= beside sinks or a softcap, got"):
+        pit.attention_forward(torch.nn.Module(), *qkv, None, **given)
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -19,13 +19,20 @@ def _operands(heads: tuple[int, int], rows: tuple[int, int], widths: tuple[int, 
     return [each.cuda().half() for each in given]
 
 
-def _exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: torch.Tensor) -> Tensors:
-    sinks, mask = others
+def _exact(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sinks: torch.Tensor,
+    mask: torch.Tensor,
+    cap: float | None = None,
+) -> torch.Tensor:
     share = q.shape[1] // k.shape[1]
     scores = q @ k.repeat_interleave(share, dim=1).mT * q.shape[-1] ** -0.5
+    scores = scores if cap is None else cap * torch.tanh(scores / cap)
     beside = sinks[:, None, None].expand(*q.shape[:3], 1)
     scores = torch.cat([scores.masked_fill(~mask, -torch.inf), beside], dim=-1)
-    return scores.softmax(dim=-1)[..., :-1] @ v.repeat_interleave(share, dim=1)  # type: ignore[no-any-return]
+    return scores.softmax(dim=-1)[..., :-1] @ v.repeat_interleave(share, dim=1)
 
 
 def _masks(queries: int, keys: int) -> Tensors:
@@ -59,14 +66,15 @@ def test_sinks_weigh_as_in_float64(
         assert torch.equal(pit.masked_attention(*qkv, listed, sinks=sinks.to(kind)), found)
 
 
+@pytest.mark.parametrize("cap", [None, 0.8])
 @pytest.mark.parametrize("width", [64, 128, 192])  # of the last, torch has the gradients
-def test_gradients_go_to_sinks(width: int) -> None:
+def test_gradients_go_to_sinks(width: int, cap: float | None) -> None:
     given = [one.requires_grad_() for one in _operands((6, 2), (150, 270), (width, 64))]
     exact = [one.detach().double().requires_grad_() for one in given]
     for mask in _masks(150, 270):
-        out = pit.masked_attention(*given[:3], mask, sinks=given[3])
+        out = pit.masked_attention(*given[:3], mask, sinks=given[3], softcap=cap)
         down = torch.randn_like(out)
-        wanted = torch.autograd.grad(_exact(*exact, mask), exact, down.double())
+        wanted = torch.autograd.grad(_exact(*exact, mask, cap), exact, down.double())
         for mine, theirs in zip(torch.autograd.grad(out, given, down), wanted, strict=True):
             assert mine.dtype == torch.float16
             assert float((mine - theirs).abs().max()) < 0.01 * max(1, float(theirs.abs().max()))
@@ -82,6 +90,22 @@ def test_graphs_take_other_sinks() -> None:
     sinks.copy_(torch.randn_like(sinks))
     graph.replay()
     assert torch.equal(found, pit.masked_attention(*qkv, mask, sinks=sinks))
+
+
+def test_compilers_and_gradients_of_gradients_know_of_sinks() -> None:
+    given = [one.requires_grad_() for one in _operands((4, 2), (70, 90), (64, 64))]
+    mask = _masks(70, 90)[0]
+
+    def loss(*given: torch.Tensor) -> torch.Tensor:
+        *qkv, sinks = given
+        return pit.masked_attention(*qkv, mask, sinks=sinks, softcap=3.0).square().sum()  # type: ignore[call-arg]
+
+    wanted = torch.autograd.grad(loss(*given), given, create_graph=True)
+    found = torch.autograd.grad(torch.compile(loss, fullgraph=True)(*given), given)
+    for mine, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=2e-2, rtol=2e-2)
+    again = torch.autograd.grad(sum(one.square().sum() for one in wanted), given)
+    assert all(bool(one.isfinite().all()) and bool(one.any()) for one in again)
 
 
 def test_gpt_oss_takes_it_by_name() -> None:
