@@ -15,6 +15,7 @@ from .attention import (
     ON_CUDA,
     TYPES,
     checked_scale,
+    checked_sinks,
     checked_softcap,
     has_gradients,
     masked_attention,
@@ -100,9 +101,10 @@ def attention_forward(
 
     Raises
     ------
-    DTypeError
-        The layer has a bias beside sinks or capped scores; or it has no mask and does not say
-        whether it is causal, in a model that transformers has no attention by torch for.
+    DTypeError, ShapeError
+        The layer has sinks that are not one of each head, or a bias beside sinks or capped scores;
+        or it has no mask and does not say whether it is causal, in a model that transformers has no
+        attention by torch for.
     """
     given = query, key, value
     picked = _picked(query, key.shape[2], module, kwargs)
@@ -201,7 +203,7 @@ def _scored(
         seen = _shared_lists(q, k, v, mask, sinks)
         return masked_attention(q, k, v, seen, scale=scale, sinks=sinks, softcap=cap)
     numbers = checked_scale(scale, q.shape[-1]), checked_softcap(cap)
-    return scored_attention(q, k, v, sinks, mask, *numbers, dropout)
+    return scored_attention(q, k, v, checked_sinks(sinks, q), mask, *numbers, dropout)
 
 
 @torch.compiler.assume_constant_result  # torch.compile would trace all that the module names

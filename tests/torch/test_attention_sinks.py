@@ -105,6 +105,13 @@ def test_refuses_biases_beside_sinks_and_caps(name: str) -> None:
         pit.attention_forward(torch.nn.Module(), *qkv, None, **given)
 
 
+@pytest.mark.parametrize("mask", [torch.ones(7, 9).bool(), torch.zeros(7, 9)])
+def test_refuses_sinks_of_each_query(mask: torch.Tensor) -> None:
+    q, k, v, _ = _operands()
+    with pytest.raises(ShapeError, match=r"sinks: expected \[4\], one of a head"):
+        pit.attention_forward(torch.nn.Module(), q, k, v, mask, sinks=torch.zeros(2, 4, 7, 1))
+
+
 @pytest.mark.parametrize("causal", [True, False])
 def test_layers_with_sinks_may_have_no_mask(causal: bool) -> None:
     q, k, v, sinks = _operands()  # of more keys than queries: the last of a cache to be filled
