@@ -247,6 +247,21 @@ def test_compilers_do_not_trace_what_modules_name() -> None:
         torch.testing.assert_close(found, model(**given)[0])
 
 
+@pytest.mark.parametrize("name", ["GptOss", "Gemma2"])
+def test_padding_leaves_gradients_as_they_are(name: str) -> None:
+    model, ids, found = _model(name).train(), torch.randint(50, (2, 9)), []
+    mask = torch.ones_like(ids)
+    mask[0, 3:] = mask[1, :5] = 0  # its last queries have nothing in their windows
+    for implementation in ("eager", "pit_tvm"):
+        model.set_attn_implementation(implementation)
+        model.zero_grad()
+        # Nothing of what padding makes, not the first token either.
+        labels = ids.masked_fill((mask == 0) | (mask.roll(1, 1) == 0), -100)
+        model(ids, attention_mask=mask, labels=labels).loss.backward()
+        found.append({key: one.grad for key, one in model.named_parameters()})
+    torch.testing.assert_close(*found)
+
+
 def test_sinks_of_models_are_trained() -> None:
     model, ids, found = _model("GptOss").train(), torch.randint(50, (2, 9)), []
     for implementation in ("eager", "pit_tvm"):
