@@ -15,7 +15,8 @@ from .runtime.kernel_cache import CacheStats, KernelCache
 from .runtime.program import analyse
 from .shared import Shared
 from .structs import Candidate, Plan, SparsitySpec, Values, check_flags, integer
-from .target import resolve_target, start_thread_pool
+from .target import resolve_target
+from .threads import start_thread_pool
 from .tile_db.store import TileStore
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .cli_model import add_mask_input, add_model, check_families, missing_tasks
 from .cli_options import any_seed, at_least, folder, in_memory, made_folder, sizes
 from .errors import UnsupportedTarget, mismatch
-from .target import TargetInfo, cpus, resolve_target
+from .target import TargetInfo, resolve_target
+from .threads import cpus
 from .tile_db.store import TileStore
 
 if TYPE_CHECKING:
@@ -267,7 +268,8 @@ def _libraries() -> list[Library]:
     """Dense products to measure: numpy's, and torch's where it is installed."""
     import numpy as np
 
-    from .runtime.arrays import as_torch, library_matmul
+    from .runtime.arrays import as_torch
+    from .runtime.library import library_matmul
     from .tuning.calibrate import NUMPY, Library
 
     try:
@@ -281,7 +283,8 @@ def _cuda_libraries() -> list[Library]:
     """torch's product on the GPU, where torch is installed; ``rhs`` as nn.Linear stores it."""
     import numpy as np
 
-    from .runtime.arrays import as_torch, library_matmul
+    from .runtime.arrays import as_torch
+    from .runtime.library import library_matmul
     from .tuning.calibrate import Library
     from .tuning.cuda_backend import cuda_times
 

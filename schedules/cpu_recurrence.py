@@ -15,6 +15,7 @@ from tvm.script import tirx as T
 from pit_tvm.errors import ShapeError, mismatch
 from pit_tvm.op.arguments import at_least
 from pit_tvm.op.elementary import sigmoid, tanh
+from pit_tvm.op.epilogue import relu
 
 #: Gates of a cell by its kind, and what it keeps for each column: a state, or one and a memory.
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
@@ -146,7 +147,7 @@ class Cell:
             elif self.kind == "rnn_tanh":
                 self.state[r, c] = tanh(self.gate(gates, row, token, r, c, 0))
             else:
-                self.state[r, c] = T.max(self.gate(gates, row, token, r, c, 0), T.float32(0))
+                self.state[r, c] = relu(self.gate(gates, row, token, r, c, 0))
             out[row, token, c] = self.state[r, c]
 
     def gate(self, gates: Expr, row: Any, token: Any, r: Any, c: Any, number: int) -> Expr:

@@ -17,7 +17,7 @@ from tvm.script import tirx as T
 from pit_tvm.errors import ScheduleError, mismatch
 
 from .cuda_gradient_rows import GradientRows, GradientTile
-from .cuda_listed_products import KEYS, load, pack
+from .cuda_listed_products import KEYS, cap, load, pack
 from .cuda_listed_rows import LANES, PART_FACTS, SLOTS, THREADS, WORDS
 from .dependent import after_predecessor
 
@@ -173,7 +173,7 @@ def gradients_by_lists(
             own.see(slot, warp, lane)
             own.settle()
             if tile.capped:
-                own.cap()
+                cap(own)
             own.weigh(slot, scale, lane)
             if tile.of_keys:  # else weights are only factors of slopes
                 own.exclude(own.scores, 0, slot, warp, lane)

@@ -9,6 +9,7 @@ e`` of its warp.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tvm.script import tirx as T
@@ -69,6 +70,17 @@ def score_by_warps(rows, scores, own, at, others, slot, wide, warp, lane):
             )
             for h in T.unroll(2):
                 _multiply(rows, scores, j * 8 + h * 4, rows.a, place, h)
+
+
+@T.inline
+def cap(rows):
+    """``rows.scores`` become ``tanh(bend * score) / bend``, the slope of which is one at 0."""
+    most: T.let = T.float32(1) / rows.bend
+    by: T.let = T.float32(2 * math.log2(math.e)) * rows.bend
+    for i in T.unroll(KEYS // 2):
+        T.ptx["ex2.approx.ftz.f32"](rows.held[0], rows.scores[i] * by)
+        T.ptx["rcp.approx.ftz.f32"](rows.held[0], rows.held[0] + T.float32(1))
+        rows.scores[i] = most - T.float32(2) * most * rows.held[0]
 
 
 @T.inline

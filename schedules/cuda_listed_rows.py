@@ -7,7 +7,6 @@ beyond the operands, in rows or in columns, is zeros there.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,7 +42,6 @@ _ACROSS = STEP // PIECE  # threads that copy a row of a matrix
 _AT_ONCE = THREADS // _ACROSS  # rows that are copied at once
 _SWIZZLED = 1024  # bytes that matrices are aligned to
 _JOINED = THREADS // LANES - 1  # teams beside the first that add up parts of a tile, at most
-_LOG2_E = math.log2(math.e)
 _NONE = 2**31 - 1  # below which all places are of no row
 
 
@@ -311,16 +309,6 @@ class ListedRows:
         )
         some: T.let = T.cast(own != T.uint32(_WARPS_ROWS), "int32")
         self.some_not[0] = T.cuda.ballot_sync(T.uint32(ALL), some)
-
-    @T.inline
-    def cap(self):
-        """``scores`` become ``tanh(bend * score) / bend``, whose slope is one at 0."""
-        most: T.let = T.float32(1) / self.bend
-        by: T.let = T.float32(2 * _LOG2_E) * self.bend
-        for i in T.unroll(KEYS // 2):
-            T.ptx["ex2.approx.ftz.f32"](self.held[0], self.scores[i] * by)
-            T.ptx["rcp.approx.ftz.f32"](self.held[0], self.held[0] + T.float32(1))
-            self.scores[i] = most - T.float32(2) * most * self.held[0]
 
     @T.inline
     def exclude(self, values, outside, slot, warp, lane):

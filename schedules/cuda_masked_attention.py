@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import tvm
 from tvm.script import tirx as T
 
-from .cuda_listed_products import KEYS, ROWS, load
+from .cuda_listed_products import KEYS, ROWS, cap, load
 from .cuda_listed_rows import (
     ALL,
     LANES,
@@ -330,7 +330,7 @@ def attention_by_lists(
             own.see(k_slot, warp, lane)
             own.settle()
             if tile.capped:
-                own.cap()
+                cap(own)
             own.exclude(own.scores, "-inf", k_slot, warp, lane)
             own.weigh()
             if tile.slots[1] == 1:

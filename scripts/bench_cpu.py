@@ -22,7 +22,7 @@ from needs import limit_threads, require
 from out_paths import new_file, picture_folder
 
 from pit_tvm.cli_options import any_seed, at_least
-from pit_tvm.target import MOST_THREADS
+from pit_tvm.threads import MOST_THREADS
 
 if TYPE_CHECKING:
     from bench_report import Result
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     from bench_cpu_steps import CALL, SELECT
     from bench_rows import Settings
 
-    from pit_tvm.target import start_thread_pool
+    from pit_tvm.threads import start_thread_pool
 
     torch.set_num_threads(options.threads)
     threads = start_thread_pool(options.threads)

@@ -9,11 +9,11 @@ import numpy as np
 
 import pit_tvm
 from pit_tvm.memory import aligned_empty
-from pit_tvm.runtime.arrays import library_matmul
 from pit_tvm.runtime.detect import Detector
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.runtime.kernels import Kernels
 from pit_tvm.runtime.launch import Launcher
+from pit_tvm.runtime.library import library_matmul
 from pit_tvm.runtime.program import analyse
 from pit_tvm.structs import Candidate, SparsitySpec
 from pit_tvm.target import resolve_target

@@ -24,7 +24,8 @@ import threading
 import numpy as np
 import pit_tvm
 from pit_tvm import op, pools
-from pit_tvm.target import resolve_target, start_thread_pool
+from pit_tvm.target import resolve_target
+from pit_tvm.threads import start_thread_pool
 
 made = pit_tvm.compile(op.matmul(None, 64, 512), sparse={"lhs": pit_tvm.Mask(32, 1)})
 mask = np.repeat(np.arange(512)[:, None] % 64 < 32, 512, axis=1)

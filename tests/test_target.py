@@ -179,21 +179,22 @@ def test_device_is_a_folder_name(machine, name: str, device: str) -> None:
 def test_thread_pool_gets_every_cpu_shrinks_and_comes_back() -> None:
     cpus = len(os.sched_getaffinity(0))
     code = (
-        "from pit_tvm.target import start_thread_pool as start\n"
+        "from pit_tvm.threads import start_thread_pool as start\n"
         f"print(start({cpus}), start(1), start({cpus}))"
     )
     assert run_python(code, {}) == [str(cpus), "1", str(cpus)]
 
 
 def test_thread_pool_keeps_the_limit_that_the_user_set() -> None:
-    code = "from pit_tvm.target import start_thread_pool\nprint(start_thread_pool(2))"
+    code = "from pit_tvm.threads import start_thread_pool\nprint(start_thread_pool(2))"
     assert run_python(code, {"TVM_NUM_THREADS": "1"}) == ["1"]
 
 
 def test_threads_of_one_operator_are_not_those_of_the_next() -> None:
     cpus = len(os.sched_getaffinity(0))
     code = (
-        "from pit_tvm.target import resolve_target, start_thread_pool as start\n"
+        "from pit_tvm.target import resolve_target\n"
+        "from pit_tvm.threads import start_thread_pool as start\n"
         "one = start(resolve_target('llvm -num-cores=1').threads)\n"
         "print(one, resolve_target().threads, start(resolve_target().threads))"
     )

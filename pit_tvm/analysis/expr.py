@@ -25,6 +25,16 @@ class Access:
     indices: tuple[PrimExpr, ...]
 
 
+def is_zero(expr: PrimExpr) -> bool:
+    """Whether an expression is the integer 0, not one that turns out to be it."""
+    return isinstance(expr, prim.IntImm) and int(expr) == 0
+
+
+def is_one(expr: PrimExpr) -> bool:
+    """Whether an expression is the integer 1, not one that turns out to be it."""
+    return isinstance(expr, prim.IntImm) and int(expr) == 1
+
+
 def replace_vars(expr: PrimExpr, values: Substitution) -> PrimExpr:
     """``expr`` with every variable of ``values`` replaced and every ``Let`` expanded."""
 

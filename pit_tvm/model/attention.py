@@ -9,10 +9,11 @@ import numpy as np
 from tvm import ir, relax
 from tvm.ir import prim
 
+from ..analysis.expr import is_one, is_zero
 from .excluding import excluding
 from .masks import PARTIAL, Kind
 from .plane import BATCH, PLAIN, TOKENS, Plane, Roles
-from .rebuild import extents_of, is_one, is_op, is_zero, same_extents, typed
+from .rebuild import extents_of, is_op, same_extents, typed
 from .tidy import widens
 
 _HEADED = (BATCH, PLAIN, TOKENS, PLAIN)

@@ -12,8 +12,9 @@ from tvm import tirx
 from tvm.s_tir import dlight
 
 from ..errors import BackendUnavailable, SavedModelError, UnsupportedModel, mismatch
+from ..runtime.content_keys import content_key
 from ..runtime.cuda_build import CudaLibrary, build_cuda, compile_source
-from ..runtime.kernel_cache import KernelCache, content_key
+from ..runtime.kernel_cache import KernelCache
 from ..schedules.cuda_elementwise import Vectorised
 from ..target import TargetInfo
 from .faults import LEAVE_OUT

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import tvm
 from tvm import relax
 
+from ..analysis.expr import is_one
 from .kernels import Kernels, RowNorm
 from .norms import row_norm
 from .picks import ID_TYPES
@@ -20,7 +21,6 @@ from .rebuild import (
     Extent,
     extents_of,
     flat_rows,
-    is_one,
     is_op,
     readers_of,
     rebuild,

@@ -9,9 +9,10 @@ from typing import Any
 import tvm
 from tvm import ir, relax, te, tirx, topi
 
+from ..analysis.expr import is_one
 from . import grouped, nan, recurrence
 from .nan import RULE, both, each, keeping, once, spread, wide
-from .rebuild import extents_of, is_at_most_one, is_number, is_one
+from .rebuild import extents_of, is_at_most_one, is_number
 
 _TAKE, _EXPAND = "relax.take", "relax.broadcast_to"
 

@@ -16,7 +16,7 @@ from .. import pools
 from ..errors import BackendUnavailable, ShapeError, mismatch
 from ..files import check_room
 from ..forks import Threads
-from ..target import refuse_fork
+from ..threads import refuse_fork
 
 _LIBRARY = "machine.so"
 _LOADING = threading.Lock()

@@ -13,8 +13,9 @@ from typing import Any
 import tvm
 from tvm import relax, te, tirx
 
+from ..analysis.expr import is_one
 from .plane import BATCH, BOTH, TOKENS, Plane, Roles, tokens_place
-from .rebuild import extents_of, is_one, is_op, values_of
+from .rebuild import extents_of, is_op, values_of
 
 LIVE_TOKENS = "pit_tvm.model.live_tokens"
 #: Numbers of tensors of the index, as `emit_index` binds them.

@@ -10,10 +10,10 @@ import tvm
 from tvm import ir, relax, sym
 from tvm.ir import prim
 
-from ..analysis.expr import replace_vars, uses
+from ..analysis.expr import is_one, replace_vars, uses
 from ..runtime.arrays import as_numpy
 from .plane import BATCH, TOKENS, Plane
-from .rebuild import bindings_of, extents_of, is_one, is_op, same_extents, shape_of
+from .rebuild import bindings_of, extents_of, is_op, same_extents, shape_of
 
 # Operators that hand constant places on, in another shape or width.
 _SAME_PLACES = ("reshape", "expand_dims", "squeeze", "broadcast_to", "astype")

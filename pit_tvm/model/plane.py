@@ -8,9 +8,9 @@ from typing import Any
 
 from tvm import ir, relax, sym, tirx
 
-from ..analysis.expr import replace_vars, uses
+from ..analysis.expr import is_zero, replace_vars, uses
 from ..errors import ShapeError, mismatch
-from .rebuild import is_zero, shape_of
+from .rebuild import shape_of
 
 PLAIN, BATCH, TOKENS, BOTH = "", "batch", "tokens", "batch x tokens"
 Roles = tuple[str, ...]

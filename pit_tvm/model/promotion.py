@@ -15,10 +15,11 @@ from tvm import relax
 from tvm.ir import prim
 from tvm.relax.frontend.torch.base_fx_graph_translator import BaseFXGraphImporter
 
+from ..analysis.expr import is_one
 from ..errors import UnsupportedModel, mismatch
 from ..runtime.cuda_arrays import dtype_name
 from .products import Convert
-from .rebuild import is_at_most_one, is_one, shape_of
+from .rebuild import is_at_most_one, shape_of
 from .wide import NARROW, WIDE
 
 Operator = Callable[[relax.Expr, relax.Expr], relax.Expr]

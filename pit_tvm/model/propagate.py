@@ -17,6 +17,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from ..analysis.expr import is_zero
 from ..errors import UnsupportedModel, mismatch
 from .attention import Attention, match_attention, sinks_of
 from .by_rows import COLUMNS, ROWS, ByRows
@@ -33,7 +34,6 @@ from .rebuild import (
     describe,
     finish,
     is_op,
-    is_zero,
     shape_of,
     substitute,
     values_of,

@@ -12,6 +12,7 @@ from tvm.ir import prim
 from tvm.relax.expr import _update_type  # what every builder of TVM sets types by
 from tvm.tirx.analysis import undefined_vars
 
+from ..analysis.expr import is_one
 from ..errors import ShapeError, mismatch
 
 Extent = Any  # a symbolic integer; tvm gives its scalar expressions no common Python type
@@ -53,11 +54,6 @@ def is_number(expr: object) -> bool:
     return isinstance(expr, ir.GenericConst) and bool(expr.ty.ndim == 0)
 
 
-def is_one(extent: Extent) -> bool:
-    """Whether an extent is the constant 1."""
-    return isinstance(extent, prim.IntImm) and int(extent) == 1
-
-
 def is_at_most_one(extent: Extent) -> bool:
     """Whether an extent is 1, or no more for any sizes."""
     return is_one(extent) or counting(undefined_vars(extent)).can_prove(extent <= 1)
@@ -69,11 +65,6 @@ def counting(places: Iterable[ir.Var]) -> sym.Analyzer:
     for var in places:
         analyzer.bind(var, ir.Range.from_min_extent(0, 2**31))
     return analyzer
-
-
-def is_zero(extent: Extent) -> bool:
-    """Whether an extent is the constant 0."""
-    return isinstance(extent, prim.IntImm) and int(extent) == 0
 
 
 def describe(expr: relax.Expr) -> str:

@@ -22,7 +22,7 @@ from .. import __version__
 from ..errors import BackendUnavailable, SavedModelError, UnsupportedTarget, mismatch
 from ..files import as_path, whole_file
 from ..memory import numpy_dtype
-from ..runtime.kernel_cache import content_key
+from ..runtime.content_keys import content_key
 from ..target import TargetInfo, missing_features, needed_features, resolve_target, runs_here
 from ..tile_db.store import FILE_NAME, TileStore
 from .experts import GroupedLayer

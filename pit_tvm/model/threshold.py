@@ -12,8 +12,9 @@ from tvm import te, tirx
 
 from ..errors import ShapeError, mismatch
 from ..runtime.arrays import as_tensor
+from ..runtime.content_keys import content_key
 from ..runtime.detect_workspace import Workspace
-from ..runtime.kernel_cache import KernelCache, content_key
+from ..runtime.kernel_cache import KernelCache
 from ..runtime.kernels import plain
 from ..target import TargetInfo
 

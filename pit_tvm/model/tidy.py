@@ -11,11 +11,11 @@ import tvm
 from tvm import ir, relax, sym, tirx
 from tvm.ir import prim
 
+from ..analysis.expr import is_zero
 from .rebuild import (
     extents_of,
     is_number,
     is_op,
-    is_zero,
     permutation_of,
     rebuild,
     same_extents,

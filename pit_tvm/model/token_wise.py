@@ -8,15 +8,15 @@ from typing import Any
 
 import tvm_ffi
 from tvm import ir, relax
-from tvm.ir import prim
 
 from ..analysis.access import Access, BlockInfo, block_infos, is_bare
+from ..analysis.expr import is_one, is_zero
 from ..analysis.pit_axis import pit_axes
 from ..structs import AxisReport
 from .faults import faults_as_unsupported
 from .lowered import Lowered, lower
 from .plane import PLAIN, Plane, Roles, segments, tokens_place
-from .rebuild import describe, extents_of, is_number, is_one, is_op, same_extents, substitute
+from .rebuild import describe, extents_of, is_number, is_op, same_extents, substitute
 from .recurrence import RECURRENCE
 
 # They order the elements along one axis.
@@ -188,8 +188,7 @@ class _Proof:
         place = tokens_place(self.known.get(access.buffer, ()), self.roles[-1])
         if place is None:
             return True
-        index = access.indices[place]
-        return isinstance(index, prim.IntImm) and int(index) == 0
+        return is_zero(access.indices[place])
 
     def _of(self, info: BlockInfo, access: Access, axes: dict[str, str]) -> Roles:
         found = []

@@ -10,6 +10,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.ir import prim
 
+from ..analysis.expr import is_one
 from ..errors import ScheduleError, mismatch
 
 SREAD, SWRITE, SPECULATIVE = "pit.sread", "pit.swrite", "pit.speculative"
@@ -206,11 +207,6 @@ def split_and(condition: Any) -> list[Any]:
     if isinstance(condition, prim.And):
         return [*split_and(condition.a), *split_and(condition.b)]
     return [condition]
-
-
-def is_one(extent: Any) -> bool:
-    """Whether a loop of ``extent`` has exactly one iteration, known at compile time."""
-    return isinstance(extent, tirx.IntImm) and int(extent) == 1
 
 
 def uses_any(expr: Any, variables: set[ir.Var]) -> bool:

@@ -9,7 +9,7 @@ gradient. numpy's bfloat16 is the type of the optional package ml_dtypes.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,11 +40,17 @@ def kind(array: Any) -> str:
     """
     if isinstance(array, np.ndarray):
         return "numpy"
-    if _is_torch(array):
+    if is_torch(array):
         return "torch"
     if hasattr(array, "__dlpack__"):
         return "dlpack"
     raise no_array("array", array)
+
+
+def is_torch(array: Any) -> bool:
+    """Whether an array is a torch tensor."""
+    torch = sys.modules.get("torch")  # absent: no torch tensor can exist
+    return torch is not None and isinstance(array, torch.Tensor)
 
 
 def shape_of(name: str, array: Any) -> tuple[int, ...]:
@@ -52,7 +58,7 @@ def shape_of(name: str, array: Any) -> tuple[int, ...]:
     try:
         shape = getattr(array, "shape", None)
     except RuntimeError:  # of a nested tensor
-        if _is_torch(array):
+        if is_torch(array):
             check_memory(name, array)
         raise
     return shape if isinstance(shape, tuple) else tuple(as_tvm(name, array).shape)
@@ -76,7 +82,7 @@ def as_tensor(
     if isinstance(array, np.ndarray):
         _check_numpy(name, array, dtype, tuple(shape), writable)
         return _numpy_argument(array, dtype)
-    if _is_torch(array):
+    if is_torch(array):
         return _torch_argument(name, array, dtype, tuple(shape), writable)
     return _dlpack_argument(name, array, dtype, tuple(shape), writable)
 
@@ -140,7 +146,7 @@ def as_numpy(array: Any, name: str = "array") -> np.ndarray:
     """
     if isinstance(array, np.ndarray):
         return array
-    if _is_torch(array):
+    if is_torch(array):
         try:
             found = array.numpy()  # asking first takes as long again
         except (RuntimeError, TypeError):
@@ -158,7 +164,7 @@ def as_numpy(array: Any, name: str = "array") -> np.ndarray:
 
 def as_torch(array: Any) -> Any:
     """``array`` as a torch tensor of the same memory, without gradient."""
-    if _is_torch(array):
+    if is_torch(array):
         return array.detach() if array.requires_grad else array
     import torch
 
@@ -171,59 +177,8 @@ def as_torch(array: Any) -> Any:
     return torch.from_dlpack(_from_numpy(array))
 
 
-def library_matmul(
-    lhs: Any, rhs: Any, out: Any, transpose_lhs: bool = False, transpose_rhs: bool = False
-) -> Any:
-    """``out[...] = lhs @ rhs`` on the whole operands by the library's BLAS; returns ``out``.
-
-    Torch's product if any of the three is a torch tensor, else numpy's. Operands have two
-    dimensions, or more with equal leading ones; a transposed operand has its last two swapped.
-    Sums of 16-bit types are float32: torch does this by itself where all three types are equal;
-    otherwise, and always in numpy (which has no 16-bit BLAS), the operands are converted to
-    float32 first, which costs a copy of each. int8 is multiplied in float64, which is exact; what
-    does not fit the result wraps. Sums in float64 are of operands converted to it.
-
-    Shapes and types are the caller's to check.
-    """
-    use_torch = _is_torch(lhs) or _is_torch(rhs) or _is_torch(out)
-    convert: Callable[[Any], Any] = as_torch if use_torch else as_numpy
-    left, right, result = convert(lhs), convert(rhs), convert(out)
-    left = left.swapaxes(-1, -2) if transpose_lhs else left
-    right = right.swapaxes(-1, -2) if transpose_rhs else right
-    if not use_torch:
-        _numpy_matmul(left, right, result)
-    elif result.is_inference() and not sys.modules["torch"].is_inference_mode_enabled():
-        with sys.modules["torch"].inference_mode():  # torch writes into such tensors there only
-            _torch_matmul(left, right, result)
-    else:
-        _torch_matmul(left, right, result)
-    return out
-
-
-def library_sums(operands: Sequence[str], sums: str) -> bool:
-    """Whether `library_matmul` gives what an expression sums up that casts its operands of these
-    types to that of the sums: no cast loses anything, and whole products are exact in float64."""
-    if any(t != sums and (sums == "bfloat16" or not _widens(t, sums)) for t in operands):
-        return False
-    whole = [_whole(t) for t in operands]
-    return not all(whole) or all(itemsize(t) == 1 for t in operands)
-
-
-def _widens(dtype: str, sums: str) -> bool:
-    return np.can_cast("float32" if dtype == "bfloat16" else dtype, sums)
-
-
-def _whole(dtype: str) -> bool:
-    return dtype.startswith(("int", "uint", "bool"))
-
-
 # --------------------------------------------------------------------------------------------
 # One library at a time
-
-
-def _is_torch(array: Any) -> bool:
-    torch = sys.modules.get("torch")  # absent: no torch tensor can exist
-    return torch is not None and isinstance(array, torch.Tensor)
 
 
 def _torch_as_numpy(array: Any, name: str) -> np.ndarray:
@@ -349,7 +304,7 @@ def _from_numpy(array: np.ndarray) -> tvm_ffi.Tensor:
 
 def _span(array: Any) -> tuple[int, int]:
     """First byte and the one after the last of a contiguous array."""
-    if _is_torch(array):
+    if is_torch(array):
         begin, size = array.data_ptr(), array.nbytes
     elif isinstance(array, np.ndarray):
         begin, size = array.ctypes.data, array.nbytes
@@ -357,27 +312,3 @@ def _span(array: Any) -> tuple[int, int]:
         tensor = as_tvm("array", array)
         begin, size = tensor.data_ptr(), tensor.numel() * itemsize(str(tensor.dtype))
     return begin, begin + size
-
-
-def _torch_matmul(left: Any, right: Any, out: Any) -> None:
-    torch, element = sys.modules["torch"], out.dtype
-    if left.dtype is element and right.dtype is element and element.is_floating_point:
-        torch.matmul(left, right, out=out)
-        return
-    whole = not (left.dtype.is_floating_point or right.dtype.is_floating_point)
-    wide = torch.float64 if whole or element is torch.float64 else torch.float32
-    sums = out if element is wide else torch.empty(out.shape, dtype=wide, device="cpu")
-    # Autocast, which would lower the types, leaves products with a given result alone.
-    torch.matmul(left.to(wide), right.to(wide), out=sums)
-    if sums is not out:
-        out.copy_(sums.to(torch.int64) if whole else sums)
-
-
-def _numpy_matmul(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
-    if left.dtype == right.dtype == out.dtype and out.dtype.char in "fd":
-        np.matmul(left, right, out=out)
-        return
-    whole = left.dtype.kind in "iub" and right.dtype.kind in "iub"
-    wide = np.float64 if whole or out.dtype.char == "d" else np.float32
-    sums = np.matmul(left.astype(wide), right.astype(wide))
-    np.copyto(out, sums.astype(np.int64) if whole else sums, casting="unsafe")

@@ -20,10 +20,11 @@ from . import (
     cuda_detect_slices,
     cuda_detect_strips,
 )
+from .content_keys import content_key
 from .cuda_build import build_cuda
 from .cuda_detect_emit import THREADS, emit, emit_axes
 from .detect_plan import Kernel
-from .kernel_cache import KernelCache, content_key
+from .kernel_cache import KernelCache
 
 GetModule = Callable[[str, Callable[[], tvm.IRModule]], Any]
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
+from .content_keys import content_key
 from .cuda_arrays import empty, is_capturing, is_rehearsed
 from .cuda_build import compile_source
 from .cuda_modules import Kernel
@@ -36,7 +37,7 @@ from .cuda_repeat_code import (
     WORDS,
 )
 from .cuda_watch import PERIOD
-from .kernel_cache import KernelCache, content_key
+from .kernel_cache import KernelCache
 
 MOST = 256  # calls that one thread knows of one operator
 MOST_BYTES = 1 << 18  # of memory that one graph keeps for itself

@@ -20,11 +20,12 @@ from ..selection.gpu_cost import GpuRates, gpu_rates
 from ..structs import Tile
 from ..tile_db.record import TileRecord
 from ..tile_db.store import TileStore
+from .content_keys import content_key
 from .cuda_arrays import empty
 from .cuda_bind import ALIGNMENT
 from .cuda_build import build_cuda
 from .cuda_modules import Kernel
-from .kernel_cache import KernelCache, content_key
+from .kernel_cache import KernelCache
 
 ROW_STEP = 8  # elements of 16 bits in the 16 bytes that rows are moved by
 

@@ -14,7 +14,8 @@ from ..forks import Threads
 from ..memory import aligned_empty
 from ..remember import remember
 from ..structs import MOST_EXTENT, Candidate, Index, Plan, integer
-from ..target import TargetInfo, refuse_fork
+from ..target import TargetInfo
+from ..threads import refuse_fork
 from ..tile_db.store import TileStore
 from .argument import pattern_array
 from .arrays import as_numpy, as_tensor, check_overlap, empty_like_kind

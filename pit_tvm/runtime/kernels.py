@@ -19,7 +19,8 @@ from ..schedules import contraction, generic
 from ..schedules.contraction_forms import contraction_form, pack_func, packed_shape
 from ..schedules.contraction_space import lanes_of
 from ..structs import BlockMask, MicroTile, Tile
-from ..target import TargetInfo, lacking, refuse_fork, resolve_target
+from ..target import TargetInfo, lacking, resolve_target
+from ..threads import refuse_fork
 from ..transform.apply_mask import apply_mask
 from ..transform.insert_sread_swrite import SparseForm, insert_sread_swrite
 from ..transform.pipeline import as_allocated, lower, unchecked
@@ -28,9 +29,10 @@ from ..transform.split_epilogue import dead_value, split_epilogue
 from ..transform.unalign import unalign
 from .argument import Argument, check_number, check_type
 from .bind import Layout
+from .content_keys import content_key
 from .detect_plan import Kernel, kernel_name
 from .gate import look_at
-from .kernel_cache import KernelCache, content_key
+from .kernel_cache import KernelCache
 from .program import Program
 
 _GENERIC_TILE = 16  # positions to a parallel step of the generic schedule

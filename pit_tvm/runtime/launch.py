@@ -15,10 +15,11 @@ from ..errors import ShapeError, mismatch
 from ..remember import remember
 from ..schedules.contraction_space import BLOCKS
 from ..structs import Candidate, Groups, Index, MicroTile
-from .arrays import as_tensor, empty_like_kind, itemsize, library_matmul
+from .arrays import as_tensor, empty_like_kind, itemsize
 from .bind import Bound
 from .detect_workspace import Workspace
 from .kernels import Kernels
+from .library import library_matmul
 from .program import Program
 from .routes import GENERIC
 

@@ -16,8 +16,10 @@ from tvm.target import Target
 from ..pools import pooled
 from ..schedules.cpu_mask_lists import mask_lists, tile_of
 from ..schedules.cpu_masked_attention import GROUP, OVERHEAD, masked_attention
-from ..target import TargetInfo, start_thread_pool
-from .kernel_cache import KernelCache, content_key
+from ..target import TargetInfo
+from ..threads import start_thread_pool
+from .content_keys import content_key
+from .kernel_cache import KernelCache
 
 Kernel = Callable[..., Any]
 

@@ -33,7 +33,7 @@ from ..transform.insert_sread_swrite import (
     is_read,
     main_block,
 )
-from .arrays import library_sums
+from .library import library_sums
 from .program_checks import check_program, symbolic_extents
 from .routes import Route, output_contraction, output_routes, read_routes
 

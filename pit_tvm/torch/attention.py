@@ -82,7 +82,7 @@ def masked_attention(
     q, k, v = autocast(q, k, v)
     check_same_device(q, {"k": k, "v": v, "mask": plain}, "q")
     _check(q, k, v)
-    sinks = _checked_sinks(sinks, q)
+    sinks = checked_sinks(sinks, q)
     factor, cap = checked_scale(scale, q.shape[-1]), checked_softcap(softcap)
     if lists is None:
         check_mask(plain)
@@ -151,8 +151,8 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         raise ShapeError(mismatch("q", "at least one column", tuple(q.shape)))
 
 
-def _checked_sinks(sinks: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor | None:
-    """Contiguous, as kernels read them."""
+def checked_sinks(sinks: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor | None:
+    """Contiguous, as kernels read them; ShapeError or DTypeError for no sinks of the heads of q."""
     if sinks is None:
         return None
     check_tensors({"sinks": sinks})

@@ -15,6 +15,7 @@ from .attention import (
     ON_CUDA,
     TYPES,
     checked_scale,
+    checked_sinks,
     checked_softcap,
     has_gradients,
     masked_attention,
@@ -33,7 +34,8 @@ def register_attention(name: str = "pit_tvm") -> None:
     and ``from_pretrained(..., attn_implementation=name)``.
 
     Layers that get one mask share its lists, where they are neither compiled nor captured. Where
-    transformers has no attention by torch for a model, layers get masks of numbers, and its own.
+    transformers has eager attention alone for a model, layers get masks of numbers to add, and are
+    computed as there.
 
     Raises
     ------
@@ -53,18 +55,19 @@ def register_attention(name: str = "pit_tvm") -> None:
 
 
 def _shared_mask(*args: Any, **options: Any) -> torch.Tensor | None:
-    """The mask of a model's layers, as transformers makes it for torch's attention; as numbers to
-    add where it has none for a model, whose other layers may add them."""
+    """The mask of a model's layers, as transformers makes it for torch's attention, of all layers
+    where that is not enough; as numbers to add where layers may add them."""
     from transformers.masking_utils import eager_mask, sdpa_mask
 
     mask: torch.Tensor | None
     config = options.get("config")
     name = type(config).__module__.replace("configuration_", "modeling_")
-    if not _supports(name, "sdpa"):
+    by_torch = _supports(name, "sdpa")
+    if not by_torch or getattr(config, "attn_logit_softcapping", None) is not None:
         options["allow_is_bidirectional_skip"] = options["allow_is_causal_skip"] = False
-        if not _supports(name, "flash_attn", "flex_attn"):  # which take no mask to add
-            mask = eager_mask(*args, **options)
-            return mask
+    if not by_torch and not _supports(name, "flash_attn", "flex_attn"):  # take no mask to add
+        mask = eager_mask(*args, **options)
+        return mask
     if getattr(config, "num_kv_shared_layers", 0) and options.get("q_length") != 1:
         # Gemma 4 asks later layers about its last tokens alone, whose keys only a mask tells: what
         # transformers does without one it does where it knows the name of the attention.
@@ -90,17 +93,18 @@ def attention_forward(
     ``scaled_dot_product_attention``, which also has dropout, biases, a flag for causal attention
     without a mask, and gradients where lists have none. With sinks (``s_aux=``, as of GPT-OSS) or
     capped scores (``softcap=``, as of Gemma 2) one query of any keys is enough, and all else is
-    computed as transformers' eager attention has it.
-    Of keys that a query picked by their places, ``indices=`` (DeepSeek-V3.2) or ``block_indices=``
-    (MiniMax-M3), it sees no others.
+    computed as transformers' eager attention has it. A query that picked keys by their places
+    (``indices=``, as of DeepSeek-V3.2) or those of blocks (``block_indices=``, MiniMax-M3) sees no
+    others.
 
     Parameters and result are those of transformers' attention functions.
 
     Raises
     ------
-    DTypeError
-        The layer has a bias beside sinks or capped scores; or it has no mask and does not say
-        whether it is causal, in a model that transformers has no attention by torch for.
+    DTypeError, ShapeError
+        The layer has sinks that are not one of each head, or a bias beside sinks or capped scores;
+        or it has no mask and does not say whether it is causal, in a model that transformers has no
+        attention by torch for.
     """
     given = query, key, value
     picked = _picked(query, key.shape[2], module, kwargs)
@@ -110,7 +114,8 @@ def attention_forward(
             attention_mask = mask & picked
         else:
             attention_mask = mask.masked_fill(~picked, torch.finfo(mask.dtype).min)
-    sinks = kwargs.get("s_aux", kwargs.get("sinks"))
+    named = (kwargs.get(name) for name in ("s_aux", "sinks"))
+    sinks = next((one for one in named if one is not None), None)
     if sinks is not None or kwargs.get("softcap") is not None:
         out = _scored(module, given, attention_mask, dropout, scaling, sinks, kwargs)
         return out.transpose(1, 2).contiguous(), None
@@ -174,7 +179,8 @@ def _mask(
     if mask is not None:
         return mask[..., :keys]
     if queries > 1 and others.get("is_causal", getattr(module, "is_causal", True)):
-        return q.new_ones((queries, keys), dtype=torch.bool).tril(keys - queries)
+        # From the first key on, as transformers has it: later ones are of a cache to be filled.
+        return q.new_ones((queries, keys), dtype=torch.bool).tril()
     return q.new_ones((1, keys), dtype=torch.bool)
 
 
@@ -197,14 +203,19 @@ def _scored(
         seen = _shared_lists(q, k, v, mask, sinks)
         return masked_attention(q, k, v, seen, scale=scale, sinks=sinks, softcap=cap)
     numbers = checked_scale(scale, q.shape[-1]), checked_softcap(cap)
-    return scored_attention(q, k, v, sinks, mask, *numbers, dropout)
+    return scored_attention(q, k, v, checked_sinks(sinks, q), mask, *numbers, dropout)
 
 
-@cache
+@torch.compiler.assume_constant_result  # torch.compile would trace all that the module names
 def _supports(name: str, *kinds: str) -> bool:
     """Whether transformers has attention of one of the kinds for models of the module of this name.
     Layers of those without attention by torch may not say whether they are causal, which it reads
     where there is no mask."""
+    return _has_attention(name, kinds)
+
+
+@cache
+def _has_attention(name: str, kinds: tuple[str, ...]) -> bool:
     from transformers import PreTrainedModel
 
     named = vars(sys.modules.get(name, sys)).values()

@@ -260,8 +260,8 @@ def attention(
     bounds scores. ``seeing``: all queries see a key."""
     if not seeing:
         blind = ~mask.any(dim=-1, keepdim=True)
-        out = attention(q, k, v, sinks, mask | blind, scale, softcap, True)
-        return out.masked_fill(blind, 0)
+        made = attention(q, k, v, sinks, mask | blind, scale, softcap, True)
+        return made.masked_fill(blind, 0)
     if sinks is not None or softcap:
         return scored_attention(q, k, v, sinks, mask, scale, softcap)
     grouped = {"enable_gqa": True} if k.shape[1] != q.shape[1] else {}  # torch takes no symbol
@@ -280,14 +280,17 @@ def scored_attention(
     softcap: float,
     dropout: float = 0.0,
 ) -> torch.Tensor:
-    """`attention` by all scores, with what torch's has not, where all queries see a key; ``mask``
-    may be numbers to add to scores."""
+    """`attention` by all scores, with what torch's has not; ``mask`` may be numbers to add to
+    scores. Without sinks, queries that see no key get the mean of all values, as transformers'."""
     shared = k.shape[1], q.shape[1] // max(1, k.shape[1])
     keys = k.float()[:, :, None].mT
     scores = (q.float().unflatten(1, shared) @ keys).flatten(1, 2) * scale
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
-    scores = scores.masked_fill(~mask, -math.inf) if mask.dtype is torch.bool else scores + mask
+    if mask.dtype is torch.bool:  # finite, as queries of padding may see no key
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    else:
+        scores = scores + mask
     if sinks is not None:
         beside = sinks.float()[:, None, None].expand(*scores.shape[:3], 1)
         scores = torch.cat([scores, beside], dim=-1)

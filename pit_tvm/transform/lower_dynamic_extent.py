@@ -13,8 +13,9 @@ import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 from tvm.ir import prim
 
+from ..analysis.expr import is_one
 from ..errors import ScheduleError, mismatch
-from ..primitive.checks import SPECULATIVE, guards, is_choice, is_one, split_and, uses_any
+from ..primitive.checks import SPECULATIVE, guards, is_choice, split_and, uses_any
 from ..primitive.dynamic_extent import DYNAMIC_EXTENT
 from .axis_map import Expr
 from .rebuild import loops_in, rebuilt, unmarked

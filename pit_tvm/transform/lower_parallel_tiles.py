@@ -5,8 +5,9 @@ from __future__ import annotations
 import tvm_ffi
 from tvm import ir, tirx
 
+from ..analysis.expr import is_one
 from ..errors import ScheduleError, mismatch
-from ..primitive.checks import is_one, uses_any
+from ..primitive.checks import uses_any
 from ..primitive.parallel_tiles import PARALLEL_RUNS, PARALLEL_TILES
 from .axis_map import Expr
 

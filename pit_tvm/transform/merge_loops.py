@@ -15,8 +15,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.ir import TensorLoad, prim
 
-from ..analysis.expr import same, uses
-from ..primitive.checks import is_one
+from ..analysis.expr import is_one, is_zero, same, uses
 from .axis_map import Expr
 from .rebuild import rebuilt
 
@@ -210,11 +209,7 @@ def sums_rows(block: s_tir.SBlock, var: ir.Var) -> bool:
 
 
 def _is_plain(loop: tirx.For) -> bool:
-    return loop.kind == tirx.ForKind.SERIAL and not loop.annotations and _is_zero(loop.min)
-
-
-def _is_zero(expr: Expr) -> bool:
-    return isinstance(expr, tirx.IntImm) and int(expr) == 0
+    return loop.kind == tirx.ForKind.SERIAL and not loop.annotations and is_zero(loop.min)
 
 
 def _iterators(var: ir.Var, values: Sequence[Expr], block: s_tir.SBlock) -> list[tirx.IterVar]:

@@ -9,7 +9,7 @@ import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.ir import TensorLoad, prim
 
-from ..analysis.expr import same, uses
+from ..analysis.expr import is_zero, same, uses
 from .axis_map import Expr
 
 LANES = 16
@@ -25,7 +25,7 @@ def sum_in_lanes(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _in_lanes(loop: tirx.For) -> tirx.Stmt:
     store, k = loop.body, loop.loop_var
-    if loop.kind != tirx.ForKind.SERIAL or loop.annotations or not _is_zero(loop.min):
+    if loop.kind != tirx.ForKind.SERIAL or loop.annotations or not is_zero(loop.min):
         return loop
     if not isinstance(store, tirx.BufferStore) or not _accumulates(store, k):
         return loop
@@ -59,10 +59,6 @@ def _is_row(load: TensorLoad, k: ir.Var) -> bool:
     *outer, last = load.indices
     beside = sym.Analyzer().simplify(last - k)
     return str(load.ty.dtype) == _TYPE and not any(uses(e, k) for e in (*outer, beside))
-
-
-def _is_zero(expr: Expr) -> bool:
-    return isinstance(expr, tirx.IntImm) and int(expr) == 0
 
 
 class _Lanes:

@@ -17,7 +17,8 @@ from tvm.target import Target
 
 from ..errors import TuningError, mismatch
 from ..structs import TileTask
-from ..target import TargetInfo, start_thread_pool
+from ..target import TargetInfo
+from ..threads import start_thread_pool
 from ..tile_db.record import Provenance, TileRecord, make_provenance
 from .tasks import random_array
 

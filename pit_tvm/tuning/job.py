@@ -20,7 +20,8 @@ from tvm.target import Target
 from ..errors import BackendUnavailable, TuningError, UnsupportedTarget, mismatch
 from ..interrupts import pass_interrupts
 from ..structs import TileTask
-from ..target import TargetInfo, runs_here, start_thread_pool
+from ..target import TargetInfo, runs_here
+from ..threads import start_thread_pool
 from ..tile_db.record import Provenance, TileRecord, make_provenance
 from ..tile_db.store import TileStore
 from .backend import Backend, host_backend

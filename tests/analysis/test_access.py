@@ -17,7 +17,7 @@ from pit_tvm.analysis.access import (
     same_access,
     uses,
 )
-from pit_tvm.analysis.expr import outside_loads, replace_vars, stray_use
+from pit_tvm.analysis.expr import is_one, is_zero, outside_loads, replace_vars, stray_use
 from tests.analysis import operators as ops
 
 
@@ -200,3 +200,9 @@ def test_let_expressions_are_expanded():
     let = tirx.Let(t, i + 1, t * t)
     assert same(replace_vars(let, {}), (i + 1) * (i + 1))
     assert stray_use(replace_vars(let, {}), i) is not None
+
+
+def test_zero_and_one_must_be_known():
+    extents = [*(tirx.IntImm("int32", number) for number in range(3)), tirx.Var("n", "int32")]
+    assert [is_one(extent) for extent in extents] == [False, True, False, False]
+    assert [is_zero(extent) for extent in extents] == [True, False, False, False]

@@ -125,11 +125,6 @@ def test_variables_of_an_expression():
     assert not checks.uses_any(x * 2 + 1, {y})
 
 
-def test_extent_of_one_must_be_known():
-    extents = [tirx.IntImm("int32", 1), tirx.IntImm("int32", 2), tirx.Var("n", "int32")]
-    assert [checks.is_one(extent) for extent in extents] == [True, False, False]
-
-
 def test_what_is_no_part_of_the_schedule():
     sch, by_name = loops()
     block = sch.get_sblock("B")

@@ -17,6 +17,7 @@ from tvm.script import tirx as T
 
 from pit_tvm.errors import BackendUnavailable, UnsupportedTarget
 from pit_tvm.runtime import cuda_build
+from pit_tvm.runtime.content_keys import content_key
 from pit_tvm.runtime.cuda_build import (
     CudaLibrary,
     build_cuda,
@@ -25,7 +26,7 @@ from pit_tvm.runtime.cuda_build import (
     find_nvcc,
     without_binaries,
 )
-from pit_tvm.runtime.kernel_cache import KernelCache, content_key
+from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.schedules.hopper_rows import RowsTile, rows_kernel
 
 

@@ -10,7 +10,6 @@ import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,16 +18,13 @@ import tvm
 from tvm import te
 
 from pit_tvm import files
-from pit_tvm.errors import BackendUnavailable, DTypeError, ShapeError
-from pit_tvm.op import matmul
+from pit_tvm.errors import BackendUnavailable, ShapeError
 from pit_tvm.runtime import kernel_cache
 from pit_tvm.runtime.kernel_cache import (
     KernelCache,
     KernelCacheWarning,
-    content_key,
     default_directory,
 )
-from pit_tvm.structs import Mask, Tile
 from pit_tvm.transform.unalign import unalign
 
 KEY = "ab" * 32
@@ -308,7 +304,7 @@ def test_no_warning_when_all_is_well(full):
 
 
 # --------------------------------------------------------------------------------------------
-# Where, and under which key
+# Where
 
 
 def test_the_folder_follows_the_environment(monkeypatch, tmp_path):
@@ -320,75 +316,3 @@ def test_the_folder_follows_the_environment(monkeypatch, tmp_path):
     assert default_directory() == tmp_path / "xdg" / "pit-tvm"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert default_directory() == tmp_path / ".cache" / "pit-tvm"
-
-
-@dataclass(frozen=True)
-class Knobs:
-    unroll: int = 1
-
-
-PARTS = [
-    (),
-    (None,),
-    (True,),
-    (1,),
-    (1.0,),
-    ("1",),
-    (b"1",),
-    ("a", "b"),
-    ("ab",),
-    (("a", "b"),),
-    ({"a": 1, "b": 2},),
-    ({"a": 1, "b": 3},),
-    (Knobs(1),),
-    (Knobs(2),),
-    (Mask(32, 1),),
-    (Tile("contraction", "avx512", "float32", 8, 48, 64, (("unroll", 4),)),),
-    (tvm.target.Target("llvm"),),
-    (tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"}),),
-    (te.create_prim_func(matmul(None, 4, 8)),),
-    (te.create_prim_func(matmul(None, 4, 9)),),
-]
-
-
-def test_keys_differ_where_parts_differ():
-    keys = {content_key(*parts) for parts in PARTS}
-    assert len(keys) == len(PARTS)
-    assert all(len(key) == 64 for key in keys)
-
-
-def test_keys_agree_where_parts_agree():
-    assert content_key({"a": 1, "b": (2, 3)}) == content_key({"b": [2, 3], "a": 1})
-    assert content_key(Knobs(2)) == content_key(Knobs(2))
-    build = lambda: te.create_prim_func(matmul(None, 4, 8, activation="gelu"))  # noqa: E731
-    assert content_key(build()) == content_key(build())
-
-
-def test_keys_follow_versions_and_source(monkeypatch, tmp_path):
-    before = content_key("a")
-    (tmp_path / "schedules").mkdir()
-    (tmp_path / "schedules" / "contraction.py").write_text("changed = True\n")
-    original = kernel_cache._generator_folder
-    with monkeypatch.context() as patch:
-        moved = lambda n: tmp_path / n if n == "schedules" else original(n)  # noqa: E731
-        patch.setattr(kernel_cache, "_generator_folder", moved)
-        kernel_cache._fingerprint.cache_clear()
-        source = content_key("a")
-    with monkeypatch.context() as patch:
-        patch.setattr(kernel_cache, "__version__", "0.0.0")
-        kernel_cache._fingerprint.cache_clear()
-        version = content_key("a")
-    kernel_cache._fingerprint.cache_clear()
-    assert len({before, source, version}) == 3
-    assert content_key("a") == before
-
-
-def test_missing_source_is_an_error():
-    with pytest.raises(BackendUnavailable, match="install the package again"):
-        kernel_cache._generator_folder("nonexistent")
-
-
-@pytest.mark.parametrize("part", [object(), {1, 2}, np.float32(1), lambda: 1, Knobs])
-def test_a_part_without_a_canonical_form_is_refused(part):
-    with pytest.raises(DTypeError, match="^content_key: expected plain values"):
-        content_key("a", part)

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from pit_tvm.runtime import cuda_arrays, cuda_bind, cuda_detect, cuda_repeat, cuda_workspace
+from pit_tvm.runtime.content_keys import content_key
 from pit_tvm.runtime.cuda_repeat_code import NONE
 from pit_tvm.runtime.cuda_watch import CountWatch
-from pit_tvm.runtime.kernel_cache import content_key
 
 CPU = values.Checker("cpu")
 

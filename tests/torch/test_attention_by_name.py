@@ -182,6 +182,7 @@ _BLOCKS = {
     **{"num_local_experts": 4, "num_experts_per_tok": 2, "dense_intermediate_size": 40},
     **{"index_n_heads": 2, "index_head_dim": 8, "index_block_size": 2, "index_topk_blocks": 2},
     **{"shared_intermediate_size": 16, "rotary_dim": 4},
+    "layer_types": ["full_attention", "minimax_m3_sparse"],
 }
 _MODELS: dict[str, dict[str, Any]] = {
     "GptOss": {"sliding_window": 4, **_EXPERTS},
@@ -213,19 +214,52 @@ def test_models_with_sinks_or_picks_take_it_by_name(
 ) -> None:
     model, ids, calls = _model(name), torch.randint(50, (3, 9)), _called(monkeypatch)
     mask = torch.ones(3, 9, dtype=torch.long)
-    mask[0, :4] = mask[2, :7] = 0
-    options = {"attention_mask": mask, "max_new_tokens": 4, "do_sample": False}
+    picks_blocks = name == "MiniMaxM3VL"  # in the wrong places behind padding
+    mask[0, 5:] = mask[2, 2:] = 0
+    options = {"max_new_tokens": 4, "do_sample": False}
+    padded = {} if picks_blocks else {"attention_mask": mask.flip(1)}
     found = {}
     for implementation in ("eager", "pit_tvm"):
         model.set_attn_implementation(implementation)
         with torch.no_grad():
             logits = model(ids, attention_mask=mask).logits[mask.bool()]
-            found[implementation] = logits, model(ids).logits
-            found[implementation] += (model.generate(ids, **options),)
+            texts = [model.generate(ids, **options, **padded)]
+            texts += [model.generate(ids, **options, cache_implementation="static")]
+            found[implementation] = logits, model(ids).logits, *texts
     for wanted, mine in zip(*found.values(), strict=True):
         torch.testing.assert_close(mine, wanted)
     sinks = any("sinks" in key for key, _ in model.named_parameters())
     assert len(calls) >= 4 and all(one == sinks for _, one in calls)
+
+
+def test_compilers_do_not_trace_what_modules_name() -> None:
+    transformers = pytest.importorskip("transformers", reason="models are of transformers")
+    pit.register_attention()
+    # Part of it cannot be compiled, and names of what can are put into its module meanwhile.
+    sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "dff": 8, "n_positions": 16}
+    config = transformers.CTRLConfig(vocab_size=50, use_cache=False, **sizes)
+    model = transformers.CTRLModel(config).eval()
+    model.set_attn_implementation("pit_tvm")
+    given = {"input_ids": torch.randint(50, (2, 6)), "attention_mask": torch.ones(2, 6).long()}
+    given["attention_mask"][0, :2] = 0
+    with torch.no_grad():
+        found = torch.compile(model, backend="eager")(**given)[0]
+        torch.testing.assert_close(found, model(**given)[0])
+
+
+@pytest.mark.parametrize("name", ["GptOss", "Gemma2"])
+def test_padding_leaves_gradients_as_they_are(name: str) -> None:
+    model, ids, found = _model(name).train(), torch.randint(50, (2, 9)), []
+    mask = torch.ones_like(ids)
+    mask[0, 3:] = mask[1, :5] = 0  # its last queries have nothing in their windows
+    for implementation in ("eager", "pit_tvm"):
+        model.set_attn_implementation(implementation)
+        model.zero_grad()
+        # Nothing of what padding makes, not the first token either.
+        labels = ids.masked_fill((mask == 0) | (mask.roll(1, 1) == 0), -100)
+        model(ids, attention_mask=mask, labels=labels).loss.backward()
+        found.append({key: one.grad for key, one in model.named_parameters()})
+    torch.testing.assert_close(*found)
 
 
 def test_sinks_of_models_are_trained() -> None:

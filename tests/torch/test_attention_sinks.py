@@ -105,13 +105,20 @@ def test_refuses_biases_beside_sinks_and_caps(name: str) -> None:
         pit.attention_forward(torch.nn.Module(), *qkv, None, **given)
 
 
+@pytest.mark.parametrize("mask", [torch.ones(7, 9).bool(), torch.zeros(7, 9)])
+def test_refuses_sinks_of_each_query(mask: torch.Tensor) -> None:
+    q, k, v, _ = _operands()
+    with pytest.raises(ShapeError, match=r"sinks: expected \[4\], one of a head"):
+        pit.attention_forward(torch.nn.Module(), q, k, v, mask, sinks=torch.zeros(2, 4, 7, 1))
+
+
 @pytest.mark.parametrize("causal", [True, False])
 def test_layers_with_sinks_may_have_no_mask(causal: bool) -> None:
-    q, k, v, sinks = _operands(queries=9)
+    q, k, v, sinks = _operands()  # of more keys than queries: the last of a cache to be filled
     layer = torch.nn.Module()
     layer.is_causal = causal  # type: ignore[assignment]
     out, _ = pit.attention_forward(layer, q, k, v, None, s_aux=sinks)
-    mask = np.tril(np.ones((9, 9), bool)) if causal else np.ones((9, 9), bool)
+    mask = np.tril(np.ones((7, 9), bool)) if causal else np.ones((7, 9), bool)
     wanted = reference.masked_attention(q, k, v, mask, 0.25, sinks)
     np.testing.assert_allclose(out.transpose(1, 2).numpy(), wanted, atol=1e-5)
 

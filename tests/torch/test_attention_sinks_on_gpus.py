@@ -92,6 +92,22 @@ def test_graphs_take_other_sinks() -> None:
     assert torch.equal(found, pit.masked_attention(*qkv, mask, sinks=sinks))
 
 
+def test_compilers_and_gradients_of_gradients_know_of_sinks() -> None:
+    given = [one.requires_grad_() for one in _operands((4, 2), (70, 90), (64, 64))]
+    mask = _masks(70, 90)[0]
+
+    def loss(*given: torch.Tensor) -> torch.Tensor:
+        *qkv, sinks = given
+        return pit.masked_attention(*qkv, mask, sinks=sinks, softcap=3.0).square().sum()  # type: ignore[call-arg]
+
+    wanted = torch.autograd.grad(loss(*given), given, create_graph=True)
+    found = torch.autograd.grad(torch.compile(loss, fullgraph=True)(*given), given)
+    for mine, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=2e-2, rtol=2e-2)
+    again = torch.autograd.grad(sum(one.square().sum() for one in wanted), given)
+    assert all(bool(one.isfinite().all()) and bool(one.any()) for one in again)
+
+
 def test_gpt_oss_takes_it_by_name() -> None:
     transformers = pytest.importorskip("transformers", reason="models are of transformers")
     pit.register_attention()

@@ -116,6 +116,13 @@ def test_torch_takes_dense_masks(blind: bool, taken: list[bool]) -> None:
     assert_right(out, given, mask)
 
 
+def test_windows_of_capped_scores_are_gathered(taken: list[bool]) -> None:
+    given, mask = operands(**MANY), window(**MANY)
+    out = pit.masked_attention(*given, mask, softcap=0.4)
+    assert not taken
+    assert_right(out, given, mask, softcap=0.4)
+
+
 def test_torch_takes_few_keys_and_what_has_no_columns(taken: list[bool]) -> None:
     q, k, v = operands(queries=3, keys=50)
     pit.masked_attention(q, k, v, torch.eye(3, 50).bool())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pit_tvm.target import resolve_target, start_thread_pool
+from pit_tvm.target import resolve_target
+from pit_tvm.threads import start_thread_pool
 from pit_tvm.tuning.pace import Pace
 
 

@@ -13,7 +13,7 @@ import pytest
 import tvm
 
 from pit_tvm.errors import BackendUnavailable, TuningError
-from pit_tvm.target import start_thread_pool
+from pit_tvm.threads import start_thread_pool
 from pit_tvm.tile_db.store import TileStore
 from pit_tvm.tuning import rpc
 from pit_tvm.tuning.backend import host_backend
