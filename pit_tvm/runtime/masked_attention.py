@@ -23,6 +23,8 @@ from .kernel_cache import KernelCache
 
 Kernel = Callable[..., Any]
 
+_ENTRY = 8  # bytes of a list for a key
+_MOST_LISTED = 2**28  # bytes of lists of many queries of heads that share tiles
 _FOLD = 2  # 4 heads, and 8 queries at least where AVX-512 is: lists are as long as a mask's rows
 
 
@@ -62,6 +64,8 @@ class MaskedAttention:
         heads have the same keys."""
         batch, heads, rows, keys = mask.shape
         fold = self._fold(queries, share) if heads == 1 else 0
+        while fold and batch * (rows << fold) // self.tile * keys * _ENTRY > _MOST_LISTED:
+            fold -= 1
         tiles = -(-(rows << fold) // self.tile)
         number = batch * heads * tiles
         ids, bits = (np.empty((number, keys), np.int32) for _ in range(2))

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pit_tvm.reference import attention as reference
+from pit_tvm.runtime import masked_attention
 from pit_tvm.runtime.kernel_cache import KernelCache
 from pit_tvm.runtime.masked_attention import MaskedAttention
 from pit_tvm.target import resolve_target
@@ -44,6 +45,16 @@ def test_heads_become_rows_of_tiles(
     assert lists.seeing
     # Heads that see keys of their own have tiles of their own.
     assert attend.lists(mask.repeat(2, axis=1), queries, share).fold == 0
+
+
+def test_lists_stay_smaller_than_memory(
+    attend: MaskedAttention, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mask = np.ones((1, 1, 64, 20), np.uint8)
+    lists = 64 // 16 * 20 * 8  # bytes, without sharing
+    for most, fold in ((4 * lists, 2), (4 * lists - 1, 1), (lists, 0), (1, 0)):
+        monkeypatch.setattr(masked_attention, "_MOST_LISTED", most)
+        assert attend.lists(mask, 64, 4).fold == fold
 
 
 def test_work_is_that_of_what_is_listed(attend: MaskedAttention) -> None:
