@@ -304,9 +304,9 @@ def check_many_groups(checker: Checker) -> list[str]:
     faults = []
     for groups in (257, 1000, 1025):
         asked = _call_of("grouped", Groups(groups), 1, (1500, 64, 64))
-        problem = _draw(checker, asked, 1)
-        problem.poison()
         try:
+            problem = _draw(checker, asked, 1)
+            problem.poison()
             _call(checker, problem)
         except PitError:
             continue

@@ -117,7 +117,7 @@ class CudaBetween(FamilyKernels):
         return out
 
     def gate_kernel(
-        self, dtype: str, activation: str, gate: Gate, *, backward: bool = False
+        self, dtype: str, activation: str, gate: Gate = PLAIN, *, backward: bool = False
     ) -> Kernel:
         """See `gate_rows`."""
         key = ("hopper-gate", dtype, activation, gate, backward)
